@@ -1,0 +1,64 @@
+"""Argument checks whose message names the argument, the value and the way out."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+
+def number(name: str, value: object, *, hint: str = "") -> float:
+    """Return ``value`` as a float; refuse what is not a number, and NaN."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(_say(f"{name} must be a number, got {value!r}", hint))
+    if math.isnan(value):
+        raise ValueError(_say(f"{name} must be a number, got NaN", hint))
+    return float(value)
+
+
+def positive(name: str, value: object, *, hint: str = "") -> float:
+    """Return ``value`` as a finite float > 0."""
+    x = number(name, value, hint=hint)
+    if not 0 < x < math.inf:
+        raise ValueError(_say(f"{name} must be positive and finite, got {value!r}", hint))
+    return x
+
+
+def non_negative(name: str, value: object, *, hint: str = "") -> float:
+    """Return ``value`` as a finite float >= 0."""
+    x = number(name, value, hint=hint)
+    if not 0 <= x < math.inf:
+        raise ValueError(_say(f"{name} must be zero or positive and finite, got {value!r}", hint))
+    return x
+
+
+def probability(name: str, value: object, *, hint: str = "") -> float:
+    """Return ``value`` as a float strictly between 0 and 1."""
+    x = number(name, value, hint=hint)
+    if not 0 < x < 1:
+        raise ValueError(_say(f"{name} must lie strictly between 0 and 1, got {value!r}", hint))
+    return x
+
+
+def count(name: str, value: object, *, least: int = 1, hint: str = "") -> int:
+    """Return ``value`` as an int >= ``least``."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(_say(f"{name} must be a whole number, got {value!r}", hint))
+    k = int(value.__index__())
+    if k < least:
+        raise ValueError(_say(f"{name} must be at least {least}, got {k}", hint))
+    return k
+
+
+def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return ``value`` if it is among ``choices``; otherwise name the nearest."""
+    if value not in choices:
+        import difflib
+
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices)}"
+        raise ValueError(f"{name} {value!r} is unknown: {hint}")
+    return value
+
+
+def _say(sentence: str, hint: str) -> str:
+    return f"{sentence}: {hint}" if hint else sentence
