@@ -1,0 +1,1 @@
+"""Differentially private training that measures and removes the bias of clipping."""

@@ -1,0 +1,224 @@
+"""The methods: what a sample's direction is. The paper's Algorithm 2 and its relatives.
+
+Notation, as in the paper: theta the parameters, g_i = grad L_i(theta) the gradient of one unit of
+privacy (a sample; the mean over its augmented views, or over a patient's records, where it has
+several), lambda the regulariser's weight. A method sees one unit at a time and never the batch, so
+clipping its result to C bounds the sum's sensitivity by C whatever the method does: every method
+here costs exactly what DP-SGD costs.
+
+=================  =====================================================  ====================
+method             direction of unit i                                    where in the paper
+=================  =====================================================  ====================
+``DPSGD``          g_i(theta)                                             Algorithm 1
+``DPSAT``          g_i(theta + lambda u), u = previous private gradient   Section 2, App. B.1
+``BAM``            g_i(theta + lambda g_i / |g_i|)                        Algorithm 2, Eq. 12
+``BAM(exact)``     g_i + lambda H_i g_i / |g_i|                           Eq. 11
+``SGD``, ``SAM``   references, not private                                App. B.2
+=================  =====================================================  ====================
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+from torch.func import jvp
+
+from dpbam import _validate
+from dpbam.trees import Params, add, unit_vector
+
+GradFn = Callable[[Params], Params]
+Schedule = Callable[[int], float]
+
+
+class Method(ABC):
+    """What a unit's direction is. Subclass it and write :meth:`direction` to make your own.
+
+    Args:
+        lam: the paper's lambda >= 0, or a schedule: a function from the step (from 0) to lambda.
+
+    Example: a mixture of the plain and the perturbed gradient.
+        >>> class Mixture(Method):
+        ...     name = "mixture"
+        ...     def direction(self, grad, theta, lam):
+        ...         plain = grad(theta)
+        ...         perturbed = grad(add(theta, unit_vector(plain), lam))
+        ...         return {k: (plain[k] + perturbed[k]) / 2 for k in plain}
+        >>> Mixture(lam=0.02).lam_at(step=0)
+        0.02
+    """
+
+    name: ClassVar[str] = "method"
+    private: ClassVar[bool] = True  # False: looks at the batch without noise; a reference only
+    needs_previous: ClassVar[bool] = False  # True: ascends along the previous private gradient
+
+    def __init__(self, lam: float | Schedule = 0.0) -> None:
+        if not callable(lam):
+            _validate.non_negative("lam", lam)
+        self.lam = lam
+
+    def lam_at(self, step: int) -> float:
+        """Lambda at ``step``: the constant, or the schedule's value, checked."""
+        if callable(self.lam):
+            return _validate.non_negative(f"lam at step {step}", self.lam(step))
+        return float(self.lam)
+
+    def ascent(
+        self, lam: float, previous: Params | None, batch_gradient: Callable[[], Params]
+    ) -> Params | None:
+        """A shift of theta shared by the whole logical batch, or None.
+
+        It must be public: a function of what was already released (``previous``, the last private
+        gradient). ``batch_gradient`` is not private, and only a method with ``private = False``
+        may call it.
+        """
+        return None
+
+    @abstractmethod
+    def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
+        """The direction of one unit, given the gradient function of its own loss.
+
+        Runs under ``torch.func.vmap``: use torch operations, no Python branches on values.
+        """
+
+    def norm_penalty(self, lam: float) -> float | None:
+        """The p for which the direction is the exact gradient of L_i + p |g_i|, if there is one.
+
+        It tells the fused engine what to compute without per-sample gradients; None means "only
+        :meth:`direction` knows".
+        """
+        return None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(lam={self.lam!r})"
+
+
+class DPSGD(Method):
+    """DP-SGD: the plain gradient g_i.
+
+    Example:
+        >>> DPSGD().direction(lambda theta: {"w": 2 * theta["w"]}, {"w": 3.0}, lam=0.0)
+        {'w': 6.0}
+    """
+
+    name = "dp-sgd"
+
+    def __init__(self) -> None:
+        super().__init__(lam=0.0)
+
+    def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
+        """g_i(theta)."""
+        return grad(theta)
+
+    def norm_penalty(self, lam: float) -> float | None:
+        """Plain: no penalty."""
+        return 0.0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class DPSAT(Method):
+    """DP-SAT: ascend once for the whole batch along the previous private gradient, then DP-SGD.
+
+    The ascent direction was released with noise at the step before, so it costs nothing. The first
+    step has none and is plain.
+
+    Example:
+        >>> import torch
+        >>> DPSAT(lam=0.5).ascent(0.5, {"w": torch.tensor([0.0, 2.0])}, dict)
+        {'w': tensor([0.0000, 0.5000])}
+    """
+
+    name = "dp-sat"
+    needs_previous = True
+
+    def ascent(
+        self, lam: float, previous: Params | None, batch_gradient: Callable[[], Params]
+    ) -> Params | None:
+        """Lambda * g_priv(t-1) / |g_priv(t-1)|."""
+        if previous is None or lam == 0:
+            return None
+        return {name: lam * u for name, u in unit_vector(previous).items()}
+
+    def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
+        """g_i at the shifted theta (the oracle has shifted it)."""
+        return grad(theta)
+
+    def norm_penalty(self, lam: float) -> float | None:
+        """Plain at the shifted theta."""
+        return 0.0
+
+
+class BAM(Method):
+    """Bias-aware minimisation: the gradient of L_i + lambda |g_i|, approximately or exactly.
+
+    Args:
+        lam: the regulariser's weight lambda, or a schedule.
+        exact: False: the paper's ascent step, right to first order in lambda (Eq. 12).
+            True: with the Hessian-vector product, by forward-over-reverse (Eq. 11).
+
+    Where g_i = 0 the norm's subgradient is 0: no perturbation and no NaN.
+
+    Example:
+        >>> import torch
+        >>> grad = lambda theta: {"w": theta["w"] ** 2}  # L = w^3/3: L + lam |L'| = w^3/3 + lam w^2
+        >>> theta = {"w": torch.tensor(3.0)}
+        >>> BAM(lam=0.1, exact=True).direction(grad, theta, 0.1)["w"]  # 9 + 0.1 * 6
+        tensor(9.6000)
+        >>> BAM(lam=0.1).direction(grad, theta, 0.1)["w"]  # (3 + 0.1)^2
+        tensor(9.6100)
+    """
+
+    name = "bam"
+
+    def __init__(self, lam: float | Schedule = 0.02, *, exact: bool = False) -> None:
+        super().__init__(lam)
+        self.exact = exact
+
+    def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
+        """Eq. 12, or Eq. 11 if exact."""
+        u = unit_vector(grad(theta))  # u = g_i / |g_i|
+        if not self.exact:
+            return grad(add(theta, u, lam))  # g_i(theta + lambda u)
+        g, hvp = jvp(grad, (theta,), (u,))  # g_i and H_i u in one sweep
+        return add(g, hvp, lam)  # g_i + lambda H_i u
+
+    def norm_penalty(self, lam: float) -> float | None:
+        """Lambda, where it is computed exactly."""
+        return lam if self.exact or lam == 0 else None
+
+    def __repr__(self) -> str:
+        return f"BAM(lam={self.lam!r}, exact={self.exact})"
+
+
+class SGD(DPSGD):
+    """Plain SGD: the reference without privacy; its oracle takes a non-private plan only."""
+
+    name = "sgd"
+    private = False
+
+
+class SAM(Method):
+    """Sharpness-aware minimisation, not private: ascend along the current batch gradient.
+
+    The reference for DP-SAT's and BAM's ascent directions (App. B.2).
+    """
+
+    name = "sam"
+    private = False
+
+    def ascent(
+        self, lam: float, previous: Params | None, batch_gradient: Callable[[], Params]
+    ) -> Params | None:
+        """Lambda * g_hat / |g_hat|, g_hat the un-privatised gradient of this batch."""
+        return {name: lam * u for name, u in unit_vector(batch_gradient()).items()}
+
+    def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
+        """g_i at the shifted theta."""
+        return grad(theta)
+
+    def norm_penalty(self, lam: float) -> float | None:
+        """Plain at the shifted theta."""
+        return 0.0
