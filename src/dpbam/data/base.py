@@ -1,0 +1,147 @@
+"""Where pixels are kept: random access to uint8 images, in memory, memory-mapped or on disk.
+
+The canonical form of a batch of images is uint8 [B, C, H, W]. Whatever holds them, an
+:class:`Images` gives any records by position and never the whole set at once, so that a set larger
+than memory is read as it is needed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pixels = NDArray[np.uint8]
+Indices = NDArray[np.int64]
+
+_HASH_WHOLE = 2**28  # bytes: sets up to 256 MiB are hashed pixel by pixel
+_HASH_RECORDS = 4096  # of a larger set this many records, evenly spaced
+_HASH_DECODED = 256  # where every record has to be decoded first, this many
+_CHUNK = 2**24  # bytes read at once while walking a set
+
+
+class DataError(ValueError):
+    """A data set that cannot be used; the message says what is wrong, where, and the way out."""
+
+
+class Images(ABC):
+    """Random access to the N images of a set.
+
+    Attributes:
+        shape: (N, C, H, W).
+        decodes: whether reading a record costs a decode (a PNG, say), so that hashing all is slow.
+    """
+
+    shape: tuple[int, int, int, int]
+    decodes: ClassVar[bool] = False
+
+    @abstractmethod
+    def read(self, indices: Indices) -> Pixels:
+        """The images at ``indices`` [B], in that order: uint8 [B, C, H, W], a copy."""
+
+    def select(self, indices: Indices) -> Images:
+        """The images at ``indices`` as a set of their own; nothing is read."""
+        return Selected(self, indices)
+
+    def describe(self, index: int) -> str:
+        """What to call a record in a message: its path where it has one."""
+        return f"record {index}"
+
+    def identities(self) -> list[bytes]:
+        """What each record is known by, whatever its position: its path, else its pixels."""
+        return [image.tobytes() for _, chunk in self.walk() for image in chunk]
+
+    def manifest(self) -> bytes:
+        """What tells a changed set apart without reading it: paths and sizes, where there are."""
+        return b""
+
+    def walk(self, indices: Indices | None = None) -> Iterator[tuple[Indices, Pixels]]:
+        """All records (or those at ``indices``) in order, in chunks that fit in memory."""
+        todo = np.arange(len(self), dtype=np.int64) if indices is None else indices
+        rows = max(1, _CHUNK // int(np.prod(self.shape[1:])))
+        for start in range(0, len(todo), rows):
+            part = todo[start : start + rows]
+            yield part, self.read(part)
+
+    def hashed_records(self) -> Indices:
+        """The positions whose pixels the fingerprint covers: all, or evenly spaced ones."""
+        n = len(self)
+        if not self.decodes and np.prod(self.shape, dtype=np.float64) <= _HASH_WHOLE:
+            return np.arange(n, dtype=np.int64)
+        count = min(n, _HASH_DECODED if self.decodes else _HASH_RECORDS)
+        return np.linspace(0, n - 1, count).round().astype(np.int64)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
+class ArrayImages(Images):
+    """Images in an array, in memory or memory-mapped.
+
+    Example:
+        >>> images = ArrayImages(np.zeros((5, 1, 8, 8), np.uint8))
+        >>> images.read(np.array([4, 0])).shape
+        (2, 1, 8, 8)
+    """
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        if array.dtype != np.uint8 or array.ndim != 4:
+            raise DataError(
+                f"images must be uint8 [N, C, H, W], got {array.dtype} {list(array.shape)}"
+            )
+        self._array: Pixels = array
+        n, c, h, w = array.shape
+        self.shape = (n, c, h, w)
+
+    def read(self, indices: Indices) -> Pixels:
+        """A contiguous copy of these rows."""
+        return np.ascontiguousarray(self._array[indices])
+
+
+class Concatenated(Images):
+    """Several sets of images one after the other, such as a set's batch files.
+
+    Example:
+        >>> one = ArrayImages(np.full((2, 1, 1, 1), 1, np.uint8))
+        >>> two = ArrayImages(np.full((3, 1, 1, 1), 2, np.uint8))
+        >>> Concatenated([one, two]).read(np.array([4, 0])).ravel()
+        array([2, 1], dtype=uint8)
+    """
+
+    def __init__(self, parts: Sequence[Images]) -> None:
+        shapes = {part.shape[1:] for part in parts}
+        if len(shapes) != 1:
+            raise DataError(f"parts of one set must have images of one shape, got {shapes}")
+        self._parts = list(parts)
+        self._ends = np.cumsum([len(part) for part in parts])
+        self.shape = (int(self._ends[-1]), *shapes.pop())
+
+    def read(self, indices: Indices) -> Pixels:
+        """Each part reads its own."""
+        out = np.empty((len(indices), *self.shape[1:]), np.uint8)
+        owner = np.searchsorted(self._ends, indices, side="right")
+        for k in np.unique(owner):
+            mine = owner == k
+            start = self._ends[k] - len(self._parts[k])
+            out[mine] = self._parts[k].read(indices[mine] - start)
+        return out
+
+
+class Selected(Images):
+    """Some records of another set, by position."""
+
+    def __init__(self, images: Images, indices: Indices) -> None:
+        self._images = images
+        self._indices = indices
+        self.shape = (len(indices), *images.shape[1:])
+
+    def read(self, indices: Indices) -> Pixels:
+        """Those of the other set."""
+        return self._images.read(self._indices[indices])
+
+    def describe(self, index: int) -> str:
+        """As the other set calls it."""
+        return self._images.describe(int(self._indices[index]))

@@ -1,0 +1,130 @@
+"""Walks a whole data set and lists what is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from dpbam.data.base import DataError, Images
+from dpbam.data.dataset import DataSet
+
+_NAMED = 3  # examples in a sentence
+
+
+def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = None) -> list[str]:
+    """Read every image and list the problems, one sentence each; an empty list means none.
+
+    Broken images (by path), a single class, classes without images, images that occur twice in the
+    training set (each copy counts as a record of its own, so the person in it is protected less
+    than the statement says) or in both sets, and units of privacy in both sets. (Labels out of
+    range never get this far: such a set cannot be made.)
+
+    Args:
+        dataset: the training set.
+        test: the test set, if there is one.
+        unit: the column that holds the unit of privacy.
+
+    Example:
+        >>> from dpbam.data import from_arrays
+        >>> check(from_arrays(np.zeros((2, 8, 8), np.uint8), [0, 1]))
+        ['arrays has 1 image more than once (record 0 = record 1)']
+    """
+    problems, hashes = _walk(dataset)
+    problems += _classes(dataset)
+    problems += _repeats(dataset, hashes)
+    if test is not None:
+        broken, test_hashes = _walk(test)
+        problems += broken + _shared(dataset, hashes, test, test_hashes)
+        if unit is not None:
+            problems += _straddling(dataset, test, unit)
+    return problems
+
+
+def _walk(dataset: DataSet) -> tuple[list[str], dict[int, bytes]]:
+    """The broken images, and a hash of each of the others by position."""
+    broken: list[str] = []
+    hashes: dict[int, bytes] = {}
+    for index, found in _each(dataset.images):
+        if isinstance(found, DataError):
+            broken.append(str(found))
+        else:
+            hashes[index] = found
+    return broken, hashes
+
+
+def _each(images: Images) -> Iterator[tuple[int, bytes | DataError]]:
+    """Every record's hash, or its error: chunk by chunk, singly where one is broken."""
+    rows = max(1, 2**24 // int(np.prod(images.shape[1:])))
+    for start in range(0, len(images), rows):
+        part = np.arange(start, min(start + rows, len(images)), dtype=np.int64)
+        try:
+            pixels = images.read(part)
+        except DataError:
+            yield from ((int(i), _single(images, int(i))) for i in part)
+        else:
+            yield from zip(part.tolist(), (_hash(image.tobytes()) for image in pixels), strict=True)
+
+
+def _single(images: Images, index: int) -> bytes | DataError:
+    try:
+        return _hash(images.read(np.array([index], dtype=np.int64)).tobytes())
+    except DataError as error:
+        return error
+
+
+def _hash(pixels: bytes) -> bytes:
+    return hashlib.sha256(pixels).digest()
+
+
+def _classes(dataset: DataSet) -> list[str]:
+    counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    present = np.flatnonzero(counts)
+    if len(present) == 1:
+        return [f"{dataset.name} has one class only, {dataset.class_names[present[0]]!r}"]
+    empty = [dataset.class_names[k] for k in np.flatnonzero(counts == 0)]
+    more = ", ..." if len(empty) > _NAMED else ""
+    names = ", ".join(map(repr, empty[:_NAMED])) + more
+    return (
+        [f"{dataset.name} has no images of {_count(len(empty), 'class')}: {names}"] if empty else []
+    )
+
+
+def _repeats(dataset: DataSet, hashes: dict[int, bytes]) -> list[str]:
+    first: dict[bytes, int] = {}
+    pairs = []
+    for index, digest in hashes.items():
+        if first.setdefault(digest, index) != index:
+            pairs.append((first[digest], index))
+    if not pairs:
+        return []
+    call = dataset.images.describe
+    examples = ", ".join(f"{call(a)} = {call(b)}" for a, b in pairs[:_NAMED])
+    images = len({a for a, _ in pairs})
+    return [f"{dataset.name} has {_count(images, 'image')} more than once ({examples})"]
+
+
+def _shared(
+    train: DataSet, hashes: dict[int, bytes], test: DataSet, test_hashes: dict[int, bytes]
+) -> list[str]:
+    where = {digest: index for index, digest in hashes.items()}
+    both = [(where[d], index) for index, d in test_hashes.items() if d in where]
+    if not both:
+        return []
+    examples = ", ".join(
+        f"{train.images.describe(a)} = {test.images.describe(b)}" for a, b in both[:_NAMED]
+    )
+    return [f"{_count(len(both), 'image')} of {test.name} are in {train.name} too ({examples})"]
+
+
+def _straddling(train: DataSet, test: DataSet, unit: str) -> list[str]:
+    both = np.intersect1d(train.column(unit), test.column(unit))
+    if not both.size:
+        return []
+    examples = ", ".join(map(str, both[:_NAMED]))
+    return [f"{both.size} values of {unit!r} are in both {train.name} and {test.name} ({examples})"]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun if number == 1 else noun + ('es' if noun.endswith('s') else 's')}"

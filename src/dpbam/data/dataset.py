@@ -1,0 +1,178 @@
+"""One interface to every data set: uint8 images, labels, columns, a fingerprint.
+
+What is public and what is private:
+
+====================================  ==========================================================
+public, fixed by the source           ``name``, ``len()``, ``shape``, ``class_names``, column names
+private                               pixels, labels, the columns' values
+mapping to float (:func:`to_float`)   public: the same for every set, never fitted to the data
+====================================  ==========================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpbam.data.base import DataError, Images, Indices
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """One split of one source.
+
+    Attributes:
+        name: for people, such as ``cifar10/train``.
+        images: N images, read by position.
+        labels: [N] int64, each 0 .. num_classes - 1.
+        class_names: one a class.
+        columns: further facts about each record ([N] each): a patient, a sex, a folder level.
+            They serve as units of privacy and as sub-groups to evaluate.
+        notes: what was noticed while loading, for the operator.
+
+    Example:
+        >>> from dpbam.data import load
+        >>> digits = load("digits")
+        >>> digits.shape, digits.num_classes
+        ((1, 8, 8), 10)
+        >>> images, labels = digits.batch(np.array([0, 5]))
+        >>> images.shape, images.dtype, labels.dtype
+        (torch.Size([2, 1, 8, 8]), torch.uint8, torch.int64)
+    """
+
+    name: str
+    images: Images
+    labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    columns: Columns = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        labels = np.ascontiguousarray(self.labels, dtype=np.int64).copy()
+        labels.setflags(write=False)
+        object.__setattr__(self, "labels", labels)
+        object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
+        self._check()
+
+    def _check(self) -> None:
+        n, k = len(self.images), len(self.class_names)
+        if n == 0:
+            raise DataError(f"{self.name} has no images")
+        if self.labels.shape != (n,):
+            raise DataError(f"{self.name} has {n} images but {self.labels.size} labels")
+        wrong = np.flatnonzero((self.labels < 0) | (self.labels >= k))
+        if wrong.size:
+            first = int(wrong[0])
+            raise DataError(
+                f"{self.name}: {self.images.describe(first)} has label {self.labels[first]}, "
+                f"outside 0..{k - 1} ({wrong.size} such labels)"
+            )
+        for column, values in self.columns.items():
+            if values.shape != (n,):
+                raise DataError(
+                    f"{self.name}: column {column!r} must have {n} values, got {list(values.shape)}"
+                )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        return (
+            f"DataSet({self.name!r}, {len(self)} images {self.shape}, {self.num_classes} classes)"
+        )
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there can be, whether or not each occurs."""
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of every image."""
+        return self.images.shape[1:]
+
+    def batch(self, indices: Indices | Tensor) -> tuple[Tensor, Tensor]:
+        """The records at ``indices`` [B]: uint8 [B, C, H, W] and int64 [B], on the CPU.
+
+        Raises:
+            IndexError: if an index is outside 0 .. len - 1 (negative ones do not count back).
+            DataError: if an image cannot be read; the message has its path.
+        """
+        import torch
+
+        raw = indices.cpu().numpy() if isinstance(indices, torch.Tensor) else indices
+        where = np.asarray(raw, dtype=np.int64).reshape(-1)
+        if where.size and not (where.min() >= 0 and where.max() < len(self)):
+            raise IndexError(f"{self.name} has records 0..{len(self) - 1}, asked for {where}")
+        return torch.from_numpy(self.images.read(where)), torch.from_numpy(self.labels[where])
+
+    def column(self, name: str) -> NDArray[Any]:
+        """The column ``name``, or an error that lists the ones there are."""
+        if name not in self.columns:
+            there = ", ".join(sorted(self.columns)) or "none"
+            raise DataError(f"{self.name} has no column {name!r}: its columns are {there}")
+        return self.columns[name]
+
+    def subset(self, indices: Indices, *, name: str | None = None) -> DataSet:
+        """The records at ``indices``, in that order, as a set of their own; nothing is read."""
+        return DataSet(
+            name=name or self.name,
+            images=self.images.select(indices),
+            labels=self.labels[indices],
+            class_names=self.class_names,
+            columns={key: values[indices] for key, values in self.columns.items()},
+            notes=self.notes,
+        )
+
+    def fingerprint(self) -> str:
+        """A hash of the content, by which a resumed run tells that its data has changed.
+
+        SHA-256 over the shape, the class names, all labels, all columns, the files' paths and
+        sizes where images are files, and pixels: all of them up to 256 MiB; of a larger set 4096
+        records, evenly spaced; of images that must be decoded, 256. It is derived from private
+        data without noise: keep it beside the data, do not publish it.
+
+        Example:
+            >>> from dpbam.data import load
+            >>> load("digits").fingerprint() == load("digits", split="test").fingerprint()
+            False
+        """
+        digest = hashlib.sha256(repr((self.images.shape, self.class_names)).encode())
+        digest.update(self.labels.tobytes())
+        for name in sorted(self.columns):
+            values = np.ascontiguousarray(self.columns[name])
+            digest.update(f"{name} {values.dtype.str} ".encode())
+            digest.update(values.tobytes())
+        digest.update(self.images.manifest())
+        for _, pixels in self.images.walk(self.images.hashed_records()):
+            digest.update(pixels.data)
+        return digest.hexdigest()
+
+
+def to_float(images: Tensor) -> Tensor:
+    """uint8 0..255 -> float32 in [-1, 1], on the images' device: x / 127.5 - 1.
+
+    The mapping is public: the same for every set, with no mean or deviation measured on the data,
+    which would be a release without noise.
+
+    Example:
+        >>> import torch
+        >>> to_float(torch.tensor([0, 255], dtype=torch.uint8))
+        tensor([-1.,  1.])
+    """
+    import torch
+
+    if images.dtype != torch.uint8:
+        raise TypeError(f"to_float takes uint8 images, got {images.dtype}")
+    return images.float().mul_(1 / 127.5).sub_(1.0)

@@ -1,0 +1,216 @@
+"""Images in files: decoded with Pillow when they are asked for, and named when they are broken.
+
+What is accepted: PNG, JPEG, BMP, GIF, TIFF, WebP and PNM of 8 bits a channel, and nothing larger
+than Pillow's own bound against decompression bombs. 16-bit images are refused: how to bring them to
+8 bits (which window of a CT scan?) is for their owner to say.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from dpbam.data.base import DataError, Images, Indices, Pixels
+from dpbam.data.sources import Options
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+SUFFIXES = frozenset(
+    (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm", ".pnm")
+)
+_GREY = ("1", "L", "LA", "La")
+_DEEP = ("I", "F")  # 32 bits; "I;16" and its kin begin with I too
+_KEEP = 2**29  # bytes: decoded images are kept in memory if all of them fit in 512 MiB
+_PROBED = 32  # images whose headers decide the common size and whether the set is grey
+
+
+class DecodedImages(Images):
+    """Images that have to be decoded, one at a time, when they are first asked for.
+
+    Args:
+        count: N.
+        size: (H, W): every image is resized to it (``resize``) or must have it.
+        channels: 1 (grey) or 3 (RGB); every image is converted to it.
+        resize: whether other sizes are resized, bilinearly with anti-aliasing, or refused.
+    """
+
+    decodes = True
+    threads: ClassVar[int] = 1
+
+    def __init__(self, count: int, size: tuple[int, int], channels: int, resize: bool) -> None:
+        self.shape = (count, channels, *size)
+        self._resize = resize
+        self._kept: Pixels | None = None
+        self._known = np.zeros(count, bool)
+
+    @abstractmethod
+    def open(self, index: int) -> AbstractContextManager[Image.Image]:
+        """One image, its header read."""
+
+    def read(self, indices: Indices) -> Pixels:
+        """Decode those not decoded before; they are kept if the whole set is small enough."""
+        if np.prod(self.shape, dtype=np.float64) > _KEEP:
+            return self._decode(indices)
+        if self._kept is None:
+            self._kept = np.empty(self.shape, np.uint8)
+        new = np.unique(indices[~self._known[indices]])
+        if new.size:
+            self._kept[new] = self._decode(new)
+            self._known[new] = True
+        return self._kept[indices]
+
+    def _decode(self, indices: Indices) -> Pixels:
+        out = np.empty((len(indices), *self.shape[1:]), np.uint8)
+
+        def one(row: int) -> None:
+            index = int(indices[row])
+            with self.open(index) as image:
+                out[row] = to_pixels(image, self.shape[1:], self._resize, self.describe(index))
+
+        with bombs_refused():
+            if self.threads == 1 or len(indices) < 2 * self.threads:
+                for row in range(len(indices)):
+                    one(row)
+            else:
+                with ThreadPoolExecutor(self.threads) as pool:
+                    list(pool.map(one, range(len(indices))))
+        return out
+
+
+class FileImages(DecodedImages):
+    """Images in files: ``paths`` relative to ``root``, one a record; else as the base class."""
+
+    threads = min(8, os.cpu_count() or 1)  # Pillow decodes without holding Python's lock
+
+    def __init__(
+        self, root: Path, paths: Sequence[str], size: tuple[int, int], channels: int, resize: bool
+    ) -> None:
+        super().__init__(len(paths), size, channels, resize)
+        self._root, self._paths = root, list(paths)
+
+    def open(self, index: int) -> AbstractContextManager[Image.Image]:
+        """The file."""
+        return opened(self._root / self._paths[index])
+
+    def select(self, indices: Indices) -> Images:
+        """The same files, fewer of them."""
+        paths = [self._paths[i] for i in indices]
+        return FileImages(self._root, paths, self.shape[2:], self.shape[1], self._resize)
+
+    def describe(self, index: int) -> str:
+        """The path."""
+        return str(self._root / self._paths[index])
+
+    def identities(self) -> list[bytes]:
+        """The paths under the folder."""
+        return [path.encode("utf-8", "surrogateescape") for path in self._paths]
+
+    def manifest(self) -> bytes:
+        """Every path and size, so that a replaced file is noticed."""
+        try:
+            lines = [f"{path} {(self._root / path).stat().st_size}" for path in self._paths]
+        except OSError as error:
+            raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+        return "\n".join(lines).encode("utf-8", "surrogateescape")
+
+
+def read_images(paths: Sequence[str | Path], shape: tuple[int, int, int]) -> Pixels:
+    """Decode image files, resized and converted to ``shape`` (C, H, W): uint8 [N, C, H, W].
+
+    Raises:
+        DataError: if one is broken; the message has its path.
+    """
+    channels, height, width = shape
+    whole = [str(Path(path).absolute()) for path in paths]
+    images = FileImages(Path(), whole, (height, width), channels, resize=True)
+    return images.read(np.arange(len(paths), dtype=np.int64))
+
+
+def common_format(
+    open_image: Callable[[int], AbstractContextManager[Image.Image]],
+    count: int,
+    options: Options,
+    where: str,
+) -> tuple[tuple[int, int], int]:
+    """(H, W) and C of a set: as the options say, else from the headers of 32 images spread over it.
+
+    Raises:
+        DataError: if these differ in size and no size is given, or if one is broken.
+    """
+    chosen = np.linspace(0, count - 1, min(count, _PROBED)).round().astype(int).tolist()
+    sizes: set[tuple[int, int]] = set()
+    grey = True
+    with bombs_refused():
+        for index in chosen:
+            with open_image(index) as image:
+                sizes.add((image.height, image.width))
+                grey = grey and (image.mode in _GREY or image.mode.startswith(_DEEP))
+    if options.image_size is None and len(sizes) > 1:
+        examples = ", ".join(f"{h}x{w}" for h, w in sorted(sizes)[:3])
+        raise DataError(
+            f"images of {where} differ in size ({examples}): "
+            "say with --image-size what to resize them to"
+        )
+    return options.image_size or sizes.pop(), options.channels or (1 if grey else 3)
+
+
+def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, where: str) -> Pixels:
+    """A decoded image as uint8 [C, H, W].
+
+    Args:
+        image: of 8 bits a channel.
+        shape: (C, H, W), with C = 1 or 3.
+        resize: whether another size is resized or refused.
+        where: what to call it in an error.
+    """
+    channels, size = shape[0], shape[1:]
+    if image.mode.startswith(_DEEP):
+        raise DataError(
+            f"{where} has more than 8 bits a pixel (mode {image.mode}): convert it to 8 bits first"
+        )
+    if (image.height, image.width) != size and not resize:
+        raise DataError(
+            f"{where} is {image.height}x{image.width} where others are {size[0]}x{size[1]}: "
+            "say with --image-size what to resize them to"
+        )
+    converted = image.convert("L" if channels == 1 else "RGB")
+    if (image.height, image.width) != size:
+        converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    pixels: Pixels = np.asarray(converted, dtype=np.uint8)
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+@contextmanager
+def opened(source: Any, where: str | None = None) -> Iterator[Image.Image]:
+    """Open an image (a path, or a file object called ``where``); any failure names it."""
+    call = where or str(source)
+    try:
+        with Image.open(source, formats=FORMATS) as image:
+            yield image
+    except DataError:
+        raise
+    except UnidentifiedImageError as error:
+        raise DataError(f"{call} is not an image that can be read: it may be damaged") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(
+            f"{call} is too large ({error}): images above {Image.MAX_IMAGE_PIXELS} pixels are "
+            "refused, so shrink it first"
+        ) from error
+    except Exception as error:  # a damaged image can fail in any way, in any decoder
+        raise DataError(f"{call} cannot be read ({error}): it may be damaged") from error
+
+
+@contextmanager
+def bombs_refused() -> Iterator[None]:
+    """Make Pillow's warning about decompression bombs an error, in every thread."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield

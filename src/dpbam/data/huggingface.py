@@ -1,0 +1,172 @@
+"""Hugging Face ``datasets`` by name, or local parquet files; needs the extra ``dpbam[hf]``.
+
+``hf:cifar10`` is a set of the Hub, ``hf:scans.parquet`` one file, ``hf:./scans`` a folder whose
+files begin with ``train``, ``val`` or ``test``. Images are decoded as they are needed. The image
+column is the one of type Image (or called image or img), the label column the first of type
+ClassLabel (or called label, labels or target); other plain columns become columns.
+"""
+
+from __future__ import annotations
+
+import io
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from dpbam.data.arrays import as_column, number_labels
+from dpbam.data.base import DataError
+from dpbam.data.dataset import DataSet
+from dpbam.data.decode import DecodedImages, common_format, opened
+from dpbam.data.sources import Openers, Options
+
+_IMAGE_NAMES = ("image", "img")
+_LABEL_NAMES = ("label", "labels", "target", "fine_label")
+_SPLITS = {"train": "train", "test": "test", "validation": "val", "valid": "val", "val": "val"}
+
+
+def open_huggingface(argument: str | None, options: Options) -> Openers:
+    """The splits train, test and validation (as ``val``) of the set."""
+    if not argument:
+        raise DataError("hf needs a name or a parquet file, such as hf:cifar10")
+    sets = {_SPLITS[k]: v for k, v in _load_dataset(argument, options).items() if k in _SPLITS}
+    if "train" not in sets:
+        raise DataError(f"hf:{argument} has no split called train")
+    image, label, names = _schema(sets["train"], argument)
+    calls = {split: f"hf:{argument}/{split}" for split in sets}
+    raw = {calls[split]: np.asarray(rows[label]) for split, rows in sets.items()}
+    numbers, classes = number_labels(raw, names)
+    encoded = _encoded(sets["train"], image)
+    size, channels = common_format(
+        lambda index: _open_row(encoded[index], f"row {index} of {calls['train']}"),
+        len(encoded),
+        options,
+        calls["train"],
+    )
+    resize = options.image_size is not None
+    return {
+        split: partial(
+            DataSet,
+            name=calls[split],
+            images=_RowImages(_encoded(rows, image), calls[split], size, channels, resize),
+            labels=numbers[calls[split]],
+            class_names=classes,
+            columns=_columns(rows, {image, label}),
+        )
+        for split, rows in sets.items()
+    }
+
+
+class _RowImages(DecodedImages):
+    """The image column of a ``datasets.Dataset``, kept encoded and decoded when asked for."""
+
+    def __init__(
+        self, rows: Any, call: str, size: tuple[int, int], channels: int, resize: bool
+    ) -> None:
+        super().__init__(len(rows), size, channels, resize)
+        self._rows, self._call = rows, call
+
+    def open(self, index: int) -> AbstractContextManager[Image.Image]:
+        """The bytes in the row, or the file it names."""
+        return _open_row(self._rows[index], self.describe(index))
+
+    def describe(self, index: int) -> str:
+        """The row."""
+        return f"row {index} of {self._call}"
+
+
+def _open_row(row: dict[str, Any], where: str) -> AbstractContextManager[Image.Image]:
+    (item,) = row.values()
+    if isinstance(item, dict) and item.get("bytes") is None and item.get("path"):
+        return opened(item["path"])
+    encoded = item.get("bytes") if isinstance(item, dict) else item
+    if not isinstance(encoded, bytes):
+        raise DataError(f"{where} has no image bytes")
+    return opened(io.BytesIO(encoded), where)
+
+
+def _load_dataset(argument: str, options: Options) -> dict[str, Any]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            "Hugging Face sets need the package datasets: pip install 'dpbam[hf]'"
+        ) from error
+    files = _parquet_files(Path(argument).expanduser())
+    cache = str(options.folder / "huggingface")
+    try:
+        if files:
+            return dict(datasets.load_dataset("parquet", data_files=files, cache_dir=cache))
+        if not options.download:
+            config = datasets.DownloadConfig(local_files_only=True)
+            return dict(datasets.load_dataset(argument, cache_dir=cache, download_config=config))
+        return dict(datasets.load_dataset(argument, cache_dir=cache))
+    except Exception as error:  # the library and the network below it fail in many ways
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"cannot load hf:{argument} ({reason}): check the name, or get its parquet files and "
+            "give their folder, as hf:/path/to/folder"
+        ) from error
+
+
+def _parquet_files(path: Path) -> dict[str, list[str]] | None:
+    """The local files by split, or None if the argument is not a local path."""
+    if path.is_dir():
+        found = {
+            split: sorted(map(str, path.glob(f"{split}*.parquet")))
+            for split in ("train", "test", "val")
+        }
+        if not found["train"]:
+            raise DataError(f"{path} has no file train*.parquet")
+        return {split: files for split, files in found.items() if files}
+    if path.suffix == ".parquet":
+        if not path.is_file():
+            raise DataError(f"there is no file {path}")
+        return {"train": [str(path)]}
+    return None
+
+
+def _schema(rows: Any, argument: str) -> tuple[str, str, list[str] | None]:
+    """The image column, the label column and the class names if they are declared."""
+    import datasets
+
+    kinds = rows.features
+    images = [name for name, kind in kinds.items() if isinstance(kind, datasets.Image)]
+    images += [name for name in _IMAGE_NAMES if name in kinds]
+    labels = [name for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
+    labels += [name for name in _LABEL_NAMES if name in kinds]
+    if not images or not labels:
+        raise DataError(
+            f"hf:{argument} has the columns {', '.join(kinds)}, but needs an image (of type Image, "
+            "or called image) and a label (of type ClassLabel, or called label)"
+        )
+    return images[0], labels[0], getattr(kinds[labels[0]], "names", None)
+
+
+def _encoded(rows: Any, image: str) -> Any:
+    """The image column alone, its images not decoded."""
+    import datasets
+
+    column = rows.select_columns([image])
+    if isinstance(rows.features[image], datasets.Image):
+        column = column.cast_column(image, datasets.Image(decode=False))
+    return column
+
+
+def _columns(rows: Any, taken: set[str]) -> dict[str, NDArray[Any]]:
+    """The other columns that hold one number or string a row."""
+    return {
+        name: as_column(np.asarray(rows[name]), name)
+        for name, feature in rows.features.items()
+        if name not in taken and _is_plain(feature)
+    }
+
+
+def _is_plain(feature: Any) -> bool:
+    """Whether a column holds one number or string a row."""
+    kind = str(getattr(feature, "dtype", ""))
+    return kind in ("string", "large_string", "bool") or kind.startswith(("int", "uint", "float"))

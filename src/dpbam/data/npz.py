@@ -1,0 +1,159 @@
+"""MedMNIST's ``.npz`` files, and any other ``.npz`` of images and labels.
+
+=============  =========================================  ===================================
+split          images                                     labels
+=============  =========================================  ===================================
+train          train_images, x_train, images, x, data     train_labels, y_train, labels, y, target
+val            val_images, x_val, x_valid                 val_labels, y_val, y_valid
+test           test_images, x_test                        test_labels, y_test
+=============  =========================================  ===================================
+
+``class_names`` names the classes. A further array becomes a column: of the split it begins or ends
+with (``train_patient``, ``patient_train``), or of the only split (``patient``). Pickled objects are
+refused. Images above 1 GiB are kept once as ``.npy`` under the data root and memory-mapped.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+import zlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpbam.data.arrays import as_column, as_images, number_labels
+from dpbam.data.base import ArrayImages, DataError
+from dpbam.data.dataset import DataSet
+from dpbam.data.mapped import mapped
+from dpbam.data.sources import Openers, Options
+
+_IMAGES = {
+    "train": ("train_images", "x_train", "images", "x", "data"),
+    "val": ("val_images", "x_val", "x_valid"),
+    "test": ("test_images", "x_test"),
+}
+_LABELS = {
+    "train": ("train_labels", "y_train", "labels", "y", "target"),
+    "val": ("val_labels", "y_val", "y_valid"),
+    "test": ("test_labels", "y_test"),
+}
+_IN_MEMORY = 2**30  # bytes
+
+
+def open_npz(argument: str | None, options: Options) -> Openers:
+    """The splits for which the file has images and labels."""
+    if not argument:
+        raise DataError("npz needs a file: give its path, such as scans.npz")
+    file = _Npz(Path(argument).expanduser(), options.folder)
+    splits = {split: keys for split in _IMAGES if (keys := _keys(file, split))}
+    if "train" not in splits:
+        raise DataError(
+            f"{file.path} has the arrays {', '.join(file.names)}, but training needs images (any "
+            "of "
+            f"{', '.join(_IMAGES['train'])}) and labels (any of {', '.join(_LABELS['train'])})"
+        )
+    given = [str(x) for x in file.read("class_names")] if "class_names" in file.names else None
+    raw = {split: file.read(labels) for split, (_, labels) in splits.items()}
+    calls = {f"{file.path.name}/{split}": split for split in splits}
+    numbers, names = number_labels({call: raw[split] for call, split in calls.items()}, given)
+    return {
+        split: partial(_load, file, call, splits[split][0], numbers[call], names, set(splits))
+        for call, split in calls.items()
+    }
+
+
+def _load(
+    file: _Npz,
+    call: str,
+    images: str,
+    labels: NDArray[np.int64],
+    names: tuple[str, ...],
+    splits: set[str],
+) -> DataSet:
+    return DataSet(
+        name=call,
+        images=ArrayImages(as_images(file.images(images), call)),
+        labels=labels,
+        class_names=names,
+        columns=_columns(file, call.rsplit("/", 1)[1], splits),
+    )
+
+
+def _keys(file: _Npz, split: str) -> tuple[str, str] | None:
+    """The names of a split's images and labels, or None if it has neither."""
+    images = next((name for name in _IMAGES[split] if name in file.names), None)
+    labels = next((name for name in _LABELS[split] if name in file.names), None)
+    if images and labels:
+        return images, labels
+    if images or labels:
+        there, absent = (images, _LABELS) if images else (labels, _IMAGES)
+        raise DataError(f"{file.path} has {there!r} but not {' or '.join(absent[split])}")
+    return None
+
+
+def _columns(file: _Npz, split: str, splits: set[str]) -> dict[str, NDArray[Any]]:
+    """Every other array that belongs to this split."""
+    taken = {name for table in (_IMAGES, _LABELS) for group in table.values() for name in group}
+    columns = {}
+    for name in sorted(set(file.names) - taken - {"class_names"}):
+        column = name.removeprefix(f"{split}_").removesuffix(f"_{split}")
+        if column != name or splits == {split}:
+            columns[column] = as_column(file.read(name), f"{name} of {file.path}")
+    return columns
+
+
+class _Npz:
+    """A zip of ``.npy`` files, read one array at a time, never by unpickling."""
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self.path = path
+        self._root = root
+        if not path.is_file():
+            raise DataError(f"there is no file {path}")
+        try:
+            with zipfile.ZipFile(path) as archive:
+                entries = {e.filename: e for e in archive.infolist() if e.filename.endswith(".npy")}
+        except (zipfile.BadZipFile, OSError) as error:
+            raise self._damaged(error) from error
+        self._sizes = {name.removesuffix(".npy"): e.file_size for name, e in entries.items()}
+        self.names = tuple(self._sizes)
+
+    def images(self, name: str) -> NDArray[Any]:
+        """An array of images: in memory, or memory-mapped if it is large."""
+        if self._sizes[name] <= _IN_MEMORY:
+            return self.read(name)
+        return mapped(self.path, name, self._root, partial(self._unpack, name))
+
+    def read(self, name: str) -> NDArray[Any]:
+        """An array, in memory."""
+        try:
+            with np.load(self.path, allow_pickle=False) as arrays:
+                return np.asarray(arrays[name])
+        except ValueError as error:
+            if "allow_pickle" not in str(error):
+                raise self._damaged(error) from error
+            raise DataError(
+                f"{name!r} of {self.path} holds pickled objects, which can run any code when read: "
+                "save it as a plain array of numbers or strings"
+            ) from error
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+            raise self._damaged(error) from error
+
+    def _unpack(self, name: str, to: Path) -> None:
+        """An entry of the zip is an ``.npy`` file already: copy it out."""
+        try:
+            with (
+                zipfile.ZipFile(self.path) as archive,
+                archive.open(f"{name}.npy") as source,
+                to.open("wb") as file,
+            ):
+                shutil.copyfileobj(source, file, 2**20)
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> DataError:
+        return DataError(f"{self.path} cannot be read ({error}): it may be truncated or damaged")

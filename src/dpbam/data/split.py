@@ -1,0 +1,93 @@
+"""A held-out split for a source that comes without one.
+
+Which records are held out is decided by a hash of each record's own identity (its unit, else its
+path, else its pixels), taken class by class. So the split is the same on every machine and every
+day; it does not depend on the order of the records; and copies of an image go together, except
+where the cut falls between them. Adding or removing one unit changes the training split by one
+unit, or swaps one for another at the cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpbam.data.base import DataError
+from dpbam.data.dataset import DataSet
+
+HELD_OUT = 0.2
+
+
+def held_out(
+    dataset: DataSet, *, fraction: float = HELD_OUT, unit: str | None = None
+) -> tuple[DataSet, DataSet]:
+    """Split into training and test, stratified by class, whole units only.
+
+    Args:
+        dataset: all records.
+        fraction: the share of each class's records to hold out, as nearly as whole units allow. A
+            class of at least two units gives at least one and keeps at least one.
+        unit: the column whose equal values belong together (a patient's records); a unit counts to
+            the class that most of its records have. None: every record is its own unit.
+
+    Example:
+        >>> from dpbam.data import from_arrays
+        >>> everything = from_arrays(np.zeros((10, 8, 8), np.uint8), [0, 1] * 5)
+        >>> train, test = held_out(everything)
+        >>> len(train), len(test)
+        (8, 2)
+    """
+    if not 0 < fraction < 1:
+        raise DataError(f"the held-out fraction must lie between 0 and 1, got {fraction!r}")
+    units, digests = _units(dataset, unit)
+    sizes = np.bincount(units)
+    majority = _majority(units, dataset.labels, dataset.num_classes)
+    order = np.argsort(digests, kind="stable")
+    chosen = np.zeros(len(sizes), bool)
+    for label in range(dataset.num_classes):
+        mine = order[majority[order] == label]
+        chosen[mine[: _cut(sizes[mine], fraction)]] = True
+    test = chosen[units]
+    if not test.any():
+        raise DataError(
+            f"{dataset.name} is too small to hold out a test split: "
+            "no class has two units of privacy; give a test split of its own"
+        )
+    return (
+        dataset.subset(np.flatnonzero(~test), name=f"{dataset.name}/train"),
+        dataset.subset(np.flatnonzero(test), name=f"{dataset.name}/held-out"),
+    )
+
+
+def _units(dataset: DataSet, unit: str | None) -> tuple[NDArray[np.int64], NDArray[np.bytes_]]:
+    """[N] the unit of each record, and [U] a hash of each unit's identity."""
+    if unit is None:
+        names = dataset.images.identities()
+        units = np.arange(len(dataset))
+    else:
+        values, units = np.unique(dataset.column(unit), return_inverse=True)
+        names = [str(value).encode() for value in values]
+    # 32 hex digits: fixed width, so that numpy compares them whole (raw bytes may end in NUL)
+    return units, np.array([hashlib.sha256(name).hexdigest()[:32].encode() for name in names])
+
+
+def _majority(
+    units: NDArray[np.int64], labels: NDArray[np.int64], classes: int
+) -> NDArray[np.int64]:
+    """[U] the most frequent label of each unit, the lowest where two tie."""
+    pairs, counts = np.unique(units * classes + labels, return_counts=True)
+    by_unit_then_count = np.lexsort((pairs % classes, -counts, pairs // classes))
+    ordered = pairs[by_unit_then_count]
+    _, first = np.unique(ordered // classes, return_index=True)
+    return np.asarray(ordered[first] % classes)
+
+
+def _cut(sizes: NDArray[np.int64], fraction: float) -> int:
+    """How many of these units, in this order, hold nearest to ``fraction`` of their records."""
+    if len(sizes) < 2:
+        return 0
+    held = np.cumsum(sizes)
+    nearest = int(np.abs(held - fraction * held[-1]).argmin()) + 1
+    return min(max(nearest, 1), len(sizes) - 1)

@@ -1,0 +1,116 @@
+"""A data set of the user's own: ``module:function``.
+
+The function is called once a split, ``function("train")`` and ``function("test")``, and returns
+(images, labels), (images, labels, columns), a :class:`~dpbam.data.DataSet`, or None where it has no
+such split (then a part of train is held out). What arrays are accepted: see
+:func:`~dpbam.data.from_arrays`. The current folder is on the module path.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dpbam.data.arrays import as_column, as_images, number_labels
+from dpbam.data.base import ArrayImages, DataError
+from dpbam.data.dataset import DataSet
+from dpbam.data.sources import Openers, Options
+
+
+def open_user(argument: str | None, options: Options) -> Openers:
+    """The splits for which the function returns something."""
+    if not argument:
+        raise DataError("give your own data set as module:function, such as my_data:load")
+    function = _import(argument)
+    found = {split: _call(function, argument, split) for split in ("train", "test")}
+    if found["train"] is None:
+        raise DataError(f"{argument}('train') returned None: it must return the training set")
+    results = {split: value for split, value in found.items() if value is not None}
+    if all(isinstance(value, DataSet) for value in results.values()):
+        names = {value.class_names for value in results.values()}
+        if len(names) > 1:
+            raise DataError(f"{argument} gives its splits different class names")
+        return {split: partial(_same, value) for split, value in results.items()}
+    return _from_arrays(argument, results)
+
+
+def _from_arrays(argument: str, results: dict[str, Any]) -> Openers:
+    parts = {f"{argument}/{split}": _parts(argument, value) for split, value in results.items()}
+    numbers, names = number_labels({call: np.asarray(p[1]) for call, p in parts.items()})
+    sets = {
+        call.rsplit("/", 1)[1]: DataSet(
+            name=call,
+            images=ArrayImages(as_images(np.asanyarray(images), call)),
+            labels=numbers[call],
+            class_names=names,
+            columns={key: as_column(v, f"{key} of {call}") for key, v in columns.items()},
+        )
+        for call, (images, _, columns) in parts.items()
+    }
+    return {split: partial(_same, dataset) for split, dataset in sets.items()}
+
+
+def _same(dataset: DataSet) -> DataSet:
+    return dataset
+
+
+def _parts(argument: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:
+    if isinstance(value, tuple) and len(value) == 2:
+        return (*value, {})
+    if isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], dict):
+        return value
+    raise DataError(
+        f"{argument} must return (images, labels), (images, labels, columns) or a DataSet for "
+        f"every split, got {type(value).__name__}"
+    )
+
+
+def _call(function: Callable[[str], Any], argument: str, split: str) -> Any:
+    try:
+        return function(split)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{argument}({split!r}) failed with {type(error).__name__}: {error}"
+        ) from error
+
+
+def _import(argument: str) -> Callable[[str], Any]:
+    module, _, name = argument.partition(":")
+    here = os.getcwd()
+    with _first_on_path(here):
+        try:
+            function = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as error:
+            if error.name != module.split(".")[0] and error.name != module:
+                raise DataError(f"importing {module} failed: {error}") from error
+            raise DataError(
+                f"there is no module {module!r} (for {argument}) here in {here} or installed"
+            ) from error
+        except AttributeError as error:
+            raise DataError(f"module {module!r} has no function {name!r}") from error
+        except Exception as error:
+            raise DataError(
+                f"importing {module} failed with {type(error).__name__}: {error}"
+            ) from error
+    if not callable(function):
+        raise DataError(f"{argument} is a {type(function).__name__}, not a function")
+    result: Callable[[str], Any] = function
+    return result
+
+
+@contextmanager
+def _first_on_path(folder: str) -> Any:
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
