@@ -1,0 +1,73 @@
+"""Choosing what is trained. A frozen parameter gets no gradient, no noise and no share of C."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Freeze the parameters whose names match a pattern: ``requires_grad`` becomes False.
+
+    Args:
+        model: changed in place.
+        patterns: shell patterns on parameter names, such as "conv1.*" or "*.bias". ``*`` matches
+            dots too.
+
+    Returns:
+        The names of the frozen parameters, in the model's order.
+
+    Raises:
+        ValueError: if a pattern matches nothing; then nothing is frozen.
+
+    Example:
+        >>> freeze(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), ["0.*"])
+        ['0.weight', '0.bias']
+    """
+    if isinstance(patterns, str):
+        raise TypeError(f"patterns must be a list of patterns, got one string: [{patterns!r}]?")
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one by any name
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in parameters):
+            raise ValueError(_no_match(pattern, list(parameters)))
+    matched = [n for n in parameters if any(fnmatchcase(n, pattern) for pattern in patterns)]
+    for name in matched:
+        parameters[name].requires_grad_(False)
+    return matched
+
+
+def head_only(model: nn.Module) -> list[str]:
+    """Freeze everything but the last module that has parameters of its own: the usual head.
+
+    "Last" is in the order in which modules were registered. A parameter of the head that is used
+    elsewhere too (tied weights) stays trainable there.
+
+    Freezing stops gradients, not running statistics: a batch norm in the frozen part must be in
+    eval (:func:`~dpbam.nn.check_model` says so).
+
+    Returns:
+        The names of the parameters that are trained.
+
+    Raises:
+        ValueError: if the model has no parameters.
+
+    Example:
+        >>> head_only(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
+        ['2.weight', '2.bias']
+    """
+    parametric = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    if not parametric:
+        raise ValueError("the model has no parameters, so it has no head to train")
+    model.requires_grad_(False)
+    for parameter in parametric[-1].parameters(recurse=False):
+        parameter.requires_grad_(True)
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def _no_match(pattern: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
+    hint = f"names are like {', '.join(near)}" if near else "the model has no parameters"
+    return f"pattern {pattern!r} matches no parameter of the model: {hint}"

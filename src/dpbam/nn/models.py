@@ -1,0 +1,200 @@
+"""The paper's ResNet-9 and two small models. None mixes samples; all weights as torch draws them.
+
+====================  =========================================  ===========================
+model                 for                                        parameters
+====================  =========================================  ===========================
+:class:`ResNet9`      CIFAR (the paper), images from 8x8         2 447 946 (3 ch., 10 classes)
+:class:`.WideResNet`  ImageNet32 (the paper), images from 8x8    3 003 736 (16-4, 1000 classes)
+:class:`SmallCNN`     small images from 4x4                      25 978 (1 ch., 10 classes)
+:class:`MLP`          vectors, and images of any size            as wide as you make it
+====================  =========================================  ===========================
+
+Every operation has a forward derivative and a double backward, and works under ``vmap`` with a
+batch of one: what exact BAM asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from dpbam import _validate
+from dpbam.nn.blocks import (
+    Activation,
+    HalvingPool,
+    activation_module,
+    check_arguments,
+    check_image,
+    conv_norm_act,
+    group_norm,
+)
+from dpbam.nn.standardise import WeightStandardisation
+
+
+class ResNet9(nn.Module):
+    """The paper's ResNet-9 (Tab. 2), as its authors built it.
+
+    conv 64 - conv 128, pool - residual(128, 128) - conv 256, pool - conv 256, pool -
+    residual(256, 256) - average pool to 2x2 - linear. Each conv is 3x3 without bias, then group
+    norm (32 groups), then Mish; a residual is x + conv(conv(x)); pools are averages over 2x2 and
+    are left out where a side would fall below 2 (images under 16x16).
+
+    Args:
+        in_channels: of the image.
+        num_classes: outputs.
+        width: multiplies 64, 128 and 256, to the nearest multiple of 4. Narrower nets have fewer
+            groups, by the rule of :func:`~dpbam.nn.blocks.group_count`: 8 for 16 channels.
+        weight_standardisation: of every convolution. "centre" is what the paper's authors did.
+        scale_norm: a further group norm after each residual sum (Klause et al. 2022).
+
+    Shapes: [n, in_channels, y, x], y and x at least 8 -> [n, num_classes].
+
+    Example:
+        >>> import torch
+        >>> net = ResNet9(in_channels=1, num_classes=2, width=0.25)
+        >>> net(torch.zeros(3, 1, 28, 28)).shape
+        torch.Size([3, 2])
+    """
+
+    least_side = 8
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        num_classes: int = 10,
+        *,
+        width: float = 1.0,
+        weight_standardisation: WeightStandardisation = "centre",
+        scale_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        check_arguments(in_channels, num_classes, weight_standardisation)
+        a, b, c = (_scaled(channels, width) for channels in (64, 128, 256))
+
+        def conv(fan: int, out: int) -> nn.Module:
+            return conv_norm_act(fan, out, weight_standardisation=weight_standardisation)
+
+        self.conv1, self.conv2 = conv(in_channels, a), conv(a, b)
+        self.residual1 = nn.Sequential(conv(b, b), conv(b, b))
+        self.norm1 = group_norm(b) if scale_norm else nn.Identity()
+        self.conv3, self.conv4 = conv(b, c), conv(c, c)
+        self.residual2 = nn.Sequential(conv(c, c), conv(c, c))
+        self.norm2 = group_norm(c) if scale_norm else nn.Identity()
+        self.pool = HalvingPool()
+        self.final_pool = nn.AdaptiveAvgPool2d(2)
+        self.head = nn.Linear(4 * c, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images -> logits. Comments: the sides of a 32x32 image's maps."""
+        check_image(x, "resnet9", self.least_side)
+        x = self.pool(self.conv2(self.conv1(x)))  # 32 -> 16
+        x = self.norm1(x + self.residual1(x))
+        x = self.pool(self.conv3(x))  # 16 -> 8
+        x = self.pool(self.conv4(x))  # 8 -> 4
+        x = self.norm2(x + self.residual2(x))
+        logits: Tensor = self.head(self.final_pool(x).flatten(1))  # 4 -> 2
+        return logits
+
+
+class SmallCNN(nn.Module):
+    """Three convolutions for small images: 8x8 digits, 28x28 MedMNIST, up to some 64x64.
+
+    conv 16, pool - conv 32, pool - conv 64 - average pool to 2x2 - linear, each conv 3x3 without
+    bias, then group norm, then the activation.
+
+    Args:
+        in_channels: of the image.
+        num_classes: outputs.
+        channels: of the three convolutions.
+        weight_standardisation: of every convolution.
+        activation: "mish", "tanh" or "relu".
+
+    Shapes: [n, in_channels, y, x], y and x at least 4 -> [n, num_classes].
+
+    Example:
+        >>> import torch
+        >>> SmallCNN(in_channels=1)(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    least_side = 4
+
+    def __init__(
+        self,
+        in_channels: int = 1,
+        num_classes: int = 10,
+        *,
+        channels: Sequence[int] = (16, 32, 64),
+        weight_standardisation: WeightStandardisation = "centre",
+        activation: Activation = "mish",
+    ) -> None:
+        super().__init__()
+        check_arguments(in_channels, num_classes, weight_standardisation)
+        if len(channels) != 3:
+            raise ValueError(f"channels must be three numbers, got {tuple(channels)}")
+        a, b, c = (_validate.count("channels", k) for k in channels)
+
+        def conv(fan: int, out: int) -> nn.Module:
+            return conv_norm_act(
+                fan, out, weight_standardisation=weight_standardisation, activation=activation
+            )
+
+        self.features = nn.Sequential(
+            conv(in_channels, a), HalvingPool(),
+            conv(a, b), HalvingPool(),
+            conv(b, c), nn.AdaptiveAvgPool2d(2),
+        )  # fmt: skip
+        self.head = nn.Linear(4 * c, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images -> logits."""
+        check_image(x, "small-cnn", self.least_side)
+        logits: Tensor = self.head(self.features(x).flatten(1))
+        return logits
+
+
+class MLP(nn.Module):
+    """Linear layers with an activation between: for vectors, and for images laid out flat.
+
+    Args:
+        in_features: numbers a sample: for images channels * height * width.
+        num_classes: outputs.
+        hidden: widths of the hidden layers; none makes it logistic regression.
+        activation: "tanh" (bounded, which keeps per-sample gradients small), "mish" or "relu".
+
+    Shapes: [n, ...] with in_features numbers a sample -> [n, num_classes].
+
+    Example:
+        >>> import torch
+        >>> MLP(64, 10, hidden=(32,))(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int = 10,
+        *,
+        hidden: Sequence[int] = (128,),
+        activation: Activation = "tanh",
+    ) -> None:
+        super().__init__()
+        sizes = [_validate.count("in_features", in_features)]
+        sizes += [_validate.count("hidden", width) for width in hidden]
+        layers: list[nn.Module] = []
+        for fan, width in pairwise(sizes):
+            layers += [nn.Linear(fan, width), activation_module(activation)]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(sizes[-1], _validate.count("num_classes", num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Vectors or images -> logits."""
+        logits: Tensor = self.head(self.body(x.flatten(1)))
+        return logits
+
+
+def _scaled(channels: int, width: float) -> int:
+    """Channels * width, to the nearest multiple of 4 and at least 4, so that groups divide it."""
+    return max(4, 4 * round(channels * _validate.positive("width", width) / 4))

@@ -1,0 +1,184 @@
+"""Models by name, for the command line and for run records; or a function of your own.
+
+=====================  ==========================================================================
+name                   model
+=====================  ==========================================================================
+``resnet9``            :class:`~dpbam.nn.ResNet9`
+``wrn-D-K``            :class:`~dpbam.nn.WideResNet` of depth D and factor K, such as wrn-16-4
+``small-cnn``          :class:`~dpbam.nn.SmallCNN`
+``mlp``                :class:`~dpbam.nn.MLP`
+``module:function``    whatever your function returns
+=====================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpbam import _validate
+from dpbam.nn.blocks import check_sides
+from dpbam.nn.models import MLP, ResNet9, SmallCNN
+from dpbam.nn.repair import has_batch_norm, replace_batch_norm
+from dpbam.nn.wide_resnet import WideResNet
+
+_NAMES = ("resnet9", "wrn-16-4", "small-cnn", "mlp")
+_Class = type[ResNet9] | type[WideResNet] | type[SmallCNN] | type[MLP]
+_CLASSES: dict[str, _Class] = {"resnet9": ResNet9, "small-cnn": SmallCNN, "mlp": MLP}
+_WRN = re.compile(r"wrn-(\d+)-(\d+)")
+
+
+def build_model(
+    name: str,
+    *,
+    in_channels: int,
+    image_size: int | tuple[int, int],
+    num_classes: int,
+    seed: int | None = None,
+    **options: Any,
+) -> nn.Module:
+    """The model called ``name``, with new weights.
+
+    Args:
+        name: see the module's table. A function given as "module:function" is imported and called
+            with those of in_channels, image_size and num_classes that it takes, and with all
+            options; it must return an ``nn.Module``. Batch norms in it are replaced, with a
+            warning.
+        in_channels: of the images.
+        image_size: the side, or (height, width), in pixels.
+        num_classes: outputs.
+        seed: of the initial weights, drawn from torch's CPU generator, whose state is as before
+            afterwards. ``None`` draws from that generator as it stands. Initial weights are public,
+            so a seed here costs no privacy.
+        **options: the model's own, such as width=0.25 for resnet9.
+
+    Raises:
+        ValueError: for a name or an option that does not exist, or too small an image.
+
+    Example:
+        >>> net = build_model("resnet9", in_channels=1, image_size=28, num_classes=2, width=0.25)
+        >>> net(torch.zeros(4, 1, 28, 28)).shape
+        torch.Size([4, 2])
+    """
+    height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
+    facts = {
+        "in_channels": _validate.count("in_channels", in_channels),
+        "image_size": (_validate.count("image_size", height), _validate.count("image_size", width)),
+        "num_classes": _validate.count("num_classes", num_classes),
+    }
+    with _seeded(seed):
+        if ":" in name:
+            return _build_own(name, facts, options)
+        return _build_named(name, facts, options)
+
+
+def model_names() -> tuple[str, ...]:
+    """The names to choose from; wrn-16-4 stands for every wrn-D-K.
+
+    Example:
+        >>> model_names()
+        ('resnet9', 'wrn-16-4', 'small-cnn', 'mlp')
+    """
+    return _NAMES
+
+
+@contextlib.contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Draw from the CPU generator seeded with ``seed``, then put its state back."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        # not torch.manual_seed, which would seed the other devices' generators too
+        torch.default_generator.manual_seed(_validate.count("seed", seed, least=0))
+        yield
+
+
+def _build_named(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    cls, fixed = _lookup(name)
+    height, width = facts["image_size"]
+    if issubclass(cls, MLP):
+        fixed["in_features"] = facts["in_channels"] * height * width
+    else:
+        fixed["in_channels"] = facts["in_channels"]
+        check_sides(height, width, name, cls.least_side)
+    fixed["num_classes"] = facts["num_classes"]
+    allowed = [k for k in inspect.signature(cls).parameters if k not in fixed]
+    _check_options(name, options, allowed)
+    return cls(**fixed, **options)
+
+
+def _lookup(name: str) -> tuple[_Class, dict[str, Any]]:
+    """The class behind a name, and the arguments that the name itself fixes."""
+    if match := _WRN.fullmatch(name):
+        return WideResNet, {"depth": int(match[1]), "widen": int(match[2])}
+    if name in _CLASSES:
+        return _CLASSES[name], {}
+    near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.4)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(
+        f"model {name!r} is unknown: {guess}There are {', '.join(_NAMES)} (any wrn-D-K), "
+        "and a function of your own as 'module:function'"
+    )
+
+
+def _check_options(name: str, options: dict[str, Any], allowed: list[str]) -> None:
+    for option in options:
+        if option not in allowed:
+            near = difflib.get_close_matches(option, allowed, n=1)
+            hint = (
+                f"did you mean {near[0]!r}?" if near else f"it has {', '.join(allowed) or 'none'}"
+            )
+            raise ValueError(f"model {name!r} has no option {option!r}: {hint}")
+
+
+def _build_own(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    function = _import(name)
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if not takes_all:
+        _check_options(name, options, [k for k in parameters if k not in facts])
+    accepted = {k: v for k, v in facts.items() if takes_all or k in parameters}
+    model = function(**accepted, **options)
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{name} returned {type(model).__name__}, not a torch.nn.Module: return the model"
+        )
+    if has_batch_norm(model):
+        warnings.warn(
+            f"{name} has batch norms, which mix samples: replaced by group norms", stacklevel=4
+        )
+        model = replace_batch_norm(model)
+    return model
+
+
+def _import(name: str) -> Callable[..., Any]:
+    """The function behind "module:function"."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, but something that it imports is not: say that
+        raise ValueError(
+            f"model {name!r}: there is no module {module_name!r} to import; put its folder on "
+            "PYTHONPATH, or install it"
+        ) from error
+    except ValueError as error:  # an empty module name
+        raise ValueError(f"model {name!r} must read 'module:function'") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        public = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
+        near = difflib.get_close_matches(function_name, public, n=1)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"module {module_name!r} has no function {function_name!r}{hint}")
+    return function  # type: ignore[no-any-return]
