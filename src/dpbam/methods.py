@@ -182,7 +182,7 @@ class BAM(Method):
         u = unit_vector(grad(theta))  # u = g_i / |g_i|
         if not self.exact:
             return grad(add(theta, u, lam))  # g_i(theta + lambda u)
-        g, hvp = jvp(grad, (theta,), (u,))  # g_i and H_i u in one sweep
+        g, hvp = jvp(grad, (theta,), (u,))[:2]  # g_i and H_i u in one sweep
         return add(g, hvp, lam)  # g_i + lambda H_i u
 
     def norm_penalty(self, lam: float) -> float | None:

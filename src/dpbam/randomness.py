@@ -58,7 +58,7 @@ class Randomness:
         return self.seed is not None
 
     def generator(self, name: str, step: int) -> np.random.Generator:
-        """A numpy generator for the stream ``name`` at ``step``; new entropy each call if unseeded."""
+        """The stream ``name`` at ``step``; new entropy at each call if unseeded."""
         entropy = secrets.randbits(256) if self.seed is None else self._entropy
         sequence = np.random.SeedSequence(entropy, spawn_key=(zlib.crc32(name.encode()), step))
         return np.random.Generator(np.random.Philox(sequence))
@@ -83,8 +83,8 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
-def derive(keys: Tensor, counter: int) -> Tensor:
-    """New keys from old ones: ``counter`` numbers the uses (view 0, view 1, ...; first dropout, ...).
+def derive(keys: Tensor, counter: int | Tensor) -> Tensor:
+    """New keys from old ones; ``counter`` numbers the uses: view 0, view 1, first dropout, ...
 
     Example:
         >>> import torch
@@ -92,12 +92,15 @@ def derive(keys: Tensor, counter: int) -> Tensor:
         >>> bool((derive(k, 0) == derive(k, 1)).any())
         False
     """
-    wrapped = ((counter + 1) * _GOLDEN + 2**63) % 2**64 - 2**63
-    return _mix(_mix(keys) + wrapped)
+    if isinstance(counter, int):
+        counter = ((counter + 1) * _GOLDEN + 2**63) % 2**64 - 2**63  # wrap as int64 does
+    else:
+        counter = (counter + 1) * _GOLDEN
+    return _mix(_mix(keys) + counter)
 
 
 def keyed_uniform(keys: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Uniform float32 numbers in [0, 1): [N] keys -> [N, *shape], row n a function of keys[n] alone.
+    """Uniform float32 in [0, 1): [N] keys -> [N, *shape], row n a function of keys[n] alone.
 
     Integer arithmetic only, so it gives the same numbers on every device, and it runs under vmap.
 

@@ -85,6 +85,11 @@ def map_rows(f: Callable[[Tensor], Tensor], batch: Any) -> Any:
     return tree_map(f, batch)
 
 
+def select_rows(batch: Any, index: Tensor) -> Any:
+    """The rows ``index`` of every tensor of a nested batch."""
+    return tree_map(lambda t: t[index.to(t.device)], batch)
+
+
 def _describe(batch: Any) -> str:
     leaves = tree_leaves(batch)
     kinds = sorted({type(x).__name__ for x in leaves}) or ["nothing"]

@@ -25,7 +25,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 class CannotServe(Exception):
-    """This engine cannot compute this method on this model; the message says what stands in the way."""
+    """This engine cannot compute this method on this model; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,9 @@ class Engine(Protocol):
         Raises:
             CannotServe: if this engine does not know how.
         """
+
+    def suggest_rows(self) -> int:
+        """A physical batch size that should fit in memory."""
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:

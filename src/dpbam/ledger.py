@@ -1,0 +1,150 @@
+"""The ledger: what was spent, append-only, on disk before a result can reach the parameters.
+
+An entry is one released step, keyed by (noise stream, step):
+
+================================  =============================================================
+the same key again, and           then
+================================  =============================================================
+the same release (seeded replay)  not charged: nothing new was said
+another release (seeded)          refused: the same noise on two sums would cancel out
+unseeded                          cannot happen: each process has a stream of its own, so a
+                                  replay after a crash is a new entry, and is charged again
+================================  =============================================================
+
+So a crash may over-count by the steps since the last checkpoint, and never under-counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from dpbam import _validate
+from dpbam.accounting import Charge, total_epsilon
+
+
+class Ledger:
+    """Append-only record of private releases; epsilon is computed from what it holds.
+
+    Args:
+        delta: the delta that :meth:`epsilon` reports at by default.
+        accountant: ``"pld"`` or ``"rdp"``.
+        path: a JSON-lines file to append to, created if missing; None keeps it in memory.
+
+    Example:
+        >>> ledger = Ledger(delta=1e-5)
+        >>> for step in range(1000):
+        ...     ledger.charge("stream", step, noise_multiplier=1.731, sampling_rate=4096 / 50_000)
+        >>> round(ledger.epsilon(), 2)
+        8.0
+    """
+
+    def __init__(self, delta: float, accountant: str = "pld", path: Path | None = None) -> None:
+        self.delta = _validate.probability("delta", delta)
+        self.accountant = accountant
+        self.path = path
+        self._releases: dict[tuple[str, int], str | None] = {}
+        self._counts: Counter[tuple[float, float]] = Counter()
+        if path is not None and path.exists():
+            for entry in _read(path):
+                self._remember(entry)
+
+    def charge(
+        self,
+        stream: str,
+        step: int,
+        *,
+        noise_multiplier: float,
+        sampling_rate: float,
+        release: str | None = None,
+    ) -> None:
+        """Record one step. On return it is on disk.
+
+        Args:
+            stream: names the noise; unique to a process unless seeded.
+            step: the step's number.
+            noise_multiplier: sigma; 0 makes epsilon infinite.
+            sampling_rate: q.
+            release: a digest of what is released, for seeded runs: tells a replay from a reuse.
+        """
+        key = (stream, step)
+        if key in self._releases:
+            if release is not None and release == self._releases[key]:
+                return
+            raise ValueError(
+                f"the noise of step {step} (stream {stream}) was already used for another release: "
+                "two sums with the same noise reveal their difference; use another seed, or none"
+            )
+        entry = {
+            "stream": stream,
+            "step": step,
+            "noise_multiplier": noise_multiplier,
+            "sampling_rate": sampling_rate,
+            "release": release,
+        }
+        if self.path is not None:
+            _append(self.path, entry)
+        self._remember(entry)
+
+    def charges(self) -> list[Charge]:
+        """What was spent, equal steps counted together."""
+        return [Charge(sigma, q, count) for (sigma, q), count in sorted(self._counts.items())]
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """Epsilon of everything recorded; infinite if any step had no noise."""
+        delta = self.delta if delta is None else delta
+        return total_epsilon(self.charges(), delta, accountant=self.accountant)
+
+    def __len__(self) -> int:
+        return sum(self._counts.values())
+
+    def _remember(self, entry: dict[str, Any]) -> None:
+        self._releases[(entry["stream"], entry["step"])] = entry["release"]
+        self._counts[(entry["noise_multiplier"], entry["sampling_rate"])] += 1
+
+
+def _append(path: Path, entry: dict[str, Any]) -> None:
+    """One line, flushed to the disk itself: the caller may release the result on return."""
+    new = not path.exists()
+    with path.open("ab", buffering=0) as file:
+        end = file.tell()
+        line = json.dumps(entry).encode() + b"\n"
+        try:
+            if file.write(line) != len(line):
+                raise OSError("short write")
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)  # a full disk must not leave half a line for the next entry
+            raise
+    if new:  # a new file's name must be on disk too
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """All entries; a torn last line is cut off, since its step was never released."""
+    raw = path.read_bytes()
+    whole = raw[: raw.rfind(b"\n") + 1]
+    if len(whole) < len(raw):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    entries = []
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            _validate.non_negative("noise_multiplier", entry["noise_multiplier"])
+            _validate.positive("sampling_rate", entry["sampling_rate"])
+            _ = (str(entry["stream"]), int(entry["step"]), entry["release"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} line {number} is not a ledger entry ({error}): restore the file from a "
+                "backup; without it nobody knows what was spent"
+            ) from None
+        entries.append(entry)
+    return entries

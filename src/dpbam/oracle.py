@@ -1,0 +1,245 @@
+"""The private gradient oracle: the paper's Algorithm 1.
+
+    per-unit direction -> clip to C -> sum -> noise once -> divide by the expected batch size
+
+Everything private passes through :meth:`PrivateGradientOracle.backward`. It replaces
+``loss.backward()`` in a loop of one's own and works with any optimiser of ``torch.optim``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dpbam.clipping import Clipping
+from dpbam.engines import Loss, PerSampleDirections, PhysicalBatch, make_engine
+from dpbam.ledger import Ledger
+from dpbam.logical import LogicalBatch, Views
+from dpbam.methods import DPSGD, Method
+from dpbam.nn import check_model, check_trainable
+from dpbam.noise import GaussianNoise
+from dpbam.plan import PrivacyPlan
+from dpbam.randomness import Randomness
+from dpbam.trees import Params, accumulation_dtype
+
+
+class Lens(Protocol):
+    """Watches a step from inside, for measuring. What it sees is not private."""
+
+    wants_plain: bool
+
+    def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
+        """Called for each physical batch."""
+
+    def finish(self, clipped: Params, released: Params, batch_size: int) -> None:
+        """Called once a step: the clipped sum, and the released gradient (noised, divided)."""
+
+
+class PrivateGradientOracle:
+    """Writes private gradients into ``.grad``.
+
+    Args:
+        model: any module whose samples do not mix. Parameters that do not require a gradient stay
+            frozen and cost nothing.
+        loss: (output, targets) -> one value a sample, for example
+            ``torch.nn.CrossEntropyLoss(reduction="none")``.
+        plan: the privacy plan; C, sigma, q and the expected batch size come from it.
+        method: what a sample's direction is: DPSGD(), DPSAT(lam), BAM(lam), or your own.
+        clipping: overrides the plan's kind of clipping; its sensitivity must be the plan's C.
+        engine: ``"auto"``, ``"fused"`` or ``"functional"``. Changes speed, not the result.
+        physical_batch_size: the most rows (samples times views) computed at once; None chooses.
+            Changes memory, not the result.
+        augment: (inputs, keys) -> inputs, a random augmentation of each row drawn from its key.
+        multiplicity: K, the number of augmented views a sample; their gradients are averaged
+            within the sample before it is clipped.
+        seed: reproducible noise and draws: research only. None takes the system's entropy.
+        ledger: where steps are recorded; None keeps a ledger in memory.
+        lens: watches the steps, for measuring; nothing that it sees is private.
+
+    Guarantee: each call of :meth:`backward` on a Poisson batch of the plan is one subsampled
+    Gaussian mechanism with noise multiplier sigma, under adding or removing one unit, whatever the
+    method, and is on the ledger before ``.grad`` is written.
+
+    ======================  =====================================================================
+    edge case               what happens
+    ======================  =====================================================================
+    empty batch             a step of noise alone; it is counted
+    NaN or infinite sample  replaced by zero as a whole
+    zero gradient           contributes zero; BAM does not perturb it
+    float16 parameters      norms, sums and noise in float32; ``.grad`` in the parameter's dtype
+    ======================  =====================================================================
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> plan = PrivacyPlan(n=100, batch_size=10, steps=1, noise_multiplier=1.0, delta=1e-3)
+        >>> oracle = PrivateGradientOracle(model, nn.CrossEntropyLoss(reduction="none"), plan)
+        >>> oracle.backward(torch.randn(9, 2), torch.zeros(9, dtype=torch.long))
+        >>> model.weight.grad.shape, oracle.step
+        (torch.Size([2, 2]), 1)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        plan: PrivacyPlan,
+        method: Method | None = None,
+        *,
+        clipping: Clipping | None = None,
+        engine: str = "auto",
+        physical_batch_size: int | None = None,
+        augment: Callable[[Any, Tensor], Any] | None = None,
+        multiplicity: int = 1,
+        seed: int | None = None,
+        ledger: Ledger | None = None,
+        lens: Lens | None = None,
+    ) -> None:
+        self.model, self.plan = model, plan
+        self.method = method or DPSGD()
+        self.clipping = clipping or plan.clipper()
+        self.views = Views(augment, multiplicity)
+        self.randomness = Randomness(seed)
+        self.noise = GaussianNoise(self.randomness)
+        self.ledger = plan.ledger() if ledger is None else ledger
+        self.lens = lens
+        self.step = 0
+        self.stream = f"seed-{seed}" if self.randomness.seeded else secrets.token_hex(8)
+        self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
+        self._check()
+        groups = self.clipping.groups(self._trainable())
+        self.engine = make_engine(engine, model, loss, groups)
+        self.physical_batch_size = physical_batch_size or self.engine.suggest_rows()
+
+    def backward(self, inputs: Any, targets: Any, units: Tensor | None = None) -> None:
+        """Write the private gradient of one logical batch into ``.grad``. One step of the plan.
+
+        Args:
+            inputs: [N, ...] tensor, or a tuple (positional) or dict (keyword) of tensors.
+            targets: [N, ...] likewise.
+            units: [N] the unit of privacy of each row; None: every row is a unit of its own.
+        """
+        check_model(self.model)
+        lam = self.method.lam_at(self.step)
+        batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
+        batch = batch.keyed(self.randomness, self.step)
+
+        ascent = self.method.ascent(lam, self._previous, lambda: self._batch_gradient(batch))
+        with shifted(self._trainable(), ascent):  # theta + ascent; theta again afterwards
+            clipped = self._clipped_sum(batch, lam)  # sum_i clip(d_i)
+        std = self.plan.noise_multiplier * self._sensitivity()  # sigma C
+        noised = self.noise.add(clipped, std, self.step)  # once per logical batch
+        released = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
+        if self.lens:
+            self.lens.finish(clipped, released, self.plan.batch_size)
+        self._release(released)
+
+    def _clipped_sum(self, batch: LogicalBatch, lam: float) -> Params:
+        """sum_i clip(d_i) over all physical batches."""
+        total = self._zeros()
+        wants_plain = self.lens is not None and self.lens.wants_plain
+        for physical in self._physical(batch):
+            directions = self.engine.directions(physical, self.method, lam, plain=wants_plain)
+            norms = directions.norms()  # [G, U]
+            factors = self.clipping.factors(norms)  # [G, U]
+            for name, part in directions.weighted_sum(factors).items():
+                total[name] += part
+            if self.lens:
+                self.lens.observe(directions, norms, factors)
+        return total
+
+    def _physical(self, batch: LogicalBatch) -> Iterator[PhysicalBatch]:
+        device = next(iter(self._trainable().values())).device
+        return batch.split(self.physical_batch_size, self.views, device)
+
+    def _batch_gradient(self, batch: LogicalBatch) -> Params:
+        """g_hat, un-privatised: for SAM, a reference, and refused under a private plan."""
+        total = self._zeros()
+        for physical in self._physical(batch):
+            directions = self.engine.directions(physical, DPSGD(), 0.0)
+            for name, part in directions.weighted_sum(torch.ones_like(directions.norms())).items():
+                total[name] += part
+        return {n: s / self.plan.batch_size for n, s in total.items()}
+
+    def _release(self, released: Params) -> None:
+        """Ledger first, on disk; only then may the result reach ``.grad``."""
+        digest = _digest(released) if self.randomness.seeded else None
+        self.ledger.charge(
+            self.stream,
+            self.step,
+            noise_multiplier=self.plan.noise_multiplier,
+            sampling_rate=self.plan.sampling_rate,
+            release=digest,
+        )
+        for name, parameter in self._trainable().items():
+            parameter.grad = released[name].to(parameter.dtype)
+        if self.method.needs_previous:
+            self._previous = {n: g.clone() for n, g in released.items()}
+        self.step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What resuming needs: the step, and the previous private gradient where it is used."""
+        return {"step": self.step, "previous": self._previous}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self.step, self._previous = state["step"], state["previous"]
+
+    def _trainable(self) -> dict[str, nn.Parameter]:
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def _zeros(self) -> Params:
+        return {
+            n: torch.zeros_like(p, dtype=accumulation_dtype(p.dtype))
+            for n, p in self._trainable().items()
+        }
+
+    def _sensitivity(self) -> float:
+        """C; without noise (a non-private plan) it may be infinite, and is not needed."""
+        return self.clipping.sensitivity if self.plan.noise_multiplier else 0.0
+
+    def _check(self) -> None:
+        check_model(self.model)
+        check_trainable(self.model)
+        if self.plan.private and not self.method.private:
+            raise ValueError(
+                f"{self.method.name} looks at the batch without noise, so it cannot be private: "
+                "use it with PrivacyPlan.non_private(...)"
+            )
+        if self.clipping.sensitivity != self.plan.clip_norm:
+            raise ValueError(
+                f"the clipping's sensitivity {self.clipping.sensitivity:g} is not the plan's "
+                f"clip_norm {self.plan.clip_norm:g}: make both the same"
+            )
+
+
+@contextmanager
+def shifted(parameters: Mapping[str, nn.Parameter], shift: Params | None) -> Iterator[None]:
+    """theta + shift inside; afterwards theta again, bit for bit (copied back, not subtracted)."""
+    if shift is None:
+        yield
+        return
+    saved = {n: p.detach().clone() for n, p in parameters.items()}
+    try:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.add_(shift[name].to(parameter.dtype))
+        yield
+    finally:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(saved[name])
+
+
+def _digest(released: Params) -> str:
+    """A hash of what is released (public once released): tells a replay from a reuse of noise."""
+    state = hashlib.blake2b(digest_size=16)
+    for name, g in released.items():
+        state.update(name.encode())
+        state.update(g.detach().cpu().contiguous().numpy().tobytes())
+    return state.hexdigest()

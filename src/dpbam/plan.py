@@ -1,0 +1,240 @@
+"""The privacy plan: one frozen object from which sampler, noise and accountant are made.
+
+It holds public facts only. q, the sampler, the noise's standard deviation and the accountant's
+event are all derived here and nowhere else, so that they cannot disagree.
+
+Symbols: n units of privacy, l the expected batch size, q = l / n, T steps, C the clipping norm,
+sigma the noise multiplier.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dpbam import _validate, accounting
+from dpbam.ledger import Ledger
+from dpbam.randomness import Randomness
+from dpbam.sampling import PoissonSampler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dpbam.clipping import Clipping
+
+RELATION = "add or remove one unit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyPlan:
+    """What a private training will do, as far as privacy is concerned.
+
+    Attributes:
+        n: number of units of privacy (records, or patients), a public fact.
+        batch_size: l, the expected number of units a step. The sum is divided by it, whatever
+            the realised number.
+        steps: T.
+        noise_multiplier: sigma; the noise's standard deviation is sigma times the sensitivity.
+        delta: the delta of (epsilon, delta); below 1/n, or a warning says why.
+        clip_norm: C.
+        clipping: ``"flat"`` (the paper's), ``"automatic"`` or ``"per-layer"``.
+        unit: ``"record"``, or the name of what owns several records, such as ``"patient"``.
+        max_records: the most records of one unit that enter a step; 1 for records.
+        accountant: ``"pld"`` (tight) or ``"rdp"``.
+        private: False only by way of :meth:`non_private`: then epsilon is infinite.
+
+    Example:
+        >>> plan = PrivacyPlan(n=50_000, batch_size=4096, steps=1000, noise_multiplier=1.731,
+        ...                    delta=1e-5, clip_norm=1.0)
+        >>> plan.sampling_rate, round(plan.epsilon(), 2)
+        (0.08192, 8.0)
+    """
+
+    n: int
+    batch_size: int
+    steps: int
+    noise_multiplier: float
+    delta: float
+    clip_norm: float = 1.0
+    clipping: str = "flat"
+    unit: str = "record"
+    max_records: int = 1
+    accountant: str = "pld"
+    private: bool = True
+
+    def __post_init__(self) -> None:
+        _validate.count("n", self.n)
+        _validate.count("batch_size", self.batch_size)
+        _validate.count("steps", self.steps)
+        _validate.count("max_records", self.max_records)
+        _validate.one_of("accountant", self.accountant, accounting.ACCOUNTANTS)
+        _validate.one_of("clipping", self.clipping, ("flat", "automatic", "per-layer"))
+        _validate.probability("delta", self.delta)
+        self._check_sizes()
+        self._check_noise()
+
+    def _check_sizes(self) -> None:
+        if self.batch_size > self.n:
+            raise ValueError(
+                f"batch_size {self.batch_size} exceeds the {self.n} units of the data set: the "
+                "expected batch is at most everything (batch_size = n is full-batch training)"
+            )
+        if self.unit == "record" and self.max_records != 1:
+            raise ValueError(
+                f"max_records is {self.max_records} but the unit is a record: name what owns "
+                "several records, for example unit='patient'"
+            )
+        if self.private and self.delta > 1 / self.n:
+            warnings.warn(
+                f"delta {self.delta:g} is above 1/n = {1 / self.n:.2g}: such a delta allows "
+                "publishing a whole record; choose one well below 1/n",
+                stacklevel=4,
+            )
+
+    def _check_noise(self) -> None:
+        if self.private:
+            hint = "training without noise is PrivacyPlan.non_private(...)"
+            _validate.positive("noise_multiplier", self.noise_multiplier, hint=hint)
+            hint = "training without clipping is PrivacyPlan.non_private(...)"
+            _validate.positive("clip_norm", self.clip_norm, hint=hint)
+            return
+        _validate.non_negative("noise_multiplier", self.noise_multiplier)
+        if self.clip_norm != math.inf:
+            _validate.positive("clip_norm", self.clip_norm)
+        elif self.noise_multiplier:
+            raise ValueError("noise is scaled by clip_norm: without clipping there can be none")
+
+    @classmethod
+    def calibrate(
+        cls,
+        *,
+        epsilon: float,
+        delta: float,
+        n: int,
+        batch_size: int,
+        epochs: float | None = None,
+        steps: int | None = None,
+        accountant: str = "pld",
+        **options: Any,
+    ) -> PrivacyPlan:
+        """The plan with the least noise that keeps within (epsilon, delta).
+
+        Give ``epochs`` or ``steps``; an epoch is n / batch_size steps. ``options`` are further
+        fields of the plan, such as ``clip_norm``.
+
+        Example:
+            >>> plan = PrivacyPlan.calibrate(epsilon=3, delta=1e-4, n=1437, batch_size=512,
+            ...                              epochs=20)
+            >>> plan.steps, plan.epsilon() <= 3
+            (56, True)
+        """
+        steps = _steps(n, batch_size, epochs, steps)
+        _validate.positive("epsilon", epsilon)
+        draft = cls(n=n, batch_size=batch_size, steps=steps, noise_multiplier=1.0, delta=delta,
+                    accountant=accountant, **options)  # fmt: skip
+        sigma = accounting.noise_multiplier(
+            epsilon, delta, draft.sampling_rate, steps, accountant=accountant
+        )
+        return replace_quietly(draft, noise_multiplier=sigma)
+
+    @classmethod
+    def non_private(
+        cls,
+        *,
+        n: int,
+        batch_size: int,
+        epochs: float | None = None,
+        steps: int | None = None,
+        clip_norm: float = math.inf,
+        noise_multiplier: float = 0.0,
+        **options: Any,
+    ) -> PrivacyPlan:
+        """A plan that promises nothing: by default neither clipping nor noise; epsilon is infinite.
+
+        For references and for research on clipping alone.
+
+        Example:
+            >>> PrivacyPlan.non_private(n=100, batch_size=10, steps=5).epsilon()
+            inf
+        """
+        options.setdefault("delta", 1 / (10 * max(n, 1)))
+        return cls(n=n, batch_size=batch_size, steps=_steps(n, batch_size, epochs, steps),
+                   noise_multiplier=noise_multiplier, clip_norm=clip_norm, private=False,
+                   **options)  # fmt: skip
+
+    @property
+    def sampling_rate(self) -> float:
+        """q = l / n, never one over the number of batches."""
+        return self.batch_size / self.n
+
+    @property
+    def epochs(self) -> float:
+        """Expected passes over the data: T q."""
+        return self.steps * self.sampling_rate
+
+    def epsilon(self, steps: int | None = None) -> float:
+        """Epsilon after ``steps`` steps (default: all) at the plan's delta."""
+        if not self.private:
+            return math.inf
+        count = self.steps if steps is None else steps
+        return accounting.epsilon(
+            self.noise_multiplier, self.sampling_rate, count, self.delta, accountant=self.accountant
+        )
+
+    def clipper(self) -> Clipping:
+        """The clipping object; it knows its sensitivity."""
+        from dpbam.clipping import CLIPPINGS
+
+        return CLIPPINGS[self.clipping](self.clip_norm)
+
+    def ledger(self, path: Path | None = None) -> Ledger:
+        """A ledger that reports at this plan's delta and by its accountant."""
+        return Ledger(self.delta, self.accountant, path)
+
+    def sampler(self, *, seed: int | None = None, start: int = 0) -> PoissonSampler:
+        """The Poisson sampler of this plan's units; a ``batch_sampler`` for a DataLoader."""
+        return PoissonSampler(self.n, self.sampling_rate, self.steps, Randomness(seed), start=start)
+
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        units: Any = None,
+        seed: int | None = None,
+        start: int = 0,
+        num_workers: int = 0,
+    ) -> Iterator[tuple[Any, Any, Any]]:
+        """Poisson batches of ``dataset`` as (inputs, targets, units), ready for the oracle.
+
+        Args:
+            dataset: a map-style data set of (input, target) pairs, or a tuple of two tensors.
+            units: the owner of each record, where the unit of privacy is not the record.
+            seed: reproducible draws, research only; None takes the system's entropy.
+            start: the first step, for a resumed run.
+            num_workers: DataLoader workers, for data sets that read from disk.
+        """
+        from dpbam.loading import PoissonBatches
+
+        sampler = self.sampler(seed=seed, start=start)
+        return iter(PoissonBatches(self, dataset, sampler, units=units, num_workers=num_workers))
+
+
+def replace_quietly(plan: PrivacyPlan, **changes: Any) -> PrivacyPlan:
+    """The plan with changes, without repeating the warnings that the first one gave."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return replace(plan, **changes)
+
+
+def _steps(n: int, batch_size: int, epochs: float | None, steps: int | None) -> int:
+    """Steps as given, or epochs * n / l, rounded."""
+    _validate.count("n", n)
+    _validate.count("batch_size", batch_size)
+    if (epochs is None) == (steps is None):
+        raise ValueError("give either epochs or steps, and not both")
+    if steps is not None:
+        return _validate.count("steps", steps)
+    return max(1, round(_validate.positive("epochs", epochs) * n / batch_size))
