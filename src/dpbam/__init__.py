@@ -1,1 +1,70 @@
-"""Differentially private training that measures and removes the bias of clipping."""
+"""dpbam: differentially private training for PyTorch that measures and removes clipping bias.
+
+The names below are loaded when first used: ``import dpbam`` does not import torch.
+
+Example:
+    >>> import dpbam
+    >>> plan = dpbam.PrivacyPlan(n=1000, batch_size=100, steps=50, noise_multiplier=1.0, delta=1e-4)
+    >>> plan.sampling_rate
+    0.1
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dpbam._version import __version__
+
+if TYPE_CHECKING:
+    from dpbam.clipping import AutomaticClipping, Clipping, FlatClipping, PerLayerClipping
+    from dpbam.ledger import Ledger
+    from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, Method
+    from dpbam.oracle import PrivateGradientOracle
+    from dpbam.plan import PrivacyPlan
+    from dpbam.sampling import PoissonSampler
+
+_HOME = {
+    "AutomaticClipping": "dpbam.clipping",
+    "BAM": "dpbam.methods",
+    "Clipping": "dpbam.clipping",
+    "DPSAT": "dpbam.methods",
+    "DPSGD": "dpbam.methods",
+    "FlatClipping": "dpbam.clipping",
+    "Ledger": "dpbam.ledger",
+    "Method": "dpbam.methods",
+    "PerLayerClipping": "dpbam.clipping",
+    "PoissonSampler": "dpbam.sampling",
+    "PrivacyPlan": "dpbam.plan",
+    "PrivateGradientOracle": "dpbam.oracle",
+    "SAM": "dpbam.methods",
+    "SGD": "dpbam.methods",
+}
+
+__all__ = [
+    "BAM",
+    "DPSAT",
+    "DPSGD",
+    "SAM",
+    "SGD",
+    "AutomaticClipping",
+    "Clipping",
+    "FlatClipping",
+    "Ledger",
+    "Method",
+    "PerLayerClipping",
+    "PoissonSampler",
+    "PrivacyPlan",
+    "PrivateGradientOracle",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dpbam' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
