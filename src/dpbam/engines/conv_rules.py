@@ -1,0 +1,189 @@
+"""Rules for convolutions, transposed convolutions and normalisation layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpbam.engines.base import CannotServe
+from dpbam.engines.capture import Capture
+from dpbam.engines.layer_math import ConvFamily
+from dpbam.engines.layer_rules import (
+    RULES,
+    _generic,
+    _name,
+    _ready,
+    bare,
+    bind,
+    rule,
+    use_matrix,
+)
+from dpbam.engines.sites import ScaleSite, SumSite
+
+_CONV = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+_TRANSPOSED = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2, torch.conv_transpose3d: 3}
+
+
+@rule(*_CONV)
+def _conv(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = bind("input weight bias stride padding dilation groups", args, kwargs)
+    x, weight, bias = given["input"], given["weight"], given["bias"]
+    dims = _CONV[func]
+    if x.ndim != dims + 2 or not _ready(capture, x, weight, bias):
+        return _generic(capture, func, args, kwargs)
+    stride, dilation = _each(given["stride"], dims, 1), _each(given["dilation"], dims, 1)
+    x, padding = _padded(x, given["padding"], weight.shape[2:], dilation)
+    groups = given["groups"] or 1
+    family = ConvFamily(tuple(weight.shape), stride, padding, dilation, groups)
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y: Tensor = func(x, weight, bias, stride, padding, dilation, groups)
+        return y
+
+    what = _name(capture, func, weight)
+    return use_matrix(capture, what, call, family, (x, weight, bias), channel_axes=dims)
+
+
+@rule(*_TRANSPOSED)
+def _transposed(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """y = conv^T(x): its weight gradient is conv's with x and the output's gradient exchanged."""
+    names = "input weight bias stride padding output_padding groups dilation"
+    given = bind(names, args, kwargs)
+    x, weight, bias = given["input"], given["weight"], given["bias"]
+    dims = _TRANSPOSED[func]
+    if x.ndim != dims + 2 or not _ready(capture, x, weight, bias):
+        return _generic(capture, func, args, kwargs)
+    stride, dilation = _each(given["stride"], dims, 1), _each(given["dilation"], dims, 1)
+    padding, more = _each(given["padding"], dims, 0), _each(given["output_padding"], dims, 0)
+    groups = given["groups"] or 1
+    family = ConvFamily(tuple(weight.shape), stride, padding, dilation, groups)
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y: Tensor = func(x, weight, bias, stride, padding, more, groups, dilation)
+        return y
+
+    what = _name(capture, func, weight)
+    return use_matrix(capture, what, call, family, (x, weight, bias), channel_axes=dims, swap=True)
+
+
+def _each(value: Any, dims: int, default: int) -> tuple[int, ...]:
+    if value is None:
+        return (default,) * dims
+    values = tuple(value) if isinstance(value, tuple | list) else (value,)
+    return values * dims if len(values) == 1 else values
+
+
+def _padded(
+    x: Tensor, padding: Any, kernel: torch.Size, dilation: tuple[int, ...]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """x and a padding in numbers; 'same' with an even kernel pads x on one side first."""
+    dims = len(kernel)
+    if not isinstance(padding, str):
+        return x, _each(padding, dims, 0)
+    if padding == "valid":
+        return x, (0,) * dims
+    total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    odd = [t % 2 for t in total]
+    if any(odd):
+        x = F.pad(x, [side for extra in reversed(odd) for side in (0, extra)])
+    return x, tuple(t // 2 for t in total)
+
+
+# --- normalisation: y = scale * xhat + shift, xhat without parameters
+
+
+@rule(F.group_norm)
+def _group_norm(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = bind("input num_groups weight bias eps", args, kwargs)
+    eps = 1e-5 if given["eps"] is None else given["eps"]
+    x = given["input"]
+    xhat = F.group_norm(x, given["num_groups"], None, None, eps)
+    return _affine(capture, func, xhat, given["weight"], given["bias"], x.ndim - 2)
+
+
+@rule(F.instance_norm)
+def _instance_norm(
+    capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    names = "input running_mean running_var weight bias use_input_stats momentum eps"
+    given = bind(names, args, kwargs)
+    if given["running_mean"] is not None:
+        raise CannotServe("an instance norm that tracks running statistics keeps private data")
+    eps = 1e-5 if given["eps"] is None else given["eps"]
+    x = given["input"]
+    xhat = F.group_norm(x, x.shape[1], None, None, eps)
+    return _affine(capture, func, xhat, given["weight"], given["bias"], x.ndim - 2)
+
+
+@rule(F.layer_norm)
+def _layer_norm(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = bind("input normalized_shape weight bias eps", args, kwargs)
+    eps = 1e-5 if given["eps"] is None else given["eps"]
+    xhat = F.layer_norm(given["input"], given["normalized_shape"], None, None, eps)
+    return _affine(capture, func, xhat, given["weight"], given["bias"], 0)
+
+
+@rule(F.rms_norm)
+def _rms_norm(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = bind("input normalized_shape weight eps", args, kwargs)
+    xhat = F.rms_norm(given["input"], given["normalized_shape"], None, given["eps"])
+    return _affine(capture, func, xhat, given["weight"], None, 0)
+
+
+@rule(F.batch_norm)
+def _batch_norm(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = bind("input running_mean running_var weight bias training momentum eps", args, kwargs)
+    if given["training"] or given["running_mean"] is None:
+        raise CannotServe(
+            "batch norm in training mixes the samples of a batch: use group norm, or model.eval()"
+        )
+    eps = 1e-5 if given["eps"] is None else given["eps"]
+    x = given["input"]
+    xhat = F.batch_norm(x, given["running_mean"], given["running_var"], eps=eps)
+    return _affine(capture, func, xhat, given["weight"], given["bias"], x.ndim - 2)
+
+
+def _affine(
+    capture: Capture, func: Any, xhat: Tensor, scale: Any, shift: Any, channel_axes: int
+) -> Tensor:
+    """Scale * xhat + shift, each [channels] or [*normalized_shape]."""
+    what = _name(capture, func, shift if scale is None else scale)
+    trailing = (1,) * channel_axes
+
+    def placed(t: Tensor | None) -> Tensor | None:
+        return None if t is None else bare(t).reshape(*t.shape, *trailing)
+
+    used, k = capture.input(xhat, what) if capture.source(scale) is not None else (xhat, -1)
+    a, c = placed(scale), placed(shift)
+    y = used if a is None else used * a if c is None else torch.addcmul(c, used, a)
+    if a is None and c is not None:
+        y = used + c
+    y, j = capture.output(y, what)
+    for source, kind in ((capture.source(scale), ScaleSite), (capture.source(shift), SumSite)):
+        if source is None:
+            continue
+        if not source.linear:
+            raise CannotServe(f"{what}: its scale or shift is a non-linear function of parameters")
+        shape = (*source.tensor.shape, *trailing)
+        capture.site(
+            ScaleSite(source, shape, k, j) if kind is ScaleSite else SumSite(source, shape, j)
+        )
+    return y
+
+
+def _refuse(name: str) -> Any:
+    def refuse(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise CannotServe(
+            f"{name} hides its steps in one torch function, whose per-sample gradients are not known"
+        )
+
+    return refuse
+
+
+for _recurrent in (
+    "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+):  # fmt: skip
+    RULES[getattr(torch._VF, _recurrent)] = _refuse(_recurrent)  # type: ignore[attr-defined]
