@@ -135,9 +135,8 @@ def _check_options(name: str, options: dict[str, Any], allowed: list[str]) -> No
     for option in options:
         if option not in allowed:
             near = difflib.get_close_matches(option, allowed, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?" if near else f"it has {', '.join(allowed) or 'none'}"
-            )
+            known = ", ".join(allowed) or "none"
+            hint = f"did you mean {near[0]!r}?" if near else f"its options are {known}"
             raise ValueError(f"model {name!r} has no option {option!r}: {hint}")
 
 
@@ -155,7 +154,7 @@ def _build_own(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.
         )
     if has_batch_norm(model):
         warnings.warn(
-            f"{name} has batch norms, which mix samples: replaced by group norms", stacklevel=4
+            f"{name} has batch norms, which mix samples: replaced by group norms", stacklevel=3
         )
         model = replace_batch_norm(model)
     return model
