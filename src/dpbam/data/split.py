@@ -27,8 +27,8 @@ def held_out(
 
     Args:
         dataset: all records.
-        fraction: the share of each class's records to hold out, as nearly as whole units allow. A
-            class of at least two units gives at least one and keeps at least one.
+        fraction: the share of each class's units to hold out. A class of at least two units gives
+            at least one and keeps at least one.
         unit: the column whose equal values belong together (a patient's records); a unit counts to
             the class that most of its records have. None: every record is its own unit.
 
@@ -42,13 +42,12 @@ def held_out(
     if not 0 < fraction < 1:
         raise DataError(f"the held-out fraction must lie between 0 and 1, got {fraction!r}")
     units, digests = _units(dataset, unit)
-    sizes = np.bincount(units)
     majority = _majority(units, dataset.labels, dataset.num_classes)
     order = np.argsort(digests, kind="stable")
-    chosen = np.zeros(len(sizes), bool)
+    chosen = np.zeros(len(digests), bool)
     for label in range(dataset.num_classes):
         mine = order[majority[order] == label]
-        chosen[mine[: _cut(sizes[mine], fraction)]] = True
+        chosen[mine[: _cut(len(mine), fraction)]] = True
     test = chosen[units]
     if not test.any():
         raise DataError(
@@ -84,10 +83,6 @@ def _majority(
     return np.asarray(ordered[first] % classes)
 
 
-def _cut(sizes: NDArray[np.int64], fraction: float) -> int:
-    """How many of these units, in this order, hold nearest to ``fraction`` of their records."""
-    if len(sizes) < 2:
-        return 0
-    held = np.cumsum(sizes)
-    nearest = int(np.abs(held - fraction * held[-1]).argmin()) + 1
-    return min(max(nearest, 1), len(sizes) - 1)
+def _cut(units: int, fraction: float) -> int:
+    """How many of a class's units to hold out: nearest to the fraction, not none and not all."""
+    return min(max(int(fraction * units + 0.5), 1), units - 1) if units > 1 else 0

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import hashlib
+from dataclasses import FrozenInstanceError, replace
+
+import numpy as np
+import pytest
+import torch
+
+from dpbam.data import DataError, DataSet, from_arrays, to_float
+from dpbam.data.base import ArrayImages
+
+from .helpers import random_pixels
+
+
+def small(n: int = 6, seed: int = 0, **changes) -> DataSet:
+    arrays = {
+        "images": random_pixels(n, seed, (4, 5, 3)),
+        "labels": np.arange(n) % 2,
+        "columns": {"patient": np.array([f"p{k // 2}" for k in range(n)])},
+        "name": "small",
+    } | changes
+    return from_arrays(arrays.pop("images"), arrays.pop("labels"), **arrays)
+
+
+def test_what_it_says_about_itself():
+    data = small()
+    assert (len(data), data.shape, data.num_classes) == (6, (3, 4, 5), 2)
+    assert data.class_names == ("0", "1")
+    assert repr(data) == "DataSet('small', 6 images (3, 4, 5), 2 classes)"
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_batch_takes_arrays_and_tensors(kind):
+    pixels = random_pixels(6, 0, (4, 5, 3))
+    images, labels = small().batch(kind([4, 1, 4]))
+    assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
+    assert np.array_equal(images.numpy(), pixels.transpose(0, 3, 1, 2)[[4, 1, 4]])
+    assert labels.tolist() == [0, 1, 0]
+
+
+def test_an_empty_batch_is_a_batch():
+    images, labels = small().batch(torch.tensor([], dtype=torch.int64))
+    assert images.shape == (0, 3, 4, 5)
+    assert labels.shape == (0,)
+
+
+@pytest.mark.parametrize("index", [-1, 6])
+def test_an_index_outside_is_refused(index):
+    with pytest.raises(IndexError, match=r"records 0\.\.5"):
+        small().batch(np.array([0, index]))
+
+
+def test_it_is_frozen():
+    data = small()
+    with pytest.raises(FrozenInstanceError):
+        data.name = "other"
+    with pytest.raises(ValueError, match="read-only"):
+        data.labels[0] = 1
+    with pytest.raises(TypeError):
+        data.columns["sex"] = np.zeros(6)
+
+
+def test_the_caller_keeps_the_labels_array():
+    labels = np.array([0, 1, 0, 1, 0, 1])
+    data = small(labels=labels)
+    labels[0] = 1
+    assert data.labels[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "columns", "sentence"),
+    [
+        ([0, 1], {}, "3 images but 2 labels"),
+        ([0, 1, 2], {}, r"record 2 has label 2, outside 0\.\.1 \(1 such labels\)"),
+        ([0, -1, 1], {}, r"record 1 has label -1, outside 0\.\.1"),
+        ([0, 1, 1], {"sex": np.array(["m"])}, "column 'sex' must have 3 values"),
+    ],
+)
+def test_inconsistent_sets_cannot_be_made(labels, columns, sentence):
+    images = ArrayImages(np.zeros((3, 1, 2, 2), np.uint8))
+    with pytest.raises(DataError, match=sentence):
+        DataSet("bad", images, np.array(labels), ("a", "b"), columns)
+
+
+def test_an_empty_set_cannot_be_made():
+    with pytest.raises(DataError, match="no images"):
+        DataSet("none", ArrayImages(np.zeros((0, 1, 2, 2), np.uint8)), np.array([]), ("a", "b"))
+
+
+def test_subset_keeps_rows_together():
+    part = small().subset(np.array([5, 2]), name="part")
+    assert part.name == "part"
+    assert part.labels.tolist() == [1, 0]
+    assert part.columns["patient"].tolist() == ["p2", "p1"]
+    assert torch.equal(part.batch(np.array([0]))[0], small().batch(np.array([5]))[0])
+
+
+def test_a_missing_column_is_named_with_those_there_are():
+    with pytest.raises(DataError, match="no column 'patent': its columns are patient"):
+        small().column("patent")
+
+
+def changed(index: tuple[int, ...]) -> np.ndarray:
+    pixels = random_pixels(6, 0, (4, 5, 3))
+    pixels[index] ^= 1
+    return pixels
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"images": changed((0, 0, 0, 0))},
+        {"images": changed((5, 3, 4, 2))},
+        {"labels": [1, 0, 0, 1, 0, 1]},
+        {"class_names": ["well", "ill"]},
+        {"columns": {"patient": np.array(["p0", "p0", "p1", "p1", "p2", "p9"])}},
+        {"columns": {}},
+        {"n": 5},
+    ],
+    ids=["first pixel", "last pixel", "labels", "classes", "one patient", "no column", "length"],
+)
+def test_the_fingerprint_tells_a_change(other):
+    assert small(**other).fingerprint() != small().fingerprint()
+
+
+def test_the_fingerprint_is_of_the_content_alone():
+    assert small().fingerprint() == replace(small(), name="elsewhere", notes=("x",)).fingerprint()
+    # Spelt out: a fingerprint in a run folder must hold for later versions too.
+    zeros = from_arrays(np.zeros((2, 2, 2), np.uint8), [0, 1])
+    content = b"((2, 1, 2, 2), ('0', '1'))" + bytes(8) + b"\x01" + bytes(7) + bytes(8)
+    assert zeros.fingerprint() == hashlib.sha256(content).hexdigest()
+
+
+def test_to_float_maps_the_whole_range_to_minus_one_to_one():
+    levels = torch.arange(256, dtype=torch.uint8)
+    floats = to_float(levels)
+    assert floats.dtype == torch.float32
+    assert (floats[0], floats[255]) == (-1.0, 1.0)
+    assert torch.allclose(floats, levels.double().div(127.5).sub(1).float(), atol=1e-6)
+    assert levels[255] == 255  # the images themselves are left alone
+
+
+def test_to_float_refuses_floats():
+    with pytest.raises(TypeError, match="uint8"):
+        to_float(torch.zeros(2))

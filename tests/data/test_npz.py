@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpbam.data import DataError, load, load_pair
+from dpbam.data import npz as npz_module
+
+from .helpers import random_pixels
+
+PNEUMONIA = Path(__file__).parents[3] / "shared" / "data" / "pneumoniamnist.npz"
+
+
+def medmnist(path: Path, shape: tuple[int, ...] = (28, 28), **changes) -> str:
+    arrays = {}
+    for k, (split, n) in enumerate({"train": 20, "val": 6, "test": 8}.items()):
+        arrays[f"{split}_images"] = random_pixels(n, k, shape)
+        arrays[f"{split}_labels"] = (np.arange(n) % 2).astype(np.uint8)[:, None]
+    arrays |= changes
+    np.savez(path, **{k: v for k, v in arrays.items() if v is not None})
+    return str(path)
+
+
+@pytest.mark.parametrize(("shape", "channels"), [((28, 28), 1), ((28, 28, 3), 3)])
+def test_medmnist_has_three_splits(tmp_path, shape, channels):
+    spec = medmnist(tmp_path / "x.npz", shape)
+    train, test = load_pair(spec)
+    val = load(spec, split="val")
+    assert (len(train), len(val), len(test)) == (20, 6, 8)
+    assert train.shape == (channels, 28, 28)
+    assert (train.name, val.name, test.name) == ("x.npz/train", "x.npz/val", "x.npz/test")
+    expected = random_pixels(8, 2, shape).reshape(8, 28, 28, channels).transpose(0, 3, 1, 2)
+    assert np.array_equal(test.images.read(np.arange(8)), expected)
+    assert test.labels.tolist() == [0, 1] * 4
+
+
+@pytest.mark.skipif(not PNEUMONIA.is_file(), reason="PneumoniaMNIST is not there")
+def test_the_real_pneumoniamnist():
+    train, test = load_pair(str(PNEUMONIA))
+    assert (len(train), len(test), train.shape) == (4708, 624, (1, 28, 28))
+    assert np.bincount(test.labels).tolist() == [234, 390]
+
+
+@pytest.mark.parametrize(
+    ("x", "y"), [("x_train", "y_train"), ("images", "labels"), ("data", "target"), ("x", "y")]
+)
+def test_other_names_and_a_held_out_split(tmp_path, x, y):
+    path = tmp_path / "scans.npz"
+    np.savez_compressed(path, **{x: random_pixels(20, 0, (8, 8)), y: np.arange(20) % 2})
+    train, test = load_pair(str(path))
+    assert (len(train), len(test)) == (16, 4)
+    assert len(load(str(path), split="all")) == 20
+
+
+def test_further_arrays_become_columns(tmp_path):
+    path = tmp_path / "scans.npz"
+    who = np.repeat(["a", "b", "c", "d", "e"], 4)
+    np.savez(
+        path,
+        images=random_pixels(20, 0, (8, 8)),
+        labels=np.repeat(["ill", "well", "ill", "well", "ill"], 4),
+        patient=who,
+        age=np.arange(20),
+    )
+    train, test = load_pair(str(path), unit="patient")
+    assert set(train.columns) == {"age", "patient"}
+    assert set(train.columns["patient"]) | set(test.columns["patient"]) == set(who)
+    assert not set(train.columns["patient"]) & set(test.columns["patient"])
+    assert train.class_names == ("ill", "well")
+
+
+def test_columns_go_to_the_split_in_their_name(tmp_path):
+    ages = {"train_age": np.arange(20), "age_test": np.arange(8), "comment": np.zeros(3)}
+    train, test = load_pair(medmnist(tmp_path / "x.npz", **ages))
+    assert train.columns["age"].tolist() == list(range(20))
+    assert test.columns["age"].tolist() == list(range(8))
+    assert set(train.columns) == {"age"}
+
+
+def test_class_names(tmp_path):
+    names = np.array(["normal", "pneumonia", "never seen"])
+    assert load(medmnist(tmp_path / "x.npz", class_names=names)).class_names == tuple(names)
+
+
+def test_large_images_are_memory_mapped(tmp_path, data_folder, monkeypatch):
+    small = load(medmnist(tmp_path / "x.npz"))
+    monkeypatch.setattr(npz_module, "_IN_MEMORY", 1000)
+    large = load(str(tmp_path / "x.npz"))
+    assert isinstance(large.images._array.base.base, np.memmap)
+    assert large.fingerprint() == small.fingerprint()
+    (copy,) = (data_folder / "converted").iterdir()
+    assert copy.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"train_images": random_pixels(20, 0, (28, 28)) / 255}, "float64, but must be uint8"),
+        ({"train_images": random_pixels(20)}, r"shape \[20, 3072\]"),
+        ({"train_labels": np.zeros((20, 14), np.uint8)}, "x.npz/train have 14 values a record"),
+        ({"train_labels": np.arange(19) % 2}, "20 images but 19 labels"),
+        ({"train_labels": np.arange(20) % 2 * 5}, "skip 2, 3, 4"),
+        ({"train_labels": np.arange(20) % 2 - 1}, "record 0 has -1"),
+        ({"train_labels": np.array([0, None] * 10, object)}, "'train_labels' .* pickled objects"),
+        ({"train_images": np.full(20, None, object)}, "'train_images' .* pickled objects"),
+        ({"train_age": np.arange(3)}, "column 'age' must have 20 values"),
+        ({"test_labels": None}, "has 'test_images' but not test_labels or y_test"),
+        ({"train_labels": None, "train_images": None}, "training needs images"),
+        ({"train_labels": np.zeros(20, int)}, "one class only"),
+    ],
+)
+def test_what_is_refused(tmp_path, changes, sentence):
+    with pytest.raises(DataError, match=sentence):
+        load(medmnist(tmp_path / "x.npz", **changes))
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(DataError, match=r"there is no file .*none\.npz"):
+        load(str(tmp_path / "none.npz"))
+
+
+def test_truncated_and_damaged_files(tmp_path):
+    path = Path(medmnist(tmp_path / "x.npz"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"x\.npz cannot be read .* truncated"):
+        load(str(path))
+    damaged = bytearray(whole)
+    damaged[300:2000] = bytes(1700)  # inside the first array: its checksum no longer holds
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match=r"x\.npz cannot be read"):
+        load(str(path))
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"x\.npz cannot be read"):
+        load(str(path))
