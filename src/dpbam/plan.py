@@ -237,4 +237,14 @@ def _steps(n: int, batch_size: int, epochs: float | None, steps: int | None) -> 
         raise ValueError("give either epochs or steps, and not both")
     if steps is not None:
         return _validate.count("steps", steps)
-    return max(1, round(_validate.positive("epochs", epochs) * n / batch_size))
+    return epoch_steps(n, batch_size, _validate.positive("epochs", epochs))
+
+
+def epoch_steps(n: int, batch_size: int, epochs: float) -> int:
+    """The steps of ``epochs`` expected passes: epochs * n / l, rounded, and at least one.
+
+    Example:
+        >>> epoch_steps(50_000, 4096, 75)
+        916
+    """
+    return max(1, round(epochs * n / batch_size))
