@@ -1,0 +1,10 @@
+"""``python -m dpbam`` is ``dpbam``."""
+
+from __future__ import annotations
+
+import sys
+
+from dpbam.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""How commands print: tables for people, JSON for scripts. What a command finds goes to stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the present stdout or stderr."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+
+
+def examples(*commands: str) -> str:
+    """The examples below a command's help, one a line."""
+    lines = ["[bold]Examples[/bold]", *(f"$ {command}" for command in commands)]
+    return "\n\n".join(lines)
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON, as every JSON reader takes it."""
+    print(to_json(value))
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON with infinite and missing numbers as strings, since JSON has none.
+
+    Example:
+        >>> to_json({"epsilon": float("inf")})
+        '{"epsilon": "infinity"}'
+    """
+    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def facts(rows: Mapping[str, object], *, title: str | None = None) -> Table:
+    """A table of names and values, without lines."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(title=title, show_header=False, box=None, pad_edge=False, title_justify="left")
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(name, Text(number(value) if isinstance(value, float) else str(value)))
+    return grid
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", left: int = 1
+) -> Table:
+    """A table with a header; the first ``left`` columns hold text, the others numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(title=title or None, title_justify="left", header_style="bold")
+    for k, name in enumerate(header):
+        grid.add_column(name, justify="left" if k < left else "right")
+    for row in rows:
+        grid.add_row(*(Text(str(cell)) for cell in row))
+    return grid
+
+
+def number(value: float) -> str:
+    """Four significant digits.
+
+    Example:
+        >>> number(7.99912), number(float("inf")), number(1e-5), number(50_000.0)
+        ('7.999', 'infinite', '1e-05', '5e+04')
+    """
+    return "infinite" if math.isinf(value) else f"{value:.4g}"
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """A share as a percentage.
+
+    Example:
+        >>> percent(0.9234)
+        '92.3%'
+    """
+    return f"{100 * value:.{digits}f}%"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "undefined" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
