@@ -66,6 +66,8 @@ class RunConfig(BaseModel):
         max_records: the most records of one unit in a step; None: 1 for records, 8 otherwise.
         budget: a budget file of the data set, shared by its runs.
         seed: reproducible, research only; None takes the system's entropy.
+        noise_seed: in a seeded run, the noise's own seed, so that paired runs share data order and
+            initial weights but not noise; None: as ``seed``.
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
         engine: "auto", "fused" or "functional". Changes speed only.
         accountant: "pld" or "rdp".
@@ -119,6 +121,7 @@ class RunConfig(BaseModel):
     max_records: int | None = None
     budget: Path | None = None
     seed: int | None = None
+    noise_seed: int | None = None
     device: str = "auto"
     engine: str = "auto"
     accountant: Literal["pld", "rdp"] = "pld"
@@ -152,7 +155,7 @@ class RunConfig(BaseModel):
     def _count(cls, value: int | None, info: Any) -> int | None:
         return value if value is None else _validate.count(info.field_name, value)
 
-    @field_validator("augment_multiplicity", "shift", "seed", "num_workers")
+    @field_validator("augment_multiplicity", "shift", "seed", "noise_seed", "num_workers")
     @classmethod
     def _from_zero(cls, value: int | None, info: Any) -> int | None:
         return value if value is None else _validate.count(info.field_name, value, least=0)
@@ -176,6 +179,8 @@ class RunConfig(BaseModel):
                 f"method {self.method!r} is a reference without privacy: leave epsilon and "
                 "noise_multiplier out, or choose dp-sgd, dp-sat or bam"
             )
+        if self.noise_seed is not None and self.seed is None:
+            raise ValueError("noise_seed needs a seed: without one all randomness is the system's")
         if self.ema is not None and self.swa is not None:
             raise ValueError("ema and swa are two ways to average the weights: choose one")
         if self.freeze and self.head_only:
