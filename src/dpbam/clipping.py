@@ -54,6 +54,16 @@ class Clipping(ABC):
         return self.scales(torch.where(finite, norms, 0.0)) * finite
 
 
+def unclipped(norms: Tensor) -> Tensor:
+    """[G, U] norms -> factors that leave every finite unit as it is, and drop the others.
+
+    Example:
+        >>> unclipped(torch.tensor([[7.0, float("inf")]]))
+        tensor([[1., 0.]])
+    """
+    return FlatClipping(math.inf).factors(norms)
+
+
 def _bounded(norms: Tensor, bound: float) -> Tensor:
     """min(1, bound / norm), which is 1 / max(1, norm / bound) and 1 at norm 0."""
     if math.isinf(bound):

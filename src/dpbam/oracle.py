@@ -12,12 +12,13 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dpbam.clipping import Clipping
+from dpbam.clipping import Clipping, unclipped
 from dpbam.engines import Loss, PerSampleDirections, PhysicalBatch, make_engine
 from dpbam.ledger import Ledger
 from dpbam.logical import LogicalBatch, Views
@@ -29,16 +30,46 @@ from dpbam.randomness import Randomness
 from dpbam.trees import Params, accumulation_dtype
 
 
+@dataclass(frozen=True)
+class StepFacts:
+    """What a lens is told before a step.
+
+    Attributes:
+        step: its number, from 0.
+        plan: the privacy plan.
+        clipping: what bounds the directions.
+        method: says what a direction is.
+        lam: its lambda at this step.
+        previous: the previous private gradient, where the method keeps it.
+        shifted: whether theta is shifted for the whole batch during the step (DP-SAT, SAM).
+        whole: whether the logical batch is computed as one physical batch.
+        batch_gradient: g_hat at the unshifted theta, by a pass of its own. Not private.
+    """
+
+    step: int
+    plan: PrivacyPlan
+    clipping: Clipping
+    method: Method
+    lam: float
+    previous: Params | None
+    shifted: bool
+    whole: bool
+    batch_gradient: Callable[[], Params]
+
+
 class Lens(Protocol):
     """Watches a step from inside, for measuring. What it sees is not private."""
 
     wants_plain: bool
 
-    def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
-        """Called for each physical batch."""
+    def begin(self, facts: StepFacts) -> bool:
+        """Called before a step, theta unshifted; whether to watch it. Sets ``wants_plain``."""
 
-    def finish(self, clipped: Params, released: Params, batch_size: int) -> None:
-        """Called once a step: the clipped sum, and the released gradient (noised, divided)."""
+    def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
+        """Called for each physical batch of a watched step."""
+
+    def finish(self, clipped: Params, released: Params) -> None:
+        """Called once a watched step: the clipped sum; the released gradient (noised, divided)."""
 
 
 class PrivateGradientOracle:
@@ -130,27 +161,39 @@ class PrivateGradientOracle:
         batch = batch.keyed(self.randomness, self.step)
 
         ascent = self.method.ascent(lam, self._previous, lambda: self._batch_gradient(batch))
+        lens = self._watching(batch, lam, shifted=ascent is not None)
         with shifted(self._trainable(), ascent):  # theta + ascent; theta again afterwards
-            clipped = self._clipped_sum(batch, lam)  # sum_i clip(d_i)
+            clipped = self._clipped_sum(batch, lam, lens)  # sum_i clip(d_i)
         std = self.plan.noise_multiplier * self._sensitivity()  # sigma C
         noised = self.noise.add(clipped, std, self.step)  # once per logical batch
         released = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
-        if self.lens:
-            self.lens.finish(clipped, released, self.plan.batch_size)
+        if lens:
+            lens.finish(clipped, released)
         self._release(released)
 
-    def _clipped_sum(self, batch: LogicalBatch, lam: float) -> Params:
+    def _watching(self, batch: LogicalBatch, lam: float, *, shifted: bool) -> Lens | None:
+        """The lens, if it watches this step."""
+        if self.lens is None:
+            return None
+        whole = len(batch.ids) * self.views.multiplicity <= self.physical_batch_size
+        facts = StepFacts(
+            self.step, self.plan, self.clipping, self.method, lam, self._previous, shifted, whole,
+            lambda: self._batch_gradient(batch),
+        )  # fmt: skip
+        return self.lens if self.lens.begin(facts) else None
+
+    def _clipped_sum(self, batch: LogicalBatch, lam: float, lens: Lens | None) -> Params:
         """sum_i clip(d_i) over all physical batches."""
         total = self._zeros()
-        wants_plain = self.lens is not None and self.lens.wants_plain
+        wants_plain = lens is not None and lens.wants_plain
         for physical in self._physical(batch):
             directions = self.engine.directions(physical, self.method, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
             factors = self.clipping.factors(norms)  # [G, U]
             for name, part in directions.weighted_sum(factors).items():
                 total[name] += part
-            if self.lens:
-                self.lens.observe(directions, norms, factors)
+            if lens:
+                lens.observe(directions, norms, factors)
         return total
 
     def _physical(self, batch: LogicalBatch) -> Iterator[PhysicalBatch]:
@@ -162,7 +205,7 @@ class PrivateGradientOracle:
         total = self._zeros()
         for physical in self._physical(batch):
             directions = self.engine.directions(physical, DPSGD(), 0.0)
-            for name, part in directions.weighted_sum(torch.ones_like(directions.norms())).items():
+            for name, part in directions.weighted_sum(unclipped(directions.norms())).items():
                 total[name] += part
         return {n: s / self.plan.batch_size for n, s in total.items()}
 

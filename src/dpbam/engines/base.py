@@ -76,6 +76,9 @@ class PerSampleDirections(Protocol):
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
         """[U] inner products <d_i, vector>, for measuring (never released)."""
 
+    def parameter_norms(self) -> dict[str, Tensor]:
+        """[U] norms of d_i's entries by parameter, for measuring which layers are long."""
+
     @property
     def plain(self) -> PerSampleDirections | None:
         """The plain gradients g_i of the same pass, if they were asked for (for measuring)."""

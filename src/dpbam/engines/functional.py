@@ -105,6 +105,10 @@ class FunctionalDirections:
             squares[self._groups[name]].append(d.flatten(1).square().sum(1))
         return torch.stack([torch.stack(s).sum(0) for s in squares]).sqrt()
 
+    def parameter_norms(self) -> dict[str, Tensor]:
+        """The norm of d_i's entries by parameter: [U] each."""
+        return {name: d.flatten(1).square().sum(1).sqrt() for name, d in self._d.items()}
+
     def weighted_sum(self, factors: Tensor) -> Params:
         """sum_i factors[g, i] d_i; a factor of 0 removes even a NaN."""
         return {name: _contract(factors[self._groups[name]], d) for name, d in self._d.items()}

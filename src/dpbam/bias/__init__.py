@@ -1,0 +1,24 @@
+"""What clipping does to the gradients: bias, decomposition, alignment, flatness, advice, releases.
+
+Everything here but :class:`PrivateStatistics` is not private: it is computed from the data without
+noise, for the operator's eyes, and carries ``non_private`` in its names.
+"""
+
+from __future__ import annotations
+
+from dpbam.bias.decomposition import decompose, flat
+from dpbam.bias.lens import BiasLens
+from dpbam.bias.record import BIAS_FILE, BiasRecord, Layer, Norms, Reading, append, read
+
+__all__ = [
+    "BIAS_FILE",
+    "BiasLens",
+    "BiasRecord",
+    "Layer",
+    "Norms",
+    "Reading",
+    "append",
+    "decompose",
+    "flat",
+    "read",
+]

@@ -1,0 +1,168 @@
+"""What a measured step looks like, in memory and as a line of ``non-private/bias.jsonl``.
+
+Whatever was computed from the data without noise has ``non_private`` in its name, here and in the
+JSON. The other fields are public facts of the plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+#: Quantiles of the per-unit norms that are recorded.
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+
+#: Where a run folder keeps its measured steps.
+BIAS_FILE = Path("non-private") / "bias.jsonl"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The clipped gradient against one reference gradient r: g_clip = a r + c, c orthogonal to r.
+
+    Attributes:
+        reference_norm: |r|.
+        clipped_norm: |g_clip|.
+        bias: |g_clip - r|.
+        relative_bias: the bias over |r|.
+        a: the magnitude error's factor; 1 means that the length along r is right.
+        a_from_eta: whether a = (1/l) sum_i f_i eta_i was computed from each unit's eta_i, and not
+            as <g_clip, r> / |r|^2. The two are equal: the theorem of Appendix D.
+        c_norm: |c|, the directional error.
+        orthogonality: <c, r> / (|g_clip| |r|): 0 if the theorem holds.
+        magnitude_share: ((a - 1) |r|)^2 / bias^2.
+        direction_share: |c|^2 / bias^2; the two shares add up to 1.
+        cosine: of g_clip and r.
+        private_a: a of the released gradient, noise included.
+        private_c_norm: |c| of the released gradient.
+        private_cosine: cosine of the released gradient and r.
+        noise_share: of the mean squared error bias^2 + variance, what the noise causes.
+    """
+
+    reference_norm: float
+    clipped_norm: float
+    bias: float
+    relative_bias: float
+    a: float
+    a_from_eta: bool
+    c_norm: float
+    orthogonality: float
+    magnitude_share: float
+    direction_share: float
+    cosine: float
+    private_a: float
+    private_c_norm: float
+    private_cosine: float
+    noise_share: float
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Per-unit norms of one step: of all parameters, or of one layer's.
+
+    Attributes:
+        quantiles: at :data:`QUANTILES`; empty if there was no finite unit.
+        mean: mean norm.
+    """
+
+    quantiles: tuple[float, ...]
+    mean: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer (a module with parameters of its own).
+
+    Attributes:
+        norms: of the units' directions, this layer's entries only.
+        share: of the units' squared norms, the part that this layer has: a layer with a large
+            share decides what is clipped.
+        bias: |g_clip - r| over this layer's entries, r the method's own unclipped gradient.
+        relative_bias: the bias over |r| of this layer.
+        cosine: of g_clip and r over this layer's entries.
+    """
+
+    norms: Norms | None
+    share: float | None
+    bias: float
+    relative_bias: float
+    cosine: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasRecord:
+    """One measured step.
+
+    Attributes:
+        step: from 0.
+        method: its name.
+        lam: lambda.
+        clip_norm: C.
+        batch_size: l, the expected batch size.
+        noise_multiplier: sigma.
+        noise_norm: sigma C sqrt(d) / l, the noise's expected length (its root mean square).
+        non_private_units: units in the batch.
+        non_private_broken: units whose direction was not finite, and was replaced by zero.
+        non_private_against_plain: against g_hat at theta, the paper's Eq. 1. None where it would
+            have cost a further pass and was not asked for (DP-SAT).
+        non_private_against_own: against the method's own unclipped gradient.
+        non_private_lemma2_bound: (1/l) sum_i |1 - f_i| |d_i|, which the bias against the method's
+            own gradient cannot exceed; for flat clipping (1/l) sum_i max(0, |d_i| - C).
+        non_private_norms: of the directions d_i, which are what is clipped.
+        non_private_plain_norms: of the plain gradients g_i, where the method has both.
+        non_private_clip_share: share of units that were shortened.
+        non_private_alignment: cosine of the method's ascent direction with g_hat, SAM's. DP-SAT:
+            cos(previous private gradient, g_hat). BAM: mean_i cos(g_i, g_hat).
+        non_private_flatness_slack: lambda (mean_i |g_i| - |mean_i g_i|) = L_BAO - L_Z >= 0.
+        non_private_layers: by name.
+    """
+
+    step: int
+    method: str
+    lam: float
+    clip_norm: float
+    batch_size: int
+    noise_multiplier: float
+    noise_norm: float
+    non_private_units: int
+    non_private_broken: int
+    non_private_against_plain: Reading | None
+    non_private_against_own: Reading
+    non_private_lemma2_bound: float
+    non_private_norms: Norms
+    non_private_plain_norms: Norms | None
+    non_private_clip_share: float
+    non_private_alignment: float | None
+    non_private_flatness_slack: float | None
+    non_private_layers: dict[str, Layer] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """One line of JSON; NaN and infinities, which JSON has not, become null."""
+        return json.dumps(_finite(asdict(self)), allow_nan=False)
+
+
+def append(record: BiasRecord, folder: Path) -> None:
+    """Add a line to ``non-private/bias.jsonl`` in a run folder."""
+    path = folder / BIAS_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(record.to_json() + "\n")
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file, as plain dicts; a torn last line is left out."""
+    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+        yield json.loads(line)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not -float("inf") < value < float("inf"):
+        return None
+    return value

@@ -1,0 +1,220 @@
+"""What one measured step accumulates, and what becomes of it.
+
+Sums run over the units of a logical batch; g_hat and its like are the sums divided by l. A unit
+that is not finite is left out of every sum, as the oracle leaves it out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dpbam.bias.decomposition import cosine, decompose, dot, flat, norm, ratio
+from dpbam.bias.record import QUANTILES, BiasRecord, Layer, Norms, Reading
+from dpbam.clipping import unclipped
+from dpbam.engines import PerSampleDirections
+from dpbam.oracle import StepFacts
+from dpbam.trees import Params
+
+
+@dataclass
+class Tally:
+    """The sums and norms of one step.
+
+    Attributes:
+        facts: what the oracle told before the step.
+        own_is_plain: the directions are the plain gradients at theta.
+        plain: g_hat at theta, divided by l, where it came from a pass of its own (DP-SAT).
+    """
+
+    facts: StepFacts
+    own_is_plain: bool
+    plain: Params | None = None
+    _own: Params = field(default_factory=dict)  # sum_i d_i
+    _plain: Params = field(default_factory=dict)  # sum_i g_i
+    _ascent: Params = field(default_factory=dict)  # sum_i g_i / |g_i|
+    _norms: list[Tensor] = field(default_factory=list)  # |d_i|: [U] a physical batch
+    _plain_norms: list[Tensor] = field(default_factory=list)  # |g_i|
+    _lost: list[Tensor] = field(default_factory=list)  # |1 - f_i| |d_i|
+    _layer_norms: list[dict[str, Tensor]] = field(default_factory=list)
+    _a_own: float | None = None
+    _a_plain: float | None = None
+
+    def take(
+        self,
+        directions: PerSampleDirections,
+        norms: Tensor,
+        factors: Tensor,
+        *,
+        eta: bool,
+        layers: bool,
+    ) -> None:
+        """Add one physical batch: norms and factors [G, U]."""
+        kept = unclipped(norms)  # [G, U], 0 where a unit is not finite
+        _accumulate(self._own, directions.weighted_sum(kept))
+        self._norms.append(_total(norms))
+        self._lost.append(_total(torch.where(kept != 0, (1 - factors).abs() * norms, 0.0)))
+        if directions.plain is not None and not self.own_is_plain:
+            self._take_plain(directions.plain)
+        if layers:
+            self._layer_norms.append(_by_layer(directions.parameter_norms()))
+        if eta and self.facts.whole and len(factors) == 1:
+            self._take_etas(directions, factors[0])
+
+    def _take_plain(self, plain: PerSampleDirections) -> None:
+        norms = plain.norms()  # [G, U]
+        _accumulate(self._plain, plain.weighted_sum(unclipped(norms)))
+        total = _total(norms)  # [U]
+        self._plain_norms.append(total)
+        some = total.isfinite() & (total > 0)
+        inverse = torch.where(some, 1 / torch.where(some, total, 1.0), 0.0)
+        _accumulate(self._ascent, plain.weighted_sum(inverse.expand(norms.shape)))
+
+    def _take_etas(self, directions: PerSampleDirections, factors: Tensor) -> None:
+        """a = (1/l) sum_i f_i eta_i with eta_i = <d_i, r> / |r|^2, r = (sum of the batch) / l."""
+
+        def a(total: Params) -> float:
+            inner = torch.where(factors != 0, factors * directions.inner(total), 0.0)
+            return ratio(float(inner.double().sum()), norm(flat(total)) ** 2)
+
+        self._a_own = a(self._own)
+        if self._plain:
+            self._a_plain = a(self._plain)
+        elif self.plain is not None:
+            scaled = {n: g * self.facts.plan.batch_size for n, g in self.plain.items()}
+            self._a_plain = a(scaled)
+
+    def record(self, clipped: Params, released: Params) -> BiasRecord:
+        """Compare the clipped sum and the released gradient with what was accumulated."""
+        facts, plan = self.facts, self.facts.plan
+        l = plan.batch_size  # noqa: E741 (the paper's letter)
+        g_clip, private = flat(clipped, 1 / l), flat(released)
+        own = flat(self._own, 1 / l) if self._own else torch.zeros_like(g_clip)
+        std = plan.noise_multiplier * plan.clip_norm / l if plan.noise_multiplier else 0.0
+        variance = g_clip.numel() * std**2  # d (sigma C / l)^2
+        against_own = decompose(g_clip, own, private, variance=variance, a=self._a_own)
+        g_hat = self._g_hat(own)
+        against_plain: Reading | None = None
+        if self.own_is_plain:
+            against_plain = against_own
+        elif g_hat is not None:
+            against_plain = decompose(g_clip, g_hat, private, variance=variance, a=self._a_plain)
+        norms = _joined(self._norms)
+        finite = norms.isfinite()
+        lost = _joined(self._lost)[finite]
+        return BiasRecord(
+            step=facts.step,
+            method=facts.method.name,
+            lam=facts.lam,
+            clip_norm=plan.clip_norm,
+            batch_size=l,
+            noise_multiplier=plan.noise_multiplier,
+            noise_norm=math.sqrt(variance),
+            non_private_units=len(norms),
+            non_private_broken=int((~finite).sum()),
+            non_private_against_plain=against_plain,
+            non_private_against_own=against_own,
+            non_private_lemma2_bound=float(lost.sum()) / l,
+            non_private_norms=summary(norms),
+            non_private_plain_norms=(
+                summary(_joined(self._plain_norms)) if self._plain_norms else None
+            ),
+            non_private_clip_share=ratio(int((lost > 0).sum()), len(lost)),
+            non_private_alignment=self._alignment(g_hat),
+            non_private_flatness_slack=self._slack(g_hat),
+            non_private_layers=self._layers(clipped),
+        )
+
+    def _g_hat(self, own: Tensor) -> Tensor | None:
+        """The plain batch gradient at theta, divided by l, where it is known."""
+        if self.own_is_plain:
+            return own
+        if self._plain:
+            return flat(self._plain, 1 / self.facts.plan.batch_size)
+        return None if self.plain is None else flat(self.plain)
+
+    def _alignment(self, g_hat: Tensor | None) -> float | None:
+        """The ascent direction against SAM's: see :class:`BiasRecord`."""
+        if g_hat is None or self.own_is_plain:
+            return None
+        if self.facts.shifted:
+            previous = self.facts.previous
+            return None if previous is None else cosine(flat(previous), g_hat)
+        units = int(_joined(self._plain_norms).isfinite().sum())
+        return ratio(dot(flat(self._ascent), g_hat), units * norm(g_hat))  # mean_i cos(g_i, g_hat)
+
+    def _slack(self, g_hat: Tensor | None) -> float | None:
+        """L_BAO - L_Z = lambda ((1/l) sum_i |g_i| - |g_hat|)."""
+        if g_hat is None or not self._plain_norms:
+            return None
+        norms = _joined(self._plain_norms)
+        mean = float(norms[norms.isfinite()].sum()) / self.facts.plan.batch_size
+        return self.facts.lam * (mean - norm(g_hat))
+
+    def _layers(self, clipped: Params) -> dict[str, Layer]:
+        """Norms and bias of each layer, against the method's own unclipped gradient."""
+        if not self._layer_norms:
+            return {}
+        l = self.facts.plan.batch_size  # noqa: E741
+        joined = {k: _joined([part[k] for part in self._layer_norms]) for k in self._layer_norms[0]}
+        squares = {k: float(v[v.isfinite()].square().sum()) for k, v in joined.items()}
+        whole = sum(squares.values())
+        found: dict[str, Layer] = {}
+        for layer, norms in joined.items():
+            names = [n for n in clipped if layer_of(n) == layer]
+            g_clip = flat({n: clipped[n] for n in names}, 1 / l)
+            r = flat({n: self._own[n] for n in names}, 1 / l)
+            bias = norm(g_clip - r)
+            found[layer] = Layer(
+                norms=summary(norms),
+                share=ratio(squares[layer], whole),
+                bias=bias,
+                relative_bias=ratio(bias, norm(r)),
+                cosine=cosine(g_clip, r),
+            )
+        return found
+
+
+def layer_of(name: str) -> str:
+    """The module that a parameter belongs to; a bare parameter is a layer of its own.
+
+    Example:
+        >>> layer_of("blocks.0.conv.weight"), layer_of("scale")
+        ('blocks.0.conv', 'scale')
+    """
+    return name.rpartition(".")[0] or name
+
+
+def summary(norms: Tensor) -> Norms:
+    """Quantiles and mean of the finite ones of [U] norms."""
+    finite = norms[norms.isfinite()].double()
+    if not len(finite):
+        return Norms((), math.nan)
+    at = torch.tensor(QUANTILES, dtype=torch.float64, device=finite.device)
+    return Norms(tuple(torch.quantile(finite, at).tolist()), float(finite.mean()))
+
+
+def _by_layer(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    squares: dict[str, Tensor] = {}
+    for name, values in norms.items():
+        layer = layer_of(name)
+        squares[layer] = squares.get(layer, torch.zeros_like(values)) + values.square()
+    return {layer: s.sqrt() for layer, s in squares.items()}
+
+
+def _accumulate(total: Params, part: Params) -> None:
+    for name, g in part.items():
+        total[name] = total[name] + g if name in total else g
+
+
+def _total(norms: Tensor) -> Tensor:
+    """[G, U] norms by group -> [U] over all groups."""
+    return norms.square().sum(0).sqrt() if len(norms) > 1 else norms[0]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if parts else torch.zeros(0)
