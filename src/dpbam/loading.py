@@ -1,11 +1,13 @@
-"""From a plan's Poisson sample to tensors: index a pair of tensors, or drive a DataLoader.
+"""From a plan's Poisson sample to tensors: index, gather whole batches, or drive a DataLoader.
 
 An empty sample gives an empty batch (zero rows, right shapes), never a skipped step.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,11 +27,12 @@ class PoissonBatches:
 
     Args:
         plan: says n, the unit and its cap.
-        dataset: a map-style data set of (input, target) pairs, or a tuple (inputs, targets) of
-            tensors (or dicts of tensors) with the records along the first axis.
+        dataset: a map-style data set of (input, target) pairs; or a tuple (inputs, targets) of
+            tensors (or dicts of tensors) with the records along the first axis; or anything with
+            ``batch(indices) -> (inputs, targets)``, such as :class:`dpbam.data.DataSet`.
         sampler: the plan's sampler.
         units: the owner of each record, if the unit is not the record.
-        num_workers: of the DataLoader, for a data set.
+        num_workers: of the DataLoader; or the threads that gather batches ahead.
 
     Example:
         >>> from dpbam.plan import PrivacyPlan
@@ -66,6 +69,8 @@ class PoissonBatches:
     def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
         if self._tensors is not None:
             return self._from_tensors()
+        if hasattr(self._dataset, "batch"):
+            return self._from_batches()
         return self._from_loader()
 
     def _samples(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -82,6 +87,27 @@ class PoissonBatches:
         for records, units in self._samples():
             inputs, targets = select_rows(tuple(self._tensors or ()), records)
             yield inputs, targets, units
+
+    def _from_batches(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Each thread gathers one whole batch ahead; they come out in order."""
+        if not self._num_workers:
+            yield from (self._gather(*sample) for sample in self._samples())
+            return
+        pool = ThreadPoolExecutor(self._num_workers, thread_name_prefix="dpbam-read")
+        waiting: deque[Future[tuple[Any, Any, Any]]] = deque()
+        try:
+            for sample in self._samples():
+                waiting.append(pool.submit(self._gather, *sample))
+                if len(waiting) > self._num_workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _gather(self, records: Tensor, units: Tensor) -> tuple[Any, Any, Any]:
+        inputs, targets = self._dataset.batch(records)
+        return inputs, targets, units
 
     def _from_loader(self) -> Iterator[tuple[Any, Any, Any]]:
         empty = map_rows(lambda t: t[:0], default_collate([self._dataset[0]]))

@@ -210,11 +210,12 @@ class PrivacyPlan:
         """Poisson batches of ``dataset`` as (inputs, targets, units), ready for the oracle.
 
         Args:
-            dataset: a map-style data set of (input, target) pairs, or a tuple of two tensors.
+            dataset: a map-style data set of (input, target) pairs, a tuple of two tensors, or
+                a :class:`dpbam.data.DataSet`.
             units: the owner of each record, where the unit of privacy is not the record.
             seed: reproducible draws, research only; None takes the system's entropy.
             start: the first step, for a resumed run.
-            num_workers: DataLoader workers, for data sets that read from disk.
+            num_workers: workers that read ahead, for data sets that read from disk.
         """
         from dpbam.loading import PoissonBatches
 
