@@ -36,7 +36,7 @@ def test_other_shapes_are_refused(shape):
 
 
 def test_channels_that_could_be_either_axis_are_refused():
-    with pytest.raises(DataError, match="axis 1 or axis 3"):
+    with pytest.raises(DataError, match=r"axis 1 or axis 3"):
         as_images(np.zeros((5, 3, 8, 3), np.uint8), "x")
 
 
@@ -105,7 +105,7 @@ def test_class_names_allow_gaps_but_not_labels_beyond_them():
     assert data.num_classes == 3
     with pytest.raises(DataError, match=r"label 3, outside 0\.\.2"):
         from_arrays(images, [0, 3, 1], class_names=["a", "b", "c"])
-    with pytest.raises(DataError, match="'d', which is not among class_names"):
+    with pytest.raises(DataError, match=r"'d', which is not among class_names"):
         from_arrays(images, ["a", "d", "b"], class_names=["a", "b", "c"])
 
 
@@ -114,7 +114,7 @@ def test_columns_hold_numbers_or_strings():
     data = from_arrays(images, [0, 1], columns={"age": [3, 4.5], "id": np.array([b"x", b"y"])})
     assert data.columns["age"].tolist() == [3, 4.5]
     assert data.columns["id"].tolist() == ["x", "y"]
-    with pytest.raises(DataError, match="arrays: who must hold one number or string"):
+    with pytest.raises(DataError, match=r"arrays: who must hold one number or string"):
         from_arrays(images, [0, 1], columns={"who": np.array([None, 1], dtype=object)})
-    with pytest.raises(DataError, match="one number or string a record"):
+    with pytest.raises(DataError, match=r"one number or string a record"):
         from_arrays(images, [0, 1], columns={"who": np.zeros((2, 2))})

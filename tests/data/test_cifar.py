@@ -101,7 +101,7 @@ def test_a_download(tmp_path, data_folder, monkeypatch):
     md5 = official_tar(tmp_path / "away.tar.gz")
     url = (tmp_path / "away.tar.gz").as_uri()
     use_archive(monkeypatch, "cifar10", 0, md5=md5, url=url)
-    with pytest.raises(DataError, match="no cifar10 in .*: put cifar-10-binary.tar.gz"):
+    with pytest.raises(DataError, match=r"no cifar10 in .*: put cifar-10-binary.tar.gz"):
         load("cifar10", download=False)
     assert len(load("cifar10")) == 50
     (tmp_path / "away.tar.gz").unlink()
@@ -112,7 +112,7 @@ def test_a_download(tmp_path, data_folder, monkeypatch):
 
 def test_a_wrong_checksum_is_refused_and_nothing_unpacked(tmp_path, data_folder):
     official_tar(tmp_path / "cifar-10-binary.tar.gz")  # its md5 is not the official one
-    with pytest.raises(DataError, match="md5 .*, not c32a1d4ab5d03f1284b67883e8d87530"):
+    with pytest.raises(DataError, match=r"md5 .*, not c32a1d4ab5d03f1284b67883e8d87530"):
         load(f"cifar10:{tmp_path}")
     assert list(data_folder.iterdir()) == []
 
@@ -122,7 +122,7 @@ def test_a_truncated_archive(tmp_path, data_folder, monkeypatch):
     official_tar(archive)
     archive.write_bytes(archive.read_bytes()[:50_000])
     use_archive(monkeypatch, "cifar10", 0, md5=hashlib.md5(archive.read_bytes()).hexdigest())
-    with pytest.raises(DataError, match="cannot be unpacked"):
+    with pytest.raises(DataError, match=r"cannot be unpacked"):
         load(f"cifar10:{tmp_path}")
     assert list(data_folder.iterdir()) == []
 
@@ -135,7 +135,7 @@ def test_a_path_without_cifar_says_what_to_put_there(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
     (folder / "data_batch_3.bin").unlink()
-    with pytest.raises(DataError, match="lacks data_batch_3.bin"):
+    with pytest.raises(DataError, match=r"lacks data_batch_3.bin"):
         load("cifar10", root=tmp_path)
 
 
@@ -143,7 +143,7 @@ def test_a_missing_file_is_named(tmp_path):
 def test_a_truncated_file_is_named(tmp_path, size):
     folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
     (folder / "data_batch_3.bin").write_bytes(bytes(size))
-    with pytest.raises(DataError, match="data_batch_3.bin has .* whole number of records of 3073"):
+    with pytest.raises(DataError, match=r"data_batch_3.bin has .* whole number of records of 3073"):
         load("cifar10", root=tmp_path)
 
 
@@ -180,7 +180,7 @@ def test_a_superclass_out_of_range(tmp_path):
     folder.mkdir()
     for name in ("train", "test"):
         (folder / f"{name}.bin").write_bytes(b"\x63\x00" + bytes(3072))
-    with pytest.raises(DataError, match="superclasses outside"):
+    with pytest.raises(DataError, match=r"superclasses outside"):
         load("cifar100", root=tmp_path)
 
 

@@ -55,7 +55,7 @@ def test_it_is_frozen():
     data = small()
     with pytest.raises(FrozenInstanceError):
         data.name = "other"
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(ValueError, match=r"read-only"):
         data.labels[0] = 1
     with pytest.raises(TypeError):
         data.columns["sex"] = np.zeros(6)
@@ -84,7 +84,7 @@ def test_inconsistent_sets_cannot_be_made(labels, columns, sentence):
 
 
 def test_an_empty_set_cannot_be_made():
-    with pytest.raises(DataError, match="no images"):
+    with pytest.raises(DataError, match=r"no images"):
         DataSet("none", ArrayImages(np.zeros((0, 1, 2, 2), np.uint8)), np.array([]), ("a", "b"))
 
 
@@ -97,7 +97,7 @@ def test_subset_keeps_rows_together():
 
 
 def test_a_missing_column_is_named_with_those_there_are():
-    with pytest.raises(DataError, match="no column 'patent': its columns are patient"):
+    with pytest.raises(DataError, match=r"no column 'patent': its columns are patient"):
         small().column("patent")
 
 
@@ -142,5 +142,5 @@ def test_to_float_maps_the_whole_range_to_minus_one_to_one():
 
 
 def test_to_float_refuses_floats():
-    with pytest.raises(TypeError, match="uint8"):
+    with pytest.raises(TypeError, match=r"uint8"):
         to_float(torch.zeros(2))

@@ -70,7 +70,7 @@ def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
 
 
 def test_a_download_cut_short_leaves_nothing(server, tmp_path):
-    with pytest.raises(DataError, match="md5|cannot download"):
+    with pytest.raises(DataError, match=r"md5|cannot download"):
         obtain(archive(f"{server}/cut"), tmp_path)
     assert leftovers(tmp_path) == []
 
@@ -84,13 +84,13 @@ def test_no_download_says_which_file_to_put_where(server, tmp_path):
 
 def test_no_server_at_all(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with pytest.raises(DataError, match="cannot download"):
+    with pytest.raises(DataError, match=r"cannot download"):
         obtain(archive("http://127.0.0.1:9/set"), tmp_path)
 
 
 def test_a_damaged_file_that_is_there_is_not_replaced_silently(server, tmp_path):
     (tmp_path / "set.tar.gz").write_bytes(b"half")
-    with pytest.raises(DataError, match="remove it and fetch"):
+    with pytest.raises(DataError, match=r"remove it and fetch"):
         obtain(archive(f"{server}/set"), tmp_path)
     assert (tmp_path / "set.tar.gz").read_bytes() == b"half"
     assert Handler.requests == 0
@@ -98,7 +98,7 @@ def test_a_damaged_file_that_is_there_is_not_replaced_silently(server, tmp_path)
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match="cannot write to"):
+    with pytest.raises(DataError, match=r"cannot write to"):
         obtain(archive("http://127.0.0.1:9/set"), tmp_path / "file" / "folder")
 
 
@@ -107,7 +107,7 @@ def test_a_full_disk_leaves_nothing(server, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("dpbam.data.fetch._copy", full)
-    with pytest.raises(DataError, match="No space left on device"):
+    with pytest.raises(DataError, match=r"No space left on device"):
         obtain(archive(f"{server}/set"), tmp_path)
     assert leftovers(tmp_path) == []
 
@@ -144,9 +144,9 @@ def test_extract_takes_the_named_files_and_no_others(tmp_path):
 def test_extract_makes_nothing_of_a_wrong_or_truncated_archive(tmp_path):
     path = tmp_path / "set.tar.gz"
     tar_of({"set/a.bin": bytes(100_000), "set/b.bin": b"b"}, path)
-    with pytest.raises(DataError, match="has no file set/z.bin"):
+    with pytest.raises(DataError, match=r"has no file set/z.bin"):
         extract(path, ["set/a.bin", "set/z.bin"], tmp_path / "out" / "set")
     path.write_bytes(path.read_bytes()[:-60])
-    with pytest.raises(DataError, match="cannot be unpacked .* truncated"):
+    with pytest.raises(DataError, match=r"cannot be unpacked .* truncated"):
         extract(path, ["set/a.bin", "set/b.bin"], tmp_path / "out" / "set")
     assert leftovers(tmp_path / "out") == []

@@ -47,11 +47,13 @@ def test_the_default_place_and_class_names(data_folder):
 
 
 def test_what_is_missing_is_named(tmp_path, data_folder):
-    with pytest.raises(DataError, match="there is no folder .*imagenet32: unpack Imagenet32_train"):
+    with pytest.raises(
+        DataError, match=r"there is no folder .*imagenet32: unpack Imagenet32_train"
+    ):
         load("imagenet32")
     write_imagenet32(tmp_path)
     (tmp_path / "train_data_batch_7").unlink()
-    with pytest.raises(DataError, match="lacks train_data_batch_7"):
+    with pytest.raises(DataError, match=r"lacks train_data_batch_7"):
         load(f"imagenet32:{tmp_path}")
 
 
@@ -77,5 +79,5 @@ def test_a_truncated_file(tmp_path):
     write_imagenet32(tmp_path)
     path = tmp_path / "train_data_batch_1"
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(DataError, match="train_data_batch_1 is not a readable batch file"):
+    with pytest.raises(DataError, match=r"train_data_batch_1 is not a readable batch file"):
         load(f"imagenet32:{tmp_path}")

@@ -103,7 +103,7 @@ def test_what_else_is_refused(tmp_path, content, sentence):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(DataError, match="cannot read .*none: No such file"):
+    with pytest.raises(DataError, match=r"cannot read .*none: No such file"):
         load_batch(tmp_path / "none")
 
 

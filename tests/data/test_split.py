@@ -104,16 +104,16 @@ def test_a_class_with_one_record_stays_in_training():
 
 def test_nothing_to_hold_out():
     data = from_arrays(random_pixels(2, 0, (4, 4)), [0, 1])
-    with pytest.raises(DataError, match="too small to hold out"):
+    with pytest.raises(DataError, match=r"too small to hold out"):
         held_out(data)
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.5])
 def test_bad_fractions(fraction):
-    with pytest.raises(DataError, match="between 0 and 1"):
+    with pytest.raises(DataError, match=r"between 0 and 1"):
         held_out(patients([(1, 0), (1, 0)]), fraction=fraction)
 
 
 def test_an_unknown_unit_is_named():
-    with pytest.raises(DataError, match="no column 'person': its columns are patient"):
+    with pytest.raises(DataError, match=r"no column 'person': its columns are patient"):
         held_out(patients([(1, 0), (1, 0)]), unit="person")

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class ShiftFlip:
     """Shift by up to ``shift`` pixels and flip, each with probability ``probability``.
 
-    With probability p a row is shifted by (dy, dx), uniform over the (2 shift + 1)^2 pairs (no
-    shift among them); independently, with probability p, it is flipped.
+    With probability p a row is flipped; independently, with probability p, what results is shifted
+    by (dy, dx), uniform over the (2 shift + 1)^2 pairs (no shift among them).
 
     Args:
         shift: the furthest shift in pixels, 0 for none.

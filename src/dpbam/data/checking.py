@@ -87,7 +87,9 @@ def _classes(dataset: DataSet) -> list[str]:
     more = ", ..." if len(empty) > _NAMED else ""
     names = ", ".join(map(repr, empty[:_NAMED])) + more
     return (
-        [f"{dataset.name} has no images of {_count(len(empty), 'class')}: {names}"] if empty else []
+        [f"{dataset.name} has no images of {_count(len(empty), 'class', 'classes')}: {names}"]
+        if empty
+        else []
     )
 
 
@@ -115,7 +117,8 @@ def _shared(
     examples = ", ".join(
         f"{train.images.describe(a)} = {test.images.describe(b)}" for a, b in both[:_NAMED]
     )
-    return [f"{_count(len(both), 'image')} of {test.name} are in {train.name} too ({examples})"]
+    are = "is" if len(both) == 1 else "are"
+    return [f"{_count(len(both), 'image')} of {test.name} {are} in {train.name} too ({examples})"]
 
 
 def _straddling(train: DataSet, test: DataSet, unit: str) -> list[str]:
@@ -123,8 +126,9 @@ def _straddling(train: DataSet, test: DataSet, unit: str) -> list[str]:
     if not both.size:
         return []
     examples = ", ".join(map(str, both[:_NAMED]))
-    return [f"{both.size} values of {unit!r} are in both {train.name} and {test.name} ({examples})"]
+    count = _count(both.size, f"value of {unit!r}", f"values of {unit!r}")
+    return [f"{train.name} and {test.name} share {count} ({examples})"]
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun if number == 1 else noun + ('es' if noun.endswith('s') else 's')}"
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

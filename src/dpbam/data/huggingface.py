@@ -1,7 +1,8 @@
 """Hugging Face ``datasets`` by name, or local parquet files; needs the extra ``dpbam[hf]``.
 
 ``hf:cifar10`` is a set of the Hub, ``hf:scans.parquet`` one file, ``hf:./scans`` a folder whose
-files begin with ``train``, ``val`` or ``test``. Images are decoded as they are needed. The image
+files begin with ``train``, ``val`` or ``test``. The library keeps its own copy under the data root
+(in ``huggingface``), and images are decoded from there as they are needed. The image
 column is the one of type Image (or called image or img), the label column the first of type
 ClassLabel (or called label, labels or target); other plain columns become columns.
 """
@@ -97,13 +98,14 @@ def _load_dataset(argument: str, options: Options) -> dict[str, Any]:
             "Hugging Face sets need the package datasets: pip install 'dpbam[hf]'"
         ) from error
     files = _parquet_files(Path(argument).expanduser())
+    if files is None and not options.download:
+        raise DataError(
+            f"hf:{argument} is not a local file or folder, and downloads are switched off"
+        )
     cache = str(options.folder / "huggingface")
     try:
         if files:
             return dict(datasets.load_dataset("parquet", data_files=files, cache_dir=cache))
-        if not options.download:
-            config = datasets.DownloadConfig(local_files_only=True)
-            return dict(datasets.load_dataset(argument, cache_dir=cache, download_config=config))
         return dict(datasets.load_dataset(argument, cache_dir=cache))
     except Exception as error:  # the library and the network below it fail in many ways
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -210,6 +210,7 @@ def check_source(
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
     unit: str | None = None,
+    download: bool = False,
 ) -> list[str]:
     """:func:`check` both splits of a source; a source that cannot be loaded is its one problem.
 
@@ -219,7 +220,7 @@ def check_source(
     """
     try:
         train, test = load_pair(
-            spec, root=root, image_size=image_size, channels=channels, unit=unit, download=False
+            spec, root=root, image_size=image_size, channels=channels, unit=unit, download=download
         )
     except DataError as error:
         return [str(error)]
@@ -275,6 +276,8 @@ def _open(spec: str, options: Options) -> Openers:
     name, colon, argument = spec.partition(":")
     if name in _NAMED:
         return _SOURCES[name].load()(argument or None, options)
+    if not spec:
+        raise DataError(f"no data set was named: choose {', '.join(_NAMED)}, or give a path")
     path = Path(spec).expanduser()
     if path.suffix == ".npz":
         return _SOURCES["npz"].load()(spec, options)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dpbam.data import DataError, read_images
+from dpbam.data import decode as decode_module
+from dpbam.data.decode import FileImages, common_format, opened
+from dpbam.data.sources import Options
+
+from .helpers import write_image
+
+
+def files(root, names, *, size=(8, 8), channels=1, resize=False) -> FileImages:
+    return FileImages(root, names, size, channels, resize)
+
+
+def test_images_are_read_in_the_order_asked_for(tmp_path):
+    pixels = [write_image(tmp_path / f"{k}.png", seed=k) for k in range(40)]
+    images = files(tmp_path, [f"{k}.png" for k in range(40)])
+    order = np.random.default_rng(0).integers(0, 40, 60)
+    assert np.array_equal(images.read(order)[:, 0], np.stack(pixels)[order])
+    some = images.select(np.array([7, 3]))
+    assert np.array_equal(some.read(np.array([1]))[0, 0], pixels[3])
+    assert some.describe(0) == str(tmp_path / "7.png")
+
+
+def test_a_small_set_is_decoded_once_and_a_large_one_each_time(tmp_path, monkeypatch):
+    write_image(tmp_path / "a.png")
+    images = files(tmp_path, ["a.png"])
+    before = images.read(np.array([0, 0]))
+    (tmp_path / "a.png").unlink()
+    assert np.array_equal(images.read(np.array([0, 0])), before)
+    monkeypatch.setattr(decode_module, "_KEEP", 10)
+    with pytest.raises(DataError, match=r"a.png"):
+        images.read(np.array([0]))
+
+
+def test_a_failed_read_is_not_kept(tmp_path):
+    write_image(tmp_path / "a.png", seed=1)
+    (tmp_path / "b.png").write_bytes(b"broken")
+    images = files(tmp_path, ["a.png", "b.png"])
+    with pytest.raises(DataError, match=r"b.png"):
+        images.read(np.array([0, 1]))
+    expected = write_image(tmp_path / "b.png", seed=2)
+    assert np.array_equal(images.read(np.array([1]))[0, 0], expected)
+
+
+def test_colours_are_unified(tmp_path):
+    grey = write_image(tmp_path / "grey.png", seed=1)
+    rgb = write_image(tmp_path / "rgb.png", mode="RGB", seed=2)
+    rgba = write_image(tmp_path / "rgba.png", mode="RGBA", seed=3)
+    names = ["grey.png", "rgb.png", "rgba.png"]
+    colour = files(tmp_path, names, channels=3).read(np.arange(3))
+    assert np.array_equal(colour[0], np.stack([grey] * 3))
+    assert np.array_equal(colour[1], rgb.transpose(2, 0, 1))
+    assert np.array_equal(colour[2], rgba[..., :3].transpose(2, 0, 1))
+    luma = rgb @ np.array([0.299, 0.587, 0.114])
+    assert abs(files(tmp_path, names).read(np.array([1]))[0, 0] - luma).max() <= 1
+
+
+def test_sizes_are_refused_or_resized(tmp_path):
+    Image.fromarray(np.full((6, 10), 77, np.uint8)).save(tmp_path / "wide.png")
+    with pytest.raises(DataError, match=r"wide.png is 6x10 where others are 8x8: .*--image-size"):
+        files(tmp_path, ["wide.png"]).read(np.array([0]))
+    got = files(tmp_path, ["wide.png"], size=(4, 5), resize=True).read(np.array([0]))
+    assert got.shape == (1, 1, 4, 5)
+    assert (got == 77).all()
+
+
+def test_resizing_averages_rather_than_skips(tmp_path):
+    stripes = np.tile(np.array([0, 255], np.uint8), (64, 32))
+    Image.fromarray(stripes).save(tmp_path / "stripes.png")
+    got = files(tmp_path, ["stripes.png"], resize=True).read(np.array([0]))
+    assert abs(got.astype(int) - 127).max() < 10
+
+
+def broken(kind: str) -> bytes:
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer, format="JPEG" if kind == "half a jpeg" else "PNG")
+    whole = bytearray(buffer.getvalue())
+    if kind == "bad checksum":
+        whole[200] ^= 255
+    return {
+        "empty": b"",
+        "text": b"this is not an image",
+        "half a png": bytes(whole[: len(whole) // 2]),
+        "half a jpeg": bytes(whole[: len(whole) // 2]),
+        "bad checksum": bytes(whole),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "half a png", "half a jpeg", "bad checksum"])
+@pytest.mark.parametrize("others", [0, 40], ids=["alone", "in a pool of threads"])
+def test_a_broken_image_is_named(tmp_path, kind, others):
+    write_image(tmp_path / "good.png", size=(64, 64))
+    (tmp_path / "bad.png").write_bytes(broken(kind))
+    names = ["good.png"] * others + ["bad.png"]
+    with pytest.raises(DataError, match=rf"{tmp_path}/bad\.png .* may be damaged"):
+        files(tmp_path, names, size=(64, 64)).read(np.arange(len(names)))
+
+
+@pytest.mark.parametrize("factor", [1.5, 3], ids=["Pillow warns", "Pillow refuses"])
+def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch, factor):
+    write_image(tmp_path / "big.png", size=(64, 64))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", int(64 * 64 / factor))
+    with pytest.raises(DataError, match=r"big\.png is too large .* shrink it first"):
+        files(tmp_path, ["big.png"], size=(64, 64)).read(np.array([0]))
+
+
+def test_sixteen_bits_are_refused_rather_than_clipped(tmp_path):
+    Image.fromarray(np.full((8, 8), 4000, np.uint16)).save(tmp_path / "ct.png")
+    with pytest.raises(DataError, match=r"ct\.png has more than 8 bits a pixel .* convert it"):
+        files(tmp_path, ["ct.png"]).read(np.array([0]))
+
+
+def test_formats_that_run_other_programs_are_not_tried(tmp_path):
+    (tmp_path / "x.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")
+    with pytest.raises(DataError, match=r"x\.png is not an image that can be read"):
+        files(tmp_path, ["x.png"]).read(np.array([0]))
+
+
+def test_the_common_format_of_a_set(tmp_path):
+    for k in range(5):
+        write_image(tmp_path / f"{k}.png", size=(10, 6))
+    write_image(tmp_path / "5.png", mode="RGB", size=(10, 6))
+    write_image(tmp_path / "6.png", size=(7, 6))
+
+    def of(*names, **options):
+        return common_format(
+            lambda k: opened(tmp_path / f"{names[k]}.png"), len(names), Options(**options), "set"
+        )
+
+    assert of(0, 1, 2) == ((6, 10), 1)
+    assert of(0, 1, 5) == ((6, 10), 3)
+    assert of(0, 6, image_size=(4, 4)) == ((4, 4), 1)
+    assert of(0, 5, channels=1) == ((6, 10), 1)
+    with pytest.raises(DataError, match=r"set differ in size \(6x7, 6x10\): say with --image-size"):
+        of(0, 6)
+
+
+def test_the_manifest_has_names_and_sizes(tmp_path):
+    write_image(tmp_path / "a.png")
+    images = files(tmp_path, ["a.png"])
+    before = images.manifest()
+    assert before == f"a.png {(tmp_path / 'a.png').stat().st_size}".encode()
+    write_image(tmp_path / "a.png", size=(9, 9))
+    assert images.manifest() != before
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(DataError, match=r"cannot read .*a\.png"):
+        images.manifest()
+
+
+def test_read_images_for_prediction(tmp_path, monkeypatch):
+    grey = write_image(tmp_path / "a.png", size=(8, 8))
+    write_image(tmp_path / "b.png", mode="RGB", size=(30, 20))
+    monkeypatch.chdir(tmp_path)
+    got = read_images(["a.png", tmp_path / "b.png"], (1, 8, 8))
+    assert got.shape == (2, 1, 8, 8)
+    assert np.array_equal(got[0, 0], grey)
+    with pytest.raises(DataError, match=r"c\.png"):
+        read_images(["c.png"], (1, 8, 8))

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dpbam.data
+from dpbam.data import DataError, check_source, data_root, list_sources, load, load_pair
+
+from .helpers import random_pixels, write_image
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("cifar-10", "no data set is called 'cifar-10': did you mean 'cifar10'"),
+        ("Digits", "did you mean 'digits'"),
+        ("imagenet", "did you mean 'imagenet32'"),
+        ("xyz", "choose digits, cifar10, cifar100, imagenet32, hf, or give a path"),
+        ("", "no data set was named: choose digits"),
+        ("./none", "there is no folder or file './none'"),
+        ("~/no/such", "there is no folder or file"),
+        ("some/file.png", "there is no folder or file"),
+        ("scans.parquet", "say hf:scans.parquet"),
+        ("hf:", "hf needs a name"),
+    ],
+)
+def test_names_that_mean_nothing(spec, sentence):
+    with pytest.raises(DataError, match=sentence):
+        load(spec)
+
+
+def test_a_file_of_another_kind(tmp_path):
+    (tmp_path / "scans.zip").write_bytes(b"")
+    with pytest.raises(DataError, match=r"scans.zip is a file that no source reads"):
+        load(str(tmp_path / "scans.zip"))
+
+
+def test_a_split_that_is_not_there():
+    with pytest.raises(DataError, match=r"digits has no split 'val': it has train, test"):
+        load("digits", split="val")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"image_size": 0}, "image_size must be one or two numbers"),
+        ({"image_size": (8, 10**6)}, "image_size must be"),
+        ({"image_size": (8, 8, 8)}, "image_size must be"),
+        ({"channels": 2}, "channels must be 1"),
+    ],
+)
+def test_bad_options(options, sentence):
+    with pytest.raises(DataError, match=sentence):
+        load("digits", **options)
+
+
+def test_a_unit_must_be_a_column():
+    with pytest.raises(DataError, match=r"no column 'patient': its columns are none"):
+        load_pair("digits", unit="patient")
+    assert len(load_pair("digits", unit="record").train) == 1438
+
+
+def test_splits_of_two_shapes_are_refused(tmp_path):
+    labels = np.arange(4) % 2
+    np.savez(
+        tmp_path / "x.npz",
+        x_train=random_pixels(4, 0, (8, 8)),
+        y_train=labels,
+        x_test=random_pixels(4, 0, (9, 8)),
+        y_test=labels,
+    )
+    with pytest.raises(DataError, match=r"\(1, 8, 8\) but .* \(1, 9, 8\): bring them to one shape"):
+        load_pair(str(tmp_path / "x.npz"))
+
+
+def test_a_user_may_call_a_folder_like_a_source(tmp_path, monkeypatch):
+    """A bare name is the source; with a slash it is the folder."""
+    monkeypatch.chdir(tmp_path)
+    for k in range(8):
+        write_image(tmp_path / "digits" / "ab"[k % 2] / f"{k}.png", seed=k)
+    assert load("digits").num_classes == 10
+    assert load("./digits").num_classes == 2
+
+
+def test_every_source_can_be_opened():
+    for info in list_sources():
+        assert callable(info.load())
+        assert info.summary
+        assert info.spec
+
+
+def test_where_data_lives(monkeypatch, tmp_path):
+    assert data_root(tmp_path) == tmp_path
+    monkeypatch.setenv("DPBAM_DATA", "~/data")
+    assert data_root() == Path.home() / "data"
+    monkeypatch.delenv("DPBAM_DATA")
+    assert data_root() == Path.home() / ".cache" / "dpbam"
+
+
+def test_check_source_gives_the_load_error_as_a_problem(tmp_path):
+    assert check_source("cifar10", root=tmp_path)[0].startswith(f"no cifar10 in {tmp_path}")
+    assert check_source("digits", unit="record") == []
+
+
+def test_all_names_are_there_and_importing_is_light():
+    assert all(hasattr(dpbam.data, name) for name in dpbam.data.__all__)
+    code = (
+        "import sys, dpbam.data as d; d.list_sources(); "
+        "print([m for m in ('torch', 'sklearn', 'datasets') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
