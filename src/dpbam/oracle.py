@@ -90,6 +90,8 @@ class PrivateGradientOracle:
         multiplicity: K, the number of augmented views a sample; their gradients are averaged
             within the sample before it is clipped.
         seed: reproducible noise and draws: research only. None takes the system's entropy.
+        noise_seed: with a seed, one for the noise alone, so that paired runs can share all draws but
+            the noise; None: as ``seed``.
         ledger: where steps are recorded; None keeps a ledger in memory.
         lens: watches the steps, for measuring; nothing that it sees is private.
 
@@ -128,6 +130,7 @@ class PrivateGradientOracle:
         augment: Callable[[Any, Tensor], Any] | None = None,
         multiplicity: int = 1,
         seed: int | None = None,
+        noise_seed: int | None = None,
         ledger: Ledger | None = None,
         lens: Lens | None = None,
     ) -> None:
@@ -136,11 +139,14 @@ class PrivateGradientOracle:
         self.clipping = clipping or plan.clipper()
         self.views = Views(augment, multiplicity)
         self.randomness = Randomness(seed)
-        self.noise = GaussianNoise(self.randomness)
+        if noise_seed is not None and seed is None:
+            raise ValueError("noise_seed needs a seed: without one all randomness is the system's")
+        noise_seed = seed if noise_seed is None else noise_seed
+        self.noise = GaussianNoise(Randomness(noise_seed))
         self.ledger = plan.ledger() if ledger is None else ledger
         self.lens = lens
         self.step = 0
-        self.stream = f"seed-{seed}" if self.randomness.seeded else secrets.token_hex(8)
+        self.stream = f"seed-{noise_seed}" if self.randomness.seeded else secrets.token_hex(8)
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
         self._check()
         groups = self.clipping.groups(self._trainable())
