@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from dpbam import _validate
 from dpbam.clipping import Clipping, unclipped
 from dpbam.engines import Loss, PerSampleDirections, PhysicalBatch, make_engine
 from dpbam.ledger import Ledger
@@ -90,8 +91,8 @@ class PrivateGradientOracle:
         multiplicity: K, the number of augmented views a sample; their gradients are averaged
             within the sample before it is clipped.
         seed: reproducible noise and draws: research only. None takes the system's entropy.
-        noise_seed: with a seed, one for the noise alone, so that paired runs can share all draws but
-            the noise; None: as ``seed``.
+        noise_seed: with a seed, one for the noise alone, so that paired runs can share all
+            draws but the noise; None: as ``seed``.
         ledger: where steps are recorded; None keeps a ledger in memory.
         lens: watches the steps, for measuring; nothing that it sees is private.
 
@@ -146,12 +147,14 @@ class PrivateGradientOracle:
         self.ledger = plan.ledger() if ledger is None else ledger
         self.lens = lens
         self.step = 0
-        self.stream = f"seed-{noise_seed}" if self.randomness.seeded else secrets.token_hex(8)
+        self.stream = self._new_stream()
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
         self._check()
-        groups = self.clipping.groups(self._trainable())
-        self.engine = make_engine(engine, model, loss, groups)
-        self.physical_batch_size = physical_batch_size or self.engine.suggest_rows()
+        self._names = list(self._trainable())
+        self.engine = make_engine(engine, model, loss, self.clipping.groups(self._names))
+        if physical_batch_size is None:
+            physical_batch_size = self.engine.suggest_rows()
+        self.physical_batch_size = _validate.count("physical_batch_size", physical_batch_size)
 
     def backward(self, inputs: Any, targets: Any, units: Tensor | None = None) -> None:
         """Write the private gradient of one logical batch into ``.grad``. One step of the plan.
@@ -161,12 +164,12 @@ class PrivateGradientOracle:
             targets: [N, ...] likewise.
             units: [N] the unit of privacy of each row; None: every row is a unit of its own.
         """
-        check_model(self.model)
+        self._check_call(units)
         lam = self.method.lam_at(self.step)
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         batch = batch.keyed(self.randomness, self.step)
 
-        ascent = self.method.ascent(lam, self._previous, lambda: self._batch_gradient(batch))
+        ascent = self.method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         lens = self._watching(batch, lam, shifted=ascent is not None)
         with shifted(self._trainable(), ascent):  # theta + ascent; theta again afterwards
             clipped = self._clipped_sum(batch, lam, lens)  # sum_i clip(d_i)
@@ -206,8 +209,17 @@ class PrivateGradientOracle:
         device = next(iter(self._trainable().values())).device
         return batch.split(self.physical_batch_size, self.views, device)
 
+    def _for_ascent(self, batch: LogicalBatch) -> Params:
+        """g_hat for a method's ascent: SAM's, and refused under a private plan."""
+        if self.plan.private:
+            raise ValueError(
+                f"{self.method.name} asks for the batch gradient, which is not private: ascend "
+                "along the previous private gradient, or use PrivacyPlan.non_private(...)"
+            )
+        return self._batch_gradient(batch)
+
     def _batch_gradient(self, batch: LogicalBatch) -> Params:
-        """g_hat, un-privatised: for SAM, a reference, and refused under a private plan."""
+        """g_hat, un-privatised."""
         total = self._zeros()
         for physical in self._physical(batch):
             directions = self.engine.directions(physical, DPSGD(), 0.0)
@@ -221,7 +233,7 @@ class PrivateGradientOracle:
         self.ledger.charge(
             self.stream,
             self.step,
-            noise_multiplier=self.plan.noise_multiplier,
+            noise_multiplier=self.plan.noise_multiplier if self.plan.private else 0.0,  # infinite
             sampling_rate=self.plan.sampling_rate,
             release=digest,
         )
@@ -236,8 +248,14 @@ class PrivateGradientOracle:
         return {"step": self.step, "previous": self._previous}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Go on from :meth:`state_dict`. Unseeded, steps done again are new releases."""
         self.step, self._previous = state["step"], state["previous"]
+        self.stream = self._new_stream()
+
+    def _new_stream(self) -> str:
+        """Names the noise on the ledger; unseeded noise never repeats, so nor does its name."""
+        noise = self.noise.randomness
+        return f"seed-{noise.seed}" if noise.seeded else secrets.token_hex(8)
 
     def _trainable(self) -> dict[str, nn.Parameter]:
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
@@ -251,6 +269,20 @@ class PrivateGradientOracle:
     def _sensitivity(self) -> float:
         """C; without noise (a non-private plan) it may be infinite, and is not needed."""
         return self.clipping.sensitivity if self.plan.noise_multiplier else 0.0
+
+    def _check_call(self, units: Tensor | None) -> None:
+        """What may have changed since the oracle was made, and what every call must bring."""
+        check_model(self.model)
+        if list(self._trainable()) != self._names:
+            raise ValueError(
+                "the model's trainable parameters are not those that the oracle was made for: "
+                "make a new oracle after freezing or unfreezing, with the same ledger"
+            )
+        if units is None and self.plan.unit != "record":
+            raise ValueError(
+                f"the plan's unit is the {self.plan.unit}: pass units, the {self.plan.unit} of "
+                "each row, or every row would count as one"
+            )
 
     def _check(self) -> None:
         check_model(self.model)
