@@ -16,7 +16,8 @@ NaN or infinite in any group    nothing at all: factor 0 in all groups
 ==============================  =====================================
 
 Norms are float32 or better; a float32 sum of squares overflows at norms near 1e19, which counts as
-infinite. Rounding may exceed the bound by a relative 1e-6.
+infinite, and may vanish below 1e-18, so C must be well above that. Rounding may exceed the bound by
+a relative 1e-6.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ import torch
 from torch import Tensor
 
 from dpbam import _validate
+
+_LEAST_NORM = 1e-10  # the squares of a float32 norm below 1e-18 or so add up to 0
 
 
 class Clipping(ABC):
@@ -111,7 +114,7 @@ class AutomaticClipping(Clipping):
     gamma: float = 0.01
 
     def __post_init__(self) -> None:
-        _validate.positive("clip_norm", self.clip_norm)
+        _check_norm(_validate.positive("clip_norm", self.clip_norm))
         _validate.positive("gamma", self.gamma)
 
     @property
@@ -161,8 +164,11 @@ class PerLayerClipping(Clipping):
 
 def _check_norm(clip_norm: float) -> None:
     """Positive; infinity means "no clipping", which only a non-private plan accepts."""
-    if clip_norm != math.inf:
-        _validate.positive("clip_norm", clip_norm)
+    if clip_norm != math.inf and _validate.positive("clip_norm", clip_norm) < _LEAST_NORM:
+        raise ValueError(
+            f"clip_norm must be at least {_LEAST_NORM:g}, got {clip_norm!r}: a norm so small can "
+            "vanish in float32, and would not be clipped"
+        )
 
 
 #: The clippings by the name that a plan and a command line use.

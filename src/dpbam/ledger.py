@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbam import _validate
-from dpbam.accounting import Charge, total_epsilon
+from dpbam.accounting import ACCOUNTANTS, Charge, total_epsilon
 
 
 class Ledger:
@@ -44,7 +44,7 @@ class Ledger:
 
     def __init__(self, delta: float, accountant: str = "pld", path: Path | None = None) -> None:
         self.delta = _validate.probability("delta", delta)
-        self.accountant = accountant
+        self.accountant = _validate.one_of("accountant", accountant, ACCOUNTANTS)
         self.path = path
         self._releases: dict[tuple[str, int], str | None] = {}
         self._counts: Counter[tuple[float, float]] = Counter()
@@ -70,6 +70,8 @@ class Ledger:
             sampling_rate: q.
             release: a digest of what is released, for seeded runs: tells a replay from a reuse.
         """
+        _validate.non_negative("noise_multiplier", noise_multiplier)
+        _validate.positive("sampling_rate", sampling_rate)
         key = (stream, step)
         if key in self._releases:
             if release is not None and release == self._releases[key]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from dpbam.sampling import PoissonSampler, UnitIndex
 from dpbam.trees import map_rows, rows, select_rows
@@ -51,8 +51,7 @@ class PoissonBatches:
         units: Any = None,
         num_workers: int = 0,
     ) -> None:
-        if isinstance(dataset, TensorDataset):
-            dataset = dataset.tensors
+        dataset = _records_of(dataset)
         self._tensors = dataset if isinstance(dataset, tuple | list) else None
         records = rows(dataset) if self._tensors is not None else len(dataset)
         if self._tensors is not None and len(dataset) != 2:
@@ -155,6 +154,16 @@ class _Collate:
             raise TypeError("a data set's items must be (input, target) pairs")
         inputs, targets = pair
         return inputs, targets, units
+
+
+def _records_of(dataset: Any) -> Any:
+    """What can be asked for any record by its number; a loader's own batches are not Poisson."""
+    if isinstance(dataset, DataLoader | IterableDataset):
+        raise TypeError(
+            f"plan.batches draws its own Poisson samples, which a {type(dataset).__name__} cannot "
+            "give: pass the data set itself, one that answers dataset[i] and len(dataset)"
+        )
+    return dataset.tensors if isinstance(dataset, TensorDataset) else dataset
 
 
 def _unit_index(plan: PrivacyPlan, units: Any, records: int) -> UnitIndex | None:

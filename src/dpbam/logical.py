@@ -45,6 +45,11 @@ class Views:
             inputs = map_rows(lambda t: t.repeat_interleave(k, dim=0), inputs)
         if self.augment is not None:
             inputs = self.augment(inputs, derive(keys, _AUGMENT))
+            if rows(inputs) != len(keys):
+                raise ValueError(
+                    f"augment returned {rows(inputs)} rows for {len(keys)}: it must change each "
+                    "row by itself, and neither add nor drop any"
+                )
         return inputs, keys
 
 

@@ -51,7 +51,8 @@ def unit_vector(tree: Mapping[str, Tensor]) -> Params:
     length = norm(tree)
     positive = length > 0
     scale = torch.where(positive, 1.0 / torch.where(positive, length, 1.0), 0.0)
-    return {name: (g * scale).to(g.dtype) for name, g in tree.items()}
+    wide = {name: g.to(accumulation_dtype(g.dtype)) for name, g in tree.items()}
+    return {name: (g * scale).to(tree[name].dtype) for name, g in wide.items()}  # 1e6: inf in fp16
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Params:

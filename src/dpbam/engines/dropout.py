@@ -16,18 +16,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from dpbam.engines import multihead
 from dpbam.randomness import derive, keyed_uniform
 
 _ELEMENT = {F.dropout, torch.dropout, torch.dropout_}
 _CHANNEL = {
     F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_,
 }  # fmt: skip
-_ALPHA = {F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout}
+_ALPHA = {
+    F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout, torch.feature_alpha_dropout,
+}  # fmt: skip
+_RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 _DRAWS = {
     torch.rand, torch.randn, torch.randint, torch.randperm, torch.bernoulli, torch.normal,
     torch.multinomial, torch.poisson, torch.rand_like, torch.randn_like, torch.randint_like,
     Tensor.bernoulli_, Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.random_,
-    Tensor.bernoulli, Tensor.multinomial, F.rrelu, F.gumbel_softmax, torch.rrelu,
+    Tensor.bernoulli, Tensor.multinomial, Tensor.cauchy_, Tensor.geometric_, Tensor.log_normal_,
+    torch.binomial, torch.native_dropout, F.rrelu, F.gumbel_softmax, torch.rrelu,
+    F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices,
 }  # fmt: skip
 
 
@@ -64,11 +70,12 @@ class KeyedDropout(TorchFunctionMode):
             return self._dropout(*_arguments(args, kwargs), channels=False)
         if func in _CHANNEL:
             return self._dropout(*_arguments(args, kwargs), channels=True)
-        if func is F.scaled_dot_product_attention and kwargs.get("dropout_p", 0.0) > 0:
-            return self._attention(*args, **kwargs)
-        if func in _ALPHA and _arguments(args, kwargs)[2]:
-            raise _refusal(func)
-        if func in _DRAWS:
+        if func is F.scaled_dot_product_attention:
+            if (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0:
+                return self._attention(*args, **kwargs)
+        elif func is F.multi_head_attention_forward:
+            return self._multi_head(args, kwargs)
+        elif _draws(func, args, kwargs):
             raise _refusal(func)
         return func(*args, **kwargs)
 
@@ -91,6 +98,16 @@ class KeyedDropout(TorchFunctionMode):
         mask = (draws >= p).reshape(x.shape[0], *kept[1:])
         return x * mask.to(x.dtype) / (1 - p)
 
+    def _multi_head(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Torch runs it as one function, where its dropout would not be seen: take it apart."""
+        given = multihead.arguments(args, kwargs)
+        if not given["training"] or given["dropout_p"] == 0:
+            return F.multi_head_attention_forward(*args, **kwargs)
+        if reason := multihead.unserved(given):
+            raise ValueError(f"{reason} together with keyed dropout: give it dropout=0")
+        with self:
+            return multihead.forward(given)
+
     def _attention(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
@@ -111,11 +128,23 @@ class KeyedDropout(TorchFunctionMode):
         return self._dropout(scores.softmax(-1), dropout_p, True, channels=False) @ value
 
 
-def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, float, bool]:
+def _draws(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call would draw random numbers that hang on no key."""
+    if func in _ALPHA:
+        return _arguments(args, kwargs, training=False)[2]
+    if func in _RECURRENT:  # (..., dropout, train, ...): dropout is the one float
+        at = next((i for i, a in enumerate(args) if isinstance(a, float)), None)
+        return at is not None and args[at] > 0 and bool(args[at + 1])
+    return func in _DRAWS
+
+
+def _arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool = True
+) -> tuple[Tensor, float, bool]:
     """(input, p, training) of any of torch's dropouts, with their common defaults."""
-    names = ("input", "p", "training")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    return given["input"], float(given.get("p", 0.5)), bool(given.get("training", True))
+    given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+    active = given.get("training", given.get("train", training))
+    return given["input"], float(given.get("p", 0.5)), bool(active)
 
 
 def _refusal(func: Callable[..., Any]) -> ValueError:
