@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from dpbam._version import __version__
-from dpbam.cli import calibrate, data, epsilon
+from dpbam.cli import calibrate, compare, data, demo, epsilon, evaluate, predict, train
 from dpbam.cli.output import examples
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _HELP = (
     "Train on sensitive images with differential privacy: DP-SGD, DP-SAT and BAM, which measures "
@@ -24,6 +23,17 @@ _EPILOG = examples(
 )
 
 
+_COMMANDS: tuple[tuple[Callable[..., None], str, str], ...] = (
+    (train.run, train.NAME, train.EXAMPLES),
+    (compare.run, compare.NAME, compare.EXAMPLES),
+    (evaluate.run, evaluate.NAME, evaluate.EXAMPLES),
+    (predict.run, predict.NAME, predict.EXAMPLES),
+    (demo.run, demo.NAME, demo.EXAMPLES),
+    (epsilon.run, epsilon.NAME, epsilon.EXAMPLES),
+    (calibrate.run, calibrate.NAME, calibrate.EXAMPLES),
+)
+
+
 def command() -> Any:
     """The whole command line as one click command."""
     app = typer.Typer(
@@ -31,17 +41,19 @@ def command() -> Any:
         add_completion=False, context_settings={"help_option_names": ["-h", "--help"]},
     )  # fmt: skip
     app.callback()(_root)
-    for module in (epsilon, calibrate):
-        _add(app, module.run, module.NAME, module.EXAMPLES)
+    for function, name, text in _COMMANDS:
+        app.command(name, help=_help(function), epilog=text)(function)
     group = typer.Typer(help=data.HELP, epilog=data.EXAMPLES, no_args_is_help=True)
     for name, (function, text) in data.COMMANDS.items():
-        _add(group, function, name, text)
+        group.command(name, help=_help(function), epilog=text)(function)
     app.add_typer(group, name="data")
     return typer.main.get_command(app)
 
 
-def _add(app: typer.Typer, function: Callable[..., None], name: str, epilog: str) -> None:
-    app.command(name, epilog=epilog)(function)
+def _help(function: Callable[..., None]) -> str:
+    """The docstring, each paragraph one line, so that it wraps where the screen ends."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def _show_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,7 +97,7 @@ def _count(problems: int) -> str:
     return f"{problems} problem{'s' if problems > 1 else ''}"
 
 
-COMMANDS = {
+COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "list": (list_, examples("dpbam data list", "dpbam data list --json")),
     "fetch": (fetch, examples("dpbam data fetch cifar10", "dpbam data fetch hf:mnist")),
     "check": (

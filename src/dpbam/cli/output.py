@@ -31,13 +31,15 @@ def print_json(value: Any) -> None:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON with infinite and missing numbers as strings, since JSON has none.
+    """JSON as every reader takes it: NaN becomes null, infinity the word "infinite".
 
     Example:
         >>> to_json({"epsilon": float("inf")})
-        '{"epsilon": "infinity"}'
+        '{"epsilon": "infinite"}'
     """
-    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    from dpbam.runs.files import plain
+
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def facts(rows: Mapping[str, object], *, title: str | None = None) -> Table:
@@ -86,13 +88,3 @@ def percent(value: float, digits: int = 1) -> str:
         '92.3%'
     """
     return f"{100 * value:.{digits}f}%"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "undefined" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

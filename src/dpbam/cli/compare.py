@@ -1,0 +1,124 @@
+"""``dpbam compare``: several methods, paired seeds, one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpbam.cli.boundary import INTERRUPTED
+from dpbam.cli.flags import merged, with_flags
+from dpbam.cli.output import console, examples, number, print_json, table
+
+if TYPE_CHECKING:
+    from dpbam.experiments.compare import Comparison
+    from dpbam.experiments.pool import PlannedRun
+    from dpbam.experiments.statistics import Estimate
+
+NAME = "compare"
+EXAMPLES = examples(
+    "dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both",
+    "dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private --out runs/five",
+    "dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json",
+)
+METHODS = ("dp-sgd", "dp-sat", "bam")
+
+
+def _compare(
+    flags: dict[str, Any],
+    out: Annotated[Path, typer.Option(help="A folder for all runs and comparison.json.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="METHOD or METHOD:LAMBDA, repeatable; the first is the baseline."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many paired seeds.")] = 3,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Runs at a time, each in its own process.")] = 1,
+    include_non_private: Annotated[
+        bool, typer.Option("--include-non-private", help="Add SGD without privacy beside them.")
+    ] = False,
+    share_noise: Annotated[
+        bool, typer.Option("--share-noise", help="Research only: the same noise in all methods.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="A .toml file of settings; flags override it.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Train several methods with paired seeds, and compare their accuracy.
+
+    Runs of one seed share data order and initial weights, not noise. The same command again keeps
+    finished runs and resumes the others. Seeded runs are for research: do not publish their models.
+    """
+    from dpbam import _validate
+    from dpbam.experiments.compare import Contender, plan_runs
+
+    settings = {k: v for k, v in merged(config, flags).items() if k not in ("method", "seed")}
+    _validate.count("--seeds", seeds)
+    runs = plan_runs(
+        settings,
+        [Contender.parse(text) for text in method or METHODS],
+        range(_validate.count("--first-seed", first_seed, least=0), first_seed + seeds),
+        out,
+        include_non_private=include_non_private,
+        share_noise=share_noise,
+    )
+    result = carry_out(runs, out, jobs, json)
+    if json:
+        print_json(result.to_dict())
+    else:
+        show(result, out)
+
+
+run = with_flags(_compare, leave_out=("method", "seed"))
+
+
+def carry_out(runs: list[PlannedRun], out: Path, jobs: int, quiet: bool) -> Comparison:
+    """Do the runs, with a live table unless ``quiet``."""
+    from dpbam.cli.live import LiveComparison
+    from dpbam.experiments.compare import compare
+    from dpbam.experiments.pool import Stopped
+
+    try:
+        if quiet:
+            return compare(runs, out, jobs=jobs)
+        with LiveComparison(runs) as live:
+            return compare(runs, out, jobs=jobs, watcher=live)
+    except Stopped:
+        message = f"stopped, and saved in {out}: the same command goes on, and keeps finished runs"
+        console(stderr=True).print(message, markup=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def show(result: Comparison, out: Path) -> None:
+    """The table of means and paired differences, and what the figures mean."""
+    baseline = result.methods[0]
+    rows = []
+    for method in result.methods:
+        mine = [run for run in result.runs if run.method == method]
+        change = "" if method == baseline else _points(result.difference(method), signed=True)
+        rows.append((
+            method, number(mine[0].epsilon), _points(result.mean(method)), change,
+            f"{sum(run.seconds for run in mine) / len(mine):.0f} s",
+        ))  # fmt: skip
+    header = ("method", "epsilon", "test accuracy", f"paired, against {baseline}", "a run")
+    screen = console()
+    count = len(result.accuracies(baseline))
+    screen.print(table(header, rows, title=f"{count} paired seeds, mean [95% t interval], points"))
+    screen.print(
+        f"Publishing all private runs together would cost epsilon {number(result.total_epsilon())}."
+        f" They are seeded: research only.\nResults: {out / 'comparison.json'}; a folder each in "
+        f"{out}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _points(estimate: Estimate, *, signed: bool = False) -> str:
+    """Mean and interval in percentage points."""
+    sign = "+" if signed else ""
+    mean, low, high = (100 * x for x in (estimate.mean, estimate.low, estimate.high))
+    if estimate.count == 1:
+        return f"{mean:{sign}.1f}"
+    return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"

@@ -1,0 +1,150 @@
+"""``dpbam train``: one private training."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpbam.cli.boundary import INTERRUPTED
+from dpbam.cli.flags import run_config, with_flags
+from dpbam.cli.output import console, examples, facts, number, percent, print_json
+
+if TYPE_CHECKING:
+    from dpbam.reporter import Reporter
+    from dpbam.runs import RunConfig, RunResult
+
+NAME = "train"
+EXAMPLES = examples(
+    "dpbam train --data digits --epsilon 3 --epochs 60 --lr 0.01 --out runs/digits",
+    "dpbam train --data cifar10 --model resnet9 --model-option width=0.25 --method bam "
+    "--epsilon 8 --batch-size 4096 --augment-multiplicity 4 --out runs/cifar",
+    "dpbam train --data ./scans --image-size 64 --unit patient --epsilon 8 --dry-run",
+    "dpbam train --config run.toml --lr 0.002 --out runs/second",
+    "dpbam train --resume --out runs/second",
+)
+
+
+def _train(
+    flags: dict[str, Any],
+    config: Annotated[
+        Path | None, typer.Option(help="A .toml file of these settings; flags override it.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder. By default a new one in runs/.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan: sigma, steps, epsilon, memory.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="One line, at the end.")] = False,
+    json_lines: Annotated[
+        bool, typer.Option("--json-lines", help="JSON on stdout, an event a line, for scripts.")
+    ] = False,
+) -> None:
+    """Train a classifier with differential privacy, and write a privacy statement.
+
+    Give a data set and a budget (--epsilon). The run folder then holds the model, its metrics and
+    the statement. Ctrl-C saves; --resume goes on.
+    """
+    settings = _settings(config, flags, out, resume)
+    if dry_run:
+        _show_plan(settings, json_lines)
+        return
+    folder = out or _new_folder(settings)
+    result = _execute(settings, folder, resume, quiet, json_lines)
+    if json_lines:
+        print_json({"event": "end", **_end(result)})
+    elif quiet:
+        print(f"accuracy {percent(result.accuracy)}, epsilon {number(result.epsilon)}: {folder}")
+    else:
+        console().print(facts(_summary(result, settings)))
+
+
+run = with_flags(_train)
+
+
+def _settings(
+    config: Path | None, flags: dict[str, Any], out: Path | None, resume: bool
+) -> RunConfig:
+    """From a file and flags, or, to resume, from the run folder and flags."""
+    if not resume:
+        return run_config(config, flags)
+    if out is None:
+        raise ValueError("--resume needs --out, the folder of the run to go on with")
+    if config is not None:
+        raise ValueError("--resume takes the run's own configuration: leave --config out")
+    from dpbam.runs import stored_config
+
+    return stored_config(out).replace(**flags)
+
+
+def _execute(
+    settings: RunConfig, folder: Path, resume: bool, quiet: bool, json_lines: bool
+) -> RunResult:
+    from dpbam.cli.progress import JsonLinesReporter, LiveReporter
+    from dpbam.runs import Interrupted, execute
+
+    def go(reporter: Reporter | None) -> RunResult:
+        return execute(settings, folder, resume=resume, reporter=reporter)
+
+    try:
+        if json_lines:
+            return go(JsonLinesReporter())
+        if quiet:
+            return go(None)
+        with LiveReporter() as live:
+            return go(live)
+    except Interrupted as stop:
+        console(stderr=True).print(str(stop), markup=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _show_plan(settings: RunConfig, as_json: bool) -> None:
+    from dpbam.runs import prepare
+
+    summary = prepare(settings).summary()
+    if as_json:
+        print_json(summary)
+    else:
+        console().print(facts(summary, title="the plan (nothing was trained or written)"))
+
+
+def _new_folder(settings: RunConfig) -> Path:
+    name = re.sub(r"[^\w.-]+", "-", Path(settings.data).name or "run").strip("-.")
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{name}-{settings.method}-{now}"
+
+
+def _end(result: RunResult) -> dict[str, Any]:
+    return {
+        "status": result.status,
+        "accuracy": result.accuracy,
+        "epsilon": result.epsilon,
+        "delta": result.delta,
+        "steps": result.steps,
+        "seconds": result.seconds,
+        "out": str(result.out),
+    }
+
+
+def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
+    last = result.evaluations[-1]
+    rows: dict[str, object] = {
+        "status": result.status,
+        "accuracy": f"{percent(result.accuracy)} of {last.records} test records",
+    }
+    if settings.private:
+        budget = f" of {number(settings.epsilon)}" if settings.epsilon else ""
+        rows["epsilon"] = f"{number(result.epsilon)}{budget} at delta {number(result.delta)}"
+    else:
+        rows["epsilon"] = "infinite: this is a reference without privacy, not to be published"
+    rows["folder"] = result.out
+    if settings.private:
+        rows["publish"] = "model.safetensors, model.json, privacy-statement.md and .json"
+        rows["keep"] = "non-private/ and checkpoints are for the operator alone"
+        rows["note"] = "accuracy on private held-out records is a release of its own"
+    return rows

@@ -1,0 +1,1 @@
+"""Comparisons and studies: many runs, and what they say together."""

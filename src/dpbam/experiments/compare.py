@@ -1,0 +1,181 @@
+"""Several methods on the same data with paired seeds, each run in its own folder.
+
+Runs of one seed share initial weights and Poisson batches. Their noise is independent from method
+to method: two published models with the same noise would let it cancel. (Seeded runs are research
+in any case: who knows the seed can recompute the noise.)
+
+``out/METHOD/seed-S`` is a run folder like any other; ``out/comparison.json`` has all results. The
+same call again keeps finished runs and resumes unfinished ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpbam import _validate
+from dpbam.accounting import Charge, total_epsilon
+from dpbam.experiments.pool import FinishedRun, PlannedRun, Watcher, run_all
+from dpbam.experiments.statistics import Estimate, estimate, paired_difference
+from dpbam.runs.config import ConfigError, RunConfig
+from dpbam.runs.files import write_json
+from dpbam.runs.folder import stored_config
+
+REFERENCE = "sgd"  # what a method without privacy reaches
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method of the comparison; ``lam`` None takes the configuration's.
+
+    Example:
+        >>> Contender.parse("bam:0.05")
+        Contender(method='bam', lam=0.05)
+    """
+
+    method: str
+    lam: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Contender:
+        """From ``METHOD`` or ``METHOD:LAMBDA``."""
+        method, colon, lam = text.partition(":")
+        try:
+            return cls(method, float(lam) if colon else None)
+        except ValueError:
+            raise ConfigError(f"a method is like bam or bam:0.02, got {text!r}") from None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All runs of a comparison, and what they say together. The first method is the baseline."""
+
+    methods: tuple[str, ...]
+    runs: tuple[FinishedRun, ...]
+
+    def accuracies(self, method: str) -> dict[int, float]:
+        """Accuracy by seed."""
+        return {run.seed: run.accuracy for run in self.runs if run.method == method}
+
+    def mean(self, method: str) -> Estimate:
+        """Mean accuracy over the seeds."""
+        return estimate(list(self.accuracies(method).values()))
+
+    def difference(self, method: str) -> Estimate:
+        """Mean paired difference in accuracy to the first method."""
+        return paired_difference(self.accuracies(method), self.accuracies(self.methods[0]))
+
+    def total_epsilon(self) -> float:
+        """Epsilon of all private runs together: what publishing all of them would cost."""
+        private = [run for run in self.runs if math.isfinite(run.epsilon)]
+        if not private:
+            return math.inf
+        charges = [Charge(r.noise_multiplier, r.sampling_rate, r.charged) for r in private]
+        return total_epsilon(charges, private[0].delta)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "methods": {
+                method: {
+                    "accuracy": self.mean(method).to_dict(),
+                    "difference_to_first": self.difference(method).to_dict(),
+                }
+                for method in self.methods
+            },
+            "epsilon_of_all_private_runs": self.total_epsilon(),
+            "runs": [vars(run) for run in self.runs],
+        }
+
+
+def plan_runs(
+    settings: Mapping[str, Any],
+    contenders: Sequence[Contender],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    include_non_private: bool = False,
+    share_noise: bool = False,
+) -> list[PlannedRun]:
+    """The runs of a comparison, seed by seed; every configuration is checked.
+
+    Args:
+        settings: fields of :class:`~dpbam.runs.RunConfig` that all runs share.
+        contenders: the methods; the first is the baseline.
+        seeds: one set of runs each.
+        out: their folders go into it.
+        include_non_private: add plain SGD, without clipping and noise.
+        share_noise: research only: the same noise in every method.
+    """
+    if not contenders or not seeds:
+        raise ConfigError("a comparison needs at least one method and one seed")
+    names = [contender.method for contender in contenders]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"each method may be there once, got {', '.join(names)}")
+    chosen = list(contenders)
+    if include_non_private and REFERENCE not in names:
+        chosen.append(Contender(REFERENCE))
+    return [
+        PlannedRun(c.method, seed, _config(settings, c, seed, share_noise),
+                   out / c.method / f"seed-{seed}")
+        for seed in seeds
+        for c in chosen
+    ]  # fmt: skip
+
+
+def compare(
+    runs: Sequence[PlannedRun], out: Path, *, jobs: int = 1, watcher: Watcher | None = None
+) -> Comparison:
+    """Do the runs, at most ``jobs`` at a time in processes of their own; write comparison.json.
+
+    Raises:
+        ConfigError: if a folder holds a run with other settings.
+        Stopped: after Ctrl-C, when the running ones have saved.
+    """
+    for run in runs:
+        _check_folder(run)
+    finished = run_all(runs, _validate.count("jobs", jobs), watcher)
+    methods = tuple(dict.fromkeys(run.method for run in runs))
+    result = Comparison(methods, tuple(finished))
+    write_json(out / "comparison.json", result.to_dict())
+    return result
+
+
+def noise_seed(seed: int, method: str) -> int:
+    """The noise's own seed: differs between methods and between seeds.
+
+    Example:
+        >>> noise_seed(0, "bam") != noise_seed(0, "dp-sgd")
+        True
+    """
+    return int.from_bytes(hashlib.sha256(f"{method} {seed}".encode()).digest()[:7], "big")
+
+
+def _config(
+    settings: Mapping[str, Any], contender: Contender, seed: int, share_noise: bool
+) -> RunConfig:
+    values = {**settings, "method": contender.method, "seed": seed}
+    if contender.lam is not None:
+        values["lam"] = contender.lam
+    if contender.method == REFERENCE:
+        values = {k: v for k, v in values.items() if k not in ("epsilon", "noise_multiplier")}
+    elif not share_noise:
+        values["noise_seed"] = noise_seed(seed, contender.method)
+    return RunConfig.from_mapping(values)
+
+
+def _check_folder(run: PlannedRun) -> None:
+    """Refuse to go on with a run that was started with other settings."""
+    if not (run.out.is_dir() and any(run.out.iterdir())):
+        return
+    before, now = stored_config(run.out).to_mapping(), run.config.to_mapping()
+    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    if changed:
+        raise ConfigError(
+            f"{run.out} holds a run with another {changed[0]} ({before.get(changed[0])}, now "
+            f"{now.get(changed[0])}): choose another --out"
+        )
