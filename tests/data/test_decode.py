@@ -18,9 +18,11 @@ def files(root, names, *, size=(8, 8), channels=1, resize=False) -> FileImages:
     return FileImages(root, names, size, channels, resize)
 
 
-def test_images_are_read_in_the_order_asked_for(tmp_path):
+@pytest.mark.parametrize("resize", [False, True], ids=["one by one", "in a pool of threads"])
+def test_images_are_read_in_the_order_asked_for(tmp_path, monkeypatch, resize):
+    monkeypatch.setattr(FileImages, "threads", 4)
     pixels = [write_image(tmp_path / f"{k}.png", seed=k) for k in range(40)]
-    images = files(tmp_path, [f"{k}.png" for k in range(40)])
+    images = files(tmp_path, [f"{k}.png" for k in range(40)], resize=resize)
     order = np.random.default_rng(0).integers(0, 40, 60)
     assert np.array_equal(images.read(order)[:, 0], np.stack(pixels)[order])
     some = images.select(np.array([7, 3]))
@@ -96,12 +98,13 @@ def broken(kind: str) -> bytes:
 
 @pytest.mark.parametrize("kind", ["empty", "text", "half a png", "half a jpeg", "bad checksum"])
 @pytest.mark.parametrize("others", [0, 40], ids=["alone", "in a pool of threads"])
-def test_a_broken_image_is_named(tmp_path, kind, others):
+def test_a_broken_image_is_named(tmp_path, monkeypatch, kind, others):
+    monkeypatch.setattr(FileImages, "threads", 4)
     write_image(tmp_path / "good.png", size=(64, 64))
     (tmp_path / "bad.png").write_bytes(broken(kind))
     names = ["good.png"] * others + ["bad.png"]
     with pytest.raises(DataError, match=rf"{tmp_path}/bad\.png .* may be damaged"):
-        files(tmp_path, names, size=(64, 64)).read(np.arange(len(names)))
+        files(tmp_path, names, size=(64, 64), resize=True).read(np.arange(len(names)))
 
 
 @pytest.mark.parametrize("factor", [1.5, 3], ids=["Pillow warns", "Pillow refuses"])

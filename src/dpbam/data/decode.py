@@ -29,6 +29,7 @@ SUFFIXES = frozenset(
 _GREY = ("1", "L", "LA", "La")
 _DEEP = ("I", "F")  # 32 bits; "I;16" and its kin begin with I too
 _KEEP = 2**29  # bytes: decoded images are kept in memory if all of them fit in 512 MiB
+_LARGE = 2**14  # pixels: 128 x 128
 _PROBED = 32  # images whose headers decide the common size and whether the set is grey
 
 
@@ -76,13 +77,18 @@ class DecodedImages(Images):
                 out[row] = to_pixels(image, self.shape[1:], self._resize, self.describe(index))
 
         with bombs_refused():
-            if self.threads == 1 or len(indices) < 2 * self.threads:
-                for row in range(len(indices)):
-                    one(row)
-            else:
+            if self._pays_to_share(len(indices)):
                 with ThreadPoolExecutor(self.threads) as pool:
                     list(pool.map(one, range(len(indices))))
+            else:
+                for row in range(len(indices)):
+                    one(row)
         return out
+
+    def _pays_to_share(self, count: int) -> bool:
+        """Threads help where decoding outweighs Python's own work: on more than thumbnails."""
+        large = self._resize or self.shape[2] * self.shape[3] >= _LARGE
+        return large and self.threads > 1 and count >= 2 * self.threads
 
 
 class FileImages(DecodedImages):
