@@ -39,6 +39,9 @@ def run(
     by: Annotated[
         list[str] | None, typer.Option(help="A column of sub-groups, repeatable.")
     ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="Column of the unit of privacy, if a part is held out.")
+    ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where downloads live.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
@@ -55,7 +58,7 @@ def run(
     from dpbam.runs.predict import evaluate_dataset
 
     model = load_run_model(run, device=device)
-    dataset = _load(run, model, data, split, data_root)
+    dataset = _load(run, model, data, split, unit, data_root)
     result = evaluate_dataset(model, dataset, by or ())
     report = {"data": dataset.name, "split": split, **result.to_dict(), "note": CAVEAT}
     saved = _save(run, split, report) if save else None
@@ -67,21 +70,25 @@ def run(
         console(stderr=True).print(f"saved as {saved}", markup=False, soft_wrap=True)
 
 
-def _load(run: Path, model: RunModel, data: str | None, split: str, root: Path | None) -> DataSet:
-    """The data set, resized to what the model takes; a held-out part is the run's own."""
+def _load(
+    run: Path, model: RunModel, data: str | None, split: str, unit: str | None, root: Path | None
+) -> DataSet:
+    """The data set, resized to what the model takes; the run's own is held out as the run did."""
     from dpbam.data import load
     from dpbam.runs import stored_config
 
-    config = stored_config(run)
+    config = stored_config(run) if data is None or (run / "non-private").is_dir() else None
+    if config is not None and (data is None or _same(data, config.data)):
+        data, unit, root = config.data, unit or config.unit, root or config.data_root
     channels, height, width = model.image_shape
     return load(
-        data or config.data,
-        split=split,
-        root=root or config.data_root,
-        image_size=(height, width),
-        channels=channels if channels in (1, 3) else None,
-        unit=None if config.unit == "record" or data else config.unit,
+        str(data), split=split, root=root, image_size=(height, width), channels=channels, unit=unit
     )
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two specs name the same data, also by different paths."""
+    return one == other or Path(one).resolve() == Path(other).resolve()
 
 
 def _save(run: Path, split: str, report: dict[str, Any]) -> Path:

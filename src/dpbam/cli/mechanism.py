@@ -21,7 +21,7 @@ Json = Annotated[bool, typer.Option("--json", help="One line of JSON, for script
 def sampling_rate(n: int | None, batch_size: int | None, rate: float | None) -> float:
     """Q as given, or batch_size / n."""
     if rate is not None and n is None and batch_size is None:
-        return rate
+        return _validate.positive("--sampling-rate", rate)
     if rate is not None or n is None or batch_size is None:
         raise ValueError("give either --sampling-rate, or both --n and --batch-size")
     _validate.count("--n", n)

@@ -132,6 +132,8 @@ def _end(result: RunResult) -> dict[str, Any]:
 
 
 def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
+    from dpbam.runs.folder import PUBLISHABLE
+
     last = result.evaluations[-1]
     rows: dict[str, object] = {
         "status": result.status,
@@ -144,7 +146,7 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
         rows["epsilon"] = "infinite: this is a reference without privacy, not to be published"
     rows["folder"] = result.out
     if settings.private:
-        rows["publish"] = "model.safetensors, model.json, privacy-statement.md and .json"
-        rows["keep"] = "non-private/ and checkpoints are for the operator alone"
+        rows["publish"] = ", ".join(PUBLISHABLE)
+        rows["keep"] = "everything else, non-private/ above all, is for the operator alone"
         rows["note"] = "accuracy on private held-out records is a release of its own"
     return rows

@@ -170,7 +170,7 @@ def _config(
 
 def _check_folder(run: PlannedRun) -> None:
     """Refuse to go on with a run that was started with other settings."""
-    if not (run.out.is_dir() and any(run.out.iterdir())):
+    if not run.started:
         return
     before, now = stored_config(run.out).to_mapping(), run.config.to_mapping()
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))

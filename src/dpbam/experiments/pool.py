@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from dpbam.reporter import Reporter, StartReport, StepReport
 from dpbam.runs.config import RunConfig
+from dpbam.runs.folder import RunFolder
 from dpbam.runs.result import RunError
 
 _EVERY = 0.5  # seconds between two words of one run
@@ -29,6 +30,11 @@ class PlannedRun:
     seed: int
     config: RunConfig
     out: Path
+
+    @property
+    def started(self) -> bool:
+        """Whether its folder holds the run already, finished or not."""
+        return RunFolder(self.out).facts.exists()
 
 
 @dataclass(frozen=True)
@@ -140,9 +146,8 @@ def _work(index: int, run: PlannedRun) -> FinishedRun | None:
     """In a worker: one run, begun or gone on with; None if it was interrupted."""
     from dpbam.runs import Interrupted, execute
 
-    resume = run.out.is_dir() and any(run.out.iterdir())
     try:
-        result = execute(run.config, run.out, resume=resume, reporter=_Telling(index))
+        result = execute(run.config, run.out, resume=run.started, reporter=_Telling(index))
     except Interrupted:
         return None
     return FinishedRun(

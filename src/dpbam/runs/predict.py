@@ -132,7 +132,8 @@ def _chunks(
 def _array(path: Path, shape: tuple[int, int, int]) -> Pixels:
     """The images of an ``.npz`` file: the array of a usual name, or the only one."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        # opened here: numpy leaves the file of a damaged archive open
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             names = list(arrays)
             usual = [name for name in _ARRAYS if name in names] or (
                 names if len(names) == 1 else []
