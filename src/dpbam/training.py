@@ -26,6 +26,7 @@ from dpbam.inference import evaluating, predict_logits
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.plan import PrivacyPlan
 from dpbam.reporter import Evaluation, Reporter, StepReport
+from dpbam.trees import map_rows
 
 Ending = Literal["complete", "stopped", "budget ended"]
 
@@ -198,7 +199,9 @@ class Trainer:
         """Go on from :meth:`state_dict`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.oracle.load_state_dict(state["oracle"])
+        device = next(self.model.parameters()).device
+        previous = map_rows(lambda g: g.to(device), state["oracle"]["previous"])
+        self.oracle.load_state_dict({**state["oracle"], "previous": previous})
         if self.average:
             self.average.load_state_dict(state["average"])
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dpbam.runs.budget import Budget
 from dpbam.runs.config import ConfigError, RunConfig, default_delta, read_file
-from dpbam.runs.execute import Prepared, execute, prepare
+from dpbam.runs.execute import execute
 from dpbam.runs.folder import stored_config
 from dpbam.runs.model_file import RunModel, load_run_model
+from dpbam.runs.prepare import Prepared, prepare
 from dpbam.runs.result import Interrupted, RunError, RunResult
 
 __all__ = [

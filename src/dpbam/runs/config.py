@@ -244,7 +244,6 @@ class RunConfig(BaseModel):
             "n": n,
             "batch_size": self.batch_size,
             "delta": self.delta or default_delta(n),
-            "clipping": self.clipping,
             "unit": self.unit,
             "max_records": self.max_records or (1 if self.unit == "record" else 8),
             "accountant": self.accountant,
@@ -252,8 +251,9 @@ class RunConfig(BaseModel):
         if not self.private:
             return PrivacyPlan.non_private(epochs=self.epochs, **common)
         sigma = noise_multiplier or self.noise_multiplier
-        common["clip_norm"] = self.clip_norm
+        common |= {"clip_norm": self.clip_norm, "clipping": self.clipping}
         if sigma is None:
+            assert self.epsilon is not None  # one of the two is given: checked above
             return PrivacyPlan.calibrate(epsilon=self.epsilon, epochs=self.epochs, **common)
         steps = epoch_steps(n, self.batch_size, self.epochs)
         return PrivacyPlan(steps=steps, noise_multiplier=sigma, **common)

@@ -1,50 +1,35 @@
-"""From a configuration to a finished run folder."""
+"""From a configuration to a finished run folder.
+
+Order is what keeps the count true: the run's facts are on disk before its budget is reserved, the
+reservation before the first step, every step on the ledger before it reaches the parameters, and
+the checkpoint after both. Whatever the moment of a crash, what is on disk counts at least what was
+released.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from dpbam.plan import PrivacyPlan
-from dpbam.reporter import Reporter
+from dpbam.accounting import Charge
+from dpbam.reporter import Reporter, StartReport
+from dpbam.runs.budget import Budget
 from dpbam.runs.config import RunConfig
-from dpbam.runs.result import RunResult
+from dpbam.runs.files import disk_error, sync_folder, write_atomic, write_json
+from dpbam.runs.folder import RunFolder
+from dpbam.runs.interrupt import graceful
+from dpbam.runs.model_file import save_run_model
+from dpbam.runs.prepare import Prepared, check_ledger, most_charges, prepare
+from dpbam.runs.recorder import Recorder
+from dpbam.runs.result import Interrupted, RunResult
+from dpbam.runs.resume import check_config, check_prepared, new_facts
+from dpbam.runs.statement import statement, write_statement
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from dpbam.data import DataSet
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A run that has been checked and built, with nothing written yet: what a dry run shows.
-
-    Attributes:
-        config: as given.
-        train: the training set.
-        test: the test set.
-        plan: sigma, q, steps, n and epsilon.
-        model: on its device, with its initial weights.
-        physical_batch_size: rows computed at once.
-    """
-
-    config: RunConfig
-    train: DataSet
-    test: DataSet
-    plan: PrivacyPlan
-    model: nn.Module
-    physical_batch_size: int
-
-    def summary(self) -> dict[str, object]:
-        """The plan in plain values: sigma, steps, q, epsilon, delta, parameters, memory, ..."""
-        raise NotImplementedError
-
-
-def prepare(config: RunConfig) -> Prepared:
-    """Load the data, make the plan, build the model; write nothing."""
-    raise NotImplementedError
+    from dpbam.ledger import Ledger
+    from dpbam.training import Trainer
 
 
 def execute(
@@ -53,9 +38,8 @@ def execute(
     """Train as ``config`` says into the run folder ``out``.
 
     Args:
-        config: what to do. To resume, start from :func:`dpbam.runs.stored_config` and change what
-            may change: epochs (with a constant schedule), data_root, num_workers, eval_every and
-            checkpoint_every; in an unseeded run device, engine and physical_batch_size too.
+        config: what to do. To resume, start from :func:`dpbam.runs.stored_config`; what may be
+            changed then is in :mod:`dpbam.runs.resume`.
         out: must not exist or be empty, unless ``resume``.
         resume: go on with the run in ``out``; a finished one is finished again, at no cost.
         reporter: hears of the progress.
@@ -66,4 +50,174 @@ def execute(
         dpbam.data.DataError: if the data cannot.
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
-    raise NotImplementedError
+    folder, listener = RunFolder(out), reporter or Reporter()
+    with folder.opened(resume=resume):
+        facts, prepared = _resumed(folder, config) if resume else _begun(folder, config)
+        return _Session(folder, facts, prepared, listener).run()
+
+
+def _begun(folder: RunFolder, config: RunConfig) -> tuple[dict[str, Any], Prepared]:
+    """A new run: refused before anything is written, or on disk."""
+    prepared = prepare(config)
+    facts = new_facts(prepared)
+    if config.budget is not None:
+        Budget(config.budget)  # refuse a missing one before the folder holds a run
+    return facts, prepared
+
+
+def _resumed(folder: RunFolder, config: RunConfig) -> tuple[dict[str, Any], Prepared]:
+    """A run taken up again, with the sigma and (seeded) the physical batch size that it had."""
+    facts = folder.read_facts()
+    check_config(facts, config)
+    if config.seed is not None:
+        kept = config.replace(physical_batch_size=facts["physical_batch_size"])
+    else:
+        kept = config
+    prepared = prepare(kept, noise_multiplier=facts["noise_multiplier"] or None)
+    check_prepared(facts, prepared)
+    return {**facts, "config": config.to_mapping()}, prepared
+
+
+class _Session:
+    """One process's work on a run."""
+
+    def __init__(
+        self, folder: RunFolder, facts: dict[str, Any], prepared: Prepared, reporter: Reporter
+    ) -> None:
+        self.folder, self.facts, self.prepared = folder, facts, prepared
+        self.recorder = Recorder(folder, reporter)
+        self._saved = (time.monotonic(), -1)  # when, and at which step
+
+    def run(self) -> RunResult:
+        from dpbam.runs import checkpoint
+
+        config, plan = self.prepared.config, self.prepared.plan
+        latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
+        ledger = plan.ledger(self.folder.ledger)
+        check_ledger(plan, ledger)
+        trainer = self.prepared.trainer(self.prepared.oracle(ledger), self.recorder)
+        if latest:
+            trainer.load_state_dict(latest.state)
+        trainer.max_charges = most_charges(config, plan, ledger, trainer.oracle.step)
+        self._write_down(ledger, trainer.max_charges)
+        trainer.evaluations = self.recorder.rewind(trainer.oracle.step)
+
+        began = time.monotonic()
+        self._announce(trainer)
+        with graceful(self.recorder.on_message) as stop:
+            ending = self._train(trainer, stop)
+        if ending == "stopped":
+            raise Interrupted(self.folder.path, trainer.oracle.step, plan.steps)
+        return self._finish(trainer, ending, time.monotonic() - began)
+
+    def _write_down(self, ledger: Ledger, charges: int) -> None:
+        """The run's facts, then its reservation: from here on it can be resumed."""
+        self.folder.non_private.mkdir(exist_ok=True)
+        new = not self.folder.facts.exists()
+        write_json(self.folder.facts, self.facts)
+        try:
+            self._reserve(charges)
+        except ValueError:
+            if new:
+                self.folder.facts.unlink()  # refused: as if it had never begun
+            raise
+        sync_folder(self.folder.path)
+        write_atomic(self.folder.config, self.prepared.config.to_toml())
+
+    def _reserve(self, charges: int) -> None:
+        config, plan = self.prepared.config, self.prepared.plan
+        if config.budget is not None:
+            whole = Charge(plan.noise_multiplier, plan.sampling_rate, charges)
+            label = str(self.folder.path.absolute())
+            Budget(config.budget).reserve(self.facts["run"], [whole], unit=plan.unit, label=label)
+
+    def _announce(self, trainer: Trainer) -> None:
+        from dpbam.training import count_trainable
+
+        prepared, config = self.prepared, self.prepared.config
+        for note in prepared.train.notes:
+            self.recorder.on_message(note)
+        self.recorder.on_start(
+            StartReport(
+                plan=prepared.plan,
+                step=trainer.oracle.step,
+                epsilon=config.epsilon or prepared.plan.epsilon(),
+                method=config.method,
+                model=config.model,
+                parameters=count_trainable(prepared.model),
+                physical_batch_size=prepared.physical_batch_size,
+                engine=prepared.engine,
+                device=prepared.device,
+                seeded=config.seed is not None,
+                out=self.folder.path,
+            )
+        )
+
+    def _train(
+        self, trainer: Trainer, stop: Callable[[], bool]
+    ) -> Literal["complete", "stopped", "budget ended"]:
+        every = self.prepared.config.checkpoint_every
+
+        def after_step() -> None:
+            if stop() or time.monotonic() - self._saved[0] >= every:
+                self._save(trainer)
+
+        try:
+            ending = trainer.run(after_step=after_step, stop=stop)
+        except OSError as error:  # the ledger's disk is full, say
+            raise disk_error(self.folder.path, error) from error
+        if self._saved[1] != trainer.oracle.step:
+            self._save(trainer)
+        return ending
+
+    def _save(self, trainer: Trainer) -> None:
+        from dpbam.runs import checkpoint
+
+        path = checkpoint.save(self.folder.checkpoints, trainer.state_dict(), self.facts)
+        self._saved = (time.monotonic(), trainer.oracle.step)
+        self.recorder.on_checkpoint(path, trainer.oracle.step)
+
+    def _finish(
+        self, trainer: Trainer, ending: Literal["complete", "budget ended"], seconds: float
+    ) -> RunResult:
+        """Settle the budget, hand out the model, make the statement. Doing it twice is harmless."""
+        prepared, config, ledger = self.prepared, self.prepared.config, trainer.oracle.ledger
+        step, steps = trainer.oracle.step, prepared.plan.steps
+        with trainer.averaged():
+            save_run_model(self.folder, prepared.model, config, prepared.train)
+        budget = self._settle(ledger)
+        values = statement(
+            prepared, ledger, run=self.facts["run"], steps=step,
+            evaluations=len(trainer.evaluations), budget=budget,
+        )  # fmt: skip
+        write_statement(self.folder, values)
+        self.recorder.on_end(_ending(ending, step, steps, len(ledger)))
+        return RunResult(
+            out=self.folder.path,
+            status=ending,
+            plan=prepared.plan,
+            steps=step,
+            charged=len(ledger),
+            epsilon=values["epsilon"],
+            delta=prepared.plan.delta,
+            evaluations=tuple(trainer.evaluations),
+            seconds=seconds,
+        )
+
+    def _settle(self, ledger: Ledger) -> dict[str, Any] | None:
+        path = self.prepared.config.budget
+        if path is None:
+            return None
+        budget = Budget(path)
+        budget.settle(self.facts["run"], ledger.charges())
+        epsilon, delta = budget.total
+        return {"file": path.name, "epsilon": epsilon, "delta": delta, "taken": budget.epsilon()}
+
+
+def _ending(ending: str, step: int, steps: int, charged: int) -> str:
+    if ending == "complete":
+        return f"complete: {step} steps"
+    return (
+        f"the privacy budget ended at step {step} of {steps}: {charged - step} steps were lost in "
+        "crashes and are paid for; the model is that of the last step"
+    )

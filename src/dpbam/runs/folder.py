@@ -1,12 +1,116 @@
-"""The run folder: what lives where, and the lock that keeps a second run out."""
+"""The run folder: what lives where, and the lock that keeps a second run out.
+
+=============================  ==========================================  ======================
+file                           what it holds                               may be published
+=============================  ==========================================  ======================
+``model.safetensors``          the model                                   yes
+``model.json``                 what a loader needs: architecture, classes  yes
+``privacy-statement.md``       what is promised, and to whom               yes
+``privacy-statement.json``     the same for machines                       yes
+``metrics.jsonl``              evaluations on the test data                see the statement
+``config.toml``                the resolved configuration                  no (paths, the seed)
+``ledger.jsonl``               every release, before it was made           no need to
+``checkpoints/``               what resuming needs                         no
+``non-private/``               facts taken from the data without noise     never
+=============================  ==========================================  ======================
+"""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dpbam.runs.config import RunConfig
+from dpbam.runs.files import locked, read_json
+from dpbam.runs.result import RunError
+
+PUBLISHABLE = ("model.safetensors", "model.json", "privacy-statement.md", "privacy-statement.json")
+_LOCK = ".lock"
+
+
+class RunFolder:
+    """Paths within one run folder.
+
+    Example:
+        >>> RunFolder("runs/first").metrics.as_posix()
+        'runs/first/metrics.jsonl'
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.ledger = self.path / "ledger.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.weights = self.path / "model.safetensors"
+        self.model = self.path / "model.json"
+        self.statement = self.path / "privacy-statement.md"
+        self.statement_json = self.path / "privacy-statement.json"
+        self.non_private = self.path / "non-private"
+        self.facts = self.non_private / "run.json"
+        self.training_log = self.non_private / "training.jsonl"
+
+    def read_facts(self) -> dict[str, Any]:
+        """What was settled when the run began.
+
+        Raises:
+            RunError: if there is no run here.
+        """
+        if not self.facts.exists():
+            raise RunError(
+                f"there is no run to resume in {self.path}: start one without --resume"
+                if self.path.exists()
+                else f"there is no run folder {self.path}: start one without --resume"
+            )
+        return read_json(self.facts)
+
+    @contextmanager
+    def opened(self, *, resume: bool) -> Iterator[None]:
+        """Hold the folder's lock; a new run's folder is made, and is gone again if it is refused.
+
+        Raises:
+            RunError: if another process is at work here, or the folder holds something else.
+        """
+        made = False if resume else self._make()
+        self._check(resume=resume)
+        busy = f"another run is at work in {self.path}: wait for it, or choose another --out"
+        with locked(self.path / _LOCK, busy=busy):
+            self._check(resume=resume)  # again: another run may have come and gone
+            try:
+                yield
+            except BaseException:
+                if made and not self.facts.exists():
+                    shutil.rmtree(self.path, ignore_errors=True)
+                raise
+
+    def _make(self) -> bool:
+        """Make the folder; whether it was not there."""
+        try:
+            there = self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"the run folder {self.path} cannot be made: {error.strerror}") from None
+        return not there
+
+    def _check(self, *, resume: bool) -> None:
+        if resume:
+            self.read_facts()
+        elif self.facts.exists():
+            raise RunError(
+                f"{self.path} holds a run already: go on with it by --resume, or choose another "
+                "--out"
+            )
+        elif any(p.name not in (_LOCK, self.non_private.name) for p in self.path.iterdir()):
+            raise RunError(f"{self.path} is not empty: choose another --out")
 
 
 def stored_config(out: str | Path) -> RunConfig:
-    """The configuration of the run in ``out``, to resume it from."""
-    raise NotImplementedError
+    """The configuration of the run in ``out``, to resume it from.
+
+    Raises:
+        RunError: if there is no run.
+    """
+    return RunConfig.from_mapping(RunFolder(out).read_facts()["config"])

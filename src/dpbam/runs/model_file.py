@@ -1,4 +1,7 @@
-"""The model that is handed out: ``model.safetensors`` and ``model.json``, no pickle."""
+"""The model that is handed out: ``model.safetensors`` and ``model.json``, no pickle.
+
+The two hold the released weights and what a loader has to know, nothing about the training data.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpbam._version import __version__
+from dpbam.runs.files import read_json, write_atomic, write_json
+from dpbam.runs.folder import RunFolder
+from dpbam.runs.result import RunError
+
 if TYPE_CHECKING:
     from torch import nn
+
+    from dpbam.data import DataSet
+    from dpbam.runs.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -27,10 +38,63 @@ class RunModel:
     facts: dict[str, Any]
 
 
+def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train: DataSet) -> None:
+    """Write the two files from the model as it stands."""
+    from safetensors.torch import save
+
+    weights = {k: v.detach().cpu().clone().contiguous() for k, v in model.state_dict().items()}
+    facts = {
+        "format": 1,
+        "dpbam": __version__,
+        "model": config.model,
+        "model_options": config.model_options,
+        "image_shape": list(train.shape),
+        "class_names": list(train.class_names),
+        "input": "uint8 images to float32: x / 127.5 - 1",
+        "method": config.method,
+    }
+    write_atomic(folder.weights, save(weights))
+    write_json(folder.model, facts)
+
+
 def load_run_model(run: str | Path, *, device: str = "cpu") -> RunModel:
     """The model of a finished run folder (or of a folder that holds just the two files).
+
+    A model of the user's own ("module:function") is built by importing that module; nothing else
+    in the folder is executed.
 
     Raises:
         RunError: if there is no model, or it is damaged.
     """
-    raise NotImplementedError
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from dpbam.nn import build_model
+
+    folder = RunFolder(run)
+    if not folder.model.exists() or not folder.weights.exists():
+        going = folder.facts.exists()
+        hint = "its training has not ended: resume it first" if going else "give a run folder"
+        raise RunError(f"there is no model in {folder.path}: {hint}")
+    facts = read_json(folder.model)
+    try:
+        channels, height, width = facts["image_shape"]
+        names = tuple(facts["class_names"])
+        module = build_model(
+            facts["model"],
+            in_channels=channels,
+            image_size=(height, width),
+            num_classes=len(names),
+            **facts["model_options"],
+        )
+        module.load_state_dict(load_file(folder.weights))
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        raise RunError(
+            f"the model in {folder.path} cannot be loaded ({_first_line(error)}): restore "
+            f"{folder.model.name} and {folder.weights.name}, or resume the run to write them again"
+        ) from None
+    return RunModel(module.eval().to(device), names, (channels, height, width), facts)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(":")

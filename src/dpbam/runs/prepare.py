@@ -1,0 +1,244 @@
+"""A run checked and built, before anything is written: what a dry run shows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpbam import accounting
+from dpbam.plan import RELATION, PrivacyPlan
+from dpbam.runs.config import RunConfig
+from dpbam.runs.result import RunError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dpbam.data import DataSet
+    from dpbam.ledger import Ledger
+    from dpbam.oracle import PrivateGradientOracle
+    from dpbam.reporter import Reporter
+    from dpbam.training import Trainer
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that has been checked and built, with nothing written yet.
+
+    Attributes:
+        config: as given.
+        train: the training set.
+        test: the test set.
+        plan: sigma, q, steps, n and epsilon.
+        model: on its device, with its initial weights.
+        physical_batch_size: rows computed at once.
+        engine: the engine's name.
+    """
+
+    config: RunConfig
+    train: DataSet
+    test: DataSet
+    plan: PrivacyPlan
+    model: nn.Module
+    physical_batch_size: int
+    engine: str
+
+    @property
+    def units(self) -> NDArray[Any] | None:
+        """The owner of each training record, where the unit is not the record."""
+        return _units(self.config, self.train)
+
+    @property
+    def device(self) -> str:
+        """Where the model is."""
+        return str(next(self.model.parameters()).device)
+
+    def oracle(self, ledger: Ledger | None = None) -> PrivateGradientOracle:
+        """The oracle of this run, writing to ``ledger``."""
+        return _oracle(self.config, self.plan, self.model, self.physical_batch_size, ledger)
+
+    def trainer(
+        self, oracle: PrivateGradientOracle, reporter: Reporter, max_charges: int | None = None
+    ) -> Trainer:
+        """The trainer of this run."""
+        from dpbam.runs import build
+        from dpbam.training import Trainer, evaluation_steps
+
+        config, steps = self.config, self.plan.steps
+        return Trainer(
+            oracle,
+            build.make_optimizer(config, self.model),
+            self.train,
+            self.test,
+            units=self.units,
+            schedule=build.make_schedule(config.schedule, steps),
+            average=build.make_average(config, self.model, steps),
+            eval_every=evaluation_steps(self.plan, config.eval_every),
+            max_charges=max_charges,
+            num_workers=config.num_workers,
+            reporter=reporter,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The plan in plain values, in the order to show them."""
+        from dpbam.training import count_trainable
+
+        plan = self.plan
+        return {
+            "data": self.train.name,
+            "n": plan.n,
+            "unit": plan.unit,
+            "relation": RELATION,
+            "method": self.config.method,
+            "epsilon": plan.epsilon(),
+            "delta": plan.delta,
+            "noise_multiplier": plan.noise_multiplier,
+            "clip_norm": plan.clip_norm,
+            "batch_size": plan.batch_size,
+            "sampling_rate": plan.sampling_rate,
+            "steps": plan.steps,
+            "epochs": plan.epochs,
+            "accountant": accounting.accountant_version(plan.accountant),
+            "model": self.config.model,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "trained_parameters": count_trainable(self.model),
+            "engine": self.engine,
+            "device": self.device,
+            "physical_batch_size": self.physical_batch_size,
+            "estimated_memory_bytes": self.estimated_memory(),
+            "seeded": self.config.seed is not None,
+        }
+
+    def estimated_memory(self) -> int:
+        """Bytes, roughly.
+
+        Parameters, optimiser and averages; a logical batch of uint8; the activations of one
+        physical batch, kept and differentiated twice; for the functional engine also the per-unit
+        copies of the gradient.
+        """
+        from dpbam.training import count_trainable
+
+        weights = 4 * (
+            6 * count_trainable(self.model) + sum(p.numel() for p in self.model.parameters())
+        )
+        batch = self.plan.batch_size * self.plan.max_records * math.prod(self.train.shape)
+        rows = min(self.physical_batch_size, batch)
+        activations = 3 * 4 * rows * _activations(self.model, self.train.shape)
+        copies = 3 * 4 * rows * count_trainable(self.model) if self.engine == "functional" else 0
+        return int(weights + batch + activations + copies)
+
+
+def prepare(config: RunConfig, *, noise_multiplier: float | None = None) -> Prepared:
+    """Load the data, make the plan, build the model; write nothing.
+
+    Args:
+        config: what to do.
+        noise_multiplier: the sigma found before, for a run that is resumed.
+
+    Raises:
+        ConfigError, dpbam.data.DataError, ValueError: one sentence each.
+    """
+    from dpbam.data import load_pair
+    from dpbam.runs import build
+
+    train, test = load_pair(
+        config.data,
+        root=config.data_root,
+        image_size=config.image_size,
+        channels=config.channels,
+        unit=config.unit,
+    )
+    units = _units(config, train)
+    n = len(train) if units is None else len(np.unique(units))
+    model = build.make_model(config, train)
+    plan = config.plan(n, noise_multiplier=noise_multiplier)
+    oracle = _oracle(config, plan, model, config.physical_batch_size, None)
+    return Prepared(
+        config, train, test, plan, model, oracle.physical_batch_size, oracle.engine.name
+    )
+
+
+def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int) -> int:
+    """The most steps that the ledger may hold: those of the plan and, unseeded, those replayed.
+
+    Where replays would carry it beyond the configured epsilon, as many as stay within.
+    """
+    replays = max(0, len(ledger) - step) if config.seed is None else 0
+    total = max(plan.steps, step) + replays
+    if config.epsilon is None or not replays or plan.epsilon(total) <= config.epsilon:
+        return total
+    return accounting.max_steps(
+        config.epsilon,
+        plan.delta,
+        plan.noise_multiplier,
+        plan.sampling_rate,
+        accountant=plan.accountant,
+    )
+
+
+def check_ledger(plan: PrivacyPlan, ledger: Ledger) -> None:
+    """Refuse a ledger with steps of another mechanism."""
+    for charge in ledger.charges():
+        if charge[:2] != (plan.noise_multiplier, plan.sampling_rate):
+            raise RunError(
+                f"{ledger.path} holds steps at sigma {charge.noise_multiplier:g} and sampling rate "
+                f"{charge.sampling_rate:g}, not this run's {plan.noise_multiplier:g} and "
+                f"{plan.sampling_rate:g}: it is not this run's ledger; restore it from a backup"
+            )
+
+
+def _units(config: RunConfig, train: DataSet) -> NDArray[Any] | None:
+    return None if config.unit == "record" else train.column(config.unit)
+
+
+def _oracle(
+    config: RunConfig,
+    plan: PrivacyPlan,
+    model: nn.Module,
+    physical_batch_size: int | None,
+    ledger: Ledger | None,
+) -> PrivateGradientOracle:
+    from torch import nn
+
+    from dpbam.oracle import PrivateGradientOracle
+    from dpbam.runs import build
+
+    return PrivateGradientOracle(
+        model,
+        nn.CrossEntropyLoss(reduction="none"),
+        plan,
+        build.make_method(config),
+        engine=config.engine,
+        physical_batch_size=physical_batch_size,
+        augment=build.make_augment(config),
+        multiplicity=max(1, config.augment_multiplicity),
+        seed=config.seed,
+        noise_seed=config.noise_seed,
+        ledger=ledger,
+    )
+
+
+def _activations(model: nn.Module, shape: tuple[int, int, int]) -> int:
+    """Numbers that the modules of a model put out for one image."""
+    import torch
+
+    from dpbam.inference import evaluating
+
+    seen: list[int] = []
+
+    def count(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor):
+            seen.append(output.numel())
+
+    leaves = [m for m in model.modules() if not list(m.children())]
+    handles = [m.register_forward_hook(count) for m in leaves]
+    try:
+        with evaluating(model), torch.no_grad():
+            model(torch.zeros(1, *shape, device=next(model.parameters()).device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sum(seen)

@@ -1,0 +1,123 @@
+"""What a run settles when it begins, and what may differ when it is resumed.
+
+============================================  ==================================================
+field                                         may change on resume
+============================================  ==================================================
+num_workers, eval_every, checkpoint_every,    yes
+data_root
+epochs                                        with a constant schedule and without swa, whose
+                                              shape hangs on it; within the configured epsilon
+device, engine, physical_batch_size           unseeded only: they change the last bits, and a
+                                              seeded run is the same to the bit
+everything else                               no: it is what the accountant was told
+============================================  ==================================================
+"""
+
+from __future__ import annotations
+
+import platform
+import secrets
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from dpbam._version import __version__
+from dpbam.runs.config import RunConfig
+from dpbam.runs.result import RunError
+
+if TYPE_CHECKING:
+    from dpbam.runs.prepare import Prepared
+
+_FREE = {"num_workers", "eval_every", "checkpoint_every", "data_root"}
+_FREE_UNSEEDED = {"device", "engine", "physical_batch_size"}
+
+
+def new_facts(prepared: Prepared) -> dict[str, Any]:
+    """What a new run settles. Not for publishing: it holds a fingerprint of the data."""
+    import torch
+
+    plan = prepared.plan
+    return {
+        "format": 1,
+        "run": secrets.token_hex(8),
+        "config": prepared.config.to_mapping(),
+        "n": plan.n,
+        "noise_multiplier": plan.noise_multiplier,
+        "delta": plan.delta,
+        "sampling_rate": plan.sampling_rate,
+        "clip_norm": plan.clip_norm if plan.private else None,
+        "physical_batch_size": prepared.physical_batch_size,
+        "device": prepared.device,
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "non_private_fingerprint": prepared.train.fingerprint(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what computes."""
+    names = ("torch", "numpy", "dp-accounting", "safetensors")
+    return {"dpbam": __version__, "python": platform.python_version()} | {
+        name: version(name) for name in names
+    }
+
+
+def check_config(facts: dict[str, Any], config: RunConfig) -> None:
+    """Refuse a configuration that the run was not begun with.
+
+    Raises:
+        RunError: naming the first field that may not change.
+    """
+    stored, new = RunConfig.from_mapping(facts["config"]), config
+    free = _FREE | (_FREE_UNSEEDED if stored.seed is None else set())
+    if stored.schedule == "constant" and stored.swa is None:
+        free = free | {"epochs"}
+    for name in RunConfig.model_fields:
+        old, now = getattr(stored, name), getattr(new, name)
+        if name in free or old == now:
+            continue
+        raise RunError(
+            f"{name} was {_show(old)} when the run began and cannot become {_show(now)}: resume "
+            f"without it, or start a new run with another --out"
+        )
+
+
+def check_prepared(facts: dict[str, Any], prepared: Prepared) -> None:
+    """Refuse changed data, more epochs than the budget holds, and a seeded run's other machine.
+
+    Raises:
+        RunError: one sentence.
+    """
+    config, plan = prepared.config, prepared.plan
+    if prepared.train.fingerprint() != facts["non_private_fingerprint"] or plan.n != facts["n"]:
+        raise RunError(
+            f"{prepared.train.name} is not the data that the run began with: restore it, or start "
+            "a new run with another --out"
+        )
+    if config.epsilon is not None and plan.epsilon() > config.epsilon:
+        raise RunError(
+            f"{config.epochs:g} epochs would spend epsilon {plan.epsilon():.4g} of the run's "
+            f"{config.epsilon:g}: resume with fewer"
+        )
+    if config.seed is not None:
+        _check_machine(facts)
+
+
+def _check_machine(facts: dict[str, Any]) -> None:
+    """A seeded run goes on bit by bit: the same torch, the same number of threads."""
+    import torch
+
+    if torch.__version__.partition("+")[0] != facts["versions"]["torch"].partition("+")[0]:
+        raise RunError(
+            f"the seeded run began with torch {facts['versions']['torch']}, here is "
+            f"{torch.__version__}: its steps would come out differently; install that one"
+        )
+    if torch.get_num_threads() != facts["threads"]:
+        raise RunError(
+            f"the seeded run began with {facts['threads']} threads, here are "
+            f"{torch.get_num_threads()}: its steps would come out differently; set "
+            f"OMP_NUM_THREADS={facts['threads']}"
+        )
+
+
+def _show(value: object) -> str:
+    return "unset" if value is None else str(value)

@@ -1,0 +1,216 @@
+"""The privacy statement: what a run promises, to whom, and what it does not.
+
+Everything in it is public: facts of the plan, the ledger's count, names. Nothing in it was
+computed from the training data without noise.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpbam import accounting
+from dpbam._version import __version__
+from dpbam.plan import RELATION
+from dpbam.runs.files import write_atomic, write_json
+from dpbam.runs.folder import PUBLISHABLE, RunFolder
+
+if TYPE_CHECKING:
+    from dpbam.ledger import Ledger
+    from dpbam.runs.prepare import Prepared
+
+_SEEDED = (
+    "seeded: reproducible, research only. Whoever knows the seed can subtract the noise, so the "
+    "epsilon above holds only against those who do not know it; do not publish such a model of "
+    "sensitive data"
+)
+_FRESH = (
+    "from the operating system's entropy, 256 new bits a step, never used twice; float32 Gaussian, "
+    "not hardened against attacks on floating-point rounding"
+)
+
+
+def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evaluations: int,
+              budget: dict[str, Any] | None = None) -> dict[str, Any]:  # fmt: skip
+    """The statement as plain values.
+
+    Args:
+        prepared: the run.
+        ledger: what was spent.
+        run: its identifier.
+        steps: steps that reached the model.
+        evaluations: how often the test data was looked at.
+        budget: what the data set's budget stands at, if there is one.
+    """
+    plan, config = prepared.plan, prepared.config
+    return {
+        "format": 1,
+        "run": run,
+        "dpbam": __version__,
+        "private": plan.private,
+        "epsilon": ledger.epsilon(),
+        "delta": plan.delta,
+        "unit": _unit(plan.unit, plan.max_records),
+        "units": plan.n,
+        "neighbouring_relation": f"{RELATION} of privacy",
+        "accountant": accounting.accountant_version(plan.accountant),
+        "method": config.method,
+        "sampling": "Poisson: at each step every unit enters on its own with probability q",
+        "sampling_rate": plan.sampling_rate,
+        "expected_batch_size": plan.batch_size,
+        "steps": steps,
+        "charged_steps": len(ledger),
+        "noise_multiplier": plan.noise_multiplier,
+        "clip_norm": plan.clip_norm,
+        "clipping": plan.clipping,
+        "seeded": config.seed is not None,
+        "noise_mode": _SEEDED if config.seed is not None else _FRESH,
+        "initial_weights": _initial(config.init),
+        "tuned_on": (
+            "not accounted: choices that were made by looking at runs on this data (learning rate, "
+            "clipping norm, lambda, epochs, the model) are not covered by this epsilon"
+        ),
+        "evaluated_on": {
+            "set": prepared.test.name,
+            "records": len(prepared.test),
+            "times": evaluations,
+            "note": (
+                "accuracy on test records is computed without noise: it is a release about those "
+                "records that this epsilon does not cover. The guarantee is for the training "
+                "records only"
+            ),
+        },
+        "budget": budget,
+        "may_be_published": list(PUBLISHABLE),
+        "may_be_published_if_the_test_records_are_not_sensitive": ["metrics.jsonl"],
+        "must_not_be_published": ["non-private/", "checkpoints/", "ledger.jsonl", "config.toml"],
+    }
+
+
+def write_statement(folder: RunFolder, values: dict[str, Any]) -> None:
+    """Write ``privacy-statement.json`` and ``.md``."""
+    write_json(folder.statement_json, values)
+    write_atomic(folder.statement, to_markdown(values))
+
+
+def to_markdown(s: dict[str, Any]) -> str:
+    """The statement for people."""
+    evaluated, budget = s["evaluated_on"], s["budget"]
+    rows = [
+        ("Unit of privacy", s["unit"]),
+        ("Units in the training set", f"{s['units']:,} (a public fact)"),
+        ("Neighbouring relation", s["neighbouring_relation"]),
+        ("Method", s["method"]),
+        ("Sampling", s["sampling"]),
+        ("Sampling rate q", f"{s['sampling_rate']:.6g}"),
+        ("Expected batch size", str(s["expected_batch_size"])),
+        ("Steps", _steps(s)),
+        ("Noise multiplier sigma", f"{s['noise_multiplier']:.6g}"),
+        ("Clipping", f"{s['clipping']}, norm C = {s['clip_norm']:g}"),
+        ("Accountant", s["accountant"]),
+        ("Noise", s["noise_mode"]),
+        ("Initial weights", s["initial_weights"]),
+        ("Tuning", s["tuned_on"]),
+        ("Evaluation", f"{evaluated['set']}, {evaluated['records']:,} records, "
+                       f"{evaluated['times']} times; {evaluated['note']}"),
+        ("Budget of the data set", "none was given" if budget is None else
+         f"{budget['file']}: {up(budget['taken'])} of epsilon {budget['epsilon']:g} taken, at "
+         f"delta {budget['delta']:g}"),
+    ]  # fmt: skip
+    table = "\n".join(f"| {name} | {text} |" for name, text in rows)
+    return _TEMPLATE.format(
+        promise=_promise(s),
+        table=table,
+        publish=_bullets(s["may_be_published"]),
+        perhaps=_bullets(s["may_be_published_if_the_test_records_are_not_sensitive"]),
+        never=_bullets(s["must_not_be_published"]),
+        run=s["run"],
+        dpbam=s["dpbam"],
+    )
+
+
+_TEMPLATE = """# Privacy statement
+
+{promise}
+
+| | |
+|---|---|
+{table}
+
+## What may be published
+
+{publish}
+
+If the test records are not sensitive, also:
+
+{perhaps}
+
+## What must not be published
+
+These hold facts taken from the data without noise, or what would help to undo it:
+
+{never}
+
+Run {run}, made by dpbam {dpbam}.
+"""
+
+
+def _promise(s: dict[str, Any]) -> str:
+    if not s["private"]:
+        return (
+            "**This model is not private.** It was trained without noise, as a reference: epsilon "
+            "is infinite. Publishing it may reveal its training data."
+        )
+    epsilon, delta = up(s["epsilon"]), f"{s['delta']:g}"
+    research = "**Research only**: the run was seeded (see Noise). " if s["seeded"] else ""
+    return (
+        f"{research}The model in this folder is **(epsilon = {epsilon}, delta = {delta})-"
+        f"differentially private** for every {s['unit']}: whether that one's data was in the "
+        "training set or not changes the probability of any outcome of the training by at most a "
+        f"factor of e^{epsilon}, up to the probability {delta}. This holds for all that is "
+        "computed from the model, whoever computes it and whatever else they know."
+    )
+
+
+def up(x: float) -> str:
+    """Four significant digits, rounded up: a stated epsilon is never below the true one.
+
+    Example:
+        >>> up(2.07001), up(2.99999), up(float("inf"))
+        ('2.071', '3', 'infinite')
+    """
+    if math.isinf(x):
+        return "infinite"
+    exact = Decimal(x)
+    places = Decimal(1).scaleb(exact.adjusted() - 3)
+    return f"{float(exact.quantize(places, rounding=ROUND_CEILING)):g}"
+
+
+def _unit(unit: str, max_records: int) -> str:
+    if unit == "record":
+        return "record (one image and its label)"
+    return f"{unit} (all records with the same {unit}, at most {max_records} of them a step)"
+
+
+def _steps(s: dict[str, Any]) -> str:
+    if s["charged_steps"] == s["steps"]:
+        return str(s["steps"])
+    return (
+        f"{s['steps']} reached the model, {s['charged_steps']} are charged: the run was "
+        "interrupted, and steps that were lost are paid for"
+    )
+
+
+def _initial(path: Path | None) -> str:
+    if path is None:
+        return "random, independent of the data"
+    return (
+        f"from {path.name}, taken to be public: if they were trained on sensitive data, that "
+        "training's privacy has to be added"
+    )
+
+
+def _bullets(names: list[str]) -> str:
+    return "\n".join(f"- `{name}`" for name in names)
