@@ -8,8 +8,10 @@ No torch here: calculators start fast.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,10 +22,9 @@ if TYPE_CHECKING:
     from dp_accounting import PrivacyAccountant
 
 ACCOUNTANTS = ("pld", "rdp")
-_FINE, _COARSE = (
-    1e-4,
-    1e-3,
-)  # PLD grid of the loss: coarse to find the neighbourhood, fine to answer
+# PLD grid of the privacy loss, with the epsilon above which it is fine enough. Rounding is upwards,
+# so a coarse grid is safe; it is also up to a hundred times faster where epsilon is large.
+_GRIDS = ((1e-2, 100.0), (1e-3, 12.0), (1e-4, 0.0))
 
 
 class Charge(NamedTuple):
@@ -59,7 +60,7 @@ def total_epsilon(charges: Sequence[Charge], delta: float, *, accountant: str = 
     """Epsilon of all ``charges`` composed, at ``delta``."""
     _validate.probability("delta", delta)
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
-    return _total_epsilon(tuple(_checked(c) for c in charges), delta, accountant, _FINE)
+    return _refined(tuple(_checked(c) for c in charges), delta, accountant)
 
 
 def noise_multiplier(
@@ -74,19 +75,14 @@ def noise_multiplier(
     """
     _validate.positive("epsilon", epsilon)
     _validate.probability("delta", delta)
+    _validate.one_of("accountant", accountant, ACCOUNTANTS)
 
-    def spent(sigma: float, grid: float) -> float:
-        return _total_epsilon(
-            (_checked(Charge(sigma, sampling_rate, steps)),), delta, accountant, grid
-        )
+    def charges(sigma: float) -> tuple[Charge, ...]:
+        return (_checked(Charge(sigma, sampling_rate, steps)),)
 
-    def within(grid: float) -> Callable[[float], bool]:
-        return lambda sigma: spent(sigma, grid) <= epsilon
-
-    low, high = _bracket(within(_COARSE))
-    coarse = _least_sigma(within(_COARSE), low, high, 1e-3)
-    # The coarse grid rounds up, so its sigma is an upper end; the fine one lies a little below.
-    return _least_sigma(within(_FINE), coarse * 0.99, coarse, 1e-4)
+    grid = _coarse_grid(epsilon)
+    guess = _coarse_sigma(lambda s: _on_grid(charges(s), delta, accountant, grid), epsilon)
+    return _polished_sigma(lambda s: _refined(charges(s), delta, accountant), guess, epsilon)
 
 
 def max_steps(
@@ -106,12 +102,16 @@ def max_steps(
     _validate.positive("epsilon", epsilon)
     _validate.probability("delta", delta)
 
-    def within(steps: int, grid: float) -> bool:
-        charge = _checked(Charge(noise_multiplier, sampling_rate, steps))
-        return _total_epsilon((charge,), delta, accountant, grid) <= epsilon
+    _validate.one_of("accountant", accountant, ACCOUNTANTS)
 
-    coarse = _most_steps(lambda k: within(k, _COARSE), 0, 1)
-    return _most_steps(lambda k: within(k, _FINE), coarse, max(1, coarse // 500))
+    def charges(steps: int) -> tuple[Charge, ...]:
+        return (_checked(Charge(noise_multiplier, sampling_rate, steps)),)
+
+    grid = _coarse_grid(epsilon)
+    coarse = _most_steps(lambda k: _on_grid(charges(k), delta, accountant, grid) <= epsilon, 0, 1)
+    return _most_steps(
+        lambda k: _refined(charges(k), delta, accountant) <= epsilon, coarse, max(1, coarse // 500)
+    )
 
 
 def accountant_version(accountant: str) -> str:
@@ -128,20 +128,49 @@ def _checked(charge: Charge) -> Charge:
     return charge
 
 
+def _refined(charges: tuple[Charge, ...], delta: float, accountant: str) -> float:
+    """Epsilon on the first grid that is fine enough for it."""
+    if accountant != "pld":
+        return _on_grid(charges, delta, accountant, 0.0)
+    for grid, enough in _GRIDS:
+        value = _on_grid(charges, delta, accountant, grid)
+        if value > enough:
+            break
+    return value
+
+
+def _coarse_grid(target: float) -> float:
+    """A grid that is cheap and near enough to start from."""
+    return 1e-2 if target > 100 else 1e-3
+
+
 @lru_cache(maxsize=4096)
-def _total_epsilon(
-    charges: tuple[Charge, ...], delta: float, accountant: str, grid: float
-) -> float:
+def _on_grid(charges: tuple[Charge, ...], delta: float, accountant: str, grid: float) -> float:
     import dp_accounting
 
     spent = [c for c in charges if c.steps]
     if any(c.noise_multiplier == 0 for c in spent):
         return math.inf
+    if not spent:
+        return 0.0
     ledger = _fresh(accountant, grid)
-    for sigma, q, count in spent:
-        step = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
-        ledger.compose(step, count)
-    return float(ledger.get_epsilon(delta)) if spent else 0.0
+    with _quiet():
+        for sigma, q, count in spent:
+            step = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
+            ledger.compose(step, count)
+        return float(ledger.get_epsilon(delta))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hush RDP's note that it left out an order: the minimum over the others is as valid."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _fresh(accountant: str, grid: float) -> PrivacyAccountant:
@@ -154,35 +183,47 @@ def _fresh(accountant: str, grid: float) -> PrivacyAccountant:
     return dp_accounting.pld.PLDAccountant(relation, value_discretization_interval=grid)
 
 
-def _bracket(enough: Callable[[float], bool]) -> tuple[float, float]:
-    """(low, high) with high enough and low not: doubling or halving from 1."""
+def _coarse_sigma(spent: Callable[[float], float], target: float) -> float:
+    """A sigma with spent(sigma) near the target: doubling or halving from 1, then Brent's."""
+    from scipy.optimize import brentq
+
     high = 1.0
-    if enough(high):
-        while high > 1e-3 and enough(high / 2):
-            high /= 2
-        return high / 2, high
-    while not enough(high):
+    while high > 1e-3 and spent(high / 2) <= target:
+        high /= 2
+    while spent(high) > target:
         high *= 2
         if high > 1e6:
             raise ValueError(
                 "no noise multiplier up to 1e6 meets this target: raise epsilon or delta, or "
                 "train for fewer steps"
             )
-    return high / 2, high
+    if spent(high / 2) <= target:
+        return high
+    log_sigma = brentq(
+        lambda x: spent(math.exp(x)) - target, math.log(high / 2), math.log(high), xtol=1e-4
+    )
+    return math.exp(log_sigma)
 
 
-def _least_sigma(
-    enough: Callable[[float], bool], low: float, high: float, tolerance: float
-) -> float:
-    """Bisect for the least sigma that is enough; the result always is."""
-    while not enough(high):  # only by a hair, where a bracket handed in was too tight
-        high *= 1 + tolerance
-    while enough(low):  # likewise
-        high, low = low, low * 0.95
-    while high - low > tolerance * high:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+def _polished_sigma(spent: Callable[[float], float], sigma: float, target: float) -> float:
+    """The least sigma within the target, to a relative 1e-4: few calls, since each is dear.
+
+    Newton's steps on log sigma, with the slope at first that of the Gaussian mechanism, epsilon
+    proportional to 1 / sigma, then of the last two points. What is returned was checked.
+    """
+    slope, last = -target, None
+    for _ in range(8):
+        value = spent(sigma)
+        if last is not None and value != last[1] and sigma != last[0]:
+            slope = min((value - last[1]) / math.log(sigma / last[0]), -1e-3 * target)
+        move = (target - value) / slope  # of log sigma; positive: more noise is needed
+        if value <= target and -move < 1e-4:
+            return sigma
+        last = (sigma, value)
+        sigma *= math.exp(move + 2e-5)  # aim a hair inside the target
+    while spent(sigma) > target:
+        sigma *= 1 + 1e-4
+    return sigma
 
 
 def _most_steps(within: Callable[[int], bool], low: int, stride: int) -> int:
