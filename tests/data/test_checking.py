@@ -48,6 +48,8 @@ def test_units_in_both_sets():
     test = scans(2, 1, "test", columns={"who": list("bc")})
     assert check(train, test, unit="who") == ["train and test share 1 value of 'who' (b)"]
     assert check(train, test) == []
+    others = scans(2, 1, "test", columns={"who": list("cd")})
+    assert check(train, others, unit="who") == []
 
 
 def test_broken_test_images_are_found_too(tmp_path):

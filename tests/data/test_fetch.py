@@ -141,6 +141,15 @@ def test_extract_takes_the_named_files_and_no_others(tmp_path):
     assert not (tmp_path / "evil").exists()
 
 
+def test_extract_leaves_a_folder_that_another_process_made(tmp_path):
+    tar_of({"set/a.bin": b"new"}, tmp_path / "set.tar.gz")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.bin").write_bytes(b"theirs")
+    extract(tmp_path / "set.tar.gz", ["set/a.bin"], tmp_path / "set")
+    assert (tmp_path / "set" / "a.bin").read_bytes() == b"theirs"
+    assert sorted(leftovers(tmp_path)) == ["set", "set.tar.gz"]
+
+
 def test_extract_makes_nothing_of_a_wrong_or_truncated_archive(tmp_path):
     path = tmp_path / "set.tar.gz"
     tar_of({"set/a.bin": bytes(100_000), "set/b.bin": b"b"}, path)

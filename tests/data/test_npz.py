@@ -121,7 +121,9 @@ def test_a_missing_file(tmp_path):
         load(str(tmp_path / "none.npz"))
 
 
-def test_truncated_and_damaged_files(tmp_path):
+@pytest.mark.parametrize("limit", [2**30, 1000], ids=["in memory", "memory-mapped"])
+def test_truncated_and_damaged_files(tmp_path, data_folder, monkeypatch, limit):
+    monkeypatch.setattr(npz_module, "_IN_MEMORY", limit)
     path = Path(medmnist(tmp_path / "x.npz"))
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
@@ -132,6 +134,7 @@ def test_truncated_and_damaged_files(tmp_path):
     path.write_bytes(damaged)
     with pytest.raises(DataError, match=r"x\.npz cannot be read"):
         load(str(path))
+    assert list(data_folder.glob("converted/*")) == []
     path.write_bytes(b"")
     with pytest.raises(DataError, match=r"x\.npz cannot be read"):
         load(str(path))

@@ -84,9 +84,24 @@ def test_the_hostile_pickle_would_have_run(tmp_path):
     assert target.exists()
 
 
+# {"a": _codecs.encode("b", "latin1")} and {"a": numpy.uint8(98)}, each open for a state
+LATIN1 = b"\x80\x02}U\x01ac_codecs\nencode\nX\x01\x00\x00\x00bX\x06\x00\x00\x00latin1\x86R"
+SCALAR = (
+    b"\x80\x02}U\x01acnumpy.core.multiarray\nscalar\ncnumpy\ndtype\n"
+    b"U\x02u1K\x00K\x01\x87RU\x01b\x86R"
+)
+
+
+def test_the_stand_ins_are_built_as_they_should_be(tmp_path):
+    assert load_batch(written(tmp_path, LATIN1 + b"s.")) == {"a": "b"}
+    assert load_batch(written(tmp_path, SCALAR + b"s.")) == {"a": 98}
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
+        (LATIN1 + b"}bs.", "bytes have no state"),
+        (SCALAR + b"}bs.", "has its state already"),
         (b"", "not a readable batch file"),
         (b"not a pickle", "not a readable batch file"),
         (pickle.dumps([1, 2]), "holds a list instead of a dict"),
@@ -95,7 +110,17 @@ def test_the_hostile_pickle_would_have_run(tmp_path):
         (b"\x80\x02}U\x01acnumpy\nndarray\n)\x81s.", "without content"),
         (b"\x80\x02}U\x01ac_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86Rs.", "hex"),
     ],
-    ids=["empty", "text", "a list", "objects", "strings", "no content", "codec"],
+    ids=[
+        "state of bytes",
+        "state of a number",
+        "empty",
+        "text",
+        "a list",
+        "objects",
+        "strings",
+        "no content",
+        "codec",
+    ],
 )
 def test_what_else_is_refused(tmp_path, content, sentence):
     with pytest.raises(DataError, match=sentence):

@@ -7,6 +7,7 @@ than memory is read as it is needed.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -51,8 +52,10 @@ class Images(ABC):
         return f"record {index}"
 
     def identities(self) -> list[bytes]:
-        """What each record is known by, whatever its position: its path, else its pixels."""
-        return [image.tobytes() for _, chunk in self.walk() for image in chunk]
+        """What each record is known by, whatever its position: its path, else its pixels' hash."""
+        return [
+            hashlib.sha256(image.tobytes()).digest() for _, chunk in self.walk() for image in chunk
+        ]
 
     def manifest(self) -> bytes:
         """What tells a changed set apart without reading it: paths and sizes, where there are."""

@@ -48,17 +48,17 @@ class Layout:
         return [name for name in names if not (folder / name).is_file()]
 
 
-def open_cifar10(argument: str | None, options: Options) -> Openers:
+def open_cifar10(argument: str, options: Options) -> Openers:
     """CIFAR-10: 50,000 and 10,000 colour images of 32 x 32 in 10 classes."""
     return _open("cifar10", argument, options)
 
 
-def open_cifar100(argument: str | None, options: Options) -> Openers:
+def open_cifar100(argument: str, options: Options) -> Openers:
     """CIFAR-100: the same in 100 classes, with the column ``superclass`` (20 of them)."""
     return _open("cifar100", argument, options)
 
 
-def _open(name: str, argument: str | None, options: Options) -> Openers:
+def _open(name: str, argument: str, options: Options) -> Openers:
     layout, folder = _locate(LAYOUTS[name], argument, options, name)
     missing = layout.missing(folder)
     if missing:
@@ -85,7 +85,7 @@ def _load(name: str, split: str, layout: Layout, folder: Path) -> DataSet:
 
 
 def _locate(
-    layouts: tuple[Layout, ...], argument: str | None, options: Options, name: str
+    layouts: tuple[Layout, ...], argument: str, options: Options, name: str
 ) -> tuple[Layout, Path]:
     """The layout that is there and the folder it is in; unpack or download it if need be."""
     base = Path(argument).expanduser() if argument else options.folder

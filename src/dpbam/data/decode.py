@@ -133,6 +133,13 @@ def read_images(paths: Sequence[str | Path], shape: tuple[int, int, int]) -> Pix
 
     Raises:
         DataError: if one is broken; the message has its path.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Image.new("RGB", (40, 30)).save(f"{folder}/scan.png")
+        ...     read_images([f"{folder}/scan.png"], (1, 28, 28)).shape
+        (1, 1, 28, 28)
     """
     channels, height, width = shape
     whole = [str(Path(path).absolute()) for path in paths]

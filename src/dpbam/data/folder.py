@@ -59,13 +59,9 @@ class Listing:
             self.notes += (f"ignored {count} {what}",)
 
 
-def open_folder(argument: str | None, options: Options) -> Openers:
+def open_folder(argument: str, options: Options) -> Openers:
     """The splits of an image folder."""
-    if not argument:
-        raise DataError("folder needs a path, such as ./scans")
     root = Path(argument).expanduser().resolve()
-    if not root.is_dir():
-        raise DataError(f"there is no folder {argument}")
     table = root / "labels.csv"
     listing = _from_csv(root, table) if table.is_file() else _from_tree(root)
     if not listing.records:

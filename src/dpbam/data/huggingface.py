@@ -30,7 +30,7 @@ _LABEL_NAMES = ("label", "labels", "target", "fine_label")
 _SPLITS = {"train": "train", "test": "test", "validation": "val", "valid": "val", "val": "val"}
 
 
-def open_huggingface(argument: str | None, options: Options) -> Openers:
+def open_huggingface(argument: str, options: Options) -> Openers:
     """The splits train, test and validation (as ``val``) of the set."""
     if not argument:
         raise DataError("hf needs a name or a parquet file, such as hf:cifar10")

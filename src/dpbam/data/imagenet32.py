@@ -29,7 +29,7 @@ _FILES = {
 }
 
 
-def open_imagenet32(argument: str | None, options: Options) -> Openers:
+def open_imagenet32(argument: str, options: Options) -> Openers:
     """Find the batch files in the path given, else in ``imagenet32`` under the data root."""
     folder = Path(argument).expanduser() if argument else options.folder / "imagenet32"
     if not folder.is_dir():

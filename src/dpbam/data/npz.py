@@ -44,10 +44,8 @@ _LABELS = {
 _IN_MEMORY = 2**30  # bytes
 
 
-def open_npz(argument: str | None, options: Options) -> Openers:
+def open_npz(argument: str, options: Options) -> Openers:
     """The splits for which the file has images and labels."""
-    if not argument:
-        raise DataError("npz needs a file: give its path, such as scans.npz")
     file = _Npz(Path(argument).expanduser(), options.folder)
     splits = {split: keys for split in _IMAGES if (keys := _keys(file, split))}
     if "train" not in splits:

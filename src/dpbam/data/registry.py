@@ -275,7 +275,7 @@ def _open(spec: str, options: Options) -> Openers:
     """Find the source that a spec means."""
     name, colon, argument = spec.partition(":")
     if name in _NAMED:
-        return _SOURCES[name].load()(argument or None, options)
+        return _SOURCES[name].load()(argument, options)
     if not spec:
         raise DataError(f"no data set was named: choose {', '.join(_NAMED)}, or give a path")
     path = Path(spec).expanduser()

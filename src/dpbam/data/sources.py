@@ -42,7 +42,8 @@ class Options:
         return data_root(self.root)
 
 
-Source = Callable[[str | None, Options], Openers]
+Source = Callable[[str, Options], Openers]
+"""Takes what follows the name in a spec ("" for nothing), or the whole spec of a path."""
 
 
 def data_root(root: str | Path | None = None) -> Path:

@@ -24,10 +24,8 @@ from dpbam.data.dataset import DataSet
 from dpbam.data.sources import Openers, Options
 
 
-def open_user(argument: str | None, options: Options) -> Openers:
+def open_user(argument: str, options: Options) -> Openers:
     """The splits for which the function returns something."""
-    if not argument:
-        raise DataError("give your own data set as module:function, such as my_data:load")
     function = _import(argument)
     found = {split: _call(function, argument, split) for split in ("train", "test")}
     if found["train"] is None:
