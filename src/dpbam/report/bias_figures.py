@@ -1,0 +1,274 @@
+"""Figures of the bias that clipping causes. All of them are not private.
+
+A row is one line of ``non-private/bias.jsonl``; names are those of
+:class:`dpbam.bias.record.BiasRecord`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dpbam.report.figure import Arrow, Arrows, Figure, Lines, Numbers, Series
+from dpbam.report.records import Group, Run, Rows, curves, numbers
+
+PLAIN, OWN = "non_private_against_plain", "non_private_against_own"
+NOT_MEASURED = (
+    "The bias was not measured in this run. Train with --measure-bias every=10 to record it."
+)
+LAST_PART = 0.1  # the end of training: the last tenth of the measured steps
+
+
+def epochs(run: Run, rows: Rows) -> Numbers:
+    """Expected passes over the data at each row's step: step * q."""
+    q = run.statement.get("sampling_rate") or math.nan
+    return tuple(step * float(q) for step in numbers(rows, "step"))
+
+
+def over_training(groups: Sequence[Group], *path: str) -> tuple[Series, ...]:
+    """Curves of one recorded number; runs that have none of it are left out."""
+
+    def points(run: Run) -> tuple[Numbers, Numbers]:
+        y = numbers(run.bias, *path)
+        return (epochs(run, run.bias), y) if any(map(math.isfinite, y)) else ((), ())
+
+    return curves(groups, points)
+
+
+def bias(groups: Sequence[Group]) -> Figure:
+    """The paper's Figure 2, in both readings."""
+    panels = [
+        Lines(title, "epoch", "length of the bias vector", over_training(groups, reading, "bias"),
+              zero=True)
+        for reading, title in (
+            (PLAIN, "Against the plain batch gradient"),
+            (OWN, "Against the method's own unclipped gradient"),
+        )
+    ]  # fmt: skip
+    return Figure(
+        "bias",
+        "Bias of the clipped gradient",
+        "Length of g_clip − ĝ over training. Left: ĝ is the plain batch gradient, the paper's "
+        "definition. Right: ĝ is what the method would use without clipping.",
+        non_private=True,
+        panels=[p for p in panels if p.series],
+        missing=NOT_MEASURED,
+        wide=True,
+    )
+
+
+def relative(groups: Sequence[Group]) -> Figure:
+    """The bias over the gradient's length."""
+    return _single(
+        groups, "relative-bias", "Bias relative to the gradient",
+        "Length of the bias over the length of ĝ: at 100% the error is as long as the gradient.",
+        "bias / gradient length", _best(groups), "relative_bias", percent=True, zero=True,
+    )  # fmt: skip
+
+
+def direction(groups: Sequence[Group]) -> Figure:
+    """Cosine of clipped and unclipped gradient, and which kind of error dominates."""
+    reading = _best(groups)
+    panels = (
+        Lines("Cosine with the unclipped gradient", "epoch", "cosine of ĝ clipped and ĝ",
+              over_training(groups, reading, "cosine")),
+        Lines("Share of direction in the squared bias", "epoch", "|c|² / |bias|²",
+              over_training(groups, reading, "direction_share"), percent=True, zero=True),
+    )  # fmt: skip
+    return Figure(
+        "direction",
+        "Direction or length?",
+        "A cosine of 1 means that clipping only shortens the gradient, which a learning rate can "
+        "make good. The share of direction is what it cannot.",
+        non_private=True,
+        panels=[p for p in panels if p.series],
+        missing=NOT_MEASURED,
+        same_scale=False,
+        wide=True,
+    )
+
+
+def noise(groups: Sequence[Group]) -> Figure:
+    """Bias against variance."""
+    reading = _best(groups)
+    panels = (
+        Lines("Share of the noise in the squared error", "epoch", "variance / (variance + bias²)",
+              over_training(groups, reading, "noise_share"), percent=True, zero=True),
+        Lines("What is left of the direction", "epoch", "cosine of the released gradient and ĝ",
+              over_training(groups, reading, "private_cosine")),
+    )  # fmt: skip
+    return Figure(
+        "noise",
+        "Bias or noise?",
+        "Above one half the noise dominates and less bias gains little; below it the bias does. "
+        "Right: the cosine of the gradient as released, noise included.",
+        non_private=True,
+        panels=[p for p in panels if p.series],
+        missing=NOT_MEASURED,
+        same_scale=False,
+        wide=True,
+    )
+
+
+def alignment(groups: Sequence[Group]) -> Figure:
+    """The paper's Figure 4."""
+    series = over_training(groups, "non_private_alignment")
+    return Figure(
+        "alignment",
+        "Alignment of the ascent step",
+        "Cosine of the direction that the method ascends along with the current batch gradient, "
+        "SAM's direction: the previous private gradient for DP-SAT, the mean over samples for BAM.",
+        non_private=True,
+        panels=[Lines("", "epoch", "cosine", series, marks=((0.0, "no alignment"),))]
+        if series
+        else (),
+        missing="Only DP-SAT and BAM ascend. For DP-SAT, measure with plain=true."
+        if any(g.runs[0].bias for g in groups)
+        else NOT_MEASURED,
+    )
+
+
+def flatness(groups: Sequence[Group]) -> Figure:
+    """Appendix C's bound: how far L_BAO lies above L_Z."""
+    return _single(
+        groups, "flatness", "Slack of the flatness bound",
+        "L_BAO − L_Z = λ (mean of the norms − norm of the mean): never negative, and small where "
+        "minimising BAM's objective also minimises the flatness objective.",
+        "L_BAO − L_Z", "non_private_flatness_slack", zero=True,
+    )  # fmt: skip
+
+
+def decomposition(groups: Sequence[Group]) -> Figure:
+    """The paper's Figure 7 with the run's own numbers."""
+    return Figure(
+        "decomposition",
+        "The bias taken apart",
+        "The paper's Figure 7, drawn to scale from this training's last tenth: ĝ has length 1, "
+        "g_clip = a ĝ + c, and the bias is (a − 1) ĝ, an error of length, plus c, an error of "
+        "direction. Dots: where g_clip ended earlier in training.",
+        non_private=True,
+        panels=[p for g in groups if (p := _decomposed(g)) is not None],
+        missing=NOT_MEASURED,
+        wide=True,
+    )
+
+
+def batch_size(groups: Sequence[Group]) -> Figure:
+    """The paper's Figures 5 and 6: bias and cosine against the batch size."""
+    methods = list(dict.fromkeys(g.runs[0].method for g in groups))
+    reading = _best(groups)
+    panels = [
+        Lines(title, "expected batch size", label, _by_batch_size(groups, methods, reading, key),
+              log_x=True, zero=key == "bias")
+        for key, title, label in (
+            ("bias", "Bias", "mean length of the bias vector"),
+            ("cosine", "Direction", "mean cosine of ĝ clipped and ĝ"),
+        )
+    ]  # fmt: skip
+    return Figure(
+        "batch-size",
+        "Effect of the batch size",
+        "Averages over training, one point a run. The paper's Figures 5 and 6.",
+        non_private=True,
+        panels=[p for p in panels if p.series],
+        missing="This needs measured runs of at least two batch sizes: train again with another "
+        "--batch-size, and name all runs.",
+        same_scale=False,
+        wide=True,
+    )
+
+
+def _by_batch_size(
+    groups: Sequence[Group], methods: list[str], reading: str, key: str
+) -> tuple[Series, ...]:
+    series = []
+    for colour, method in enumerate(methods):
+        points: dict[float, list[float]] = {}
+        for run in (r for g in groups for r in g.runs if r.method == method and r.bias):
+            found = [v for v in numbers(run.bias, reading, key) if math.isfinite(v)]
+            if found:
+                points.setdefault(float(run.config["batch_size"]), []).append(_mean(found))
+        if len(points) > 1:
+            sizes = tuple(sorted(points))
+            means = tuple(_mean(points[s]) for s in sizes)
+            series.append(Series(method, colour, sizes, means, style="points"))
+    return tuple(series)
+
+
+def _decomposed(group: Group) -> Arrows | None:
+    """One group's panel, in units of |ĝ|; x along ĝ, y along c."""
+    reading = _best([group])
+    runs = [run for run in group.runs if any(row.get(reading) for row in run.bias)]
+    if not runs:
+        return None
+    end = [row[reading] for run in runs for row in _last(run.bias) if row.get(reading)]
+    a, c = _mean(numbers(end, "a")), _mean(_c_ratio(end))
+    cosine = _mean(numbers(end, "cosine"))
+    share, noise_share = _mean(numbers(end, "direction_share")), _mean(numbers(end, "noise_share"))
+    first = [row[reading] for row in runs[0].bias if row.get(reading)]
+    trail = tuple(zip(numbers(first, "a"), _c_ratio(first), strict=True))
+    reach = [p for p in trail if all(map(math.isfinite, p))]
+    notes = (
+        ("a, length kept along ĝ", f"{a:.2f}"),
+        ("|c| / |ĝ|, sideways", f"{c:.2f}"),
+        ("|bias| / |ĝ|", f"{math.hypot(a - 1, c):.2f}"),
+        ("cosine of g clip and ĝ", f"{cosine:.2f}"),
+        ("direction in |bias|²", f"{share:.0%}"),
+        ("noise in the squared error", f"{noise_share:.0%}"),
+    )
+    top = 1.12 * max([0.3, c, *(p[1] for p in reach)])
+    left = min([-0.04, *(p[0] for p in reach)])
+    return Arrows(
+        group.label if reading == PLAIN else f"{group.label} (against its own gradient)",
+        _figure_seven(a, c),
+        trail=tuple(reach),
+        colour=group.colour,
+        notes=notes,
+        bounds=(left, -0.14, max([1.16, *(p[0] for p in reach)]), top),
+    )
+
+
+def _figure_seven(a: float, c: float) -> tuple[Arrow, ...]:
+    return (
+        Arrow("ĝ", "gradient", (0.0, 0.0), (1.0, 0.0)),
+        Arrow("(a − 1) ĝ", "magnitude", (1.0, 0.0), (a, 0.0), side="left"),
+        Arrow("c", "direction", (a, 0.0), (a, c), side="right"),
+        Arrow("g clip", "clipped", (0.0, 0.0), (a, c), side="left"),
+        Arrow("bias", "bias", (1.0, 0.0), (a, c), side="right"),
+    )
+
+
+def _c_ratio(rows: Sequence[dict[str, Any]]) -> Numbers:
+    lengths = zip(numbers(rows, "c_norm"), numbers(rows, "reference_norm"), strict=True)
+    return tuple(c / r if r else math.nan for c, r in lengths)
+
+
+def _last(rows: Rows) -> Rows:
+    return rows[-max(1, round(LAST_PART * len(rows))) :]
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [v for v in values if math.isfinite(v)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def _best(groups: Sequence[Group]) -> str:
+    """The paper's reading where every measured run has it, else the method's own."""
+    measured = [run for g in groups for run in g.runs if run.bias]
+    return PLAIN if all(any(row.get(PLAIN) for row in r.bias) for r in measured) else OWN
+
+
+def _single(
+    groups: Sequence[Group], name: str, title: str, caption: str, y_label: str, *path: str,
+    percent: bool = False, zero: bool = False,
+) -> Figure:  # fmt: skip
+    series = over_training(groups, *path)
+    panel = Lines("", "epoch", y_label, series, percent=percent, zero=zero)
+    return Figure(name, title, caption, True, [panel] if series else (), NOT_MEASURED)
+
+
+def last_mean(run: Run, *path: str) -> float | None:
+    """The mean of a recorded number over the last tenth of the measured steps; None without."""
+    value = _mean(numbers(_last(run.bias), *path)) if run.bias else math.nan
+    return value if math.isfinite(value) else None

@@ -1,0 +1,112 @@
+"""Figures of the per-sample norms: how long gradients are, how many are cut, in which layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dpbam.report.bias_figures import NOT_MEASURED, epochs, over_training
+from dpbam.report.figure import Figure, Lines, Matrix, Numbers, Series
+from dpbam.report.records import Group, Run, numbers
+
+COLUMNS = 24  # moments of training in a grid of layers
+MOST_LAYERS = 40
+
+
+def norms(groups: Sequence[Group]) -> Figure:
+    """Quantiles of the norms over training, a panel a group (its first run)."""
+    measured = [(g, run) for g in groups for run in g.runs[:1] if run.bias]
+    return Figure(
+        "norms",
+        "Gradient norms of the samples",
+        "Lengths of what is clipped, over training: the median, the middle half (dark) and the "
+        "middle nine tenths (light) of a batch. What lies above C is cut.",
+        non_private=True,
+        panels=[_fan(g, run) for g, run in measured],
+        missing=NOT_MEASURED,
+        wide=True,
+    )
+
+
+def clip_share(groups: Sequence[Group]) -> Figure:
+    """How many samples are cut."""
+    series = over_training(groups, "non_private_clip_share")
+    panel = Lines("", "epoch", "share of samples that are cut", series, percent=True, zero=True)
+    return Figure(
+        "clip-share",
+        "Share of samples that are clipped",
+        "Where nobody is clipped there is no bias; where everybody is, all gradients count alike.",
+        non_private=True,
+        panels=[panel] if series else (),
+        missing=NOT_MEASURED,
+    )
+
+
+def layers(groups: Sequence[Group]) -> Figure:
+    """Which layers make gradients long, and which are hurt."""
+    panels = []
+    for group in groups:
+        run = group.runs[0]
+        if any(row.get("non_private_layers") for row in run.bias):
+            panels.append(_grid(group, run, "share", "share of the squared norm"))
+            panels.append(_grid(group, run, "cosine", "cosine"))
+    return Figure(
+        "layers",
+        "Layer by layer",
+        "Left: the share of a sample's squared norm that a layer has; a dark layer decides what is "
+        "clipped. Right: the cosine of the clipped and unclipped gradient in each layer; a pale "
+        "layer has lost its direction.",
+        non_private=True,
+        panels=panels,
+        missing=NOT_MEASURED,
+        wide=True,
+    )
+
+
+def _fan(group: Group, run: Run) -> Lines:
+    x = epochs(run, run.bias)
+    by_level = _quantiles(run)
+    log = all(v > 0 for level in (0.05, 0.5) for v in by_level[level] if math.isfinite(v))
+    series = (
+        Series("5% to 95%", group.colour, x, (), by_level[0.05], by_level[0.95], style="band"),
+        Series("25% to 75%", group.colour, x, (), by_level[0.25], by_level[0.75], style="band"),
+        Series("median", group.colour, x, by_level[0.5]),
+    )
+    clip = float(run.bias[-1]["clip_norm"])
+    marks = ((clip, f"C = {clip:g}"),)
+    return Lines(group.label, "epoch", "norm", series, zero=not log, log_y=log, marks=marks)
+
+
+def _quantiles(run: Run) -> dict[float, Numbers]:
+    """Level -> value at every measured step; NaN where a batch was empty."""
+    from dpbam.bias.record import QUANTILES
+
+    rows = [(row.get("non_private_norms") or {}).get("quantiles") or () for row in run.bias]
+    return {
+        level: tuple(float(row[k]) if len(row) > k else math.nan for row in rows)
+        for k, level in enumerate(QUANTILES)
+    }
+
+
+def _grid(group: Group, run: Run, key: str, what: str) -> Matrix:
+    """Means over equal parts of training, [layers][moments]."""
+    rows = [row for row in run.bias if row.get("non_private_layers")]
+    size = math.ceil(len(rows) / COLUMNS)
+    parts = [rows[k : k + size] for k in range(0, len(rows), size)]
+    names = list(rows[0]["non_private_layers"])[:MOST_LAYERS]
+    times = [epochs(run, tuple(part[:1]))[0] for part in parts]
+    values = tuple(tuple(_layer_mean(part, name, key) for part in parts) for name in names)
+    full = max((v for row in values for v in row if math.isfinite(v)), default=1.0) or 1.0
+    shades = tuple(
+        tuple(max(0.0, v) / full if math.isfinite(v) else 0.0 for v in row) for row in values
+    )
+    title = f"{group.label}: {what}, darkest {full:.2f}"
+    digits = ".0f" if times[-1] > COLUMNS else ".2g"
+    moments = tuple(f"{t:{digits}}" for t in times)
+    return Matrix(title, "layer", "epoch", tuple(names), moments, values, shades, square=False)
+
+
+def _layer_mean(rows: list[dict[str, Any]], name: str, key: str) -> float:
+    found = [v for v in numbers(rows, "non_private_layers", name, key) if math.isfinite(v)]
+    return sum(found) / len(found) if found else math.nan

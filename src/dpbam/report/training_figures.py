@@ -1,0 +1,55 @@
+"""Figures of the training itself: accuracy, budget, loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpbam.report.figure import Figure, Lines, Numbers
+from dpbam.report.records import Group, Run, curves, numbers
+
+
+def accuracy(groups: Sequence[Group]) -> Figure:
+    """Test accuracy over training, and over the budget spent."""
+
+    def over(key: str, run: Run) -> tuple[Numbers, Numbers]:
+        return numbers(run.metrics, key), numbers(run.metrics, "accuracy")
+
+    by_epoch = curves(groups, lambda run: over("epoch", run))
+    by_epsilon = curves([g for g in groups if _private(g)], lambda run: over("epsilon", run))
+    panels = [Lines("Over training", "epoch", "accuracy", by_epoch, percent=True)]
+    if by_epsilon:
+        panels.append(
+            Lines("Over the budget", "ε spent", "accuracy", by_epsilon, percent=True)
+        )
+    return Figure(
+        "accuracy",
+        "Accuracy",
+        "Share of test records classified rightly, by the model that would be handed out at that "
+        "moment: against passes over the data, and against the budget spent by then.",
+        non_private=False,
+        panels=panels if by_epoch else (),
+        missing="The run was never evaluated.",
+        wide=True,
+    )
+
+
+def loss(groups: Sequence[Group]) -> Figure:
+    """Training loss over steps."""
+    series = curves(groups, _loss)
+    return Figure(
+        "loss",
+        "Training loss",
+        "Mean cross-entropy on a part of each batch, before the step.",
+        non_private=True,
+        panels=[Lines("", "epoch", "cross-entropy", series, zero=True)] if series else (),
+        missing="No training loss was recorded.",
+    )
+
+
+def _loss(run: Run) -> tuple[Numbers, Numbers]:
+    rows = [row for row in run.steps if row.get("non_private_loss") is not None]
+    return numbers(rows, "epoch"), numbers(rows, "non_private_loss")
+
+
+def _private(group: Group) -> bool:
+    return group.runs[0].config.get("method") not in ("sgd", "sam")
