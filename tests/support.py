@@ -1,0 +1,103 @@
+"""Small models, plans and oracles for tests, and gradients by ordinary autograd, one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpbam import BAM, DPSAT, DPSGD, Method, PrivacyPlan, PrivateGradientOracle
+from dpbam.engines import ENGINES as ALL_ENGINES
+from dpbam.logical import LogicalBatch
+
+ENGINES = [name for name in ALL_ENGINES if name != "auto"]
+CLIPPINGS = ["flat", "automatic", "per-layer"]
+METHODS: dict[str, Callable[[float], Method]] = {
+    "dp-sgd": lambda lam: DPSGD(),
+    "dp-sat": lambda lam: DPSAT(lam),
+    "bam": lambda lam: BAM(lam),
+    "bam-exact": lambda lam: BAM(lam, exact=True),
+}
+#: every method on every engine that can compute it: the fused one needs a norm penalty
+SERVED = [
+    (engine, method)
+    for engine in ENGINES
+    for method, make in METHODS.items()
+    if engine == "functional" or make(0.1).norm_penalty(0.1) is not None
+]
+
+cross_entropy = nn.CrossEntropyLoss(reduction="none")
+
+
+def smooth_net(inputs: int = 4, classes: int = 3, *, seed: int = 0) -> nn.Module:
+    """Two layers with a smooth activation, float64."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(inputs, 6), nn.Tanh(), nn.Linear(6, classes))
+    return net.double()
+
+
+def samples(n: int, inputs: int = 4, classes: int = 3, *, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """n random records with labels, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, inputs, generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, classes, (n,), generator=generator)
+
+
+def private_plan(**changes: Any) -> PrivacyPlan:
+    """A cheap plan: sigma given, nothing calibrated."""
+    fields = {"n": 100, "batch_size": 10, "steps": 20, "noise_multiplier": 1.0, "delta": 1e-3}
+    return PrivacyPlan(**{**fields, **changes})
+
+
+def quiet_plan(clip_norm: float = math.inf, **changes: Any) -> PrivacyPlan:
+    """No noise, so that what is summed can be seen."""
+    fields = {"n": 100, "batch_size": 10, "steps": 20, "clip_norm": clip_norm}
+    return PrivacyPlan.non_private(**{**fields, **changes})
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of every ``.grad``."""
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def flat(tree: dict[str, Tensor]) -> Tensor:
+    """One long float64 vector."""
+    return torch.cat([t.detach().double().flatten() for t in tree.values()])
+
+
+def one_step(
+    model: nn.Module, plan: PrivacyPlan, x: Any, y: Any, *, units: Any = None, **options: Any
+) -> dict[str, Tensor]:
+    """The gradient that a new oracle writes for one batch."""
+    options.setdefault("loss", cross_entropy)
+    oracle = PrivateGradientOracle(model, options.pop("loss"), plan, **options)
+    oracle.backward(x, y, units)
+    return gradients(model)
+
+
+def clipped_sum(oracle: PrivateGradientOracle, x: Any, y: Any, units: Any = None) -> Tensor:
+    """The un-noised sum of one logical batch, as the oracle computes it, DP-SAT's ascent apart."""
+    batch = LogicalBatch.of(x, y, units, oracle.plan.max_records)
+    batch = batch.keyed(oracle.randomness, oracle.step)
+    return flat(oracle._clipped_sum(batch, oracle.method.lam_at(oracle.step), None))
+
+
+def each_gradient(
+    model: nn.Module, x: Tensor, y: Tensor, loss: Any = cross_entropy
+) -> list[dict[str, Tensor]]:
+    """g_i for every sample, by ordinary autograd on that sample alone."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    found = []
+    for i in range(len(x)):
+        value = loss(model(x[i : i + 1]), y[i : i + 1]).sum()
+        found.append(dict(zip(named, torch.autograd.grad(value, named.values()), strict=True)))
+    return found
+
+
+def clip_and_sum(directions: Iterable[dict[str, Tensor]], clip_norm: float) -> Tensor:
+    """sum_i d_i / max(1, |d_i| / C), written out."""
+    vectors = [flat(d) for d in directions]
+    return torch.stack([v / max(1.0, float(v.norm()) / clip_norm) for v in vectors]).sum(0)

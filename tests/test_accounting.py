@@ -1,0 +1,135 @@
+"""Epsilon: known points, a peer's accountant, and calibration that never overshoots."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+
+from dpbam import accounting
+from dpbam.accounting import Charge, epsilon, max_steps, noise_multiplier, total_epsilon
+
+CIFAR = {"sampling_rate": 4096 / 50_000, "steps": 1000}
+
+
+@pytest.mark.parametrize(("accountant", "sigma"), [("pld", 1.731), ("rdp", 1.830)])
+def test_known_points(accountant: str, sigma: float) -> None:
+    """Epsilon 8 at delta 1e-5 for 1000 steps at q = 4096/50000."""
+    found = noise_multiplier(8.0, 1e-5, **CIFAR, accountant=accountant)
+    assert found == pytest.approx(sigma, abs=1e-3)
+    spent = epsilon(found, **CIFAR, delta=1e-5, accountant=accountant)
+    assert 8.0 * (1 - 1e-3) < spent <= 8.0
+
+
+@pytest.mark.parametrize(
+    ("sigma", "q", "steps", "delta"),
+    [(1.731, 4096 / 50_000, 1000, 1e-5), (1.0, 0.01, 500, 1e-5), (0.8, 0.1, 20, 1e-4)],
+)
+def test_epsilon_agrees_with_opacus(sigma: float, q: float, steps: int, delta: float) -> None:
+    """Its PRV accountant, within the larger of 1% and 0.011 (its own error bound is 0.01)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Opacus's own deprecations
+        from opacus.accountants import PRVAccountant
+
+        peer = PRVAccountant()
+        peer.history = [(sigma, q, steps)]
+        expected = peer.get_epsilon(delta)
+    found = epsilon(sigma, q, steps, delta)
+    assert abs(found - expected) <= max(0.01 * expected, 0.011)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    ("target", "delta", "q", "steps"),
+    [(1.0, 1e-5, 0.02, 200), (3.0, 1e-4, 512 / 1437, 56), (0.3, 1e-6, 0.01, 10)],
+)
+def test_calibration_never_overshoots(
+    accountant: str, target: float, delta: float, q: float, steps: int
+) -> None:
+    sigma = noise_multiplier(target, delta, q, steps, accountant=accountant)
+    assert epsilon(sigma, q, steps, delta, accountant=accountant) <= target
+    assert epsilon(sigma * 0.998, q, steps, delta, accountant=accountant) > target  # nor wastes
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_max_steps_is_the_last_step_within_the_target(accountant: str) -> None:
+    found = max_steps(2.0, 1e-5, 1.1, 0.02, accountant=accountant)
+    assert epsilon(1.1, 0.02, found, 1e-5, accountant=accountant) <= 2.0
+    assert epsilon(1.1, 0.02, found + 1, 1e-5, accountant=accountant) > 2.0
+
+
+def test_no_step_is_affordable() -> None:
+    assert max_steps(0.01, 1e-9, 0.5, 1.0) == 0
+
+
+def test_pld_is_tighter_than_rdp() -> None:
+    assert epsilon(1.0, 0.02, 200, 1e-5) < epsilon(1.0, 0.02, 200, 1e-5, accountant="rdp")
+
+
+def test_one_full_batch_gaussian_step_has_the_closed_form() -> None:
+    """Balle and Wang 2018: delta = Phi(1/2s - e s) - e^e Phi(-1/2s - e s) at q = 1."""
+    from scipy.stats import norm
+
+    sigma = 1.5
+    spent = epsilon(sigma, 1.0, 1, 1e-5)
+    a, b = 1 / (2 * sigma), spent * sigma
+    delta = norm.cdf(a - b) - math.exp(spent) * norm.cdf(-a - b)
+    assert delta == pytest.approx(1e-5, rel=0.01)
+
+
+def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise() -> None:
+    base = epsilon(1.0, 0.02, 100, 1e-5)
+    assert epsilon(1.0, 0.02, 200, 1e-5) > base
+    assert epsilon(1.0, 0.04, 100, 1e-5) > base
+    assert epsilon(1.2, 0.02, 100, 1e-5) < base
+
+
+def test_charges_compose() -> None:
+    parts = [Charge(1.0, 0.02, 60), Charge(1.0, 0.02, 40)]
+    assert total_epsilon(parts, 1e-5) == pytest.approx(epsilon(1.0, 0.02, 100, 1e-5), rel=1e-3)
+    mixed = total_epsilon([Charge(1.0, 0.02, 100), Charge(2.0, 0.1, 10)], 1e-5)
+    assert mixed > epsilon(1.0, 0.02, 100, 1e-5)
+
+
+def test_nothing_spent_is_zero_and_no_noise_is_infinite() -> None:
+    assert total_epsilon([], 1e-5) == 0
+    assert epsilon(1.0, 0.1, 0, 1e-5) == 0
+    assert epsilon(0.0, 0.1, 1, 1e-5) == math.inf
+    assert total_epsilon([Charge(1.0, 0.1, 5), Charge(0.0, 0.1, 1)], 1e-5) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"noise_multiplier": -1.0}, "noise_multiplier must be zero or positive and finite"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier must be a number, got NaN"),
+        ({"sampling_rate": 0.0}, "sampling_rate must be positive"),
+        ({"sampling_rate": 1.1}, "sampling_rate must be at most 1, got 1.1"),
+        ({"sampling_rate": math.nan}, "sampling_rate must be a number, got NaN"),
+        ({"delta": 0.0}, "delta must lie strictly between 0 and 1"),
+        ({"delta": math.nan}, "delta must be a number, got NaN"),
+        ({"steps": -1}, "steps must be at least 0, got -1"),
+        ({"accountant": "prv"}, "accountant 'prv' is unknown"),
+    ],
+)
+def test_wrong_values_are_named(changes: dict[str, object], words: str) -> None:
+    right = {"noise_multiplier": 1.0, "sampling_rate": 0.1, "steps": 5, "delta": 1e-5}
+    with pytest.raises(ValueError, match=words):
+        epsilon(**{**right, **changes})
+
+
+def test_calibration_names_wrong_values_too() -> None:
+    with pytest.raises(ValueError, match="accountant 'prv' is unknown"):
+        noise_multiplier(1.0, 1e-5, 0.1, 10, accountant="prv")
+    with pytest.raises(ValueError, match="accountant 'prv' is unknown"):
+        max_steps(1.0, 1e-5, 1.0, 0.1, accountant="prv")
+    with pytest.raises(ValueError, match="epsilon must be positive and finite, got -1"):
+        noise_multiplier(-1, 1e-5, 0.1, 10)
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        noise_multiplier(1.0, 1e-5, 0.1, 0)
+
+
+def test_the_accountant_is_named_with_its_version() -> None:
+    assert accounting.accountant_version("pld").startswith("dp-accounting ")
+    assert accounting.accountant_version("rdp").endswith(", RDP")
