@@ -7,6 +7,7 @@ noise, for the operator's eyes, and carries ``non_private`` in its names.
 from __future__ import annotations
 
 from dpbam.bias.decomposition import decompose, flat
+from dpbam.bias.flatness import Flatness, measure_flatness
 from dpbam.bias.lens import BiasLens
 from dpbam.bias.record import BIAS_FILE, BiasRecord, Layer, Norms, Reading, append, read
 
@@ -14,11 +15,13 @@ __all__ = [
     "BIAS_FILE",
     "BiasLens",
     "BiasRecord",
+    "Flatness",
     "Layer",
     "Norms",
     "Reading",
     "append",
     "decompose",
     "flat",
+    "measure_flatness",
     "read",
 ]

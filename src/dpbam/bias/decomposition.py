@@ -3,7 +3,7 @@
     g_clip = a r + c,   a = (1/l) sum_i f_i eta_i,   eta_i = <d_i, r> / |r|^2,   <c, r> = 0
 
 with f_i = 1 / M_i = min(1, C / |d_i|) the clip factor (the paper prints M_i upside down), r the
-reference gradient and l the expected batch size. The bias is (a - 1) r + c. Nothing here is private.
+reference gradient and l the expected batch size. The bias is (a - 1) r + c. None of it is private.
 
 Two routes lead to a. From the eta_i, where r is known while the d_i are at hand: the logical batch
 was one physical batch. By linearity, a = <g_clip, r> / |r|^2, where it was several.

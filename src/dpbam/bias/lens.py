@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from dpbam import _validate
@@ -42,6 +41,7 @@ class BiasLens:
         layers: norms and bias of each layer too.
 
     Example:
+        >>> import torch
         >>> from dpbam import BAM, PrivacyPlan, PrivateGradientOracle
         >>> model, lens = torch.nn.Linear(2, 2), BiasLens()
         >>> plan = PrivacyPlan(n=100, batch_size=9, steps=1, noise_multiplier=1.0, delta=1e-3,

@@ -1,0 +1,194 @@
+"""How flat the loss is around theta: the paper's Appendix C, and the Hessian itself.
+
+    L_Z = L + lambda |mean_i g_i|   <=   L_BAO = L + lambda mean_i |g_i|      (triangle inequality)
+
+The slack lambda (mean_i |g_i| - |mean_i g_i|) says how far minimising the second is from minimising
+the first. The largest eigenvalue of the Hessian of L, by Lanczos' method with products H v, tests
+what the paper infers from the bound: that BAM ends in flatter minima. None of it is private.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpbam import _validate
+from dpbam.bias.decomposition import flat, norm
+from dpbam.clipping import unclipped
+from dpbam.engines import Loss, PhysicalBatch, make_engine
+from dpbam.engines.base import call_model, per_row_loss
+from dpbam.methods import DPSGD
+from dpbam.trees import Params, rows, select_rows
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flatness:
+    """Flatness at theta over some samples.
+
+    Attributes:
+        lam: lambda of the two objectives.
+        samples: over how many samples.
+        non_private_loss: L, the mean loss.
+        non_private_gradient_norm: |mean_i g_i|.
+        non_private_mean_norm: mean_i |g_i|.
+        non_private_top_eigenvalue: the Hessian's largest; None if it was not asked for.
+    """
+
+    lam: float
+    samples: int
+    non_private_loss: float
+    non_private_gradient_norm: float
+    non_private_mean_norm: float
+    non_private_top_eigenvalue: float | None
+
+    @property
+    def non_private_l_z(self) -> float:
+        """L + lambda |mean_i g_i|."""
+        return self.non_private_loss + self.lam * self.non_private_gradient_norm
+
+    @property
+    def non_private_l_bao(self) -> float:
+        """L + lambda mean_i |g_i|."""
+        return self.non_private_loss + self.lam * self.non_private_mean_norm
+
+    @property
+    def non_private_slack(self) -> float:
+        """L_BAO - L_Z >= 0."""
+        return self.lam * (self.non_private_mean_norm - self.non_private_gradient_norm)
+
+
+def measure_flatness(
+    model: nn.Module,
+    loss: Loss,
+    inputs: Any,
+    targets: Any,
+    *,
+    lam: float,
+    eigenvalue: bool = True,
+    engine: str = "auto",
+    physical_batch_size: int = 256,
+) -> Flatness:
+    """L_Z, L_BAO and the Hessian's largest eigenvalue at the model's parameters, in eval mode.
+
+    Args:
+        model: as for the oracle.
+        loss: (output, targets) -> one value a sample.
+        inputs: [N, ...].
+        targets: [N, ...].
+        lam: lambda of the objectives.
+        eigenvalue: costs some 20 gradients of gradients over all samples.
+        engine: the engine of the per-sample norms.
+        physical_batch_size: samples at once.
+
+    Example: L = mean_i (x_i w)^2 / 2 has the Hessian mean_i x_i^2.
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> half_square = lambda output, target: output[:, 0] ** 2 / 2
+        >>> x = torch.tensor([[1.0], [3.0]])
+        >>> found = measure_flatness(model, half_square, x, torch.zeros(2), lam=0.1)
+        >>> round(found.non_private_top_eigenvalue, 4), found.non_private_slack >= 0
+        (5.0, True)
+    """
+    n = _validate.count("samples", rows(inputs))
+    theta = {k: p for k, p in model.named_parameters() if p.requires_grad}
+    chunks = list(_chunks(inputs, targets, n, physical_batch_size))
+    with _evaluating(model):
+        found = make_engine(engine, model, loss, dict.fromkeys(theta, 0))
+        total: Params = {}
+        norms: list[Tensor] = []
+        losses = 0.0
+        for batch in chunks:
+            losses += float(_losses(model, loss, batch).detach().sum())
+            directions = found.directions(batch, DPSGD(), 0.0)
+            norms.append(directions.norms()[0])
+            part = directions.weighted_sum(unclipped(directions.norms()))
+            total = {k: total[k] + g for k, g in part.items()} if total else part
+        top = top_eigenvalue(model, loss, chunks) if eigenvalue else None
+    return Flatness(
+        lam=_validate.non_negative("lam", lam),
+        samples=n,
+        non_private_loss=losses / n,
+        non_private_gradient_norm=norm(flat(total, 1 / n)),
+        non_private_mean_norm=float(torch.cat(norms).double().mean()),
+        non_private_top_eigenvalue=top,
+    )
+
+
+def top_eigenvalue(
+    model: nn.Module, loss: Loss, chunks: Sequence[PhysicalBatch], *, tolerance: float = 1e-2
+) -> float:
+    """The largest (algebraic) eigenvalue of the Hessian of the mean loss over all chunks."""
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    theta = [p for p in model.parameters() if p.requires_grad]
+    d, n = sum(p.numel() for p in theta), sum(batch.units for batch in chunks)
+
+    def product(v: Vector) -> Vector:
+        vector = _unflatten(torch.from_numpy(np.array(v, dtype=np.float64)), theta)
+        total = torch.zeros(d, dtype=torch.float64)
+        for batch in chunks:
+            value = _losses(model, loss, batch).sum() / n
+            total += _hessian_vector(value, theta, vector)
+        return total.numpy()
+
+    if d == 1:  # Lanczos' method starts at dimension 2
+        return float(product(np.ones(1))[0])
+    start = np.random.default_rng(0).standard_normal(d)  # any start will do; the same each time
+    operator = LinearOperator((d, d), matvec=product, dtype=np.float64)
+    found = eigsh(
+        operator, k=1, which="LA", tol=tolerance, v0=start, ncv=min(d, 12),
+        return_eigenvectors=False,
+    )  # fmt: skip
+    return float(found[0])
+
+
+def _hessian_vector(value: Tensor, theta: list[nn.Parameter], vector: list[Tensor]) -> Tensor:
+    """H v = d <grad L, v> / d theta, as one float64 vector on the CPU."""
+    gradient = torch.autograd.grad(value, theta, create_graph=True, allow_unused=True)
+    pairs = [(g, v) for g, v in zip(gradient, vector, strict=True) if g is not None]
+    slope = torch.stack([(g * v).sum() for g, v in pairs]).sum()
+    if not slope.requires_grad:  # a loss that is linear in theta
+        return torch.zeros(sum(p.numel() for p in theta), dtype=torch.float64)
+    found = torch.autograd.grad(slope, theta, allow_unused=True)
+    parts = [torch.zeros_like(p) if h is None else h for h, p in zip(found, theta, strict=True)]
+    return torch.cat([h.detach().cpu().double().flatten() for h in parts])
+
+
+def _losses(model: nn.Module, loss: Loss, batch: PhysicalBatch) -> Tensor:
+    output = call_model(model, batch.inputs)
+    return per_row_loss(loss, output, batch.targets, batch.units)
+
+
+def _unflatten(vector: Tensor, like: list[nn.Parameter]) -> list[Tensor]:
+    parts = torch.split(vector, [p.numel() for p in like])
+    return [part.to(p).view_as(p) for part, p in zip(parts, like, strict=True)]
+
+
+def _chunks(inputs: Any, targets: Any, n: int, size: int) -> Iterator[PhysicalBatch]:
+    """Every sample a unit of its own."""
+    for k in range(math.ceil(n / size)):
+        order = torch.arange(k * size, min(n, (k + 1) * size))
+        x, y = select_rows((inputs, targets), order)
+        units = len(order)
+        order = order - k * size
+        yield PhysicalBatch(x, y, order, units, torch.ones(units, dtype=torch.float64), order)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, so that dropout does not blur the Hessian."""
+    was = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was)
