@@ -42,7 +42,7 @@ def test_epsilon_agrees_with_opacus(sigma: float, q: float, steps: int, delta: f
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize(
     ("target", "delta", "q", "steps"),
-    [(1.0, 1e-5, 0.02, 200), (3.0, 1e-4, 512 / 1437, 56), (0.3, 1e-6, 0.01, 10)],
+    [(3.0, 1e-4, 512 / 1437, 56), (0.3, 1e-6, 0.01, 10)],
 )
 def test_calibration_never_overshoots(
     accountant: str, target: float, delta: float, q: float, steps: int
@@ -54,9 +54,9 @@ def test_calibration_never_overshoots(
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_max_steps_is_the_last_step_within_the_target(accountant: str) -> None:
-    found = max_steps(2.0, 1e-5, 1.1, 0.02, accountant=accountant)
-    assert epsilon(1.1, 0.02, found, 1e-5, accountant=accountant) <= 2.0
-    assert epsilon(1.1, 0.02, found + 1, 1e-5, accountant=accountant) > 2.0
+    found = max_steps(1.5, 1e-5, 2.0, 0.1, accountant=accountant)
+    assert epsilon(2.0, 0.1, found, 1e-5, accountant=accountant) <= 1.5
+    assert epsilon(2.0, 0.1, found + 1, 1e-5, accountant=accountant) > 1.5
 
 
 def test_no_step_is_affordable() -> None:
@@ -64,7 +64,12 @@ def test_no_step_is_affordable() -> None:
 
 
 def test_pld_is_tighter_than_rdp() -> None:
-    assert epsilon(1.0, 0.02, 200, 1e-5) < epsilon(1.0, 0.02, 200, 1e-5, accountant="rdp")
+    assert epsilon(2.0, 0.1, 20, 1e-5) < epsilon(2.0, 0.1, 20, 1e-5, accountant="rdp")
+
+
+def test_a_large_epsilon_is_calibrated_too() -> None:
+    sigma = noise_multiplier(200.0, 1e-5, 0.1, 100, accountant="rdp")
+    assert 199 < epsilon(sigma, 0.1, 100, 1e-5, accountant="rdp") <= 200
 
 
 def test_one_full_batch_gaussian_step_has_the_closed_form() -> None:
@@ -79,17 +84,17 @@ def test_one_full_batch_gaussian_step_has_the_closed_form() -> None:
 
 
 def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise() -> None:
-    base = epsilon(1.0, 0.02, 100, 1e-5)
-    assert epsilon(1.0, 0.02, 200, 1e-5) > base
-    assert epsilon(1.0, 0.04, 100, 1e-5) > base
-    assert epsilon(1.2, 0.02, 100, 1e-5) < base
+    base = epsilon(2.0, 0.1, 20, 1e-5)
+    assert epsilon(2.0, 0.1, 40, 1e-5) > base
+    assert epsilon(2.0, 0.2, 20, 1e-5) > base
+    assert epsilon(2.5, 0.1, 20, 1e-5) < base
 
 
 def test_charges_compose() -> None:
-    parts = [Charge(1.0, 0.02, 60), Charge(1.0, 0.02, 40)]
-    assert total_epsilon(parts, 1e-5) == pytest.approx(epsilon(1.0, 0.02, 100, 1e-5), rel=1e-3)
-    mixed = total_epsilon([Charge(1.0, 0.02, 100), Charge(2.0, 0.1, 10)], 1e-5)
-    assert mixed > epsilon(1.0, 0.02, 100, 1e-5)
+    parts = [Charge(2.0, 0.1, 15), Charge(2.0, 0.1, 5)]
+    assert total_epsilon(parts, 1e-5) == pytest.approx(epsilon(2.0, 0.1, 20, 1e-5), rel=1e-3)
+    mixed = total_epsilon([Charge(2.0, 0.1, 20), Charge(3.0, 0.2, 10)], 1e-5)
+    assert mixed > epsilon(2.0, 0.1, 20, 1e-5)
 
 
 def test_nothing_spent_is_zero_and_no_noise_is_infinite() -> None:

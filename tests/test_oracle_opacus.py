@@ -52,7 +52,7 @@ def transformer() -> tuple[nn.Module, Tensor, Tensor]:
 class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.head = nn.Embedding(20, 8, padding_idx=0), nn.Linear(8, 5)
+        self.words, self.head = nn.Embedding(20, 8), nn.Linear(8, 5)
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.words(ids).mean(1))

@@ -76,6 +76,7 @@ def noise_multiplier(
     _validate.positive("epsilon", epsilon)
     _validate.probability("delta", delta)
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
+    _validate.count("steps", steps)
 
     def charges(sigma: float) -> tuple[Charge, ...]:
         return (_checked(Charge(sigma, sampling_rate, steps)),)
@@ -101,7 +102,6 @@ def max_steps(
     """
     _validate.positive("epsilon", epsilon)
     _validate.probability("delta", delta)
-
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
 
     def charges(steps: int) -> tuple[Charge, ...]:
@@ -112,6 +112,47 @@ def max_steps(
     return _most_steps(
         lambda k: _refined(charges(k), delta, accountant) <= epsilon, coarse, max(1, coarse // 500)
     )
+
+
+def joint_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
+    """The noise multiplier of several Gaussian releases from one batch, as one event.
+
+    Each sum, divided by its sensitivity times sigma_k, has noise of variance 1 and moves by at most
+    1 / sigma_k when a unit comes or goes: together by sqrt(sum_k 1 / sigma_k^2). Hence
+
+        1 / sigma_joint^2 = sum_k 1 / sigma_k^2
+
+    Example:
+        >>> round(joint_noise_multiplier([1.0, 10.0]), 4), joint_noise_multiplier([1.731])
+        (0.995, 1.731)
+    """
+    for sigma in noise_multipliers:
+        _validate.positive("noise_multiplier", sigma)
+    if len(noise_multipliers) == 1:
+        return float(noise_multipliers[0])  # exactly, without a rounding
+    return 1 / math.sqrt(sum(sigma**-2 for sigma in noise_multipliers))
+
+
+def remaining_noise_multiplier(joint: float, others: Sequence[float]) -> float:
+    """The sigma that, beside ``others``, makes :func:`joint_noise_multiplier` at least ``joint``.
+
+    Example:
+        >>> round(remaining_noise_multiplier(0.995, [10.0]), 2)
+        1.0
+    """
+    left = joint**-2 - sum(sigma**-2 for sigma in others)
+    if left <= 0:
+        least = math.sqrt(len(others)) * joint
+        raise ValueError(
+            f"the statistics' noise multipliers {tuple(others)} leave nothing of the budget for "
+            f"the gradient: each must be well above {least:.3g}"
+        )
+    if not others:
+        return joint
+    sigma = 1 / math.sqrt(left)
+    while joint_noise_multiplier((sigma, *others)) < joint:  # by a rounding
+        sigma = math.nextafter(sigma, math.inf)
+    return sigma
 
 
 def accountant_version(accountant: str) -> str:
