@@ -151,7 +151,7 @@ def remaining_noise_multiplier(joint: float, others: Sequence[float]) -> float:
         return joint
     sigma = 1 / math.sqrt(left)
     while joint_noise_multiplier((sigma, *others)) < joint:  # by a rounding
-        sigma = math.nextafter(sigma, math.inf)
+        sigma *= 1 + 1e-9
     return sigma
 
 

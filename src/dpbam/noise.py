@@ -34,12 +34,18 @@ class GaussianNoise:
     def __init__(self, randomness: Randomness) -> None:
         self.randomness = randomness
 
-    def add(self, sums: Mapping[str, Tensor], std: float, step: int) -> Params:
-        """Sums + N(0, std^2 I); std = 0 adds nothing, and only a non-private plan asks for it."""
+    def add(
+        self, sums: Mapping[str, Tensor], std: float, step: int, *, stream: str = "noise"
+    ) -> Params:
+        """Sums + N(0, std^2 I); std = 0 adds nothing, and only a non-private plan asks for it.
+
+        Sums that are released beside the gradient take a stream of their own: seeded, the same
+        stream and step draw the same noise.
+        """
         _validate.non_negative("std", std)
         if std == 0:
             return dict(sums)
-        generator = self.randomness.generator("noise", step)
+        generator = self.randomness.generator(stream, step)
         return {name: s + std * _standard_normal(generator, s) for name, s in sums.items()}
 
 

@@ -12,15 +12,14 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpbam import _validate
 from dpbam.clipping import Clipping, unclipped
-from dpbam.engines import Loss, PerSampleDirections, PhysicalBatch, make_engine
+from dpbam.engines import Loss, PhysicalBatch, make_engine
 from dpbam.ledger import Ledger
 from dpbam.logical import LogicalBatch, Views
 from dpbam.methods import DPSGD, Method
@@ -29,48 +28,7 @@ from dpbam.noise import GaussianNoise
 from dpbam.plan import PrivacyPlan
 from dpbam.randomness import Randomness
 from dpbam.trees import Params, accumulation_dtype
-
-
-@dataclass(frozen=True)
-class StepFacts:
-    """What a lens is told before a step.
-
-    Attributes:
-        step: its number, from 0.
-        plan: the privacy plan.
-        clipping: what bounds the directions.
-        method: says what a direction is.
-        lam: its lambda at this step.
-        previous: the previous private gradient, where the method keeps it.
-        shifted: whether theta is shifted for the whole batch during the step (DP-SAT, SAM).
-        whole: whether the logical batch is computed as one physical batch.
-        batch_gradient: g_hat at the unshifted theta, by a pass of its own. Not private.
-    """
-
-    step: int
-    plan: PrivacyPlan
-    clipping: Clipping
-    method: Method
-    lam: float
-    previous: Params | None
-    shifted: bool
-    whole: bool
-    batch_gradient: Callable[[], Params]
-
-
-class Lens(Protocol):
-    """Watches a step from inside, for measuring. What it sees is not private."""
-
-    wants_plain: bool
-
-    def begin(self, facts: StepFacts) -> bool:
-        """Called before a step, theta unshifted; whether to watch it. Sets ``wants_plain``."""
-
-    def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
-        """Called for each physical batch of a watched step."""
-
-    def finish(self, clipped: Params, released: Params) -> None:
-        """Called once a watched step: the clipped sum; the released gradient (noised, divided)."""
+from dpbam.watching import JointRelease, Lens, StepFacts
 
 
 class PrivateGradientOracle:
@@ -95,6 +53,8 @@ class PrivateGradientOracle:
             draws but the noise; None: as ``seed``.
         ledger: where steps are recorded; None keeps a ledger in memory.
         lens: watches the steps, for measuring; nothing that it sees is private.
+        release: statistics that are released with noise beside each gradient, for example
+            :class:`dpbam.bias.PrivateStatistics`. The plan must know their noise multipliers.
 
     Guarantee: each call of :meth:`backward` on a Poisson batch of the plan is one subsampled
     Gaussian mechanism with noise multiplier sigma, under adding or removing one unit, whatever the
@@ -134,6 +94,7 @@ class PrivateGradientOracle:
         noise_seed: int | None = None,
         ledger: Ledger | None = None,
         lens: Lens | None = None,
+        release: JointRelease | None = None,
     ) -> None:
         self.model, self.plan = model, plan
         self.method = method or DPSGD()
@@ -145,7 +106,7 @@ class PrivateGradientOracle:
         noise_seed = seed if noise_seed is None else noise_seed
         self.noise = GaussianNoise(Randomness(noise_seed))
         self.ledger = plan.ledger() if ledger is None else ledger
-        self.lens = lens
+        self.lens, self.release = lens, release
         self.step = 0
         self.stream = self._new_stream()
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
@@ -170,39 +131,47 @@ class PrivateGradientOracle:
         batch = batch.keyed(self.randomness, self.step)
 
         ascent = self.method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
-        lens = self._watching(batch, lam, shifted=ascent is not None)
+        watchers = self._watchers(batch, lam, shifted=ascent is not None)
         with shifted(self._trainable(), ascent):  # theta + ascent; theta again afterwards
-            clipped = self._clipped_sum(batch, lam, lens)  # sum_i clip(d_i)
+            clipped = self._clipped_sum(batch, lam, watchers)  # sum_i clip(d_i)
         std = self.plan.noise_multiplier * self._sensitivity()  # sigma C
         noised = self.noise.add(clipped, std, self.step)  # once per logical batch
         released = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
-        if lens:
-            lens.finish(clipped, released)
+        if self.lens in watchers:
+            self.lens.finish(clipped, released)
         self._release(released)
 
-    def _watching(self, batch: LogicalBatch, lam: float, *, shifted: bool) -> Lens | None:
-        """The lens, if it watches this step."""
-        if self.lens is None:
-            return None
+    def _watchers(
+        self, batch: LogicalBatch, lam: float, *, shifted: bool
+    ) -> list[Lens | JointRelease]:
+        """What looks at this step: the lens, if it wants to, and the joint release."""
         whole = len(batch.ids) * self.views.multiplicity <= self.physical_batch_size
         facts = StepFacts(
             self.step, self.plan, self.clipping, self.method, lam, self._previous, shifted, whole,
-            lambda: self._batch_gradient(batch),
+            self._zeros, lambda: self._batch_gradient(batch),
         )  # fmt: skip
-        return self.lens if self.lens.begin(facts) else None
+        watchers: list[Lens | JointRelease] = []
+        if self.lens is not None and self.lens.begin(facts):
+            watchers.append(self.lens)
+        if self.release is not None:
+            self.release.begin(facts)
+            watchers.append(self.release)
+        return watchers
 
-    def _clipped_sum(self, batch: LogicalBatch, lam: float, lens: Lens | None) -> Params:
+    def _clipped_sum(
+        self, batch: LogicalBatch, lam: float, watchers: list[Lens | JointRelease]
+    ) -> Params:
         """sum_i clip(d_i) over all physical batches."""
         total = self._zeros()
-        wants_plain = lens is not None and lens.wants_plain
+        wants_plain = self.lens in watchers and self.lens.wants_plain
         for physical in self._physical(batch):
             directions = self.engine.directions(physical, self.method, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
             factors = self.clipping.factors(norms)  # [G, U]
             for name, part in directions.weighted_sum(factors).items():
                 total[name] += part
-            if lens:
-                lens.observe(directions, norms, factors)
+            for watcher in watchers:
+                watcher.observe(directions, norms, factors)
         return total
 
     def _physical(self, batch: LogicalBatch) -> Iterator[PhysicalBatch]:
@@ -229,16 +198,19 @@ class PrivateGradientOracle:
 
     def _release(self, released: Params) -> None:
         """Ledger first, on disk; only then may the result reach ``.grad``."""
-        digest = _digest(released) if self.randomness.seeded else None
+        statistics = self.release.noised(self.noise) if self.release else {}
+        digest = _digest({**released, **statistics}) if self.randomness.seeded else None
         self.ledger.charge(
             self.stream,
             self.step,
-            noise_multiplier=self.plan.noise_multiplier if self.plan.private else 0.0,  # infinite
+            noise_multiplier=self.plan.charged_noise_multiplier,
             sampling_rate=self.plan.sampling_rate,
             release=digest,
         )
         for name, parameter in self._trainable().items():
             parameter.grad = released[name].to(parameter.dtype)
+        if self.release:
+            self.release.publish(statistics)
         if self.method.needs_previous:
             self._previous = {n: g.clone() for n, g in released.items()}
         self.step += 1
@@ -291,6 +263,13 @@ class PrivateGradientOracle:
             raise ValueError(
                 f"{self.method.name} looks at the batch without noise, so it cannot be private: "
                 "use it with PrivacyPlan.non_private(...)"
+            )
+        joint = self.release.noise_multipliers if self.release else ()
+        if joint != self.plan.joint_noise_multipliers:
+            raise ValueError(
+                f"the plan has joint_noise_multipliers={self.plan.joint_noise_multipliers} but the "
+                f"release adds {joint}: make the plan with joint_noise_multipliers="
+                "release.noise_multipliers"
             )
         if self.clipping.sensitivity != self.plan.clip_norm:
             raise ValueError(

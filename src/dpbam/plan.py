@@ -45,6 +45,9 @@ class PrivacyPlan:
         max_records: the most records of one unit that enter a step; 1 for records.
         accountant: ``"pld"`` (tight) or ``"rdp"``.
         private: False only by way of :meth:`non_private`: then epsilon is infinite.
+        joint_noise_multipliers: of statistics that are released beside each gradient, from the
+            same batch (:class:`dpbam.bias.PrivateStatistics`). Each step is then charged at
+            1 / sigma_joint^2 = 1 / sigma^2 + sum_k 1 / sigma_k^2.
 
     Example:
         >>> plan = PrivacyPlan(n=50_000, batch_size=4096, steps=1000, noise_multiplier=1.731,
@@ -64,6 +67,7 @@ class PrivacyPlan:
     max_records: int = 1
     accountant: str = "pld"
     private: bool = True
+    joint_noise_multipliers: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         _validate.count("n", self.n)
@@ -75,6 +79,8 @@ class PrivacyPlan:
         _validate.probability("delta", self.delta)
         self._check_sizes()
         self._check_noise()
+        for sigma in self.joint_noise_multipliers:
+            _validate.positive("each of joint_noise_multipliers", sigma)
 
     def _check_sizes(self) -> None:
         if self.batch_size > self.n:
@@ -123,7 +129,8 @@ class PrivacyPlan:
         """The plan with the least noise that keeps within (epsilon, delta).
 
         Give ``epochs`` or ``steps``; an epoch is n / batch_size steps. ``options`` are further
-        fields of the plan, such as ``clip_norm``.
+        fields of the plan, such as ``clip_norm``. Statistics released beside the gradients have
+        their share of the budget first: sigma grows until all together keep within it.
 
         Example:
             >>> plan = PrivacyPlan.calibrate(epsilon=3, delta=1e-4, n=1437, batch_size=512,
@@ -135,9 +142,10 @@ class PrivacyPlan:
         _validate.positive("epsilon", epsilon)
         draft = cls(n=n, batch_size=batch_size, steps=steps, noise_multiplier=1.0, delta=delta,
                     accountant=accountant, **options)  # fmt: skip
-        sigma = accounting.noise_multiplier(
+        joint = accounting.noise_multiplier(
             epsilon, delta, draft.sampling_rate, steps, accountant=accountant
         )
+        sigma = accounting.remaining_noise_multiplier(joint, draft.joint_noise_multipliers)
         return replace_quietly(draft, noise_multiplier=sigma)
 
     @classmethod
@@ -175,13 +183,23 @@ class PrivacyPlan:
         """Expected passes over the data: T q."""
         return self.steps * self.sampling_rate
 
+    @property
+    def charged_noise_multiplier(self) -> float:
+        """What a step is charged at: sigma, joined with the statistics'; 0 if not private."""
+        if not self.private:
+            return 0.0
+        return accounting.joint_noise_multiplier(
+            (self.noise_multiplier, *self.joint_noise_multipliers)
+        )
+
     def epsilon(self, steps: int | None = None) -> float:
         """Epsilon after ``steps`` steps (default: all) at the plan's delta."""
         if not self.private:
             return math.inf
         count = self.steps if steps is None else steps
+        sigma = self.charged_noise_multiplier
         return accounting.epsilon(
-            self.noise_multiplier, self.sampling_rate, count, self.delta, accountant=self.accountant
+            sigma, self.sampling_rate, count, self.delta, accountant=self.accountant
         )
 
     def clipper(self) -> Clipping:

@@ -10,6 +10,7 @@ from dpbam.bias.decomposition import decompose, flat
 from dpbam.bias.flatness import Flatness, measure_flatness
 from dpbam.bias.lens import BiasLens
 from dpbam.bias.record import BIAS_FILE, BiasRecord, Layer, Norms, Reading, append, read
+from dpbam.bias.release import PrivateStatistics, ReleasedStatistics
 
 __all__ = [
     "BIAS_FILE",
@@ -18,7 +19,9 @@ __all__ = [
     "Flatness",
     "Layer",
     "Norms",
+    "PrivateStatistics",
     "Reading",
+    "ReleasedStatistics",
     "append",
     "decompose",
     "flat",

@@ -20,8 +20,8 @@ from dpbam import _validate
 from dpbam.bias.record import BiasRecord
 from dpbam.bias.tally import Tally
 from dpbam.engines import PerSampleDirections
-from dpbam.oracle import StepFacts
 from dpbam.trees import Params
+from dpbam.watching import StepFacts
 
 Sink = Callable[[BiasRecord], None]
 

@@ -17,8 +17,8 @@ from dpbam.bias.decomposition import cosine, decompose, dot, flat, norm, ratio
 from dpbam.bias.record import QUANTILES, BiasRecord, Layer, Norms, Reading
 from dpbam.clipping import unclipped
 from dpbam.engines import PerSampleDirections
-from dpbam.oracle import StepFacts
 from dpbam.trees import Params
+from dpbam.watching import StepFacts
 
 
 @dataclass
