@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from dpbam import _validate
+from dpbam.engines.auto import AutoEngine
 from dpbam.engines.base import (
     CannotServe,
     Engine,
@@ -15,21 +16,30 @@ from dpbam.engines.base import (
     PhysicalBatch,
 )
 from dpbam.engines.functional import FunctionalEngine
+from dpbam.engines.fused import FusedEngine
 
 __all__ = [
+    "AutoEngine",
     "CannotServe",
     "Engine",
     "FunctionalEngine",
+    "FusedEngine",
     "Loss",
     "PerSampleDirections",
     "PhysicalBatch",
     "make_engine",
 ]
 
-ENGINES = ("auto", "functional")
+_ENGINES = {"auto": AutoEngine, "functional": FunctionalEngine, "fused": FusedEngine}
+ENGINES = tuple(_ENGINES)
 
 
 def make_engine(name: str, model: nn.Module, loss: Loss, groups: Mapping[str, int]) -> Engine:
-    """The engine called ``name``."""
-    _validate.one_of("engine", name, ENGINES)
-    return FunctionalEngine(model, loss, groups)
+    """The engine called ``name``: "auto", "functional" or "fused".
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> make_engine("functional", model, nn.MSELoss(reduction="none"), {"weight": 0}).name
+        'functional'
+    """
+    return _ENGINES[_validate.one_of("engine", name, ENGINES)](model, loss, groups)

@@ -24,7 +24,7 @@ from dpbam.trees import Params
 Loss = Callable[[Any, Any], Tensor]
 
 
-class CannotServe(Exception):
+class CannotServe(ValueError):
     """This engine cannot compute this method on this model; the message says why."""
 
 
