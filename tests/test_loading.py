@@ -1,0 +1,150 @@
+"""From Poisson samples to tensors, workers and empty batches included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from support import private_plan
+
+X, Y = torch.arange(200.0).reshape(100, 2), torch.arange(100) % 3
+
+
+class Pairs(Dataset[Any]):
+    """A map-style data set: record i is (X[i], Y[i])."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return X[i], int(Y[i])
+
+
+class Named(Pairs):
+    def __getitem__(self, i: int) -> tuple[dict[str, Tensor], int]:
+        return {"x": X[i], "first": X[i, 0]}, int(Y[i])
+
+
+class Whole:
+    """Answers for a whole batch at once."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return X[indices], Y[indices]
+
+
+SOURCES = [
+    ((X, Y), 0), (TensorDataset(X, Y), 0), (Pairs(), 0), (Pairs(), 2), (Whole(), 0), (Whole(), 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dataset", "workers"), SOURCES)
+def test_every_source_gives_the_samplers_records(dataset: Any, workers: int) -> None:
+    plan = private_plan(batch_size=3, steps=15)
+    expected = list(plan.sampler(seed=4))
+    found = list(plan.batches(dataset, seed=4, num_workers=workers))
+    assert [units.tolist() for _, _, units in found] == expected
+    assert [] in expected  # an empty batch is there, and has the right shapes
+    for (x, y, _), records in zip(found, expected, strict=True):
+        assert torch.equal(x, X[records])
+        assert torch.equal(y, Y[records])
+        assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+
+
+def test_inputs_may_be_dicts() -> None:
+    plan = private_plan(batch_size=1, steps=12)
+    for x, _, units in plan.batches(Named(), seed=1):
+        assert torch.equal(x["x"], X[units])
+        assert torch.equal(x["first"], X[units, 0])
+    for x, _, units in plan.batches(({"x": X}, Y), seed=1):
+        assert torch.equal(x["x"], X[units])
+
+
+def test_a_run_resumes_at_its_step() -> None:
+    plan = private_plan()
+    whole, resumed = list(plan.batches((X, Y), seed=1)), list(plan.batches((X, Y), seed=1, start=7))
+    assert len(resumed) == plan.steps - 7
+    assert torch.equal(resumed[0][0], whole[7][0])
+
+
+def test_unseeded_batches_differ() -> None:
+    plan = private_plan(batch_size=50, steps=3)
+    one, two = ([u.tolist() for *_, u in plan.batches((X, Y))] for _ in range(2))
+    assert one != two
+
+
+# --- groups
+
+
+OWNERS = [f"patient {i // 7}" for i in range(100)]  # 15 patients, up to 7 images each
+
+
+@pytest.mark.parametrize("dataset", [(X, Y), Pairs()])
+def test_groups_are_sampled_whole_and_within_the_cap(dataset: Any) -> None:
+    plan = private_plan(n=15, batch_size=5, steps=30, unit="patient", max_records=3)
+    sizes, patients = [], []
+    for x, _, units in plan.batches(dataset, units=OWNERS, seed=2):
+        records = (x[:, 0] / 2).long()
+        owners = [OWNERS[int(r)] for r in records]
+        assert len(set(records.tolist())) == len(records)
+        by_unit = {int(u): {o for o, v in zip(owners, units, strict=True) if v == u} for u in units}
+        assert all(len(names) == 1 for names in by_unit.values())  # a unit is one patient
+        sizes += torch.bincount(units, minlength=15)[units.unique()].tolist()
+        patients.append(len(units.unique()))
+    assert set(sizes) == {2, 3}  # the last patient has two images
+    assert 3 < sum(patients) / 30 < 7
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "dataset", "options", "error", "words"),
+    [
+        ({"n": 99}, (X, Y), {}, ValueError, r"plan is for n = 99 units .* data set has 100"),
+        ({"n": 16, "unit": "patient"}, (X, Y), {"units": OWNERS}, ValueError, r"data set has 15"),
+        ({"n": 15, "unit": "patient"}, (X, Y), {}, ValueError, r"pass units=, the patient"),
+        ({}, (X, Y), {"units": OWNERS}, ValueError, r"the plan's unit is the record"),
+        ({"n": 15, "unit": "patient"}, (X, Y), {"units": OWNERS[:9]}, ValueError,
+         r"units has 9 entries for 100 records"),
+        ({}, (X, Y, Y), {}, TypeError, r"\(inputs, targets\), got 3 parts"),
+        ({}, (X, Y[:50]), {}, ValueError, r"same first axis"),
+    ],
+)  # fmt: skip
+def test_a_data_set_that_is_not_the_plans_is_refused(
+    changes, dataset, options, error, words
+) -> None:
+    fields = {"batch_size": 5, **changes}
+    with pytest.raises(error, match=words):
+        private_plan(**fields).batches(dataset, **options)
+
+
+def test_a_shuffled_loader_is_refused() -> None:
+    """Its batches are not Poisson, so that the plan's epsilon would not be theirs."""
+    loader = DataLoader(Pairs(), batch_size=1, shuffle=True)
+    with pytest.raises(TypeError, match="Poisson samples, which a DataLoader cannot give"):
+        private_plan().batches(loader)
+
+
+def test_a_stream_of_records_is_refused() -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self):
+            return iter([])
+
+    with pytest.raises(TypeError, match="which a Stream cannot give: pass the data set itself"):
+        private_plan().batches(Stream())
+
+
+def test_items_are_pairs() -> None:
+    class Lonely(Pairs):
+        def __getitem__(self, i: int) -> Tensor:
+            return X[i]
+
+    with pytest.raises(TypeError, match="items must be .input, target. pairs"):
+        next(private_plan(batch_size=50).batches(Lonely()))

@@ -1,0 +1,86 @@
+"""The methods' formulas on functions whose derivatives are known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, Method
+from dpbam.trees import Params
+
+H = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+THETA = {"w": torch.tensor([1.0, -2.0], dtype=torch.float64)}
+
+
+def quadratic(theta: Params) -> Params:
+    """L = w^T H w / 2: the gradient is H w and the Hessian H."""
+    return {"w": H @ theta["w"]}
+
+
+def unit(v: Tensor) -> Tensor:
+    return v / v.norm()
+
+
+def test_dp_sgd_is_the_gradient() -> None:
+    assert torch.equal(DPSGD().direction(quadratic, THETA, 0.0)["w"], H @ THETA["w"])
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_bam_on_a_quadratic(exact: bool) -> None:
+    """g + lambda H u: both variants are exact where the Hessian is constant."""
+    g = H @ THETA["w"]
+    found = BAM(0.3, exact=exact).direction(quadratic, THETA, 0.3)["w"]
+    assert torch.allclose(found, g + 0.3 * H @ unit(g), atol=1e-14)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_bam_does_not_perturb_a_zero_gradient(exact: bool) -> None:
+    zero = {"w": torch.zeros(2, dtype=torch.float64)}
+    assert torch.equal(BAM(0.3, exact=exact).direction(quadratic, zero, 0.3)["w"], zero["w"])
+
+
+def test_dp_sat_ascends_along_the_previous_private_gradient() -> None:
+    previous = {"w": torch.tensor([3.0, 4.0])}
+    shift = DPSAT(0.5).ascent(0.5, previous, _forbidden)
+    assert torch.allclose(shift["w"], torch.tensor([0.3, 0.4]))
+    assert DPSAT(0.5).ascent(0.5, None, _forbidden) is None  # the first step
+    assert DPSAT(0.0).ascent(0.0, previous, _forbidden) is None
+
+
+def test_sam_ascends_along_the_batch_gradient() -> None:
+    shift = SAM(0.5).ascent(0.5, None, lambda: {"w": torch.tensor([0.0, -2.0])})
+    assert torch.allclose(shift["w"], torch.tensor([0.0, -0.5]))
+
+
+@pytest.mark.parametrize("method", [DPSGD(), BAM(0.1), BAM(0.1, exact=True)])
+def test_the_others_do_not_ascend_and_do_not_peek(method: Method) -> None:
+    assert method.ascent(0.1, {"w": torch.ones(2)}, _forbidden) is None
+
+
+def _forbidden() -> Params:
+    raise AssertionError("a private method looked at the batch")
+
+
+def test_what_each_method_says_of_itself() -> None:
+    assert [m.private for m in (DPSGD(), DPSAT(0.1), BAM(), SGD(), SAM(0.1))] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+    assert [m.needs_previous for m in (DPSGD(), DPSAT(0.1), BAM())] == [False, True, False]
+    assert [repr(m) for m in (DPSGD(), BAM(0.1), DPSAT(0.2))] == [
+        "DPSGD()", "BAM(lam=0.1, exact=False)", "DPSAT(lam=0.2)",
+    ]  # fmt: skip
+
+
+def test_norm_penalties() -> None:
+    """Only what is a gradient of L + p |g| may say so."""
+    assert DPSGD().norm_penalty(0.0) == DPSAT(0.3).norm_penalty(0.3) == 0
+    assert BAM(0.3, exact=True).norm_penalty(0.3) == 0.3
+    assert BAM(0.3).norm_penalty(0.3) is None
+    assert BAM(0.0).norm_penalty(0.0) == 0
+
+
+def test_a_schedule_is_a_function_of_the_step() -> None:
+    method = BAM(lambda step: 0.1 / (1 + step))
+    assert [method.lam_at(step) for step in (0, 1)] == [0.1, 0.05]
+    assert DPSAT(1).lam_at(99) == 1.0
