@@ -200,7 +200,9 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         device = next(self.model.parameters()).device
-        previous = map_rows(lambda g: g.to(device), state["oracle"]["previous"])
+        previous = state["oracle"]["previous"]
+        if previous is not None:
+            previous = map_rows(lambda g: g.to(device), previous)
         self.oracle.load_state_dict({**state["oracle"], "previous": previous})
         if self.average:
             self.average.load_state_dict(state["average"])

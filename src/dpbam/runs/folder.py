@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class RunFolder:
         Raises:
             RunError: if another process is at work here, or the folder holds something else.
         """
-        made = False if resume else self._make()
+        made = [] if resume else self._make()
         self._check(resume=resume)
         busy = f"another run is at work in {self.path}: wait for it, or choose another --out"
         with locked(self.path / _LOCK, busy=busy):
@@ -84,16 +84,19 @@ class RunFolder:
             except BaseException:
                 if made and not self.facts.exists():
                     shutil.rmtree(self.path, ignore_errors=True)
+                    for parent in made[1:]:  # those that were made for it, if nobody uses them
+                        with suppress(OSError):
+                            parent.rmdir()
                 raise
 
-    def _make(self) -> bool:
-        """Make the folder; whether it was not there."""
+    def _make(self) -> list[Path]:
+        """Make the folder; what was not there: itself, then its parents."""
         try:
-            there = self.path.exists()
+            made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"the run folder {self.path} cannot be made: {error.strerror}") from None
-        return not there
+        return made
 
     def _check(self, *, resume: bool) -> None:
         if resume:
