@@ -22,6 +22,7 @@ EXAMPLES = examples(
     "dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private --out runs/five",
     "dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json",
 )
+_ENOUGH = 5
 METHODS = ("dp-sgd", "dp-sat", "bam")
 
 
@@ -106,13 +107,13 @@ def show(result: Comparison, out: Path) -> None:
     screen = console()
     count = len(result.accuracies(baseline))
     screen.print(table(header, rows, title=f"{count} paired seeds, mean [95% t interval], points"))
-    screen.print(
-        f"Publishing all private runs together would cost epsilon {number(result.total_epsilon())}."
-        f" They are seeded: research only.\nResults: {out / 'comparison.json'}; a folder each in "
-        f"{out}",
-        markup=False,
-        soft_wrap=True,
-    )
+    cost = number(result.total_epsilon())
+    lines = [f"Publishing all private runs together would cost epsilon {cost}."]
+    lines += ["They are seeded, so that the noise can be recomputed: research only."]
+    if count < _ENOUGH:
+        lines += [f"With fewer than {_ENOUGH} seeds the intervals say little."]
+    lines += [f"Results: {out / 'comparison.json'}; every run has its folder in {out}"]
+    screen.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def _points(estimate: Estimate, *, signed: bool = False) -> str:

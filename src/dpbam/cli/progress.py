@@ -37,8 +37,7 @@ class LiveReporter(Reporter):
         self._epochs = 0.0
 
     def __enter__(self) -> LiveReporter:
-        self._bar.start()
-        return self
+        return self  # the bar appears when there is something to show
 
     def __exit__(
         self,
@@ -46,7 +45,8 @@ class LiveReporter(Reporter):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        if self._task is not None:
+            self._bar.stop()
 
     def on_start(self, report: StartReport) -> None:
         """Say what runs, and show the bar."""
@@ -64,6 +64,7 @@ class LiveReporter(Reporter):
         self._task = self._bar.add_task(
             "", total=plan.steps, completed=report.step, epoch="0", epsilon="", loss=""
         )
+        self._bar.start()
 
     def on_step(self, report: StepReport) -> None:
         """Move the bar."""

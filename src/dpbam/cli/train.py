@@ -109,8 +109,11 @@ def _show_plan(settings: RunConfig, as_json: bool) -> None:
     summary = prepare(settings).summary()
     if as_json:
         print_json(summary)
-    else:
-        console().print(facts(summary, title="the plan (nothing was trained or written)"))
+        return
+    memory = summary.pop("estimated_memory_bytes") / 2**20
+    rows = {name.replace("_", " "): value for name, value in summary.items()}
+    rows["estimated memory"] = f"{memory:.0f} MiB"
+    console().print(facts(rows, title="the plan (nothing was trained or written)"))
 
 
 def _new_folder(settings: RunConfig) -> Path:

@@ -24,6 +24,7 @@ from dpbam.experiments.statistics import Estimate, estimate, paired_difference
 from dpbam.runs.config import ConfigError, RunConfig
 from dpbam.runs.files import write_json
 from dpbam.runs.folder import stored_config
+from dpbam.runs.prepare import prepare
 
 REFERENCE = "sgd"  # what a method without privacy reaches
 
@@ -138,6 +139,8 @@ def compare(
     """
     for run in runs:
         _check_folder(run)
+    for run in {run.method: run for run in runs if not run.started}.values():
+        prepare(run.config)  # refuse what cannot work before anything is written
     finished = run_all(runs, _validate.count("jobs", jobs), watcher)
     methods = tuple(dict.fromkeys(run.method for run in runs))
     result = Comparison(methods, tuple(finished))

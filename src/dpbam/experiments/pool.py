@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from dpbam.data import DataError
 from dpbam.reporter import Reporter, StartReport, StepReport
-from dpbam.runs.config import RunConfig
+from dpbam.runs.config import ConfigError, RunConfig
 from dpbam.runs.folder import RunFolder
 from dpbam.runs.result import RunError
 
@@ -103,7 +104,7 @@ def run_all(
 
 
 def _collect(
-    futures: dict[Future[FinishedRun | None], int], told: Any, watcher: Watcher | None
+    futures: dict[Future[FinishedRun | str | None], int], told: Any, watcher: Watcher | None
 ) -> list[FinishedRun]:
     results: dict[int, FinishedRun] = {}
     waiting = set(futures)
@@ -116,6 +117,8 @@ def _collect(
             result = future.result()
             if result is None:  # the worker heard Ctrl-C before this process did
                 raise KeyboardInterrupt
+            if isinstance(result, str):  # what is for the user to mend, in a sentence
+                raise RunError(result)
             results[futures[future]] = result
             if watcher:
                 watcher.finished(futures[future], result)
@@ -142,14 +145,21 @@ def _begin(told: Any, threads: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # between runs; a run sets its own handler
 
 
-def _work(index: int, run: PlannedRun) -> FinishedRun | None:
-    """In a worker: one run, begun or gone on with; None if it was interrupted."""
+def _work(index: int, run: PlannedRun) -> FinishedRun | str | None:
+    """In a worker: one run, begun or gone on with.
+
+    Returns:
+        The result; None if it was interrupted; a sentence if the user has to mend something. (An
+        exception would lose where it was raised on its way to the parent process.)
+    """
     from dpbam.runs import Interrupted, execute
 
     try:
         result = execute(run.config, run.out, resume=run.started, reporter=_Telling(index))
     except Interrupted:
         return None
+    except (RunError, ConfigError, DataError, OSError) as error:
+        return f"{run.method}, seed {run.seed}: {error}"
     return FinishedRun(
         method=run.method,
         seed=run.seed,
