@@ -40,6 +40,7 @@ class Node:
     edge: GradientEdge | None
     version: int
     what: str
+    told: bool = False  # y of a layer that tells its gradients itself
 
 
 @dataclass
@@ -89,6 +90,7 @@ class Capture(TorchFunctionMode):
         rows: N.
         rules: what to do with a use, by torch function; ``None`` holds the rule for the others.
         plan: what the probe found; without it no row axis is known yet.
+        twice: there will be a second backward pass.
     """
 
     def __init__(
@@ -98,9 +100,11 @@ class Capture(TorchFunctionMode):
         rows: int,
         rules: Mapping[Callable[..., Any] | None, Rule],
         plan: Plan,
+        *,
+        twice: bool = False,
     ) -> None:
         super().__init__()
-        self.tape, self.rows, self.plan = Tape(), rows, plan
+        self.tape, self.rows, self.plan, self.twice = Tape(), rows, plan, twice
         self._rules, self.parameters = rules, parameters
         self._anchor = torch.zeros((), requires_grad=True)
         self._calls = 0
@@ -188,12 +192,17 @@ class Capture(TorchFunctionMode):
         )
         return x, len(self.tape.inputs) - 1
 
-    def output(self, y: Tensor, what: str) -> tuple[Tensor, int]:
-        """A graph node for y, and its place on the tape."""
+    def output(self, y: Tensor, what: str, *, told: bool = False) -> tuple[Tensor, int]:
+        """A graph node for y, and its place on the tape; ``told``: nobody will ask its gradient."""
         if not y.requires_grad:
-            y = _Root.apply(y, self._anchor)  # type: ignore[no-untyped-call]
-        self.tape.outputs.append(Node(None, y.shape, get_gradient_edge(y), 0, what))
+            y = self.root(y)
+        self.tape.outputs.append(Node(None, y.shape, get_gradient_edge(y), 0, what, told))
         return y, len(self.tape.outputs) - 1
+
+    def root(self, y: Tensor) -> Tensor:
+        """y, computed from constants alone, as the start of the graph."""
+        started: Tensor = _Root.apply(y, self._anchor)  # type: ignore[no-untyped-call]
+        return started
 
     def site(self, site: Site) -> None:
         """Write a use down."""

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpbam.engines.activations import Mish
 from dpbam.engines.base import CannotServe
-from dpbam.engines.capture import Capture
-from dpbam.engines.layer_math import ConvFamily
+from dpbam.engines.capture import ALWAYS, Capture
+from dpbam.engines.conv_math import ConvFamily
 from dpbam.engines.layer_rules import (
     RULES,
     _generic,
@@ -21,7 +22,9 @@ from dpbam.engines.layer_rules import (
     rule,
     use_matrix,
 )
-from dpbam.engines.sites import ScaleSite, SumSite
+from dpbam.engines.maps import AveragePool, Convolve
+from dpbam.engines.norms import GroupNorm
+from dpbam.engines.sites import RecordSite, ScaleSite, SumSite
 
 _CONV = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 _TRANSPOSED = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2, torch.conv_transpose3d: 3}
@@ -40,11 +43,12 @@ def _conv(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     family = ConvFamily(tuple(weight.shape), stride, padding, dilation, groups)
 
     def call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y: Tensor = func(x, weight, bias, stride, padding, dilation, groups)
+        y: Tensor = Convolve.apply(x, *cast(x, weight, bias), family)  # type: ignore[no-untyped-call]
         return y
 
     what = _name(capture, func, weight)
-    return use_matrix(capture, what, call, family, (x, weight, bias), channel_axes=dims)
+    operands = (autocast(x), weight, bias)
+    return use_matrix(capture, what, call, family, operands, channel_axes=dims)
 
 
 @rule(*_TRANSPOSED)
@@ -67,6 +71,22 @@ def _transposed(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict
 
     what = _name(capture, func, weight)
     return use_matrix(capture, what, call, family, (x, weight, bias), channel_axes=dims, swap=True)
+
+
+def autocast(x: Tensor) -> Tensor:
+    """x as autocast would have it: our own functions must do that themselves."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float32 or better: statistics are not for bfloat16."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def cast(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
+    """Others in x's dtype."""
+    return [None if t is None else t.to(x.dtype) for t in others]
 
 
 def _each(value: Any, dims: int, default: int) -> tuple[int, ...]:
@@ -99,9 +119,7 @@ def _padded(
 def _group_norm(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = bind("input num_groups weight bias eps", args, kwargs)
     eps = 1e-5 if given["eps"] is None else given["eps"]
-    x = given["input"]
-    xhat = F.group_norm(x, given["num_groups"], None, None, eps)
-    return _affine(capture, func, xhat, given["weight"], given["bias"], x.ndim - 2)
+    return _grouped(capture, func, given, given["num_groups"], eps)
 
 
 @rule(F.instance_norm)
@@ -113,9 +131,35 @@ def _instance_norm(
     if given["running_mean"] is not None:
         raise CannotServe("an instance norm that tracks running statistics keeps private data")
     eps = 1e-5 if given["eps"] is None else given["eps"]
-    x = given["input"]
-    xhat = F.group_norm(x, x.shape[1], None, None, eps)
-    return _affine(capture, func, xhat, given["weight"], given["bias"], x.ndim - 2)
+    return _grouped(capture, func, given, given["input"].shape[1], eps)
+
+
+def _grouped(capture: Capture, func: Any, given: dict[str, Any], groups: int, eps: float) -> Tensor:
+    """Group norm, which tells the per-row gradients of its scale and shift itself."""
+    x, scale, shift = wide(given["input"]).contiguous(), given["weight"], given["bias"]
+    what = _name(capture, func, shift if scale is None else scale)
+    sources = [capture.source(scale), capture.source(shift)]
+    if any(s is not None and not s.linear for s in sources):
+        raise CannotServe(f"{what}: its scale or shift is a non-linear function of parameters")
+    sites: list[RecordSite | None] = [None if s is None else RecordSite(s, -1) for s in sources]
+
+    def record(dscale: Tensor, dshift: Tensor | None) -> None:
+        for site, gradient in zip(sites, (dscale, dshift), strict=True):
+            if site is not None and gradient is not None:
+                site.record(gradient)
+
+    if not x.requires_grad:
+        x = capture.root(x.clone())
+    y, j = capture.output(
+        GroupNorm.apply(x, bare(scale), bare(shift), groups, eps, record),  # type: ignore[no-untyped-call]
+        what,
+        told=True,
+    )
+    for site in sites:
+        if site is not None:
+            site.y = j
+            capture.site(site)
+    return y
 
 
 @rule(F.layer_norm)
@@ -124,6 +168,32 @@ def _layer_norm(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict
     eps = 1e-5 if given["eps"] is None else given["eps"]
     xhat = F.layer_norm(given["input"], given["normalized_shape"], None, None, eps)
     return _affine(capture, func, xhat, given["weight"], given["bias"], 0)
+
+
+@rule(F.mish)
+def _mish(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = bind("input inplace", args, kwargs)
+    if given["inplace"]:
+        return func(*args, **kwargs)
+    return Mish.apply(given["input"], capture.twice)  # type: ignore[no-untyped-call]
+
+
+@rule(torch._C._nn.avg_pool2d)
+def _average_pool(
+    capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    names = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
+    given = bind(names, args, kwargs)
+    x, k = given["input"], given["kernel_size"]
+    k = k[0] if isinstance(k, tuple) and k[0] == k[1] else k
+    tiles = given["stride"] in (None, k, (k, k)) and not given["padding"]
+    fits = isinstance(k, int) and x.ndim == 4 and not (x.shape[2] % k or x.shape[3] % k)
+    if not (tiles and fits) or given["divisor_override"] is not None:
+        return func(*args, **kwargs)
+    return AveragePool.apply(x, k)  # type: ignore[no-untyped-call]
+
+
+ALWAYS.update({F.group_norm, F.instance_norm, F.batch_norm, F.mish, torch._C._nn.avg_pool2d})
 
 
 @rule(F.rms_norm)

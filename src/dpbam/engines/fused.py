@@ -13,8 +13,8 @@ sample gets weights of its own. ``docs/engine.md`` has the mathematics; in short
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from dpbam.engines.dropout import KeyedDropout
 from dpbam.engines.layer_rules import RULES
 from dpbam.engines.parameters import Plain, stores_for
 from dpbam.engines.probe import Probed, probe
-from dpbam.engines.sites import Flow, Fold, Site
+from dpbam.engines.sites import Flow, Fold, RecordSite, Site
 from dpbam.engines.stores import Store
 from dpbam.methods import Method
 from dpbam.trees import Params, accumulation_dtype
@@ -97,8 +97,11 @@ class FusedEngine:
             own.plain = own if plain else None
             return own
         below, bam, third = first.again(tape.sites, penalty)
-        made = self._made(stores_for(tape.sites, bam, third), batch)
-        made.plain = self._made(below, batch) if plain else None
+        with torch.no_grad():
+            made = self._made(stores_for(tape.sites, bam, third), batch)
+        if plain:
+            made.plain = self._made(below, batch)
+            made.plain.know_squares([square.detach() for square in first.squares])
         return made
 
     def _made(self, stores: list[Store], batch: PhysicalBatch) -> FusedDirections:
@@ -137,7 +140,7 @@ class FusedEngine:
     def _run(self, batch: PhysicalBatch, plan: Plan, twice: bool = False) -> tuple[Tape, Tensor]:
         n = batch.unit.shape[0]
         leaves = [t for t in tree_leaves((batch.inputs, batch.targets)) if isinstance(t, Tensor)]
-        capture = Capture(self._parameters, leaves, n, RULES, plan)
+        capture = Capture(self._parameters, leaves, n, RULES, plan, twice=twice)
         kernels = [SDPBackend.MATH] if twice else _ANY_KERNEL
         with torch.enable_grad(), sdpa_kernel(kernels), KeyedDropout(batch.keys), capture:
             output = call_model(self._model, batch.inputs)
@@ -162,19 +165,36 @@ class FusedDirections:
             for n, p in parameters.items()
         }
         self._zeros = next(iter(self._like.values())).new_zeros(units)
-        self._norms: Tensor | None = None
+        self._squares: list[Tensor] | None = None  # |d_u|^2 by store: [U] each
         self.plain: FusedDirections | None = None
 
+    @torch.no_grad()
     def norms(self) -> Tensor:
         """|d_u| by group: [G, U]."""
-        if self._norms is None:
-            count = max(self._groups.values()) + 1
-            squares = self._zeros.repeat(count, 1)
-            for store in self._stores:
-                squares[self._groups[store.name]] += store.squared_norm()
-            self._norms = squares.clamp_min(0).sqrt()
-        return self._norms
+        squares = self._zeros.repeat(max(self._groups.values()) + 1, 1)
+        for store, square in zip(self._stores, self._squared(), strict=True):
+            squares[self._groups[store.name]] += square
+        return squares.clamp_min(0).sqrt()
 
+    def parameter_norms(self) -> dict[str, Tensor]:
+        """The norm of d_u's entries by parameter: [U] each."""
+        squares = dict.fromkeys(self._like, self._zeros)
+        for store, square in zip(self._stores, self._squared(), strict=True):
+            squares[store.name] = squares[store.name] + square
+        return {name: square.clamp_min(0).sqrt() for name, square in squares.items()}
+
+    def know_squares(self, squares: list[Tensor]) -> None:
+        """Take |d_u|^2 by store, [U] each, from where they were needed before."""
+        self._squares = squares
+
+    @torch.no_grad()
+    def _squared(self) -> list[Tensor]:
+        """Once: measuring asks for norms again."""
+        if self._squares is None:
+            self._squares = [store.squared_norm() for store in self._stores]
+        return self._squares
+
+    @torch.no_grad()
     def weighted_sum(self, factors: Tensor) -> Params:
         """sum_u factors[g, u] d_u; a factor of 0 removes even a NaN."""
         total: Params = {}
@@ -183,6 +203,7 @@ class FusedDirections:
                 total[name] = total[name] + part if name in total else part
         return {n: total.get(n, like.clone()) for n, like in self._like.items()}
 
+    @torch.no_grad()
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
         """<d_u, vector>: [U]."""
         total = self._zeros
@@ -193,20 +214,21 @@ class FusedDirections:
 
 def _backward(tape: Tape, total: Tensor, plan: Plan, fold: Fold, *, twice: bool) -> _Backward:
     """Step 2: b at every y; for BAM also h at every x, all attached to the graph."""
-    ys: list[Any] = [node.edge for node in tape.outputs]
+    asked = [j for j, node in enumerate(tape.outputs) if not node.told]
+    ys: list[Any] = [tape.outputs[j].edge for j in asked]
     moving = [k for k, node in enumerate(tape.inputs) if node.edge is not None] if twice else []
     xs: list[Any] = [tape.inputs[k].edge for k in moving]
-    found = torch.autograd.grad(total, ys + xs, create_graph=twice, allow_unused=True)
+    found = torch.autograd.grad(total, [*ys, *xs], create_graph=twice, allow_unused=True)
     flow = Flow(
         fold,
         plan.inputs,
         plan.outputs,
         [len(node.shape) for node in tape.outputs],
         x=[node.tensor for node in tape.inputs],  # type: ignore[misc]
-        b=list(found[: len(ys)]),
+        b=_spread(found[: len(ys)], asked, len(tape.outputs)),
     )
     h = {k: t for k, t in zip(moving, found[len(ys) :], strict=True) if t is not None}
-    return _Backward(total, ys, flow, h)
+    return _Backward(total, ys, asked, flow, h)
 
 
 @dataclass
@@ -215,24 +237,36 @@ class _Backward:
 
     total: Tensor
     ys: list[Any]
+    asked: list[int]  # their places on the tape
     flow: Flow
     h: dict[int, Tensor]
+    squares: list[Tensor] = field(default_factory=list)  # |g_u|^2 by plain store, once known
 
     def again(self, sites: list[Site], penalty: float) -> tuple[list[Store], Flow, Plain]:
         """Steps 3 and 4: the plain stores, the BAM flow, and p / |g_u|."""
         below = stores_for(sites, self.flow, None)
-        squared = torch.stack([store.squared_norm() for store in below]).sum(0)  # [U]
+        self.squares = [store.squared_norm() for store in below]  # [U] each
+        squared = torch.stack(self.squares).sum(0)
         norm, inverse = _safe_root(squared)
         objective = self.total + penalty * norm.sum()  # sum_u L_u + p |g_u|
         moving = [k for k, h in self.h.items() if h.requires_grad]
         wanted = self.ys + [self.h[k] for k in moving]
+        for site in sites:
+            if isinstance(site, RecordSite):
+                site.second = []
         found = torch.autograd.grad(objective, wanted, allow_unused=True)
-        hbar: list[Tensor | None] = [None] * len(self.flow.x)
-        for k, t in zip(moving, found[len(self.ys) :], strict=True):
-            hbar[k] = t
-        bam = replace(self.flow, ybar=list(found[: len(self.ys)]), hbar=hbar).detached()
+        hbar = _spread(found[len(self.ys) :], moving, len(self.flow.x))
+        ybar = _spread(found[: len(self.ys)], self.asked, len(self.flow.b))
+        bam = replace(self.flow, ybar=ybar, hbar=hbar).detached()
         below = [store.detached() for store in below]
         return below, bam, Plain(below, penalty * inverse.detach())
+
+
+def _spread(values: Sequence[Tensor | None], places: list[int], size: int) -> list[Tensor | None]:
+    spread: list[Tensor | None] = [None] * size
+    for place, value in zip(places, values, strict=True):
+        spread[place] = value
+    return spread
 
 
 def _safe_root(squared: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,12 @@ class Family(Protocol):
     def right(self, b: Tensor) -> Tensor:
         """[U, T, o]: b as rows, in the order of :meth:`gram`."""
 
+    def channels(self, values: Tensor, b: Tensor) -> Tensor:
+        """[o] or [U, o], shaped to be multiplied with b."""
+
+    def prefers_ghost(self, t: int, pairs: int, *, twice: bool) -> bool:
+        """Whether the Gram matrices are the faster way to the norm."""
+
     def instantiate(self, a: Tensor, b: Tensor) -> Tensor:
         """[U, *shape]: G_u."""
 
@@ -58,6 +64,21 @@ class Family(Protocol):
 
     def apply(self, weight: Tensor, a: Tensor) -> Tensor:
         """f(weight, a), shaped as b."""
+
+    def apply_each(self, weights: Tensor, a: Tensor) -> Tensor:
+        """f(weights_u, a_u), shaped as b."""
+
+    def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
+        """f(weights_u, .)^T b_u, shaped as ``like``, an a."""
+
+    def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
+        """The gradient in a of sum weights * gram(a, a), for symmetric weights [U, T, T]."""
+
+    def mean_back(self, weights: Tensor, a: Tensor) -> Tensor:
+        """The gradient in a of sum weights * mean(a), weights [U, T]."""
+
+    def unright(self, rows: Tensor, b: Tensor) -> Tensor:
+        """[U, T, o] back to b's shape."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +104,19 @@ class LinearFamily:
         """[U, T, features]."""
         return b.flatten(1, -2)
 
+    def channels(self, values: Tensor, b: Tensor) -> Tensor:
+        """Features are last."""
+        return values.reshape(*values.shape[:-1], *(1,) * (b.ndim - values.ndim), -1)
+
+    def prefers_ghost(self, t: int, pairs: int, *, twice: bool) -> bool:
+        """By the cost model below."""
+        o, i = self.shape
+        return ghost_is_cheaper(t, i, o, i, pairs, twice=twice)
+
+    def unright(self, rows: Tensor, b: Tensor) -> Tensor:
+        """Back to b's shape."""
+        return rows.reshape(b.shape)
+
     def instantiate(self, a: Tensor, b: Tensor) -> Tensor:
         """B^T A."""
         return self.right(b).transpose(1, 2) @ self.right(a)
@@ -94,6 +128,22 @@ class LinearFamily:
     def apply(self, weight: Tensor, a: Tensor) -> Tensor:
         """A W^T."""
         return F.linear(a, weight)
+
+    def apply_each(self, weights: Tensor, a: Tensor) -> Tensor:
+        """A_u W_u^T."""
+        return (self.right(a) @ weights.transpose(1, 2)).reshape(*a.shape[:-1], -1)
+
+    def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
+        """B_u W_u."""
+        return (self.right(b) @ weights).reshape(like.shape)
+
+    def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
+        """The gradient in a of sum weights * gram(a, a), for symmetric weights [U, T, T]."""
+        return (2 * weights @ self.right(a)).reshape(a.shape)
+
+    def mean_back(self, weights: Tensor, a: Tensor) -> Tensor:
+        """The gradient in a of sum_t weights_t mean_t."""
+        return (weights / a.shape[-1]).reshape(*a.shape[:-1], 1).expand(a.shape)
 
 
 @dataclass(frozen=True)
@@ -130,6 +180,18 @@ class EmbeddingFamily:
         """[U, T, d]."""
         return b.flatten(1, -2)
 
+    def unright(self, rows: Tensor, b: Tensor) -> Tensor:
+        """Back to b's shape."""
+        return rows.reshape(b.shape)
+
+    def channels(self, values: Tensor, b: Tensor) -> Tensor:
+        """Features are last."""
+        return values.reshape(*values.shape[:-1], *(1,) * (b.ndim - values.ndim), -1)
+
+    def prefers_ghost(self, t: int, pairs: int, *, twice: bool) -> bool:
+        """The table is far larger than the rows that were looked up."""
+        return True
+
     def _kept(self, a: Tensor, b: Tensor) -> Tensor:
         if self.padding is None:
             return b
@@ -154,117 +216,21 @@ class EmbeddingFamily:
         return self._kept(a, weight[a])
 
 
-@dataclass(frozen=True)
-class ConvFamily:
-    """A convolution: a [U, q, i, *space], b [U, q, o, *space'], W [o, i / groups, *kernel].
+_ROW, _ENTRY = 60, 200  # products' worth of time: an entry of a Gram matrix, an entry of a G_u
 
-    A transposed convolution is this one with a and b exchanged: see the rule for it.
+
+def ghost_is_cheaper(t: int, i: int, o: int, pixel: int, pairs: int, *, twice: bool) -> bool:
+    """The cost model, in multiplications a unit: T positions, i x o weights, ``pixel`` channels.
+
+    A Gram matrix takes T^2 products a channel and some time an entry; G_u takes T i o products and
+    some time an entry, and then serves the weighted sum too, which saves those products again. A
+    norm that is differentiated costs the Gram way twice (K B and S A), the other three times.
     """
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int = 1
-
-    @property
-    def ghost(self) -> bool:
-        """Grouped convolutions have small weights: those are instantiated."""
-        return self.groups == 1
-
-    def positions(self, b: Tensor) -> int:
-        """T = q * the output's size."""
-        return b[0, :, 0].numel()
-
-    def gram(self, a: Tensor, c: Tensor) -> Tensor:
-        """sum_d K[t + d, t' + d] over the kernel's offsets d, K the Gram matrix of pixels.
-
-        The sum over d is done one spatial axis after the other: k + k adds in place of k * k.
-        """
-        units, q, channels, *space = a.shape
-        left, right = (t.transpose(1, 2).reshape(units, channels, -1) for t in (a, c))
-        pixels = left.transpose(1, 2) @ right  # <a(s), c(s')>
-        gram = pixels.view(units, q, *space, q, *space)
-        for axis in range(len(space)):
-            gram = self._shift(gram, axis, 2 + axis, 3 + len(space) + axis)
-        return gram.reshape(units, self._rows(gram, q), -1)
-
-    @staticmethod
-    def _rows(gram: Tensor, q: int) -> int:
-        spatial = (gram.ndim - 3) // 2
-        return q * int(torch.Size(gram.shape[2 : 2 + spatial]).numel())
-
-    def _shift(self, gram: Tensor, axis: int, first: int, second: int) -> Tensor:
-        """sum_d K[.., s o + d, .., s o' + d, ..] along one spatial axis; zero outside the image."""
-        k, s = self.shape[2 + axis], self.stride[axis]
-        p, dil = self.padding[axis], self.dilation[axis]
-        size = gram.shape[first]
-        out = (size + 2 * p - dil * (k - 1) - 1) // s + 1
-        if (k, s, p) == (1, 1, 0):
-            return gram
-        shape = list(gram.shape)
-        shape[first] = shape[second] = out
-        total = gram.new_zeros(shape)
-        for d in range(k):
-            offset = d * dil - p  # output o meets input s o + offset
-            low = max(0, -(offset // s))  # first o with s o + offset >= 0
-            high = min(out, (size - 1 - offset) // s + 1)
-            if high <= low:
-                continue
-            begin, count = s * low + offset, high - low
-            piece = _strided(_strided(gram, first, begin, s, count), second, begin, s, count)
-            total.narrow(first, low, count).narrow(second, low, count).add_(piece)
-        return total
-
-    def mean(self, a: Tensor) -> Tensor:
-        """The patch's mean: a box filter over the mean channel."""
-        box = a.new_full((1, 1, *self.shape[2:]), 1.0 / torch.Size(self.shape[2:]).numel())
-        channel = a.mean(2, keepdim=True).flatten(0, 1)
-        return self._conv(channel, box, 1).reshape(a.shape[0], -1)
-
-    def right(self, b: Tensor) -> Tensor:
-        """[U, T, o]."""
-        return b.flatten(3).transpose(2, 3).flatten(1, 2)
-
-    def instantiate(self, a: Tensor, b: Tensor) -> Tensor:
-        """The weight gradient of one convolution whose groups are the units."""
-        units = a.shape[0]
-        like = a.new_empty((units * self.shape[0], *self.shape[1:]))
-        merged = self._weight_gradient(_units_as_groups(a), _units_as_groups(b), like, units)
-        return merged.view(units, *self.shape)
-
-    def contract(self, a: Tensor, b: Tensor) -> Tensor:
-        """The ordinary weight gradient."""
-        return self._weight_gradient(a.flatten(0, 1), b.flatten(0, 1), a.new_empty(self.shape), 1)
-
-    def apply(self, weight: Tensor, a: Tensor) -> Tensor:
-        """The convolution."""
-        return self._conv(a.flatten(0, 1), weight, self.groups).unflatten(0, a.shape[:2])
-
-    def _conv(self, a: Tensor, weight: Tensor, groups: int) -> Tensor:
-        none = [0] * len(self.stride)
-        return torch.convolution(
-            a, weight, None, self.stride, self.padding, self.dilation, False, none, groups
-        )
-
-    def _weight_gradient(self, a: Tensor, b: Tensor, like: Tensor, units: int) -> Tensor:
-        none = [0] * len(self.stride)
-        gradient: Tensor = torch.ops.aten.convolution_backward(
-            b, a, like, None, self.stride, self.padding, self.dilation, False, none,
-            self.groups * units, [False, True, False],
-        )[1]  # fmt: skip
-        return gradient
-
-
-def _units_as_groups(t: Tensor) -> Tensor:
-    """[U, q, c, *space] -> [q, U * c, *space]."""
-    return t.transpose(0, 1).flatten(1, 2)
-
-
-def _strided(t: Tensor, axis: int, begin: int, step: int, count: int) -> Tensor:
-    index: list[slice] = [slice(None)] * t.ndim
-    index[axis] = slice(begin, begin + step * (count - 1) + 1, step)
-    return t[tuple(index)]
+    ghost = t * t * (pixel + o + _ROW) * pairs
+    formed = pairs * i * o * _ENTRY
+    if twice:
+        return 2 * ghost < 3 * (formed + t * i * o)
+    return ghost < formed
 
 
 def reduce_to(t: Tensor, like: Sequence[int]) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpbam.engines.base import CannotServe
 from dpbam.engines.generic import GenericSite
-from dpbam.engines.layer_math import EmbeddingFamily, LinearFamily
+from dpbam.engines.layer_math import EmbeddingFamily, Family, LinearFamily
 from dpbam.engines.sites import Flow, MatrixSite, Site
 from dpbam.engines.sources import disjoint
 from dpbam.engines.stores import Formed, Pairs, Store, Unformed
@@ -98,16 +98,21 @@ def _unformed(sites: list[MatrixSite], flow: Flow, plain: Plain | None) -> Unfor
     if plain is not None and source.func is standardised and source.args[1]:
         share, along = plain.unformed[source.key].third(plain.penalty / 2)
         before = iter(plain.unformed[source.key].pairs)
-        pairs = [_add_share(p, next(before), share) for p in pairs if p]
+        pairs = [_add_share(family, p, next(before), share) for p in pairs if p]
     flat = [pair for found in pairs for pair in found]
-    return Unformed(source, family, flat, along) if flat else None
+    if not flat:
+        return None
+    store = Unformed(source, family, flat, along)
+    if plain is not None and source.key in plain.unformed:
+        store.know(plain.unformed[source.key], swap=sites[0].swap)
+    return store
 
 
-def _add_share(pairs: Pairs, before: tuple[Tensor, Tensor], share: Tensor) -> Pairs:
+def _add_share(family: Family, pairs: Pairs, before: tuple[Tensor, Tensor], share: Tensor) -> Pairs:
     """(x, ybar) -> (x, ybar + share b): the part of the third term that is made of G."""
     (x, ybar), *others = pairs
     b = before[1]
-    return [(x, ybar + share.view(share.shape[0], 1, -1, *(1,) * (b.ndim - 3)) * b), *others]
+    return [(x, ybar + family.channels(share, b) * b), *others]
 
 
 def _one_hot(family: EmbeddingFamily, ids: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

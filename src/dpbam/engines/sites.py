@@ -13,7 +13,7 @@ the same question with (hbar, b) in the place of (x, b). A :class:`Flow` hands a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -196,6 +196,33 @@ class ScaleSite:
         like = _without_rows(self.shape, flow, self.y)
         parts = [reduce_to(a * b, like) for a, b in flow.pairs(self.x, self.y)]
         return _pull_each(self.source, parts)
+
+
+@dataclass
+class RecordSite:
+    """A layer that tells its parameters' per-row gradients itself, during the backward passes.
+
+    ``plain`` gets what the first pass tells, ``second`` what the second one does, each [rows, *D].
+    """
+
+    source: Source
+    y: int
+    plain: list[Tensor] = field(default_factory=list)
+    second: list[Tensor] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters behind D."""
+        return self.source.names
+
+    def record(self, gradient: Tensor) -> None:
+        """Told by the layer."""
+        (self.plain if self.second is None else self.second).append(gradient)
+
+    def instantiate(self, flow: Flow) -> Params:
+        """What was told, summed over a unit's rows."""
+        told = self.plain if flow.ybar is None else self.second or []
+        return _pull_each(self.source, [flow.fold(t, flow.outputs[self.y]).sum(1) for t in told])
 
 
 def _without_rows(shape: tuple[int, ...], flow: Flow, y: int) -> tuple[int, ...]:

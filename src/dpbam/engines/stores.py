@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from dpbam.engines.layer_math import Family
+from dpbam.engines.maps import FormedNorm, GhostNorm, centred_gram, frobenius
 from dpbam.engines.sources import Source
 from dpbam.nn.standardise import standardised
 from dpbam.trees import Params
@@ -109,75 +110,95 @@ class Unformed:
     ) -> None:
         self.source, self.family, self.pairs, self._along = source, family, pairs, along
         self.form, self.name = Form(source), source.names[0]
+        self.grams: list[Tensor] = []  # of a and of b, from a norm that was differentiated
+        self._known: dict[tuple[str, int, int], Tensor] = {}
+        self._kept: Tensor | None = None  # G_u (centred), where the norm formed it
 
     def detached(self) -> Unformed:
         """Without the graph."""
         pairs = [(a.detach(), b.detach()) for a, b in self.pairs]
-        return Unformed(self.source, self.family, pairs, self._along)
+        bare = Unformed(self.source, self.family, pairs, self._along)
+        bare.grams = self.grams
+        return bare
 
     # --- the norm
 
     def squared_norm(self) -> Tensor:
         """|H_u|^2, by the cheaper of forming G_u and not."""
         if not self.form.scaled:
-            return self._channel_norms(None).sum(1) if not self._ghost() else self._ghost_norm(None)
+            return self._base_norm(None)
         f = self.form
         rho = self.rho()
         kappa = -(f.r**3) * rho / f.fan
         if self._along is not None:
             kappa = kappa + self._along
-        first = self._ghost_norm(f.r) if self._ghost() else self._channel_norms(f.r).sum(1)
         # |r G' + kappa V'|^2 = r^2 |G'|^2 + 2 r kappa <G', V'> + kappa^2 |V'|^2
+        first = self._base_norm(f.r)
         return first + (2 * f.r * kappa * rho + kappa.square() * f.v2).sum(1)
 
+    def _base_norm(self, scale: Tensor | None) -> Tensor:
+        """sum_c scale_c^2 |G'_c|^2."""
+        pairs = self.pairs
+        if scale is not None:
+            pairs = [(a, b * self.family.channels(scale, b)) for a, b in pairs]
+        ghost = self._ghost()
+        if len(pairs) == 1 and torch.is_grad_enabled():
+            a, b = pairs[0]
+            if not ghost:
+                formed: Tensor = FormedNorm.apply(a, b, self.family, self._fan)  # type: ignore[no-untyped-call]
+                return formed
+            squared, *self.grams = GhostNorm.apply(a, b, self.family, self._fan)  # type: ignore[no-untyped-call]
+            return squared  # type: ignore[no-any-return]
+        if ghost:
+            return self._ghost_norm(pairs)
+        return self._channel_norms(pairs).sum(1)
+
+    @property
+    def _fan(self) -> int | None:
+        return self.form.fan if self.form.centred else None
+
     def _ghost(self) -> bool:
+        """Which is cheaper, by a model whose constants were measured: docs/engine.md."""
         if not self.family.ghost:
             return False
-        t = self.family.positions(self.pairs[0][1]) * len(self.pairs)
-        o = self.family.shape[0]
-        i = self.source.tensor.numel() // o
-        return 2 * t * (i + o) < 3 * i * o
+        t = self.family.positions(self.pairs[0][1])
+        return self.family.prefers_ghost(t, len(self.pairs), twice=torch.is_grad_enabled())
 
-    def _ghost_norm(self, scale: Tensor | None) -> Tensor:
-        """sum_tt' <a_t, a_t'> <b_t, b_t'> over all pairs' positions, b scaled by channel."""
-        rows = [self.family.right(b) for _, b in self.pairs]
-        if scale is not None:
-            rows = [row * scale for row in rows]
+    def _ghost_norm(self, pairs: Pairs) -> Tensor:
+        """sum_tt' <a_t, a_t'> <b_t, b_t'> over all pairs' positions."""
+        rows = [self.family.right(b) for _, b in pairs]
         total = None
         for j in range(len(rows)):
             for k in range(j, len(rows)):
-                right = rows[j] @ rows[k].transpose(1, 2)
-                part = (self._gram(j, k).to(right.dtype) * right).sum((1, 2)) * (1 if j == k else 2)
+                left = self._known.get(("left", j, k))
+                right = self._known.get(("right", j, k))
+                if right is None:
+                    right = rows[j] @ rows[k].transpose(1, 2)
+                if left is None:
+                    left = centred_gram(self.family, pairs[j][0], pairs[k][0], self._fan)
+                part = frobenius(left.to(right.dtype), right) * (1 if j == k else 2)
                 total = part if total is None else total + part
         assert total is not None
         return total
 
-    def _gram(self, j: int, k: int) -> Tensor:
-        """Of the rows a_t, centred where the weight is: <a', c'> = <a, c> - m mean(a) mean(c)."""
-        a, c = self.pairs[j][0], self.pairs[k][0]
-        gram = self.family.gram(a, c)
-        if self.form.centred:
-            left, right = self.family.mean(a), self.family.mean(c)
-            gram = gram - self.form.fan * left[:, :, None] * right[:, None, :]
-        return gram
+    def know(self, plain: Unformed, *, swap: bool) -> None:
+        """Take over the Gram matrices of x and of b from the plain gradients' norm.
 
-    def _channel_norms(self, scale: Tensor | None) -> Tensor:
-        """[U, o]: |G'_c|^2, times scale_c^2."""
-        g = self.form_gradients().flatten(2)
+        The pairs are (x, ybar) and (hbar, b); with ``swap``, (ybar, x) and (b, hbar).
+        """
+        if plain.grams and len(self.pairs) == 2 and not self.form.scaled:
+            left, right = (1, 0) if swap else (0, 1)
+            self._known[("left", left, left)] = plain.grams[0]
+            self._known[("right", right, right)] = plain.grams[1]
+
+    def _channel_norms(self, pairs: Pairs) -> Tensor:
+        """[U, o]: |G'_c|^2."""
+        g = _form(self.family, pairs).flatten(2)
         if self.form.centred:
             g = g - g.mean(2, keepdim=True)
-        if scale is not None:
-            g = g * scale[:, None]
+        if not torch.is_grad_enabled() and not self.form.scaled:
+            self._kept = g  # it serves the weighted sum too
         return g.square().sum(2)
-
-    def form_gradients(self) -> Tensor:
-        """[U, *D]: G_u."""
-        total = None
-        for a, b in self.pairs:
-            part = self.family.instantiate(a, b)
-            total = part if total is None else total + part
-        assert total is not None
-        return total
 
     def rho(self) -> Tensor:
         """[U, o]: <V'_c, G_c> = sum_t b_tc (f(V', a))_tc."""
@@ -211,12 +232,13 @@ class Unformed:
     def _plain_channel_norms(self) -> Tensor:
         """[U, o]: |G'_c|^2 = b_c^T (A' A'^T) b_c."""
         if not self._ghost():
-            return self._channel_norms(None)
+            return self._channel_norms(self.pairs)
         total = None
         rows = [self.family.right(b) for _, b in self.pairs]
         for j in range(len(rows)):
             for k in range(len(rows)):
-                part = (rows[j] * (self._gram(j, k).to(rows[k].dtype) @ rows[k])).sum(1)
+                left = centred_gram(self.family, self.pairs[j][0], self.pairs[k][0], self._fan)
+                part = (rows[j] * (left @ rows[k])).sum(1)
                 total = part if total is None else total + part
         assert total is not None
         return total
@@ -225,6 +247,9 @@ class Unformed:
 
     def weighted_sum(self, factors: Tensor) -> Params:
         """J_s^T sum_u c_u G_u + (sum_u c_u along_u) V'."""
+        if self._kept is not None:
+            formed = Formed(self.name, self._kept).weighted_sum(factors)[self.name]
+            return self.source.pull(formed.view(self.source.tensor.shape))
         kept = factors != 0
         whole = bool(kept.all())
         total = None
@@ -256,3 +281,13 @@ class Unformed:
             v = vector[self.source.names[0]].to(self.form.v)
             total = total + self._along @ (v * self.form.v).flatten(1).sum(1)
         return total
+
+
+def _form(family: Family, pairs: Pairs) -> Tensor:
+    """[U, *D]: G_u."""
+    total = None
+    for a, b in pairs:
+        part = family.instantiate(a, b)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
