@@ -9,7 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from dpbam._version import __version__
-from dpbam.cli import calibrate, compare, data, demo, epsilon, evaluate, predict, train
+from dpbam.cli import (
+    calibrate,
+    compare,
+    data,
+    demo,
+    epsilon,
+    evaluate,
+    plot,
+    predict,
+    report,
+    train,
+)
 from dpbam.cli.output import examples
 
 _HELP = (
@@ -28,6 +39,8 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, str], ...] = (
     (compare.run, compare.NAME, compare.EXAMPLES),
     (evaluate.run, evaluate.NAME, evaluate.EXAMPLES),
     (predict.run, predict.NAME, predict.EXAMPLES),
+    (report.run, report.NAME, report.EXAMPLES),
+    (plot.run, plot.NAME, plot.EXAMPLES),
     (demo.run, demo.NAME, demo.EXAMPLES),
     (epsilon.run, epsilon.NAME, epsilon.EXAMPLES),
     (calibrate.run, calibrate.NAME, calibrate.EXAMPLES),

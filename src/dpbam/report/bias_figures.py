@@ -10,8 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dpbam.report.figure import Arrow, Arrows, Figure, Lines, Numbers, Series
-from dpbam.report.records import Group, Run, Rows, curves, numbers
+from dpbam.report.figure import Figure
+from dpbam.report.groups import Group, curves, numbers
+from dpbam.report.panels import Arrow, Arrows, Lines, Numbers, Series
+from dpbam.report.records import Rows, Run
 
 PLAIN, OWN = "non_private_against_plain", "non_private_against_own"
 NOT_MEASURED = (
@@ -43,15 +45,15 @@ def bias(groups: Sequence[Group]) -> Figure:
               zero=True)
         for reading, title in (
             (PLAIN, "Against the plain batch gradient"),
-            (OWN, "Against the method's own unclipped gradient"),
+            (OWN, "Against the method's own gradient"),
         )
     ]  # fmt: skip
     return Figure(
         "bias",
         "Bias of the clipped gradient",
-        "Length of g_clip − ĝ over training. Left: ĝ is the plain batch gradient, the paper's "
-        "definition. Right: ĝ is what the method would use without clipping.",
-        non_private=True,
+        "Length of g_clip − ĝ over training, in two readings: ĝ is the plain batch gradient, the "
+        "paper's definition, or what the method itself would use without clipping.",
+        about="training",
         panels=[p for p in panels if p.series],
         missing=NOT_MEASURED,
         wide=True,
@@ -81,7 +83,7 @@ def direction(groups: Sequence[Group]) -> Figure:
         "Direction or length?",
         "A cosine of 1 means that clipping only shortens the gradient, which a learning rate can "
         "make good. The share of direction is what it cannot.",
-        non_private=True,
+        about="training",
         panels=[p for p in panels if p.series],
         missing=NOT_MEASURED,
         same_scale=False,
@@ -102,8 +104,8 @@ def noise(groups: Sequence[Group]) -> Figure:
         "noise",
         "Bias or noise?",
         "Above one half the noise dominates and less bias gains little; below it the bias does. "
-        "Right: the cosine of the gradient as released, noise included.",
-        non_private=True,
+        "The cosine is that of the gradient as released, noise included.",
+        about="training",
         panels=[p for p in panels if p.series],
         missing=NOT_MEASURED,
         same_scale=False,
@@ -119,7 +121,7 @@ def alignment(groups: Sequence[Group]) -> Figure:
         "Alignment of the ascent step",
         "Cosine of the direction that the method ascends along with the current batch gradient, "
         "SAM's direction: the previous private gradient for DP-SAT, the mean over samples for BAM.",
-        non_private=True,
+        about="training",
         panels=[Lines("", "epoch", "cosine", series, marks=((0.0, "no alignment"),))]
         if series
         else (),
@@ -146,8 +148,9 @@ def decomposition(groups: Sequence[Group]) -> Figure:
         "The bias taken apart",
         "The paper's Figure 7, drawn to scale from this training's last tenth: ĝ has length 1, "
         "g_clip = a ĝ + c, and the bias is (a − 1) ĝ, an error of length, plus c, an error of "
-        "direction. Dots: where g_clip ended earlier in training.",
-        non_private=True,
+        "direction. Dots: where g_clip ended earlier in training. Below: the share of direction in "
+        "the squared bias, and of noise in the squared error.",
+        about="training",
         panels=[p for g in groups if (p := _decomposed(g)) is not None],
         missing=NOT_MEASURED,
         wide=True,
@@ -170,7 +173,7 @@ def batch_size(groups: Sequence[Group]) -> Figure:
         "batch-size",
         "Effect of the batch size",
         "Averages over training, one point a run. The paper's Figures 5 and 6.",
-        non_private=True,
+        about="training",
         panels=[p for p in panels if p.series],
         missing="This needs measured runs of at least two batch sizes: train again with another "
         "--batch-size, and name all runs.",
@@ -210,12 +213,12 @@ def _decomposed(group: Group) -> Arrows | None:
     trail = tuple(zip(numbers(first, "a"), _c_ratio(first), strict=True))
     reach = [p for p in trail if all(map(math.isfinite, p))]
     notes = (
-        ("a, length kept along ĝ", f"{a:.2f}"),
-        ("|c| / |ĝ|, sideways", f"{c:.2f}"),
+        ("a", f"{a:.2f}"),
+        ("|c| / |ĝ|", f"{c:.2f}"),
         ("|bias| / |ĝ|", f"{math.hypot(a - 1, c):.2f}"),
-        ("cosine of g clip and ĝ", f"{cosine:.2f}"),
-        ("direction in |bias|²", f"{share:.0%}"),
-        ("noise in the squared error", f"{noise_share:.0%}"),
+        ("cosine", f"{cosine:.2f}"),
+        ("direction", f"{share:.0%}"),
+        ("noise", f"{noise_share:.0%}"),
     )
     top = 1.12 * max([0.3, c, *(p[1] for p in reach)])
     left = min([-0.04, *(p[0] for p in reach)])
@@ -265,7 +268,7 @@ def _single(
 ) -> Figure:  # fmt: skip
     series = over_training(groups, *path)
     panel = Lines("", "epoch", y_label, series, percent=percent, zero=zero)
-    return Figure(name, title, caption, True, [panel] if series else (), NOT_MEASURED)
+    return Figure(name, title, caption, "training", [panel] if series else (), NOT_MEASURED)
 
 
 def last_mean(run: Run, *path: str) -> float | None:

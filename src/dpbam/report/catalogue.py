@@ -11,7 +11,8 @@ from dpbam.report import norm_figures as of_norms
 from dpbam.report import training_figures as of_training
 from dpbam.report.clipping_figure import clipping
 from dpbam.report.figure import Figure
-from dpbam.report.records import Group, ReportError
+from dpbam.report.groups import Group
+from dpbam.report.records import ReportError
 
 Builder = Callable[[Sequence[Group]], Figure]
 

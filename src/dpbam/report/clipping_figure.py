@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dpbam.report.figure import Arrow, Arrows, Figure
-from dpbam.report.records import Group
+from dpbam.report.figure import Figure
+from dpbam.report.groups import Group
+from dpbam.report.panels import Arrow, Arrows
 
 Vector = tuple[float, float]
 
@@ -41,7 +42,7 @@ def clipping(groups: Sequence[Group] = ()) -> Figure:
         "What clipping does",
         "Two gradients, cut to length C, and the means before and after: the difference is a bias "
         "that no averaging removes. The paper's Figure 1.",
-        non_private=False,
+        about="nobody",
         panels=[panel],
     )
 

@@ -10,8 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dpbam.report.figure import Dots, DotSeries, Figure, Matrix
-from dpbam.report.records import Group, Run
+from dpbam.report.figure import Figure
+from dpbam.report.groups import Group
+from dpbam.report.panels import Dots, DotSeries, Matrix
+from dpbam.report.records import Run
 
 MOST_CATEGORIES = 30
 NOT_EVALUATED = "There is no evaluation by class. Run dpbam evaluate RUN --save to make one."
@@ -27,7 +29,7 @@ def classes(groups: Sequence[Group]) -> Figure:
         "Accuracy by class",
         "Share of each class's test records that is recognised, with 95% intervals; "
         f"the hardest classes first, {MOST_CATEGORIES} at most.",
-        non_private=True,
+        about="test",
         panels=_dots("", groups, found),
         missing=NOT_EVALUATED,
     )
@@ -37,7 +39,9 @@ def subgroups(groups: Sequence[Group]) -> Figure:
     """Accuracy of each sub-group, a panel a column."""
     columns: list[str] = []
     for group in groups:
-        columns += [c for c in (group.runs[0].evaluation or {}).get("groups", {}) if c not in columns]
+        columns += [
+            c for c in (group.runs[0].evaluation or {}).get("groups", {}) if c not in columns
+        ]
     panels = []
     for column in columns:
         found = {run.name: _subgroups(run, column) for g in groups for run in g.runs[:1]}
@@ -47,7 +51,7 @@ def subgroups(groups: Sequence[Group]) -> Figure:
         "Accuracy by sub-group",
         "Private training can cost small groups more than large ones. Accuracy of each group with "
         "95% intervals, the worst first.",
-        non_private=True,
+        about="test",
         panels=panels,
         missing="No sub-groups were evaluated. Name columns of the data with "
         "dpbam evaluate RUN --by COLUMN --save.",
@@ -61,7 +65,7 @@ def confusion(groups: Sequence[Group]) -> Figure:
         "Confusion",
         "Counts of test records: rows are what they are, columns what the model says. Shading is "
         "the share of the row.",
-        non_private=True,
+        about="test",
         panels=[_matrix(g) for g in groups if (g.runs[0].evaluation or {}).get("confusion")],
         missing=NOT_EVALUATED,
         wide=len(groups) > 1,

@@ -8,6 +8,7 @@ end the script that holds it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -16,56 +17,76 @@ from markupsafe import Markup
 
 from dpbam._version import __version__
 from dpbam.report.catalogue import SECTIONS
-from dpbam.report.figure import Figure
-from dpbam.report.records import Group, Run, groups
-from dpbam.report.statement import view
-from dpbam.report.tables import Table, configuration, facts_table, summary
+from dpbam.report.figure import MARKS, Figure
+from dpbam.report.groups import Group, groups
+from dpbam.report.records import Run
+from dpbam.report.statement import privacy
+from dpbam.report.tables import Table, results, shown, side_by_side
 
 
-def report_figures(all_groups: Sequence[Group], *, publishable: bool) -> dict[str, list[Figure]]:
-    """Section -> figures, those without data included."""
+def report_figures(
+    all_groups: Sequence[Group], *, publishable: bool = False, public_test_data: bool = False
+) -> dict[str, list[Figure]]:
+    """Section -> figures, those without data included.
+
+    Args:
+        all_groups: the runs.
+        publishable: only figures that may be published.
+        public_test_data: what is about the test records may be.
+    """
     built = {
         section: [build(all_groups) for build in builders.values()]
         for section, builders in SECTIONS.items()
     }
-    if not publishable:
-        return built
-    public = {s: [f for f in figures if not f.non_private] for s, figures in built.items()}
-    return {section: figures for section, figures in public.items() if figures}
+    for section, figures in built.items():
+        if public_test_data:
+            figures = [replace(f, about="nobody") if f.about == "test" else f for f in figures]
+        if publishable:
+            figures = [f for f in figures if f.about == "nobody"]
+        built[section] = figures
+    return {section: figures for section, figures in built.items() if figures}
 
 
 def render(
-    runs: Sequence[Run], *, publishable: bool = False, title: str | None = None,
-    written: datetime | None = None,
+    runs: Sequence[Run], *, publishable: bool = False, public_test_data: bool = False,
+    title: str | None = None, written: datetime | None = None,
 ) -> str:  # fmt: skip
     """The page of one run or of several.
 
     Args:
         runs: at least one, as :func:`dpbam.report.records.read_run` gives them.
         publishable: leave out everything that is not private, data included.
+        public_test_data: the test records are not sensitive, so that accuracy may be published.
         title: the page's title.
         written: a date to print; None prints none.
+
+    Raises:
+        ReportError: if a run that has not finished is to be published.
     """
     if publishable:
-        runs = [run.publishable() for run in runs]
+        runs = [run.publishable(public_test_data=public_test_data) for run in runs]
     all_groups = groups(runs)
-    built = report_figures(all_groups, publishable=publishable)
-    page = _environment().get_template("report.html.j2")
-    return page.render(
+    built = report_figures(all_groups, publishable=publishable, public_test_data=public_test_data)
+    statement = privacy(all_groups)
+    return _environment().get_template("report.html.j2").render(
         version=__version__,
-        written=f"{written:%d %B %Y, %H:%M}" if written else "",
+        written=f"{written.day} {written:%B %Y, %H:%M}" if written else "",
         title=title or _title(runs),
         lead=_lead(runs, all_groups),
+        marks=MARKS,
         publishable=publishable,
-        runs=runs,
-        warnings=[],
-        statements=[view(run, run.name, g.colour) for g in all_groups for run in g.runs],
+        public_test_data=public_test_data,
+        privacy=statement,
+        privacy_table=_table(statement.table) if statement.table else "",
+        results=_table(results(all_groups)) if len(runs) > 1 else "",
         sections=[_section(name, figures) for name, figures in built.items()],
         figures={f.name: f.to_page() for fs in built.values() for f in fs if f.panels},
-        summary=_table(summary(all_groups, publishable=publishable)),
-        configuration=_table(configuration(runs, publishable=publishable)),
-        environment=_environment_table(runs),
-    )
+        several=len(all_groups) > 1,
+        configuration=_table(side_by_side(all_groups, lambda run: run.config)),
+        environment=_table(side_by_side(all_groups, lambda run: run.environment))
+        if any(run.environment for run in runs)
+        else "",
+    )  # fmt: skip
 
 
 def _section(name: str, figures: list[Figure]) -> dict[str, Any]:
@@ -95,26 +116,22 @@ def _laid_out(figures: list[Figure]) -> list[tuple[Figure, bool]]:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    if len(runs) == 1:
-        return f"{runs[0].method} on {_data(runs[0])}"
-    methods = list(dict.fromkeys(run.method for run in runs))
-    return f"{', '.join(methods[:-1])} and {methods[-1]}" if len(methods) > 1 else methods[0]
-
-
-def _data(run: Run) -> str:
-    """The data set's name; of a path only its last part."""
-    return str(run.config.get("data", "data")).rstrip("/").rpartition("/")[2]
+    *others, last = dict.fromkeys(run.method for run in runs)
+    methods = f"{', '.join(others)} and {last}" if others else last
+    data = list(dict.fromkeys(run.data for run in runs))
+    return f"{methods} on {data[0]}" if len(data) == 1 else methods
 
 
 def _lead(runs: Sequence[Run], all_groups: Sequence[Group]) -> str:
-    if len(runs) == 1:
-        return f"Run {runs[0].name}: {runs[0].config.get('model', 'a model')}."
-    return f"{len(runs)} runs of {len(all_groups)} settings."
-
-
-def _environment_table(runs: Sequence[Run]) -> Markup | None:
-    found = [dict(run.statement.get("environment") or {}) for run in runs]
-    return _table(facts_table(runs, found)) if any(found) else None
+    if len(runs) > 1:
+        said = f"{len(runs)} runs of {len(all_groups)} settings, side by side."
+        if len(all_groups) < len(runs):
+            said += " Thin lines are runs that differ in their seed alone, thick ones their means."
+        return said
+    config = runs[0].config
+    parts = {"model": "", "epochs": " epochs", "batch_size": " samples a batch"}
+    facts = [f"{shown(config[k])}{unit}" for k, unit in parts.items() if k in config]
+    return f"{runs[0].name}: {', '.join(facts)}."
 
 
 def _table(table: Table) -> Markup:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpbam.report.bias_figures import NOT_MEASURED, epochs, over_training
-from dpbam.report.figure import Figure, Lines, Matrix, Numbers, Series
-from dpbam.report.records import Group, Run, numbers
+from dpbam.report.figure import Figure
+from dpbam.report.groups import Group, numbers
+from dpbam.report.panels import Lines, Matrix, Numbers, Series
+from dpbam.report.records import Run
 
 COLUMNS = 24  # moments of training in a grid of layers
 MOST_LAYERS = 40
@@ -22,7 +24,7 @@ def norms(groups: Sequence[Group]) -> Figure:
         "Gradient norms of the samples",
         "Lengths of what is clipped, over training: the median, the middle half (dark) and the "
         "middle nine tenths (light) of a batch. What lies above C is cut.",
-        non_private=True,
+        about="training",
         panels=[_fan(g, run) for g, run in measured],
         missing=NOT_MEASURED,
         wide=True,
@@ -37,7 +39,7 @@ def clip_share(groups: Sequence[Group]) -> Figure:
         "clip-share",
         "Share of samples that are clipped",
         "Where nobody is clipped there is no bias; where everybody is, all gradients count alike.",
-        non_private=True,
+        about="training",
         panels=[panel] if series else (),
         missing=NOT_MEASURED,
     )
@@ -49,15 +51,15 @@ def layers(groups: Sequence[Group]) -> Figure:
     for group in groups:
         run = group.runs[0]
         if any(row.get("non_private_layers") for row in run.bias):
-            panels.append(_grid(group, run, "share", "share of the squared norm"))
+            panels.append(_grid(group, run, "share", "share of the norm²"))
             panels.append(_grid(group, run, "cosine", "cosine"))
     return Figure(
         "layers",
         "Layer by layer",
-        "Left: the share of a sample's squared norm that a layer has; a dark layer decides what is "
-        "clipped. Right: the cosine of the clipped and unclipped gradient in each layer; a pale "
-        "layer has lost its direction.",
-        non_private=True,
+        "The share of a sample's squared norm that a layer has: a layer of strong colour decides "
+        "what is clipped. And the cosine of the clipped and unclipped gradient within each layer: "
+        "a layer of faint colour has lost its direction.",
+        about="training",
         panels=panels,
         missing=NOT_MEASURED,
         wide=True,
@@ -101,7 +103,7 @@ def _grid(group: Group, run: Run, key: str, what: str) -> Matrix:
     shades = tuple(
         tuple(max(0.0, v) / full if math.isfinite(v) else 0.0 for v in row) for row in values
     )
-    title = f"{group.label}: {what}, darkest {full:.2f}"
+    title = f"{group.label}: {what}, at most {full:.2f}"
     digits = ".0f" if times[-1] > COLUMNS else ".2g"
     moments = tuple(f"{t:{digits}}" for t in times)
     return Matrix(title, "layer", "epoch", tuple(names), moments, values, shades, square=False)

@@ -3,38 +3,38 @@
 =========================  ==============================================================
 file                       what is taken from it
 =========================  ==============================================================
-privacy-statement.json     what was spent, and what may be published
 config.toml                what was asked for
+privacy-statement.json     what was spent, and what may be published
 metrics.jsonl              accuracy on the test data over training
 non-private/               for the operator only:
+  run.json                 versions and machine; the plan, while there is no statement yet
   training.jsonl           training loss
   bias.jsonl               measured steps of the bias lens
   evaluation-test.json     confusion, classes and sub-groups (``dpbam evaluate --save``)
 =========================  ==============================================================
 
-A file that is missing leaves its panels empty, with a sentence why; only the first two are needed.
+A missing file leaves its panels empty, with a sentence why; only the configuration must be there.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpbam.report.figure import Numbers, Series
-
 METHODS = {"dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM", "sgd": "SGD", "sam": "SAM"}
-LETTERS = {"lam": "λ", "clip_norm": "C", "epsilon": "ε", "noise_multiplier": "σ", "delta": "δ"}
 
-#: Settings that make no difference to the method: runs which differ in nothing else are one group.
-NOT_COMPARED = frozenset(
-    "seed noise_seed device engine physical_batch_size num_workers checkpoint_every eval_every "
-    "data_root budget measure_bias".split()
-)
-PALETTE_SIZE = 8
+#: Settings that may be in a report for publication: those of the method. Paths say where data live,
+#: and a seed lets anyone compute the noise and take it away.
+PUBLIC_SETTINGS = frozenset((
+    "model", "model_options", "method", "epsilon", "noise_multiplier", "delta", "lam", "gradient",
+    "clip_norm", "clipping", "batch_size", "epochs", "optimizer", "lr", "momentum", "weight_decay",
+    "schedule", "augment_multiplicity", "shift", "flip", "augment_probability", "ema", "swa",
+    "freeze", "head_only", "unit", "max_records", "accountant",
+))  # fmt: skip
 
 Rows = tuple[dict[str, Any], ...]
 
@@ -55,6 +55,7 @@ class Run:
         evaluation: by class and sub-group; None if there is none. Not private.
         steps: per-step rows. Not private.
         bias: measured steps. Not private.
+        environment: versions and machine.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Run:
     evaluation: dict[str, Any] | None = None
     steps: Rows = ()
     bias: Rows = ()
+    environment: dict[str, Any] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -71,18 +73,32 @@ class Run:
         name = str(self.config.get("method", "run"))
         return METHODS.get(name, name)
 
-    def publishable(self) -> Run:
-        """The same run without anything that is not private."""
-        return Run(self.name, self.config, self.statement, self.metrics)
+    @property
+    def data(self) -> str:
+        """The data set's name, as the statement has it; never a path."""
+        tested = (self.statement.get("evaluated_on") or {}).get("set")
+        return str(tested or self.config.get("data", "data")).removesuffix("/test").split("/")[-1]
 
+    def publishable(self, *, public_test_data: bool) -> Run:
+        """The same run without anything that is not private, named by its statement.
 
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in their seed alone, drawn in one colour."""
+        A folder's name is the operator's, and often tells the seed; so do the settings.
 
-    label: str
-    colour: int
-    runs: tuple[Run, ...] = field(default=())
+        Raises:
+            ReportError: if there is no privacy statement to publish under.
+        """
+        if self.statement.get("unfinished"):
+            raise ReportError(
+                f"{self.name} has no privacy statement yet, so nothing of it may be published: "
+                "finish its training first (dpbam train --resume)"
+            )
+        return Run(
+            name=f"run {str(self.statement.get('run', '?'))[:8]}",
+            config={k: v for k, v in self.config.items() if k in PUBLIC_SETTINGS},
+            statement=self.statement,
+            metrics=self.metrics if public_test_data else (),
+            evaluation=self.evaluation if public_test_data else None,
+        )
 
 
 def read_run(folder: str | Path) -> Run:
@@ -94,108 +110,44 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise ReportError(f"{folder} is not a folder: name a run folder, as dpbam train --out made")
-    statement, config = folder / "privacy-statement.json", folder / "config.toml"
-    for path in (config, statement):
-        if not path.exists():
-            raise ReportError(
-                f"{folder} has no {path.name}: it is not a run folder, or its training never began"
-            )
-    non_private = folder / "non-private"
-    evaluation = non_private / "evaluation-test.json"
+    config, non_private = folder / "config.toml", folder / "non-private"
+    if not config.exists():
+        raise ReportError(
+            f"{folder} has no config.toml: it is not a run folder, or its training never began"
+        )
+    metrics = _rows(folder / "metrics.jsonl")
+    facts = _maybe(non_private / "run.json")
     return Run(
         name=folder.resolve().name,
         config=_parsed(config, tomllib.loads),
-        statement=_parsed(statement, json.loads),
-        metrics=_rows(folder / "metrics.jsonl"),
-        evaluation=_parsed(evaluation, json.loads) if evaluation.exists() else None,
+        statement=_maybe(folder / "privacy-statement.json") or _unfinished(facts, metrics),
+        metrics=metrics,
+        evaluation=_maybe(non_private / "evaluation-test.json") or None,
         steps=_rows(non_private / "training.jsonl"),
         bias=_rows(non_private / "bias.jsonl"),
+        environment={
+            **facts.get("versions", {}),
+            **{k: facts[k] for k in ("device", "threads", "physical_batch_size") if k in facts},
+        },
     )
 
 
-def groups(runs: Sequence[Run]) -> tuple[Group, ...]:
-    """Runs gathered by what they do, in the order given; labels name what tells groups apart.
-
-    Example:
-        >>> runs = [Run(str(k), {"method": "bam", "lam": lam, "seed": k}, {})
-        ...         for k, lam in enumerate((0.02, 0.02, 0.005))]
-        >>> [(group.label, len(group.runs)) for group in groups(runs)]
-        [('BAM, λ 0.02', 2), ('BAM, λ 0.005', 1)]
-    """
-    gathered: dict[str, list[Run]] = {}
-    for run in runs:
-        key = {k: v for k, v in run.config.items() if k not in NOT_COMPARED}
-        gathered.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(run)
-    members = list(gathered.values())
-    labels = _labels([m[0] for m in members])
-    return tuple(
-        Group(label, k % PALETTE_SIZE, tuple(m))
-        for k, (label, m) in enumerate(zip(labels, members, strict=True))
-    )
+def _unfinished(facts: dict[str, Any], metrics: Rows) -> dict[str, Any]:
+    """What is known of a run without a statement."""
+    config = facts.get("config", {})
+    return {
+        "unfinished": True,
+        "private": config.get("method") not in ("sgd", "sam"),
+        "epsilon": metrics[-1].get("epsilon") if metrics else 0.0,
+        "seeded": config.get("seed") is not None,
+        "must_not_be_published": ["everything: the training has not finished"],
+        **{k: facts.get(k) for k in ("delta", "noise_multiplier", "sampling_rate", "clip_norm")},
+    }
 
 
-def curves(
-    all_groups: Iterable[Group], points: Callable[[Run], tuple[Numbers, Numbers]]
-) -> tuple[Series, ...]:
-    """One curve a group: its run's, or the mean of its runs with each of them faintly behind."""
-    drawn: list[Series] = []
-    for group in all_groups:
-        found = [(run.name, *points(run)) for run in group.runs]
-        found = [f for f in found if f[1]]
-        if len(found) > 1:
-            drawn += [Series(name, group.colour, x, y, style="faint") for name, x, y in found]
-            x, y = _mean_curve([(x, y) for _, x, y in found])
-            label = f"{group.label} (mean of {len(found)})"
-            drawn.append(Series(label, group.colour, x, y))
-        elif found:
-            drawn.append(Series(group.label, group.colour, found[0][1], found[0][2]))
-    return tuple(drawn)
-
-
-def numbers(rows: Iterable[dict[str, Any]], *path: str) -> Numbers:
-    """One number a row, found along ``path``; NaN where there is none.
-
-    Example:
-        >>> numbers([{"a": {"b": 1}}, {"a": None}], "a", "b")
-        (1.0, nan)
-    """
-    return tuple(_number(row, path) for row in rows)
-
-
-def _number(row: Any, path: Sequence[str]) -> float:
-    for key in path:
-        row = row.get(key) if isinstance(row, dict) else None
-    return float(row) if isinstance(row, int | float) else float("nan")
-
-
-def _mean_curve(found: list[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
-    """The mean where all curves have a point."""
-    at = [dict(zip((round(v, 6) for v in x), y, strict=True)) for x, y in found]
-    common = sorted(set.intersection(*(set(a) for a in at)))
-    return tuple(common), tuple(sum(a[x] for a in at) / len(at) for x in common)
-
-
-def _labels(runs: list[Run]) -> list[str]:
-    """The method, and whatever else differs between runs of the same method."""
-    labels = []
-    for run in runs:
-        same = [other for other in runs if other.method == run.method]
-        differing = sorted(
-            key
-            for key in set().union(*(other.config for other in same)) - NOT_COMPARED
-            if len({str(other.config.get(key)) for other in same}) > 1
-        )
-        parts = [f"{LETTERS.get(k, k.replace('_', ' '))} {_short(run.config.get(k))}" for k in differing[:3]]
-        labels.append(", ".join([run.method, *parts]))
-    return [
-        label if labels.count(label) == 1 else f"{label}, {run.name}"
-        for label, run in zip(labels, runs, strict=True)
-    ]
-
-
-def _short(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 24 else f"{text[:23]}…"
+def _maybe(path: Path) -> dict[str, Any]:
+    """A JSON file's values; empty where there is none."""
+    return _parsed(path, json.loads) if path.exists() else {}
 
 
 def _rows(path: Path) -> Rows:

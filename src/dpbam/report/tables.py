@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dpbam.report.bias_figures import OWN, PLAIN, last_mean
-from dpbam.report.records import Group, Run
-
-#: What may be in a report that is published: settings of the method. Paths say where data live, and
-#: a seed lets anyone compute the noise and take it away.
-PUBLIC_SETTINGS = frozenset(
-    "model model_options method epsilon noise_multiplier delta lam gradient clip_norm clipping "
-    "batch_size epochs optimizer lr momentum weight_decay schedule augment_multiplicity shift flip "
-    "augment_probability ema swa freeze head_only unit max_records accountant".split()
-)
+from dpbam.report.groups import Group
+from dpbam.report.records import Run
 
 
 @dataclass(frozen=True)
@@ -54,45 +47,36 @@ class Table:
     sortable: bool = False
 
 
-def summary(groups: Sequence[Group], *, publishable: bool) -> Table:
-    """One row a run: method, budget, accuracy; for the operator bias and direction too."""
-    heads = [Head("run"), Head("method"), Head("λ", True), Head("ε spent", True),
-             Head("accuracy", True), Head("best accuracy", True)]  # fmt: skip
-    if not publishable:
-        heads += [Head("bias at the end", True, True), Head("cosine", True, True)]
+def results(groups: Sequence[Group]) -> Table:
+    """One row a setting: accuracy and, where measured, bias and cosine, mean ± SD over its runs."""
+    heads = [Head("setting"), Head("runs", True)]
+    columns: list[tuple[Head, Callable[[Run], float | None], str]] = [
+        (Head("final accuracy", True), _accuracy, ".1%"),
+        (Head("bias at the end", True, True), lambda run: _reading(run, "bias"), ".2f"),
+        (Head("cosine with ĝ", True, True), lambda run: _reading(run, "cosine"), ".3f"),
+    ]
+    runs = [run for group in groups for run in group.runs]
+    shown_columns = [c for c in columns if any(c[1](run) is not None for run in runs)]
     rows = []
-    for group in groups:
-        for run in group.runs:
-            cells = [Cell(run.name, colour=group.colour), Cell(group.label), *_numbers(run)]
-            if not publishable:
-                cells += [_digits(_reading(run, key)) for key in ("bias", "cosine")]
-            rows.append(Row(tuple(cells)))
-    return Table(tuple(heads), tuple(rows), sortable=True)
+    for g in groups:
+        cells = [Cell(g.label, colour=g.colour), Cell(str(len(g.runs)), len(g.runs))]
+        cells += [_spread([of(run) for run in g.runs], form) for _, of, form in shown_columns]
+        rows.append(Row(tuple(cells)))
+    return Table((*heads, *(c[0] for c in shown_columns)), tuple(rows), sortable=True)
 
 
-def configuration(runs: Sequence[Run], *, publishable: bool) -> Table:
-    """One row a setting, those that differ first."""
-    names = list(dict.fromkeys(key for run in runs for key in run.config))
-    if publishable:
-        names = [name for name in names if name in PUBLIC_SETTINGS]
+def side_by_side(groups: Sequence[Group], facts: Callable[[Run], dict[str, Any]]) -> Table:
+    """One row a fact, a column a group; facts that differ between groups first, and marked."""
+    names = dict.fromkeys(key for g in groups for run in g.runs for key in facts(run))
     rows = []
     for name in names:
-        texts = [shown(run.config.get(name)) for run in runs]
+        texts = []
+        for g in groups:
+            values = dict.fromkeys(shown(facts(run).get(name)) for run in g.runs)
+            texts.append(", ".join(values))  # seeds, say
         rows.append(Row((Cell(name), *map(Cell, texts)), changed=len(set(texts)) > 1))
     rows.sort(key=lambda row: not row.changed)
-    heads = (Head("setting"), *(Head(run.name) for run in runs))
-    return Table(heads, tuple(rows))
-
-
-def facts_table(runs: Sequence[Run], facts: Sequence[dict[str, Any]]) -> Table:
-    """One row a fact, a column a run; those that differ first."""
-    names = list(dict.fromkeys(key for values in facts for key in values))
-    rows = []
-    for name in names:
-        texts = [shown(values.get(name)) for values in facts]
-        rows.append(Row((Cell(name.replace("_", " ")), *map(Cell, texts)), len(set(texts)) > 1))
-    rows.sort(key=lambda row: not row.changed)
-    return Table((Head(""), *(Head(run.name) for run in runs)), tuple(rows))
+    return Table((Head("setting"), *(Head(g.label) for g in groups)), tuple(rows))
 
 
 def shown(value: Any) -> str:
@@ -115,16 +99,9 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def _numbers(run: Run) -> tuple[Cell, ...]:
+def _accuracy(run: Run) -> float | None:
     accuracies = [float(m["accuracy"]) for m in run.metrics if m.get("accuracy") is not None]
-    lam = run.config.get("lam") if run.method in ("BAM", "DP-SAT", "SAM") else None
-    epsilon = run.statement.get("epsilon")
-    return (
-        _digits(lam),
-        Cell("none", math.inf) if epsilon in (None, "infinite") else _digits(float(epsilon)),
-        _share(accuracies[-1] if accuracies else None),
-        _share(max(accuracies, default=None)),
-    )
+    return accuracies[-1] if accuracies else None
 
 
 def _reading(run: Run, key: str) -> float | None:
@@ -135,9 +112,11 @@ def _reading(run: Run, key: str) -> float | None:
     return None
 
 
-def _digits(value: float | None) -> Cell:
-    return Cell("–") if value is None else Cell(f"{value:.3g}", value)
-
-
-def _share(value: float | None) -> Cell:
-    return Cell("–") if value is None else Cell(f"{value:.1%}", value)
+def _spread(values: Sequence[float | None], form: str) -> Cell:
+    """Mean ± sample standard deviation, sorted by the mean."""
+    found = [v for v in values if v is not None]
+    if not found:
+        return Cell("–")
+    mean = statistics.fmean(found)
+    spread = f" ± {statistics.stdev(found):{form}}" if len(found) > 1 else ""
+    return Cell(f"{mean:{form}}{spread}", mean)

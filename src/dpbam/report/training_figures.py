@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpbam.report.figure import Figure, Lines, Numbers
-from dpbam.report.records import Group, Run, curves, numbers
+from dpbam.report.bias_figures import epochs
+from dpbam.report.figure import Figure
+from dpbam.report.groups import Group, curves, numbers
+from dpbam.report.panels import Lines, Numbers
+from dpbam.report.records import Run
 
 
 def accuracy(groups: Sequence[Group]) -> Figure:
@@ -18,17 +21,16 @@ def accuracy(groups: Sequence[Group]) -> Figure:
     by_epsilon = curves([g for g in groups if _private(g)], lambda run: over("epsilon", run))
     panels = [Lines("Over training", "epoch", "accuracy", by_epoch, percent=True)]
     if by_epsilon:
-        panels.append(
-            Lines("Over the budget", "ε spent", "accuracy", by_epsilon, percent=True)
-        )
+        panels.append(Lines("Over the budget", "ε spent", "accuracy", by_epsilon, percent=True))
     return Figure(
         "accuracy",
         "Accuracy",
         "Share of test records classified rightly, by the model that would be handed out at that "
         "moment: against passes over the data, and against the budget spent by then.",
-        non_private=False,
+        about="test",
         panels=panels if by_epoch else (),
-        missing="The run was never evaluated.",
+        missing="No accuracy was recorded, or it was left out of a report for publication: with "
+        "--public-test-data it stays in.",
         wide=True,
     )
 
@@ -40,7 +42,7 @@ def loss(groups: Sequence[Group]) -> Figure:
         "loss",
         "Training loss",
         "Mean cross-entropy on a part of each batch, before the step.",
-        non_private=True,
+        about="training",
         panels=[Lines("", "epoch", "cross-entropy", series, zero=True)] if series else (),
         missing="No training loss was recorded.",
     )
@@ -48,7 +50,7 @@ def loss(groups: Sequence[Group]) -> Figure:
 
 def _loss(run: Run) -> tuple[Numbers, Numbers]:
     rows = [row for row in run.steps if row.get("non_private_loss") is not None]
-    return numbers(rows, "epoch"), numbers(rows, "non_private_loss")
+    return epochs(run, tuple(rows)), numbers(rows, "non_private_loss")
 
 
 def _private(group: Group) -> bool:

@@ -65,7 +65,7 @@ function legendRows(panel, width) {
 function drawLines(panel, width, height, options) {
   const group = node("g");
   const end = direct(panel, width);
-  const legend = end ? [] : legendRows(panel, width);
+  const legend = end || named(panel).length < 2 ? [] : legendRows(panel, width);
   const top = LINE.top + (panel.title ? 18 : 0) + legend.length * 18;
   const x0 = options.window || xDomain(panel);
   const y0 = yDomain(options.together || [panel], options.window);

@@ -13,7 +13,8 @@ function drawFigure(spec, width, zoom = null, id = spec.name, tall = 1) {
   const kind = spec.panels[0].kind;
   const least = kind === "lines" ? 300 : kind === "dots" ? 320 : 280;
   const fitting = Math.max(1, Math.floor((width + GAP) / (least + GAP)));
-  const columns = Math.min(spec.panels.length, fitting, kind === "lines" ? 3 : 4);
+  const most = kind === "lines" ? 3 : kind === "matrix" && !spec.panels[0].square ? 2 : 4;
+  const columns = Math.min(spec.panels.length, fitting, most);
   const each = (width - GAP * (columns - 1)) / columns;
   const bounds = kind === "arrows" ? union(spec.panels.map((p) => p.bounds)) : null;
   const together = kind === "lines" && spec.same_scale ? spec.panels : null;
@@ -90,7 +91,7 @@ class FigureView {
   enlarge() {
     const dialog = document.getElementById("enlarged");
     dialog.querySelector("h2").textContent = this.spec.title;
-    dialog.querySelector(".badge").hidden = !this.spec.mark;
+    dialog.querySelector(".badge").textContent = this.spec.mark;
     dialog.showModal();
     const room = dialog.querySelector(".canvas");
     const tall = this.spec.panels[0].kind === "lines" ? 1.6 : 1;

@@ -49,21 +49,22 @@ class ClippingWidget {
 
   /** A handle that a pointer drags and the arrow keys move. */
   grip(name) {
-    const circle = node("circle", {
-      r: 9, tabindex: 0, class: `grip ${name}`, "data-grip": name, role: "slider",
+    const handle = node("g", {
+      tabindex: 0, class: `grip ${name}`, "data-grip": name, role: "slider",
       "aria-label": name === "c" ? "clipping norm C" : `gradient ${name.slice(1)}, move with the arrow keys`,
     });
-    circle.addEventListener("pointerdown", (event) => {
-      circle.setPointerCapture(event.pointerId);
+    handle.append(node("circle", { r: 32, class: "hit" }), node("circle", { r: 10, class: "knob" }));
+    handle.addEventListener("pointerdown", (event) => {
+      handle.setPointerCapture(event.pointerId);
       event.preventDefault();
-      circle.focus();
+      handle.focus();
     });
-    circle.addEventListener("pointermove", (event) => {
-      if (circle.hasPointerCapture(event.pointerId)) this.drag(name, event);
+    handle.addEventListener("pointermove", (event) => {
+      if (handle.hasPointerCapture(event.pointerId)) this.drag(name, event);
     });
-    circle.addEventListener("keydown", (event) => this.key(name, event));
-    this.handles.append(circle);
-    return circle;
+    handle.addEventListener("keydown", (event) => this.key(name, event));
+    this.handles.append(handle);
+    return handle;
   }
 
   drag(name, event) {
@@ -123,8 +124,10 @@ class ClippingWidget {
     if (size(now.plain) > 0.15) names.push(beside(now.plain, "ĝ", "gradient", 0.2));
     if (size(now.clipped) > 0.15) names.push(beside(now.clipped, "ĝ clipped", "clipped", -size(now.clipped) - 0.22));
     if (size(now.bias) > 0.25) {
-      const [x, y] = to(half);
-      names.push(label("bias", x + 16, y + 4, "vector big halo bias"));
+      const centre = times(plus(now.plain, now.clipped), 1 / 3); // of the triangle 0, ĝ, ĝ clipped
+      const away = plus(half, centre, -1);
+      const [x, y] = to(plus(half, away, 0.32 / (size(away) || 1)));
+      names.push(label("bias", x, y + 6, "vector big halo middle bias"));
     }
     return names;
   }
@@ -134,8 +137,7 @@ class ClippingWidget {
     for (const [name, at] of [["g1", g1], ["g2", g2], ["c", rim]]) {
       const [x, y] = to(at);
       const grip = this.grips[name];
-      grip.setAttribute("cx", x);
-      grip.setAttribute("cy", y);
+      grip.setAttribute("transform", `translate(${x},${y})`);
       const text = name === "c" ? `C is ${c.toFixed(2)}`
         : `right ${at[0].toFixed(1)}, up ${at[1].toFixed(1)}, length ${size(at).toFixed(2)}`;
       grip.setAttribute("aria-valuenow", (name === "c" ? c : size(at)).toFixed(2));

@@ -1,0 +1,62 @@
+"""``dpbam report``: one HTML page about one run or several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpbam.cli.output import console, examples
+
+NAME = "report"
+EXAMPLES = examples(
+    "dpbam report runs/digits",
+    "dpbam report runs/both/* --out comparison.html --figures figures",
+    "dpbam report runs/digits --publishable --public-test-data --out public.html",
+)
+
+
+def run(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page. By default report.html in the run, or here for several."),
+    ] = None,
+    publishable: Annotated[
+        bool, typer.Option("--publishable", help="Leave out everything that is not private.")
+    ] = False,
+    public_test_data: Annotated[
+        bool,
+        typer.Option(
+            "--public-test-data", help="The test records are not sensitive: keep accuracy."
+        ),
+    ] = False,
+    figures: Annotated[
+        Path | None, typer.Option(help="A folder for each figure as PDF and CSV.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+) -> None:
+    """Write one self-contained HTML page about one run, or several side by side.
+
+    Privacy statement, accuracy, clipping bias, norms, configuration. Panels that show the training
+    data without noise are marked; --publishable leaves them out, and their data.
+    """
+    from dpbam.report import write_report
+
+    folders = [path for path in runs if path.is_dir() or len(runs) == 1]  # of runs/*, the folders
+    page = write_report(
+        folders, out or _place(folders, publishable), publishable=publishable,
+        public_test_data=public_test_data, title=title, figures=figures,
+    )  # fmt: skip
+    print(page)
+    if not publishable:
+        note = "For the operator only; --publishable writes a page that may be published."
+        console(stderr=True).print(note, markup=False, soft_wrap=True)
+
+
+def _place(folders: list[Path], publishable: bool) -> Path:
+    """A page for the operator goes where nobody publishes from."""
+    if publishable:
+        return (folders[0] if len(folders) == 1 else Path()) / "report-publishable.html"
+    return (folders[0] / "non-private" if len(folders) == 1 else Path()) / "report.html"
