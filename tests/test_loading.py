@@ -146,5 +146,5 @@ def test_items_are_pairs() -> None:
         def __getitem__(self, i: int) -> Tensor:
             return X[i]
 
-    with pytest.raises(TypeError, match="items must be .input, target. pairs"):
+    with pytest.raises(TypeError, match=r"items must be .input, target. pairs"):
         next(private_plan(batch_size=50).batches(Lonely()))

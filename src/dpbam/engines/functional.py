@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpbam.engines.base import Loss, PhysicalBatch, call_model, per_row_loss
 from dpbam.engines.dropout import KeyedDropout
@@ -63,7 +64,8 @@ class FunctionalEngine:
             d = method.direction(gradient, theta, lam)
             return d, (seen[0] if plain else {})
 
-        d, g = vmap(direction, randomness="error")(_by_unit(batch))
+        with sdpa_kernel(SDPBackend.MATH):  # the fast kernels know neither vmap nor forward mode
+            d, g = vmap(direction, randomness="error")(_by_unit(batch))
         below = FunctionalDirections(g, self._groups) if plain else None
         return FunctionalDirections(d, self._groups, below)
 
@@ -102,12 +104,12 @@ class FunctionalDirections:
         count = max(self._groups.values()) + 1
         squares: list[list[Tensor]] = [[] for _ in range(count)]
         for name, d in self._d.items():
-            squares[self._groups[name]].append(d.flatten(1).square().sum(1))
+            squares[self._groups[name]].append(_rows(d).square().sum(1))
         return torch.stack([torch.stack(s).sum(0) for s in squares]).sqrt()
 
     def parameter_norms(self) -> dict[str, Tensor]:
         """The norm of d_i's entries by parameter: [U] each."""
-        return {name: d.flatten(1).square().sum(1).sqrt() for name, d in self._d.items()}
+        return {name: _rows(d).square().sum(1).sqrt() for name, d in self._d.items()}
 
     def weighted_sum(self, factors: Tensor) -> Params:
         """sum_i factors[g, i] d_i; a factor of 0 removes even a NaN."""
@@ -115,18 +117,23 @@ class FunctionalDirections:
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
         """<d_i, vector>: [U]."""
-        parts = [d.flatten(1) @ vector[n].to(d).flatten() for n, d in self._d.items()]
+        parts = [_rows(d) @ vector[n].to(d).flatten() for n, d in self._d.items()]
         return torch.stack(parts).sum(0)
 
 
 _Unit = tuple[Any, Any, Tensor, Tensor]  # inputs, targets, weights, keys of one unit's rows
 
 
+def _rows(d: Tensor) -> Tensor:
+    """[U, *shape] -> [U, size], for a parameter that is one number too."""
+    return d.reshape(d.shape[0], -1)
+
+
 def _contract(factors: Tensor, d: Tensor) -> Tensor:
     kept = factors != 0
     if not bool(kept.all()):
         d = torch.where(kept.view(-1, *(1 for _ in d.shape[1:])), d, 0.0)  # 0 * NaN would be NaN
-    return (factors.to(d.dtype) @ d.flatten(1)).reshape(d.shape[1:])
+    return (factors.to(d.dtype) @ _rows(d)).reshape(d.shape[1:])
 
 
 def _by_unit(batch: PhysicalBatch) -> _Unit:

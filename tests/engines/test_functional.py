@@ -1,0 +1,196 @@
+"""The reference engine against autograd on one unit alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import make_batch, one_at_a_time
+from torch import Tensor, nn
+from zoo import ROWS, ZOO, loss
+
+from dpbam.engines import FunctionalEngine, PhysicalBatch
+from dpbam.engines.base import call_model, per_row_loss
+from dpbam.methods import BAM, DPSGD, Method
+
+METHODS = {"dp-sgd": (DPSGD(), 0.0), "bam-exact": (BAM(0.2, exact=True), 0.2)}
+SLOW = {"wide_resnet_16_4", "resnet9_scaled", "vit"}  # their layers are in the others
+
+
+def made(name: str) -> tuple[nn.Module, object, Tensor]:
+    torch.manual_seed(0)
+    model, inputs, targets = ZOO[name]()
+    if name == "text_transformer":  # a padding row has no gradient, and no Hessian either
+        inputs = inputs.clamp(min=1)
+    double = torch.utils._pytree.tree_map(
+        lambda t: t.double() if t.is_floating_point() else t, inputs
+    )
+    return model.double(), double, targets
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, for bilinear layers
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", sorted(set(ZOO) - SLOW))
+def test_directions_are_those_of_one_unit_alone(name: str, method: str) -> None:
+    model, inputs, targets = made(name)
+    batch = make_batch(inputs, targets, ROWS, dtype=torch.float64)
+    chosen, lam = METHODS[method]
+    found = FunctionalEngine(model, loss).directions(batch, chosen, lam)
+    expected = one_at_a_time(model, loss, batch, lam)
+    factors = torch.rand(1, ROWS, dtype=torch.float64)
+    total = found.weighted_sum(factors)
+    norms = torch.stack([torch.cat([t.flatten() for t in d.values()]).norm() for d in expected])
+    assert torch.allclose(found.norms()[0], norms, rtol=1e-9)
+    for key in total:
+        sums = sum(f * d[key] for f, d in zip(factors[0], expected, strict=True))
+        assert torch.allclose(total[key], sums, rtol=1e-8, atol=1e-10)
+
+
+def engine_and_batch(per_unit: int | list[int]) -> tuple[FunctionalEngine, PhysicalBatch]:
+    model, inputs, targets = made("mlp")
+    return FunctionalEngine(model, loss), make_batch(
+        inputs, targets, ROWS, per_unit, dtype=torch.float64
+    )
+
+
+@pytest.mark.parametrize("per_unit", [2, [1, 3, 2, 2], [5, 1, 1, 1]])
+@pytest.mark.parametrize("name", ["mlp", "dropout"])
+def test_several_rows_a_unit(name: str, per_unit: int | list[int]) -> None:
+    """Ragged units are padded with rows of weight zero, which change nothing."""
+    model, inputs, targets = made(name)
+    batch = make_batch(inputs, targets, ROWS, per_unit, dtype=torch.float64)
+    found = FunctionalEngine(model, loss).directions(batch, BAM(0.2, exact=True), 0.2)
+    expected = one_at_a_time(model, loss, batch, 0.2)
+    total = found.weighted_sum(torch.ones(1, batch.units, dtype=torch.float64))
+    for key in total:
+        assert torch.allclose(total[key], sum(d[key] for d in expected), atol=1e-10)
+
+
+def test_a_factor_of_zero_removes_even_nan() -> None:
+    engine, batch = engine_and_batch(1)
+    inputs = batch.inputs.clone()
+    inputs[3] = torch.nan
+    bad = PhysicalBatch(inputs, batch.targets, batch.unit, batch.units, batch.weights, batch.keys)
+    directions = engine.directions(bad, DPSGD(), 0.0)
+    assert directions.norms().isnan().tolist() == [[i == 3 for i in range(ROWS)]]
+    factors = torch.ones(1, ROWS)
+    assert all(bool(t.isnan().any()) for t in directions.weighted_sum(factors).values())
+    factors[0, 3] = 0
+    assert all(bool(t.isfinite().all()) for t in directions.weighted_sum(factors).values())
+
+
+def test_inner_products_and_plain_gradients() -> None:
+    engine, batch = engine_and_batch(1)
+    directions = engine.directions(batch, BAM(0.3), 0.3, plain=True)
+    plain = engine.directions(batch, DPSGD(), 0.0)
+    assert plain.plain is None
+    assert torch.equal(directions.plain.norms(), plain.norms())
+    vector = plain.weighted_sum(torch.ones(1, ROWS))
+    each = [plain.weighted_sum(row[None]) for row in torch.eye(ROWS)]
+    expected = [sum(float((d[k] * vector[k]).sum()) for k in d) for d in each]
+    assert plain.inner(vector).tolist() == pytest.approx(expected)
+
+
+def test_norms_by_clipping_group() -> None:
+    model, inputs, targets = made("mlp")
+    batch = make_batch(inputs, targets, ROWS, dtype=torch.float64)
+    names = [n for n, _ in model.named_parameters()]
+    groups = {n: i % 2 for i, n in enumerate(names)}
+    split = FunctionalEngine(model, loss, groups).directions(batch, DPSGD(), 0.0)
+    whole = FunctionalEngine(model, loss).directions(batch, DPSGD(), 0.0)
+    assert split.norms().shape == (2, ROWS)
+    assert torch.allclose(split.norms().norm(dim=0), whole.norms()[0])
+    only = split.weighted_sum(torch.tensor([[1.0], [0.0]]).expand(2, ROWS))
+    assert [bool(only[n].any()) for n in names] == [groups[n] == 0 for n in names]
+
+
+class Mixing(nn.Module):
+    """A layer of one's own that subtracts the batch mean: no guard can know it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x - x.mean(0, keepdim=True))
+
+
+def test_the_model_never_sees_two_units_together() -> None:
+    batch = make_batch(torch.randn(ROWS, 6), torch.arange(ROWS) % 3, ROWS)
+    directions = FunctionalEngine(Mixing(), loss).directions(batch, DPSGD(), 0.0)
+    each = directions.weighted_sum(torch.ones(1, ROWS))
+    assert not each["head.weight"].any()  # alone, every sample is its own mean
+    assert each["head.bias"].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_norms_and_sums_are_float32_or_better(dtype: torch.dtype) -> None:
+    model = nn.Linear(6, 3).to(dtype)
+    batch = make_batch(torch.randn(ROWS, 6, dtype=dtype), torch.arange(ROWS) % 3, ROWS)
+    directions = FunctionalEngine(model, loss).directions(batch, BAM(0.1), 0.1)
+    wide = torch.promote_types(dtype, torch.float32)
+    norms = directions.norms()
+    assert norms.dtype == directions.weighted_sum(torch.ones_like(norms))["weight"].dtype == wide
+    assert bool(norms.isfinite().all())
+
+
+def test_embedding_padding_gets_no_gradient() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.words(ids).mean(1))
+
+    batch = make_batch(torch.randint(0, 3, (ROWS, 5)), torch.arange(ROWS) % 3, ROWS)
+    directions = FunctionalEngine(Words(), loss).directions(batch, DPSGD(), 0.0)
+    total = directions.weighted_sum(torch.ones(1, ROWS))["words.weight"]
+    assert not total[0].any()
+    assert total[1].any()
+
+
+def test_a_layer_that_keeps_state_is_refused_by_torch() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+            self.register_buffer("seen", torch.zeros(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += x.detach().sum(0)
+            return self.head(x)
+
+    batch = make_batch(torch.randn(ROWS, 6), torch.arange(ROWS) % 3, ROWS)
+    model = Counting()
+    with pytest.raises(RuntimeError, match="in-place operation"):
+        FunctionalEngine(model, loss).directions(batch, DPSGD(), 0.0)
+    assert not model.seen.any()
+
+
+def test_rows_at_once_follow_the_memory() -> None:
+    engine = FunctionalEngine(nn.Linear(100, 100), loss)
+    assert engine.suggest_rows() == 256
+    assert engine.suggest_rows(limit_bytes=10 * 6 * 4 * 10_100) == 10
+    assert engine.suggest_rows(limit_bytes=1) == 1
+
+
+def test_call_model_and_loss_shapes() -> None:
+    assert call_model(lambda a, b: (a, b), (1, 2)) == (1, 2)
+    assert call_model(lambda a, b: (a, b), {"b": 2, "a": 1}) == (1, 2)
+    assert call_model(lambda a: a, 5) == 5
+    ones = torch.ones(3)
+    assert torch.equal(per_row_loss(lambda out, y: out, ones, None, 3), ones)
+    with pytest.raises(ValueError, match=r"shape \(2,\), got \(3,\)"):
+        per_row_loss(lambda out, y: out, ones, None, 2)
+
+
+def test_a_method_of_ones_own_runs_on_it() -> None:
+    class Half(Method):
+        name = "half"
+
+        def direction(self, grad, theta, lam):
+            return {k: g / 2 for k, g in grad(theta).items()}
+
+    engine, batch = engine_and_batch(1)
+    half, whole = engine.directions(batch, Half(), 0.0), engine.directions(batch, DPSGD(), 0.0)
+    assert torch.allclose(half.norms() * 2, whole.norms())
