@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dpbam.runs.budget import Budget
 from dpbam.runs.config import ConfigError, RunConfig, default_delta, read_file
-from dpbam.runs.execute import execute
+from dpbam.runs.execution import execute, release_reservation
 from dpbam.runs.folder import stored_config
 from dpbam.runs.model_file import RunModel, load_run_model
-from dpbam.runs.prepare import Prepared, prepare
+from dpbam.runs.preparation import Prepared, prepare
 from dpbam.runs.result import Interrupted, RunError, RunResult
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "load_run_model",
     "prepare",
     "read_file",
+    "release_reservation",
     "stored_config",
 ]

@@ -64,7 +64,7 @@ class Budget:
         0.92
         >>> budget.reserve("second", [Charge(1.0, 0.1, 100)], unit="record")
         Traceback (most recent call last):
-        dpbam.runs.result.RunError: ... would exceed epsilon 3 ...: 0.92... is taken, ...
+        dpbam.runs.result.RunError: this run would exceed epsilon 3 ... both together 6.919
         >>> folder.cleanup()
     """
 

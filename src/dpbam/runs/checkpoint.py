@@ -77,7 +77,10 @@ def load_latest(folder: Path, run: str) -> Checkpoint | None:
     try:
         with safe_open(path, framework="pt") as file:
             rest = json.loads(file.metadata()[_HEADER])
-        state = _unflatten(load_tensors(content), rest)
+        found = load_tensors(content)
+        # in the order in which they were saved, which safetensors does not keep: sums over
+        # parameters (DP-SAT's norm) differ in the last bit in another order
+        state = _unflatten({name: found[name] for name in rest["names"]}, rest)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"the checkpoint {path} cannot be used ({error}): {way_out}") from None
     if rest["facts"]["run"] != run:
@@ -104,7 +107,12 @@ def _flatten(state: Mapping[str, Any]) -> tuple[Params, dict[str, Any]]:
         for key, value in entries.items():
             target = tensors if isinstance(value, Tensor) else scalars
             target[f"optimizer.{index}.{key}"] = value
-    rest = {"step": oracle["step"], "groups": optimizer["param_groups"], "scalars": scalars}
+    rest = {
+        "step": oracle["step"],
+        "names": list(tensors),
+        "groups": optimizer["param_groups"],
+        "scalars": scalars,
+    }
     # cloned: safetensors refuses two names for one memory, as tied weights have
     return {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}, rest
 

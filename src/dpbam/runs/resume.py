@@ -25,7 +25,7 @@ from dpbam.runs.config import RunConfig
 from dpbam.runs.result import RunError
 
 if TYPE_CHECKING:
-    from dpbam.runs.prepare import Prepared
+    from dpbam.runs.preparation import Prepared
 
 _FREE = {"num_workers", "eval_every", "checkpoint_every", "data_root"}
 _FREE_UNSEEDED = {"device", "engine", "physical_batch_size"}

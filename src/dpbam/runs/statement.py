@@ -19,7 +19,7 @@ from dpbam.runs.folder import PUBLISHABLE, RunFolder
 
 if TYPE_CHECKING:
     from dpbam.ledger import Ledger
-    from dpbam.runs.prepare import Prepared
+    from dpbam.runs.preparation import Prepared
 
 _SEEDED = (
     "seeded: reproducible, research only. Whoever knows the seed can subtract the noise, so the "

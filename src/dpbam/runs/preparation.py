@@ -156,6 +156,7 @@ def prepare(config: RunConfig, *, noise_multiplier: float | None = None) -> Prep
     model = build.make_model(config, train)
     plan = config.plan(n, noise_multiplier=noise_multiplier)
     oracle = _oracle(config, plan, model, config.physical_batch_size, None)
+    _try_views(config, train)
     return Prepared(
         config, train, test, plan, model, oracle.physical_batch_size, oracle.engine.name
     )
@@ -179,8 +180,13 @@ def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int
     )
 
 
-def check_ledger(plan: PrivacyPlan, ledger: Ledger) -> None:
-    """Refuse a ledger with steps of another mechanism."""
+def check_ledger(plan: PrivacyPlan, ledger: Ledger, step: int) -> None:
+    """Refuse a ledger with fewer steps than the parameters have seen, or of another mechanism."""
+    if len(ledger) < step:
+        raise RunError(
+            f"{ledger.path} holds {len(ledger)} steps, but the checkpoint has seen {step}: restore "
+            "it from a backup; without it nobody knows what was spent"
+        )
     for charge in ledger.charges():
         if charge[:2] != (plan.noise_multiplier, plan.sampling_rate):
             raise RunError(
@@ -219,6 +225,16 @@ def _oracle(
         noise_seed=config.noise_seed,
         ledger=ledger,
     )
+
+
+def _try_views(config: RunConfig, train: DataSet) -> None:
+    """Augment a blank image: refuses a shift too large for it before the run begins."""
+    import torch
+
+    from dpbam.runs import build
+
+    blank = torch.zeros(1, *train.shape, dtype=torch.uint8)
+    build.make_augment(config)(blank, torch.zeros(1, dtype=torch.int64))
 
 
 def _activations(model: nn.Module, shape: tuple[int, int, int]) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpbam.accounting import Charge
+from dpbam.ledger import Ledger
 from dpbam.reporter import Reporter, StartReport
 from dpbam.runs.budget import Budget
 from dpbam.runs.config import RunConfig
@@ -21,14 +22,13 @@ from dpbam.runs.files import disk_error, sync_folder, write_atomic, write_json
 from dpbam.runs.folder import RunFolder
 from dpbam.runs.interrupt import graceful
 from dpbam.runs.model_file import save_run_model
-from dpbam.runs.prepare import Prepared, check_ledger, most_charges, prepare
+from dpbam.runs.preparation import Prepared, check_ledger, most_charges, prepare
 from dpbam.runs.recorder import Recorder
-from dpbam.runs.result import Interrupted, RunResult
+from dpbam.runs.result import Interrupted, RunError, RunResult
 from dpbam.runs.resume import check_config, check_prepared, new_facts
 from dpbam.runs.statement import statement, write_statement
 
 if TYPE_CHECKING:
-    from dpbam.ledger import Ledger
     from dpbam.training import Trainer
 
 
@@ -54,6 +54,22 @@ def execute(
     with folder.opened(resume=resume):
         facts, prepared = _resumed(folder, config) if resume else _begun(folder, config)
         return _Session(folder, facts, prepared, listener).run()
+
+
+def release_reservation(out: str | Path) -> None:
+    """Settle the budget of a run that will not be resumed by what its ledger says it spent.
+
+    Raises:
+        RunError: if a process is at work on it, or it has no budget.
+    """
+    folder = RunFolder(out)
+    with folder.opened(resume=True):
+        facts = folder.read_facts()
+        config = RunConfig.from_mapping(facts["config"])
+        if config.budget is None:
+            raise RunError(f"the run in {folder.path} has no budget file")
+        ledger = Ledger(facts["delta"], config.accountant, folder.ledger)
+        Budget(config.budget).settle(facts["run"], ledger.charges())
 
 
 def _begun(folder: RunFolder, config: RunConfig) -> tuple[dict[str, Any], Prepared]:
@@ -94,12 +110,12 @@ class _Session:
         config, plan = self.prepared.config, self.prepared.plan
         latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
         ledger = plan.ledger(self.folder.ledger)
-        check_ledger(plan, ledger)
         trainer = self.prepared.trainer(self.prepared.oracle(ledger), self.recorder)
         if latest:
             trainer.load_state_dict(latest.state)
+        check_ledger(plan, ledger, trainer.oracle.step)
         trainer.max_charges = most_charges(config, plan, ledger, trainer.oracle.step)
-        self._write_down(ledger, trainer.max_charges)
+        self._write_down(trainer.max_charges)
         trainer.evaluations = self.recorder.rewind(trainer.oracle.step)
 
         began = time.monotonic()
@@ -110,7 +126,7 @@ class _Session:
             raise Interrupted(self.folder.path, trainer.oracle.step, plan.steps)
         return self._finish(trainer, ending, time.monotonic() - began)
 
-    def _write_down(self, ledger: Ledger, charges: int) -> None:
+    def _write_down(self, charges: int) -> None:
         """The run's facts, then its reservation: from here on it can be resumed."""
         self.folder.non_private.mkdir(exist_ok=True)
         new = not self.folder.facts.exists()
@@ -122,14 +138,26 @@ class _Session:
                 self.folder.facts.unlink()  # refused: as if it had never begun
             raise
         sync_folder(self.folder.path)
-        write_atomic(self.folder.config, self.prepared.config.to_toml())
+        resolved = self.prepared.config.replace(delta=self.prepared.plan.delta)
+        write_atomic(self.folder.config, resolved.to_toml())
 
     def _reserve(self, charges: int) -> None:
         config, plan = self.prepared.config, self.prepared.plan
-        if config.budget is not None:
-            whole = Charge(plan.noise_multiplier, plan.sampling_rate, charges)
-            label = str(self.folder.path.absolute())
-            Budget(config.budget).reserve(self.facts["run"], [whole], unit=plan.unit, label=label)
+        if config.budget is None:
+            return
+        budget, run, label = (
+            Budget(config.budget),
+            self.facts["run"],
+            str(self.folder.path.absolute()),
+        )
+        for entry in budget.entries():
+            if entry.run == run and entry.label != label and RunFolder(entry.label).facts.exists():
+                raise RunError(
+                    f"{label} is a copy of the run in {entry.label}, and the budget would count "
+                    "the two as one: go on with that one, or start a new run"
+                )
+        whole = Charge(plan.noise_multiplier, plan.sampling_rate, charges)
+        budget.reserve(run, [whole], unit=plan.unit, label=label)
 
     def _announce(self, trainer: Trainer) -> None:
         from dpbam.training import count_trainable
