@@ -21,10 +21,10 @@ from dpbam import _validate
 from dpbam.accounting import Charge, total_epsilon
 from dpbam.experiments.pool import FinishedRun, PlannedRun, Watcher, run_all
 from dpbam.experiments.statistics import Estimate, estimate, paired_difference
+from dpbam.runs import prepare
 from dpbam.runs.config import ConfigError, RunConfig
 from dpbam.runs.files import write_json
 from dpbam.runs.folder import stored_config
-from dpbam.runs.prepare import prepare
 
 REFERENCE = "sgd"  # what a method without privacy reaches
 
