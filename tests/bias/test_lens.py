@@ -1,0 +1,269 @@
+"""The lens against gradients by ordinary autograd, for every method and engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpbam import PrivacyPlan, PrivateGradientOracle
+from dpbam.bias import BiasLens, BiasRecord, append, read
+from dpbam.engines.functional import FunctionalDirections
+from dpbam.methods import Method
+from dpbam.nn import build_model
+from support import (
+    CLIPPINGS,
+    METHODS,
+    SERVED,
+    cross_entropy,
+    each_gradient,
+    flat,
+    private_plan,
+    quiet_plan,
+    samples,
+    smooth_net,
+)
+
+L = 10  # the expected batch size of the plans here
+LAM = 0.3
+
+
+def measure(
+    model: nn.Module, plan: PrivacyPlan, method: Method, x: Any, y: Any, *, steps: int = 2,
+    lens: BiasLens | None = None, **options: Any,
+) -> list[BiasRecord]:  # fmt: skip
+    lens = lens or BiasLens(eta=True, plain=True)
+    options.setdefault("physical_batch_size", 64)
+    oracle = PrivateGradientOracle(model, cross_entropy, plan, method, lens=lens, **options)
+    for _ in range(steps):
+        oracle.backward(x, y)
+    return lens.records
+
+
+def stacked(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """[N, d] plain gradients."""
+    return torch.stack([flat(g) for g in each_gradient(model, x, y)])
+
+
+@pytest.mark.parametrize(("engine", "method"), SERVED)
+@pytest.mark.parametrize("size", [64, 3])
+def test_the_theorem_on_every_method_and_engine(engine: str, method: str, size: int) -> None:
+    """One physical batch takes a from the eta_i, several by linearity: both the same."""
+    model, (x, y) = smooth_net(), samples(9)
+    records = measure(
+        model, private_plan(clip_norm=0.3), METHODS[method](LAM), x, y, engine=engine,
+        physical_batch_size=size, seed=3,
+    )  # fmt: skip
+    for record in records:
+        for reading in (record.non_private_against_own, record.non_private_against_plain):
+            assert reading.a_from_eta == (size == 64)
+            assert abs(reading.orthogonality) < 1e-6
+            assert reading.magnitude_share + reading.direction_share == pytest.approx(1, abs=1e-6)
+            assert 0 < reading.a < 1
+    again = measure(
+        model, private_plan(clip_norm=0.3), METHODS[method](LAM), x, y, engine=engine,
+        physical_batch_size=4, seed=3,
+    )  # fmt: skip
+    for one, other in zip(records, again, strict=True):
+        for name in ("non_private_against_own", "non_private_against_plain"):
+            for key, value in vars(getattr(one, name)).items():
+                if key not in ("a_from_eta", "orthogonality"):
+                    assert vars(getattr(other, name))[key] == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize(("engine", "method"), SERVED)
+def test_the_plain_reading_is_against_autograd(engine: str, method: str) -> None:
+    model, (x, y) = smooth_net(), samples(9)
+    g_hat = stacked(model, x, y).sum(0) / L
+    plan = quiet_plan(0.3)
+    record = measure(model, plan, METHODS[method](LAM), x, y, engine=engine)[-1]
+    clipped = flat({n: p.grad for n, p in model.named_parameters()})  # no noise: it is g_clip
+    reading = record.non_private_against_plain
+    assert reading.reference_norm == pytest.approx(float(g_hat.norm()), rel=1e-6)
+    assert reading.bias == pytest.approx(float((clipped - g_hat).norm()), rel=1e-6)
+    cosine = float(clipped @ g_hat / clipped.norm() / g_hat.norm())
+    assert reading.cosine == pytest.approx(cosine, rel=1e-6)
+    assert reading.private_cosine == pytest.approx(cosine, rel=1e-6)
+    assert reading.noise_share == 0
+
+
+@pytest.mark.parametrize(("engine", "method"), SERVED)
+@pytest.mark.parametrize("clip_norm", [0.05, 0.4, 1e3])
+def test_lemma_2_as_mended(engine: str, method: str, clip_norm: float) -> None:
+    """Against its own gradient: at most the mean excess, and zero when no norm exceeds C."""
+    model, (x, y) = smooth_net(), samples(9)
+    plan = quiet_plan(clip_norm)
+    record = measure(model, plan, METHODS[method](LAM), x, y, engine=engine)[-1]
+    own = record.non_private_against_own
+    assert own.bias <= record.non_private_lemma2_bound + 1e-9
+    assert (own.bias < 1e-9) == (clip_norm == 1e3)
+    assert record.non_private_clip_share == (0 if clip_norm == 1e3 else 1)
+
+
+def test_against_the_plain_gradient_lemma_2_does_not_hold_for_bam() -> None:
+    """Nothing is clipped, and BAM still differs from the plain gradient: two readings."""
+    model, (x, y) = smooth_net(), samples(9)
+    record = measure(model, quiet_plan(1e3), METHODS["bam-exact"](LAM), x, y)[0]
+    assert record.non_private_against_own.bias < 1e-9 < record.non_private_against_plain.bias
+    assert record.non_private_lemma2_bound == 0
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "dp-sat"])
+def test_lemma_1_noise_leaves_the_bias_alone(method: str) -> None:
+    """Seeds change the released gradient, never the bias (of a first step, for DP-SAT)."""
+    model, (x, y) = smooth_net(), samples(9)
+    plan, make = private_plan(clip_norm=0.3), METHODS[method]
+    records = [measure(model, plan, make(LAM), x, y, steps=1, seed=s)[0] for s in range(3)]
+    biases = {round(r.non_private_against_plain.bias, 12) for r in records}
+    cosines = {round(r.non_private_against_plain.private_cosine, 12) for r in records}
+    assert (len(biases), len(cosines)) == (1, 3)
+    assert records[0].noise_norm == pytest.approx(0.3 / L * 51**0.5)  # sigma C sqrt(d) / l
+
+
+@pytest.mark.parametrize("engine", ["functional", "fused"])
+def test_alignment_of_bam_is_the_mean_cosine(engine: str) -> None:
+    model, (x, y) = smooth_net(), samples(9)
+    g = stacked(model, x, y)
+    g_hat = g.sum(0)
+    expected = float((g @ g_hat / g.norm(dim=1) / g_hat.norm()).mean())
+    record = measure(
+        model, quiet_plan(0.3), METHODS["bam-exact"](LAM), x, y, engine=engine,
+        physical_batch_size=4,
+    )[0]  # fmt: skip
+    assert record.non_private_alignment == pytest.approx(expected, rel=1e-6)
+    assert record.non_private_alignment < 0.95
+    slack = LAM * float(g.norm(dim=1).sum() - g_hat.norm()) / L
+    assert record.non_private_flatness_slack == pytest.approx(slack, rel=1e-6)
+
+
+def test_alignment_of_dp_sat_is_with_the_previous_private_gradient() -> None:
+    model, (x, y) = smooth_net(), samples(9)
+    lens = BiasLens(plain=True)
+    oracle = PrivateGradientOracle(
+        model, cross_entropy, private_plan(clip_norm=0.3), METHODS["dp-sat"](LAM), lens=lens, seed=0
+    )
+    oracle.backward(x, y)
+    previous = flat({n: p.grad for n, p in model.named_parameters()})
+    g_hat = stacked(model, x, y).sum(0)
+    oracle.backward(x, y)
+    first, second = lens.records
+    expected = float(previous @ g_hat / previous.norm() / g_hat.norm())
+    assert first.non_private_alignment is None  # nothing to ascend along yet
+    assert second.non_private_alignment == pytest.approx(expected, rel=1e-6)
+
+
+def test_dp_sat_without_a_further_pass_has_no_plain_reading() -> None:
+    model, (x, y) = smooth_net(), samples(9)
+    plan, method = private_plan(clip_norm=0.3), METHODS["dp-sat"](LAM)
+    records = measure(model, plan, method, x, y, lens=BiasLens())
+    assert records[0].non_private_against_plain is not None  # the first step is not shifted
+    assert records[1].non_private_against_plain is None
+    assert records[1].non_private_alignment is None
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("engine", ["functional", "fused"])
+def test_layers_share_the_norm_and_the_bias(engine: str, clipping: str) -> None:
+    model, (x, y) = smooth_net(), samples(9)
+    g = stacked(model, x, y)  # the first layer has 30 entries, the second 21
+    plan = quiet_plan(0.3, clipping=clipping)
+    record = measure(model, plan, METHODS["dp-sgd"](0.0), x, y, engine=engine)[0]
+    layers = record.non_private_layers
+    assert list(layers) == ["0", "2"]
+    first = g[:, :30].norm(dim=1)
+    assert layers["0"].norms.mean == pytest.approx(float(first.mean()), rel=1e-6)
+    assert layers["0"].norms.quantiles[3] == pytest.approx(float(first.median()), rel=1e-6)
+    share = float(first.square().sum() / g.square().sum())
+    assert layers["0"].share == pytest.approx(share, rel=1e-6)
+    squares = sum(layer.bias**2 for layer in layers.values())
+    assert squares == pytest.approx(record.non_private_against_own.bias**2, rel=1e-6)
+    assert record.non_private_norms.quantiles[-1] == pytest.approx(float(g.norm(dim=1).max()))
+
+
+def test_a_broken_sample_is_counted_and_left_out() -> None:
+    model, (x, y) = smooth_net(), samples(9)
+    kept = measure(model, quiet_plan(0.3), METHODS["bam-exact"](LAM), x[1:], y[1:])[0]
+    x[0] = float("nan")
+    record = measure(model, quiet_plan(0.3), METHODS["bam-exact"](LAM), x, y)[0]
+    assert (record.non_private_units, record.non_private_broken) == (9, 1)
+    assert record.non_private_against_plain.bias == pytest.approx(
+        kept.non_private_against_plain.bias
+    )
+    assert record.non_private_alignment == pytest.approx(kept.non_private_alignment)
+
+
+def test_an_empty_batch_is_measured_as_noise_alone(tmp_path) -> None:
+    model, (x, y) = smooth_net(), samples(9)
+    record = measure(model, private_plan(), METHODS["bam-exact"](LAM), x[:0], y[:0], steps=1)[0]
+    assert record.non_private_units == 0
+    assert record.non_private_against_own.bias == 0
+    append(record, tmp_path)  # NaN becomes null
+    (line,) = read(tmp_path / "non-private" / "bias.jsonl")
+    assert line["non_private_against_own"]["cosine"] is None
+
+
+def test_every_nth_step_is_measured_and_the_others_cost_nothing(monkeypatch) -> None:
+    calls: list[int] = []
+    right = FunctionalDirections.weighted_sum
+    monkeypatch.setattr(
+        FunctionalDirections,
+        "weighted_sum",
+        lambda self, factors: (calls.append(1), right(self, factors))[1],
+    )
+    model, (x, y) = smooth_net(), samples(9)
+    lens = BiasLens(every=3)
+    measure(model, private_plan(), METHODS["dp-sgd"](0.0), x, y, steps=5, lens=lens,
+            engine="functional")  # fmt: skip
+    assert [record.step for record in lens.records] == [0, 3]
+    assert len(calls) == 5 + 2  # one clipped sum a step, one more where it is measured
+
+
+def test_measuring_does_not_change_the_step() -> None:
+    model, (x, y) = smooth_net(), samples(9)
+    found = []
+    for lens in (None, BiasLens(eta=True, plain=True)):
+        oracle = PrivateGradientOracle(
+            model, cross_entropy, private_plan(clip_norm=0.3), METHODS["dp-sat"](LAM), lens=lens,
+            seed=4,
+        )  # fmt: skip
+        for _ in range(3):
+            oracle.backward(x, y)
+        found.append(flat({n: p.grad for n, p in model.named_parameters()}))
+    assert torch.equal(*found)
+
+
+def test_what_is_not_private_says_so() -> None:
+    model, (x, y) = smooth_net(), samples(9)
+    record = measure(model, private_plan(), METHODS["bam-exact"](LAM), x, y)[0]
+    public = {k for k in json.loads(record.to_json()) if not k.startswith("non_private")}
+    assert public == {
+        "step", "method", "lam", "clip_norm", "batch_size", "noise_multiplier", "noise_norm",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "dp-sat", "bam-exact"])
+def test_the_theorem_in_float32_on_a_resnet(method: str) -> None:
+    """Both engines and both routes on a convolutional net with norms and standardised weights."""
+    model = build_model("resnet9", in_channels=3, image_size=8, num_classes=4, width=0.125, seed=0)
+    x, y = torch.randn(12, 3, 8, 8), torch.arange(12) % 4
+    plan = private_plan(clip_norm=1.0, batch_size=12)
+    biases = []
+    for engine, size in (("functional", 64), ("fused", 64), ("fused", 5)):
+        record = measure(
+            model,
+            plan,
+            METHODS[method](0.02),
+            x,
+            y,
+            engine=engine,
+            physical_batch_size=size,
+            seed=1,
+        )[-1]
+        assert abs(record.non_private_against_own.orthogonality) < 1e-6
+        assert abs(record.non_private_against_plain.orthogonality) < 1e-6
+        assert record.non_private_against_own.bias <= record.non_private_lemma2_bound * (1 + 1e-6)
+        biases.append(record.non_private_against_plain.bias)
+    assert biases == pytest.approx([biases[0]] * 3, rel=1e-4)
