@@ -8,11 +8,17 @@ import sys
 import pytest
 
 from dpbam._version import __version__
+from dpbam.cli.app import command
 
-COMMANDS = [
-    ["train"], ["compare"], ["demo"], ["evaluate"], ["predict"], ["epsilon"], ["calibrate"],
-    ["data"], ["data", "list"], ["data", "fetch"], ["data", "check"],
-]  # fmt: skip
+
+def commands():
+    """Every command there is, as a list of words."""
+    tree = command().commands
+    return [[name] for name in tree] + [
+        [name, inner] for name, group in tree.items() for inner in getattr(group, "commands", {})
+    ]
+
+
 SPY = """
 import sys
 from dpbam.cli import main
@@ -23,7 +29,7 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("command", [[], *COMMANDS], ids=" ".join)
+@pytest.mark.parametrize("command", [[], *commands()], ids=" ".join)
 def test_every_help_has_examples(command, dpbam):
     ended = dpbam(*command, "--help")
     assert ended.code == 0
@@ -31,13 +37,10 @@ def test_every_help_has_examples(command, dpbam):
     assert f"$ dpbam {' '.join(command)}".strip() in ended.out
 
 
-def test_every_command_is_listed_here(dpbam):
-    from dpbam.cli.app import command
-
-    tree = command()
-    found = [[name] for name in tree.commands]
-    found += [["data", name] for name in tree.commands["data"].commands]
-    assert sorted(found) == sorted(COMMANDS)
+def test_the_commands_that_users_were_promised():
+    promised = "train compare demo evaluate predict epsilon calibrate data".split()
+    assert set(promised) <= {words[0] for words in commands()}
+    assert {("data", "list"), ("data", "fetch"), ("data", "check")} <= set(map(tuple, commands()))
 
 
 def test_version(dpbam):

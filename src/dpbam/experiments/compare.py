@@ -76,7 +76,7 @@ class Comparison:
         if not private:
             return math.inf
         charges = [Charge(r.noise_multiplier, r.sampling_rate, r.charged) for r in private]
-        return total_epsilon(charges, private[0].delta)
+        return total_epsilon(charges, private[0].delta, accountant=private[0].accountant)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -6,7 +6,7 @@ import multiprocessing
 import queue
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpbam.data import DataError
-from dpbam.reporter import Reporter, StartReport, StepReport
+from dpbam.reporter import Reporter, StepReport
 from dpbam.runs.config import ConfigError, RunConfig
 from dpbam.runs.folder import RunFolder
 from dpbam.runs.result import RunError
 
 _EVERY = 0.5  # seconds between two words of one run
-_told: Any = None  # in a worker: the queue to its parent
+_told: Any = None  # in a worker: the queue to its parent process
+_stop: Any = None  # in a worker: set when the comparison is to stop
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class FinishedRun:
     delta: float
     noise_multiplier: float
     sampling_rate: float
+    accountant: str
     charged: int
     seconds: float
     out: str
@@ -73,26 +75,27 @@ def run_all(
 ) -> list[FinishedRun]:
     """All runs, in the order given.
 
-    With more than one job each worker has one thread, since runs side by side use the cores better
-    than threads within a run do.
+    One job works in this process. With more, each has a process of its own with one thread, since
+    runs side by side use the cores better than threads within a run do.
 
     Raises:
-        Stopped: after Ctrl-C.
+        Stopped: after Ctrl-C, when what was running has saved.
+        RunError: if a run cannot be done; finished ones are kept.
     """
+    if jobs == 1:
+        return _one_by_one(runs, watcher)
     context = multiprocessing.get_context("spawn")
-    told = context.Queue()
-    threads = 1 if jobs > 1 else None
+    told, stop = context.Queue(), context.Event()
     with ProcessPoolExecutor(
         max_workers=min(jobs, len(runs)),
         mp_context=context,
         initializer=_begin,
-        initargs=(told, threads),
+        initargs=(told, stop),
     ) as pool:
-        futures = {pool.submit(_work, k, run): k for k, run in enumerate(runs)}
+        futures = {pool.submit(_in_worker, k, run): k for k, run in enumerate(runs)}
         try:
             return _collect(futures, told, watcher)
         except KeyboardInterrupt:
-            pool.shutdown(wait=True, cancel_futures=True)  # the running ones save first
             raise Stopped from None
         except BrokenProcessPool:
             raise RunError(
@@ -100,7 +103,22 @@ def run_all(
                 "smaller --physical-batch-size; finished runs are kept"
             ) from None
         finally:
+            stop.set()  # whatever still runs saves, and ends
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _one_by_one(runs: Sequence[PlannedRun], watcher: Watcher | None) -> list[FinishedRun]:
+    from dpbam.runs import Interrupted
+
+    results = []
+    for index, run in enumerate(runs):
+        try:
+            results.append(_work(run, _Telling(index, watcher.progress if watcher else None)))
+        except (Interrupted, KeyboardInterrupt):
+            raise Stopped from None
+        if watcher:
+            watcher.finished(index, results[-1])
+    return results
 
 
 def _collect(
@@ -134,32 +152,44 @@ def _drain(told: Any) -> list[tuple[int, int, int]]:
             return messages
 
 
-def _begin(told: Any, threads: int | None) -> None:
+def _begin(told: Any, stop: Any) -> None:
     """In a worker, once."""
-    global _told
+    global _told, _stop
     import torch
 
-    _told = told
-    if threads:
-        torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # between runs; a run sets its own handler
+    _told, _stop = told, stop
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a run in training has a handler of its own
 
 
-def _work(index: int, run: PlannedRun) -> FinishedRun | str | None:
-    """In a worker: one run, begun or gone on with.
+def _in_worker(index: int, run: PlannedRun) -> FinishedRun | str | None:
+    """One run; None if it was interrupted; a sentence if the user has to mend something.
 
-    Returns:
-        The result; None if it was interrupted; a sentence if the user has to mend something. (An
-        exception would lose where it was raised on its way to the parent process.)
+    (An exception would lose where it was raised on its way to the parent process.)
     """
-    from dpbam.runs import Interrupted, execute
+    from dpbam.runs import Interrupted
 
+    def tell(*message: int) -> None:
+        _told.put(message)
+        if _stop.is_set():  # Ctrl-C came before this run began to listen for it
+            signal.raise_signal(signal.SIGTERM)
+
+    if _stop.is_set():
+        return None
     try:
-        result = execute(run.config, run.out, resume=run.started, reporter=_Telling(index))
+        return _work(run, _Telling(index, tell))
     except Interrupted:
+        _stop.set()
         return None
     except (RunError, ConfigError, DataError, OSError) as error:
         return f"{run.method}, seed {run.seed}: {error}"
+
+
+def _work(run: PlannedRun, reporter: Reporter) -> FinishedRun:
+    """One run, begun or gone on with."""
+    from dpbam.runs import execute
+
+    result = execute(run.config, run.out, resume=run.started, reporter=reporter)
     return FinishedRun(
         method=run.method,
         seed=run.seed,
@@ -168,6 +198,7 @@ def _work(index: int, run: PlannedRun) -> FinishedRun | str | None:
         delta=result.delta,
         noise_multiplier=result.plan.noise_multiplier,
         sampling_rate=result.plan.sampling_rate,
+        accountant=result.plan.accountant,
         charged=result.charged,
         seconds=result.seconds,
         out=str(run.out),
@@ -175,19 +206,15 @@ def _work(index: int, run: PlannedRun) -> FinishedRun | str | None:
 
 
 class _Telling(Reporter):
-    """Tells the parent process how far a run is, now and then."""
+    """Tells how far a run is, at most twice a second."""
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, index: int, tell: Callable[[int, int, int], None] | None) -> None:
+        self._index, self._tell = index, tell
         self._last = 0.0
 
-    def on_start(self, report: StartReport) -> None:
-        """At once."""
-        _told.put((self._index, report.step, report.plan.steps))
-
     def on_step(self, report: StepReport) -> None:
-        """At most twice a second."""
+        """Now and then."""
         now = time.monotonic()
-        if now - self._last > _EVERY:
+        if self._tell and now - self._last > _EVERY:
             self._last = now
-            _told.put((self._index, report.step, report.steps))
+            self._tell(self._index, report.step, report.steps)
