@@ -16,6 +16,7 @@ patients do not add up.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -193,5 +194,10 @@ def _put(values: dict[str, Any], entry: Entry) -> None:
 
 
 def _epsilon(values: dict[str, Any], without: str | None = None) -> float:
-    charges = [c for e in values["entries"] if e["run"] != without for c in _entry(e).charges]
+    steps: Counter[tuple[float, float]] = Counter()
+    for entry in values["entries"]:
+        if entry["run"] != without:
+            for sigma, q, count in _entry(entry).charges:
+                steps[sigma, q] += count  # equal steps together: one composition
+    charges = [Charge(sigma, q, count) for (sigma, q), count in sorted(steps.items())]
     return total_epsilon(charges, values["delta"], accountant=values["accountant"])

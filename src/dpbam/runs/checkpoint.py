@@ -44,7 +44,7 @@ def save(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Pa
     """
     step = int(state["oracle"]["step"])
     tensors, rest = _flatten(state)
-    header = {_HEADER: json.dumps({**rest, "facts": dict(facts)}, sort_keys=True)}
+    header = {_HEADER: json.dumps({**rest, "facts": dict(facts)})}
     content = save_tensors(tensors, header)
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{step:08d}.{_hash(content)}.safetensors"
