@@ -60,7 +60,8 @@ def _sheet(figure: Figure) -> Any:
     width, height = _panel_size(figure.panels[0], alone=count == 1)
     sheet = Sheet(figsize=(width * columns, height * rows + 0.3), layout="constrained")
     grid = sheet.subplots(rows, columns, squeeze=False).ravel()
-    shared = figure.same_scale and isinstance(figure.panels[0], Lines)
+    first = panels[0]
+    shared = figure.same_scale and isinstance(first, Lines)
     for k, axes in enumerate(grid):
         if k >= count:
             axes.set_axis_off()
@@ -70,7 +71,7 @@ def _sheet(figure: Figure) -> Any:
             axes.sharey(grid[0])
     for axes in grid[:count] if shared else ():
         axes.autoscale(axis="y")
-        if figure.panels[0].zero:
+        if first.zero:
             _from_zero(axes)
     if figure.mark:
         sheet.supxlabel(figure.mark, x=0.99, ha="right", fontsize=7, color=AMBER, weight="bold")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,12 +75,13 @@ def _one(run: Run) -> tuple[str, str]:
 def _together(runs: Sequence[Run]) -> tuple[str, str]:
     """The cost of publishing every private run of one data set: their steps composed."""
     private = [run for run in runs if run.statement.get("private", True)]
-    charges = [_charge(run.statement) for run in private]
-    if len(private) < 2 or None in charges or len({run.data for run in private}) > 1:
+    if len(private) < 2 or len({run.data for run in private}) > 1:
         return "", "Each run has a budget of its own, in the table."
+    if any(run.statement.get("unfinished") for run in private):
+        return "", "Not all runs have finished: each has a budget of its own, in the table."
     delta = max(float(run.statement["delta"]) for run in private)
     accountant = str(private[0].config.get("accountant", "pld"))
-    total = total_epsilon([c for c in charges if c], delta, accountant=accountant)
+    total = total_epsilon(_charges(private), delta, accountant=accountant)
     return up(total), (
         f"at δ = {shown(delta)}, if all {len(private)} private models are published: they were "
         "trained on the same data, and their budgets add up. Published alone, each costs what the "
@@ -87,11 +89,13 @@ def _together(runs: Sequence[Run]) -> tuple[str, str]:
     )
 
 
-def _charge(s: dict[str, Any]) -> Charge | None:
-    try:
-        return Charge(s["noise_multiplier"], s["sampling_rate"], s["charged_steps"])
-    except KeyError:
-        return None
+def _charges(runs: Sequence[Run]) -> list[Charge]:
+    """What the runs were charged, equal steps counted together."""
+    steps: Counter[tuple[float, float]] = Counter()
+    for run in runs:
+        s = run.statement
+        steps[(s["noise_multiplier"], s["sampling_rate"])] += s["charged_steps"]
+    return [Charge(sigma, q, count) for (sigma, q), count in steps.items()]
 
 
 def _epsilon(s: dict[str, Any]) -> float:

@@ -89,7 +89,7 @@ function drawLines(panel, width, height, options) {
 function drawLegend(group, row, y) {
   for (const [s, x] of row) {
     group.append(
-      node("line", { x1: x, x2: x + 16, y1: y - 4, y2: y - 4, class: `curve c${s.colour} ${s.style}` }),
+      node("line", { x1: x, x2: x + 16, y1: y - 4, y2: y - 4, class: `curve c${s.colour} ${s.style || ""}` }),
       label(s.label, x + 21, y, "small"),
     );
   }

@@ -1,0 +1,135 @@
+"""The figures' numbers against the records that they are drawn from."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from tests.report.synthetic import CLASSES, write_run
+
+from dpbam.report.catalogue import BUILDERS, SECTIONS, build
+from dpbam.report.groups import Group, groups
+from dpbam.report.panels import Arrows, Dots, Lines, Matrix
+from dpbam.report.records import read_run
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> tuple[Group, ...]:
+    folders = [write_run(tmp_path / m, method=m) for m in ("dp-sgd", "dp-sat", "bam")]
+    return groups([read_run(folder) for folder in folders])
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> tuple[Group, ...]:
+    return groups([read_run(write_run(tmp_path / "bare", measured=False, evaluated=False))])
+
+
+@pytest.mark.parametrize("name", [n for n in BUILDERS if n not in ("batch-size", "clipping")])
+def test_every_figure_has_panels_and_a_place(name: str, three: tuple[Group, ...]) -> None:
+    figure = build(name, three)
+    assert figure.name == name
+    assert figure.panels
+    assert len({type(panel) for panel in figure.panels}) == 1
+    assert any(name in section for section in SECTIONS.values())
+
+
+def test_every_figure_says_why_it_is_empty(bare: tuple[Group, ...]) -> None:
+    for name in BUILDERS:
+        figure = build(name, bare)
+        assert figure.panels or figure.missing.endswith(".")
+
+
+def test_only_figures_of_public_facts_may_be_published(three: tuple[Group, ...]) -> None:
+    about = {name: build(name, three).about for name in BUILDERS}
+    assert {n for n, a in about.items() if a == "nobody"} == {"clipping"}
+    assert {n for n, a in about.items() if a == "test"} == {
+        "accuracy", "classes", "confusion", "groups",
+    }  # fmt: skip
+
+
+def test_bias_is_the_recorded_one_against_epochs(three: tuple[Group, ...]) -> None:
+    figure = build("bias", three)
+    assert len(figure.panels) == 2  # the two readings
+    panel = figure.panels[0]
+    assert isinstance(panel, Lines)
+    run = three[2].runs[0]
+    assert panel.series[2].label == "BAM"
+    assert panel.series[2].y[5] == run.bias[5]["non_private_against_plain"]["bias"]
+    assert panel.series[2].x[5] == pytest.approx(5 * 0.1)  # step * q
+
+
+def test_figure_seven_is_drawn_to_scale(three: tuple[Group, ...]) -> None:
+    panel = build("decomposition", three).panels[2]
+    assert isinstance(panel, Arrows)
+    vectors = {a.role: (a.end[0] - a.start[0], a.end[1] - a.start[1]) for a in panel.arrows}
+    bias, length, sideways = vectors["bias"], vectors["magnitude"], vectors["direction"]
+    assert bias == pytest.approx((length[0] + sideways[0], length[1] + sideways[1]))
+    ends = [row["non_private_against_plain"] for row in three[2].runs[0].bias[-6:]]
+    assert 1 + length[0] == pytest.approx(sum(r["a"] for r in ends) / 6)
+    ratio = sum(r["c_norm"] / r["reference_norm"] for r in ends) / 6
+    assert sideways == pytest.approx((0, ratio))
+    left, bottom, right, top = panel.bounds
+    for x, y in (*panel.trail, *(a.end for a in panel.arrows)):
+        assert left <= x <= right
+        assert bottom <= y <= top
+
+
+def test_without_a_plain_reading_the_own_one_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "sat", method="dp-sat", plain=False)
+    panel = build("decomposition", groups([read_run(folder)])).panels[0]
+    assert panel.title == "DP-SAT (against its own gradient)"
+    assert len(build("bias", groups([read_run(folder)])).panels) == 1
+
+
+def test_norms_show_quantiles_and_c(three: tuple[Group, ...]) -> None:
+    panel = build("norms", three).panels[0]
+    assert isinstance(panel, Lines)
+    wide, narrow, median = panel.series
+    assert (wide.low[0], wide.high[0]) == (1.0, 8.0)  # the 5% and 95% of the first step
+    assert (narrow.low[0], median.y[0], narrow.high[0]) == (2.0, 3.0, 4.0)
+    assert panel.marks == ((1.0, "C = 1"),)
+
+
+def test_batch_sizes_need_two_and_are_in_order(tmp_path: Path, three: tuple[Group, ...]) -> None:
+    assert not build("batch-size", three).panels
+    folders = [write_run(tmp_path / f"b{b}", method="dp-sgd", batch_size=b) for b in (200, 50)]
+    panel = build("batch-size", groups([read_run(f) for f in folders])).panels[0]
+    assert isinstance(panel, Lines)
+    assert panel.series[0].x == (50.0, 200.0)
+
+
+def test_confusion_is_shaded_by_row(three: tuple[Group, ...]) -> None:
+    panel = build("confusion", three).panels[0]
+    assert isinstance(panel, Matrix)
+    assert panel.row_names == panel.column_names == CLASSES
+    assert all(math.isclose(sum(row), 1) for row in panel.shades)
+    evaluation = three[0].runs[0].evaluation
+    assert evaluation is not None
+    assert [list(row) for row in panel.values] == evaluation["confusion"]
+
+
+def test_the_worst_group_comes_first(three: tuple[Group, ...]) -> None:
+    panel = build("groups", three).panels[0]
+    assert isinstance(panel, Dots)
+    assert panel.title == "sex"
+    assert panel.categories == ("f (100)", "m (100)")
+    series = panel.series[0]
+    assert all(a < v < b for a, v, b in zip(series.low, series.values, series.high, strict=True))
+
+
+def test_reference_runs_have_no_budget_to_draw_against(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "sgd", method="sgd")
+    assert len(build("accuracy", groups([read_run(folder)])).panels) == 1
+
+
+def test_figure_one_is_the_bias_of_its_own_vectors() -> None:
+    panel = build("clipping", []).panels[0]
+    assert isinstance(panel, Arrows)
+    by_role: dict[str, list[tuple[float, float]]] = {}
+    for a in panel.arrows:
+        by_role.setdefault(a.role, []).append(a.end)
+    assert all(math.hypot(*cut) <= 1 + 1e-9 for cut in by_role["cut"])
+    (k1, k2), (clipped,) = by_role["cut"], by_role["clipped"]
+    assert clipped == pytest.approx(((k1[0] + k2[0]) / 2, (k1[1] + k2[1]) / 2))
+    assert by_role["bias"] == [clipped]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.report.synthetic import write_run
+
+from dpbam.cli import main
+from dpbam.report import FIGURES, ReportError, draw, write_report
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "first", epochs=3)
+
+
+def test_each_figure_is_written_as_pdf_and_csv(folder: Path, tmp_path: Path) -> None:
+    page = write_report([folder], tmp_path / "out", figures=tmp_path / "figures")
+    assert page == tmp_path / "out" / "report.html"
+    pdf = {p.stem for p in (tmp_path / "figures").glob("*.pdf")}
+    assert pdf == {p.stem for p in (tmp_path / "figures").glob("*.csv")}
+    assert pdf == set(FIGURES) - {"clipping", "batch-size"}
+    csv = (tmp_path / "figures" / "bias.csv").read_text()
+    assert csv.startswith("# not private: operator only\npanel,series,x,y,low,high\n")
+    assert len(csv.splitlines()) == 2 + 2 * 30  # two readings of every step
+
+
+def test_publishable_figures_hold_nothing_else(folder: Path, tmp_path: Path) -> None:
+    write_report([folder], tmp_path / "a.html", publishable=True, figures=tmp_path / "none")
+    assert list((tmp_path / "none").iterdir()) == []
+    write_report([folder], tmp_path / "b.html", publishable=True, public_test_data=True,
+                 figures=tmp_path / "some")  # fmt: skip
+    names = {p.stem for p in (tmp_path / "some").iterdir()}
+    assert names == {"accuracy", "classes", "confusion", "groups"}
+
+
+@pytest.mark.parametrize("name", ["accuracy", "decomposition", "norms", "confusion", "groups"])
+def test_one_figure_alone(folder: Path, tmp_path: Path, name: str) -> None:
+    for ending, magic in (("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")):
+        assert draw(name, [folder], tmp_path / f"f.{ending}").read_bytes().startswith(magic)
+
+
+def test_a_drawing_carries_its_mark_and_is_reproducible(folder: Path, tmp_path: Path) -> None:
+    first = draw("bias", [folder], tmp_path / "a.svg").read_text()
+    assert "not private: operator only" in first
+    assert draw("bias", [folder], tmp_path / "b.svg").read_text() == first
+    assert "not private" not in draw("clipping", [], tmp_path / "c.svg").read_text()
+
+
+def test_what_cannot_be_drawn_is_said(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"must end in \.pdf, \.svg or \.png"):
+        draw("bias", [folder], tmp_path / "a.gif")
+    with pytest.raises(ReportError, match="did you mean 'bias'"):
+        draw("biass", [folder], tmp_path / "a.pdf")
+    with pytest.raises(ReportError, match="at least two batch sizes"):
+        draw("batch-size", [folder], tmp_path / "a.pdf")
+    with pytest.raises(ReportError, match="at least two batch sizes"):
+        draw("batch-size", [folder], tmp_path / "a.csv")
+    with pytest.raises(ReportError, match="name the runs"):
+        draw("bias", [], tmp_path / "a.pdf")
+    with pytest.raises(ReportError, match="at least one run"):
+        write_report([], tmp_path / "a.html")
+
+
+def test_the_command_puts_an_operators_page_where_nobody_publishes_from(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(folder)]) == 0
+    page = folder / "non-private" / "report.html"
+    said = capsys.readouterr()
+    assert "".join(said.out.split()) == str(page)
+    assert "operator only" in said.err
+    assert page.exists()
+    assert main(["report", str(folder), "--publishable"]) == 0
+    assert (folder / "report-publishable.html").exists()
+
+
+def test_several_runs_by_a_pattern_with_files_among_them(folder: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "second", method="dp-sgd", epochs=3)
+    stray = tmp_path / "comparison.json"
+    stray.write_text("{}")
+    out = tmp_path / "page.html"
+    assert main(["report", str(folder), str(other), str(stray), "--out", str(out)]) == 0
+    assert "BAM and DP-SGD on scans" in out.read_text()
+
+
+def test_the_plot_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plots" / "bias.csv"
+    assert main(["plot", "bias", str(folder), "--out", str(out)]) == 0
+    assert out.read_text().startswith("# not private")
+    assert main(["plot", "bais", str(folder), "--out", str(out)]) == 2
+    assert "did you mean 'bias'" in capsys.readouterr().err
+
+
+def test_the_help_names_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plot", "--help"]) == 0
+    text = "".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(name in text for name in FIGURES)
