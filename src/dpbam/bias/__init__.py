@@ -6,6 +6,7 @@ noise, for the operator's eyes, and carries ``non_private`` in its names.
 
 from __future__ import annotations
 
+from dpbam.bias.advisor import Advice, Option, advise
 from dpbam.bias.decomposition import decompose, flat
 from dpbam.bias.flatness import Flatness, measure_flatness
 from dpbam.bias.lens import BiasLens
@@ -14,14 +15,17 @@ from dpbam.bias.release import PrivateStatistics, ReleasedStatistics
 
 __all__ = [
     "BIAS_FILE",
+    "Advice",
     "BiasLens",
     "BiasRecord",
     "Flatness",
     "Layer",
     "Norms",
+    "Option",
     "PrivateStatistics",
     "Reading",
     "ReleasedStatistics",
+    "advise",
     "append",
     "decompose",
     "flat",

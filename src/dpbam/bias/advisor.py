@@ -1,0 +1,249 @@
+"""What another clipping norm, lambda or batch size would do to bias and noise: from a few batches.
+
+For independent units with plain gradients g, directions d and clip factors f, let mu = E g,
+mu_c = E f d and m = E |f d|^2. The private gradient of l units has mean mu_c and, beside it, noise:
+
+    from sampling     variance (m - |mu_c|^2) / l
+    for privacy       variance p (sigma C / l)^2, p the number of parameters
+
+so its expected cosine with the true gradient, which is what an optimiser that normalises its steps
+(Adam and its kin) lives on, is about
+
+    cos(mu_c, mu) |mu_c| / sqrt(|mu_c|^2 + (m - |mu_c|^2) / l + p (sigma C / l)^2)
+
+A small C makes the bias large and the noise small; the cosine is best in between. |mu_c|^2 is
+estimated without bias, (|S|^2 / N - m) / (N - 1) for the sum S over N units. None of this is
+private: acting on it uses private data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpbam import _validate, accounting
+from dpbam.bias.decomposition import dot, flat
+from dpbam.clipping import CLIPPINGS, unclipped
+from dpbam.engines import Loss, PerSampleDirections, make_engine
+from dpbam.logical import LogicalBatch, Views
+from dpbam.methods import BAM, DPSGD
+from dpbam.plan import PrivacyPlan, replace_quietly
+
+WARNING = (
+    "Not private: this was computed from the data without noise. Choosing a setting by it uses "
+    "private data, which the privacy statement of the run does not cover."
+)
+STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # candidates for C and l, as multiples of the plan's
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting, and what it would do to the gradient at the present parameters.
+
+    Attributes:
+        clip_norm: C.
+        lam: BAM's lambda; 0 is DP-SGD.
+        batch_size: l.
+        noise_multiplier: the sigma that keeps the plan's epsilon at this batch size.
+        noise_norm: sigma C sqrt(d) / l.
+        non_private_clip_share: units above C.
+        non_private_bias: |mu_c - mu|, against the plain gradient.
+        non_private_cosine: expected, of the private gradient with the true one.
+    """
+
+    clip_norm: float
+    lam: float
+    batch_size: int
+    noise_multiplier: float
+    noise_norm: float
+    non_private_clip_share: float
+    non_private_bias: float
+    non_private_cosine: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What was found. ``str()`` of it is the recommendation with its reason and the warning.
+
+    Attributes:
+        now: the plan's setting.
+        best: of the options at the plan's batch size, the one with the best expected cosine.
+        options: other clipping norms and lambdas at the plan's batch size.
+        batch_sizes: other batch sizes at the plan's C, for the same number of epochs.
+        units: how many units were looked at.
+    """
+
+    now: Option
+    best: Option
+    options: tuple[Option, ...]
+    batch_sizes: tuple[Option, ...]
+    units: int
+
+    def __str__(self) -> str:
+        now, best = self.now, self.best
+        lines = [f"From {self.units} samples, at the model's present parameters:"]
+        lines += [_row(o, "  <- now" if o == now else "") for o in self.options]
+        lines += ["Other batch sizes, for the same epsilon and number of epochs:"]
+        lines += [_row(o, "  <- now" if o == now else "") for o in self.batch_sizes]
+        return "\n".join([*lines, _recommendation(now, best), WARNING])
+
+
+def advise(
+    model: nn.Module,
+    loss: Loss,
+    plan: PrivacyPlan,
+    batches: Iterable[tuple[Any, Any]],
+    *,
+    lam: float = 0.0,
+    lambdas: Sequence[float] = (0.0, 0.005, 0.02),
+    engine: str = "auto",
+    physical_batch_size: int = 128,
+) -> Advice:
+    """Look at a few batches and say what other settings would do.
+
+    Args:
+        model: at the parameters of interest.
+        loss: (output, targets) -> one value a sample.
+        plan: the present setting.
+        batches: (inputs, targets), whole samples; a few hundred in all tell enough.
+        lam: the present lambda of BAM; 0 for DP-SGD.
+        lambdas: candidates. What lambda does to later norms, by training differently, cannot be
+            seen from here: only what it does to the gradient now.
+        engine: "auto", "fused" or "functional".
+        physical_batch_size: samples at once.
+
+    Example:
+        >>> model = nn.Linear(3, 2)
+        >>> plan = PrivacyPlan.non_private(n=1000, batch_size=100, steps=100, clip_norm=1.0)
+        >>> x, y = torch.randn(64, 3), torch.randint(0, 2, (64,))
+        >>> advice = advise(model, nn.CrossEntropyLoss(reduction="none"), plan, [(x, y)])
+        >>> advice.now.clip_norm, WARNING in str(advice)
+        (1.0, True)
+    """
+    chosen = sorted({0.0, _validate.non_negative("lam", lam), *lambdas})
+    bounds = [plan.clip_norm * step for step in STEPS]
+    found = {value: _Pool(plan, bounds) for value in chosen}
+    maker = make_engine(engine, model, loss, plan.clipper().groups(_trainable(model)))
+    for inputs, targets in batches:
+        whole = LogicalBatch.of(inputs, targets, None, 1)
+        for batch in whole.split(physical_batch_size, Views(), _device(model)):
+            for value, pool in found.items():
+                method = BAM(value, exact=True) if value else DPSGD()
+                pool.take(maker.directions(batch, method, value))
+    truth = found[0.0]
+    if truth.units < 2:
+        raise ValueError(f"advice needs at least 2 samples with finite gradients: {truth.units}")
+    options = tuple(p.option(truth, plan, c, value) for value, p in found.items() for c in bounds)
+    now = found[lam].option(truth, plan, plan.clip_norm, lam)
+    sizes = tuple(found[lam].option(truth, p, p.clip_norm, lam) for p in _resized(plan))
+    best = max(options, key=lambda o: o.non_private_cosine)
+    return Advice(now, best, options, sizes, truth.units)
+
+
+@dataclass
+class _Pool:
+    """Sums over all units of one lambda: sum_i d_i, and sum_i f_i d_i for each C."""
+
+    plan: PrivacyPlan
+    bounds: list[float]
+    units: int = 0
+    total: Tensor | None = None
+    clipped: dict[float, Tensor] = field(default_factory=dict)
+    norms: list[Tensor] = field(default_factory=list)  # [G, U] each, finite units only
+
+    def take(self, directions: PerSampleDirections) -> None:
+        """Add one physical batch."""
+        norms = directions.norms()
+        kept = unclipped(norms)
+        self.norms.append(norms[:, kept[0] != 0].double())
+        self.units += self.norms[-1].shape[1]
+        part = flat(directions.weighted_sum(kept))
+        self.total = part if self.total is None else self.total + part
+        for bound in self.bounds:
+            part = flat(directions.weighted_sum(self._factors(norms, bound)))
+            self.clipped[bound] = self.clipped[bound] + part if bound in self.clipped else part
+
+    def option(self, truth: _Pool, plan: PrivacyPlan, bound: float, lam: float) -> Option:
+        """What C = ``bound`` would do under ``plan``; ``truth`` has the plain gradients."""
+        assert truth.total is not None
+        n, l = self.units, plan.batch_size  # noqa: E741 (the paper's letter)
+        norms = torch.cat(self.norms, dim=1)
+        factors = self._factors(norms, bound)
+        clipped, plain = self.clipped[bound], truth.total
+        second = float((factors * norms).square().sum()) / n  # E |f d|^2
+        cc = max(0.0, (dot(clipped, clipped) / n - second) / (n - 1))  # |mu_c|^2
+        cosine = dot(clipped, plain) / math.sqrt(dot(clipped, clipped) * dot(plain, plain))
+        noise = plan.noise_multiplier * bound * math.sqrt(len(plain)) / l
+        spread = cc + (second - cc) / l + noise**2  # E |g_priv|^2
+        return Option(
+            clip_norm=bound,
+            lam=lam,
+            batch_size=l,
+            noise_multiplier=plan.noise_multiplier,
+            noise_norm=noise,
+            non_private_clip_share=float((factors < 1).any(0).double().mean()),
+            non_private_bias=float((clipped / n - plain / truth.units).norm()),
+            non_private_cosine=cosine * math.sqrt(cc / spread) if spread else math.nan,
+        )
+
+    def _factors(self, norms: Tensor, bound: float) -> Tensor:
+        return CLIPPINGS[self.plan.clipping](bound).factors(norms)
+
+
+def _resized(plan: PrivacyPlan) -> list[PrivacyPlan]:
+    """The plan at other batch sizes, with the noise that keeps its epsilon over its epochs."""
+    found = []
+    for step in STEPS:
+        size = max(1, round(plan.batch_size * step))
+        if size > plan.n:
+            continue
+        steps = max(1, round(plan.epochs * plan.n / size))
+        sigma = plan.noise_multiplier
+        if plan.private and size != plan.batch_size:
+            sigma = accounting.noise_multiplier(
+                plan.epsilon(), plan.delta, size / plan.n, steps, accountant=plan.accountant
+            )
+        changed = {"batch_size": size, "steps": steps, "noise_multiplier": sigma}
+        found.append(replace_quietly(plan, **changed))
+    return found
+
+
+def _row(option: Option, mark: str) -> str:
+    o = option
+    return (
+        f"  C {o.clip_norm:<6.3g} lambda {o.lam:<6.3g} batch {o.batch_size:<6d} "
+        f"clipped {o.non_private_clip_share:4.0%}  bias {o.non_private_bias:<8.3g} "
+        f"noise {o.noise_norm:<8.3g} expected cosine {o.non_private_cosine:.3f}{mark}"
+    )
+
+
+def _recommendation(now: Option, best: Option) -> str:
+    gain = best.non_private_cosine - now.non_private_cosine
+    if best == now or gain < 0.01:
+        return (
+            f"Keep C = {now.clip_norm:g} and lambda = {now.lam:g}: no other setting brings the "
+            f"private gradient nearer to the true one (expected cosine "
+            f"{now.non_private_cosine:.3f}, at best {best.non_private_cosine:.3f})."
+        )
+    noisy = now.noise_norm > now.non_private_bias
+    cause = "noise outweighs bias" if noisy else "bias outweighs noise"
+    return (
+        f"Try C = {best.clip_norm:g} and lambda = {best.lam:g}: the expected cosine of the private "
+        f"gradient with the true one rises from {now.non_private_cosine:.3f} to "
+        f"{best.non_private_cosine:.3f}. Now {cause} (noise {now.noise_norm:.3g}, bias "
+        f"{now.non_private_bias:.3g}); then noise {best.noise_norm:.3g}, bias "
+        f"{best.non_private_bias:.3g}."
+    )
+
+
+def _trainable(model: nn.Module) -> list[str]:
+    return [n for n, p in model.named_parameters() if p.requires_grad]
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
