@@ -82,6 +82,13 @@ def test_without_a_plain_reading_the_own_one_is_named(tmp_path: Path) -> None:
     assert len(build("bias", groups([read_run(folder)])).panels) == 1
 
 
+def test_levels_are_the_recorded_ones() -> None:
+    from dpbam.bias.record import QUANTILES
+    from dpbam.report.norm_figures import LEVELS
+
+    assert LEVELS == QUANTILES
+
+
 def test_norms_show_quantiles_and_c(three: tuple[Group, ...]) -> None:
     panel = build("norms", three).panels[0]
     assert isinstance(panel, Lines)

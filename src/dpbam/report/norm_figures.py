@@ -12,6 +12,8 @@ from dpbam.report.groups import Group, numbers
 from dpbam.report.panels import Lines, Matrix, Numbers, Series
 from dpbam.report.records import Run
 
+#: Levels of the recorded quantiles: ``dpbam.bias.record.QUANTILES``, whose package loads torch.
+LEVELS = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 COLUMNS = 24  # moments of training in a grid of layers
 MOST_LAYERS = 40
 
@@ -82,12 +84,10 @@ def _fan(group: Group, run: Run) -> Lines:
 
 def _quantiles(run: Run) -> dict[float, Numbers]:
     """Level -> value at every measured step; NaN where a batch was empty."""
-    from dpbam.bias.record import QUANTILES
-
     rows = [(row.get("non_private_norms") or {}).get("quantiles") or () for row in run.bias]
     return {
         level: tuple(float(row[k]) if len(row) > k else math.nan for row in rows)
-        for k, level in enumerate(QUANTILES)
+        for k, level in enumerate(LEVELS)
     }
 
 
