@@ -117,8 +117,8 @@ def one_over_the_number_of_batches(original):
 
 
 def another_rate(original):
-    def sampler(self, *, seed=None, start=0):
-        right = original(self, seed=seed, start=start)
+    def sampler(self, **options):
+        right = original(self, **options)
         right.sampling_rate *= 1.2
         return right
 
