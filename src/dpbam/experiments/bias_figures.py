@@ -66,8 +66,8 @@ class Setting:
     halve: bool = True
     model: str = "resnet9"
     width: float = 0.125
-    batch_size: int = 400
-    epochs: float = 8.0
+    batch_size: int = 250
+    epochs: float = 4.0
     epsilon: float = 8.0
     delta: float = 1e-5
     lr: float = 2e-3
@@ -85,7 +85,7 @@ METHOD_ARMS = (
     Arm("bam-0.02", "bam", 0.02),
     Arm("dp-sgd-c4", "dp-sgd", clip_norm=4.0),
 )
-BATCH_ARMS = tuple(Arm(f"dp-sgd-l{size}", "dp-sgd", batch_size=size) for size in (100, 400, 1600))
+BATCH_ARMS = tuple(Arm(f"dp-sgd-l{size}", "dp-sgd", batch_size=size) for size in (62, 250, 1000))
 STUDIES = {"methods": METHOD_ARMS, "batch-size": BATCH_ARMS}
 
 
@@ -118,7 +118,7 @@ def train_and_measure(
     lens = BiasLens(every=setting.every, plain=True, layers=False)
     loss = nn.CrossEntropyLoss(reduction="none")
     oracle = PrivateGradientOracle(
-        model, loss, plan, arm.build(), engine=setting.engine, physical_batch_size=250, lens=lens,
+        model, loss, plan, arm.build(), engine=setting.engine, physical_batch_size=350, lens=lens,
         seed=seed, noise_seed=zlib.crc32(f"{arm.name} {seed}".encode()),
     )  # fmt: skip
     optimizer = torch.optim.NAdam(model.parameters(), lr=setting.lr)
