@@ -91,7 +91,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.6g}".replace("e-0", "e-")
     if isinstance(value, dict):
         return ", ".join(f"{k} {shown(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):

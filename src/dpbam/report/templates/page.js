@@ -7,6 +7,7 @@ const HEIGHTS = {
 };
 const DRAW = { lines: drawLines, dots: drawDots, matrix: drawMatrix, arrows: drawArrows };
 const GAP = 36;
+const PRINTED = 660; // pixels of a wide figure on an A4 or letter sheet
 
 /** One SVG with all panels of a figure, in as many columns as fit. */
 function drawFigure(spec, width, zoom = null, id = spec.name, tall = 1) {
@@ -16,18 +17,19 @@ function drawFigure(spec, width, zoom = null, id = spec.name, tall = 1) {
   const most = kind === "lines" ? 3 : kind === "matrix" && !spec.panels[0].square ? 2 : 4;
   const columns = Math.min(spec.panels.length, fitting, most);
   const each = (width - GAP * (columns - 1)) / columns;
-  const bounds = kind === "arrows" ? union(spec.panels.map((p) => p.bounds)) : null;
+  const all = kind === "arrows" ? union(spec.panels.map((p) => p.bounds)) : null;
+  const frameOf = (p) => (all && columns === 1 ? [all[0], p.bounds[1], all[2], p.bounds[3]] : all);
   const together = kind === "lines" && spec.same_scale ? spec.panels : null;
   const svg = node("svg", { role: "img", "aria-label": describe(spec), width, xmlns: SVG });
   svg.frames = [];
   let y = 4;
   for (let start = 0; start < spec.panels.length; start += columns) {
     const row = spec.panels.slice(start, start + columns);
-    const height = tall * Math.max(...row.map((panel) => HEIGHTS[kind](panel, each, bounds)));
+    const height = tall * Math.max(...row.map((panel) => HEIGHTS[kind](panel, each, frameOf(panel))));
     row.forEach((panel, i) => {
       const index = start + i;
       const at = i * (each + GAP);
-      const options = { window: zoom, together, bounds, id: `${id}-${index}` };
+      const options = { window: zoom, together, bounds: frameOf(panel), id: `${id}-${index}` };
       const group = DRAW[kind](panel, each, height, options);
       group.setAttribute("transform", `translate(${at},${y})`);
       svg.append(group);
@@ -66,8 +68,7 @@ class FigureView {
     this.draw();
   }
 
-  draw() {
-    const width = Math.floor(this.canvas.clientWidth);
+  draw(width = Math.floor(this.canvas.clientWidth)) {
     if (!width) return;
     const svg = drawFigure(this.spec, width, this.zoom);
     this.canvas.replaceChildren(svg);
@@ -221,7 +222,11 @@ function start() {
   let last = innerWidth;
   const redraw = () => views.forEach((view) => view.draw());
   addEventListener("resize", () => { if (innerWidth !== last) { last = innerWidth; redraw(); } });
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
+  addEventListener("beforeprint", () => {
+    document.querySelectorAll("details").forEach((d) => { d.open = true; });
+    views.forEach((view) => view.draw(view.host.classList.contains("wide") ? PRINTED : (PRINTED - 60) / 2));
+  });
+  addEventListener("afterprint", redraw);
   document.querySelectorAll("details").forEach((d) => d.addEventListener("toggle", redraw));
   document.querySelectorAll("table.sortable").forEach(sortable);
   document.getElementById("theme").addEventListener("click", () => {

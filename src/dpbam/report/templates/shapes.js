@@ -18,7 +18,7 @@ function drawDots(panel, width, height) {
     left, width - 12);
   if (panel.title) group.append(label(fit(panel.title, width, 13, 600), 0, 14, "strong"));
   if (several) drawLegend(group, legendRows({ series: panel.series }, width)[0], panel.title ? 34 : 16);
-  for (const v of x.ticks(Math.max(2, Math.floor((width - left) / 80)))) {
+  for (const v of x.ticks(Math.max(3, Math.floor((width - left) / 80)))) {
     group.append(
       node("line", { x1: x(v), x2: x(v), y1: top, y2: height - 40, class: "grid" }),
       label(say(v, panel.percent), x(v), height - 24, "tick middle"),
@@ -65,6 +65,8 @@ function drawMatrix(panel, width, height) {
   const h = (height - top - 46) / rows;
   const w = panel.square ? Math.min((width - left) / columns, 44) : (width - left) / columns;
   if (panel.title) group.append(label(fit(panel.title, width, 13, 600), 0, 14, "strong"));
+  const widest = panel.square ? Math.max(...panel.values.flat().map((v) => textWidth(say(v), 11))) : Infinity;
+  const font = [11, 9, 7].find((s) => (widest * s) / 11 < w - 2 && h > s + 3);
   const gap = w > 8 && h > 8 ? 1 : 0;
   panel.values.forEach((row, i) => row.forEach((value, j) => {
     const shade = panel.shades[i][j] ?? 0;
@@ -74,10 +76,9 @@ function drawMatrix(panel, width, height) {
       x: left + j * w, y: top + i * h, width: Math.max(0.5, w - gap), height: Math.max(0.5, h - gap),
       class: "cell", "fill-opacity": (0.04 + 0.96 * shade).toFixed(3), "data-tip": tip,
     }));
-    const text = say(value);
-    if (panel.square && value !== 0 && w > textWidth(text, 11) + 4 && h > 15) {
-      group.append(label(text, left + (j + 0.5) * w, top + (i + 0.5) * h + 4,
-        `tick middle pass ${shade > 0.55 ? "inverse" : "plain"}`));
+    if (font && value !== 0) {
+      group.append(label(say(value), left + (j + 0.5) * w, top + (i + 0.5) * h + font * 0.36,
+        `tick middle pass ${shade > 0.55 ? "inverse" : "plain"}`, { style: `font-size: ${font}px` }));
     }
   }));
   const everyRow = Math.ceil(13 / h);

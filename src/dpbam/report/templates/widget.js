@@ -118,8 +118,8 @@ class ClippingWidget {
     };
     const half = times(plus(now.plain, now.clipped), 0.5);
     const names = [
-      beside(g1, "g₁", "sample", 0.24), beside(g2, "g₂", "sample", 0.24),
-      label("C", c * 70.7 + 14, c * 70.7 + 18, "vector big soft"),
+      beside(g1, "g₁", "sample", 0.32), beside(g2, "g₂", "sample", 0.32),
+      label("C", c * 70.7 + 22, c * 70.7 + 26, "vector big soft"),
     ];
     if (size(now.plain) > 0.15) names.push(beside(now.plain, "ĝ", "gradient", 0.2));
     if (size(now.clipped) > 0.15) names.push(beside(now.clipped, "ĝ clipped", "clipped", -size(now.clipped) - 0.22));
