@@ -38,7 +38,7 @@ def test_every_help_has_examples(command, dpbam):
 
 
 def test_the_commands_that_users_were_promised():
-    promised = "train compare demo evaluate predict epsilon calibrate data".split()
+    promised = ["train", "compare", "demo", "evaluate", "predict", "epsilon", "calibrate", "data"]
     assert set(promised) <= {words[0] for words in commands()}
     assert {("data", "list"), ("data", "fetch"), ("data", "check")} <= set(map(tuple, commands()))
 

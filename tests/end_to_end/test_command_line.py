@@ -54,9 +54,14 @@ def test_training_says_what_it_spent_and_what_may_be_published(place):
     assert "epsilon" in (place / "stderr.txt").read_text()
 
 
-def test_the_model_is_of_use(place):
+@pytest.fixture(scope="module")
+def report(place):
+    """What ``dpbam evaluate`` says of the run."""
+    return json.loads(dpbam("evaluate", "run", "--json", "--save", cwd=place).stdout)
+
+
+def test_the_model_is_of_use(place, report):
     """Chance is 10%; eight epochs at epsilon 3 are enough for far more."""
-    report = json.loads(dpbam("evaluate", "run", "--json", "--save", cwd=place).stdout)
     low, high = report["accuracy"]["interval"]
     assert low < report["accuracy"]["value"] < high
     assert low > 0.6
@@ -66,13 +71,12 @@ def test_the_model_is_of_use(place):
     assert saved == report
 
 
-def test_evaluation_agrees_with_what_training_measured(place):
+def test_evaluation_agrees_with_what_training_measured(place, report):
     last = json.loads((place / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    report = json.loads(dpbam("evaluate", "run", "--data", "digits", "--json", cwd=place).stdout)
     assert report["accuracy"]["value"] == pytest.approx(last["accuracy"])
 
 
-def test_predictions_are_those_that_were_evaluated(place):
+def test_predictions_are_those_that_were_evaluated(place, report):
     test = load("digits", split="test")
     pixels = test.images.read(np.arange(len(test)))
     np.savez(place / "all.npz", images=pixels)
@@ -81,13 +85,12 @@ def test_predictions_are_those_that_were_evaluated(place):
     one, *rows = csv.DictReader(io.StringIO(said))
     assert one["label"] == rows[0]["label"]
     right = sum(int(r["label"]) == y for r, y in zip(rows, test.labels, strict=True))
-    report = json.loads(dpbam("evaluate", "run", "--json", cwd=place).stdout)
     assert right / len(rows) == pytest.approx(report["accuracy"]["value"])
     assert sum(float(v) for k, v in one.items() if k.startswith("p(")) == pytest.approx(1, abs=1e-4)
 
 
 def test_ctrl_c_saves_and_resuming_ends_as_if_nothing_had_happened(place):
-    seeded = [*TRAIN, "--epochs", "8", "--seed", "5", "--json-lines"]
+    seeded = [*TRAIN, "--model", "mlp", "--epochs", "8", "--seed", "5", "--json-lines"]
     dpbam(*seeded, "--out", "whole", cwd=place)
     steps = _interrupt([*seeded, "--out", "broken"], after=4, cwd=place)
     assert not (place / "broken" / "model.safetensors").exists()
@@ -121,11 +124,11 @@ def _interrupt(args, after, cwd):
 
 def test_a_comparison_that_is_stopped_goes_on(place):
     command = ["compare", "--data", "digits", "--model", "mlp", "--noise-multiplier", "1",
-               "--accountant", "rdp", "--batch-size", "256", "--epochs", "60", "--method", "dp-sgd",
-               "--method", "bam", "--seeds", "2", "--jobs", "2", "--out", "both"]  # fmt: skip
+               "--accountant", "rdp", "--batch-size", "256", "--epochs", "30", "--method", "dp-sgd",
+               "--method", "bam", "--seeds", "2", "--out", "both"]  # fmt: skip
     process = subprocess.Popen(
-        [*DPBAM, *command], cwd=place, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
-        start_new_session=True,
+        [*DPBAM, *command, "--jobs", "2"], cwd=place, stderr=subprocess.PIPE, text=True,
+        env=ENVIRONMENT, start_new_session=True,
     )  # fmt: skip
     ledger = place / "both" / "dp-sgd" / "seed-0" / "ledger.jsonl"
     deadline = time.monotonic() + 120
@@ -136,11 +139,15 @@ def test_a_comparison_that_is_stopped_goes_on(place):
     assert process.returncode == 130, err
     assert "the same command goes on" in err
     assert not (place / "both" / "comparison.json").exists()
-    result = json.loads(dpbam(*command, "--json", cwd=place).stdout)
+    said = " ".join(dpbam(*command, cwd=place).stdout.split())
+    assert "2 paired seeds" in said
+    assert "paired, against dp-sgd" in said
+    result = json.loads((place / "both" / "comparison.json").read_text())
     assert {name: m["accuracy"]["count"] for name, m in result["methods"].items()} == {
         "dp-sgd": 2,
         "bam": 2,
     }
-    assert len(result["runs"]) == 4
-    again = dpbam(*command, cwd=place)
-    assert "paired, against dp-sgd" in " ".join(again.stdout.split())
+    steps = [
+        len((place / r["out"] / "ledger.jsonl").read_text().splitlines()) for r in result["runs"]
+    ]
+    assert steps == [r["charged"] for r in result["runs"]] == [steps[0]] * 4
