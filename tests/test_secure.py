@@ -61,10 +61,10 @@ def test_every_integer_has_exactly_its_share_of_words(deviation: float) -> None:
 
 def test_a_naive_rounding_gives_some_integer_the_wrong_share() -> None:
     """The negative control: doubles alone put words on the wrong side of an edge."""
-    deviation, wrong = 2.0**33, 0
-    ks = np.random.default_rng(0).integers(0, 2**63, 200_000, dtype=np.uint64)
+    deviation, wrong = 2.0**45, 0  # a grid so fine that it happens often
+    ks = np.random.default_rng(0).integers(0, 2**63, 3000, dtype=np.uint64)
     x = -ndtri((ks.astype(np.float64) + 0.5) * 2.0**-64)
-    close = np.flatnonzero(np.abs(deviation * x % 1 - 0.5) < 1e-5)
+    close = np.flatnonzero(np.abs(deviation * x % 1 - 0.5) < 0.02)
     for k, guess in zip(ks[close], x[close], strict=True):
         right = exactly_rounded((int(k) << 128) | 2**127, 192, float(guess), deviation)
         wrong += right != int(np.floor(deviation * guess + 0.5))
@@ -115,7 +115,7 @@ def test_noise_is_gaussian_of_the_right_scale_on_every_parameter() -> None:
     for part in out.values():
         check_gaussian(part.flatten().numpy(), 1.5)
         with pytest.raises(AssertionError):
-            check_gaussian(part.flatten().numpy(), 1.5 * 1.1)
+            check_gaussian(part.flatten().numpy(), 1.5 * 1.3)
     check_uncorrelated(out["a"].flatten()[:3000], out["b"])
 
 

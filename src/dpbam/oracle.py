@@ -26,7 +26,7 @@ from dpbam.methods import DPSGD, Method
 from dpbam.nn import check_model, check_trainable
 from dpbam.noise import GaussianNoise
 from dpbam.plan import PrivacyPlan
-from dpbam.randomness import Randomness
+from dpbam.randomness import Randomness, SecureRandomness
 from dpbam.trees import Params, accumulation_dtype
 from dpbam.watching import JointRelease, Lens, StepFacts
 
@@ -51,6 +51,8 @@ class PrivateGradientOracle:
         seed: reproducible noise and draws: research only. None takes the system's entropy.
         noise_seed: with a seed, one for the noise alone, so that paired runs can share all
             draws but the noise; None: as ``seed``.
+        noise: ``"fast"``, or ``"secure"``: from a cryptographic generator, exactly rounded to a
+            grid (:mod:`dpbam.secure`). Secure noise has no seed.
         ledger: where steps are recorded; None keeps a ledger in memory.
         lens: watches the steps, for measuring; nothing that it sees is private.
         release: statistics that are released with noise beside each gradient, for example
@@ -92,6 +94,7 @@ class PrivateGradientOracle:
         multiplicity: int = 1,
         seed: int | None = None,
         noise_seed: int | None = None,
+        noise: str = "fast",
         ledger: Ledger | None = None,
         lens: Lens | None = None,
         release: JointRelease | None = None,
@@ -104,7 +107,7 @@ class PrivateGradientOracle:
         if noise_seed is not None and seed is None:
             raise ValueError("noise_seed needs a seed: without one all randomness is the system's")
         noise_seed = seed if noise_seed is None else noise_seed
-        self.noise = GaussianNoise(Randomness(noise_seed))
+        self.noise = _make_noise(noise, noise_seed)
         self.ledger = plan.ledger() if ledger is None else ledger
         self.lens, self.release = lens, release
         self.step = 0
@@ -224,6 +227,11 @@ class PrivateGradientOracle:
         self.step, self._previous = state["step"], state["previous"]
         self.stream = self._new_stream()
 
+    @property
+    def secure(self) -> bool:
+        """Whether the noise is secure; then the Poisson draws should be, too."""
+        return isinstance(self.noise.randomness, SecureRandomness)
+
     def _new_stream(self) -> str:
         """Names the noise on the ledger; unseeded noise never repeats, so nor does its name."""
         noise = self.noise.randomness
@@ -276,6 +284,17 @@ class PrivateGradientOracle:
                 f"the clipping's sensitivity {self.clipping.sensitivity:g} is not the plan's "
                 f"clip_norm {self.plan.clip_norm:g}: make both the same"
             )
+
+
+def _make_noise(kind: str, seed: int | None) -> GaussianNoise:
+    """The noise called ``kind``; a seed would undo what secure noise is for."""
+    if _validate.one_of("noise", kind, ("fast", "secure")) == "fast":
+        return GaussianNoise(Randomness(seed))
+    if seed is not None:
+        raise ValueError("secure noise cannot have a seed: leave the seed out, or take fast noise")
+    from dpbam.secure import SecureGaussianNoise
+
+    return SecureGaussianNoise(SecureRandomness())
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam import _validate, accounting
 from dpbam.ledger import Ledger
-from dpbam.randomness import Randomness
+from dpbam.randomness import Randomness, SecureRandomness
 from dpbam.sampling import PoissonSampler
 
 if TYPE_CHECKING:
@@ -212,9 +212,14 @@ class PrivacyPlan:
         """A ledger that reports at this plan's delta and by its accountant."""
         return Ledger(self.delta, self.accountant, path)
 
-    def sampler(self, *, seed: int | None = None, start: int = 0) -> PoissonSampler:
+    def sampler(
+        self, *, seed: int | None = None, start: int = 0, secure: bool = False
+    ) -> PoissonSampler:
         """The Poisson sampler of this plan's units; a ``batch_sampler`` for a DataLoader."""
-        return PoissonSampler(self.n, self.sampling_rate, self.steps, Randomness(seed), start=start)
+        if secure and seed is not None:
+            raise ValueError("secure draws cannot have a seed: leave one of the two out")
+        randomness = SecureRandomness() if secure else Randomness(seed)
+        return PoissonSampler(self.n, self.sampling_rate, self.steps, randomness, start=start)
 
     def batches(
         self,
@@ -224,6 +229,7 @@ class PrivacyPlan:
         seed: int | None = None,
         start: int = 0,
         num_workers: int = 0,
+        secure: bool = False,
     ) -> Iterator[tuple[Any, Any, Any]]:
         """Poisson batches of ``dataset`` as (inputs, targets, units), ready for the oracle.
 
@@ -234,10 +240,11 @@ class PrivacyPlan:
             seed: reproducible draws, research only; None takes the system's entropy.
             start: the first step, for a resumed run.
             num_workers: workers that read ahead, for data sets that read from disk.
+            secure: draw with a cryptographic generator, as the oracle's secure noise does.
         """
         from dpbam.loading import PoissonBatches
 
-        sampler = self.sampler(seed=seed, start=start)
+        sampler = self.sampler(seed=seed, start=start, secure=secure)
         return iter(PoissonBatches(self, dataset, sampler, units=units, num_workers=num_workers))
 
 

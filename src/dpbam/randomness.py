@@ -22,6 +22,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +64,10 @@ class Randomness:
         sequence = np.random.SeedSequence(entropy, spawn_key=(zlib.crc32(name.encode()), step))
         return np.random.Generator(np.random.Philox(sequence))
 
+    def uniform(self, name: str, step: int, count: int) -> NDArray[np.float64]:
+        """``count`` numbers of the stream, uniform in [0, 1): multiples of 2^-53."""
+        return self.generator(name, step).random(count)
+
     def keys(self, name: str, step: int, ids: Tensor) -> Tensor:
         """One int64 key an id: what dropout and augmentation of that sample at that step hang on.
 
@@ -74,6 +79,45 @@ class Randomness:
         )
         base = int(sequence.generate_state(1, np.uint64).view(np.int64)[0])
         return derive(ids.long() + base, 0)
+
+
+class SecureRandomness(Randomness):
+    """Randomness whose noise and Poisson draws an adversary who sees some cannot foretell.
+
+    AES-256 in counter mode, under a new key of the operating system's entropy at each call. Never
+    seeded. (Philox, of the other class, is fast and even, but was not made to withstand attacks.)
+
+    Example:
+        >>> words = SecureRandomness().words(3)
+        >>> words.dtype, words.shape
+        (dtype('uint64'), (3,))
+    """
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        try:
+            from cryptography.hazmat.primitives.ciphers import Cipher  # noqa: F401
+        except ImportError:
+            raise ValueError(
+                "secure noise needs the package cryptography: pip install 'dpbam[secure]'"
+            ) from None
+
+    def raw(self, count: int) -> bytes:
+        """``count`` bytes of key stream."""
+        from cryptography.hazmat.primitives.ciphers import Cipher
+        from cryptography.hazmat.primitives.ciphers.algorithms import AES
+        from cryptography.hazmat.primitives.ciphers.modes import CTR
+
+        stream = Cipher(AES(secrets.token_bytes(32)), CTR(bytes(16))).encryptor()
+        return stream.update(bytes(count))
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """``count`` uniform 64-bit words."""
+        return np.frombuffer(self.raw(8 * count), dtype=np.uint64)
+
+    def uniform(self, name: str, step: int, count: int) -> NDArray[np.float64]:
+        """``count`` numbers, uniform in [0, 1): multiples of 2^-53."""
+        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mix(x: Tensor) -> Tensor:

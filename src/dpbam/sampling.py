@@ -55,7 +55,7 @@ class PoissonSampler:
 
     def indices(self, step: int) -> Indices:
         """The units of one step, ascending: {i : u_i < q}, u_i uniform in [0, 1)."""
-        uniform = self.randomness.generator("sampling", step).random(self.n)
+        uniform = self.randomness.uniform("sampling", step, self.n)
         return np.flatnonzero(uniform < self.sampling_rate)
 
     def __iter__(self) -> Iterator[list[int]]:

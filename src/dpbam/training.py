@@ -128,7 +128,7 @@ class Trainer:
         self._began = (time.monotonic(), oracle.step)
         batches = plan.batches(
             self.train, units=self.units, seed=oracle.randomness.seed, start=oracle.step,
-            num_workers=self.num_workers,
+            num_workers=self.num_workers, secure=oracle.secure,
         )  # fmt: skip
         for images, labels, units in batches:  # uint8 [N, C, H, W], int64 [N], int64 [N]
             if self.max_charges is not None and self.charged >= self.max_charges:

@@ -68,6 +68,8 @@ class RunConfig(BaseModel):
         seed: reproducible, research only; None takes the system's entropy.
         noise_seed: in a seeded run, the noise's own seed, so that paired runs share data order and
             initial weights but not noise; None: as ``seed``.
+        noise: "fast"; or "secure": noise and Poisson draws from a cryptographic generator, the
+            noise exactly rounded to a grid. It has no seed.
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
         engine: "auto", "fused" or "functional". Changes speed only.
         accountant: "pld" or "rdp".
@@ -122,6 +124,7 @@ class RunConfig(BaseModel):
     budget: Path | None = None
     seed: int | None = None
     noise_seed: int | None = None
+    noise: Literal["fast", "secure"] = "fast"
     device: str = "auto"
     engine: str = "auto"
     accountant: Literal["pld", "rdp"] = "pld"
@@ -181,6 +184,8 @@ class RunConfig(BaseModel):
             )
         if self.noise_seed is not None and self.seed is None:
             raise ValueError("noise_seed needs a seed: without one all randomness is the system's")
+        if self.noise == "secure" and self.seed is not None:
+            raise ValueError("secure noise cannot have a seed: leave seed out, or take noise fast")
         if self.ema is not None and self.swa is not None:
             raise ValueError("ema and swa are two ways to average the weights: choose one")
         if self.freeze and self.head_only:

@@ -223,6 +223,7 @@ def _oracle(
         multiplicity=max(1, config.augment_multiplicity),
         seed=config.seed,
         noise_seed=config.noise_seed,
+        noise=config.noise,
         ledger=ledger,
     )
 

@@ -30,6 +30,12 @@ _FRESH = (
     "from the operating system's entropy, 256 new bits a step, never used twice; float32 Gaussian, "
     "not hardened against attacks on floating-point rounding"
 )
+_SECURE = (
+    "secure: noise and Poisson draws from AES-256 in counter mode under new keys of the operating "
+    "system's entropy; the noise is a Gaussian exactly rounded to a grid to which the sum is "
+    "rounded, which withstands attacks on floating-point rounding"
+)
+_MODES = {"fast": _FRESH, "secure": _SECURE}
 
 
 def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evaluations: int,
@@ -66,7 +72,8 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "clip_norm": plan.clip_norm,
         "clipping": plan.clipping,
         "seeded": config.seed is not None,
-        "noise_mode": _SEEDED if config.seed is not None else _FRESH,
+        "noise": config.noise,
+        "noise_mode": _SEEDED if config.seed is not None else _MODES[config.noise],
         "initial_weights": _initial(config.init),
         "tuned_on": (
             "not accounted: choices that were made by looking at runs on this data (learning rate, "
