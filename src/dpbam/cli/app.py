@@ -10,6 +10,7 @@ import typer
 
 from dpbam._version import __version__
 from dpbam.cli import (
+    audit,
     calibrate,
     compare,
     data,
@@ -41,6 +42,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, str], ...] = (
     (predict.run, predict.NAME, predict.EXAMPLES),
     (report.run, report.NAME, report.EXAMPLES),
     (plot.run, plot.NAME, plot.EXAMPLES),
+    (audit.run, audit.NAME, audit.EXAMPLES),
     (demo.run, demo.NAME, demo.EXAMPLES),
     (epsilon.run, epsilon.NAME, epsilon.EXAMPLES),
     (calibrate.run, calibrate.NAME, calibrate.EXAMPLES),

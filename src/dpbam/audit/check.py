@@ -1,0 +1,249 @@
+"""``dpbam audit RUN``: does what a run folder says agree with itself, and with a second accountant?
+
+Reads only; repairs nothing. Every check gives one finding, right or wrong, in words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpbam.accounting import Charge, total_epsilon
+from dpbam.audit.accountant import bracket
+from dpbam.runs.config import RunConfig
+from dpbam.runs.files import read_json
+from dpbam.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.runs.result import RunError
+from dpbam.runs.statement import to_markdown
+
+_MOST_LEDGER = 2**30  # bytes
+
+
+class Finding(NamedTuple):
+    """One check: what was asked, whether it is right, and what was seen."""
+
+    check: str
+    right: bool
+    seen: str
+
+
+class Evidence(NamedTuple):
+    """What the folder holds."""
+
+    folder: RunFolder
+    facts: dict[str, Any]
+    config: RunConfig
+    entries: list[dict[str, Any]]
+    torn: bool
+    statement: dict[str, Any]
+
+    @property
+    def charges(self) -> list[Charge]:
+        """The ledger's steps, equal ones together."""
+        counts = Counter((float(e["noise_multiplier"]), float(e["sampling_rate"]))
+                         for e in self.entries)  # fmt: skip
+        return [Charge(sigma, q, k) for (sigma, q), k in sorted(counts.items())]
+
+
+def check_run(run: str | Path) -> list[Finding]:
+    """Every finding about the run folder ``run``.
+
+    Raises:
+        RunError: if there is no finished run, or a file cannot be read.
+    """
+    folder = RunFolder(run)
+    for path in (folder.facts, folder.ledger, folder.statement_json, folder.config):
+        if not path.is_file():
+            raise RunError(f"{path} is missing: an audit needs the folder of a finished run")
+    strangers = list(_links_out(folder.path))
+    if strangers:
+        return [Finding("no link leads out of the folder", False, f"{strangers[0]} does")]
+    facts = folder.read_facts()
+    entries, torn = _read_ledger(folder.ledger)
+    evidence = Evidence(
+        folder, facts, RunConfig.from_file(folder.config), entries, torn,
+        read_json(folder.statement_json),
+    )  # fmt: skip
+    return [finding for check in _CHECKS for finding in _checked(check, evidence)]
+
+
+def signed_off(findings: list[Finding]) -> bool:
+    """Whether nothing is wrong."""
+    return all(f.right for f in findings)
+
+
+def _checked(
+    check: Callable[[Evidence], Iterator[Finding]], evidence: Evidence
+) -> Iterator[Finding]:
+    """The findings of a check; a file without the field that it asks for is a finding, too."""
+    try:
+        yield from check(evidence)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        name = check.__name__.strip("_").replace("_", " ")
+        yield Finding(name, False, f"a field is missing or of the wrong kind: {error}")
+
+
+def _epsilon(e: Evidence) -> Iterator[Finding]:
+    stated, delta = _number(e.statement["epsilon"]), float(e.statement["delta"])
+    first = total_epsilon(e.charges, delta, accountant=e.config.accountant)
+    yield _same("the statement's epsilon is the ledger's", stated, first)
+    low, high = bracket(e.charges, delta)
+    yield Finding(
+        "a second accountant agrees",
+        stated >= low * (1 - 1e-6),
+        f"stated {stated:.6g}; second accountant: between {low:.6g} and {high:.6g}; "
+        f"by Renyi divergences {total_epsilon(e.charges, delta, accountant='rdp'):.6g}",
+    )
+    if e.config.epsilon is not None:
+        seen = f"{stated:.6g} of {e.config.epsilon:g}"
+        yield Finding("epsilon is within its target", stated <= e.config.epsilon, seen)
+
+
+def _ledger(e: Evidence) -> Iterator[Finding]:
+    yield Finding("the ledger ends in a whole line", not e.torn, e.folder.ledger.name)
+    keys = Counter((x["stream"], x["step"]) for x in e.entries)
+    twice = [key for key, count in keys.items() if count > 1]
+    yield Finding("no noise is used twice", not twice, f"{len(twice)} steps of a stream repeat")
+    steps = {int(x["step"]) for x in e.entries}
+    missing = set(range(int(e.statement["steps"]))) - steps
+    yield Finding("every step is on the ledger", not missing, f"{len(missing)} are missing")
+    seeds = {str(x["stream"]).startswith("seed-") for x in e.entries}
+    yield Finding(
+        "the ledger's streams are seeded as the statement says",
+        seeds <= {bool(e.statement["seeded"])}, f"seeded: {e.statement['seeded']}",
+    )  # fmt: skip
+
+
+def _mechanism(e: Evidence) -> Iterator[Finding]:
+    s, f, private = e.statement, e.facts, e.config.private
+    rate = e.config.batch_size / int(f["n"])
+    sigmas = {c.noise_multiplier for c in e.charges}
+    expected = {float(f["noise_multiplier"]) if private else 0.0}
+    yield Finding("the ledger's sigma is the run's", sigmas <= expected, f"{sorted(sigmas)}")
+    rates = {c.sampling_rate for c in e.charges}
+    yield Finding("the ledger's q is batch size / n", rates <= {rate}, f"{sorted(rates)}; {rate}")
+    yield _same("the statement's sigma is the run's", _number(s["noise_multiplier"]),
+                float(f["noise_multiplier"]))  # fmt: skip
+    yield _same("the statement's q is batch size / n", float(s["sampling_rate"]), rate)
+    yield _same("the statement's n is the run's", float(s["units"]), float(f["n"]))
+    yield _same("the statement's delta is the run's", float(s["delta"]), float(f["delta"]))
+    yield Finding("all charged steps are stated", int(s["charged_steps"]) == len(e.entries),
+                  f"{s['charged_steps']} stated, {len(e.entries)} on the ledger")  # fmt: skip
+    if private:
+        yield _same("the statement's C is the configured one", _number(s["clip_norm"]),
+                    e.config.clip_norm)  # fmt: skip
+    seeded = e.config.seed is not None
+    yield Finding("a seeded run says so", bool(s["seeded"]) == seeded, f"seeded: {seeded}")
+
+
+def _configuration(e: Evidence) -> Iterator[Finding]:
+    began = RunConfig.from_mapping(e.facts["config"])
+    before, now = began.to_mapping(), e.config.to_mapping()
+    before["delta"] = float(e.facts["delta"])
+    names = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
+    yield Finding("config.toml is what the run began with", not names, ", ".join(names) or "same")
+    text = e.folder.statement.read_text(encoding="utf-8") if e.folder.statement.is_file() else ""
+    restored = {k: _infinite(v) for k, v in e.statement.items()}
+    yield Finding("the statement for people is the one for machines",
+                  text == to_markdown(restored), e.folder.statement.name)  # fmt: skip
+    yield Finding("method is as configured", e.statement["method"] == e.config.method,
+                  str(e.statement["method"]))  # fmt: skip
+
+
+def _checkpoints(e: Evidence) -> Iterator[Finding]:
+    from dpbam.runs import checkpoint
+
+    if not checkpoint.listed(e.folder.checkpoints):
+        yield Finding("a checkpoint is there", False, "none")
+        return
+    try:
+        latest = checkpoint.load_latest(e.folder.checkpoints, str(e.facts["run"]))
+    except RunError as error:
+        yield Finding("the checkpoint is whole and of this run", False, str(error))
+        return
+    assert latest is not None
+    step = int(latest.state["oracle"]["step"])
+    yield Finding("the checkpoint is whole and of this run", True, f"step {step}")
+    yield Finding("the ledger covers the checkpoint", step <= len(e.entries),
+                  f"step {step}, {len(e.entries)} charged")  # fmt: skip
+    yield Finding("the statement's steps are the checkpoint's", step == int(e.statement["steps"]),
+                  f"{step}; {e.statement['steps']}")  # fmt: skip
+    yield _model(e, latest.state)
+
+
+def _model(e: Evidence, state: dict[str, Any]) -> Finding:
+    """The published weights are those of the last checkpoint (its average, if it has one)."""
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    what = "the model handed out is the checkpoint's"
+    try:
+        weights = load_file(e.folder.weights)
+    except (OSError, SafetensorError) as error:
+        return Finding(what, False, str(error))
+    expected = {**state["model"], **(state["average"] or {})}
+    odd = [
+        k for k in {*weights, *expected}
+        if k not in weights or k not in expected or not torch.equal(weights[k], expected[k])
+    ]  # fmt: skip
+    return Finding(what, not odd, f"{len(odd)} of {len(expected)} tensors differ")
+
+
+def _published(e: Evidence) -> Iterator[Finding]:
+    listed = set(e.statement["may_be_published"])
+    yield Finding("only harmless files are listed for publishing", listed <= set(PUBLISHABLE),
+                  ", ".join(sorted(listed)))  # fmt: skip
+    marked = [n for n in PUBLISHABLE if _mentions(e.folder.path / n, b"non_private")]
+    yield Finding("nothing non-private is in them", not marked, ", ".join(marked) or "nothing")
+
+
+_CHECKS = (_epsilon, _ledger, _mechanism, _configuration, _checkpoints, _published)
+
+
+def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """All entries, and whether the last line is torn; read here, not by the ledger's own code."""
+    if path.stat().st_size > _MOST_LEDGER:
+        raise RunError(f"{path} is too large for a ledger")
+    raw = path.read_bytes()
+    entries = []
+    for number, line in enumerate(raw.split(b"\n")[:-1], 1):
+        try:
+            entry = json.loads(line)
+            sigma, q = float(entry["noise_multiplier"]), float(entry["sampling_rate"])
+            if not (0 <= sigma < math.inf and 0 < q <= 1):
+                raise ValueError(f"sigma {sigma}, q {q}")
+            _ = entry["stream"], int(entry["step"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunError(f"{path} line {number} is not a ledger entry ({error})") from None
+        entries.append(entry)
+    return entries, not raw.endswith(b"\n")
+
+
+def _links_out(folder: Path) -> Iterator[Path]:
+    """Links below ``folder`` that lead out of it."""
+    root = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            yield path
+
+
+def _mentions(path: Path, word: bytes) -> bool:
+    return path.is_file() and word in path.read_bytes()
+
+
+def _number(value: Any) -> float:
+    """A JSON number, or the word for infinity."""
+    return math.inf if value == "infinite" else float(value)
+
+
+def _infinite(value: Any) -> Any:
+    return math.inf if value == "infinite" else value
+
+
+def _same(check: str, one: float, other: float) -> Finding:
+    return Finding(check, math.isclose(one, other, rel_tol=1e-9), f"{one:.6g}; {other:.6g}")
