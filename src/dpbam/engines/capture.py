@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dpbam.engines.ascent import Ascent
 from dpbam.engines.base import CannotServe
 from dpbam.engines.sites import Layout, Site
 from dpbam.engines.sources import Source
@@ -91,6 +92,7 @@ class Capture(TorchFunctionMode):
         rules: what to do with a use, by torch function; ``None`` holds the rule for the others.
         plan: what the probe found; without it no row axis is known yet.
         twice: there will be a second backward pass.
+        ascent: moves the parameters of every unit, for BAM's ascent step.
     """
 
     def __init__(
@@ -102,10 +104,11 @@ class Capture(TorchFunctionMode):
         plan: Plan,
         *,
         twice: bool = False,
+        ascent: Ascent | None = None,
     ) -> None:
         super().__init__()
         self.tape, self.rows, self.plan, self.twice = Tape(), rows, plan, twice
-        self._rules, self.parameters = rules, parameters
+        self._rules, self.parameters, self.ascent = rules, parameters, ascent
         self._anchor = torch.zeros((), requires_grad=True)
         self._calls = 0
         self._sources: Any = WeakIdKeyDictionary()
@@ -127,7 +130,7 @@ class Capture(TorchFunctionMode):
         kwargs = kwargs or {}
         self._calls += 1
         tensors = list(_tensors(args)) + list(_tensors(tuple(kwargs.values())))
-        tracked = any(t in self._sources for t in tensors)
+        tracked = torch.is_grad_enabled() and any(t in self._sources for t in tensors)
         varying = any(self.varies(t) for t in tensors)
         if not tracked:
             rule = self._rules.get(func) if varying and func in ALWAYS else None
@@ -196,11 +199,27 @@ class Capture(TorchFunctionMode):
         """A graph node for y, and its place on the tape; ``told``: nobody will ask its gradient."""
         if not y.requires_grad:
             y = self.root(y)
+        elif y._is_view():
+            y = _Same.apply(y)  # type: ignore[no-untyped-call]
         self.tape.outputs.append(Node(None, y.shape, get_gradient_edge(y), 0, what, told))
         return y, len(self.tape.outputs) - 1
 
+    def moved(
+        self, y: Tensor, source: Source, shape: tuple[int, ...], x: Tensor | None = None
+    ) -> Tensor:
+        """y plus what the ascent adds to it: eps_u g_u, broadcast as ``shape``, times x if given."""
+        if self.ascent is None:
+            return y
+        step = self.ascent.spread(source, shape, len(self.tape.outputs), y.ndim)
+        if step is None:
+            return y
+        step = step.to(y.dtype)
+        return y + step if x is None else torch.addcmul(y, x, step)
+
     def root(self, y: Tensor) -> Tensor:
         """y, computed from constants alone, as the start of the graph."""
+        if y._is_view():
+            y = y.new_empty(0).set_(y)
         started: Tensor = _Root.apply(y, self._anchor)  # type: ignore[no-untyped-call]
         return started
 
@@ -227,6 +246,18 @@ class _Root(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:  # type: ignore[override]
         return None, None
+
+
+class _Same(torch.autograd.Function):
+    """The same values as no view: torch loses gradients at a view that is overwritten later."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y.new_empty(0).set_(y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

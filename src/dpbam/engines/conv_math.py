@@ -51,14 +51,14 @@ class ConvFamily:
         return gram.reshape(units, rows, rows)
 
     def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
-        """The gradient in a of sum weights * gram(a, a), for symmetric weights [U, T, T]."""
-        units, q, channels, *space = a.shape
+        """The gradient in c of sum weights * gram(c, a), weights [U, T, T]."""
+        units, q, _, *space = a.shape
         out = self._out(space)
         total = weights.reshape(units, q, *out, q, *out)
         for axis in reversed(range(len(space))):
             total = self._shift(total, axis, space[axis], back=True)
         pixels = torch.Size([q, *space]).numel()
-        rows = total.reshape(units, pixels, pixels) @ (2 * self.right(a))
+        rows = total.reshape(units, pixels, pixels) @ self.right(a)
         return rows.unflatten(1, (q, -1)).transpose(2, 3).reshape(a.shape)
 
     def _out(self, space: Sequence[int]) -> list[int]:

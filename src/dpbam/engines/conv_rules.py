@@ -150,8 +150,9 @@ def _grouped(capture: Capture, func: Any, given: dict[str, Any], groups: int, ep
 
     if not x.requires_grad:
         x = capture.root(x.clone())
+    scale, shift = _own_affine(capture, x, scale, shift)
     y, j = capture.output(
-        GroupNorm.apply(x, bare(scale), bare(shift), groups, eps, record),  # type: ignore[no-untyped-call]
+        GroupNorm.apply(x, scale, shift, groups, eps, record),  # type: ignore[no-untyped-call]
         what,
         told=True,
     )
@@ -160,6 +161,22 @@ def _grouped(capture: Capture, func: Any, given: dict[str, Any], groups: int, ep
             site.y = j
             capture.site(site)
     return y
+
+
+def _own_affine(
+    capture: Capture, x: Tensor, scale: Any, shift: Any
+) -> tuple[Tensor | None, Tensor | None]:
+    """Scale and shift [channels]; in the ascent step [n, channels], moved for every row."""
+    sources, j = (capture.source(scale), capture.source(shift)), len(capture.tape.outputs)
+    scale, shift = bare(scale), bare(shift)
+    if capture.ascent is None or (scale is None and shift is None):
+        return scale, shift
+    parts = []
+    for value, source, default in ((scale, sources[0], 1.0), (shift, sources[1], 0.0)):
+        value = x.new_full(x.shape[1:2], default) if value is None else value
+        step = None if source is None else capture.ascent.spread(source, value.shape, j, 2)
+        parts.append(value.expand(x.shape[:2]) if step is None else value + step.to(value.dtype))
+    return parts[0], parts[1]
 
 
 @rule(F.layer_norm)
@@ -226,13 +243,17 @@ def _affine(
     def placed(t: Tensor | None) -> Tensor | None:
         return None if t is None else bare(t).reshape(*t.shape, *trailing)
 
+    sources = capture.source(scale), capture.source(shift)
     used, k = capture.input(xhat, what) if capture.source(scale) is not None else (xhat, -1)
     a, c = placed(scale), placed(shift)
     y = used if a is None else used * a if c is None else torch.addcmul(c, used, a)
     if a is None and c is not None:
         y = used + c
+    for source, factor in zip(sources, (used, None), strict=True):
+        if source is not None:
+            y = capture.moved(y, source, (*source.tensor.shape, *trailing), factor)
     y, j = capture.output(y, what)
-    for source, kind in ((capture.source(scale), ScaleSite), (capture.source(shift), SumSite)):
+    for source, kind in zip(sources, (ScaleSite, SumSite), strict=True):
         if source is None:
             continue
         if not source.linear:

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from dpbam.engines import attention, conv_rules  # they register their rules
+from dpbam.engines.ascent import Ascent
 from dpbam.engines.base import CannotServe, Loss, PhysicalBatch, call_model, per_row_loss
 from dpbam.engines.capture import Capture, Plan, Tape
 from dpbam.engines.dropout import KeyedDropout
@@ -31,7 +32,7 @@ from dpbam.engines.parameters import Plain, stores_for
 from dpbam.engines.probe import Probed, probe
 from dpbam.engines.sites import Flow, Fold, RecordSite, Site
 from dpbam.engines.stores import Store
-from dpbam.methods import Method
+from dpbam.methods import BAM, DPSGD, Method
 from dpbam.trees import Params, accumulation_dtype
 
 __all__ = ["FusedEngine"]
@@ -86,9 +87,7 @@ class FusedEngine:
         """
         penalty = method.norm_penalty(lam)
         if penalty is None:
-            raise CannotServe(
-                f"{method!r} is not the gradient of a loss and a multiple of its norm"
-            )
+            return self._ascended(batch, method, lam, plain=plain)
         tape, losses = self._captured(batch, twice=penalty > 0)
         total = (losses * batch.weights.to(losses.dtype)).sum()
         first = _backward(tape, total, self._plan, Fold(batch), twice=penalty > 0)
@@ -104,9 +103,35 @@ class FusedEngine:
             made.plain.know_squares([square.detach() for square in first.squares])
         return made
 
+    def _ascended(
+        self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool
+    ) -> FusedDirections:
+        """g_u at theta + lam g_u / |g_u|: the paper's BAM."""
+        if type(method) is not BAM:
+            raise CannotServe(
+                f"{method!r} is neither a gradient of L + p |g| nor BAM's ascent step"
+            )
+        below = self.directions(batch, DPSGD(), 0.0)
+        with torch.no_grad():
+            total = below.norms().square().sum(0)  # over the clipping groups
+            steps = lam * _safe_root(total)[1]
+            plan, fold = self._plan, Fold(batch)
+            ascent = Ascent(below.stores, steps, fold, plan.inputs, plan.outputs)
+        tape, losses = self._run(batch, plan, ascent=ascent)
+        tape.check_untouched()
+        loss = (losses * batch.weights.to(losses.dtype)).sum()
+        second = _backward(tape, loss, plan, fold, twice=False)
+        made = self._made(stores_for(tape.sites, second.flow.detached(), None), batch)
+        made.plain = below if plain else None
+        return made
+
     def _made(self, stores: list[Store], batch: PhysicalBatch) -> FusedDirections:
         shapes = {n: p for n, p in self._parameters.items()}
         return FusedDirections(stores, self._groups, batch.units, shapes)
+
+    def suggest_rows(self) -> int:
+        """A modest number: :func:`dpbam.engines.memory.physical_batch_size` finds the real one."""
+        return 64
 
     # --- the forward pass
 
@@ -137,10 +162,16 @@ class FusedEngine:
         tape.check_untouched()
         return tape, losses
 
-    def _run(self, batch: PhysicalBatch, plan: Plan, twice: bool = False) -> tuple[Tape, Tensor]:
+    def _run(
+        self,
+        batch: PhysicalBatch,
+        plan: Plan,
+        twice: bool = False,
+        ascent: Ascent | None = None,
+    ) -> tuple[Tape, Tensor]:
         n = batch.unit.shape[0]
         leaves = [t for t in tree_leaves((batch.inputs, batch.targets)) if isinstance(t, Tensor)]
-        capture = Capture(self._parameters, leaves, n, RULES, plan, twice=twice)
+        capture = Capture(self._parameters, leaves, n, RULES, plan, twice=twice, ascent=ascent)
         kernels = [SDPBackend.MATH] if twice else _ANY_KERNEL
         with torch.enable_grad(), sdpa_kernel(kernels), KeyedDropout(batch.keys), capture:
             output = call_model(self._model, batch.inputs)
@@ -159,7 +190,7 @@ class FusedDirections:
         units: int,
         parameters: Mapping[str, Tensor],
     ) -> None:
-        self._stores, self._groups, self._units = stores, groups, units
+        self.stores, self._groups, self._units = stores, groups, units
         self._like = {
             n: p.detach().new_zeros((), dtype=accumulation_dtype(p.dtype)).expand(p.shape)
             for n, p in parameters.items()
@@ -172,14 +203,14 @@ class FusedDirections:
     def norms(self) -> Tensor:
         """|d_u| by group: [G, U]."""
         squares = self._zeros.repeat(max(self._groups.values()) + 1, 1)
-        for store, square in zip(self._stores, self._squared(), strict=True):
+        for store, square in zip(self.stores, self._squared(), strict=True):
             squares[self._groups[store.name]] += square
         return squares.clamp_min(0).sqrt()
 
     def parameter_norms(self) -> dict[str, Tensor]:
         """The norm of d_u's entries by parameter: [U] each."""
         squares = dict.fromkeys(self._like, self._zeros)
-        for store, square in zip(self._stores, self._squared(), strict=True):
+        for store, square in zip(self.stores, self._squared(), strict=True):
             squares[store.name] = squares[store.name] + square
         return {name: square.clamp_min(0).sqrt() for name, square in squares.items()}
 
@@ -191,14 +222,14 @@ class FusedDirections:
     def _squared(self) -> list[Tensor]:
         """Once: measuring asks for norms again."""
         if self._squares is None:
-            self._squares = [store.squared_norm() for store in self._stores]
+            self._squares = [store.squared_norm() for store in self.stores]
         return self._squares
 
     @torch.no_grad()
     def weighted_sum(self, factors: Tensor) -> Params:
         """sum_u factors[g, u] d_u; a factor of 0 removes even a NaN."""
         total: Params = {}
-        for store in self._stores:
+        for store in self.stores:
             for name, part in store.weighted_sum(factors[self._groups[store.name]]).items():
                 total[name] = total[name] + part if name in total else part
         return {n: total.get(n, like.clone()) for n, like in self._like.items()}
@@ -207,7 +238,7 @@ class FusedDirections:
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
         """<d_u, vector>: [U]."""
         total = self._zeros
-        for store in self._stores:
+        for store in self.stores:
             total = total + store.inner(vector)
         return total
 
@@ -255,6 +286,9 @@ class _Backward:
             if isinstance(site, RecordSite):
                 site.second = []
         found = torch.autograd.grad(objective, wanted, allow_unused=True)
+        for site in sites:  # a layer that holds on to its own graph would never be freed
+            if isinstance(site, RecordSite):
+                site.plain = [told.detach() for told in site.plain]
         hbar = _spread(found[len(self.ys) :], moving, len(self.flow.x))
         ybar = _spread(found[: len(self.ys)], self.asked, len(self.flow.b))
         bam = replace(self.flow, ybar=ybar, hbar=hbar).detached()

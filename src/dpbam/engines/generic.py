@@ -33,7 +33,8 @@ class GenericSite:
         function: F(theta, xs) on tensors with the axes of the call itself.
         xs: the inputs' places on the tape.
         y: the output's.
-        direction: for BAM, (p / |g_u|) g_u for these parameters: set by the engine.
+        direction: for exact BAM, (p / |g_u|) g_u for these parameters.
+        moved: for the ascent step, the parameters of every row, [N, *shape].
     """
 
     theta: Params
@@ -41,6 +42,7 @@ class GenericSite:
     xs: list[int]
     y: int
     direction: Params | None = None
+    moved: Params | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,6 +59,22 @@ class GenericSite:
             for n, g in per_row.items()
         }
 
+    def rows_apart(
+        self, xs: list[Tensor], inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]
+    ) -> Tensor:
+        """F row by row, each row with its own parameters."""
+        assert self.moved is not None
+        n = next(iter(self.moved.values())).shape[0]
+        layouts = [inputs[k] for k in self.xs]
+        out = outputs[self.y]
+
+        def row(theta: Params, parts: list[Tensor]) -> Tensor:
+            placed = [x.movedim(0, layout.axis) for x, layout in zip(parts, layouts, strict=True)]
+            return self.function(theta, placed).movedim(out.axis, 0)
+
+        split = [layout.rows_first(x, n) for x, layout in zip(xs, layouts, strict=True)]
+        return out.place(vmap(row)(self.moved, split))
+
     def _rows(self, flow: Flow) -> dict[str, Any]:
         """Everything the formula needs with the row as leading axis."""
         n = flow.fold.rows
@@ -65,7 +83,11 @@ class GenericSite:
             return layout.rows_first(t, n)
 
         out = flow.outputs[self.y]
-        values: dict[str, Any] = {"x": [rows(flow.x[k], flow.inputs[k]) for k in self.xs]}
+        theta = {k: v.expand(n, *v.shape) for k, v in self.theta.items()}
+        values: dict[str, Any] = {
+            "theta": self.moved or theta,
+            "x": [rows(flow.x[k], flow.inputs[k]) for k in self.xs],
+        }
         for key, source in (("b", flow.b), ("ybar", flow.ybar)):
             if source is not None and source[self.y] is not None:
                 values[key] = rows(source[self.y], out)  # type: ignore[arg-type]
@@ -104,7 +126,7 @@ class GenericSite:
                     total = total + self._second(call, theta, values)
                 return total
 
-            gradient: Params = grad(objective)(dict(self.theta))
+            gradient: Params = grad(objective)(values["theta"])
             return gradient
 
         return row

@@ -72,7 +72,7 @@ class Family(Protocol):
         """f(weights_u, .)^T b_u, shaped as ``like``, an a."""
 
     def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
-        """The gradient in a of sum weights * gram(a, a), for symmetric weights [U, T, T]."""
+        """The gradient in c of sum weights * gram(c, a), weights [U, T, T]."""
 
     def mean_back(self, weights: Tensor, a: Tensor) -> Tensor:
         """The gradient in a of sum weights * mean(a), weights [U, T]."""
@@ -138,8 +138,8 @@ class LinearFamily:
         return (self.right(b) @ weights).reshape(like.shape)
 
     def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
-        """The gradient in a of sum weights * gram(a, a), for symmetric weights [U, T, T]."""
-        return (2 * weights @ self.right(a)).reshape(a.shape)
+        """The gradient in c of sum weights * gram(c, a), weights [U, T, T]."""
+        return (weights @ self.right(a)).reshape(a.shape)
 
     def mean_back(self, weights: Tensor, a: Tensor) -> Tensor:
         """The gradient in a of sum_t weights_t mean_t."""
@@ -214,6 +214,11 @@ class EmbeddingFamily:
     def apply(self, weight: Tensor, a: Tensor) -> Tensor:
         """W[ids], 0 for the padding id."""
         return self._kept(a, weight[a])
+
+    def apply_each(self, weights: Tensor, a: Tensor) -> Tensor:
+        """W_u[ids]: the padding id too, which blocks gradients and not values."""
+        unit = torch.arange(a.shape[0], device=a.device).view(-1, *(1,) * (a.ndim - 1))
+        return weights[unit, a]
 
 
 _ROW, _ENTRY = 60, 200  # products' worth of time: an entry of a Gram matrix, an entry of a G_u

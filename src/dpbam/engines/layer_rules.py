@@ -90,11 +90,24 @@ def use_matrix(
     k = -1
     if source is not None:
         x, k = capture.input(x, what)
-    y, j = capture.output(call(x, bare(weight), bare(bias)), what)
-    if source is not None:
-        capture.site(MatrixSite(source, family, k, j, swap))
+    shape = () if shift is None else tuple(shift.tensor.shape) + (1,) * channel_axes
+    j = len(capture.tape.outputs)
+    site = None if source is None else MatrixSite(source, family, k, j, swap)
+
+    def shared() -> Tensor:
+        return call(x, bare(weight), bare(bias))
+
+    if capture.ascent is None:
+        y = shared()
+    else:
+        constant = None if bias is None else bare(bias).view(-1, *(1,) * channel_axes)
+        y = shared() if site is None else capture.ascent.matrix(site, x, shared, constant)
+        y = y if shift is None else capture.moved(y, shift, shape)
+    y, j = capture.output(y, what)
+    if site is not None:
+        capture.site(site)
     if shift is not None:
-        capture.site(SumSite(shift, tuple(shift.tensor.shape) + (1,) * channel_axes, j))
+        capture.site(SumSite(shift, shape, j))
     return y
 
 
@@ -160,7 +173,8 @@ def _add(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if found is None:
         return _generic(capture, func, args, kwargs)
     x, theta, source = found
-    y, j = capture.output(x + theta.detach(), _name(capture, func, theta))
+    y = capture.moved(x + theta.detach(), source, tuple(theta.shape))
+    y, j = capture.output(y, _name(capture, func, theta))
     capture.site(SumSite(source, tuple(theta.shape), j))
     return y
 
@@ -173,7 +187,7 @@ def _mul(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     x, theta, source = found
     what = _name(capture, func, theta)
     x, k = capture.input(x, what)
-    y, j = capture.output(x * theta.detach(), what)
+    y, j = capture.output(capture.moved(x * theta.detach(), source, tuple(theta.shape), x), what)
     capture.site(ScaleSite(source, tuple(theta.shape), k, j))
     return y
 
@@ -197,7 +211,7 @@ def _expand_rows(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dic
     source = capture.source(theta)
     if source is None or not source.linear:
         raise CannotServe(f"{what} repeats a non-linear function of a parameter over the rows")
-    y, j = capture.output(out.detach().clone(), what)
+    y, j = capture.output(capture.moved(out.detach().clone(), source, shape), what)
     capture.site(SumSite(source, shape, j))
     return y
 
@@ -229,11 +243,16 @@ def _generic(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[st
     if not _depends(function, theta, xs):
         return function(theta, xs)
     nodes = [capture.input(x, what) for x in xs]
-    out = function(theta, [x for x, _ in nodes])
+    site = GenericSite(theta, function, [k for _, k in nodes], len(capture.tape.outputs))
+    if capture.ascent is None:
+        out = function(theta, [x for x, _ in nodes])
+    else:
+        site.moved = capture.ascent.rows(theta)
+        out = site.rows_apart([x for x, _ in nodes], capture.plan.inputs, capture.plan.outputs)
     if not isinstance(out, Tensor):
         raise CannotServe(f"{what} returns several tensors, and no rule knows it")
-    y, j = capture.output(out, what)
-    capture.site(GenericSite(theta, function, [k for _, k in nodes], j))
+    y, _ = capture.output(out, what)
+    capture.site(site)
     return y
 
 

@@ -83,8 +83,8 @@ class GhostNorm(torch.autograd.Function):
             in_a = family.gram_back(right, a)
             if fan is not None:  # d/da of -fan sum S mean mean'
                 pulled = (right @ family.mean(a).unsqueeze(2)).squeeze(2)
-                in_a = in_a - family.mean_back(2 * fan * pulled, a)
-            in_a = in_a * grad.view(-1, *(1,) * (in_a.ndim - 1))
+                in_a = in_a - family.mean_back(fan * pulled, a)
+            in_a = in_a * (2 * grad).view(-1, *(1,) * (in_a.ndim - 1))  # K has a twice
         return in_a, in_b, None, None
 
 

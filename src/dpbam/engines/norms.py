@@ -32,7 +32,10 @@ _CHUNK = 2**17  # elements of one step of an element-wise pass: what stays in th
 
 
 class GroupNorm(torch.autograd.Function):
-    """y = scale * xhat + shift. ``record`` is told the per-sample gradients of scale and shift."""
+    """y = scale * xhat + shift, both [channels], or both [n, channels] (then differentiable once).
+
+    ``record`` is told the per-sample gradients of scale and shift.
+    """
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -40,9 +43,13 @@ class GroupNorm(torch.autograd.Function):
         record: Record,
     ) -> Tensor:  # fmt: skip
         n, channels = x.shape[:2]
+        own = scale is not None and scale.ndim == 2  # a scale and a shift for every row
         y, mean, r = torch.native_group_norm(
-            x, scale, shift, n, channels, x[0, 0].numel(), groups, eps
-        )
+            x, None if own else scale, None if own else shift, n, channels, x[0, 0].numel(),
+            groups, eps,
+        )  # fmt: skip
+        if own:
+            y = torch.addcmul(per_channel(shift, x), y, per_channel(scale, x))
         ctx.save_for_backward(x)
         ctx.given = scale, mean, r, groups, record
         return y
@@ -65,9 +72,11 @@ class GroupNormBack(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         n, channels = x.shape[:2]
         g = g.contiguous()
+        own = scale is not None and scale.ndim == 2
         dx = torch.ops.aten.native_group_norm_backward(
-            g, x, mean, r, scale, n, channels, x[0, 0].numel(), groups, [True, False, False]
-        )[0]
+            g * per_channel(scale, x) if own else g, x, mean, r, None if own else scale, n, channels,
+            x[0, 0].numel(), groups, [True, False, False],
+        )[0]  # fmt: skip
         stats = _Stats(scale, mean, r, groups, x)
         sum_g, sum_gh = stats.sums(g)
         ctx.save_for_backward(g, x, sum_g, sum_gh)
@@ -139,6 +148,12 @@ class _Stats:
             for coefficient, t in [*others, (on_x, x)]:
                 target.addcmul_(_wide(coefficient, piece, x), t[piece].flatten(2))
         return out
+
+
+def per_channel(values: Tensor | None, x: Tensor) -> Tensor:
+    """[n, channels], to be multiplied with x."""
+    assert values is not None
+    return values.reshape(*values.shape, *(1,) * (x.ndim - 2)).to(x.dtype)
 
 
 def pieces(x: Tensor) -> list[slice]:

@@ -12,11 +12,12 @@ for free. Both come from running three rows of the batch, and two of them again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from dpbam.engines.base import CannotServe, PhysicalBatch
 from dpbam.engines.capture import Node, Plan, Tape
@@ -59,9 +60,9 @@ def probe(run: Run, batch: PhysicalBatch) -> Probed:
     _check_losses(losses, again)
     inputs = [_layout(a, b) for a, b in zip(tape.inputs, small.inputs, strict=True)]
     outputs = [_layout(a, b) for a, b in zip(tape.outputs, small.outputs, strict=True)]
-    outputs, flipped = _check_apart(tape, losses, outputs)
-    inputs = [_follow(layout, flipped) for layout in inputs]
-    found = Plan(expansions, tuple(inputs), tuple(outputs))
+    nodes = tape.inputs + tape.outputs
+    layouts = _apart(losses[0], nodes, inputs + outputs, more)
+    found = Plan(expansions, tuple(layouts[: len(inputs)]), tuple(layouts[len(inputs) :]))
     return Probed(found, tape.signature, batch.unit.shape[0] > 1)
 
 
@@ -69,6 +70,8 @@ def _take(batch: PhysicalBatch, count: int) -> PhysicalBatch:
     """The first ``count`` rows, from the start again if there are fewer, each its own unit."""
     index = torch.arange(count, device=batch.unit.device) % rows(batch.inputs)
     inputs, targets, keys = map_rows(lambda t: t[index], (batch.inputs, batch.targets, batch.keys))
+    for t in _floats(inputs):
+        t.requires_grad_()  # so that every later tensor tells which rows it is made of
     return PhysicalBatch(
         inputs=inputs,
         targets=targets,
@@ -103,33 +106,32 @@ def _layout(more: Node, fewer: Node) -> Layout:
     return found
 
 
-def _check_apart(tape: Tape, losses: Tensor, layouts: list[Layout]) -> tuple[list[Layout], bool]:
+def _apart(loss: Tensor, nodes: list[Node], layouts: list[Layout], batch: Any) -> list[Layout]:
     """The first row's loss must not see the other rows; which of two orders makes it so."""
-    edges = [node.edge for node in tape.outputs]
-    gradients = torch.autograd.grad(losses[0], edges, allow_unused=True) if edges else ()
-    found, flipped = [], False
-    for node, gradient, layout in zip(tape.outputs, gradients, layouts, strict=True):
-        if gradient is None or _apart(gradient, layout):
-            found.append(layout)
+    data = _floats(batch.inputs)
+    known = [i for i, node in enumerate(nodes) if node.edge is not None]
+    wanted: list[Any] = [nodes[i].edge for i in known] + data
+    gradients = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
+    for t in gradients[len(known) :]:
+        if t is not None and not _zero_elsewhere(t, Layout()):
+            raise CannotServe("samples mix: one's loss depends on another's inputs")
+    found = list(layouts)
+    for i, gradient in zip(known, gradients, strict=False):
+        if gradient is None or _zero_elsewhere(gradient, layouts[i]):
             continue
-        other = Layout(layout.axis, layout.many, minor=True)
-        if layout.many == 1 or not _apart(gradient, other):
+        found[i] = replace(layouts[i], minor=True)
+        if layouts[i].many == 1 or not _zero_elsewhere(gradient, found[i]):
             raise CannotServe(
-                f"samples mix after {node.what}: one's loss depends on another's data"
+                f"samples mix after {nodes[i].what}: one's loss depends on another's data"
             )
-        found.append(other)
-        flipped = True
-    return found, flipped
+    return found
 
 
-def _follow(layout: Layout, flipped: bool) -> Layout:
-    """Inputs with a merged axis are laid out as the outputs are."""
-    if layout.many == 1 or not flipped:
-        return layout
-    return Layout(layout.axis, layout.many, minor=True)
+def _floats(tree: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point()]
 
 
-def _apart(gradient: Tensor, layout: Layout) -> bool:
+def _zero_elsewhere(gradient: Tensor, layout: Layout) -> bool:
     others = layout.rows_first(gradient, _MORE)[1:]
     return not bool((others[others.isfinite()] != 0).any())
 

@@ -45,6 +45,11 @@ class Layout:
             return t.unflatten(0, (self.many, rows)).transpose(0, 1)
         return t.unflatten(0, (rows, self.many))
 
+    def place(self, t: Tensor) -> Tensor:
+        """[N, many, *rest] -> [..., N * many, ...], the way back."""
+        merged = t.transpose(0, 1).flatten(0, 1) if self.minor else t.flatten(0, 1)
+        return merged.movedim(0, self.axis)
+
 
 class Fold:
     """Rows to units: [N, ...] -> [U, q, ...], a unit with fewer rows padded with zeros."""
@@ -65,6 +70,11 @@ class Fold:
         if t.is_floating_point():
             t = t.to(accumulation_dtype(t.dtype))
         return self.by_unit(layout.rows_first(t, self.rows)).flatten(1, 2)
+
+    def undo(self, t: Tensor, layout: Layout) -> Tensor:
+        """[U, q, *rest] -> [.., N * many, ..], the way back."""
+        rows = t.unflatten(1, (-1, layout.many)).flatten(0, 1)  # [U * most, many, *rest]
+        return layout.place(rows if self._slot is None else rows[self._slot])
 
     def to_rows(self, t: Tensor) -> Tensor:
         """[U, ...] -> [N, ...]: each row gets its unit's value."""

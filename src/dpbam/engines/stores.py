@@ -22,6 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dpbam.engines.base import CannotServe
 from dpbam.engines.layer_math import Family
 from dpbam.engines.maps import FormedNorm, GhostNorm, centred_gram, frobenius
 from dpbam.engines.sources import Source
@@ -145,16 +146,32 @@ class Unformed:
         if len(pairs) == 1 and torch.is_grad_enabled():
             a, b = pairs[0]
             if not ghost:
-                formed: Tensor = FormedNorm.apply(a, b, self.family, self._fan)  # type: ignore[no-untyped-call]
+                formed: Tensor = FormedNorm.apply(a, b, self.family, self.fan)  # type: ignore[no-untyped-call]
                 return formed
-            squared, *self.grams = GhostNorm.apply(a, b, self.family, self._fan)  # type: ignore[no-untyped-call]
+            squared, *self.grams = GhostNorm.apply(a, b, self.family, self.fan)  # type: ignore[no-untyped-call]
             return squared  # type: ignore[no-any-return]
         if ghost:
             return self._ghost_norm(pairs)
         return self._channel_norms(pairs).sum(1)
 
     @property
-    def _fan(self) -> int | None:
+    def stays_unformed(self) -> bool:
+        """Whether its norm did not need G_u."""
+        return self._kept is None and self._ghost()
+
+    def formed(self) -> Tensor:
+        """[U, o, fan-in]: G_u, centred where the weight is."""
+        if self.form.scaled:
+            raise CannotServe(f"{self.name} is moved through its standardisation's scale")
+        if self._kept is None:
+            with torch.no_grad():
+                self._channel_norms(self.pairs)
+        assert self._kept is not None
+        return self._kept
+
+    @property
+    def fan(self) -> int | None:
+        """The fan-in if the weight is centred."""
         return self.form.fan if self.form.centred else None
 
     def _ghost(self) -> bool:
@@ -175,7 +192,7 @@ class Unformed:
                 if right is None:
                     right = rows[j] @ rows[k].transpose(1, 2)
                 if left is None:
-                    left = centred_gram(self.family, pairs[j][0], pairs[k][0], self._fan)
+                    left = centred_gram(self.family, pairs[j][0], pairs[k][0], self.fan)
                 part = frobenius(left.to(right.dtype), right) * (1 if j == k else 2)
                 total = part if total is None else total + part
         assert total is not None
@@ -237,7 +254,7 @@ class Unformed:
         rows = [self.family.right(b) for _, b in self.pairs]
         for j in range(len(rows)):
             for k in range(len(rows)):
-                left = centred_gram(self.family, self.pairs[j][0], self.pairs[k][0], self._fan)
+                left = centred_gram(self.family, self.pairs[j][0], self.pairs[k][0], self.fan)
                 part = (rows[j] * (left @ rows[k])).sum(1)
                 total = part if total is None else total + part
         assert total is not None

@@ -1,0 +1,393 @@
+"""What the fused engine promises apart from numbers: refusals, NaNs, groups, leaving things as found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import METHODS, errors
+from reference import make_batch, one_at_a_time
+from torch import Tensor, nn
+
+from dpbam.engines.base import CannotServe
+from dpbam.engines.fused import FusedEngine
+from dpbam.engines.layer_rules import RULES, rule
+from dpbam.engines.sites import ScaleSite
+from dpbam.methods import BAM, DPSGD, Method
+
+CROSS = nn.CrossEntropyLoss(reduction="none")
+EXACT = BAM(0.3, exact=True)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Mish(), nn.Flatten(), nn.Linear(64, 3)
+    )
+
+
+def batch(rows: int = 6, units: Any = 1, x: Tensor | None = None) -> Any:
+    x = torch.randn(rows, 2, 4, 4) if x is None else x
+    return make_batch(x, torch.arange(rows) % 3, rows, units)
+
+
+# --- refusals, each by name
+
+
+class Wrapped(nn.Module):
+    """Ordinary code around a linear layer."""
+
+    def __init__(self, code: Any, size: int = 4) -> None:
+        super().__init__()
+        self.code, self.layer, self.head = code, nn.Linear(4, size), nn.Linear(size, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.code(self.layer(x)))
+
+
+MIXING = {
+    "mean": lambda x: x - x.mean(0),
+    "small mean": lambda x: x - 1e-6 * x.mean(0),
+    "softmax over the batch": lambda x: x.softmax(0),
+    "neighbour": lambda x: x + x.roll(1, 0),
+    "attention over the batch": lambda x: (x @ x.t()).softmax(-1) @ x,
+    "no gradient": lambda x: x / (1e-3 + x.detach().std(0)),
+    "flip": lambda x: x.flip(0),
+}
+
+
+@pytest.mark.parametrize("code", MIXING)
+@pytest.mark.parametrize("method", [DPSGD(), EXACT, BAM(0.3)], ids=["dp-sgd", "exact", "ascent"])
+def test_a_model_that_mixes_samples_is_refused(code: str, method: Method) -> None:
+    model = Wrapped(MIXING[code])
+    with pytest.raises(CannotServe, match="mix|another"):
+        FusedEngine(model, CROSS).directions(
+            make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), method, 0.3
+        )
+
+
+def test_a_model_that_mixes_before_its_first_layer_is_refused() -> None:
+    class Early(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x - x.mean(0))
+
+    with pytest.raises(CannotServe, match="mix"):
+        FusedEngine(Early(), CROSS).directions(
+            make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
+        )
+
+
+def test_one_row_first_does_not_hide_mixing_later() -> None:
+    engine = FusedEngine(Wrapped(lambda x: x - x.detach().mean(0)), CROSS)
+    engine.directions(make_batch(torch.randn(1, 4), torch.zeros(1).long(), 1), DPSGD(), 0.0)
+    with pytest.raises(CannotServe, match="mix"):
+        engine.directions(make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0)
+
+
+def test_apart_is_not_refused() -> None:
+    for code in (lambda x: x - x.mean(1, keepdim=True), lambda x: x.softmax(1), torch.tanh):
+        model = Wrapped(code)
+        data = make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5)
+        assert FusedEngine(model, CROSS).directions(data, EXACT, 0.3).norms().isfinite().all()
+
+
+class Sequence(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x)
+        out = out[0] if isinstance(out, tuple) else out
+        return self.head(out.flatten(1)[:, :4])
+
+
+@pytest.mark.parametrize(
+    ("layer", "word"),
+    [
+        (nn.LSTM(4, 4, batch_first=True), "lstm"),
+        (nn.GRU(4, 4, batch_first=True), "gru"),
+        (nn.BatchNorm1d(5), "batch norm"),
+        (nn.InstanceNorm1d(5, affine=True, track_running_stats=True), "running"),
+        (nn.MultiheadAttention(4, 2, add_bias_kv=True), "bias_k"),
+    ],
+    ids=["lstm", "gru", "batch norm", "instance norm", "attention"],
+)
+def test_what_it_cannot_do_it_says_by_name(layer: nn.Module, word: str) -> None:
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = layer
+
+        def forward(self, x: Tensor) -> Any:
+            return layer(x, x, x) if isinstance(layer, nn.MultiheadAttention) else layer(x)
+
+    model = Sequence(Three())
+    with pytest.raises(CannotServe, match=word):
+        FusedEngine(model, CROSS).directions(
+            make_batch(torch.randn(5, 5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
+        )
+
+
+def test_a_use_that_torch_cannot_show_is_refused() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            return x * weight
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            x, weight = ctx.saved_tensors
+            return grad * weight, (grad * x).sum(0)
+
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.hidden = nn.Linear(4, 3), nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(Double.apply(x, self.hidden))
+
+    with pytest.raises(CannotServe, match="hidden"):
+        FusedEngine(Hidden(), CROSS).directions(
+            make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
+        )
+
+
+def test_an_input_overwritten_later_is_refused() -> None:
+    class Overwrites(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x).clone()
+            y = self.b(x)
+            x.mul_(2)
+            return self.c(x + y)
+
+    with pytest.raises(CannotServe, match="in place"):
+        FusedEngine(Overwrites(), CROSS).directions(
+            make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
+        )
+
+
+def test_a_method_of_ones_own_is_refused() -> None:
+    class Odd(Method):
+        name = "odd"
+
+        def direction(self, grad: Any, theta: Any, lam: float) -> Any:
+            return grad(theta)
+
+    with pytest.raises(CannotServe, match="Odd"):
+        FusedEngine(net(), CROSS).directions(batch(), Odd(0.1), 0.1)
+
+
+# --- bad numbers
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("method", [DPSGD(), EXACT, BAM(0.3)], ids=["dp-sgd", "exact", "ascent"])
+def test_a_bad_unit_shows_in_its_own_norm_and_factor_zero_removes_it(
+    method: Method, value: float
+) -> None:
+    model, data = net(), batch()
+    data.inputs[2] = value
+    lam = 0.0 if isinstance(method, DPSGD) else 0.3
+    engine = FusedEngine(model, CROSS)
+    handle = engine.directions(data, method, lam)
+    bad = ~handle.norms()[0].isfinite()
+    assert bad.tolist() == [False, False, True, False, False, False]
+    factors = torch.where(bad, 0.0, 1.0)[None]
+    total = handle.weighted_sum(factors)
+    keep = [0, 1, 3, 4, 5]
+    rest = engine.directions(
+        make_batch(data.inputs[keep], data.targets[keep], 5), method, lam
+    ).weighted_sum(torch.ones(1, 5))
+    torch.testing.assert_close(total, rest, rtol=1e-4, atol=1e-5)
+
+
+def test_all_units_removed_gives_zeros() -> None:
+    handle = FusedEngine(net(), CROSS).directions(batch(), EXACT, 0.3)
+    assert all((t == 0).all() for t in handle.weighted_sum(torch.zeros(1, 6)).values())
+
+
+@pytest.mark.parametrize("method", [EXACT, BAM(0.3)], ids=["exact", "ascent"])
+def test_a_unit_with_zero_gradient_gives_zeros_not_nan(method: Method) -> None:
+    model = net()
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return CROSS(output, target) * (target != 2)
+
+    handle = FusedEngine(model, loss).directions(batch(), method, 0.3)
+    norms = handle.norms()[0]
+    assert norms.isfinite().all()
+    assert (norms == 0).tolist() == [False, False, True, False, False, True]
+    assert all(t.isfinite().all() for t in handle.weighted_sum(torch.ones(1, 6)).values())
+
+
+# --- groups, weights, dtypes, state
+
+
+@pytest.mark.parametrize("method", [DPSGD(), EXACT, BAM(0.3)], ids=["dp-sgd", "exact", "ascent"])
+def test_norms_and_factors_go_by_clipping_group(method: Method) -> None:
+    model, data = net(), batch(6, 2)
+    names = [n for n, _ in model.named_parameters()]
+    groups = {n: i % 3 for i, n in enumerate(names)}
+    lam = 0.0 if isinstance(method, DPSGD) else 0.3
+    flat = FusedEngine(model, CROSS).directions(data, method, lam)
+    grouped = FusedEngine(model, CROSS, groups).directions(data, method, lam)
+    assert grouped.norms().shape == (3, 3)
+    torch.testing.assert_close(grouped.norms().square().sum(0), flat.norms()[0].square())
+    only = torch.zeros(3, 3)
+    only[1] = 1.0
+    total = grouped.weighted_sum(only)
+    whole = flat.weighted_sum(torch.ones(1, 3))
+    for name in names:
+        expected = whole[name] if groups[name] == 1 else torch.zeros_like(whole[name])
+        torch.testing.assert_close(total[name], expected)
+
+
+def test_frozen_parameters_are_left_out_and_nothing_is_left_behind() -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    before = {n: (p.requires_grad, p.clone()) for n, p in model.named_parameters()}
+    handle = FusedEngine(model, CROSS).directions(batch(), EXACT, 0.3)
+    total = handle.weighted_sum(torch.ones(1, 6))
+    assert set(total) == {"1.weight", "1.bias", "4.weight", "4.bias"}
+    for n, p in model.named_parameters():
+        assert p.requires_grad == before[n][0]
+        assert torch.equal(p, before[n][1])
+        assert p.grad is None
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_forward_that_fails_leaves_nothing_behind() -> None:
+    model = Wrapped(lambda x: x @ torch.ones(3, 3))
+    with pytest.raises(RuntimeError):
+        FusedEngine(model, CROSS).directions(
+            make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
+        )
+    assert all(p.requires_grad for p in model.parameters())
+    assert type(F.linear(torch.ones(1, 1), torch.ones(1, 1))) is Tensor
+
+
+@pytest.mark.parametrize("method", [DPSGD(), EXACT, BAM(0.3)], ids=["dp-sgd", "exact", "ascent"])
+def test_bfloat16_activations_have_float32_norms(method: Method) -> None:
+    model, data = net(), batch()
+    lam = 0.0 if isinstance(method, DPSGD) else 0.3
+    full = FusedEngine(model, CROSS).directions(data, method, lam)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = FusedEngine(model, CROSS).directions(data, method, lam)
+    assert half.norms().dtype == torch.float32
+    torch.testing.assert_close(half.norms(), full.norms(), rtol=0.05, atol=0.0)
+    ones = torch.ones(1, 6)
+    for name, t in half.weighted_sum(ones).items():
+        assert t.dtype == torch.float32
+        wanted = full.weighted_sum(ones)[name]
+        assert (t - wanted).norm() < 0.1 * wanted.norm() + 1e-3
+
+
+def test_weights_of_rows_are_a_units_shares() -> None:
+    model, data = net().double(), batch(4, [1, 3], torch.randn(4, 2, 4, 4).double())
+    data = make_batch(data.inputs, data.targets, 4, [1, 3], dtype=torch.float64)
+    data.weights[:] = torch.tensor([1.0, 0.2, 0.3, 0.5])
+    for method in METHODS:
+        found = errors(FusedEngine(model, CROSS), model, CROSS, data, method)
+        assert max(found.values()) < 1e-9
+
+
+class Odd(nn.Module):
+    """Rows second, rows merged with positions, parameters added in place, rows repeated oddly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.flat = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.token, self.shift = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(3, 1, 4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:  # [N, 3, 4]
+        n = x.shape[0]
+        x = self.mix(x.transpose(0, 1))  # [3, N, 4]
+        x += self.shift
+        x = torch.tanh(self.flat(x.reshape(3 * n, 4)))  # row is the faster index
+        x = x.view(3, n, 4).transpose(0, 1)
+        token = self.token.repeat(n, 1, 1)
+        x = torch.cat([token, x], 1).flatten(0, 1)  # row is the slower index
+        return self.head(torch.tanh(self.flat(x)).view(n, 4, 4).mean(1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("rows", [1, 3, 4, 6])  # 3 and 4: sizes that other axes have too
+def test_rows_are_found_wherever_they_are(method: str, rows: int) -> None:
+    torch.manual_seed(0)
+    model = Odd().double()
+    data = make_batch(
+        torch.randn(rows, 3, 4).double(), torch.arange(rows) % 3, rows, dtype=torch.float64
+    )
+    found = errors(FusedEngine(model, CROSS), model, CROSS, data, method)
+    assert max(found.values()) < 1e-9, found
+
+
+def test_one_engine_serves_batches_of_any_size() -> None:
+    model = net().double()
+    engine = FusedEngine(model, CROSS)
+    for rows in (1, 5, 2, 8):
+        data = make_batch(
+            torch.randn(rows, 2, 4, 4).double(), torch.arange(rows) % 3, rows, dtype=torch.float64
+        )
+        found = errors(engine, model, CROSS, data, "bam-exact")
+        assert max(found.values()) < 1e-9
+
+
+def test_a_rule_of_ones_own() -> None:
+    """The example of the documentation."""
+
+    def scaled(x: Tensor, weight: Tensor) -> Tensor:
+        if torch.overrides.has_torch_function((x, weight)):
+            return torch.overrides.handle_torch_function(scaled, (x, weight), x, weight)
+        return x * weight
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.weight = nn.Linear(4, 3), nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return scaled(self.first(x), self.weight).tanh()
+
+    calls = []
+
+    @rule(scaled)
+    def _(capture: Any, func: Any, args: Any, kwargs: Any) -> Tensor:
+        calls.append(func)
+        x, k = capture.input(args[0], "scaled")
+        source = capture.source(args[1])
+        y, j = capture.output(x * args[1].detach(), "scaled")
+        capture.site(ScaleSite(source, tuple(args[1].shape), k, j))
+        return y
+
+    try:
+        model = Layer().double()
+        data = make_batch(torch.randn(5, 4).double(), torch.arange(5) % 3, 5, dtype=torch.float64)
+        found = errors(FusedEngine(model, CROSS), model, CROSS, data, "bam-exact")
+    finally:
+        del RULES[scaled]
+    assert calls
+    assert max(found.values()) < 1e-9
+
+
+def test_the_reference_itself_is_not_the_plain_gradient() -> None:
+    """A check of the check: BAM's directions differ from DP-SGD's by far more than the tolerance."""
+    model, data = net().double(), batch(4, 1, torch.randn(4, 2, 4, 4).double())
+    data = make_batch(data.inputs, data.targets, 4, dtype=torch.float64)
+    plain = one_at_a_time(model, CROSS, data, 0.0)
+    exact = one_at_a_time(model, CROSS, data, 0.3)
+    assert (plain[0]["4.weight"] - exact[0]["4.weight"]).norm() > 1e-3

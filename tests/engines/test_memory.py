@@ -1,0 +1,53 @@
+"""The memory estimate against what is measured."""
+
+import pytest
+import torch
+from torch import nn
+
+from dpbam.engines.base import PhysicalBatch
+from dpbam.engines.fused import FusedEngine
+from dpbam.engines.memory import LiveBytes, peak_bytes, physical_batch_size
+from dpbam.methods import BAM, DPSGD
+from dpbam.nn.models import SmallCNN
+
+METHODS = {"dp-sgd": DPSGD(), "ascent": BAM(0.1), "exact": BAM(0.1, exact=True)}
+
+
+def batch(rows: int) -> PhysicalBatch:
+    n = torch.arange(rows)
+    return PhysicalBatch(torch.randn(rows, 1, 16, 16), n % 10, n, rows, torch.ones(rows), n)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_chosen_batch_fits_and_is_not_timid(name: str) -> None:
+    limit = 12 * 2**20
+    engine = FusedEngine(SmallCNN(), nn.CrossEntropyLoss(reduction="none"))
+    method, lam = METHODS[name], 0.0 if name == "dp-sgd" else 0.1
+    rows = physical_batch_size(engine, batch(1), method, lam, limit)
+    measured = peak_bytes(engine, batch(rows), method, lam)
+    assert 0.6 * limit < measured < limit, (rows, measured / limit)
+
+
+def test_memory_does_not_grow_with_batch_times_parameters() -> None:
+    """A wide layer has 256 KiB of weights: a row must take far less than that."""
+    model = nn.Sequential(nn.Linear(256, 256), nn.Mish(), nn.Linear(256, 10))
+    engine = FusedEngine(model, nn.CrossEntropyLoss(reduction="none"))
+
+    def peak(rows: int) -> int:
+        n = torch.arange(rows)
+        data = PhysicalBatch(torch.randn(rows, 256), n % 10, n, rows, torch.ones(rows), n)
+        engine.directions(data, METHODS["exact"], 0.1)
+        return peak_bytes(engine, data, METHODS["exact"], 0.1)
+
+    share = (peak(192) - peak(64)) / 128
+    assert share < 0.15 * 256 * 256 * 4
+
+
+def test_live_bytes_forgets_what_is_freed() -> None:
+    with LiveBytes() as live:
+        for _ in range(3):
+            x = torch.ones(1000, requires_grad=True)
+            (x * 2).exp().sum().backward()
+            del x
+    assert live.now == 0
+    assert 12_000 <= live.peak <= 24_000
