@@ -62,7 +62,7 @@ def test_bias_is_the_recorded_one_against_epochs(three: tuple[Group, ...]) -> No
 def test_figure_seven_is_drawn_to_scale(three: tuple[Group, ...]) -> None:
     panel = build("decomposition", three).panels[2]
     assert isinstance(panel, Arrows)
-    vectors = {a.role: (a.end[0] - a.start[0], a.end[1] - a.start[1]) for a in panel.arrows}
+    vectors = {a.role: (a.end[0] - a.start[0], a.end[1] - a.start[1]) for a in panel.arrows[:5]}
     bias, length, sideways = vectors["bias"], vectors["magnitude"], vectors["direction"]
     assert bias == pytest.approx((length[0] + sideways[0], length[1] + sideways[1]))
     ends = [row["non_private_against_plain"] for row in three[2].runs[0].bias[-6:]]
@@ -73,6 +73,17 @@ def test_figure_seven_is_drawn_to_scale(three: tuple[Group, ...]) -> None:
     for x, y in (*panel.trail, *(a.end for a in panel.arrows)):
         assert left <= x <= right
         assert bottom <= y <= top
+
+
+def test_a_short_clipped_gradient_is_drawn_again_enlarged(three: tuple[Group, ...]) -> None:
+    panel = build("decomposition", three).panels[0]  # DP-SGD: a = 0.2, |c| = 0.1
+    assert isinstance(panel, Arrows)
+    small, large = panel.arrows[3], panel.arrows[-1]
+    assert large.label == "g clip, 2×"
+    assert len(list(panel.rows())) == 5  # the data know nothing of it
+    grown = (large.end[0] - large.start[0], large.end[1] - large.start[1])
+    assert grown == pytest.approx((2 * small.end[0], 2 * small.end[1]))
+    assert len(build("decomposition", three).panels[2].arrows) == 5  # type: ignore[union-attr]
 
 
 def test_without_a_plain_reading_the_own_one_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ PLAIN, OWN = "non_private_against_plain", "non_private_against_own"
 NOT_MEASURED = (
     "The bias was not measured in this run. Train with --measure-bias every=10 to record it."
 )
+SHORT = 0.25  # of |ĝ|: a g_clip below it is hard to see beside ĝ
+CORNER, ENLARGED = (0.5, 0.2), 0.42  # where it is drawn again, and how long
 LAST_PART = 0.1  # the end of training: the last tenth of the measured steps
 
 
@@ -148,8 +150,9 @@ def decomposition(groups: Sequence[Group]) -> Figure:
         "The bias taken apart",
         "The paper's Figure 7, drawn to scale from this training's last tenth: ĝ has length 1, "
         "g_clip = a ĝ + c, and the bias is (a − 1) ĝ, an error of length, plus c, an error of "
-        "direction. Dots: where g_clip ended earlier in training. Below: the share of direction in "
-        "the squared bias, and of noise in the squared error.",
+        "direction. Dots: where g_clip ended earlier in training. A short g_clip is drawn again, "
+        "enlarged. Numbers: also the share of direction in the squared bias, and of noise in the "
+        "squared error.",
         about="training",
         panels=[p for g in groups if (p := _decomposed(g)) is not None],
         missing=NOT_MEASURED,
@@ -220,11 +223,12 @@ def _decomposed(group: Group) -> Arrows | None:
         ("direction", f"{share:.0%}"),
         ("noise", f"{noise_share:.0%}"),
     )
-    top = 1.12 * max([0.3, c, *(p[1] for p in reach)])
+    arrows = _figure_seven(a, c)
+    top = 1.12 * max([0.3, *(arrow.end[1] for arrow in arrows), *(p[1] for p in reach)])
     left = min([-0.04, *(p[0] for p in reach)])
     return Arrows(
         group.label if reading == PLAIN else f"{group.label} (against its own gradient)",
-        _figure_seven(a, c),
+        arrows,
         trail=tuple(reach),
         colour=group.colour,
         notes=notes,
@@ -233,12 +237,26 @@ def _decomposed(group: Group) -> Arrows | None:
 
 
 def _figure_seven(a: float, c: float) -> tuple[Arrow, ...]:
-    return (
+    """The paper's drawing; a short g_clip is drawn once more, enlarged, where there is room."""
+    short = math.hypot(a, c) < SHORT
+    whole = (
         Arrow("ĝ", "gradient", (0.0, 0.0), (1.0, 0.0)),
         Arrow("(a − 1) ĝ", "magnitude", (1.0, 0.0), (a, 0.0), side="left"),
-        Arrow("c", "direction", (a, 0.0), (a, c), side="right"),
-        Arrow("g clip", "clipped", (0.0, 0.0), (a, c), side="left"),
+        Arrow("" if short else "c", "direction", (a, 0.0), (a, c), side="right"),
+        Arrow("" if short else "g clip", "clipped", (0.0, 0.0), (a, c), side="left"),
         Arrow("bias", "bias", (1.0, 0.0), (a, c), side="right"),
+    )
+    return whole + _enlarged(a, c) if short else whole
+
+
+def _enlarged(a: float, c: float) -> tuple[Arrow, ...]:
+    times = max(2, round(ENLARGED / math.hypot(a, c)))
+    x, y = CORNER
+    corner, tip = (x + times * a, y), (x + times * a, y + times * c)
+    return (
+        Arrow("", "gradient", CORNER, corner, again=True),
+        Arrow("c", "direction", corner, tip, side="right", again=True),
+        Arrow(f"g clip, {times}×", "clipped", CORNER, tip, side="left", again=True),
     )
 
 

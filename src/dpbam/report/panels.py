@@ -191,6 +191,7 @@ class Arrow:
     Attributes:
         role: "gradient", "clipped", "bias", "magnitude", "direction" or "sample": its colour.
         side: where its label goes, as seen along the arrow: "left", "right" or "end".
+        again: it shows another arrow once more, enlarged, and is no data of its own.
     """
 
     label: str
@@ -198,6 +199,7 @@ class Arrow:
     start: tuple[float, float]
     end: tuple[float, float]
     side: str = "end"
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,8 @@ class Arrows:
     def rows(self) -> Iterable[Row]:
         """One row a vector."""
         for arrow in self.arrows:
-            yield (self.title, arrow.label, *arrow.start, *arrow.end)
+            if not arrow.again:
+                yield (self.title, arrow.role, *arrow.start, *arrow.end)
 
     def thinned(self) -> Arrows:
         """With a shorter trail."""

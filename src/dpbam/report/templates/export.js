@@ -80,5 +80,5 @@ function csvRows(panel) {
     return panel.values.flatMap((row, i) =>
       row.map((value, j) => [panel.title, panel.row_names[i], panel.column_names[j], value]));
   }
-  return panel.arrows.map((a) => [panel.title, a.label, ...a.start, ...a.end]);
+  return panel.arrows.filter((a) => !a.again).map((a) => [panel.title, a.role, ...a.start, ...a.end]);
 }

@@ -70,7 +70,7 @@ function scale(lo, hi, from, to, log = false) {
 function linearTicks(lo, hi, count) {
   const rough = (hi - lo) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.99);
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.75);
   const ticks = [];
   for (let k = Math.ceil(lo / step - 1e-9); k * step <= hi + step * 1e-9; k++) {
     ticks.push(Number((k * step).toPrecision(12)));
