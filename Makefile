@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint prove clean
 
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,6 +27,9 @@ lint: $(VENV)/installed-dev
 
 test: lint  ## everything that continuous integration runs
 	$(BIN)/python -m pytest --numprocesses 2 --cov
+
+prove: $(VENV)/installed-dev  ## plant every mistake and see it caught; attack the code as it is
+	$(BIN)/python tests/privacy/prove.py --jobs 2
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

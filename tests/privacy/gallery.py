@@ -1,0 +1,227 @@
+"""The gallery: every mistake that is planted anywhere, with what catches it.
+
+Most are planted beside the claims that they break; the ones here are caught by the audits, which
+know nothing of how a step is computed, and by the checks of secure noise and of hostile files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import secrets
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import test_accounting_claims as accounting_claims
+import test_gradient_claims as gradient_claims
+import test_noise_claims as noise_claims
+import test_sensitivity as sensitivity_claims
+import torch
+from scipy.special import ndtri
+
+from checks import check_poisson, check_uncorrelated
+from dpbam import PrivateGradientOracle, accounting, clipping, secure
+from dpbam.accounting import Charge
+from dpbam.audit import Target, audit
+from dpbam.audit.accountant import bracket
+from dpbam.data import DataError, pickles
+from dpbam.noise import GaussianNoise
+from dpbam.randomness import Randomness, SecureRandomness
+from dpbam.secure import SecureGaussianNoise, grid
+from planting import Mistake
+from support import private_plan
+
+ONE_STEP = Target(epsilon=4.0, delta=1e-5, engine="functional")
+CONFIDENCE = 0.999  # of an audit here: how often it may refute a right implementation
+
+
+def attack(trials: int = 100) -> Callable[[], None]:
+    """An audit as a check: the claim stands."""
+
+    def gradient_canary_audit() -> None:
+        """Gradient canaries refute no claim."""
+        result = audit(ONE_STEP, trials=trials, confidence=CONFIDENCE)
+        assert not result.violated, result.verdict
+
+    return gradient_canary_audit
+
+
+# --- mistakes that an audit catches
+
+
+def no_clipping(real: Any) -> Any:
+    return lambda norms, bound: torch.ones_like(norms)
+
+
+def half_the_sensitivity(real: Any) -> Any:
+    return lambda self: real(self) / 2
+
+
+def missing_on_the_first(real: Any) -> Any:
+    def add(self: Any, sums: Mapping[str, Any], std: float, step: int) -> Any:
+        first = next(iter(sums))
+        return {**real(self, sums, std, step), first: sums[first]}
+
+    return add
+
+
+def clips_to_twice(real: Any) -> Any:
+    return lambda norms, bound: real(norms, 2 * bound)
+
+
+def a_constant_noise(real: Any) -> Any:
+    """The seed of a research run left in: an attacker subtracts the noise."""
+    return lambda self, name, step: np.random.default_rng(0)
+
+
+AUDITED = {
+    "no clipping": Mistake(attack(), clipping, "_bounded", no_clipping),
+    "sensitivity off by two": Mistake(
+        attack(800), PrivateGradientOracle, "_sensitivity", half_the_sensitivity
+    ),
+    "clipped to 2 C": Mistake(attack(800), clipping, "_bounded", clips_to_twice),
+    "no noise on one parameter": Mistake(attack(), GaussianNoise, "add", missing_on_the_first),
+    "noise that is known": Mistake(attack(), Randomness, "generator", a_constant_noise),
+}
+
+
+# --- mistakes of secure noise
+
+
+def check_exact_rounding() -> None:
+    """Words near an edge go to the integer that 60 digits say."""
+    deviation = 2.0**45
+    k = np.random.default_rng(0).integers(0, 2**63, 4000, dtype=np.uint64)
+    x = -ndtri((k.astype(np.float64) + 0.5) * 2.0**-64)
+    k = k[np.abs(deviation * x % 1 - 0.5) < 0.02]
+    drawn = secure.rounded_gaussian(deviation, k << np.uint64(1), SecureRandomness())
+    for word, z in zip(k, drawn, strict=True):
+        least, most = (
+            secure.exactly_rounded((int(word) << 128) | extra, 192, z / deviation, deviation)
+            for extra in (2**128 - 1, 0)
+        )
+        assert least <= z <= most
+
+
+def check_on_the_grid() -> None:
+    """Nothing of the sum's last bits is released."""
+    third = {"w": torch.full((100,), 1 / 3, dtype=torch.float64)}
+    out = SecureGaussianNoise(SecureRandomness()).add(third, 1.0, 0)["w"]
+    assert bool((out / grid(1.0, 100) % 1 == 0).all())
+
+
+def check_secure_noise_is_new() -> None:
+    """Two steps are independent."""
+    noise, zero = SecureGaussianNoise(SecureRandomness()), {"w": torch.zeros(500)}
+    check_uncorrelated(noise.add(zero, 1.0, 0)["w"], noise.add(zero, 1.0, 0)["w"])
+
+
+def check_secure_sampling() -> None:
+    """Poisson, with the stated rate."""
+    sampler = private_plan(n=100, batch_size=20, steps=200).sampler(secure=True)
+    check_poisson([sampler.indices(t) for t in range(200)], 100, 0.2)
+
+
+def never_unsure(real: Any) -> Any:
+    """Doubles alone."""
+
+    def rounded(deviation: float, words: Any, bits: Any) -> Any:
+        kept = secure._ERROR, secure._TAIL
+        secure._ERROR, secure._TAIL = 0.0, np.inf
+        try:
+            return real(deviation, words, bits)
+        finally:
+            secure._ERROR, secure._TAIL = kept
+
+    return rounded
+
+
+def not_rounded(real: Any) -> Any:
+    return lambda self, s, spacing, deviation: s + (real(self, 0 * s, spacing, deviation))
+
+
+def one_key(real: Any) -> Any:
+    return lambda count: bytes(count)
+
+
+def biased_words(real: Any) -> Any:
+    """A slip of one bit."""
+    return lambda self, name, step, count: real(self, name, step, count) / 2
+
+
+SECURE = {
+    "rounding left to doubles": Mistake(
+        check_exact_rounding, secure, "rounded_gaussian", never_unsure
+    ),
+    "the sum not on the grid": Mistake(check_on_the_grid, SecureGaussianNoise, "_one", not_rounded),
+    "a key used twice": Mistake(check_secure_noise_is_new, secrets, "token_bytes", one_key),
+    "uniform numbers below 1/2 only": Mistake(
+        check_secure_sampling, SecureRandomness, "uniform", biased_words
+    ),
+}
+
+
+# --- mistakes of the accountant, and of readers
+
+
+def check_second_accountant() -> None:
+    """Both accountants agree."""
+    charges = [Charge(1.1, 0.05, 20)]
+    low, high = bracket(charges, 1e-5)
+    found = accounting.total_epsilon(charges, 1e-5)
+    assert low * (1 - 1e-6) <= found <= high * 1.01
+
+
+def half_the_rate(real: Any) -> Any:
+    return lambda charges, *rest: real(
+        tuple(Charge(c.noise_multiplier, c.sampling_rate / 2, c.steps) for c in charges), *rest
+    )
+
+
+def check_pickles_run_nothing() -> None:
+    """A batch file that asks for a call is refused, and the call is not made."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, mark = Path(folder) / "data_batch_1", Path(folder) / "mark"
+        path.write_bytes(pickle.dumps(_Hostile(str(mark))))
+        with contextlib.suppress(DataError):
+            pickles.load_batch(path)
+        assert not mark.exists(), "the file's own code was run"
+
+
+class _Hostile:
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self._path,)
+
+
+def trusting(real: Any) -> Any:
+    return pickle.Unpickler.find_class
+
+
+OTHERS = {
+    "an accountant with half the rate": Mistake(
+        check_second_accountant, accounting, "_on_grid", half_the_rate
+    ),
+    "a pickle that may call anything": Mistake(
+        check_pickles_run_nothing, pickles._Unpickler, "find_class", trusting
+    ),
+}
+
+CLAIMS = {
+    "sensitivity": sensitivity_claims.MISTAKES,
+    "gradients": gradient_claims.MISTAKES,
+    "noise": noise_claims.MISTAKES,
+    "sampling and accounting": accounting_claims.MISTAKES,
+}
+GALLERY: dict[str, dict[str, Mistake]] = {
+    **CLAIMS,
+    "audit": AUDITED,
+    "secure noise": SECURE,
+    "accountant and files": OTHERS,
+}

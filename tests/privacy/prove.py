@@ -1,0 +1,116 @@
+"""``make prove``: plant every mistake, print what caught it, then attack the code as it is.
+
+Exit code 1 if a mistake went uncaught, or an attack refuted the claim more often than it may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy.stats import binom
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from gallery import GALLERY, ONE_STEP  # noqa: E402
+
+from dpbam.audit import AuditResult, Target, audit  # noqa: E402
+from dpbam.cli.output import console, table  # noqa: E402
+from planting import Mistake  # noqa: E402
+
+WHOLE = Target(epsilon=4.0, n=100, batch_size=20, steps=10)
+ONE_RUN = Target(epsilon=4.0, canaries=400, n=500, batch_size=100, steps=20)
+INPUTS = Target(canary="mislabelled", canaries=100, epsilon=8.0, n=500, batch_size=100, steps=20)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--trials", type=int, default=8000, help="of the strong audit")
+    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--repeat-trials", type=int, default=400, help="of each repeat")
+    options = parser.parse_args()
+    uncaught = show_gallery()
+    return 1 if uncaught or not attack_all(options) else 0
+
+
+def show_gallery() -> int:
+    """Print the table; the number of mistakes that nothing caught."""
+    rows = list(_gallery_rows())
+    header = ("claim", "planted mistake", "function replaced", "caught by")
+    console().print(table(header, rows, title="planted mistakes", left=4))
+    uncaught = sum(row[3] == "NOTHING" for row in rows)
+    print(f"{len(rows)} planted, {uncaught} uncaught", flush=True)
+    return uncaught
+
+
+def _gallery_rows() -> Iterator[tuple[str, str, str, str]]:
+    for section, mistakes in GALLERY.items():
+        for name, mistake in mistakes.items():
+            owner = getattr(mistake.owner, "__name__", "").rpartition(".")[2]
+            caught = _what_catches(mistake)
+            yield section, name, f"{owner}.{mistake.name}", caught
+
+
+def _what_catches(mistake: Mistake) -> str:
+    try:
+        mistake.catch(pytest.MonkeyPatch())
+    except pytest.fail.Exception:
+        return "NOTHING"
+    return mistake.check.__name__.removeprefix("check_").replace("_", " ")
+
+
+def attack_all(options: argparse.Namespace) -> bool:
+    """Print the audits of the code as it is; whether each came out as it must."""
+    strong = audit(ONE_STEP, trials=options.trials, jobs=options.jobs)
+    results = {
+        "one step, q = 1, Dirac": strong,
+        "one step, q = 1, random direction": audit(
+            replace(ONE_STEP, canary="random", method="bam"),
+            trials=options.trials // 4, jobs=options.jobs,
+        ),
+        "one step, secure noise": audit(
+            replace(ONE_STEP, noise="secure"), trials=options.trials // 4, jobs=options.jobs
+        ),
+        "10 subsampled steps, many runs": audit(
+            WHOLE, trials=options.trials // 16, jobs=options.jobs
+        ),
+        "20 subsampled steps, one run, 400 canaries": audit(ONE_RUN),
+        "20 subsampled steps, one run, 100 mislabelled images": audit(INPUTS),
+    }  # fmt: skip
+    rows = [_row(name, result) for name, result in results.items()]
+    header = ("attack", "runs", "claimed", "at least (Gaussian DP)", "at least (assuming nothing)")
+    console().print(table(header, rows, title="the code as it is; 95% confidence, delta 1e-5"))
+    above = _repeats(options)
+    allowed = int(binom.ppf(0.999, options.repeats, 0.05))
+    print(f"{options.repeats} repeats of {options.repeat_trials} runs: above the claim {above} "
+          f"times; 95% confidence allows {allowed}")  # fmt: skip
+    teeth = strong.bounds[0].epsilon
+    print(f"teeth: the strong audit shows epsilon >= {teeth:.2f} of 4 (3 is asked for)")
+    return not any(r.violated for r in results.values()) and above <= allowed and teeth >= 3
+
+
+def _row(name: str, result: AuditResult) -> tuple[str, ...]:
+    bounds = {b.name: f"{b.epsilon:.2f}" for b in result.bounds}
+    free = bounds.get("clopper-pearson") or bounds.get("one-run", "")
+    claimed = f"{result.claimed:.2f}"
+    return name, str(result.trials), claimed, bounds.get("gaussian", "-"), free
+
+
+def _repeats(options: argparse.Namespace) -> int:
+    """How often an audit of the code as it is refutes it: trials of one collection, cut up."""
+    from dpbam.audit.bounds import many_runs
+
+    count, each = options.repeats, options.repeat_trials // 2
+    whole = audit(ONE_STEP, trials=count * options.repeat_trials, jobs=options.jobs)
+    cuts = [slice(k * each, (k + 1) * each) for k in range(count)]
+    found = [many_runs(whole.present[c], whole.absent[c], 1e-5, 0.95) for c in cuts]
+    return sum(pair[0].epsilon > whole.claimed for pair in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
