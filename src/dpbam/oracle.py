@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from dpbam import _validate
 from dpbam.clipping import Clipping, unclipped
 from dpbam.engines import Loss, PhysicalBatch, make_engine
+from dpbam.fitting import LIMIT_BYTES, MOST_ROWS, Fit, fit_rows
 from dpbam.ledger import Ledger
 from dpbam.logical import LogicalBatch, Views
 from dpbam.methods import DPSGD, Method
 from dpbam.nn import check_model, check_trainable
-from dpbam.noise import GaussianNoise
 from dpbam.plan import PrivacyPlan
 from dpbam.randomness import Randomness, SecureRandomness
+from dpbam.secure import make_noise
 from dpbam.trees import Params, accumulation_dtype
 from dpbam.watching import JointRelease, Lens, StepFacts
 
@@ -107,7 +108,7 @@ class PrivateGradientOracle:
         if noise_seed is not None and seed is None:
             raise ValueError("noise_seed needs a seed: without one all randomness is the system's")
         noise_seed = seed if noise_seed is None else noise_seed
-        self.noise = _make_noise(noise, noise_seed)
+        self.noise = make_noise(noise, noise_seed)
         self.ledger = plan.ledger() if ledger is None else ledger
         self.lens, self.release = lens, release
         self.step = 0
@@ -115,10 +116,11 @@ class PrivateGradientOracle:
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
         self._check()
         self._names = list(self._trainable())
-        self.engine = make_engine(engine, model, loss, self.clipping.groups(self._names))
-        if physical_batch_size is None:
-            physical_batch_size = self.engine.suggest_rows()
-        self.physical_batch_size = _validate.count("physical_batch_size", physical_batch_size)
+        self._engine = (engine, model, loss, self.clipping.groups(self._names))
+        self.engine = make_engine(*self._engine)
+        if physical_batch_size is not None:
+            _validate.count("physical_batch_size", physical_batch_size)
+        self.physical_batch_size = physical_batch_size
 
     def backward(self, inputs: Any, targets: Any, units: Tensor | None = None) -> None:
         """Write the private gradient of one logical batch into ``.grad``. One step of the plan.
@@ -132,6 +134,8 @@ class PrivateGradientOracle:
         lam = self.method.lam_at(self.step)
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         batch = batch.keyed(self.randomness, self.step)
+        if self.physical_batch_size is None and len(batch.ids):
+            self.fit(inputs, targets)
 
         ascent = self.method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         watchers = self._watchers(batch, lam, shifted=ascent is not None)
@@ -148,7 +152,7 @@ class PrivateGradientOracle:
         self, batch: LogicalBatch, lam: float, *, shifted: bool
     ) -> list[Lens | JointRelease]:
         """What looks at this step: the lens, if it wants to, and the joint release."""
-        whole = len(batch.ids) * self.views.multiplicity <= self.physical_batch_size
+        whole = len(batch.ids) * self.views.multiplicity <= self._most_rows
         facts = StepFacts(
             self.step, self.plan, self.clipping, self.method, lam, self._previous, shifted, whole,
             self._zeros, lambda: self._batch_gradient(batch),
@@ -177,9 +181,30 @@ class PrivateGradientOracle:
                 watcher.observe(directions, norms, factors)
         return total
 
+    def fit(self, inputs: Any, targets: Any, *, limit_bytes: int = LIMIT_BYTES) -> Fit:
+        """Choose the physical batch size, if it was not given, so that a step stays in memory.
+
+        Measured on copies of the first sample, whose values do not matter. The first batch does it
+        by itself; the same model and limit give the same size on every machine.
+        """
+        sample = next(LogicalBatch.of(inputs, targets, None, 1).split(1, self.views, self._device))
+        found = fit_rows(
+            lambda: make_engine(*self._engine), sample, self.method, self.method.lam_at(self.step),
+            rows=self.physical_batch_size, limit_bytes=limit_bytes,
+        )  # fmt: skip
+        self.physical_batch_size = found.rows
+        return found
+
+    @property
+    def _most_rows(self) -> int:
+        return self.physical_batch_size or MOST_ROWS  # not chosen yet: nothing computed yet
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._trainable().values())).device
+
     def _physical(self, batch: LogicalBatch) -> Iterator[PhysicalBatch]:
-        device = next(iter(self._trainable().values())).device
-        return batch.split(self.physical_batch_size, self.views, device)
+        return batch.split(self._most_rows, self.views, self._device)
 
     def _for_ascent(self, batch: LogicalBatch) -> Params:
         """g_hat for a method's ascent: SAM's, and refused under a private plan."""
@@ -284,17 +309,6 @@ class PrivateGradientOracle:
                 f"the clipping's sensitivity {self.clipping.sensitivity:g} is not the plan's "
                 f"clip_norm {self.plan.clip_norm:g}: make both the same"
             )
-
-
-def _make_noise(kind: str, seed: int | None) -> GaussianNoise:
-    """The noise called ``kind``; a seed would undo what secure noise is for."""
-    if _validate.one_of("noise", kind, ("fast", "secure")) == "fast":
-        return GaussianNoise(Randomness(seed))
-    if seed is not None:
-        raise ValueError("secure noise cannot have a seed: leave the seed out, or take fast noise")
-    from dpbam.secure import SecureGaussianNoise
-
-    return SecureGaussianNoise(SecureRandomness())
 
 
 @contextmanager

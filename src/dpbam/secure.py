@@ -42,7 +42,7 @@ from torch import Tensor
 
 from dpbam import _validate
 from dpbam.noise import GaussianNoise
-from dpbam.randomness import SecureRandomness
+from dpbam.randomness import Randomness, SecureRandomness
 from dpbam.trees import Params
 
 Integers = NDArray[np.int64]
@@ -172,3 +172,17 @@ def _inverse(u: Any, x: float) -> Any:
         if abs(move) < mpmath.mpf(2) ** -80:
             break
     return value
+
+
+def make_noise(kind: str, seed: int | None) -> GaussianNoise:
+    """The noise called ``kind``, "fast" or "secure"; a seed would undo what the latter is for.
+
+    Example:
+        >>> type(make_noise("fast", seed=1)).__name__
+        'GaussianNoise'
+    """
+    if _validate.one_of("noise", kind, ("fast", "secure")) == "fast":
+        return GaussianNoise(Randomness(seed))
+    if seed is not None:
+        raise ValueError("secure noise cannot have a seed: leave the seed out, or take fast noise")
+    return SecureGaussianNoise(SecureRandomness())

@@ -167,13 +167,6 @@ def test_a_layer_that_keeps_state_is_refused_by_torch() -> None:
     assert not model.seen.any()
 
 
-def test_rows_at_once_follow_the_memory() -> None:
-    engine = FunctionalEngine(nn.Linear(100, 100), loss)
-    assert engine.suggest_rows() == 256
-    assert engine.suggest_rows(limit_bytes=10 * 6 * 4 * 10_100) == 10
-    assert engine.suggest_rows(limit_bytes=1) == 1
-
-
 def test_call_model_and_loss_shapes() -> None:
     assert call_model(lambda a, b: (a, b), (1, 2)) == (1, 2)
     assert call_model(lambda a, b: (a, b), {"b": 2, "a": 1}) == (1, 2)

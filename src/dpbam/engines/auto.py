@@ -53,7 +53,3 @@ class AutoEngine:
             )
             self._engine = self._functional
             return self._functional.directions(batch, method, lam, plain=plain)
-
-    def suggest_rows(self) -> int:
-        """What fits whichever engine will serve."""
-        return self._functional.suggest_rows()

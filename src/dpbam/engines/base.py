@@ -104,8 +104,6 @@ class Engine(Protocol):
             CannotServe: if this engine does not know how.
         """
 
-    def suggest_rows(self) -> int:
-        """A physical batch size that should fit in memory."""
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:

@@ -75,11 +75,6 @@ class FunctionalEngine:
 
         return call
 
-    def suggest_rows(self, limit_bytes: int = 2**30) -> int:
-        """Rows at once such that per-unit copies of the parameters stay within the limit."""
-        trained = [p for p in self._model.parameters() if p.requires_grad]
-        copies = 6 * sum(p.numel() * p.element_size() for p in trained)
-        return max(1, min(256, limit_bytes // max(1, copies)))
 
 
 class FunctionalDirections:

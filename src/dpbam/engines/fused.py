@@ -129,10 +129,6 @@ class FusedEngine:
         shapes = {n: p for n, p in self._parameters.items()}
         return FusedDirections(stores, self._groups, batch.units, shapes)
 
-    def suggest_rows(self) -> int:
-        """A modest number: :func:`dpbam.engines.memory.physical_batch_size` finds the real one."""
-        return 64
-
     # --- the forward pass
 
     @property

@@ -116,6 +116,17 @@ def physical_batch_size(
     return int(max(1, min(most, units + (limit - before) / max(share, 1.0))))
 
 
+def estimated_bytes(
+    engine: Engine, sample: PhysicalBatch, method: Method, lam: float, units: int
+) -> int:
+    """The peak of a step on ``units`` units, from the line through two small ones."""
+    few, more = (
+        peak_bytes(engine, _repeated(sample, k), method, lam) for k in (4 * _FEW, 8 * _FEW)
+    )
+    share = max(0.0, (more - few) / (4 * _FEW))  # bytes a unit
+    return int(more + share * max(0, units - 8 * _FEW))
+
+
 def _repeated(sample: PhysicalBatch, units: int) -> PhysicalBatch:
     """The first unit of ``sample``, ``units`` times."""
     index = (sample.unit == 0).nonzero()[:, 0].repeat(units)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +12,14 @@ from numpy.typing import NDArray
 
 from dpbam import accounting
 from dpbam.plan import RELATION, PrivacyPlan
-from dpbam.runs.config import RunConfig
+from dpbam.runs.config import ConfigError, RunConfig
 from dpbam.runs.result import RunError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from dpbam.data import DataSet
+    from dpbam.fitting import Fit
     from dpbam.ledger import Ledger
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.reporter import Reporter
@@ -34,8 +36,7 @@ class Prepared:
         test: the test set.
         plan: sigma, q, steps, n and epsilon.
         model: on its device, with its initial weights.
-        physical_batch_size: rows computed at once.
-        engine: the engine's name.
+        fit: rows computed at once, the engine that serves, and the memory of a step.
     """
 
     config: RunConfig
@@ -43,8 +44,17 @@ class Prepared:
     test: DataSet
     plan: PrivacyPlan
     model: nn.Module
-    physical_batch_size: int
-    engine: str
+    fit: Fit
+
+    @property
+    def physical_batch_size(self) -> int:
+        """Rows computed at once."""
+        return self.fit.rows
+
+    @property
+    def engine(self) -> str:
+        """The engine that serves."""
+        return self.fit.engine
 
     @property
     def units(self) -> NDArray[Any] | None:
@@ -113,22 +123,14 @@ class Prepared:
         }
 
     def estimated_memory(self) -> int:
-        """Bytes, roughly.
-
-        Parameters, optimiser and averages; a logical batch of uint8; the activations of one
-        physical batch, kept and differentiated twice; for the functional engine also the per-unit
-        copies of the gradient.
-        """
+        """Bytes: weights, optimiser and averages, a logical batch of uint8, and a measured step."""
         from dpbam.training import count_trainable
 
         weights = 4 * (
             6 * count_trainable(self.model) + sum(p.numel() for p in self.model.parameters())
         )
         batch = self.plan.batch_size * self.plan.max_records * math.prod(self.train.shape)
-        rows = min(self.physical_batch_size, batch)
-        activations = 3 * 4 * rows * _activations(self.model, self.train.shape)
-        copies = 3 * 4 * rows * count_trainable(self.model) if self.engine == "functional" else 0
-        return int(weights + batch + activations + copies)
+        return int(weights + batch + self.fit.bytes)
 
 
 def prepare(config: RunConfig, *, noise_multiplier: float | None = None) -> Prepared:
@@ -144,6 +146,8 @@ def prepare(config: RunConfig, *, noise_multiplier: float | None = None) -> Prep
     from dpbam.data import load_pair
     from dpbam.runs import build
 
+    if config.tensorboard and find_spec("tensorboard") is None:
+        raise ConfigError("tensorboard is not installed: pip install 'dpbam[tensorboard]'")
     train, test = load_pair(
         config.data,
         root=config.data_root,
@@ -155,11 +159,8 @@ def prepare(config: RunConfig, *, noise_multiplier: float | None = None) -> Prep
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
     plan = config.plan(n, noise_multiplier=noise_multiplier)
-    oracle = _oracle(config, plan, model, config.physical_batch_size, None)
-    _try_views(config, train)
-    return Prepared(
-        config, train, test, plan, model, oracle.physical_batch_size, oracle.engine.name
-    )
+    fit = _fit(_oracle(config, plan, model, config.physical_batch_size, None), train)
+    return Prepared(config, train, test, plan, model, fit)
 
 
 def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int) -> int:
@@ -228,34 +229,9 @@ def _oracle(
     )
 
 
-def _try_views(config: RunConfig, train: DataSet) -> None:
-    """Augment a blank image: refuses a shift too large for it before the run begins."""
+def _fit(oracle: PrivateGradientOracle, train: DataSet) -> Fit:
+    """How many rows fit, tried on a blank image; also refuses a shift too large for the images."""
     import torch
-
-    from dpbam.runs import build
 
     blank = torch.zeros(1, *train.shape, dtype=torch.uint8)
-    build.make_augment(config)(blank, torch.zeros(1, dtype=torch.int64))
-
-
-def _activations(model: nn.Module, shape: tuple[int, int, int]) -> int:
-    """Numbers that the modules of a model put out for one image."""
-    import torch
-
-    from dpbam.inference import evaluating
-
-    seen: list[int] = []
-
-    def count(module: nn.Module, inputs: Any, output: Any) -> None:
-        if isinstance(output, torch.Tensor):
-            seen.append(output.numel())
-
-    leaves = [m for m in model.modules() if not list(m.children())]
-    handles = [m.register_forward_hook(count) for m in leaves]
-    try:
-        with evaluating(model), torch.no_grad():
-            model(torch.zeros(1, *shape, device=next(model.parameters()).device))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return sum(seen)
+    return oracle.fit(blank, torch.zeros(1, dtype=torch.int64))
