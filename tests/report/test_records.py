@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.report.synthetic import write_run
 
-from dpbam.report.records import ReportError, read_run
+from dpbam.report.records import ReportError, read_run, read_runs
 
 
 def test_everything_in_a_run_folder_is_read(tmp_path: Path) -> None:
@@ -66,6 +66,20 @@ def test_damage_is_named(tmp_path: Path, file: str, content: str, message: str) 
     (folder / file).write_text(content)
     with pytest.raises(ReportError, match=message):
         read_run(folder)
+
+
+def test_a_folder_of_runs_stands_for_its_runs(tmp_path: Path) -> None:
+    for method in ("bam", "dp-sgd"):
+        for seed in (0, 1):
+            write_run(tmp_path / "both" / method / f"seed-{seed}", method=method, epochs=1)
+    (tmp_path / "both" / "comparison.json").write_text("{}")
+    names = [run.name for run in read_runs([tmp_path / "both"])]
+    assert names == ["dp-sgd/seed-0", "dp-sgd/seed-1", "bam/seed-0", "bam/seed-1"]
+    alone = write_run(tmp_path / "alone", epochs=1)
+    assert [run.name for run in read_runs([alone])] == ["alone"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ReportError, match=r"has no config\.toml"):
+        read_runs([tmp_path / "empty"])
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

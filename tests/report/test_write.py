@@ -88,6 +88,13 @@ def test_several_runs_by_a_pattern_with_files_among_them(folder: Path, tmp_path:
     assert "BAM and DP-SGD on scans" in out.read_text()
 
 
+def test_a_comparisons_page_lies_beside_its_runs(tmp_path: Path) -> None:
+    for method in ("dp-sgd", "sgd"):
+        write_run(tmp_path / method / "seed-0", method=method, seed=0, epochs=1)
+    assert main(["report", str(tmp_path)]) == 0
+    assert "DP-SGD and SGD on scans" in (tmp_path / "report.html").read_text()
+
+
 def test_the_plot_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plots" / "bias.csv"
     assert main(["plot", "bias", str(folder), "--out", str(out)]) == 0

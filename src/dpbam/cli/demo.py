@@ -54,3 +54,7 @@ def run(
     )
     result = carry_out(runs, out, jobs or min(len(runs), os.cpu_count() or 1), quiet=False)
     show(result, out)
+    from dpbam.report import write_report
+
+    page = write_report([out], out / "report.html")
+    console().print(f"Report: {page}", markup=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from dpbam.cli.output import examples
 NAME = "plot"
 EXAMPLES = examples(
     "dpbam plot accuracy runs/digits --out accuracy.pdf",
-    "dpbam plot bias runs/both/* --out bias.csv",
+    "dpbam plot bias runs/both --out bias.csv",
     "dpbam plot clipping --out figure-1.svg",
 )
 _NAMES = (

@@ -12,7 +12,7 @@ from dpbam.cli.output import console, examples
 NAME = "report"
 EXAMPLES = examples(
     "dpbam report runs/digits",
-    "dpbam report runs/both/* --out comparison.html --figures figures",
+    "dpbam report runs/both --out comparison.html --figures figures",
     "dpbam report runs/digits --publishable --public-test-data --out public.html",
 )
 
@@ -21,7 +21,7 @@ def run(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page. By default report.html in the run, or here for several."),
+        typer.Option(help="The page. By default in the run's folder, or here for several."),
     ] = None,
     publishable: Annotated[
         bool, typer.Option("--publishable", help="Leave out everything that is not private.")
@@ -56,7 +56,9 @@ def run(
 
 
 def _place(folders: list[Path], publishable: bool) -> Path:
-    """A page for the operator goes where nobody publishes from."""
-    if publishable:
-        return (folders[0] if len(folders) == 1 else Path()) / "report-publishable.html"
-    return (folders[0] / "non-private" if len(folders) == 1 else Path()) / "report.html"
+    """Of one run, a page for the operator goes where nobody publishes from."""
+    name = "report-publishable.html" if publishable else "report.html"
+    if len(folders) != 1:
+        return Path(name)
+    secret = not publishable and (folders[0] / "config.toml").exists()
+    return folders[0] / "non-private" / name if secret else folders[0] / name

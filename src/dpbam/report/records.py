@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+CONFIG = "config.toml"
 METHODS = {"dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM", "sgd": "SGD", "sam": "SAM"}
 
 #: Settings that may be in a report for publication: those of the method. Paths say where data live,
@@ -101,6 +103,34 @@ class Run:
         )
 
 
+def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+    """The runs in ``folders``: each is a run, or holds runs, as a comparison's folder does.
+
+    Runs within a folder come in the order of :data:`METHODS`. A name that two runs share is made
+    longer by the folder above.
+
+    Raises:
+        ReportError: if there is no run.
+    """
+    found = [path for folder in folders for path in _runs_within(Path(folder))]
+    names = Counter(path.name for path in found)
+    return [
+        replace(read_run(p), name=p.name if names[p.name] == 1 else f"{p.parent.name}/{p.name}")
+        for p in found
+    ]
+
+
+def _runs_within(folder: Path) -> list[Path]:
+    """The folder itself, or the run folders one or two levels below it, resolved."""
+    folder = folder.resolve()
+    if (folder / CONFIG).exists() or not folder.is_dir():
+        return [folder]
+    below = {p.parent for depth in ("*", "*/*") for p in folder.glob(f"{depth}/{CONFIG}")}
+    order = list(METHODS)
+    rank = {p: order.index(p.parent.name) if p.parent.name in order else len(order) for p in below}
+    return sorted(below, key=lambda p: (rank[p], str(p))) or [folder]
+
+
 def read_run(folder: str | Path) -> Run:
     """Everything a report needs from a run folder.
 
@@ -110,7 +140,7 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise ReportError(f"{folder} is not a folder: name a run folder, as dpbam train --out made")
-    config, non_private = folder / "config.toml", folder / "non-private"
+    config, non_private = folder / CONFIG, folder / "non-private"
     if not config.exists():
         raise ReportError(
             f"{folder} has no config.toml: it is not a run folder, or its training never began"

@@ -10,7 +10,7 @@ from dpbam.report.catalogue import BUILDERS, build
 from dpbam.report.figure import Figure
 from dpbam.report.groups import groups
 from dpbam.report.html import render, report_figures
-from dpbam.report.records import ReportError, read_run
+from dpbam.report.records import ReportError, read_runs
 
 PathLike = str | Path
 
@@ -22,7 +22,7 @@ def write_report(
     """Write one self-contained HTML page about one run or several.
 
     Args:
-        runs: run folders.
+        runs: run folders, or folders of runs, such as a comparison.
         out: the page, or a folder to put ``report.html`` into.
         publishable: leave out everything about the training data that no noise protects, and,
             unless ``public_test_data``, what is about the test records.
@@ -38,7 +38,7 @@ def write_report(
     """
     if not runs:
         raise ReportError("name at least one run folder")
-    read = [read_run(folder) for folder in runs]
+    read = read_runs(runs)
     page = render(
         read, publishable=publishable, public_test_data=public_test_data, title=title,
         written=datetime.now(),
@@ -87,7 +87,7 @@ def draw(name: str, runs: Sequence[PathLike], out: PathLike) -> Path:
     """
     if name in BUILDERS and name != "clipping" and not runs:
         raise ReportError(f"name the runs to draw {name!r} of")
-    figure = build(name, groups([read_run(folder) for folder in runs]))
+    figure = build(name, groups(read_runs(runs)))
     path = Path(out)
     if path.suffix.lower() == ".csv":
         if not figure.panels:
