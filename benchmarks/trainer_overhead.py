@@ -73,7 +73,7 @@ def measure(options: argparse.Namespace, out: Path) -> None:
     folder = RunFolder(out)
     folder.non_private.mkdir()
     oracle = prepared.oracle(prepared.plan.ledger(folder.ledger))
-    trainer = prepared.trainer(oracle, Recorder(folder, training.Reporter()))
+    trainer = prepared.trainer(oracle, Recorder(folder))
     trainer.eval_every = None
 
     watch = Stopwatch()

@@ -124,3 +124,49 @@ class Reporter:
 
     def on_end(self, message: str) -> None:
         """When training is over, with one sentence how it ended."""
+
+
+class Several(Reporter):
+    """Tells several others, in order.
+
+    Example:
+        >>> class Printing(Reporter):
+        ...     def on_message(self, message):
+        ...         print(message)
+        >>> Several(Printing(), Printing()).on_message("twice")
+        twice
+        twice
+    """
+
+    def __init__(self, *others: Reporter) -> None:
+        self._others = others
+
+    def on_start(self, report: StartReport) -> None:
+        """Tell all."""
+        for other in self._others:
+            other.on_start(report)
+
+    def on_step(self, report: StepReport) -> None:
+        """Tell all."""
+        for other in self._others:
+            other.on_step(report)
+
+    def on_evaluation(self, report: Evaluation) -> None:
+        """Tell all."""
+        for other in self._others:
+            other.on_evaluation(report)
+
+    def on_checkpoint(self, path: Path, step: int) -> None:
+        """Tell all."""
+        for other in self._others:
+            other.on_checkpoint(path, step)
+
+    def on_message(self, message: str) -> None:
+        """Tell all."""
+        for other in self._others:
+            other.on_message(message)
+
+    def on_end(self, message: str) -> None:
+        """Tell all."""
+        for other in self._others:
+            other.on_end(message)

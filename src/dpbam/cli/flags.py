@@ -67,6 +67,7 @@ FLAGS: dict[str, Flag] = {
     "eval_every": Flag(int, "Run", "Epochs between evaluations [some ten a run]."),
     "checkpoint_every": Flag(float, "Run", "Seconds between checkpoints."),
     "num_workers": Flag(int, "Run", "Threads that read ahead."),
+    "tensorboard": Flag(bool, "Run", "Write curves for TensorBoard into non-private/."),
 }
 _SPELLED = {"model_options": "--model-option"}
 _ALTERNATIVES = (("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "head_only"))

@@ -76,6 +76,7 @@ class RunConfig(BaseModel):
         eval_every: epochs between evaluations; None: some ten in a run. The end is evaluated too.
         checkpoint_every: seconds between checkpoints; 0: after every step.
         num_workers: threads that read ahead; 0 reads when needed.
+        tensorboard: also write curves for TensorBoard, into ``non-private/``.
 
     Example:
         >>> config = RunConfig(method="bam", epsilon=3, epochs=5)
@@ -131,6 +132,7 @@ class RunConfig(BaseModel):
     eval_every: int | None = None
     checkpoint_every: float = 60.0
     num_workers: int = 2
+    tensorboard: bool = False
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -283,7 +285,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # JSON, TOML or UTF-8
+    except (ValueError, RecursionError) as error:  # JSON, TOML or UTF-8; or nested too deeply
         raise ConfigError(f"the configuration {path} is not valid: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"the configuration {path} must hold names and values, like lr = 0.1")

@@ -8,6 +8,7 @@ released.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpbam.accounting import Charge
 from dpbam.ledger import Ledger
-from dpbam.reporter import Reporter, StartReport
+from dpbam.reporter import Reporter, Several, StartReport
 from dpbam.runs.budget import Budget
 from dpbam.runs.config import RunConfig
 from dpbam.runs.files import disk_error, sync_folder, write_atomic, write_json
@@ -23,7 +24,7 @@ from dpbam.runs.folder import RunFolder
 from dpbam.runs.interrupt import graceful
 from dpbam.runs.model_file import save_run_model
 from dpbam.runs.preparation import Prepared, check_ledger, most_charges, prepare
-from dpbam.runs.recorder import Recorder
+from dpbam.runs.recorder import Recorder, TensorBoard
 from dpbam.runs.result import Interrupted, RunError, RunResult
 from dpbam.runs.resume import check_config, check_prepared, new_facts
 from dpbam.runs.statement import statement, write_statement
@@ -82,16 +83,17 @@ def _begun(folder: RunFolder, config: RunConfig) -> tuple[dict[str, Any], Prepar
 
 
 def _resumed(folder: RunFolder, config: RunConfig) -> tuple[dict[str, Any], Prepared]:
-    """A run taken up again, with the sigma and (seeded) the physical batch size that it had."""
+    """A run taken up again, with the sigma and, on the same device, the physical batch it had."""
     facts = folder.read_facts()
     check_config(facts, config)
-    if config.seed is not None:
-        kept = config.replace(physical_batch_size=facts["physical_batch_size"])
-    else:
-        kept = config
+    stored, kept = RunConfig.from_mapping(facts["config"]), config
+    if (config.device, config.engine) == (stored.device, stored.engine):
+        rows = config.physical_batch_size or facts["physical_batch_size"]
+        kept = config.replace(physical_batch_size=rows)
     prepared = prepare(kept, noise_multiplier=facts["noise_multiplier"] or None)
     check_prepared(facts, prepared)
-    return {**facts, "config": config.to_mapping()}, prepared
+    now = {"config": config.to_mapping(), "physical_batch_size": prepared.physical_batch_size}
+    return {**facts, **now}, prepared
 
 
 class _Session:
@@ -101,7 +103,9 @@ class _Session:
         self, folder: RunFolder, facts: dict[str, Any], prepared: Prepared, reporter: Reporter
     ) -> None:
         self.folder, self.facts, self.prepared = folder, facts, prepared
-        self.recorder = Recorder(folder, reporter)
+        self.recorder = Recorder(folder)
+        board = [TensorBoard(folder)] if prepared.config.tensorboard else []
+        self.reporter = Several(self.recorder, *board, reporter)
         self._saved = (time.monotonic(), -1)  # when, and at which step
 
     def run(self) -> RunResult:
@@ -110,7 +114,7 @@ class _Session:
         config, plan = self.prepared.config, self.prepared.plan
         latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
         ledger = plan.ledger(self.folder.ledger)
-        trainer = self.prepared.trainer(self.prepared.oracle(ledger), self.recorder)
+        trainer = self.prepared.trainer(self.prepared.oracle(ledger), self.reporter)
         if latest:
             trainer.load_state_dict(latest.state)
         check_ledger(plan, ledger, trainer.oracle.step)
@@ -120,7 +124,7 @@ class _Session:
 
         began = time.monotonic()
         self._announce(trainer)
-        with graceful(self.recorder.on_message) as stop:
+        with graceful(self.reporter.on_message) as stop:
             ending = self._train(trainer, stop)
         if ending == "stopped":
             raise Interrupted(self.folder.path, trainer.oracle.step, plan.steps)
@@ -138,7 +142,8 @@ class _Session:
                 self.folder.facts.unlink()  # refused: as if it had never begun
             raise
         sync_folder(self.folder.path)
-        resolved = self.prepared.config.replace(delta=self.prepared.plan.delta)
+        asked = RunConfig.from_mapping(self.facts["config"])
+        resolved = asked.replace(delta=self.prepared.plan.delta)
         write_atomic(self.folder.config, resolved.to_toml())
 
     def _reserve(self, charges: int) -> None:
@@ -164,8 +169,8 @@ class _Session:
 
         prepared, config = self.prepared, self.prepared.config
         for note in prepared.train.notes:
-            self.recorder.on_message(note)
-        self.recorder.on_start(
+            self.reporter.on_message(note)
+        self.reporter.on_start(
             StartReport(
                 plan=prepared.plan,
                 step=trainer.oracle.step,
@@ -192,8 +197,10 @@ class _Session:
 
         try:
             ending = trainer.run(after_step=after_step, stop=stop)
-        except OSError as error:  # the ledger's disk is full, say
-            raise disk_error(self.folder.path, error) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise disk_error(self.folder.ledger, error) from error  # the step was not released
         if self._saved[1] != trainer.oracle.step:
             self._save(trainer)
         return ending
@@ -203,7 +210,7 @@ class _Session:
 
         path = checkpoint.save(self.folder.checkpoints, trainer.state_dict(), self.facts)
         self._saved = (time.monotonic(), trainer.oracle.step)
-        self.recorder.on_checkpoint(path, trainer.oracle.step)
+        self.reporter.on_checkpoint(path, trainer.oracle.step)
 
     def _finish(
         self, trainer: Trainer, ending: Literal["complete", "budget ended"], seconds: float
@@ -219,7 +226,7 @@ class _Session:
             evaluations=len(trainer.evaluations), budget=budget,
         )  # fmt: skip
         write_statement(self.folder, values)
-        self.recorder.on_end(_ending(ending, step, steps, len(ledger)))
+        self.reporter.on_end(_ending(ending, step, steps, len(ledger)))
         return RunResult(
             out=self.folder.path,
             status=ending,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from dpbam.reporter import Evaluation, Reporter, StartReport, StepReport
@@ -12,14 +11,14 @@ from dpbam.runs.folder import RunFolder
 
 
 class Recorder(Reporter):
-    """Appends to ``metrics.jsonl`` and ``non-private/training.jsonl``, and passes everything on.
+    """Appends to ``metrics.jsonl`` and ``non-private/training.jsonl``.
 
     The metrics hold no times, so that a resumed seeded run ends with the same file as an
     undisturbed one.
     """
 
-    def __init__(self, folder: RunFolder, onwards: Reporter) -> None:
-        self._folder, self._onwards = folder, onwards
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
 
     def rewind(self, step: int) -> list[Evaluation]:
         """Drop what was written of later steps; the evaluations that are left."""
@@ -27,33 +26,52 @@ class Recorder(Reporter):
         lines = keep_json_lines(self._folder.metrics, step)
         return [Evaluation(**_finite(line)) for line in lines]
 
-    def on_start(self, report: StartReport) -> None:
-        """Pass it on."""
-        self._onwards.on_start(report)
-
     def on_step(self, report: StepReport) -> None:
         """One line in the non-private log."""
         names = ("step", "lr", "seconds", "non_private_batch_size", "non_private_loss")
         values = asdict(report)
         append_json_line(self._folder.training_log, {name: values[name] for name in names})
-        self._onwards.on_step(report)
 
     def on_evaluation(self, report: Evaluation) -> None:
         """One line in the metrics."""
         append_json_line(self._folder.metrics, asdict(report))
-        self._onwards.on_evaluation(report)
 
-    def on_checkpoint(self, path: Path, step: int) -> None:
-        """Pass it on."""
-        self._onwards.on_checkpoint(path, step)
 
-    def on_message(self, message: str) -> None:
-        """Pass it on."""
-        self._onwards.on_message(message)
+class TensorBoard(Reporter):
+    """Writes curves for TensorBoard into ``non-private/tensorboard``; needs ``dpbam[tensorboard]``.
+
+    They show the training loss beside the accuracy, so none of them may be published.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder.non_private / "tensorboard"
+        self._writer: Any = None
+
+    def on_start(self, report: StartReport) -> None:
+        """Open the event file; curves of steps that are taken again are replaced."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._folder), purge_step=report.step + 1)
+
+    def on_step(self, report: StepReport) -> None:
+        """Learning rate, epsilon, and what is not private."""
+        self._writer.add_scalar("epsilon", report.epsilon, report.step)
+        self._writer.add_scalar("lr", report.lr, report.step)
+        self._writer.add_scalar(
+            "non_private/batch_size", report.non_private_batch_size, report.step
+        )
+        if report.non_private_loss is not None:
+            self._writer.add_scalar("non_private/loss", report.non_private_loss, report.step)
+
+    def on_evaluation(self, report: Evaluation) -> None:
+        """Accuracy and loss on the test data."""
+        self._writer.add_scalar("test/accuracy", report.accuracy, report.step)
+        self._writer.add_scalar("test/loss", report.loss, report.step)
+        self._writer.flush()
 
     def on_end(self, message: str) -> None:
-        """Pass it on."""
-        self._onwards.on_end(message)
+        """Close the event file."""
+        self._writer.close()
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:
