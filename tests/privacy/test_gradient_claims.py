@@ -56,6 +56,7 @@ def check_views_are_averaged_before_the_clip() -> None:
         return seen[-1]
 
     options = {"augment": augment, "multiplicity": 3, "engine": "functional"}
+    options["physical_batch_size"] = 12  # choosing one would augment, too
     found = flat(one_step(model, quiet_plan(0.3), x, y, **options))
     each = [flat(g) for g in each_gradient(model, seen[0], y.repeat_interleave(3))]
     means = [torch.stack(each[3 * i : 3 * i + 3]).mean(0) for i in range(4)]

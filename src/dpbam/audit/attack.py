@@ -50,7 +50,7 @@ class Target:
         method: "dp-sgd", "dp-sat" or "bam".
         lam: its lambda.
         engine: "auto", "fused" or "functional".
-        physical_batch_size: rows computed at once.
+        physical_batch_size: rows computed at once; None: all.
         lr: of the training between the steps.
         noise: "fast" or "secure".
         coordinate: which one a single Dirac canary moves.
@@ -209,7 +209,7 @@ def train(target: Target, present: Tensor) -> Tensor:
     there = torch.cat([torch.ones(plan.n - target.canaries, dtype=torch.bool), present])
     oracle = PrivateGradientOracle(
         world.model, world.loss, plan, _METHODS[target.method](target.lam), engine=target.engine,
-        physical_batch_size=target.physical_batch_size, noise=target.noise,
+        physical_batch_size=target.physical_batch_size or plan.n, noise=target.noise,
     )  # fmt: skip
     optimizer = torch.optim.SGD(world.model.parameters(), lr=target.lr)
     scores = torch.zeros(target.canaries)
