@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from tests.report.synthetic import write_run
 
-from dpbam.report.records import ReportError, read_run, read_runs
+from dpbam.report.records import PUBLIC_SETTINGS, ReportError, read_run, read_runs
+from dpbam.runs import RunConfig
 
 
 def test_everything_in_a_run_folder_is_read(tmp_path: Path) -> None:
@@ -50,6 +51,25 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 30, "epo')
     assert len(read_run(folder).metrics) == 2
+
+
+def test_a_step_taken_again_counts_once(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "again", epochs=3)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    again = lines[1].replace('"loss": 1.0', '"loss": 0.5')
+    (folder / "metrics.jsonl").write_text("".join([*lines, again]))
+    rows = read_run(folder).metrics
+    assert [row["step"] for row in rows] == [10, 20, 30]
+    assert rows[1]["loss"] == 0.5
+
+
+def test_public_settings_are_settings_and_neither_paths_nor_seeds() -> None:
+    fields = RunConfig.model_fields
+    assert set(fields) >= PUBLIC_SETTINGS
+    for name in PUBLIC_SETTINGS:
+        assert "seed" not in name
+        assert "Path" not in str(fields[name].annotation)
+    assert not {"data", "device", "budget", "init"} & PUBLIC_SETTINGS
 
 
 @pytest.mark.parametrize(

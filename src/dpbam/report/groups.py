@@ -16,7 +16,7 @@ PALETTE_SIZE = 8
 #: Settings that make no difference to the method: runs which differ in nothing else are one group.
 NOT_COMPARED = frozenset((
     "seed", "noise_seed", "device", "engine", "physical_batch_size", "num_workers",
-    "checkpoint_every", "eval_every", "data_root", "budget", "measure_bias",
+    "checkpoint_every", "eval_every", "data_root", "budget", "measure_bias", "tensorboard",
 ))  # fmt: skip
 
 

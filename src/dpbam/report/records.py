@@ -35,7 +35,7 @@ PUBLIC_SETTINGS = frozenset((
     "model", "model_options", "method", "epsilon", "noise_multiplier", "delta", "lam", "gradient",
     "clip_norm", "clipping", "batch_size", "epochs", "optimizer", "lr", "momentum", "weight_decay",
     "schedule", "augment_multiplicity", "shift", "flip", "augment_probability", "ema", "swa",
-    "freeze", "head_only", "unit", "max_records", "accountant",
+    "freeze", "head_only", "unit", "max_records", "accountant", "noise",
 ))  # fmt: skip
 
 Rows = tuple[dict[str, Any], ...]
@@ -181,11 +181,16 @@ def _maybe(path: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> Rows:
-    """The lines of a JSON-lines file; a torn last line is left out, a missing file is empty."""
+    """The lines of a JSON-lines file, by step; a missing file is empty.
+
+    A torn last line is left out. Of a step that was taken again after a crash, the last line holds.
+    """
     if not path.exists():
         return ()
     whole = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return tuple(_parsed_line(path, number, line) for number, line in enumerate(whole, 1))
+    rows = [_parsed_line(path, number, line) for number, line in enumerate(whole, 1)]
+    by_step = {row.get("step", number): row for number, row in enumerate(rows)}
+    return tuple(by_step[step] for step in sorted(by_step))
 
 
 def _parsed_line(path: Path, number: int, line: str) -> dict[str, Any]:
