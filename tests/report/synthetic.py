@@ -28,7 +28,7 @@ def write_run(
     config = {
         "data": "/home/alice/scans", "model": "small-cnn", "method": method, "epsilon": 3.0,
         "lam": lam, "clip_norm": 1.0, "batch_size": batch_size, "epochs": float(epochs),
-        "freeze": [], "device": "cpu",
+        "freeze": [], "device": "cpu", "accountant": "rdp",
     }  # fmt: skip
     if seed is not None:
         config["seed"] = seed
@@ -58,7 +58,7 @@ def statement(
         "epsilon": "infinite" if method == "sgd" else 2.97654, "delta": 1e-4,
         "unit": "record (one image and its label)", "units": 1000,
         "neighbouring_relation": "add or remove one unit of privacy",
-        "accountant": "dp-accounting 0.6.0, PLD", "method": method,
+        "accountant": "dp-accounting 0.6.0, RDP", "method": method,
         "sampling": "Poisson: at each step every unit enters on its own with probability q",
         "sampling_rate": q, "expected_batch_size": round(1000 * q), "steps": steps,
         "charged_steps": steps, "noise_multiplier": 1.5, "clip_norm": 1.0, "clipping": "flat",

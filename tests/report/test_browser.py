@@ -77,7 +77,7 @@ def downloaded(driver: Driver, name: str) -> bytes:
     return waited(lambda: path.read_bytes() if path.exists() else b"")
 
 
-def waited(find: Callable[[], Any], seconds: float = 20.0) -> Any:
+def waited(find: Callable[[], Any], seconds: float = 60.0) -> Any:
     end = time.monotonic() + seconds
     while not (found := find()):
         assert time.monotonic() < end, "waited in vain"
