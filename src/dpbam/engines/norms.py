@@ -38,10 +38,11 @@ class GroupNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, groups: int, eps: float,
         record: Record,
     ) -> Tensor:  # fmt: skip
+        """The function itself."""
         n, channels = x.shape[:2]
         own = scale is not None and scale.ndim == 2  # a scale and a shift for every row
         y, mean, r = torch.native_group_norm(
@@ -55,7 +56,8 @@ class GroupNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Any:
+        """Its derivative."""
         (x,) = ctx.saved_tensors
         dx, dscale, dshift = GroupNormBack.apply(g, x, *ctx.given)  # type: ignore[no-untyped-call]
         ctx.given[-1](dscale, dshift)
@@ -66,26 +68,29 @@ class GroupNormBack(torch.autograd.Function):
     """(g, x) -> (dx, dscale, dshift) of the formulas above."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, g: Tensor, x: Tensor, scale: Tensor | None, mean: Tensor, r: Tensor, groups: int,
         record: Record,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """The function itself."""
         n, channels = x.shape[:2]
         g = g.contiguous()
         own = scale is not None and scale.ndim == 2
+        u = g * per_channel(scale, x) if own else g
         dx = torch.ops.aten.native_group_norm_backward(
-            g * per_channel(scale, x) if own else g, x, mean, r, None if own else scale, n, channels,
-            x[0, 0].numel(), groups, [True, False, False],
+            u, x, mean, r, None if own else scale, n, channels, x[0, 0].numel(), groups,
+            [True, False, False],
         )[0]  # fmt: skip
         stats = _Stats(scale, mean, r, groups, x)
-        sum_g, sum_gh = stats.sums(g)
+        sum_g, sum_gh = stats.sums(g, x)
         ctx.save_for_backward(g, x, sum_g, sum_gh)
         ctx.given = stats, record
         return dx, sum_gh, sum_g  # dscale = sum g xhat, dshift = sum g
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, v: Tensor, sbar: Tensor, tbar: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, v: Tensor, sbar: Tensor, tbar: Tensor) -> Any:
+        """Its derivative."""
         g, x, sum_g, sum_gh = ctx.saved_tensors
         s, record = ctx.given
         v = v.contiguous()
@@ -110,20 +115,16 @@ class _Stats:
         self, scale: Tensor | None, mean: Tensor, r: Tensor, groups: int, x: Tensor
     ) -> None:
         self._groups, self._size = groups, x[0].numel() // groups
-        self._x = None
         channels = x.shape[1]
         wide = torch.promote_types(x.dtype, torch.float32)
         self.scale = x.new_ones(channels, dtype=wide) if scale is None else scale.to(wide)
         self.mean, self.r = (
             t.to(wide).repeat_interleave(channels // groups, dim=1) for t in (mean, r)
         )
-        self._first_x = x
 
-    def sums(self, t: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sums(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """(sum_t t, sum_t t xhat) per channel."""
-        x = self._first_x if x is None else x
-        self._first_x = None  # type: ignore[assignment]
-        plain = t.flatten(2).sum(2, dtype=self.r.dtype)
+        plain = _positions(t).sum(2, dtype=self.r.dtype)
         return plain, self.r * (_dot(t, x) - self.mean * plain)
 
     def mean_over_group(self, sums: Tensor) -> Tensor:
@@ -135,18 +136,18 @@ class _Stats:
     def combine(
         self, parts: list[tuple[Tensor, Tensor]], on_xhat: Tensor, x: Tensor, constant: Tensor
     ) -> Tensor:
-        """sum coefficient * tensor + on_xhat * xhat + constant, in pieces that stay in the cache."""
+        """sum coefficient * tensor + on_xhat * xhat + constant, in pieces that fit the cache."""
         on_x = on_xhat * self.r  # xhat = r x - r mean
         constant = constant - on_x * self.mean
         out = torch.empty_like(x)
         for piece in pieces(x):
             (first, t), *others = parts
-            target = out[piece].flatten(2)
+            target = _positions(out[piece])
             torch.addcmul(
-                _wide(constant, piece, x), _wide(first, piece, x), t[piece].flatten(2), out=target
+                _wide(constant, piece, x), _wide(first, piece, x), _positions(t[piece]), out=target
             )
             for coefficient, t in [*others, (on_x, x)]:
-                target.addcmul_(_wide(coefficient, piece, x), t[piece].flatten(2))
+                target.addcmul_(_wide(coefficient, piece, x), _positions(t[piece]))
         return out
 
 
@@ -160,6 +161,11 @@ def pieces(x: Tensor) -> list[slice]:
     """Slices of the first axis with about ``_CHUNK`` elements each."""
     rows = max(1, _CHUNK // max(1, x[0].numel()))
     return [slice(i, i + rows) for i in range(0, x.shape[0], rows)]
+
+
+def _positions(t: Tensor) -> Tensor:
+    """[n, channels, positions], as a view; vectors have one position."""
+    return t.flatten(2) if t.ndim > 2 else t.unsqueeze(2)
 
 
 def _wide(coefficient: Tensor, piece: slice, like: Tensor) -> Tensor:
