@@ -60,15 +60,16 @@ def subgroups(groups: Sequence[Group]) -> Figure:
 
 def confusion(groups: Sequence[Group]) -> Figure:
     """Confusion matrices, a panel a group (its first run)."""
+    panels = [_matrix(g) for g in groups if (g.runs[0].evaluation or {}).get("confusion")]
     return Figure(
         "confusion",
         "Confusion",
         "Counts of test records: rows are what they are, columns what the model says. Shading is "
         "the share of the row.",
         about="test",
-        panels=[_matrix(g) for g in groups if (g.runs[0].evaluation or {}).get("confusion")],
+        panels=panels,
         missing=NOT_EVALUATED,
-        wide=len(groups) > 1,
+        wide=len(panels) > 1 or any(len(panel.row_names) > 20 for panel in panels),
     )
 
 
@@ -76,7 +77,9 @@ def _matrix(group: Group) -> Matrix:
     evaluation = group.runs[0].evaluation or {}
     names = tuple(evaluation["classes"])
     values = tuple(tuple(float(v) for v in row) for row in evaluation["confusion"])
-    shades = tuple(tuple(v / (sum(row) or 1) for v in row) for row in values)
+    shares = [[v / (sum(row) or 1) for v in row] for row in values]
+    full = max((share for row in shares for share in row), default=1.0) or 1.0
+    shades = tuple(tuple(share / full for share in row) for row in shares)
     return Matrix(
         group.label, "true class", "predicted class", names, names, values, shades, " records"
     )

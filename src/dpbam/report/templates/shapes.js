@@ -45,12 +45,16 @@ function drawDots(panel, width, height) {
 function matrixHeight(panel, width) {
   const cell = (width - matrixLeft(panel, width)) / panel.column_names.length;
   const tall = panel.square ? Math.min(cell, 44) : Math.max(9, Math.min(22, 260 / panel.row_names.length));
-  return tall * panel.row_names.length + matrixTop(panel) + 46;
+  return tall * panel.row_names.length + matrixTop(panel) + matrixBelow(panel);
 }
 
 function matrixLeft(panel, width) {
   const widest = Math.max(...panel.row_names.map((n) => textWidth(n, 11)));
   return Math.min(widest, width * 0.34) + 26;
+}
+
+function matrixBelow(panel) {
+  return panel.square ? 64 : 46;
 }
 
 function matrixTop(panel) {
@@ -62,7 +66,7 @@ function drawMatrix(panel, width, height) {
   const [left, top] = [matrixLeft(panel, width), matrixTop(panel)];
   const rows = panel.row_names.length;
   const columns = panel.column_names.length;
-  const h = (height - top - 46) / rows;
+  const h = (height - top - matrixBelow(panel)) / rows;
   const w = panel.square ? Math.min((width - left) / columns, 44) : (width - left) / columns;
   if (panel.title) group.append(label(fit(panel.title, width, 13, 600), 0, 14, "strong"));
   const widest = panel.square ? Math.max(...panel.values.flat().map((v) => textWidth(say(v), 11))) : Infinity;
@@ -87,7 +91,7 @@ function drawMatrix(panel, width, height) {
   const names = panel.column_names.map((name) => (panel.square ? fit(name, 64, 11) : name));
   const room = Math.max(...names.map((n) => textWidth(n, 11))) + 6;
   const turned = panel.square && room > w;
-  const everyColumn = Math.ceil((turned ? 13 : room) / w);
+  const everyColumn = Math.ceil((turned ? 17 : room) / w);
   names.forEach((name, j) => {
     if (j % everyColumn) return;
     const [cx, cy] = [left + (j + 0.5) * w, top + rows * h + 14];
@@ -96,7 +100,7 @@ function drawMatrix(panel, width, height) {
   });
   const middle = top + (rows * h) / 2;
   group.append(
-    label(panel.column_label, left + columns * w, top + rows * h + (turned ? 46 : 32), "soft end"),
+    label(panel.column_label, left + columns * w, top + rows * h + (turned ? 60 : 32), "soft end"),
     label(fit(panel.row_label, rows * h), 10, middle, "soft middle", { transform: `rotate(-90 10 ${middle})` }),
   );
   return group;
