@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,24 +124,55 @@ def _interrupt(args, after, cwd):
     return step
 
 
-def test_a_comparison_that_is_stopped_goes_on(place):
-    command = ["compare", "--data", "digits", "--model", "mlp", "--noise-multiplier", "1",
-               "--accountant", "rdp", "--batch-size", "256", "--epochs", "30", "--method", "dp-sgd",
-               "--method", "bam", "--seeds", "2", "--out", "both"]  # fmt: skip
+def workers(folder):
+    """The ids of processes at work in ``folder``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "cwd").resolve() == folder:
+                found.append(int(entry.name))
+    return found
+
+
+def stopped_by(stop, command, cwd):
+    """Start a comparison, call ``stop`` when a run is at work, and give its code and stderr."""
     process = subprocess.Popen(
-        [*DPBAM, *command, "--jobs", "2"], cwd=place, stderr=subprocess.PIPE, text=True,
+        [*DPBAM, *command, "--jobs", "2"], cwd=cwd, stderr=subprocess.PIPE, text=True,
         env=ENVIRONMENT, start_new_session=True,
     )  # fmt: skip
-    ledger = place / "both" / "dp-sgd" / "seed-0" / "ledger.jsonl"
+    ledger = cwd / "both" / "dp-sgd" / "seed-0" / "ledger.jsonl"
     deadline = time.monotonic() + 120
     while not ledger.exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all its processes
+    stop(process.pid)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
+    return process.returncode, err
+
+
+COMPARE = ["compare", "--data", "digits", "--model", "mlp", "--noise-multiplier", "1",
+           "--accountant", "rdp", "--batch-size", "256", "--epochs", "30", "--method", "dp-sgd",
+           "--method", "bam", "--seeds", "2", "--out", "both"]  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks into /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_comparison_that_is_killed_leaves_no_process_behind(number, tmp_path):
+    folder = tmp_path.resolve()
+    stopped_by(lambda pid: os.kill(pid, number), COMPARE, folder)  # the parent process alone
+    deadline = time.monotonic() + 60
+    while workers(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert workers(folder) == []
+    assert (folder / "both" / "dp-sgd" / "seed-0" / "checkpoints").is_dir()
+
+
+def test_a_comparison_that_is_stopped_goes_on(place):
+    # as a terminal does: to all its processes
+    code, err = stopped_by(lambda pid: os.killpg(pid, signal.SIGINT), COMPARE, place)
+    assert code == 130, err
     assert "the same command goes on" in err
     assert not (place / "both" / "comparison.json").exists()
-    said = " ".join(dpbam(*command, cwd=place).stdout.split())
+    said = " ".join(dpbam(*COMPARE, cwd=place).stdout.split())
     assert "2 paired seeds" in said
     assert "paired, against dp-sgd" in said
     result = json.loads((place / "both" / "comparison.json").read_text())

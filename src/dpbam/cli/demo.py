@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
     "delta": 1e-4,
     "clip_norm": 1.0,
     "batch_size": 512,
-    "epochs": 60.0,
+    "epochs": 40.0,
     "optimizer": "nadam",
     "lr": 0.01,
     "device": "cpu",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +25,7 @@ from dpbam.runs.result import RunError
 _EVERY = 0.5  # seconds between two words of one run
 _told: Any = None  # in a worker: the queue to its parent process
 _stop: Any = None  # in a worker: set when the comparison is to stop
+_busy = threading.Lock()  # in a worker: held while a run is at work
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ def run_all(
     ) as pool:
         futures = {pool.submit(_in_worker, k, run): k for k, run in enumerate(runs)}
         try:
-            return _collect(futures, told, watcher)
+            with _terminated_like_ctrl_c():
+                return _collect(futures, told, watcher)
         except KeyboardInterrupt:
             raise Stopped from None
         except BrokenProcessPool:
@@ -105,6 +110,16 @@ def run_all(
         finally:
             stop.set()  # whatever still runs saves, and ends
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _terminated_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt inside, so that workers are not left behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _one_by_one(runs: Sequence[PlannedRun], watcher: Watcher | None) -> list[FinishedRun]:
@@ -160,6 +175,17 @@ def _begin(told: Any, stop: Any) -> None:
     _told, _stop = told, stop
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a run in training has a handler of its own
+    threading.Thread(target=_outlive_nobody, daemon=True).start()
+
+
+def _outlive_nobody() -> None:
+    """When the parent process is killed, let a run save, then end: nobody waits for more."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        _stop.set()
+        with _busy:
+            os._exit(1)
 
 
 def _in_worker(index: int, run: PlannedRun) -> FinishedRun | str | None:
@@ -177,7 +203,8 @@ def _in_worker(index: int, run: PlannedRun) -> FinishedRun | str | None:
     if _stop.is_set():
         return None
     try:
-        return _work(run, _Telling(index, tell))
+        with _busy:
+            return _work(run, _Telling(index, tell))
     except Interrupted:
         _stop.set()
         return None
