@@ -13,12 +13,14 @@ from support import cross_entropy, flat, one_step, private_plan, quiet_plan, sam
 N = 400
 
 
-def drawn_cosine(clip_norm: float, batch_size: int, rounds: int = 60) -> float:
+def drawn_cosine(clip_norm: float, batch_size: int, rounds: int = 40) -> float:
     """The mean cosine of private gradients of random batches with the gradient of all samples."""
     model, (x, y) = smooth_net(), samples(N)
     truth = flat(one_step(model, quiet_plan(n=N, batch_size=N), x, y))
     plan = private_plan(n=10_000, batch_size=batch_size, clip_norm=clip_norm, delta=1e-5)
-    oracle = PrivateGradientOracle(model, cross_entropy, plan, DPSGD(), seed=0)
+    oracle = PrivateGradientOracle(
+        model, cross_entropy, plan, DPSGD(), seed=0, engine="functional", physical_batch_size=64
+    )
     generator, total = torch.Generator().manual_seed(0), 0.0
     for _ in range(rounds):
         chosen = torch.randperm(N, generator=generator)[:batch_size]
@@ -30,7 +32,7 @@ def drawn_cosine(clip_norm: float, batch_size: int, rounds: int = 60) -> float:
 
 def test_the_forecast_cosine_is_what_is_drawn() -> None:
     model, (x, y) = smooth_net(), samples(N)
-    plan = quiet_plan(4.0, n=10_000, batch_size=40, noise_multiplier=1.0)
+    plan = quiet_plan(8.0, n=10_000, batch_size=40, noise_multiplier=1.0)
     batches = [(x[:150], y[:150]), (x[150:], y[150:])]
     advice = advise(model, cross_entropy, plan, batches, lambdas=())
     assert advice.units == N
@@ -50,10 +52,12 @@ def test_bias_falls_and_noise_rises_with_c() -> None:
     assert biases == sorted(biases, reverse=True)
     assert shares == sorted(shares, reverse=True)
     assert biases[0] > 2 * biases[-1]
+    assert 0.5 in [option.clip_norm for option in advice.options]
     noises = [o.noise_norm for o in advise(
         model, cross_entropy, quiet_plan(0.5, noise_multiplier=1.0), [(x, y)], lambdas=()
     ).options]  # fmt: skip
-    assert noises == pytest.approx([noises[0] * 2**k for k in range(5)])
+    assert noises == sorted(noises)
+    assert noises[-1] > 2 * noises[0]
 
 
 def test_larger_batches_have_less_noise_at_the_same_epsilon() -> None:
@@ -72,7 +76,9 @@ def test_the_recommendation_has_a_reason_and_the_warning() -> None:
     text = str(advice)
     assert advice.best.clip_norm < 8.0  # nothing is clipped at 8, and all of it is noise
     assert f"Try C = {advice.best.clip_norm:g}" in text
-    assert "noise outweighs bias" in text
+    ratios = advice.now.non_private_noise_ratio, advice.best.non_private_noise_ratio
+    assert ratios[0] > 2 * ratios[1]
+    assert f"{ratios[0]:.2g} times as long" in text
     assert text.endswith(WARNING)
     assert {option.lam for option in advice.options} == {0.0, 0.005, 0.01, 0.02}
 

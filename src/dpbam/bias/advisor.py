@@ -38,7 +38,8 @@ WARNING = (
     "Not private: this was computed from the data without noise. Choosing a setting by it uses "
     "private data, which the privacy statement of the run does not cover."
 )
-STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # candidates for C and l, as multiples of the plan's
+SIZES = (0.25, 0.5, 1.0, 2.0, 4.0)  # candidates for l, as multiples of the plan's
+BOUNDS = (0.05, 0.25, 0.5, 0.75, 0.95)  # candidates for C, as quantiles of the norms
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Option:
         noise_norm: sigma C sqrt(d) / l.
         non_private_clip_share: units above C.
         non_private_bias: |mu_c - mu|, against the plain gradient.
+        non_private_noise_ratio: noise_norm over |mu_c|, what is left of the gradient.
+        non_private_clipped_cosine: cos(mu_c, mu): what clipping alone does to the direction.
         non_private_cosine: expected, of the private gradient with the true one.
     """
 
@@ -63,6 +66,8 @@ class Option:
     noise_norm: float
     non_private_clip_share: float
     non_private_bias: float
+    non_private_noise_ratio: float
+    non_private_clipped_cosine: float
     non_private_cosine: float
 
 
@@ -126,15 +131,16 @@ def advise(
         (1.0, True)
     """
     chosen = sorted({0.0, _validate.non_negative("lam", lam), *lambdas})
-    bounds = [plan.clip_norm * step for step in STEPS]
-    found = {value: _Pool(plan, bounds) for value in chosen}
+    found = {value: _Pool(plan) for value in chosen}
     maker = make_engine(engine, model, loss, plan.clipper().groups(_trainable(model)))
+    bounds: list[float] = []
     for inputs, targets in batches:
         whole = LogicalBatch.of(inputs, targets, None, 1)
         for batch in whole.split(physical_batch_size, Views(), _device(model)):
+            bounds = bounds or _bounds(plan, maker.directions(batch, DPSGD(), 0.0).norms())
             for value, pool in found.items():
                 method = BAM(value, exact=True) if value else DPSGD()
-                pool.take(maker.directions(batch, method, value))
+                pool.take(maker.directions(batch, method, value), bounds)
     truth = found[0.0]
     if truth.units < 2:
         raise ValueError(f"advice needs at least 2 samples with finite gradients: {truth.units}")
@@ -150,13 +156,12 @@ class _Pool:
     """Sums over all units of one lambda: sum_i d_i, and sum_i f_i d_i for each C."""
 
     plan: PrivacyPlan
-    bounds: list[float]
     units: int = 0
     total: Tensor | None = None
     clipped: dict[float, Tensor] = field(default_factory=dict)
     norms: list[Tensor] = field(default_factory=list)  # [G, U] each, finite units only
 
-    def take(self, directions: PerSampleDirections) -> None:
+    def take(self, directions: PerSampleDirections, bounds: list[float]) -> None:
         """Add one physical batch."""
         norms = directions.norms()
         kept = unclipped(norms)
@@ -164,7 +169,7 @@ class _Pool:
         self.units += self.norms[-1].shape[1]
         part = flat(directions.weighted_sum(kept))
         self.total = part if self.total is None else self.total + part
-        for bound in self.bounds:
+        for bound in bounds:
             part = flat(directions.weighted_sum(self._factors(norms, bound)))
             self.clipped[bound] = self.clipped[bound] + part if bound in self.clipped else part
 
@@ -188,6 +193,8 @@ class _Pool:
             noise_norm=noise,
             non_private_clip_share=float((factors < 1).any(0).double().mean()),
             non_private_bias=float((clipped / n - plain / truth.units).norm()),
+            non_private_noise_ratio=noise / math.sqrt(cc) if cc else math.inf,
+            non_private_clipped_cosine=cosine,
             non_private_cosine=cosine * math.sqrt(cc / spread) if spread else math.nan,
         )
 
@@ -195,10 +202,19 @@ class _Pool:
         return CLIPPINGS[self.plan.clipping](bound).factors(norms)
 
 
+def _bounds(plan: PrivacyPlan, norms: Tensor) -> list[float]:
+    """The plan's C and, to two digits, quantiles of the norms of the first physical batch."""
+    total = norms.double().square().sum(0).sqrt()
+    total = total[total.isfinite() & (total > 0)].cpu()
+    at = torch.tensor(BOUNDS, dtype=torch.float64)
+    found = torch.quantile(total, at).tolist() if len(total) else []
+    return sorted({plan.clip_norm, *(float(f"{bound:.2g}") for bound in found)})
+
+
 def _resized(plan: PrivacyPlan) -> list[PrivacyPlan]:
     """The plan at other batch sizes, with the noise that keeps its epsilon over its epochs."""
     found = []
-    for step in STEPS:
+    for step in SIZES:
         size = max(1, round(plan.batch_size * step))
         if size > plan.n:
             continue
@@ -230,14 +246,13 @@ def _recommendation(now: Option, best: Option) -> str:
             f"private gradient nearer to the true one (expected cosine "
             f"{now.non_private_cosine:.3f}, at best {best.non_private_cosine:.3f})."
         )
-    noisy = now.noise_norm > now.non_private_bias
-    cause = "noise outweighs bias" if noisy else "bias outweighs noise"
     return (
         f"Try C = {best.clip_norm:g} and lambda = {best.lam:g}: the expected cosine of the private "
         f"gradient with the true one rises from {now.non_private_cosine:.3f} to "
-        f"{best.non_private_cosine:.3f}. Now {cause} (noise {now.noise_norm:.3g}, bias "
-        f"{now.non_private_bias:.3g}); then noise {best.noise_norm:.3g}, bias "
-        f"{best.non_private_bias:.3g}."
+        f"{best.non_private_cosine:.3f}. Clipping alone leaves a cosine of "
+        f"{now.non_private_clipped_cosine:.3f} now, {best.non_private_clipped_cosine:.3f} then; "
+        f"the noise is {now.non_private_noise_ratio:.2g} times as long as the clipped gradient "
+        f"now, {best.non_private_noise_ratio:.2g} times then."
     )
 
 

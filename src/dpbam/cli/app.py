@@ -11,6 +11,7 @@ import typer
 from dpbam._version import __version__
 from dpbam.cli import (
     audit,
+    bias,
     calibrate,
     compare,
     data,
@@ -43,6 +44,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, str], ...] = (
     (report.run, report.NAME, report.EXAMPLES),
     (plot.run, plot.NAME, plot.EXAMPLES),
     (audit.run, audit.NAME, audit.EXAMPLES),
+    (bias.run, bias.NAME, bias.EXAMPLES),
     (demo.run, demo.NAME, demo.EXAMPLES),
     (epsilon.run, epsilon.NAME, epsilon.EXAMPLES),
     (calibrate.run, calibrate.NAME, calibrate.EXAMPLES),
