@@ -215,6 +215,9 @@ def test_figures_zoom_and_enlarge(opened: Driver) -> None:
     assert dialog.get_attribute("open") is not None
     wide = opened.execute_script("return document.querySelector('#enlarged svg').clientWidth")
     assert wide > 900
+    box = dialog.find_element(By.CSS_SELECTOR, ".catch")
+    ActionChains(opened).move_to_element(box).perform()
+    assert "epoch" in dialog.find_element(By.ID, "tip").text  # not behind the dialog
     dialog.find_element(By.CSS_SELECTOR, "button").click()
 
 

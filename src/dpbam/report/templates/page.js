@@ -169,6 +169,7 @@ function tip(event, lines) {
   const box = document.getElementById("tip");
   box.hidden = !event;
   if (!event) return;
+  (document.querySelector("dialog[open]") || document.body).append(box); // a dialog covers the page
   box.replaceChildren(...lines.map(([colour, text]) => {
     const line = document.createElement("div");
     if (colour !== null) {
