@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from reference import one_at_a_time
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpbam.engines.base import Engine, PhysicalBatch
 from dpbam.methods import BAM, DPSGD
-from reference import one_at_a_time
 
 PENALTY = 0.3
 METHODS = {"dp-sgd": DPSGD(), "bam-exact": BAM(PENALTY, exact=True)}

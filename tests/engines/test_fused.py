@@ -1,4 +1,4 @@
-"""What the fused engine promises apart from numbers: refusals, NaNs, groups, leaving things as found."""
+"""What the fused engine promises apart from numbers: refusals, NaNs, groups, tidiness."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MIXING = {
 @pytest.mark.parametrize("method", [DPSGD(), EXACT, BAM(0.3)], ids=["dp-sgd", "exact", "ascent"])
 def test_a_model_that_mixes_samples_is_refused(code: str, method: Method) -> None:
     model = Wrapped(MIXING[code])
-    with pytest.raises(CannotServe, match="mix|another"):
+    with pytest.raises(CannotServe, match=r"mix|another"):
         FusedEngine(model, CROSS).directions(
             make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), method, 0.3
         )
@@ -385,7 +385,7 @@ def test_a_rule_of_ones_own() -> None:
 
 
 def test_the_reference_itself_is_not_the_plain_gradient() -> None:
-    """A check of the check: BAM's directions differ from DP-SGD's by far more than the tolerance."""
+    """A check of the check: BAM's directions are not DP-SGD's, by far more than the tolerance."""
     model, data = net().double(), batch(4, 1, torch.randn(4, 2, 4, 4).double())
     data = make_batch(data.inputs, data.targets, 4, dtype=torch.float64)
     plain = one_at_a_time(model, CROSS, data, 0.0)

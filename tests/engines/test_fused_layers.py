@@ -210,6 +210,24 @@ class Attention(nn.Module):
         )
 
 
+class OwnAttention(nn.Module):
+    """Attention as people write it: one projection, torch's own product."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.all, self.out, self.causal = nn.Linear(6, 18), nn.Linear(6, 6), causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 3)).transpose(1, 2) for t in self.all(x).chunk(3, -1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_ones_own(causal: bool) -> None:
+    agree(OwnAttention(causal), torch.randn(ROWS, 5, 6), nn.Linear(6, 6))
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -28,7 +28,8 @@ class Mish(torch.autograd.Function):
     """y = mish(x); ``twice``: the second derivative will be asked for."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, twice: bool) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, twice: bool) -> Tensor:
+        """The function itself."""
         y, first = torch.empty_like(x), torch.empty_like(x)
         second = torch.empty_like(x) if twice else None
         for piece in pieces(x):
@@ -41,7 +42,8 @@ class Mish(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Any:
+        """Its derivative."""
         if not ctx.twice:
             return g * ctx.saved_tensors[0], None
         x, first, second = ctx.saved_tensors
@@ -52,13 +54,15 @@ class _MishBack(torch.autograd.Function):
     """g f'(x), as a function of g and x."""
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, first: Tensor, second: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, g: Tensor, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """The function itself."""
         ctx.save_for_backward(g, first, second)
         return g * first
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, v: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, v: Tensor) -> Any:
+        """Its derivative."""
         g, first, second = ctx.saved_tensors
         in_x = torch.empty_like(v)
         for piece in pieces(v):

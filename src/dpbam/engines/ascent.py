@@ -126,6 +126,7 @@ class Ascend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, family: Family, fan: int | None, pairs: Any) -> Tensor:
+        """The function itself."""
         ctx.given = family, fan, pairs, x.shape
         total = None
         for a, b in pairs:
@@ -137,7 +138,8 @@ class Ascend(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Its derivative."""
         family, fan, pairs, _ = ctx.given
         total = None
         for a, b in pairs:

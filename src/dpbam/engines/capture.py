@@ -72,7 +72,7 @@ class Tape:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the probe found out: where the rows are in each node, and which calls repeat over rows."""
+    """What the probe found: where the rows are in each node, which calls repeat over rows."""
 
     expansions: frozenset[int] = frozenset()
     inputs: tuple[Layout, ...] = ()
@@ -207,7 +207,7 @@ class Capture(TorchFunctionMode):
     def moved(
         self, y: Tensor, source: Source, shape: tuple[int, ...], x: Tensor | None = None
     ) -> Tensor:
-        """y plus what the ascent adds to it: eps_u g_u, broadcast as ``shape``, times x if given."""
+        """y plus what the ascent adds: eps_u g_u, broadcast as ``shape``, times x if given."""
         if self.ascent is None:
             return y
         step = self.ascent.spread(source, shape, len(self.tape.outputs), y.ndim)
@@ -219,7 +219,7 @@ class Capture(TorchFunctionMode):
     def root(self, y: Tensor) -> Tensor:
         """y, computed from constants alone, as the start of the graph."""
         if y._is_view():
-            y = y.new_empty(0).set_(y)
+            y = _no_view(y)
         started: Tensor = _Root.apply(y, self._anchor)  # type: ignore[no-untyped-call]
         return started
 
@@ -244,8 +244,14 @@ class _Root(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
         return None, None
+
+
+def _no_view(y: Tensor) -> Tensor:
+    """A tensor on the same memory that torch does not take for a view."""
+    same: Tensor = y.new_empty(0).set_(y)  # type: ignore[call-overload]
+    return same
 
 
 class _Same(torch.autograd.Function):
@@ -253,10 +259,10 @@ class _Same(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor) -> Tensor:
-        return y.new_empty(0).set_(y)
+        return _no_view(y)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 

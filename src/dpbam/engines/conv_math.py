@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpbam.engines.layer_math import ghost_is_cheaper
+from dpbam.engines.layer_math import ghost_is_cheaper, split_axis
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ConvFamily:
             total = self._shift(total, axis, space[axis], back=True)
         pixels = torch.Size([q, *space]).numel()
         rows = total.reshape(units, pixels, pixels) @ self.right(a)
-        return rows.unflatten(1, (q, -1)).transpose(2, 3).reshape(a.shape)
+        return split_axis(rows, 1, (q, -1)).transpose(2, 3).reshape(a.shape)
 
     def _out(self, space: Sequence[int]) -> list[int]:
         settings = zip(space, self.shape[2:], self.stride, self.padding, self.dilation, strict=True)
@@ -108,7 +108,7 @@ class ConvFamily:
         box = a.new_full((1, 1, *kernel), 1.0 / (channels * kernel.numel()))
         b = weights.reshape(units * q, 1, *self._out(space))
         channel = self.back(b, box, torch.Size((units * q, 1, *space)))
-        return channel.unflatten(0, (units, q)).expand(a.shape)
+        return split_axis(channel, 0, (units, q)).expand(a.shape)
 
     def right(self, b: Tensor) -> Tensor:
         """[U, T, o]."""
@@ -127,7 +127,7 @@ class ConvFamily:
 
     def unright(self, rows: Tensor, b: Tensor) -> Tensor:
         """Back to b's shape."""
-        return rows.unflatten(1, (b.shape[1], -1)).transpose(2, 3).reshape(b.shape)
+        return split_axis(rows, 1, (b.shape[1], -1)).transpose(2, 3).reshape(b.shape)
 
     def instantiate(self, a: Tensor, b: Tensor) -> Tensor:
         """The weight gradient of one convolution whose groups are the units."""
@@ -142,20 +142,20 @@ class ConvFamily:
 
     def apply(self, weight: Tensor, a: Tensor) -> Tensor:
         """The convolution."""
-        return self._conv(a.flatten(0, 1), weight, self.groups).unflatten(0, a.shape[:2])
+        return split_axis(self._conv(a.flatten(0, 1), weight, self.groups), 0, a.shape[:2])
 
     def apply_each(self, weights: Tensor, a: Tensor) -> Tensor:
         """f(W_u, a_u): one convolution whose groups are the units."""
-        units, q = a.shape[:2]
+        units = a.shape[0]
         out = self._conv(_units_as_groups(a), weights.flatten(0, 1), units * self.groups)
-        return out.unflatten(1, (units, -1)).transpose(0, 1)
+        return split_axis(out, 1, (units, -1)).transpose(0, 1)
 
     def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
         """f(W_u, .)^T b_u, shaped as ``like``."""
         units = b.shape[0]
         shape = _units_as_groups(like).shape
         back = self.back(_units_as_groups(b), weights.flatten(0, 1), shape, units)
-        return back.unflatten(1, (units, -1)).transpose(0, 1)
+        return split_axis(back, 1, (units, -1)).transpose(0, 1)
 
     def back(self, b: Tensor, weight: Tensor, shape: torch.Size, units: int = 1) -> Tensor:
         """The data gradient: [n, o, *space'] -> [n, i, *space]."""

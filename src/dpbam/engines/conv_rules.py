@@ -268,13 +268,14 @@ def _affine(
 def _refuse(name: str) -> Any:
     def refuse(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise CannotServe(
-            f"{name} hides its steps in one torch function, whose per-sample gradients are not known"
+            f"{name} hides its steps in one function, so its per-sample gradients are hidden"
         )
 
     return refuse
 
 
 for _recurrent in (
-    "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "lstm", "gru", "rnn_tanh", "rnn_relu",
+    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
 ):  # fmt: skip
-    RULES[getattr(torch._VF, _recurrent)] = _refuse(_recurrent)  # type: ignore[attr-defined]
+    RULES[getattr(torch._VF, _recurrent)] = _refuse(_recurrent)

@@ -126,8 +126,7 @@ class FusedEngine:
         return made
 
     def _made(self, stores: list[Store], batch: PhysicalBatch) -> FusedDirections:
-        shapes = {n: p for n, p in self._parameters.items()}
-        return FusedDirections(stores, self._groups, batch.units, shapes)
+        return FusedDirections(stores, self._groups, batch.units, self._parameters)
 
     # --- the forward pass
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
+from dpbam.engines.base import CannotServe
 from dpbam.engines.sites import Flow, Layout
 from dpbam.trees import Params, accumulation_dtype
 
@@ -53,7 +54,13 @@ class GenericSite:
         """The formula above, summed over a unit's rows."""
         if flow.b[self.y] is None and (flow.ybar is None or flow.ybar[self.y] is None):
             return {}
-        per_row: Params = vmap(self._row_gradient(flow))(self._rows(flow))
+        try:
+            per_row: Params = vmap(self._row_gradient(flow))(self._rows(flow))
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            names = ", ".join(self.names)
+            raise CannotServe(f"{names}: torch cannot vectorise its function: {error}") from error
         return {
             n: flow.fold.by_unit(g.to(accumulation_dtype(g.dtype))).sum(1)
             for n, g in per_row.items()
@@ -141,7 +148,7 @@ class GenericSite:
             return out
 
         moving = {i: xs[int(i)] for i in hbar}
-        _, pull = vjp(f, theta, moving)
+        pull = vjp(f, theta, moving)[1]
         in_theta, in_x = pull(values["b"])
         total = torch.zeros((), dtype=values["b"].dtype, device=values["b"].device)
         for i, h in hbar.items():

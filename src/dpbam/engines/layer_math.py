@@ -2,17 +2,17 @@
 
 A layer y = f(W, a) that is linear in W and in a has the per-unit gradient
 
-    G_u = sum_t b_t (x) a_t        b_t the gradient at the t-th output position, a_t what W met there
+    G_u = sum_t b_t (x) a_t       b_t the gradient at the t-th output position, a_t what W met
 
 summed over the positions t of all rows of unit u. A family answers four questions about it, and
 only one of them forms it:
 
-=================  =========================================================  ==================
-``gram``           <a_t, a_t'> for all pairs of positions of a unit            [U, T, T]
-``instantiate``    G_u itself                                                 [U, *weight]
-``contract``       sum_u G_u (scale b first for a weighted sum)               [*weight]
-``apply``          f(V, a), so that <G_u, V> = sum_t <b_t, f(V, a)_t>         as y
-=================  =========================================================  ==================
+=================  ========================================================  ==================
+``gram``           <a_t, a_t'> for all pairs of positions of a unit          [U, T, T]
+``instantiate``    G_u itself                                                [U, *weight]
+``contract``       sum_u G_u (scale b first for a weighted sum)              [*weight]
+``apply``          f(V, a), so that <G_u, V> = sum_t <b_t, f(V, a)_t>        as y
+=================  ========================================================  ==================
 
 With the Gram matrix the norm needs no G_u (the "ghost" norm): |G_u|^2 = sum_tt' <a_t, a_t'>
 <b_t, b_t'>. Shapes: rows arrive folded, [U, q, ...]: U units, q rows a unit.
@@ -32,7 +32,9 @@ from torch import Tensor
 class Family(Protocol):
     """One kind of bilinear layer with one setting of its options."""
 
-    shape: tuple[int, ...]  # of the weight; its first axis is b's features
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
 
     @property
     def ghost(self) -> bool:
@@ -220,6 +222,18 @@ class EmbeddingFamily:
         unit = torch.arange(a.shape[0], device=a.device).view(-1, *(1,) * (a.ndim - 1))
         return weights[unit, a]
 
+    def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
+        """Ids have no gradient."""
+        raise TypeError("an embedding has no gradient in its ids")
+
+    def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
+        """Ids have no gradient."""
+        raise TypeError("an embedding has no gradient in its ids")
+
+    def mean_back(self, weights: Tensor, a: Tensor) -> Tensor:
+        """Ids have no gradient."""
+        raise TypeError("an embedding has no gradient in its ids")
+
 
 _ROW, _ENTRY = 60, 200  # products' worth of time: an entry of a Gram matrix, an entry of a G_u
 
@@ -238,12 +252,20 @@ def ghost_is_cheaper(t: int, i: int, o: int, pixel: int, pairs: int, *, twice: b
     return ghost < formed
 
 
+def split_axis(t: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
+    """``t.unflatten``, which torch does not type."""
+    split: Tensor = t.unflatten(axis, sizes)  # type: ignore[no-untyped-call]
+    return split
+
+
 def reduce_to(t: Tensor, like: Sequence[int]) -> Tensor:
     """Sum [U, q, *rest] over q and over the axes that ``like`` broadcasts: [U, *like].
 
     Example:
-        >>> reduce_to(torch.ones(2, 3, 4, 5), (5,)).shape, float(reduce_to(torch.ones(1, 3, 4), ())[0])
-        (torch.Size([2, 5]), 12.0)
+        >>> reduce_to(torch.ones(2, 3, 4, 5), (5,)).shape
+        torch.Size([2, 5])
+        >>> reduce_to(torch.ones(1, 3, 4), ())
+        tensor([12.])
     """
     rest = t.shape[2:]
     padded = (1,) * (len(rest) - len(like)) + tuple(like)

@@ -232,11 +232,8 @@ def _generic(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[st
     hidden = tree_map(slot, hidden)
     sources = {n: s for s in _all_sources(hidden) for n in s.names}
     what = f"{what} of {', '.join(sorted(sources))}"
-    if (
-        what.split()[0].rstrip("_") != what.split()[0]
-        and not what.startswith("__")
-        or "setitem" in what
-    ):
+    name = what.split()[0]
+    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
         raise CannotServe(f"{what} changes a tensor in place")
     function = _replay(func, hidden)
     theta = {n: p.detach() for n, p in capture.parameters.items() if n in sources}
@@ -318,10 +315,16 @@ def _broadcast_pair(
     for theta, x in (args, args[::-1]):
         source = capture.source(theta)
         if source is not None and source.linear and capture.varies(x):
-            fits = torch.broadcast_shapes(x.shape, theta.shape) == x.shape
+            fits = _broadcasts(theta.shape, x.shape)
             same = x.dtype == torch.result_type(x, theta)
             return (x, theta, source) if fits and same else None
     return None
+
+
+def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
+    """Whether ``shape`` expands to ``target``."""
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(n in (1, m) for n, m in pairs)
 
 
 def _name(capture: Capture, func: Any, theta: Any) -> str:

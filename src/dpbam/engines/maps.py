@@ -20,9 +20,10 @@ class Convolve(torch.autograd.Function):
     """y = f(W, x) + bias, in x alone: x [n, i, *space]. Its derivative is :class:`Spread`."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, family: ConvFamily
     ) -> Tensor:
+        """The function itself."""
         ctx.given = weight, family, x.shape
         none = [0] * len(family.stride)
         return torch.convolution(
@@ -31,7 +32,8 @@ class Convolve(torch.autograd.Function):
         )  # fmt: skip
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Its derivative."""
         weight, family, shape = ctx.given
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
@@ -42,12 +44,14 @@ class Spread(torch.autograd.Function):
     """h = f(W, .)^T b, the data gradient, in b alone. Its derivative is :class:`Convolve`."""
 
     @staticmethod
-    def forward(ctx: Any, b: Tensor, weight: Tensor, family: ConvFamily, shape: Any) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, b: Tensor, weight: Tensor, family: ConvFamily, shape: Any) -> Tensor:
+        """The function itself."""
         ctx.given = weight, family
         return family.back(b, weight, shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Its derivative."""
         weight, family = ctx.given
         return Convolve.apply(grad, weight, None, family), None, None, None  # type: ignore[no-untyped-call]
 
@@ -59,9 +63,10 @@ class GhostNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, a: Tensor, b: Tensor, family: Family, fan: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """The function itself."""
         rows = family.right(b)
         right = rows @ rows.transpose(1, 2)
         left = centred_gram(family, a, a, fan).to(right.dtype)
@@ -72,7 +77,8 @@ class GhostNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
+        """Its derivative."""
         a, b, left, right = ctx.saved_tensors
         family, fan = ctx.given
         g = grad.view(-1, 1, 1)
@@ -92,9 +98,8 @@ class FormedNorm(torch.autograd.Function):
     """|G_u|^2 by forming G_u (centred or not). Gradients: f(2 G_u, a) in b, its transpose in a."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, a: Tensor, b: Tensor, family: Family, fan: int | None
-    ) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, family: Family, fan: int | None) -> Tensor:
+        """The function itself."""
         formed = family.instantiate(a, b)
         if fan is not None:
             formed = formed - formed.flatten(2).mean(2).view(
@@ -106,7 +111,8 @@ class FormedNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Its derivative."""
         a, b, formed = ctx.saved_tensors
         weights = formed * (2 * grad).view(-1, *(1,) * (formed.ndim - 1))
         in_a = ctx.family.transpose_each(weights, b, a) if ctx.needs_input_grad[0] else None
@@ -138,7 +144,8 @@ class AveragePool(torch.autograd.Function):
     """Means over tiles of k x k pixels that cover the image. Its derivative is :class:`Tile`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, k: int) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, k: int) -> Tensor:
+        """The function itself."""
         ctx.k = k
         total = None
         for place in _places(k):
@@ -147,7 +154,8 @@ class AveragePool(torch.autograd.Function):
         return total.mul_(1 / k**2)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Its derivative."""
         return Tile.apply(grad, ctx.k), None  # type: ignore[no-untyped-call]
 
 
@@ -155,7 +163,8 @@ class Tile(torch.autograd.Function):
     """Each pixel spread over a tile of k x k, divided by k^2. Its derivative is the pool again."""
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, k: int) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, g: Tensor, k: int) -> Tensor:
+        """The function itself."""
         ctx.k = k
         share, (n, c, y, x) = g / k**2, g.shape
         out = g.new_empty(n, c, y * k, x * k)
@@ -164,5 +173,6 @@ class Tile(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Its derivative."""
         return AveragePool.apply(grad, ctx.k), None  # type: ignore[no-untyped-call]

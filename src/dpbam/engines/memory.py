@@ -24,7 +24,7 @@ from dpbam.trees import map_rows
 _FEW = 2
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of tensors made while it is on: ``now``, and the ``peak``.
 
     Example:
@@ -37,7 +37,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now, self.peak = 0, 0
         self._seen: set[int] = set()
 
@@ -65,11 +65,11 @@ class LiveBytes(TorchDispatchMode):
 
 
 def peak_bytes(engine: Engine, batch: PhysicalBatch, method: Method, lam: float) -> int:
-    """The most bytes alive at once while the engine does one step on ``batch``, its inputs apart."""
+    """The most bytes alive at once in one step on ``batch``, its inputs apart."""
     with LiveBytes() as live:
         handle = engine.directions(batch, method, lam)
         handle.weighted_sum(handle.norms().clamp_min(1.0).reciprocal())
-    return live.peak
+    return int(live.peak)
 
 
 def physical_batch_size(

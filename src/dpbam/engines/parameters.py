@@ -18,7 +18,7 @@ from dpbam.engines.base import CannotServe
 from dpbam.engines.generic import GenericSite
 from dpbam.engines.layer_math import EmbeddingFamily, Family, LinearFamily
 from dpbam.engines.sites import Flow, MatrixSite, Site
-from dpbam.engines.sources import disjoint
+from dpbam.engines.sources import Source, disjoint
 from dpbam.engines.stores import Formed, Pairs, Store, Unformed
 from dpbam.nn.standardise import standardised
 from dpbam.trees import Params
@@ -84,9 +84,8 @@ def _one_kind(sites: list[MatrixSite]) -> bool:
 
 
 def _unformed(sites: list[MatrixSite], flow: Flow, plain: Plain | None) -> Unformed | None:
-    kinds = {type(site.family) for site in sites}
-    tied = len({site.family for site in sites}) > 1 and EmbeddingFamily in kinds
-    family = LinearFamily(sites[0].family.shape) if tied else sites[0].family
+    tied = len({site.family for site in sites}) > 1
+    family: Family = LinearFamily(sites[0].family.shape) if tied else sites[0].family
     pairs: list[Pairs] = []
     for site in sites:
         found = site.terms(flow)
@@ -95,7 +94,7 @@ def _unformed(sites: list[MatrixSite], flow: Flow, plain: Plain | None) -> Unfor
         pairs.append(found)
     source = sites[0].source
     along = None
-    if plain is not None and source.func is standardised and source.args[1]:
+    if plain is not None and _scaled_weight(source):
         share, along = plain.unformed[source.key].third(plain.penalty / 2)
         before = iter(plain.unformed[source.key].pairs)
         pairs = [_add_share(family, p, next(before), share) for p in pairs if p]
@@ -129,12 +128,16 @@ def _formed(sites: list[Site], flow: Flow, plain: Plain | None) -> list[Store]:
         if plain is not None:
             if isinstance(site, GenericSite):
                 site = replace(site, direction=plain.direction(site.names))
-            if isinstance(site, MatrixSite) and not site.source.linear:
-                if not (site.source.func is standardised and not site.source.args[1]):
-                    raise CannotServe(f"{site.names[0]} is scaled in one use and bare in another")
+            if isinstance(site, MatrixSite) and _scaled_weight(site.source):
+                raise CannotServe(f"{site.names[0]} is scaled in one use and bare in another")
         for name, part in site.instantiate(flow).items():
             total[name] = total[name] + part if name in total else part
     return [Formed(name, value) for name, value in total.items()]
+
+
+def _scaled_weight(source: Source) -> bool:
+    """Whether D is standardised with a scale: the one matrix that is not linear in theta."""
+    return source.func is standardised and bool(source.args[1])
 
 
 def _scaled(t: Tensor, factors: Tensor) -> Tensor:

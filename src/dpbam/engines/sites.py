@@ -6,8 +6,8 @@ With x the input, y the output and L_BAO = L + p |g| (or L alone), a unit's grad
     BAM     d/dtheta [ <ybar, f(theta, x)> + <hbar, vjp_x f(b)> ]        ybar = dL_BAO/dy,
                                                                          hbar = dL_BAO/dh, h = dL/dx
 
-For a layer that is bilinear, vjp_x f(b) is f's transpose, so the second term is <b, f(theta, hbar)>:
-the same question with (hbar, b) in the place of (x, b). A :class:`Flow` hands a site these pairs.
+For a bilinear layer vjp_x f(b) is f's transpose, so the second term is <b, f(theta, hbar)>: the
+same question with (hbar, b) in the place of (x, b). A :class:`Flow` hands a site these pairs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from dpbam.engines.layer_math import Family, reduce_to
+from dpbam.engines.layer_math import Family, reduce_to, split_axis
 from dpbam.engines.sources import Source
 from dpbam.trees import Params, accumulation_dtype
 
@@ -42,8 +42,8 @@ class Layout:
         """[..., N * many, ...] -> [N, many, *rest]."""
         t = t.movedim(self.axis, 0)
         if self.minor:
-            return t.unflatten(0, (self.many, rows)).transpose(0, 1)
-        return t.unflatten(0, (rows, self.many))
+            return split_axis(t, 0, (self.many, rows)).transpose(0, 1)
+        return split_axis(t, 0, (rows, self.many))
 
     def place(self, t: Tensor) -> Tensor:
         """[N, many, *rest] -> [..., N * many, ...], the way back."""
@@ -73,7 +73,7 @@ class Fold:
 
     def undo(self, t: Tensor, layout: Layout) -> Tensor:
         """[U, q, *rest] -> [.., N * many, ..], the way back."""
-        rows = t.unflatten(1, (-1, layout.many)).flatten(0, 1)  # [U * most, many, *rest]
+        rows = split_axis(t, 1, (-1, layout.many)).flatten(0, 1)  # [U * most, many, *rest]
         return layout.place(rows if self._slot is None else rows[self._slot])
 
     def to_rows(self, t: Tensor) -> Tensor:
@@ -83,9 +83,9 @@ class Fold:
     def by_unit(self, t: Tensor) -> Tensor:
         """[N, ...] -> [U, most rows of a unit, ...]."""
         if self._slot is None:
-            return t.unflatten(0, (self.units, self._regular or 1))
+            return split_axis(t, 0, (self.units, self._regular or 1))
         padded = t.new_zeros((self.units * self._most, *t.shape[1:]))
-        return padded.index_copy(0, self._slot, t).unflatten(0, (self.units, self._most))
+        return split_axis(padded.index_copy(0, self._slot, t), 0, (self.units, self._most))
 
 
 @dataclass

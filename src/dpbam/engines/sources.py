@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from dpbam.trees import Params
 
-# s only moves entries about: distinct entries of D are distinct entries of theta, so |J_s^T G| = |G|
+# s only moves entries about: entries of D are distinct entries of theta, so |J_s^T G| = |G|
 _SELECTIONS = {
     "t", "transpose", "permute", "movedim", "swapaxes", "swapdims", "view", "reshape", "flatten",
     "unflatten", "squeeze", "unsqueeze", "chunk", "split", "unbind", "narrow", "select",
@@ -143,7 +143,7 @@ def disjoint(sources: list[Source], sizes: Mapping[str, torch.Size]) -> bool:
         entries[name] = torch.arange(start, start + size.numel(), dtype=torch.float64).view(size)
         start += size.numel()
     taken = torch.cat([s.evaluate(entries).flatten() for s in sources])
-    return int(taken.unique().numel()) == taken.numel()
+    return len(set(taken.tolist())) == taken.numel()
 
 
 def _plain_index(index: Any) -> bool:

@@ -8,7 +8,8 @@ A weight D = s(V) may be standardised; then the gradient in V is J_s^T G, channe
     none     H = G
     centre   H = G'                                       G' = G - mean(G)
     scale    H = r G' + kappa V'                          r = 1 / sqrt(var + eps), V' = V - mean(V),
-                                                          kappa = -r^3 rho / m + along, rho = <V', G>
+                                                          kappa = -r^3 rho / m + along,
+                                                          rho = <V', G>
 
 with m the fan-in; ``along`` is the part of BAM's third term that lies along V' (see ``third``).
 """
@@ -135,7 +136,8 @@ class Unformed:
             kappa = kappa + self._along
         # |r G' + kappa V'|^2 = r^2 |G'|^2 + 2 r kappa <G', V'> + kappa^2 |V'|^2
         first = self._base_norm(f.r)
-        return first + (2 * f.r * kappa * rho + kappa.square() * f.v2).sum(1)
+        second: Tensor = (2 * f.r * kappa * rho + kappa.square() * f.v2).sum(1)
+        return first + second
 
     def _base_norm(self, scale: Tensor | None) -> Tensor:
         """sum_c scale_c^2 |G'_c|^2."""
@@ -148,8 +150,9 @@ class Unformed:
             if not ghost:
                 formed: Tensor = FormedNorm.apply(a, b, self.family, self.fan)  # type: ignore[no-untyped-call]
                 return formed
-            squared, *self.grams = GhostNorm.apply(a, b, self.family, self.fan)  # type: ignore[no-untyped-call]
-            return squared  # type: ignore[no-any-return]
+            found: list[Tensor] = list(GhostNorm.apply(a, b, self.family, self.fan))  # type: ignore[no-untyped-call]
+            self.grams = found[1:]
+            return found[0]
         if ghost:
             return self._ghost_norm(pairs)
         return self._channel_norms(pairs).sum(1)
