@@ -31,7 +31,7 @@ from dpbam.trees import map_rows
 Ending = Literal["complete", "stopped", "budget ended"]
 
 _LOSS_EVERY = 10  # steps between looks at the training loss
-_LOSS_ROWS = 128  # rows of the batch that such a look takes
+_LOSS_ROWS = 64  # rows of the batch that such a look takes
 _GRID = 10  # values of epsilon that a run's progress shows
 
 
