@@ -64,6 +64,7 @@ FLAGS: dict[str, Flag] = {
     "noise": Flag(str, "Privacy", "fast or secure: cryptographic, safe from float attacks."),
     "device": Flag(str, "Run", "auto, cpu, cuda, cuda:1, mps."),
     "engine": Flag(str, "Run", "auto, fused or functional: speed only."),
+    "measure_bias": Flag(str, "Run", "every=N: the bias of each Nth step, into non-private/."),
     "eval_every": Flag(int, "Run", "Epochs between evaluations [some ten a run]."),
     "checkpoint_every": Flag(float, "Run", "Seconds between checkpoints."),
     "num_workers": Flag(int, "Run", "Threads that read ahead."),
@@ -135,12 +136,22 @@ def _help(name: str) -> str:
 
 
 def _parsed(given: dict[str, Any]) -> dict[str, Any]:
-    """Bring the two flags that are not plain values into the configuration's form."""
+    """Bring the flags that are not plain values into the configuration's form."""
     if "image_size" in given:
         given["image_size"] = _size(given["image_size"])
     if "model_options" in given:
         given["model_options"] = dict(_option(text) for text in given["model_options"])
+    if "measure_bias" in given:
+        given["measure_bias"] = _every(given["measure_bias"])
     return given
+
+
+def _every(text: str) -> int:
+    """``every=5``, or 5."""
+    number = text.removeprefix("every=")
+    if not number.isdecimal() or int(number) < 1:
+        raise ValueError(f"--measure-bias must be every=N, such as every=10, got {text!r}")
+    return int(number)
 
 
 def _size(text: str) -> int | tuple[int, int]:

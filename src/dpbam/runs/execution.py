@@ -30,6 +30,7 @@ from dpbam.runs.resume import check_config, check_prepared, new_facts
 from dpbam.runs.statement import statement, write_statement
 
 if TYPE_CHECKING:
+    from dpbam.bias import BiasLens
     from dpbam.training import Trainer
 
 
@@ -114,7 +115,8 @@ class _Session:
         config, plan = self.prepared.config, self.prepared.plan
         latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
         ledger = plan.ledger(self.folder.ledger)
-        trainer = self.prepared.trainer(self.prepared.oracle(ledger), self.reporter)
+        oracle = self.prepared.oracle(ledger, self._lens())
+        trainer = self.prepared.trainer(oracle, self.reporter)
         if latest:
             trainer.load_state_dict(latest.state)
         check_ledger(plan, ledger, trainer.oracle.step)
@@ -129,6 +131,13 @@ class _Session:
         if ending == "stopped":
             raise Interrupted(self.folder.path, trainer.oracle.step, plan.steps)
         return self._finish(trainer, ending, time.monotonic() - began)
+
+    def _lens(self) -> BiasLens | None:
+        """What measures the bias along the way, if that was asked for."""
+        from dpbam.bias import BiasLens
+
+        every = self.prepared.config.measure_bias
+        return BiasLens(self.recorder.on_bias, every=every) if every else None
 
     def _write_down(self, charges: int) -> None:
         """The run's facts, then its reservation: from here on it can be resumed."""

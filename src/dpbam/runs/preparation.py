@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.reporter import Reporter
     from dpbam.training import Trainer
+    from dpbam.watching import Lens
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,13 @@ class Prepared:
         """Where the model is."""
         return str(next(self.model.parameters()).device)
 
-    def oracle(self, ledger: Ledger | None = None) -> PrivateGradientOracle:
-        """The oracle of this run, writing to ``ledger``."""
-        return _oracle(self.config, self.plan, self.model, self.physical_batch_size, ledger)
+    def oracle(
+        self, ledger: Ledger | None = None, lens: Lens | None = None
+    ) -> PrivateGradientOracle:
+        """The oracle of this run, writing to ``ledger``, watched by ``lens``."""
+        oracle = _oracle(self.config, self.plan, self.model, self.physical_batch_size, ledger)
+        oracle.lens = lens
+        return oracle
 
     def trainer(
         self, oracle: PrivateGradientOracle, reporter: Reporter, max_charges: int | None = None

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpbam.reporter import Evaluation, Reporter, StartReport, StepReport
 from dpbam.runs.files import append_json_line, keep_json_lines
 from dpbam.runs.folder import RunFolder
 
+if TYPE_CHECKING:
+    from dpbam.bias import BiasRecord
+
 
 class Recorder(Reporter):
-    """Appends to ``metrics.jsonl`` and ``non-private/training.jsonl``.
+    """Appends to ``metrics.jsonl``, ``non-private/training.jsonl`` and ``non-private/bias.jsonl``.
 
     The metrics hold no times, so that a resumed seeded run ends with the same file as an
     undisturbed one.
     """
 
     def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+        self._folder, self._bias = folder, folder.non_private / "bias.jsonl"
 
     def rewind(self, step: int) -> list[Evaluation]:
         """Drop what was written of later steps; the evaluations that are left."""
         keep_json_lines(self._folder.training_log, step)
+        keep_json_lines(self._bias, step - 1)  # its steps are counted from 0
         lines = keep_json_lines(self._folder.metrics, step)
         return [Evaluation(**_finite(line)) for line in lines]
 
@@ -31,6 +35,10 @@ class Recorder(Reporter):
         names = ("step", "lr", "seconds", "non_private_batch_size", "non_private_loss")
         values = asdict(report)
         append_json_line(self._folder.training_log, {name: values[name] for name in names})
+
+    def on_bias(self, record: BiasRecord) -> None:
+        """One line in ``non-private/bias.jsonl``: a lens's sink."""
+        append_json_line(self._bias, asdict(record))
 
     def on_evaluation(self, report: Evaluation) -> None:
         """One line in the metrics."""

@@ -4,7 +4,7 @@
 field                                         may change on resume
 ============================================  ==================================================
 num_workers, eval_every, checkpoint_every,    yes
-data_root, tensorboard
+data_root, tensorboard, measure_bias
 epochs                                        with a constant schedule and without swa, whose
                                               shape hangs on it; within the configured epsilon
 device, engine, physical_batch_size           unseeded only: they change the last bits, and a
@@ -27,7 +27,9 @@ from dpbam.runs.result import RunError
 if TYPE_CHECKING:
     from dpbam.runs.preparation import Prepared
 
-_FREE = {"num_workers", "eval_every", "checkpoint_every", "data_root", "tensorboard"}
+_FREE = {
+    "num_workers", "eval_every", "checkpoint_every", "data_root", "tensorboard", "measure_bias",
+}  # fmt: skip
 _FREE_UNSEEDED = {"device", "engine", "physical_batch_size"}
 
 
