@@ -139,14 +139,22 @@ def _read(path: Path) -> list[dict[str, Any]]:
     entries = []
     for number, line in enumerate(whole.splitlines(), 1):
         try:
-            entry = json.loads(line)
-            _validate.non_negative("noise_multiplier", entry["noise_multiplier"])
-            _validate.positive("sampling_rate", entry["sampling_rate"])
-            _ = (str(entry["stream"]), int(entry["step"]), entry["release"])
-        except (ValueError, KeyError, TypeError) as error:
+            entry = _checked(json.loads(line))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"{path} line {number} is not a ledger entry ({error}): restore the file from a "
                 "backup; without it nobody knows what was spent"
             ) from None
         entries.append(entry)
     return entries
+
+
+def _checked(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry of the kinds that were written: a file may have been changed by others."""
+    _validate.non_negative("noise_multiplier", entry["noise_multiplier"])
+    if _validate.positive("sampling_rate", entry["sampling_rate"]) > 1:
+        raise ValueError(f"sampling_rate must be at most 1, got {entry['sampling_rate']}")
+    _validate.count("step", entry["step"], least=0)
+    if not isinstance(entry["stream"], str) or not isinstance(entry["release"], str | None):
+        raise TypeError("stream and release must be text")
+    return entry

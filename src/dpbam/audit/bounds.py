@@ -81,7 +81,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, high, xtol=1e-9))
 
 
-def rate_at_most(count: int, trials: int, error: float) -> float:
+def rate_at_most(count: float, trials: int, error: float) -> float:
     """Clopper-Pearson: a rate that the true one exceeds with probability ``error`` at most.
 
     Example:
@@ -103,7 +103,7 @@ def many_runs(
         >>> rng = np.random.default_rng(0)
         >>> bounds = many_runs(rng.normal(1, 1, 4000), rng.normal(0, 1, 4000), 1e-5, 0.95)
         >>> [(b.name, round(b.epsilon, 1)) for b in bounds]  # the truth is 4.4
-        [('gaussian', 3.7), ('clopper-pearson', 1.9)]
+        [('gaussian', 3.7), ('clopper-pearson', 2.0)]
     """
     _validate.probability("delta", delta)
     error = (1 - _validate.probability("confidence", confidence)) / 2
@@ -111,7 +111,7 @@ def many_runs(
     least = min(len(one), len(zero))
     if least < 8:
         raise ValueError(f"an audit needs at least 8 trials of each kind, got {least}")
-    tuned = max(4, round(least * _TUNED_ON))
+    tuned = max(min(20, least // 2), round(least * _TUNED_ON))
     forms: dict[str, Callable[[float, float], float]] = {
         "gaussian": lambda fpr, fnr: _gaussian(fpr, fnr, delta),
         "clopper-pearson": lambda fpr, fnr: _distribution_free(fpr, fnr, delta),
@@ -158,7 +158,7 @@ def _best_threshold(
 
     def promise(threshold: float) -> float:
         wrong = norm.sf((threshold - m0) / s0), norm.cdf((threshold - m1) / s1)
-        return form(*(rate_at_most(round(trials * float(w)), trials, error) for w in wrong))
+        return form(*(rate_at_most(trials * float(w), trials, error) for w in wrong))
 
     return max((float(t) for t in np.linspace(m0 - s0, m1 + 3 * s1, 25)), key=promise)
 

@@ -59,7 +59,7 @@ def check_run(run: str | Path) -> list[Finding]:
     for path in (folder.facts, folder.ledger, folder.statement_json, folder.config):
         if not path.is_file():
             raise RunError(f"{path} is missing: an audit needs the folder of a finished run")
-    strangers = list(_links_out(folder.path))
+    strangers = list(folder.links_out())
     if strangers:
         return [Finding("no link leads out of the folder", False, f"{strangers[0]} does")]
     facts = folder.read_facts()
@@ -222,14 +222,6 @@ def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
             raise RunError(f"{path} line {number} is not a ledger entry ({error})") from None
         entries.append(entry)
     return entries, not raw.endswith(b"\n")
-
-
-def _links_out(folder: Path) -> Iterator[Path]:
-    """Links below ``folder`` that lead out of it."""
-    root = folder.resolve()
-    for path in folder.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(root):
-            yield path
 
 
 def _mentions(path: Path, word: bytes) -> bool:

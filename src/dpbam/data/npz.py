@@ -15,6 +15,7 @@ refused. Images above 1 GiB are kept once as ``.npy`` under the data root and me
 
 from __future__ import annotations
 
+import math
 import shutil
 import zipfile
 import zlib
@@ -42,6 +43,11 @@ _LABELS = {
     "test": ("test_labels", "y_test"),
 }
 _IN_MEMORY = 2**30  # bytes
+_MOST_RATIO = 1100  # of unpacked to packed bytes: deflate reaches 1032
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def open_npz(argument: str, options: Options) -> Openers:
@@ -114,10 +120,13 @@ class _Npz:
             raise DataError(f"there is no file {path}")
         try:
             with zipfile.ZipFile(path) as archive:
-                entries = {e.filename: e for e in archive.infolist() if e.filename.endswith(".npy")}
-        except (zipfile.BadZipFile, OSError) as error:
+                entries = [e for e in archive.infolist() if e.filename.endswith(".npy")]
+        except Exception as error:  # a damaged archive can fail in any way
             raise self._damaged(error) from error
-        self._sizes = {name.removesuffix(".npy"): e.file_size for name, e in entries.items()}
+        for entry in entries:
+            if entry.file_size > _MOST_RATIO * min(entry.compress_size, path.stat().st_size):
+                raise self._damaged(f"{entry.filename} claims {entry.file_size} bytes")
+        self._sizes = {e.filename.removesuffix(".npy"): e.file_size for e in entries}
         self.names = tuple(self._sizes)
 
     def images(self, name: str) -> NDArray[Any]:
@@ -127,8 +136,11 @@ class _Npz:
         return mapped(self.path, name, self._root, partial(self._unpack, name))
 
     def read(self, name: str) -> NDArray[Any]:
-        """An array, in memory."""
+        """An array, in memory; what its header claims is held against its size before that."""
+        if self._sizes[name] > _IN_MEMORY:
+            raise DataError(f"{name!r} of {self.path} is too large: only images may exceed 1 GiB")
         try:
+            self._check_header(name)
             with np.load(self.path, allow_pickle=False) as arrays:
                 return np.asarray(arrays[name])
         except ValueError as error:
@@ -138,8 +150,18 @@ class _Npz:
                 f"{name!r} of {self.path} holds pickled objects, which can run any code when read: "
                 "save it as a plain array of numbers or strings"
             ) from error
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        except Exception as error:
             raise self._damaged(error) from error
+
+    def _check_header(self, name: str) -> None:
+        """Refuse an array that says it is larger than the entry it is in."""
+        with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as file:
+            version = np.lib.format.read_magic(file)
+            if version not in _HEADERS:
+                raise ValueError(f"{name} is an array of format {version}")
+            shape, _, dtype = _HEADERS[version](file)
+        if math.prod(shape) * max(1, dtype.itemsize) > self._sizes[name] and not dtype.hasobject:
+            raise ValueError(f"{name} claims shape {shape}, more than there is")
 
     def _unpack(self, name: str, to: Path) -> None:
         """An entry of the zip is an ``.npy`` file already: copy it out."""
@@ -153,5 +175,5 @@ class _Npz:
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise self._damaged(error) from error
 
-    def _damaged(self, error: Exception) -> DataError:
+    def _damaged(self, error: object) -> DataError:
         return DataError(f"{self.path} cannot be read ({error}): it may be truncated or damaged")

@@ -28,8 +28,7 @@ def load_batch(path: Path) -> dict[str, Any]:
         DataError: if the file is not a readable pickle, or names anything outside the list.
     """
     try:
-        with path.open("rb") as file:
-            content = _Unpickler(file, path).load()
+        content = _Unpickler(path.read_bytes(), path).load()
     except DataError:
         raise
     except OSError as error:
@@ -101,7 +100,25 @@ class _Latin1:
         raise ValueError("bytes have no state")
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """Python's own unpickler in Python: C's makes room for whatever place a file names in its memo.
+
+    Reading from bytes, no opcode takes more memory than the file has, once BYTEARRAY8 reads before
+    it makes room.
+    """
+
+    read: Any  # of the content; the parent sets both when it loads
+    append: Any  # to its stack
+
+    def load_bytearray8(self) -> None:
+        """Its length is eight bytes; what is not there is not read."""
+        length = int.from_bytes(self.read(8), "little")
+        self.append(bytearray(self.read(length)))
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BYTEARRAY8[0]: load_bytearray8,
+    }
     allowed: ClassVar[dict[tuple[str, str], type]] = {
         **{
             (f"numpy.{core}.{module}", name): stand_in
@@ -117,8 +134,9 @@ class _Unpickler(pickle.Unpickler):
         ("_codecs", "encode"): _Latin1,
     }
 
-    def __init__(self, file: io.BufferedReader, path: Path) -> None:
-        super().__init__(file, encoding="bytes")  # Python 2 strings: pixels, and the dict's keys
+    def __init__(self, content: bytes, path: Path) -> None:
+        # encoding: Python 2 strings, which are pixels, and the dict's keys
+        super().__init__(io.BytesIO(content), encoding="bytes")
         self._path = path
 
     def find_class(self, module: str, name: str) -> type:
@@ -139,6 +157,8 @@ def _from_bytes(raw: Any, dtype: _DType, shape: tuple[int, ...], order: str) -> 
 def _plain(value: Any) -> Any:
     """Stand-ins to what they stand for; lists entry by entry."""
     if isinstance(value, list):
+        if any(isinstance(entry, list) for entry in value):  # a few bytes can nest to any size
+            raise DataError("a batch file holds lists within lists: no data set needs them")
         return [_plain(entry) for entry in value]
     if isinstance(value, _Array | _FromBuffer):
         if getattr(value, "value", None) is None:

@@ -169,7 +169,7 @@ def _check(path: Path, values: dict[str, Any]) -> None:
         _validate.one_of("accountant", values["accountant"], ("pld", "rdp"))
         for entry in values["entries"]:
             _entry(entry)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise RunError(f"{path} is not a budget file: {error}") from None
 
 

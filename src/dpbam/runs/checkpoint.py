@@ -27,6 +27,8 @@ from dpbam.runs.result import RunError
 from dpbam.trees import Params
 
 _HEADER = "dpbam"
+#: what a header that is not ours can do to a reader
+_WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 class Checkpoint(NamedTuple):
@@ -81,9 +83,10 @@ def load_latest(folder: Path, run: str) -> Checkpoint | None:
         # in the order in which they were saved, which safetensors does not keep: sums over
         # parameters (DP-SAT's norm) differ in the last bit in another order
         state = _unflatten({name: found[name] for name in rest["names"]}, rest)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        run_of = rest["facts"]["run"]
+    except (SafetensorError, *_WRONG) as error:
         raise RunError(f"the checkpoint {path} cannot be used ({error}): {way_out}") from None
-    if rest["facts"]["run"] != run:
+    if run_of != run:
         raise RunError(f"the checkpoint {path} belongs to another run: {way_out}")
     return Checkpoint(state, rest["facts"])
 

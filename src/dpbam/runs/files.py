@@ -73,7 +73,7 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # lists within lists within lists
         raise RunError(f"{path} is damaged ({error}): restore it from a backup") from None
     if not isinstance(values, dict):
         raise RunError(f"{path} must hold a JSON object, not {type(values).__name__}")
@@ -94,7 +94,13 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines if line]
+    try:
+        rows = [json.loads(line) for line in lines if line]
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged ({error}): restore it from a backup") from None
+    if not all(isinstance(row, dict) for row in rows):
+        raise RunError(f"{path} must hold a JSON object a line: restore it from a backup")
+    return rows
 
 
 def keep_json_lines(path: Path, last_step: int) -> list[dict[str, Any]]:

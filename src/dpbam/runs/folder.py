@@ -65,7 +65,10 @@ class RunFolder:
                 if self.path.exists()
                 else f"there is no run folder {self.path}: start one without --resume"
             )
-        return read_json(self.facts)
+        facts = read_json(self.facts)
+        if not isinstance(facts.get("config"), dict) or not isinstance(facts.get("run"), str):
+            raise RunError(f"{self.facts} is damaged: restore it from a backup")
+        return facts
 
     @contextmanager
     def opened(self, *, resume: bool) -> Iterator[None]:
@@ -98,7 +101,24 @@ class RunFolder:
             raise RunError(f"the run folder {self.path} cannot be made: {error.strerror}") from None
         return made
 
+    def links_out(self) -> Iterator[Path]:
+        """Links in the folder that lead out of it."""
+        root = self.path.resolve()
+        for path in self.path.rglob("*"):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                yield path
+
+    def check_links(self) -> None:
+        """Refuse a folder with links out: writing through one could change any file of the user's.
+
+        Raises:
+            RunError: naming the link.
+        """
+        for path in self.links_out():
+            raise RunError(f"{path} is a link that leads out of the run folder: remove it")
+
     def _check(self, *, resume: bool) -> None:
+        self.check_links()
         if resume:
             self.read_facts()
         elif self.facts.exists():

@@ -76,6 +76,7 @@ def load_run_model(run: str | Path, *, device: str = "cpu") -> RunModel:
         going = folder.facts.exists()
         hint = "its training has not ended: resume it first" if going else "give a run folder"
         raise RunError(f"there is no model in {folder.path}: {hint}")
+    folder.check_links()
     facts = read_json(folder.model)
     try:
         channels, height, width = facts["image_shape"]
@@ -88,7 +89,8 @@ def load_run_model(run: str | Path, *, device: str = "cpu") -> RunModel:
             **facts["model_options"],
         )
         module.load_state_dict(load_file(folder.weights))
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
+            ValueError, SafetensorError) as error:  # fmt: skip
         raise RunError(
             f"the model in {folder.path} cannot be loaded ({_first_line(error)}): restore "
             f"{folder.model.name} and {folder.weights.name}, or resume the run to write them again"

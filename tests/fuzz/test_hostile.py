@@ -1,0 +1,134 @@
+"""Files made to harm: bombs, escapes and links. Each has the sentence that refuses it."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from parsers import PARSERS
+from PIL import Image
+from safetensors.torch import save
+
+from dpbam.data import DataError, decode
+from dpbam.data.fetch import extract
+from dpbam.data.pickles import load_batch
+from dpbam.runs import RunError, load_run_model
+from dpbam.runs.folder import RunFolder
+
+
+def npz_of(folder: Path, header: bytes, body: bytes = b"") -> Path:
+    """An .npz whose images are an .npy with this header."""
+    labels = io.BytesIO()
+    np.save(labels, np.array([0, 1]))
+    head = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    path = folder / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("images.npy", head + body)
+        archive.writestr("labels.npy", labels.getvalue())
+    return path
+
+
+def test_an_array_that_claims_more_than_there_is(tmp_path: Path) -> None:
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (900000000, 32, 32)}\n"
+    path = npz_of(tmp_path, header, bytes(100))
+    with pytest.raises(DataError, match="more than there is"):
+        PARSERS["npz"].read(path)
+
+
+def test_an_entry_that_claims_more_than_deflate_can_pack(tmp_path: Path) -> None:
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (2, 8, 8)}\n"
+    path = npz_of(tmp_path, header, bytes(128))
+    raw = bytearray(path.read_bytes())
+    central = raw.index(b"PK\x01\x02")
+    raw[central + 24 : central + 28] = (2**31).to_bytes(4, "little")  # its unpacked size
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match="claims 2147483648 bytes"):
+        PARSERS["npz"].read(path)
+
+
+def test_an_image_bomb(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.png"
+    Image.new("1", (20_000, 20_000)).save(path)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(DataError, match="too large"):
+        decode.read_images([path], (1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.PROTO + b"\x02" + pickle.EMPTY_DICT + pickle.LONG_BINPUT + b"\xff\xff\xff\x7f.",
+        pickle.PROTO + b"\x05" + pickle.BYTEARRAY8 + (2**40).to_bytes(8, "little") + b".",
+        pickle.PROTO + b"\x04" + pickle.FRAME + (2**62).to_bytes(8, "little") + b"}.",
+    ],
+    ids=["memo", "bytearray", "frame"],
+)
+def test_a_pickle_that_asks_for_memory(content: bytes, tmp_path: Path) -> None:
+    import resource
+
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        assert load_batch(path) == {}
+    except DataError as error:
+        assert "readable" in str(error)  # noqa: PT017
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
+
+
+def test_lists_that_unfold_without_end(tmp_path: Path) -> None:
+    laughs: list[object] = [0]
+    for _ in range(60):
+        laughs = [laughs, laughs]
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps({"labels": laughs}))
+    with pytest.raises(DataError, match="lists within lists"):
+        load_batch(path)
+
+
+@pytest.mark.parametrize("kind", ["escape", "link"])
+def test_an_archive_cannot_reach_out(kind: str, tmp_path: Path) -> None:
+    archive, secret = tmp_path / "set.tar", tmp_path / "secret"
+    secret.write_text("mine")
+    with tarfile.open(archive, "w") as tar:
+        member = tarfile.TarInfo("set/a.bin")
+        if kind == "link":
+            member.type, member.linkname = tarfile.SYMTYPE, str(secret)
+            tar.addfile(member)
+        else:
+            member.name, member.size = "../escaped", 4
+            tar.addfile(member, io.BytesIO(b"evil"))
+    with pytest.raises(DataError, match=r"no file|cannot be unpacked"):
+        extract(archive, ["set/a.bin"], tmp_path / "data" / "set")
+    assert not (tmp_path / "escaped").exists()
+    assert not (tmp_path / "data" / "set").exists()
+
+
+def test_a_run_folder_with_a_link_out_is_refused(tmp_path: Path) -> None:
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    victim.write_text("untouched")
+    (run / "non-private").mkdir(parents=True)
+    (run / "non-private" / "run.json").write_text(json.dumps({"run": "r", "config": {}}))
+    with RunFolder(run).opened(resume=True):
+        pass  # as it is, it opens
+    (run / "ledger.jsonl").symlink_to(victim)
+    with pytest.raises(RunError, match="leads out"), RunFolder(run).opened(resume=True):
+        pass
+    assert victim.read_text() == "untouched"
+
+
+def test_a_model_behind_a_link_is_refused(tmp_path: Path) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside.json"
+    run.mkdir()
+    outside.write_text("{}")
+    (run / "model.json").symlink_to(outside)
+    (run / "model.safetensors").write_bytes(save({"w": torch.ones(1)}))
+    with pytest.raises(RunError, match="leads out"):
+        load_run_model(run)
