@@ -2,7 +2,7 @@
 
 ``python -m dpbam.experiments.bias_figures methods OUT`` trains every arm with paired seeds on
 CIFAR-10, halved in size: bias, direction and alignment over training, accuracy, flatness.
-``... batch-size OUT`` trains DP-SGD at several batch sizes (Figures 5 and 6).
+``... batch-size OUT`` trains DP-SGD at several batch sizes (Figures 5 and 6). Both print a table.
 
 One JSON file a finished run; the same command again does what is missing. A run of one seed shares
 initial weights and Poisson batches with the others, and not the noise. CIFAR-10 is public: all that
@@ -27,9 +27,11 @@ from torch import Tensor, nn
 from dpbam import BAM, DPSAT, DPSGD, Method, PrivacyPlan, PrivateGradientOracle
 from dpbam.bias import BiasLens, measure_flatness
 from dpbam.data import load_pair, to_float
+from dpbam.experiments.statistics import Estimate, estimate, paired_difference
 from dpbam.nn import build_model
 
 Pair = tuple[Tensor, Tensor]
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,7 @@ BATCH_ARMS = tuple(Arm(f"dp-sgd-l{size}", "dp-sgd", batch_size=size) for size in
 STUDIES = {"methods": METHOD_ARMS, "batch-size": BATCH_ARMS}
 
 
-def study(
-    arms: Sequence[Arm], seeds: Sequence[int], setting: Setting, out: Path
-) -> list[dict[str, Any]]:
+def study(arms: Sequence[Arm], seeds: Sequence[int], setting: Setting, out: Path) -> list[Record]:
     """Every arm with every seed, seed by seed; finished runs are read, not repeated."""
     out.mkdir(parents=True, exist_ok=True)
     pair: tuple[Pair, Pair] | None = None
@@ -108,9 +108,7 @@ def study(
     return found
 
 
-def train_and_measure(
-    arm: Arm, seed: int, setting: Setting, train: Pair, test: Pair
-) -> dict[str, Any]:
+def train_and_measure(arm: Arm, seed: int, setting: Setting, train: Pair, test: Pair) -> Record:
     """One run, measured every few steps: its record."""
     began = time.monotonic()
     plan = _plan(arm, setting, len(train[0]))
@@ -168,6 +166,52 @@ def accuracy(model: nn.Module, data: Pair) -> float:
     return right / len(data[1])
 
 
+def summary(records: Sequence[Record]) -> str:
+    """A table: accuracy, its paired difference to the first arm, and the last quarter's means.
+
+    Bias and cosines are against the plain gradient g_hat, the paper's reading.
+    """
+    arms: dict[str, dict[int, Record]] = {}
+    for record in records:
+        arms.setdefault(record["arm"]["name"], {})[record["seed"]] = record
+    baseline = {seed: record["accuracy"] for seed, record in next(iter(arms.values())).items()}
+    lines = [_COLUMNS]
+    for name, by_seed in arms.items():
+        runs = list(by_seed.values())
+        accuracies = {seed: record["accuracy"] for seed, record in by_seed.items()}
+        mean, difference = (
+            estimate(list(accuracies.values())),
+            paired_difference(accuracies, baseline),
+        )
+        figures = [sum(last_quarter(run, key) for run in runs) / len(runs) for key in _READ]
+        top = sum(run["non_private_flatness"]["non_private_top_eigenvalue"] for run in runs)
+        lines.append(
+            f"| {name} | {mean.count} | {mean.mean:.1%} | {_interval(difference)} | "
+            + " | ".join(f"{value:.3g}" for value in [*figures, top / len(runs)])
+            + " |"
+        )
+    return "\n".join(lines)
+
+
+def _interval(e: Estimate) -> str:
+    """A mean in points with its interval, which one seed has not."""
+    return f"{e.mean:+.1%}" + (f" [{e.low:+.1%}, {e.high:+.1%}]" if e.count > 1 else "")
+
+
+_READ = ("bias", "relative_bias", "magnitude_share", "cosine", "private_cosine")
+_COLUMNS = (
+    "| arm | seeds | accuracy | paired difference | bias | relative | length's share | cosine | "
+    "cosine with noise | top eigenvalue |\n|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def last_quarter(record: Record, key: str, reading: str = "non_private_against_plain") -> float:
+    """The mean of a reading over the last quarter of the measured steps."""
+    measured = record["non_private_bias"]
+    tail = measured[-max(1, len(measured) // 4) :]
+    return sum(float(step[reading][key]) for step in tail) / len(tail)
+
+
 def _plan(arm: Arm, setting: Setting, n: int) -> PrivacyPlan:
     return PrivacyPlan.calibrate(
         epsilon=setting.epsilon,
@@ -188,7 +232,7 @@ def _model(setting: Setting, train: Pair, seed: int) -> nn.Module:
     )  # fmt: skip
 
 
-def _write(path: Path, record: dict[str, Any]) -> None:
+def _write(path: Path, record: Record) -> None:
     """All or nothing: an interrupted run leaves no file behind."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(_rounded(record), separators=(",", ":")) + "\n")
@@ -215,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     setting = replace(Setting(), epochs=options.epochs)
-    study(STUDIES[options.study], range(options.seeds), setting, options.out)
+    print(summary(study(STUDIES[options.study], range(options.seeds), setting, options.out)))
 
 
 if __name__ == "__main__":
