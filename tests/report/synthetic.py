@@ -79,7 +79,8 @@ def bias_row(
     norms = {"quantiles": [x * (2 - t) for x in (0.2, 0.5, 1.0, 1.5, 2.0, 4.0, 9.0)], "mean": 1.7}
     layer = {"norms": norms, "share": 0.5, "bias": 1.0, "relative_bias": 0.5, "cosine": 0.9}
     return {
-        "step": step, "method": method, "lam": lam, "clip_norm": 1.0, "batch_size": 100,
+        "step": step, "method": method, "lam": lam, "batch_size": 100,
+        "clip_norm": "infinite" if method == "sgd" else 1.0,
         "noise_multiplier": 1.5, "noise_norm": 2.0, "non_private_units": 97,
         "non_private_broken": 0,
         "non_private_against_plain": reading(t, method, rng) if plain else None,

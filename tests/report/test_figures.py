@@ -90,7 +90,9 @@ def test_without_a_plain_reading_the_own_one_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "sat", method="dp-sat", plain=False)
     panel = build("decomposition", groups([read_run(folder)])).panels[0]
     assert panel.title == "DP-SAT (against its own gradient)"
-    assert len(build("bias", groups([read_run(folder)])).panels) == 1
+    figure = build("bias", groups([read_run(folder)]))
+    assert len(figure.panels) == 1
+    assert figure.caption.endswith("The first lacks DP-SAT, for which it would take another pass.")
 
 
 def test_levels_are_the_recorded_ones() -> None:
@@ -107,6 +109,12 @@ def test_norms_show_quantiles_and_c(three: tuple[Group, ...]) -> None:
     assert (wide.low[0], wide.high[0]) == (1.0, 8.0)  # the 5% and 95% of the first step
     assert (narrow.low[0], median.y[0], narrow.high[0]) == (2.0, 3.0, 4.0)
     assert panel.marks == ((1.0, "C = 1"),)
+
+
+def test_without_clipping_there_is_no_c_to_mark(tmp_path: Path) -> None:
+    panel = build("norms", groups([read_run(write_run(tmp_path / "r", method="sgd"))])).panels[0]
+    assert isinstance(panel, Lines)
+    assert panel.marks == ()
 
 
 def test_batch_sizes_need_two_and_are_in_order(tmp_path: Path, three: tuple[Group, ...]) -> None:

@@ -54,7 +54,8 @@ def bias(groups: Sequence[Group]) -> Figure:
         "bias",
         "Bias of the clipped gradient",
         "Length of g_clip − ĝ over training, in two readings: ĝ is the plain batch gradient, the "
-        "paper's definition, or what the method itself would use without clipping.",
+        "paper's definition, or what the method itself would use without clipping."
+        + _without_plain(groups),
         about="training",
         panels=[p for p in panels if p.series],
         missing=NOT_MEASURED,
@@ -127,7 +128,7 @@ def alignment(groups: Sequence[Group]) -> Figure:
         panels=[Lines("", "epoch", "cosine", series, marks=((0.0, "no alignment"),))]
         if series
         else (),
-        missing="Only DP-SAT and BAM ascend. For DP-SAT, measure with plain=true."
+        missing="Only DP-SAT and BAM ascend; of DP-SAT it takes a pass more: see dpbam bias RUN."
         if any(g.runs[0].bias for g in groups)
         else NOT_MEASURED,
     )
@@ -183,6 +184,19 @@ def batch_size(groups: Sequence[Group]) -> Figure:
         same_scale=False,
         wide=True,
     )
+
+
+def _without_plain(groups: Sequence[Group]) -> str:
+    """Which groups the first reading lacks, as a sentence."""
+    lacking = [
+        g.label
+        for g in groups
+        if any(run.bias for run in g.runs)
+        and not any(row.get(PLAIN) for run in g.runs for row in run.bias)
+    ]
+    if not lacking:
+        return ""
+    return f" The first lacks {', '.join(lacking)}, for which it would take another pass."
 
 
 def _by_batch_size(

@@ -77,8 +77,8 @@ def _fan(group: Group, run: Run) -> Lines:
         Series("25% to 75%", group.colour, x, (), by_level[0.25], by_level[0.75], style="band"),
         Series("median", group.colour, x, by_level[0.5]),
     )
-    clip = float(run.bias[-1]["clip_norm"])
-    marks = ((clip, f"C = {clip:g}"),)
+    (clip,) = numbers(run.bias[-1:], "clip_norm")  # infinite, hence no number, without clipping
+    marks = ((clip, f"C = {clip:g}"),) if math.isfinite(clip) else ()
     return Lines(group.label, "epoch", "norm", series, zero=not log, log_y=log, marks=marks)
 
 

@@ -126,9 +126,13 @@ def _runs_within(folder: Path) -> list[Path]:
     if (folder / CONFIG).exists() or not folder.is_dir():
         return [folder]
     below = {p.parent for depth in ("*", "*/*") for p in folder.glob(f"{depth}/{CONFIG}")}
-    order = list(METHODS)
-    rank = {p: order.index(p.parent.name) if p.parent.name in order else len(order) for p in below}
-    return sorted(below, key=lambda p: (rank[p], str(p))) or [folder]
+    return sorted(below, key=lambda p: (_rank(p), str(p))) or [folder]
+
+
+def _rank(path: Path) -> int:
+    """The place of the method that a run's folder, or the one above it, is named after."""
+    named = [k for k, method in enumerate(METHODS) if method in (path.name, path.parent.name)]
+    return named[0] if named else len(METHODS)
 
 
 def read_run(folder: str | Path) -> Run:
