@@ -32,7 +32,7 @@ OURS = [("fused", m) for m in ("dp-sgd", "dp-sat", "bam", "bam-exact")]
 FUNCTIONAL = [("functional", m) for m in ("dp-sgd", "bam", "bam-exact")]
 OPACUS = [(f"opacus-{mode}", "dp-sgd") for mode in ("hooks", "functorch", "ew", "ghost")]
 BATCH = {"resnet9-16": 64, "resnet9-64": 32, "resnet9-64-plain": 32, "wrn-16-4": 16, "vit": 32}
-MEMORY_BATCHES = (16, 48)
+MEMORY_BATCHES = (8, 24)
 
 
 def engines(net: str) -> list[tuple[str, str]]:
@@ -75,10 +75,9 @@ def memory(engine: str, method: str, net: str) -> float | None:
 
 
 def one(engine: str, method: str, net: str, batch: int) -> None:
-    """A process of its own: the peak of a few steps, in bytes."""
-    run = step(engine, method, net, batch)
-    for _ in range(2):
-        run()
+    """A process of its own: the peak of a step, in bytes."""
+    torch.set_num_threads(1)
+    step(engine, method, net, batch)()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
@@ -132,7 +131,7 @@ def main() -> None:
             rows += jax_rows(arguments.jax, net, arguments, unit)
             for each in rows[-2:]:
                 show(each)
-    save(rows, arguments)
+        save(rows, arguments)
 
 
 def show(each: dict[str, Any]) -> None:
@@ -150,7 +149,11 @@ def save(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
         "clock": arguments.clock, "repeats": arguments.repeats, "batch": BATCH,
         "memory_batches": MEMORY_BATCHES,
     }  # fmt: skip
-    (arguments.out / "step.json").write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    path = arguments.out / "step.json"
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    done = {r["net"] for r in rows}
+    rows = [r for r in before if r["net"] not in done] + rows  # nets may be run one by one
+    path.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
     plot(rows, arguments.out / "step.png")
 
 

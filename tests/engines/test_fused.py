@@ -347,6 +347,24 @@ def test_one_engine_serves_batches_of_any_size() -> None:
         assert max(found.values()) < 1e-9
 
 
+@pytest.mark.parametrize("side", [2, 8])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_low_memory_limit_changes_nothing_but_the_way(method: str, side: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.Mish(), nn.Conv2d(4, 4, 3), nn.Flatten()
+    )
+    if side == 2:
+        model[2] = nn.Conv2d(4, 4, 1)
+    model = model.double()
+    data = make_batch(
+        torch.randn(6, 2, side, side).double(), torch.arange(6) % 3, 6, 2, dtype=torch.float64
+    )
+    for limit in (1, 3000, 10**9):
+        found = errors(FusedEngine(model, CROSS, memory_limit=limit), model, CROSS, data, method)
+        assert max(found.values()) < 1e-9, (limit, found)
+
+
 def test_a_rule_of_ones_own() -> None:
     """The example of the documentation."""
 

@@ -48,8 +48,8 @@ class FusedEngine:
             constants and cost nothing.
         loss: (output, targets) -> one value a row.
         groups: the clipping group of each trainable parameter; None puts all in one.
-        memory_limit: bytes that per-unit gradients of one layer may take, where forming them is
-            the faster way to their norm; None: 256 MiB.
+        memory_limit: bytes that one layer's norm may take, for Gram matrices or for per-unit
+            gradients; above it the other way is taken, or some units at a time. None: 256 MiB.
 
     Example:
         >>> from dpbam.methods import BAM
@@ -91,6 +91,7 @@ class FusedEngine:
         tape, losses = self._captured(batch, twice=penalty > 0)
         total = (losses * batch.weights.to(losses.dtype)).sum()
         first = _backward(tape, total, self._plan, Fold(batch), twice=penalty > 0)
+        first.flow.limit = self._limit
         if penalty == 0:
             own = self._made(stores_for(tape.sites, first.flow.detached(), None), batch)
             own.plain = own if plain else None
@@ -121,6 +122,7 @@ class FusedEngine:
         tape.check_untouched()
         loss = (losses * batch.weights.to(losses.dtype)).sum()
         second = _backward(tape, loss, plan, fold, twice=False)
+        second.flow.limit = self._limit
         made = self._made(stores_for(tape.sites, second.flow.detached(), None), batch)
         made.plain = below if plain else None
         return made

@@ -101,7 +101,7 @@ def _unformed(sites: list[MatrixSite], flow: Flow, plain: Plain | None) -> Unfor
     flat = [pair for found in pairs for pair in found]
     if not flat:
         return None
-    store = Unformed(source, family, flat, along)
+    store = Unformed(source, family, flat, along, flow.limit)
     if plain is not None and source.key in plain.unformed:
         store.know(plain.unformed[source.key], swap=sites[0].swap)
     return store

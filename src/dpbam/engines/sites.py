@@ -100,6 +100,7 @@ class Flow:
     b: list[Tensor | None]
     ybar: list[Tensor | None] | None = None
     hbar: list[Tensor | None] | None = None
+    limit: int = 2**28  # bytes that one norm may take
 
     def detached(self) -> Flow:
         """The same values without the graph, so that it can be freed."""

@@ -105,11 +105,18 @@ class Unformed:
         family: of its layer.
         pairs: (a, b), each [U, q, ...].
         along: [U, o] or None, in the notation above.
+        limit: bytes that a norm may take for Gram matrices or formed gradients.
     """
 
     def __init__(
-        self, source: Source, family: Family, pairs: Pairs, along: Tensor | None = None
+        self,
+        source: Source,
+        family: Family,
+        pairs: Pairs,
+        along: Tensor | None = None,
+        limit: int = 2**28,
     ) -> None:
+        self._limit = limit
         self.source, self.family, self.pairs, self._along = source, family, pairs, along
         self.form, self.name = Form(source), source.names[0]
         self.grams: list[Tensor] = []  # of a and of b, from a norm that was differentiated
@@ -119,7 +126,7 @@ class Unformed:
     def detached(self) -> Unformed:
         """Without the graph."""
         pairs = [(a.detach(), b.detach()) for a, b in self.pairs]
-        bare = Unformed(self.source, self.family, pairs, self._along)
+        bare = Unformed(self.source, self.family, pairs, self._along, self._limit)
         bare.grams = self.grams
         return bare
 
@@ -153,9 +160,21 @@ class Unformed:
             found: list[Tensor] = list(GhostNorm.apply(a, b, self.family, self.fan))  # type: ignore[no-untyped-call]
             self.grams = found[1:]
             return found[0]
-        if ghost:
-            return self._ghost_norm(pairs)
-        return self._channel_norms(pairs).sum(1)
+        way = self._ghost_norm if ghost else lambda part: self._channel_norms(part).sum(1)
+        needed = self._bytes()[0 if ghost else 1]
+        if needed <= self._limit:
+            return way(pairs)
+        self._known = {}  # over the limit: some units at a time, and nothing is kept
+        units = torch.arange(pairs[0][1].shape[0]).chunk(-(-needed // self._limit))
+        norms = [way([(a[i], b[i]) for a, b in pairs]) for i in units]
+        self._kept = None
+        return torch.cat(norms)
+
+    def _bytes(self) -> tuple[int, int]:
+        """What the Gram matrices take, and the formed gradients."""
+        units, size = self.pairs[0][1].shape[0], self.pairs[0][1].element_size()
+        t = self.family.positions(self.pairs[0][1])
+        return 2 * units * t * t * size, units * self.source.tensor.numel() * size
 
     @property
     def stays_unformed(self) -> bool:
@@ -182,7 +201,11 @@ class Unformed:
         if not self.family.ghost:
             return False
         t = self.family.positions(self.pairs[0][1])
-        return self.family.prefers_ghost(t, len(self.pairs), twice=torch.is_grad_enabled())
+        better = self.family.prefers_ghost(t, len(self.pairs), twice=torch.is_grad_enabled())
+        ghost, formed = self._bytes()
+        if (ghost if better else formed) <= self._limit:
+            return better
+        return ghost <= formed
 
     def _ghost_norm(self, pairs: Pairs) -> Tensor:
         """sum_tt' <a_t, a_t'> <b_t, b_t'> over all pairs' positions."""
