@@ -1,0 +1,65 @@
+"""What secure noise costs: beside fast noise, and as a share of a BAM step on ResNet-9.
+
+    python benchmarks/secure_noise.py                   (a whole batch of 512: some minutes)
+    python benchmarks/secure_noise.py --rows 32         (scaled up: a step is linear in its rows)
+
+Each figure is the least of the repeats, of processor seconds, so that other work on the machine
+counts little. The share asked for is at most 10%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from torch import nn
+
+from dpbam import BAM, PrivacyPlan, PrivateGradientOracle
+from dpbam.nn import build_model
+from dpbam.secure import make_noise
+
+BATCH = 512
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=BATCH)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model = build_model("resnet9", in_channels=3, image_size=32, num_classes=10, seed=0)
+    sums = {n: torch.randn_like(p) for n, p in model.named_parameters()}
+    count = sum(s.numel() for s in sums.values())
+    noise = {k: _least(lambda k=k: make_noise(k, None).add(sums, 1.0, 0), options.repeats)
+             for k in ("fast", "secure")}  # fmt: skip
+    step = _step(model, options) * BATCH / options.rows
+    print(f"ResNet-9, {count:,} parameters, {options.threads} thread(s), processor seconds")
+    print(f"BAM step at batch {BATCH}: {step:.1f} s"
+          + (f" (scaled up from {options.rows})" if options.rows != BATCH else ""))  # fmt: skip
+    for kind, seconds in noise.items():
+        print(f"{kind} noise: {seconds:.2f} s, {seconds / step:.2%} of the step")
+
+
+def _step(model: nn.Module, options: argparse.Namespace) -> float:
+    plan = PrivacyPlan(n=50_000, batch_size=BATCH, steps=10, noise_multiplier=1.0, delta=1e-5)
+    oracle = PrivateGradientOracle(
+        model, nn.CrossEntropyLoss(reduction="none"), plan, BAM(0.02),
+        physical_batch_size=min(32, options.rows),
+    )  # fmt: skip
+    x, y = torch.randn(options.rows, 3, 32, 32), torch.randint(10, (options.rows,))
+    return _least(lambda: oracle.backward(x, y), 1 if options.rows == BATCH else options.repeats)
+
+
+def _least(work, repeats: int) -> float:
+    found = []
+    for _ in range(repeats):
+        began = time.process_time()
+        work()
+        found.append(time.process_time() - began)
+    return min(found)
+
+
+if __name__ == "__main__":
+    main()
