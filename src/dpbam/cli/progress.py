@@ -95,7 +95,10 @@ class LiveReporter(Reporter):
 
 
 class JsonLinesReporter(Reporter):
-    """One JSON object a line on stdout, each with its ``event``."""
+    """One JSON object a line on stdout, each with its ``event``.
+
+    Schedulers keep what a job prints, so nothing non-private is printed: no loss, no batch size.
+    """
 
     def on_start(self, report: StartReport) -> None:
         """``start``, with the whole plan."""
@@ -122,6 +125,7 @@ def _event(name: str, report: Any) -> None:
     values = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in dataclasses.asdict(report).items()
+        if not key.startswith("non_private")
     }
     print_json({"event": name, **values})
 

@@ -1,0 +1,22 @@
+"""What a job prints for machines may be kept by a scheduler: nothing non-private is in it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dpbam.cli.progress import JsonLinesReporter
+from dpbam.reporter import StepReport
+
+
+def test_json_lines_leave_out_what_is_not_private(capsys: pytest.CaptureFixture[str]) -> None:
+    report = StepReport(
+        step=3, steps=10, epoch=0.3, epsilon=1.0, lr=0.1, seconds=2.0, seconds_left=5.0,
+        non_private_batch_size=97, non_private_loss=2.5,
+    )  # fmt: skip
+    JsonLinesReporter().on_step(report)
+    line = json.loads(capsys.readouterr().out)
+    assert line["step"] == 3
+    assert not [key for key in line if key.startswith("non_private")]
+    assert 97 not in line.values()
