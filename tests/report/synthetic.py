@@ -83,7 +83,7 @@ def bias_row(
         "clip_norm": "infinite" if method == "sgd" else 1.0,
         "noise_multiplier": 1.5, "noise_norm": 2.0, "non_private_units": 97,
         "non_private_broken": 0,
-        "non_private_against_plain": reading(t, method, rng) if plain else None,
+        "non_private_against_plain": reading(t, method, rng) if plain or step == 0 else None,
         "non_private_against_own": reading(t, method, rng), "non_private_lemma2_bound": 9.0,
         "non_private_norms": norms, "non_private_plain_norms": None,
         "non_private_clip_share": 0.9 - 0.5 * t,

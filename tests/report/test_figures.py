@@ -92,7 +92,8 @@ def test_without_a_plain_reading_the_own_one_is_named(tmp_path: Path) -> None:
     assert panel.title == "DP-SAT (against its own gradient)"
     figure = build("bias", groups([read_run(folder)]))
     assert len(figure.panels) == 1
-    assert figure.caption.endswith("The first lacks DP-SAT, for which it would take another pass.")
+    assert figure.panels[0].title == "Against the method's own gradient"
+    assert "DP-SAT: against its own gradient alone" in figure.caption
 
 
 def test_levels_are_the_recorded_ones() -> None:

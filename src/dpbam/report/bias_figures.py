@@ -16,6 +16,7 @@ from dpbam.report.panels import Arrow, Arrows, Lines, Numbers, Series
 from dpbam.report.records import Rows, Run
 
 PLAIN, OWN = "non_private_against_plain", "non_private_against_own"
+BEST = "best"
 NOT_MEASURED = (
     "The bias was not measured in this run. Train with --measure-bias every=10 to record it."
 )
@@ -30,12 +31,28 @@ def epochs(run: Run, rows: Rows) -> Numbers:
     return tuple(step * float(q) for step in numbers(rows, "step"))
 
 
+def has(run: Run, reading: str) -> bool:
+    """Whether the run was measured so. DP-SAT's first step, which is plain, does not count."""
+    return bool(run.bias and run.bias[-1].get(reading))
+
+
+def best(run: Run) -> str:
+    """The paper's reading where the run has it, else the method's own."""
+    return PLAIN if has(run, PLAIN) else OWN
+
+
 def over_training(groups: Sequence[Group], *path: str) -> tuple[Series, ...]:
-    """Curves of one recorded number; runs that have none of it are left out."""
+    """Curves of one recorded number; runs that have none of it are left out.
+
+    A path that begins with :data:`BEST` takes each run's best reading.
+    """
 
     def points(run: Run) -> tuple[Numbers, Numbers]:
-        y = numbers(run.bias, *path)
-        return (epochs(run, run.bias), y) if any(map(math.isfinite, y)) else ((), ())
+        first, *rest = path
+        first = best(run) if first == BEST else first
+        y = numbers(run.bias, first, *rest)
+        lacking = first == PLAIN and not has(run, PLAIN)
+        return ((), ()) if lacking or not any(map(math.isfinite, y)) else (epochs(run, run.bias), y)
 
     return curves(groups, points)
 
@@ -55,7 +72,7 @@ def bias(groups: Sequence[Group]) -> Figure:
         "Bias of the clipped gradient",
         "Length of g_clip − ĝ over training, in two readings: ĝ is the plain batch gradient, the "
         "paper's definition, or what the method itself would use without clipping."
-        + _without_plain(groups),
+        + _own_only(groups),
         about="training",
         panels=[p for p in panels if p.series],
         missing=NOT_MEASURED,
@@ -68,24 +85,23 @@ def relative(groups: Sequence[Group]) -> Figure:
     return _single(
         groups, "relative-bias", "Bias relative to the gradient",
         "Length of the bias over the length of ĝ: at 100% the error is as long as the gradient.",
-        "bias / gradient length", _best(groups), "relative_bias", percent=True, zero=True,
+        "bias / gradient length", BEST, "relative_bias", percent=True, zero=True,
     )  # fmt: skip
 
 
 def direction(groups: Sequence[Group]) -> Figure:
     """Cosine of clipped and unclipped gradient, and which kind of error dominates."""
-    reading = _best(groups)
     panels = (
         Lines("Cosine with the unclipped gradient", "epoch", "cosine of ĝ clipped and ĝ",
-              over_training(groups, reading, "cosine")),
+              over_training(groups, BEST, "cosine")),
         Lines("Share of direction in the squared bias", "epoch", "|c|² / |bias|²",
-              over_training(groups, reading, "direction_share"), percent=True, zero=True),
+              over_training(groups, BEST, "direction_share"), percent=True, zero=True),
     )  # fmt: skip
     return Figure(
         "direction",
         "Direction or length?",
         "A cosine of 1 means that clipping only shortens the gradient, which a learning rate can "
-        "make good. The share of direction is what it cannot.",
+        "make good. The share of direction is what it cannot." + _own_only(groups),
         about="training",
         panels=[p for p in panels if p.series],
         missing=NOT_MEASURED,
@@ -96,18 +112,17 @@ def direction(groups: Sequence[Group]) -> Figure:
 
 def noise(groups: Sequence[Group]) -> Figure:
     """Bias against variance."""
-    reading = _best(groups)
     panels = (
         Lines("Share of the noise in the squared error", "epoch", "variance / (variance + bias²)",
-              over_training(groups, reading, "noise_share"), percent=True, zero=True),
+              over_training(groups, BEST, "noise_share"), percent=True, zero=True),
         Lines("What is left of the direction", "epoch", "cosine of the released gradient and ĝ",
-              over_training(groups, reading, "private_cosine")),
+              over_training(groups, BEST, "private_cosine")),
     )  # fmt: skip
     return Figure(
         "noise",
         "Bias or noise?",
         "Above one half the noise dominates and less bias gains little; below it the bias does. "
-        "The cosine is that of the gradient as released, noise included.",
+        "The cosine is that of the gradient as released, noise included." + _own_only(groups),
         about="training",
         panels=[p for p in panels if p.series],
         missing=NOT_MEASURED,
@@ -164,9 +179,8 @@ def decomposition(groups: Sequence[Group]) -> Figure:
 def batch_size(groups: Sequence[Group]) -> Figure:
     """The paper's Figures 5 and 6: bias and cosine against the batch size."""
     methods = list(dict.fromkeys(g.runs[0].method for g in groups))
-    reading = _best(groups)
     panels = [
-        Lines(title, "expected batch size", label, _by_batch_size(groups, methods, reading, key),
+        Lines(title, "expected batch size", label, _by_batch_size(groups, methods, key),
               log_x=True, zero=key == "bias")
         for key, title, label in (
             ("bias", "Bias", "mean length of the bias vector"),
@@ -186,27 +200,21 @@ def batch_size(groups: Sequence[Group]) -> Figure:
     )
 
 
-def _without_plain(groups: Sequence[Group]) -> str:
-    """Which groups the first reading lacks, as a sentence."""
-    lacking = [
-        g.label
-        for g in groups
-        if any(run.bias for run in g.runs)
-        and not any(row.get(PLAIN) for run in g.runs for row in run.bias)
-    ]
+def _own_only(groups: Sequence[Group]) -> str:
+    """Which groups lack the paper's reading, as a sentence for a caption."""
+    lacking = [g.label for g in groups if has(g.runs[0], OWN) and not has(g.runs[0], PLAIN)]
     if not lacking:
         return ""
-    return f" The first lacks {', '.join(lacking)}, for which it would take another pass."
+    whose = " and ".join(lacking)
+    return f" {whose}: against its own gradient alone; the plain one would take another pass."
 
 
-def _by_batch_size(
-    groups: Sequence[Group], methods: list[str], reading: str, key: str
-) -> tuple[Series, ...]:
+def _by_batch_size(groups: Sequence[Group], methods: list[str], key: str) -> tuple[Series, ...]:
     series = []
     for colour, method in enumerate(methods):
         points: dict[float, list[float]] = {}
         for run in (r for g in groups for r in g.runs if r.method == method and r.bias):
-            found = [v for v in numbers(run.bias, reading, key) if math.isfinite(v)]
+            found = [v for v in numbers(run.bias, best(run), key) if math.isfinite(v)]
             if found:
                 points.setdefault(float(run.config["batch_size"]), []).append(_mean(found))
         if len(points) > 1:
@@ -218,9 +226,8 @@ def _by_batch_size(
 
 def _decomposed(group: Group) -> Arrows | None:
     """One group's panel, in units of |ĝ|; x along ĝ, y along c."""
-    reading = _best([group])
-    runs = [run for run in group.runs if any(row.get(reading) for row in run.bias)]
-    if not runs:
+    runs = [run for run in group.runs if run.bias]
+    if not runs or not has(runs[0], reading := best(runs[0])):
         return None
     end = [row[reading] for run in runs for row in _last(run.bias) if row.get(reading)]
     a, c = _mean(numbers(end, "a")), _mean(_c_ratio(end))
@@ -286,12 +293,6 @@ def _last(rows: Rows) -> Rows:
 def _mean(values: Sequence[float]) -> float:
     finite = [v for v in values if math.isfinite(v)]
     return sum(finite) / len(finite) if finite else math.nan
-
-
-def _best(groups: Sequence[Group]) -> str:
-    """The paper's reading where every measured run has it, else the method's own."""
-    measured = [run for g in groups for run in g.runs if run.bias]
-    return PLAIN if all(any(row.get(PLAIN) for row in r.bias) for r in measured) else OWN
 
 
 def _single(

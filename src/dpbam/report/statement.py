@@ -178,7 +178,7 @@ def _table(groups: Sequence[Group]) -> Table:
             s = run.statement
             private = s.get("private", True)
             numbers = [
-                Cell(shown(s.get(key)), s.get(key))
+                _number(s.get(key))
                 for key in ("delta", "noise_multiplier", "sampling_rate", "steps", "clip_norm")
             ]
             epsilon = Cell(up(_epsilon(s)) if private else "∞", _epsilon(s) if private else 1e300)
@@ -186,3 +186,10 @@ def _table(groups: Sequence[Group]) -> Table:
             first = (Cell(run.name, colour=group.colour), Cell(group.label), epsilon)
             rows.append(Row((*first, *numbers, Cell(noise))))
     return Table(heads, tuple(rows), sortable=True)
+
+
+def _number(value: Any) -> Cell:
+    """Four digits; what is infinite is not to be had, and comes last."""
+    if not isinstance(value, int | float):
+        return Cell("–")
+    return Cell(shown(float(f"{value:.4g}")), value)

@@ -15,7 +15,8 @@ function drawFigure(spec, width, zoom = null, id = spec.name, tall = 1) {
   const least = kind === "lines" ? 300 : kind === "dots" ? 320 : 280;
   const fitting = Math.max(1, Math.floor((width + GAP) / (least + GAP)));
   const most = kind === "lines" ? 3 : kind === "matrix" && !spec.panels[0].square ? 2 : 4;
-  const columns = Math.min(spec.panels.length, fitting, most);
+  const rows = Math.ceil(spec.panels.length / Math.min(fitting, most));
+  const columns = Math.ceil(spec.panels.length / rows); // rows of equal length
   const each = (width - GAP * (columns - 1)) / columns;
   const all = kind === "arrows" ? union(spec.panels.map((p) => p.bounds)) : null;
   const frameOf = (p) => (all && columns === 1 ? [all[0], p.bounds[1], all[2], p.bounds[3]] : all);
