@@ -42,9 +42,11 @@ def test_one_file_a_run_with_what_the_figures_need(finished) -> None:
 def test_seeds_are_paired_and_noise_is_not_shared(finished) -> None:
     """At step 0 all arms of a seed see the same batch at the same weights; releases differ."""
     _, records = finished
-    first = [
-        r["non_private_bias"][0]["non_private_against_plain"] for r in records if not r["seed"]
-    ]
+    readings = {
+        (r["arm"]["name"], r["seed"]): r["non_private_bias"][0]["non_private_against_plain"]
+        for r in records
+    }
+    first = [reading for (_, seed), reading in readings.items() if seed == 0]
     assert len({reading["reference_norm"] for reading in first}) == 1
     assert len({reading["private_cosine"] for reading in first}) == 3
     assert readings["bam", 1]["reference_norm"] != first[0]["reference_norm"]
