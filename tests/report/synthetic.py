@@ -97,11 +97,14 @@ def reading(t: float, method: str, rng: random.Random) -> dict[str, Any]:
     """A decomposition that holds: bias^2 = ((a - 1) r)^2 + c^2."""
     r, a = 4 - 2 * t, (0.4 if method == "bam" else 0.2) + rng.uniform(0, 0.02)
     c = (0.3 if method == "bam" else 0.1) * r
+    if method == "sgd":  # clips nothing
+        a, c = 1.0, 0.0
     bias = math.hypot((a - 1) * r, c)
+    share = None if method == "sgd" else (c / bias) ** 2
     return {
         "reference_norm": r, "clipped_norm": math.hypot(a * r, c), "bias": bias,
         "relative_bias": bias / r, "a": a, "a_from_eta": True, "c_norm": c, "orthogonality": 0.0,
-        "magnitude_share": ((a - 1) * r / bias) ** 2, "direction_share": (c / bias) ** 2,
+        "magnitude_share": None if share is None else 1 - share, "direction_share": share,
         "cosine": a * r / math.hypot(a * r, c), "private_a": a, "private_c_norm": 2.0,
         "private_cosine": 0.3, "noise_share": 4 / (4 + bias**2),
     }  # fmt: skip

@@ -86,6 +86,12 @@ def test_a_short_clipped_gradient_is_drawn_again_enlarged(three: tuple[Group, ..
     assert len(build("decomposition", three).panels[2].arrows) == 5  # type: ignore[union-attr]
 
 
+def test_where_nothing_is_clipped_there_is_nothing_to_take_apart(tmp_path: Path) -> None:
+    figure = build("decomposition", groups([read_run(write_run(tmp_path / "r", method="sgd"))]))
+    assert not figure.panels
+    assert figure.missing.startswith("Nothing was clipped")
+
+
 def test_without_a_plain_reading_the_own_one_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "sat", method="dp-sat", plain=False)
     panel = build("decomposition", groups([read_run(folder)])).panels[0]

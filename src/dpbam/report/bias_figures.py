@@ -20,6 +20,7 @@ BEST = "best"
 NOT_MEASURED = (
     "The bias was not measured in this run. Train with --measure-bias every=10 to record it."
 )
+NOTHING = 1e-6  # of |ĝ|: no bias to take apart
 SHORT = 0.25  # of |ĝ|: a g_clip below it is hard to see beside ĝ
 CORNER, ENLARGED = (0.5, 0.2), 0.42  # where it is drawn again, and how long
 LAST_PART = 0.1  # the end of training: the last tenth of the measured steps
@@ -171,7 +172,9 @@ def decomposition(groups: Sequence[Group]) -> Figure:
         "squared error.",
         about="training",
         panels=[p for g in groups if (p := _decomposed(g)) is not None],
-        missing=NOT_MEASURED,
+        missing="Nothing was clipped, so there is no bias to take apart."
+        if any(run.bias for g in groups for run in g.runs)
+        else NOT_MEASURED,
         wide=True,
     )
 
@@ -231,6 +234,8 @@ def _decomposed(group: Group) -> Arrows | None:
         return None
     end = [row[reading] for run in runs for row in _last(run.bias) if row.get(reading)]
     a, c = _mean(numbers(end, "a")), _mean(_c_ratio(end))
+    if not math.hypot(a - 1, c) > NOTHING:  # nothing was clipped, or nothing was left
+        return None
     cosine = _mean(numbers(end, "cosine"))
     share, noise_share = _mean(numbers(end, "direction_share")), _mean(numbers(end, "noise_share"))
     first = [row[reading] for row in runs[0].bias if row.get(reading)]
