@@ -201,7 +201,7 @@ class _Hostile:
 
 
 def trusting(real: Any) -> Any:
-    return pickle.Unpickler.find_class
+    return pickle._Unpickler.find_class
 
 
 OTHERS = {
