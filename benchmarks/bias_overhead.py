@@ -24,6 +24,7 @@ from dpbam.nn import build_model
 METHODS = {
     "dp-sgd": DPSGD,
     "dp-sat": lambda: DPSAT(0.086),
+    "bam": lambda: BAM(0.02),
     "bam (exact)": lambda: BAM(0.02, exact=True),
 }
 LENSES: dict[str, Callable[[], BiasLens | None]] = {

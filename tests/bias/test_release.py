@@ -34,7 +34,7 @@ def statistics(**changes: Any) -> PrivateStatistics:
 
 
 def oracle_with(seen: PrivateStatistics, **changes: Any) -> PrivateGradientOracle:
-    options = {k: changes.pop(k) for k in ("engine", "method", "seed") if k in changes}
+    options = {k: changes.pop(k) for k in ("engine", "method", "seed", "noise") if k in changes}
     plan = private_plan(joint_noise_multipliers=seen.noise_multipliers, **changes)
     return PrivateGradientOracle(
         smooth_net(), cross_entropy, plan, release=seen, physical_batch_size=4, **options
@@ -155,6 +155,18 @@ def test_noise_test_fails_on_planted_mistakes(mistake: str, monkeypatch) -> None
     failed = variance_p_value(bias) < 1e-4 or correlated > norm.isf(1e-4)
     assert failed
     assert mistake == "shared" or variance_p_value(counts) < 1e-4
+
+
+def test_secure_noise_serves_the_statistics_too() -> None:
+    """Cryptographic draws, rounded to a grid: of the stated size, and never twice the same."""
+    x, y = samples(0)
+    seen = statistics()
+    oracle = oracle_with(seen, noise="secure")
+    for _ in range(60):
+        oracle.backward(x, y)
+    counts = torch.tensor([found.counts for found in seen.released]) / 5.0
+    assert variance_p_value(counts) > 1e-4
+    assert len({found.counts for found in seen.released}) == 60
 
 
 def test_a_seeded_replay_is_the_same_release_and_free() -> None:
