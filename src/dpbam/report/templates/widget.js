@@ -125,8 +125,9 @@ class ClippingWidget {
     if (size(now.clipped) > 0.15) names.push(beside(now.clipped, "ĝ clipped", "clipped", -size(now.clipped) - 0.22));
     if (size(now.bias) > 0.25) {
       const centre = times(plus(now.plain, now.clipped), 1 / 3); // of the triangle 0, ĝ, ĝ clipped
-      const away = plus(half, centre, -1);
-      const [x, y] = to(plus(half, away, 0.32 / (size(away) || 1)));
+      const normal = [-now.bias[1] / size(now.bias), now.bias[0] / size(now.bias)];
+      const outwards = inner(normal, plus(half, centre, -1)) < 0 ? -1 : 1;
+      const [x, y] = to(plus(half, normal, 0.36 * outwards));
       names.push(label("bias", x, y + 6, "vector big halo middle bias"));
     }
     return names;
