@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
@@ -30,7 +30,11 @@ __all__ = [
     "make_engine",
 ]
 
-_ENGINES = {"auto": AutoEngine, "functional": FunctionalEngine, "fused": FusedEngine}
+_ENGINES: dict[str, Callable[[nn.Module, Loss, Mapping[str, int]], Engine]] = {
+    "auto": AutoEngine,
+    "functional": FunctionalEngine,
+    "fused": FusedEngine,
+}
 ENGINES = tuple(_ENGINES)
 
 

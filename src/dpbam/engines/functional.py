@@ -76,7 +76,6 @@ class FunctionalEngine:
         return call
 
 
-
 class FunctionalDirections:
     """Directions held as one tensor [U, *shape] a parameter."""
 
