@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from dpbam.report.figure import Figure
 from dpbam.report.groups import Group, curves, numbers
-from dpbam.report.panels import Arrow, Arrows, Lines, Numbers, Series
+from dpbam.report.panels import Lines, Numbers, Series
 from dpbam.report.records import Rows, Run
 
 PLAIN, OWN = "non_private_against_plain", "non_private_against_own"
@@ -20,9 +19,6 @@ BEST = "best"
 NOT_MEASURED = (
     "The bias was not measured in this run. Train with --measure-bias every=10 to record it."
 )
-NOTHING = 1e-6  # of |ĝ|: no bias to take apart
-SHORT = 0.25  # of |ĝ|: a g_clip below it is hard to see beside ĝ
-CORNER, ENLARGED = (0.5, 0.2), 0.42  # where it is drawn again, and how long
 LAST_PART = 0.1  # the end of training: the last tenth of the measured steps
 
 
@@ -160,25 +156,6 @@ def flatness(groups: Sequence[Group]) -> Figure:
     )  # fmt: skip
 
 
-def decomposition(groups: Sequence[Group]) -> Figure:
-    """The paper's Figure 7 with the run's own numbers."""
-    return Figure(
-        "decomposition",
-        "The bias taken apart",
-        "The paper's Figure 7, drawn to scale from this training's last tenth: ĝ has length 1, "
-        "g_clip = a ĝ + c, and the bias is (a − 1) ĝ, an error of length, plus c, an error of "
-        "direction. Dots: where g_clip ended earlier in training. A short g_clip is drawn again, "
-        "enlarged. Numbers: also the share of direction in the squared bias, and of noise in the "
-        "squared error.",
-        about="training",
-        panels=[p for g in groups if (p := _decomposed(g)) is not None],
-        missing="Nothing was clipped, so there is no bias to take apart."
-        if any(run.bias for g in groups for run in g.runs)
-        else NOT_MEASURED,
-        wide=True,
-    )
-
-
 def batch_size(groups: Sequence[Group]) -> Figure:
     """The paper's Figures 5 and 6: bias and cosine against the batch size."""
     methods = list(dict.fromkeys(g.runs[0].method for g in groups))
@@ -219,83 +196,21 @@ def _by_batch_size(groups: Sequence[Group], methods: list[str], key: str) -> tup
         for run in (r for g in groups for r in g.runs if r.method == method and r.bias):
             found = [v for v in numbers(run.bias, best(run), key) if math.isfinite(v)]
             if found:
-                points.setdefault(float(run.config["batch_size"]), []).append(_mean(found))
+                points.setdefault(float(run.config["batch_size"]), []).append(mean(found))
         if len(points) > 1:
             sizes = tuple(sorted(points))
-            means = tuple(_mean(points[s]) for s in sizes)
+            means = tuple(mean(points[s]) for s in sizes)
             series.append(Series(method, colour, sizes, means, style="points"))
     return tuple(series)
 
 
-def _decomposed(group: Group) -> Arrows | None:
-    """One group's panel, in units of |ĝ|; x along ĝ, y along c."""
-    runs = [run for run in group.runs if run.bias]
-    if not runs or not has(runs[0], reading := best(runs[0])):
-        return None
-    end = [row[reading] for run in runs for row in _last(run.bias) if row.get(reading)]
-    a, c = _mean(numbers(end, "a")), _mean(_c_ratio(end))
-    if not math.hypot(a - 1, c) > NOTHING:  # nothing was clipped, or nothing was left
-        return None
-    cosine = _mean(numbers(end, "cosine"))
-    share, noise_share = _mean(numbers(end, "direction_share")), _mean(numbers(end, "noise_share"))
-    first = [row[reading] for row in runs[0].bias if row.get(reading)]
-    trail = tuple(zip(numbers(first, "a"), _c_ratio(first), strict=True))
-    reach = [p for p in trail if all(map(math.isfinite, p))]
-    notes = (
-        ("a", f"{a:.2f}"),
-        ("|c| / |ĝ|", f"{c:.2f}"),
-        ("|bias| / |ĝ|", f"{math.hypot(a - 1, c):.2f}"),
-        ("cosine", f"{cosine:.2f}"),
-        ("direction", f"{share:.0%}"),
-        ("noise", f"{noise_share:.0%}"),
-    )
-    arrows = _figure_seven(a, c)
-    top = 1.12 * max([0.3, *(arrow.end[1] for arrow in arrows), *(p[1] for p in reach)])
-    left = min([-0.04, *(p[0] for p in reach)])
-    return Arrows(
-        group.label if reading == PLAIN else f"{group.label} (against its own gradient)",
-        arrows,
-        trail=tuple(reach),
-        colour=group.colour,
-        notes=notes,
-        bounds=(left, -0.14, max([1.16, *(p[0] for p in reach)]), top),
-    )
-
-
-def _figure_seven(a: float, c: float) -> tuple[Arrow, ...]:
-    """The paper's drawing; a short g_clip is drawn once more, enlarged, where there is room."""
-    short = math.hypot(a, c) < SHORT
-    whole = (
-        Arrow("ĝ", "gradient", (0.0, 0.0), (1.0, 0.0)),
-        Arrow("(a − 1) ĝ", "magnitude", (1.0, 0.0), (a, 0.0), side="left"),
-        Arrow("" if short else "c", "direction", (a, 0.0), (a, c), side="right"),
-        Arrow("" if short else "g clip", "clipped", (0.0, 0.0), (a, c), side="left"),
-        Arrow("bias", "bias", (1.0, 0.0), (a, c), side="right"),
-    )
-    return whole + _enlarged(a, c) if short else whole
-
-
-def _enlarged(a: float, c: float) -> tuple[Arrow, ...]:
-    times = max(2, round(ENLARGED / math.hypot(a, c)))
-    x, y = CORNER
-    corner, tip = (x + times * a, y), (x + times * a, y + times * c)
-    return (
-        Arrow("", "gradient", CORNER, corner, again=True),
-        Arrow("c", "direction", corner, tip, side="right", again=True),
-        Arrow(f"g clip, {times}×", "clipped", CORNER, tip, side="left", again=True),
-    )
-
-
-def _c_ratio(rows: Sequence[dict[str, Any]]) -> Numbers:
-    lengths = zip(numbers(rows, "c_norm"), numbers(rows, "reference_norm"), strict=True)
-    return tuple(c / r if r else math.nan for c, r in lengths)
-
-
-def _last(rows: Rows) -> Rows:
+def last_part(rows: Rows) -> Rows:
+    """The last tenth of the measured steps, one at least."""
     return rows[-max(1, round(LAST_PART * len(rows))) :]
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
+    """Over what is finite; NaN of nothing."""
     finite = [v for v in values if math.isfinite(v)]
     return sum(finite) / len(finite) if finite else math.nan
 
@@ -311,5 +226,5 @@ def _single(
 
 def last_mean(run: Run, *path: str) -> float | None:
     """The mean of a recorded number over the last tenth of the measured steps; None without."""
-    value = _mean(numbers(_last(run.bias), *path)) if run.bias else math.nan
+    value = mean(numbers(last_part(run.bias), *path)) if run.bias else math.nan
     return value if math.isfinite(value) else None

@@ -10,6 +10,7 @@ from dpbam.report import evaluation_figures as of_evaluation
 from dpbam.report import norm_figures as of_norms
 from dpbam.report import training_figures as of_training
 from dpbam.report.clipping_figure import clipping
+from dpbam.report.decomposition_figure import decomposition
 from dpbam.report.figure import Figure
 from dpbam.report.groups import Group
 from dpbam.report.records import ReportError
@@ -26,7 +27,7 @@ SECTIONS: dict[str, dict[str, Builder]] = {
     },
     "Clipping bias": {
         "bias": of_bias.bias,
-        "decomposition": of_bias.decomposition,
+        "decomposition": decomposition,
         "direction": of_bias.direction,
         "noise": of_bias.noise,
         "relative-bias": of_bias.relative,
