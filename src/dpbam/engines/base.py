@@ -87,7 +87,9 @@ class PerSampleDirections(Protocol):
 class Engine(Protocol):
     """Computes directions for one model and loss."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """How a user asks for it."""
 
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
@@ -103,7 +105,6 @@ class Engine(Protocol):
         Raises:
             CannotServe: if this engine does not know how.
         """
-
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
