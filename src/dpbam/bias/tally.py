@@ -91,43 +91,45 @@ class Tally:
     def record(self, clipped: Params, released: Params) -> BiasRecord:
         """Compare the clipped sum and the released gradient with what was accumulated."""
         facts, plan = self.facts, self.facts.plan
-        l = plan.batch_size  # noqa: E741 (the paper's letter)
-        g_clip, private = flat(clipped, 1 / l), flat(released)
-        own = flat(self._own, 1 / l) if self._own else torch.zeros_like(g_clip)
-        std = plan.noise_multiplier * plan.clip_norm / l if plan.noise_multiplier else 0.0
-        variance = g_clip.numel() * std**2  # d (sigma C / l)^2
-        against_own = decompose(g_clip, own, private, variance=variance, a=self._a_own)
-        g_hat = self._g_hat(own)
-        against_plain: Reading | None = None
-        if self.own_is_plain:
-            against_plain = against_own
-        elif g_hat is not None:
-            against_plain = decompose(g_clip, g_hat, private, variance=variance, a=self._a_plain)
-        norms = _joined(self._norms)
+        std = plan.noise_multiplier * plan.clip_norm if plan.noise_multiplier else 0.0  # sigma C
+        variance = sum(g.numel() for g in clipped.values()) * (std / plan.batch_size) ** 2
+        own, plain, g_hat = self._readings(clipped, released, variance)
+        norms, lost = _joined(self._norms), _joined(self._lost)
         finite = norms.isfinite()
-        lost = _joined(self._lost)[finite]
         return BiasRecord(
             step=facts.step,
             method=facts.method.name,
             lam=facts.lam,
             clip_norm=plan.clip_norm,
-            batch_size=l,
+            batch_size=plan.batch_size,
             noise_multiplier=plan.noise_multiplier,
             noise_norm=math.sqrt(variance),
             non_private_units=len(norms),
             non_private_broken=int((~finite).sum()),
-            non_private_against_plain=against_plain,
-            non_private_against_own=against_own,
-            non_private_lemma2_bound=float(lost.sum()) / l,
+            non_private_against_plain=plain,
+            non_private_against_own=own,
+            non_private_lemma2_bound=float(lost[finite].sum()) / plan.batch_size,
             non_private_norms=summary(norms),
-            non_private_plain_norms=(
-                summary(_joined(self._plain_norms)) if self._plain_norms else None
-            ),
-            non_private_clip_share=ratio(int((lost > 0).sum()), len(lost)),
+            non_private_plain_norms=summary(_joined(self._plain_norms)) if self._plain else None,
+            non_private_clip_share=ratio(int((lost[finite] > 0).sum()), int(finite.sum())),
             non_private_alignment=self._alignment(g_hat),
             non_private_flatness_slack=self._slack(g_hat),
             non_private_layers=self._layers(clipped),
         )
+
+    def _readings(
+        self, clipped: Params, released: Params, variance: float
+    ) -> tuple[Reading, Reading | None, Tensor | None]:
+        """Against the method's own gradient; against g_hat, where it is known; g_hat itself."""
+        scale = 1 / self.facts.plan.batch_size
+        g_clip, private = flat(clipped, scale), flat(released)
+        own = flat(self._own, scale) if self._own else torch.zeros_like(g_clip)
+        against_own = decompose(g_clip, own, private, variance=variance, a=self._a_own)
+        g_hat = self._g_hat(own)
+        if g_hat is None or self.own_is_plain:
+            return against_own, against_own if self.own_is_plain else None, g_hat
+        against_plain = decompose(g_clip, g_hat, private, variance=variance, a=self._a_plain)
+        return against_own, against_plain, g_hat
 
     def _g_hat(self, own: Tensor) -> Tensor | None:
         """The plain batch gradient at theta, divided by l, where it is known."""
