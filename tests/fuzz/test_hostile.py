@@ -20,6 +20,7 @@ from dpbam.data import DataError, decode
 from dpbam.data.fetch import extract
 from dpbam.data.pickles import load_batch
 from dpbam.runs import RunError, load_run_model
+from dpbam.runs import checkpoint as checkpoints
 from dpbam.runs.folder import RunFolder
 
 
@@ -132,3 +133,15 @@ def test_a_model_behind_a_link_is_refused(tmp_path: Path) -> None:
     (run / "model.safetensors").write_bytes(save({"w": torch.ones(1)}))
     with pytest.raises(RunError, match="leads out"):
         load_run_model(run)
+
+
+def test_a_model_larger_than_its_weights_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    facts = json.loads(PARSERS["model.json"].valid[0])
+    facts["image_shape"] = [1, 100_000, 100_000]  # its first layer alone would take terabytes
+    assert "not of the shape" in PARSERS["model.json"].try_on(json.dumps(facts).encode(), tmp_path)
+
+
+def test_files_that_only_look_like_checkpoints_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "step-many.safetensors").touch()
+    (tmp_path / "step-1e9.x.safetensors").touch()
+    assert checkpoints.load_latest(tmp_path, "r") is None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from dpbam.runs.result import RunError
 from dpbam.trees import Params
 
 _HEADER = "dpbam"
+_NAME = re.compile(r"step-[0-9]{1,18}\..+\.safetensors")
 #: what a header that is not ours can do to a reader
 _WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
@@ -59,7 +61,8 @@ def save(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Pa
 
 def listed(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the latest last."""
-    return sorted(folder.glob("step-*.safetensors"), key=lambda p: (_step(p), p.stat().st_mtime))
+    there = [p for p in folder.glob("step-*.safetensors") if _NAME.fullmatch(p.name)]
+    return sorted(there, key=lambda p: (_step(p), p.stat().st_mtime))
 
 
 def load_latest(folder: Path, run: str) -> Checkpoint | None:

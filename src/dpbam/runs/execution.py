@@ -118,7 +118,7 @@ class _Session:
         oracle = self.prepared.oracle(ledger, self._lens())
         trainer = self.prepared.trainer(oracle, self.reporter)
         if latest:
-            trainer.load_state_dict(latest.state)
+            self._load(trainer, latest.state)
         check_ledger(plan, ledger, trainer.oracle.step)
         trainer.max_charges = most_charges(config, plan, ledger, trainer.oracle.step)
         self._write_down(trainer.max_charges)
@@ -138,6 +138,17 @@ class _Session:
 
         every = self.prepared.config.measure_bias
         return BiasLens(self.recorder.on_bias, every=every) if every else None
+
+    def _load(self, trainer: Trainer, state: dict[str, Any]) -> None:
+        """Take up a checkpoint; whole as it is, it may be of another model."""
+        try:
+            trainer.load_state_dict(state)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            said = str(error).strip().splitlines()[0]
+            raise RunError(
+                f"the latest checkpoint in {self.folder.checkpoints} does not fit the run "
+                f"({said}): delete it, and resume"
+            ) from None
 
     def _write_down(self, charges: int) -> None:
         """The run's facts, then its reservation: from here on it can be resumed."""

@@ -5,7 +5,9 @@ The two hold the released weights and what a loader has to know, nothing about t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from dpbam.runs.folder import RunFolder
 from dpbam.runs.result import RunError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from dpbam.data import DataSet
     from dpbam.runs.config import RunConfig
@@ -81,14 +83,19 @@ def load_run_model(run: str | Path, *, device: str = "cpu") -> RunModel:
     try:
         channels, height, width = facts["image_shape"]
         names = tuple(facts["class_names"])
-        module = build_model(
+        build = partial(
+            build_model,
             facts["model"],
             in_channels=channels,
             image_size=(height, width),
             num_classes=len(names),
             **facts["model_options"],
         )
-        module.load_state_dict(load_file(folder.weights))
+        weights = load_file(folder.weights)
+        if ":" not in str(facts["model"]):  # a model of the user's own may need real tensors
+            _check_sizes(build, weights)
+        module = build()
+        module.load_state_dict(weights)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
             ValueError, SafetensorError) as error:  # fmt: skip
         raise RunError(
@@ -96,6 +103,17 @@ def load_run_model(run: str | Path, *, device: str = "cpu") -> RunModel:
             f"{folder.model.name} and {folder.weights.name}, or resume the run to write them again"
         ) from None
     return RunModel(module.eval().to(device), names, (channels, height, width), facts)
+
+
+def _check_sizes(build: Callable[[], nn.Module], weights: dict[str, Tensor]) -> None:
+    """Build without memory first: a model larger than its weights is refused before it is made."""
+    import torch
+
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in build().state_dict().items()}
+    odd = [n for n in {*shapes, *weights} if n not in weights or weights[n].shape != shapes.get(n)]
+    if odd:
+        raise ValueError(f"{min(odd)} is not of the shape that the model asks for")
 
 
 def _first_line(error: Exception) -> str:
