@@ -179,6 +179,21 @@ def test_an_input_overwritten_later_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("length", [2, 5, 7])  # 5 is the batch's size
+def test_dropout_whose_first_axis_is_not_the_rows_is_refused(length: int) -> None:
+    class Second(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(F.dropout(self.a(x.transpose(0, 1)), 0.5).mean(0))
+
+    data = make_batch(torch.randn(5, length, 4), torch.arange(5) % 3, 5)
+    with pytest.raises(CannotServe, match="dropout"):
+        FusedEngine(Second(), CROSS).directions(data, DPSGD(), 0.0)
+
+
 def test_a_method_of_ones_own_is_refused() -> None:
     class Odd(Method):
         name = "odd"

@@ -210,6 +210,23 @@ def _average_pool(
     return AveragePool.apply(x, k)  # type: ignore[no-untyped-call]
 
 
+_DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout)
+
+
+@rule(*_DROPOUTS)
+def _dropout(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Keyed dropout draws by row: the first axis must count them, and nothing else."""
+    given = bind("input p training", args, kwargs)
+    on = given["training"] is not False and given["p"] != 0
+    if on and given["input"].shape[0] != capture.rows:
+        raise CannotServe(
+            f"dropout on a tensor of shape {tuple(given['input'].shape)}: its first axis must "
+            f"count the {capture.rows} samples"
+        )
+    return func(*args, **kwargs)
+
+
+ALWAYS.update(_DROPOUTS)
 ALWAYS.update({F.group_norm, F.instance_norm, F.batch_norm, F.mish, torch._C._nn.avg_pool2d})
 
 
