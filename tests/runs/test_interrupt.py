@@ -6,6 +6,14 @@ import pytest
 from dpbam.runs.interrupt import graceful
 
 
+@pytest.fixture(autouse=True)
+def _a_terminal():
+    """Signals as at a terminal: a shell's background jobs ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_the_first_signal_asks_and_the_second_acts():
     said = []
     before = signal.getsignal(signal.SIGINT)
