@@ -88,6 +88,8 @@ class Soak:
         rows, began = [], time.monotonic()
         while time.monotonic() - began < seconds:
             time.sleep(5)
+            if self.child.poll() is not None:
+                sys.exit(f"the training ended by itself: {self.child.stderr.read()}")
             status = Path(f"/proc/{self.child.pid}/status").read_text()
             memory = int(status.split("VmRSS:")[1].split()[0]) / 1024
             handles = len(os.listdir(f"/proc/{self.child.pid}/fd"))
