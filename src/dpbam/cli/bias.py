@@ -89,10 +89,7 @@ def _show(screen: Console, settings: RunConfig, found: Measured) -> None:
 
     record = found.records[-1]
     plain, own = found.means("plain"), found.means("own")
-    rows = [
-        (words, _cell(name, plain), _cell(name, own))
-        for name, words in _WORDS.items()
-    ]
+    rows = [(words, _cell(name, plain), _cell(name, own)) for name, words in _WORDS.items()]
     title = f"{settings.method} on {settings.data}, mean of {len(found.records)} batches"
     screen.print(table(("", "against the plain gradient", "against its own"), rows, title=title))
     norms = record.non_private_norms
