@@ -19,7 +19,7 @@ what                      how it is paid for
 ========================  =======================================================================
 rounding s to the grid    moves the sum's sensitivity by g sqrt(d) at most, g sqrt(d) <= 2^-12 C
                           for sigma up to 256; std is raised by a relative 2^-10
-float32 sums and clips    the rest of that 2^-10: measured (1e-6), not proven for every model
+float32 sums and clips    the rest of that 2^-10: the tests of sensitivity allow 1e-5 of it
 Z beyond 192 bits         total variation below 2^-120 a coordinate: delta grows by less than
                           2^-120 (1 + e^epsilon) d T, some 1e-26 for 10^10 coordinates and steps
 the generator             AES-256 in counter mode, a new key of the system's entropy a call: the
