@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpbam.engines.layer_math import ghost_is_cheaper, split_axis
+from dpbam.engines.layer_math import Costs, split_axis
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,12 @@ class ConvFamily:
         """By the cost model."""
         o, pixel, *kernel = self.shape
         i = pixel * torch.Size(kernel).numel()
-        return ghost_is_cheaper(t, i, o, pixel, pairs, twice=twice)
+        costs = Costs(t, self.pixels(t), (i, o), pixel, entry=200)
+        return costs.ghost_is_cheaper(pairs, twice=twice)
+
+    def pixels(self, t: int) -> int:
+        """About stride * stride pixels a position."""
+        return t * torch.Size(self.stride).numel()
 
     def unright(self, rows: Tensor, b: Tensor) -> Tensor:
         """Back to b's shape."""

@@ -58,6 +58,9 @@ class Family(Protocol):
     def prefers_ghost(self, t: int, pairs: int, *, twice: bool) -> bool:
         """Whether the Gram matrices are the faster way to the norm."""
 
+    def pixels(self, t: int) -> int:
+        """The side of the Gram matrix of a's pixels, for T positions."""
+
     def instantiate(self, a: Tensor, b: Tensor) -> Tensor:
         """[U, *shape]: G_u."""
 
@@ -113,7 +116,11 @@ class LinearFamily:
     def prefers_ghost(self, t: int, pairs: int, *, twice: bool) -> bool:
         """By the cost model below."""
         o, i = self.shape
-        return ghost_is_cheaper(t, i, o, i, pairs, twice=twice)
+        return Costs(t, t, (i, o), i, entry=10).ghost_is_cheaper(pairs, twice=twice)
+
+    def pixels(self, t: int) -> int:
+        """A position is a pixel."""
+        return t
 
     def unright(self, rows: Tensor, b: Tensor) -> Tensor:
         """Back to b's shape."""
@@ -194,6 +201,10 @@ class EmbeddingFamily:
         """The table is far larger than the rows that were looked up."""
         return True
 
+    def pixels(self, t: int) -> int:
+        """A position is a pixel."""
+        return t
+
     def _kept(self, a: Tensor, b: Tensor) -> Tensor:
         if self.padding is None:
             return b
@@ -235,21 +246,41 @@ class EmbeddingFamily:
         raise TypeError("an embedding has no gradient in its ids")
 
 
-_ROW, _ENTRY = 60, 200  # products' worth of time: an entry of a Gram matrix, an entry of a G_u
+_ROW = 60  # an entry of a Gram matrix takes the time of so many products
 
 
-def ghost_is_cheaper(t: int, i: int, o: int, pixel: int, pairs: int, *, twice: bool) -> bool:
-    """The cost model, in multiplications a unit: T positions, i x o weights, ``pixel`` channels.
+@dataclass(frozen=True)
+class Costs:
+    """The cost model of one layer, in multiplications a unit.
 
     A Gram matrix takes T^2 products a channel and some time an entry; G_u takes T i o products and
     some time an entry, and then serves the weighted sum too, which saves those products again. A
     norm that is differentiated costs the Gram way twice (K B and S A), the other three times.
+
+    Attributes:
+        positions: T.
+        pixels: positions of the input, where its Gram matrix is made.
+        weights: (i, o).
+        channels: of a pixel.
+        entry: the time of an entry of G_u: forming it is quick for matrices, slow for kernels.
     """
-    ghost = t * t * (pixel + o + _ROW) * pairs
-    formed = pairs * i * o * _ENTRY
-    if twice:
-        return 2 * ghost < 3 * (formed + t * i * o)
-    return ghost < formed
+
+    positions: int
+    pixels: int
+    weights: tuple[int, int]
+    channels: int
+    entry: int
+
+    def ghost_is_cheaper(self, pairs: int, *, twice: bool) -> bool:
+        """Whether the Gram way is the faster one; always where G_u is far larger than x and b."""
+        i, o = self.weights
+        if i * o > 2 * (self.pixels * self.channels + self.positions * o):
+            return True
+        ghost = self.pixels**2 * (self.channels + _ROW) + self.positions**2 * o
+        formed = i * o * self.entry
+        if twice:
+            return 2 * pairs * ghost < 3 * pairs * (formed + self.positions * i * o)
+        return ghost < formed
 
 
 def split_axis(t: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:

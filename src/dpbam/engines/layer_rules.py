@@ -118,6 +118,7 @@ def _linear(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if not _ready(capture, x, weight, bias):
         return _generic(capture, func, args, kwargs)
     family = LinearFamily(tuple(weight.shape))
+    x = x.contiguous()  # else torch multiplies slice by slice
     return use_matrix(capture, _name(capture, func, weight), F.linear, family, (x, weight, bias))
 
 

@@ -107,7 +107,7 @@ class FormedNorm(torch.autograd.Function):
             )
         ctx.save_for_backward(a, b, formed)
         ctx.family = family
-        return formed.flatten(1).square().sum(1)
+        return frobenius(formed, formed)
 
     @staticmethod
     @once_differentiable

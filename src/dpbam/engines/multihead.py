@@ -53,6 +53,9 @@ def forward(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
 
 
 def _projections(given: dict[str, Any]) -> list[Tensor]:
+    if not given["use_separate_proj_weight"] and given["query"] is given["key"] is given["value"]:
+        packed = F.linear(given["query"], given["in_proj_weight"], given["in_proj_bias"])
+        return list(packed.chunk(3, -1))
     if given["use_separate_proj_weight"]:
         matrices = [given[f"{letter}_proj_weight"] for letter in "qkv"]
     else:

@@ -160,7 +160,7 @@ class Unformed:
             found: list[Tensor] = list(GhostNorm.apply(a, b, self.family, self.fan))  # type: ignore[no-untyped-call]
             self.grams = found[1:]
             return found[0]
-        way = self._ghost_norm if ghost else lambda part: self._channel_norms(part).sum(1)
+        way = self._ghost_norm if ghost else lambda part: _square(self._form(part))
         needed = self._bytes()[0 if ghost else 1]
         if needed <= self._limit:
             return way(pairs)
@@ -174,7 +174,8 @@ class Unformed:
         """What the Gram matrices take, and the formed gradients."""
         units, size = self.pairs[0][1].shape[0], self.pairs[0][1].element_size()
         t = self.family.positions(self.pairs[0][1])
-        return 2 * units * t * t * size, units * self.source.tensor.numel() * size
+        entries = t * t + self.family.pixels(t) ** 2
+        return units * entries * size, units * self.source.tensor.numel() * size
 
     @property
     def stays_unformed(self) -> bool:
@@ -187,7 +188,7 @@ class Unformed:
             raise CannotServe(f"{self.name} is moved through its standardisation's scale")
         if self._kept is None:
             with torch.no_grad():
-                self._channel_norms(self.pairs)
+                self._form(self.pairs)
         assert self._kept is not None
         return self._kept
 
@@ -234,14 +235,14 @@ class Unformed:
             self._known[("left", left, left)] = plain.grams[0]
             self._known[("right", right, right)] = plain.grams[1]
 
-    def _channel_norms(self, pairs: Pairs) -> Tensor:
-        """[U, o]: |G'_c|^2."""
+    def _form(self, pairs: Pairs) -> Tensor:
+        """[U, o, fan-in]: G_u, centred where the weight is; kept, to serve the weighted sum too."""
         g = _form(self.family, pairs).flatten(2)
         if self.form.centred:
             g = g - g.mean(2, keepdim=True)
         if not torch.is_grad_enabled() and not self.form.scaled:
-            self._kept = g  # it serves the weighted sum too
-        return g.square().sum(2)
+            self._kept = g
+        return g
 
     def rho(self) -> Tensor:
         """[U, o]: <V'_c, G_c> = sum_t b_tc (f(V', a))_tc."""
@@ -275,7 +276,7 @@ class Unformed:
     def _plain_channel_norms(self) -> Tensor:
         """[U, o]: |G'_c|^2 = b_c^T (A' A'^T) b_c."""
         if not self._ghost():
-            return self._channel_norms(self.pairs)
+            return self._form(self.pairs).square().sum(2)
         total = None
         rows = [self.family.right(b) for _, b in self.pairs]
         for j in range(len(rows)):
@@ -331,6 +332,11 @@ def _form(family: Family, pairs: Pairs) -> Tensor:
     total = None
     for a, b in pairs:
         part = family.instantiate(a, b)
-        total = part if total is None else total + part
+        total = part if total is None else total.add_(part)
     assert total is not None
     return total
+
+
+def _square(formed: Tensor) -> Tensor:
+    """[U]: |G_u|^2."""
+    return frobenius(formed, formed)
