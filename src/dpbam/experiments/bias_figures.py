@@ -87,7 +87,9 @@ METHOD_ARMS = (
     Arm("bam-0.02", "bam", 0.02),
     Arm("dp-sgd-c4", "dp-sgd", clip_norm=4.0),
 )
-BATCH_ARMS = tuple(Arm(f"dp-sgd-l{size}", "dp-sgd", batch_size=size) for size in (62, 250, 1000))
+BATCH_ARMS = tuple(
+    Arm(f"dp-sgd-l{size}", "dp-sgd", batch_size=size) for size in (62, 125, 250, 500, 1000)
+)
 STUDIES = {"methods": METHOD_ARMS, "batch-size": BATCH_ARMS}
 
 
