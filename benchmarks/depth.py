@@ -6,7 +6,7 @@ the growth in depth fitted as time = c * depth^p, and as a line.
 
     python benchmarks/depth.py [--depths 4 10 20 50 100 200] [--trials 10] [--repetitions 5]
 
-Writes results/depth.json and results/depth.png.
+Writes results/depth.json, depth by depth, and results/depth.png; the same command again goes on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from dpbam.engines import FunctionalEngine, FusedEngine, PhysicalBatch
 from dpbam.nn.blocks import conv_norm_act
 
 HERE = Path(__file__).parent
+Row = dict[str, Any]
 ENGINES = {"fused": FusedEngine, "functional": FunctionalEngine}
 
 
@@ -39,27 +41,41 @@ def net(depth: int, width: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
 
 
-def timed(engine: str, method: str, arguments: argparse.Namespace, depth: int) -> list[float]:
-    """Seconds a step: one figure a trial, each the mean over repetitions."""
-    now = time.process_time if arguments.clock == "cpu" else time.perf_counter
-    n = torch.arange(arguments.batch)
-    x = torch.randn(arguments.batch, 3, arguments.side, arguments.side)
-    batch = PhysicalBatch(x, n % 10, n, arguments.batch, torch.ones(arguments.batch), n)
-    made = ENGINES[engine](net(depth, arguments.width), LOSS)
+def step(engine: str, method: str, options: argparse.Namespace, depth: int) -> Callable[[], None]:
+    """One private step of a net of that depth."""
+    n = torch.arange(options.batch)
+    x = torch.randn(options.batch, 3, options.side, options.side)
+    batch = PhysicalBatch(x, n % 10, n, options.batch, torch.ones(options.batch), n)
+    made = ENGINES[engine](net(depth, options.width), LOSS)
     what, lam = METHODS[method]
 
     def run() -> None:
         handle = made.directions(batch, what, lam)
         handle.weighted_sum(handle.norms().reciprocal().clamp(max=1.0))
 
-    run()
-    out = []
-    for _ in range(arguments.trials):
-        begin = now()
-        for _ in range(arguments.repetitions):
-            run()
-        out.append((now() - begin) / arguments.repetitions)
-    return out
+    run()  # the first step makes what the others reuse
+    return run
+
+
+def timed(options: argparse.Namespace, depth: int) -> list[Row]:
+    """Seconds a step: mean and deviation over trials, each the mean over repetitions.
+
+    All steps take turns within a trial, so that a busy machine is busy for all of them.
+    """
+    now = time.process_time if options.clock == "cpu" else time.perf_counter
+    steps = {(e, m): step(e, m, options, depth) for e in ENGINES for m in METHODS}
+    trials: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
+    for _ in range(options.trials):
+        for key, run in steps.items():
+            begin = now()
+            for _ in range(options.repetitions):
+                run()
+            trials[key].append((now() - begin) / options.repetitions)
+    return [
+        {"engine": engine, "method": method, "depth": depth,
+         "seconds": float(np.mean(s)), "sd": float(np.std(s, ddof=1))}
+        for (engine, method), s in trials.items()
+    ]  # fmt: skip
 
 
 def fit(depths: list[int], seconds: list[float]) -> dict[str, float]:
@@ -75,41 +91,65 @@ def fit(depths: list[int], seconds: list[float]) -> dict[str, float]:
     }
 
 
+def growths(rows: list[Row]) -> list[Row]:
+    """The fit of every engine and method."""
+    found = []
+    for engine in ENGINES:
+        for method in METHODS:
+            mine = [r for r in rows if (r["engine"], r["method"]) == (engine, method)]
+            growth = fit([r["depth"] for r in mine], [r["seconds"] for r in mine])
+            print(f"{engine:11} {method:10} {1e3 * growth['seconds_per_layer']:8.2f} ms a layer, "
+                  f"depth^{growth['power']:.2f}, R^2 {growth['r2']:.4f}", flush=True)  # fmt: skip
+            found.append({"engine": engine, "method": method, **growth})
+    return found
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    facts = {k: v for k, v in vars(options).items() if k not in ("out", "depths")}
+    path = options.out / "depth.json"
+    rows = kept(path, facts)
+    for depth in options.depths:
+        if depth not in {r["depth"] for r in rows}:
+            rows += timed(options, depth)
+            write(path, {**facts, "rows": rows})
+            print(f"{depth} layers done", flush=True)
+    rows = [r for r in rows if r["depth"] in options.depths]
+    write(path, {**facts, "rows": rows, "growth": growths(rows)})
+    plot(rows, options.out / "depth.png")
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--depths", type=int, nargs="+", default=[4, 10, 20, 50, 100, 200])
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--side", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=HERE / "results")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    rows: list[dict[str, Any]] = []
-    for engine in ENGINES:
-        for method in METHODS:
-            mine = []
-            for depth in arguments.depths:
-                trials = timed(engine, method, arguments, depth)
-                mine.append(
-                    {"engine": engine, "method": method, "depth": depth,
-                     "seconds": float(np.mean(trials)), "sd": float(np.std(trials, ddof=1))}
-                )  # fmt: skip
-            growth = fit(arguments.depths, [r["seconds"] for r in mine])
-            print(f"{engine:11} {method:10} {1e3 * growth['seconds_per_layer']:8.2f} ms a layer, "
-                  f"depth^{growth['power']:.2f}, R^2 {growth['r2']:.4f}", flush=True)  # fmt: skip
-            rows += [{**r, **growth} for r in mine]
-    arguments.out.mkdir(exist_ok=True, parents=True)
-    facts = {k: v for k, v in vars(arguments).items() if k != "out"}
-    (arguments.out / "depth.json").write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    plot(rows, arguments.out / "depth.png")
+    return parser.parse_args()
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
+def kept(path: Path, facts: dict[str, Any]) -> list[Row]:
+    """The rows of an earlier run with the same settings: what is measured stays measured."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    rows: list[Row] = found["rows"]
+    return rows if all(found[k] == v for k, v in facts.items()) else []
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def plot(rows: list[Row], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
