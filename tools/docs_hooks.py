@@ -1,0 +1,42 @@
+"""mkdocs calls these functions while it builds the site (``hooks`` in mkdocs.yml)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from docs_site import command_line, maths, sources
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Pages that live elsewhere in the repository, and where the site shows them.
+ELSEWHERE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made while building."""
+    texts = {
+        file.src_uri: Path(file.abs_src_path).read_text(encoding="utf-8")
+        for file in files.documentation_pages()
+        if file.abs_src_path
+    }
+    made = {target: (ROOT / path).read_text(encoding="utf-8") for path, target in ELSEWHERE.items()}
+    made["reference/command-line.md"] = command_line.page()
+    for path in sources.linked(texts.values()):
+        made[sources.page_name(path)] = sources.page(ROOT, path)
+    for name, text in made.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    """Let links to the repository's files lead to pages of the site."""
+    for path, target in ELSEWHERE.items():
+        markdown = markdown.replace(f"](../{path})", f"]({target})")
+    return sources.rewrite(markdown, page.url, ROOT)
+
+
+def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
+    """Formulas as MathML."""
+    return maths.render(html)
