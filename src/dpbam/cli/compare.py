@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 NAME = "compare"
 EXAMPLES = examples(
     "dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both",
+    "dpbam compare --data digits --epsilon 3 --method bam:0.02 --method bam:0.05 "
+    "--method bam-exact:0.02 --seeds 5 --out runs/lambdas",
     "dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private --out runs/five",
     "dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json",
 )
@@ -31,7 +34,9 @@ def _compare(
     out: Annotated[Path, typer.Option(help="A folder for all runs and comparison.json.")],
     method: Annotated[
         list[str] | None,
-        typer.Option(help="METHOD or METHOD:LAMBDA, repeatable; the first is the baseline."),
+        typer.Option(
+            help="METHOD or METHOD:LAMBDA, also bam-exact; repeatable, the baseline first."
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="How many paired seeds.")] = 3,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
@@ -94,26 +99,49 @@ def carry_out(runs: list[PlannedRun], out: Path, jobs: int, quiet: bool) -> Comp
 
 def show(result: Comparison, out: Path) -> None:
     """The table of means and paired differences, and what the figures mean."""
-    baseline = result.methods[0]
+    baseline = result.names[0]
     rows = []
-    for method in result.methods:
-        mine = [run for run in result.runs if run.method == method]
-        change = "" if method == baseline else _points(result.difference(method), signed=True)
+    for name in result.names:
+        mine = [run for run in result.runs if run.name == name]
+        mean = result.mean(name)
         rows.append((
-            method, number(mine[0].epsilon), _points(result.mean(method)), change,
+            name, number(mine[0].epsilon), _points(mean), _one_point(mean.deviation),
+            *(("", "", "", "") if name == baseline else _against(result, name)),
             f"{sum(run.seconds for run in mine) / len(mine):.0f} s",
         ))  # fmt: skip
-    header = ("method", "epsilon", "test accuracy", f"paired, against {baseline}", "a run")
+    header = (
+        "contender", "epsilon", "test accuracy", "SD", f"paired, against {baseline}", "d_z",
+        "visible from", "verdict", "a run",
+    )  # fmt: skip
     screen = console()
     count = len(result.accuracies(baseline))
     screen.print(table(header, rows, title=f"{count} paired seeds, mean [95% t interval], points"))
     cost = number(result.total_epsilon())
-    lines = [f"Publishing all private runs together would cost epsilon {cost}."]
+    lines = [
+        "Verdict: better or worse where the 95% interval of the paired difference excludes 0. "
+        "d_z: mean over SD of the paired differences. Visible from: the true difference that this "
+        "many seeds would show in 80% of repetitions."
+    ]
+    lines += [f"Publishing all private runs together would cost epsilon {cost}."]
     lines += ["They are seeded, so that the noise can be recomputed: research only."]
     if count < _ENOUGH:
         lines += [f"With fewer than {_ENOUGH} seeds the intervals say little."]
     lines += [f"Results: {out / 'comparison.json'}; every run has its folder in {out}"]
     screen.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _against(result: Comparison, name: str) -> tuple[str, str, str, str]:
+    """The cells of a contender's paired difference to the baseline."""
+    found = result.difference(name)
+    effect = "" if math.isnan(found.effect_size) else f"{found.effect_size:+.2f}"
+    return (
+        _points(found, signed=True), effect, _one_point(found.smallest_detectable),
+        result.verdict(name),
+    )  # fmt: skip
+
+
+def _one_point(value: float) -> str:
+    return "" if math.isnan(value) else f"{100 * value:.1f}"
 
 
 def _points(estimate: Estimate, *, signed: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""The live table of a comparison: a row a seed, a column a method."""
+"""The live table of a comparison: a row a seed, a column a contender."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class LiveComparison:
         self._cells[index] = percent(run.accuracy)
         self._live.update(self._table())
         if not self._console.is_terminal:
-            line = f"{run.method} seed {run.seed}: accuracy {percent(run.accuracy)}"
+            line = f"{run.name} seed {run.seed}: accuracy {percent(run.accuracy)}"
             self._console.print(line, markup=False)
 
     def _table(self) -> Table:
-        methods = list(dict.fromkeys(run.method for run in self._runs))
+        names = list(dict.fromkeys(run.name for run in self._runs))
         seeds = list(dict.fromkeys(run.seed for run in self._runs))
         cells = {
-            (run.seed, run.method): cell for run, cell in zip(self._runs, self._cells, strict=True)
+            (run.seed, run.name): cell for run, cell in zip(self._runs, self._cells, strict=True)
         }
-        rows = [(seed, *(cells[seed, method] for method in methods)) for seed in seeds]
-        return table(("seed", *methods), rows, title="steps done, or test accuracy")
+        rows = [(seed, *(cells[seed, name] for name in names)) for seed in seeds]
+        return table(("seed", *names), rows, title="steps done, or test accuracy")

@@ -4,8 +4,8 @@ Runs of one seed share initial weights and Poisson batches. Their noise is indep
 to method: two published models with the same noise would let it cancel. (Seeded runs are research
 in any case: who knows the seed can recompute the noise.)
 
-``out/METHOD/seed-S`` is a run folder like any other; ``out/comparison.json`` has all results. The
-same call again keeps finished runs and resumes unfinished ones.
+``out/CONTENDER/seed-S`` is a run folder like any other; ``out/comparison.json`` has all results.
+The same call again keeps finished runs and resumes unfinished ones.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dpbam import _validate
 from dpbam.accounting import Charge, total_epsilon
+from dpbam.experiments.pairing import check_pairs
 from dpbam.experiments.pool import FinishedRun, PlannedRun, Watcher, run_all
 from dpbam.experiments.statistics import Estimate, estimate, paired_difference
 from dpbam.runs import prepare
@@ -27,48 +28,75 @@ from dpbam.runs.files import write_json
 from dpbam.runs.folder import stored_config
 
 REFERENCE = "sgd"  # what a method without privacy reaches
+EXACT = "exact"
+Verdict = Literal["better", "worse", "no winner"]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A method of the comparison; ``lam`` None takes the configuration's.
+    """A method of the comparison; ``lam`` and ``gradient`` None take the configuration's.
 
     Example:
-        >>> Contender.parse("bam:0.05")
-        Contender(method='bam', lam=0.05)
+        >>> Contender.parse("bam-exact:0.05")
+        Contender(method='bam', lam=0.05, gradient='exact')
+        >>> Contender.parse("bam-exact:0.05").name
+        'bam-exact-0.05'
     """
 
     method: str
     lam: float | None = None
+    gradient: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others, also its folder's name."""
+        parts = [self.method, self.gradient, None if self.lam is None else f"{self.lam:g}"]
+        return "-".join(part for part in parts if part)
 
     @classmethod
     def parse(cls, text: str) -> Contender:
-        """From ``METHOD`` or ``METHOD:LAMBDA``."""
+        """From ``METHOD`` or ``METHOD:LAMBDA``; ``bam-exact`` is BAM with the exact gradient."""
         method, colon, lam = text.partition(":")
+        exact = method == f"bam-{EXACT}"
         try:
-            return cls(method, float(lam) if colon else None)
+            value = float(lam) if colon else None
         except ValueError:
-            raise ConfigError(f"a method is like bam or bam:0.02, got {text!r}") from None
+            raise ConfigError(
+                f"a method is like bam, bam:0.02 or bam-exact:0.02, got {text!r}"
+            ) from None
+        return cls("bam" if exact else method, value, EXACT if exact else None)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs of a comparison, and what they say together. The first method is the baseline."""
+    """All runs of a comparison, and what they say together. The first name is the baseline.
 
-    methods: tuple[str, ...]
+    Raises:
+        ConfigError: if runs of one seed do not share data, initial weights and batches.
+    """
+
+    names: tuple[str, ...]
     runs: tuple[FinishedRun, ...]
 
-    def accuracies(self, method: str) -> dict[int, float]:
+    def __post_init__(self) -> None:
+        check_pairs(self.runs)
+
+    def accuracies(self, name: str) -> dict[int, float]:
         """Accuracy by seed."""
-        return {run.seed: run.accuracy for run in self.runs if run.method == method}
+        return {run.seed: run.accuracy for run in self.runs if run.name == name}
 
-    def mean(self, method: str) -> Estimate:
+    def mean(self, name: str) -> Estimate:
         """Mean accuracy over the seeds."""
-        return estimate(list(self.accuracies(method).values()))
+        return estimate(list(self.accuracies(name).values()))
 
-    def difference(self, method: str) -> Estimate:
-        """Mean paired difference in accuracy to the first method."""
-        return paired_difference(self.accuracies(method), self.accuracies(self.methods[0]))
+    def difference(self, name: str) -> Estimate:
+        """Mean paired difference in accuracy to the baseline."""
+        return paired_difference(self.accuracies(name), self.accuracies(self.names[0]))
+
+    def verdict(self, name: str) -> Verdict:
+        """Whether it does better or worse than the baseline, or nobody can tell."""
+        found = self.difference(name)
+        return "better" if found.above_zero else "worse" if found.below_zero else "no winner"
 
     def total_epsilon(self) -> float:
         """Epsilon of all private runs together: what publishing all of them would cost."""
@@ -81,12 +109,13 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "methods": {
-                method: {
-                    "accuracy": self.mean(method).to_dict(),
-                    "difference_to_first": self.difference(method).to_dict(),
+            "contenders": {
+                name: {
+                    "accuracy": self.mean(name).to_dict(),
+                    "difference_to_first": self.difference(name).to_difference(),
+                    "verdict": self.verdict(name) if name != self.names[0] else "baseline",
                 }
-                for method in self.methods
+                for name in self.names
             },
             "epsilon_of_all_private_runs": self.total_epsilon(),
             "runs": [vars(run) for run in self.runs],
@@ -114,15 +143,15 @@ def plan_runs(
     """
     if not contenders or not seeds:
         raise ConfigError("a comparison needs at least one method and one seed")
-    names = [contender.method for contender in contenders]
+    names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
-        raise ConfigError(f"each method may be there once, got {', '.join(names)}")
+        raise ConfigError(f"each contender may be there once, got {', '.join(names)}")
     chosen = list(contenders)
     if include_non_private and REFERENCE not in names:
         chosen.append(Contender(REFERENCE))
     return [
-        PlannedRun(c.method, seed, _config(settings, c, seed, share_noise),
-                   out / c.method / f"seed-{seed}")
+        PlannedRun(c.name, seed, _config(settings, c, seed, share_noise),
+                   out / c.name / f"seed-{seed}")
         for seed in seeds
         for c in chosen
     ]  # fmt: skip
@@ -134,40 +163,41 @@ def compare(
     """Do the runs, at most ``jobs`` at a time in processes of their own; write comparison.json.
 
     Raises:
-        ConfigError: if a folder holds a run with other settings.
+        ConfigError: if a folder holds a run with other settings, or runs of one seed turn out not
+            to be paired.
         Stopped: after Ctrl-C, when the running ones have saved.
     """
     for run in runs:
         _check_folder(run)
-    for run in {run.method: run for run in runs if not run.started}.values():
+    for run in {run.name: run for run in runs if not run.started}.values():
         prepare(run.config)  # refuse what cannot work before anything is written
     finished = run_all(runs, _validate.count("jobs", jobs), watcher)
-    methods = tuple(dict.fromkeys(run.method for run in runs))
-    result = Comparison(methods, tuple(finished))
+    names = tuple(dict.fromkeys(run.name for run in runs))
+    result = Comparison(names, tuple(finished))
     write_json(out / "comparison.json", result.to_dict())
     return result
 
 
-def noise_seed(seed: int, method: str) -> int:
-    """The noise's own seed: differs between methods and between seeds.
+def noise_seed(seed: int, name: str) -> int:
+    """The noise's own seed: differs between contenders and between seeds.
 
     Example:
         >>> noise_seed(0, "bam") != noise_seed(0, "dp-sgd")
         True
     """
-    return int.from_bytes(hashlib.sha256(f"{method} {seed}".encode()).digest()[:7], "big")
+    return int.from_bytes(hashlib.sha256(f"{name} {seed}".encode()).digest()[:7], "big")
 
 
 def _config(
     settings: Mapping[str, Any], contender: Contender, seed: int, share_noise: bool
 ) -> RunConfig:
     values = {**settings, "method": contender.method, "seed": seed}
-    if contender.lam is not None:
-        values["lam"] = contender.lam
+    own = {"lam": contender.lam, "gradient": contender.gradient}
+    values |= {field: value for field, value in own.items() if value is not None}
     if contender.method == REFERENCE:
         values = {k: v for k, v in values.items() if k not in ("epsilon", "noise_multiplier")}
     elif not share_noise:
-        values["noise_seed"] = noise_seed(seed, contender.method)
+        values["noise_seed"] = noise_seed(seed, contender.name)
     return RunConfig.from_mapping(values)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpbam.data import DataError
+from dpbam.experiments.pairing import fingerprints
 from dpbam.reporter import Reporter, StepReport
 from dpbam.runs.config import ConfigError, RunConfig
 from dpbam.runs.folder import RunFolder
@@ -30,9 +31,9 @@ _busy = threading.Lock()  # in a worker: held while a run is at work
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a comparison."""
+    """One run of a comparison; ``name`` says which contender's."""
 
-    method: str
+    name: str
     seed: int
     config: RunConfig
     out: Path
@@ -45,9 +46,13 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a run of a comparison gave; epsilon is infinite for the reference."""
+    """What a run of a comparison gave; epsilon is infinite for the reference.
 
-    method: str
+    Attributes:
+        pairing: digests of what runs of one seed must share: see :mod:`dpbam.experiments.pairing`.
+    """
+
+    name: str
     seed: int
     accuracy: float
     epsilon: float
@@ -58,6 +63,7 @@ class FinishedRun:
     charged: int
     seconds: float
     out: str
+    pairing: dict[str, str]
 
 
 class Stopped(Exception):
@@ -209,7 +215,7 @@ def _in_worker(index: int, run: PlannedRun) -> FinishedRun | str | None:
         _stop.set()
         return None
     except (RunError, ConfigError, DataError, OSError) as error:
-        return f"{run.method}, seed {run.seed}: {error}"
+        return f"{run.name}, seed {run.seed}: {error}"
 
 
 def _work(run: PlannedRun, reporter: Reporter) -> FinishedRun:
@@ -218,7 +224,7 @@ def _work(run: PlannedRun, reporter: Reporter) -> FinishedRun:
 
     result = execute(run.config, run.out, resume=run.started, reporter=reporter)
     return FinishedRun(
-        method=run.method,
+        name=run.name,
         seed=run.seed,
         accuracy=result.accuracy,
         epsilon=result.epsilon,
@@ -229,6 +235,7 @@ def _work(run: PlannedRun, reporter: Reporter) -> FinishedRun:
         charged=result.charged,
         seconds=result.seconds,
         out=str(run.out),
+        pairing=fingerprints(run.out),
     )
 
 

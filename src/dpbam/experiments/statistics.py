@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 LEVEL = 0.95
+POWER = 0.8
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,50 @@ class Estimate:
     high: float
     count: int
 
+    @property
+    def above_zero(self) -> bool:
+        """The whole interval is above 0; never of one seed."""
+        return self.low > 0
+
+    @property
+    def below_zero(self) -> bool:
+        """The whole interval is below 0."""
+        return self.high < 0
+
+    @property
+    def effect_size(self) -> float:
+        """Cohen's d_z = m / s, for paired differences; NaN of one seed.
+
+        Example:
+            >>> round(estimate([1.0, 2.0, 3.0]).effect_size, 6)
+            2.0
+        """
+        if not self.deviation > 0:
+            return math.nan
+        return self.mean / self.deviation
+
+    @property
+    def smallest_detectable(self) -> float:
+        """The smallest true difference that this many seeds would have shown in 80% of repetitions.
+
+        d s / sqrt(k), with d such that P(T > t) = 0.8 for T noncentral t with k - 1 degrees of
+        freedom and noncentrality d; s is taken as the true deviation. NaN of one seed.
+        """
+        if self.count < 2:
+            return math.nan
+        return _noncentrality(self.count) * self.deviation / math.sqrt(self.count)
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
+
+    def to_difference(self) -> dict[str, Any]:
+        """For JSON, of a paired difference: with effect size and what could have been seen."""
+        return {
+            **asdict(self),
+            "effect_size": self.effect_size,
+            "smallest_detectable": self.smallest_detectable,
+        }
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -70,3 +112,17 @@ def paired_difference(one: Mapping[int, float], other: Mapping[int, float]) -> E
     if not shared:
         raise ValueError("no seed is in both: a paired difference needs shared seeds")
     return estimate([one[seed] - other[seed] for seed in shared])
+
+
+def _noncentrality(count: int) -> float:
+    """d with P(T > t) = POWER, T noncentral t with count - 1 degrees of freedom."""
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    freedom = count - 1
+    critical = t.ppf((1 + LEVEL) / 2, freedom)
+
+    def lacking(d: float) -> float:
+        return float(nct.sf(critical, freedom, d)) - POWER
+
+    return float(brentq(lacking, 0.1, 5 * critical))

@@ -15,6 +15,7 @@ everything else                               no: it is what the accountant was 
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import secrets
 from importlib.metadata import version
@@ -25,6 +26,8 @@ from dpbam.runs.config import RunConfig
 from dpbam.runs.result import RunError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from dpbam.runs.preparation import Prepared
 
 _FREE = {
@@ -51,8 +54,21 @@ def new_facts(prepared: Prepared) -> dict[str, Any]:
         "device": prepared.device,
         "threads": torch.get_num_threads(),
         "versions": versions(),
+        "initial_weights": weights_digest(prepared.model),
         "non_private_fingerprint": prepared.train.fingerprint(),
+        "non_private_test_fingerprint": prepared.test.fingerprint(),
     }
+
+
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 over names and values of all parameters and buffers: runs that begin alike agree."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, values in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(values.shape)} {values.dtype} ".encode())
+        digest.update(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:
