@@ -65,6 +65,7 @@ FLAGS: dict[str, Flag] = {
     "device": Flag(str, "Run", "auto, cpu, cuda, cuda:1, mps."),
     "engine": Flag(str, "Run", "auto, fused or functional: speed only."),
     "measure_bias": Flag(str, "Run", "every=N: the bias of each Nth step, into non-private/."),
+    "measure_plain": Flag(bool, "Run", "Measure dp-sat's against the plain gradient too."),
     "eval_every": Flag(int, "Run", "Epochs between evaluations [some ten a run]."),
     "checkpoint_every": Flag(float, "Run", "Seconds between checkpoints."),
     "num_workers": Flag(int, "Run", "Threads that read ahead."),

@@ -79,6 +79,7 @@ class RunConfig(BaseModel):
         tensorboard: also write curves for TensorBoard, into ``non-private/``.
         measure_bias: steps between measurements of the clipping bias, which are written to
             ``non-private/bias.jsonl``; None: none. Costs up to a fifth of a measured step.
+        measure_plain: measure DP-SAT's bias against the plain gradient too: another pass.
 
     Example:
         >>> config = RunConfig(method="bam", epsilon=3, epochs=5)
@@ -133,6 +134,7 @@ class RunConfig(BaseModel):
     accountant: Literal["pld", "rdp"] = "pld"
     eval_every: int | None = None
     measure_bias: int | None = None
+    measure_plain: bool = False
     checkpoint_every: float = 60.0
     num_workers: int = 2
     tensorboard: bool = False

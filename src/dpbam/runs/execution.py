@@ -136,8 +136,8 @@ class _Session:
         """What measures the bias along the way, if that was asked for."""
         from dpbam.bias import BiasLens
 
-        every = self.prepared.config.measure_bias
-        return BiasLens(self.recorder.on_bias, every=every) if every else None
+        every, plain = self.prepared.config.measure_bias, self.prepared.config.measure_plain
+        return BiasLens(self.recorder.on_bias, every=every, plain=plain) if every else None
 
     def _load(self, trainer: Trainer, state: dict[str, Any]) -> None:
         """Take up a checkpoint; whole as it is, it may be of another model."""
