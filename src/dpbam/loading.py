@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from dpbam.sampling import PoissonSampler, UnitIndex
+from dpbam.sampling import PoissonSampler, Share, UnitIndex
 from dpbam.trees import map_rows, rows, select_rows
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class PoissonBatches:
         sampler: the plan's sampler.
         units: the owner of each record, if the unit is not the record.
         num_workers: of the DataLoader; or the threads that gather batches ahead.
+        share: this process's part of the units, where several draw one sample together.
 
     Example:
         >>> from dpbam.plan import PrivacyPlan
@@ -50,6 +51,7 @@ class PoissonBatches:
         *,
         units: Any = None,
         num_workers: int = 0,
+        share: Share | None = None,
     ) -> None:
         dataset = _records_of(dataset)
         self._tensors = dataset if isinstance(dataset, tuple | list) else None
@@ -57,6 +59,7 @@ class PoissonBatches:
         if self._tensors is not None and len(dataset) != 2:
             raise TypeError(f"a data set of tensors is (inputs, targets), got {len(dataset)} parts")
         self._dataset, self._sampler, self._num_workers = dataset, sampler, num_workers
+        self._share = share or Share()
         self._index = _unit_index(plan, units, records)
         n = self._index.n if self._index else records
         if n != plan.n:
@@ -73,13 +76,20 @@ class PoissonBatches:
         return self._from_loader()
 
     def _samples(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(records, units) of each step, both [N] int64."""
+        """(records, units) of each step, both [N] int64.
+
+        Every process draws for all n units and keeps what is its own. Seeded, all draw alike, and
+        the parts make up the sample of a single process; unseeded, each has entropy of its own,
+        and what is kept is independent of what the others keep.
+        """
         for step in range(self._sampler.start, self._sampler.steps):
             units = self._sampler.indices(step)
             records = units
             if self._index:
                 generator = self._sampler.randomness.generator("records", step)
                 records, units = self._index.records(units, generator)
+            own = self._share.owns(units)
+            records, units = records[own], units[own]
             yield torch.as_tensor(records), torch.as_tensor(units)
 
     def _from_tensors(self) -> Iterator[tuple[Any, Any, Any]]:

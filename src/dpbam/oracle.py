@@ -8,10 +8,8 @@ Everything private passes through :meth:`PrivateGradientOracle.backward`. It rep
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 
 from dpbam import _validate
 from dpbam.clipping import Clipping, unclipped
+from dpbam.distributed import Ranks
 from dpbam.engines import Loss, PhysicalBatch, make_engine
 from dpbam.fitting import LIMIT_BYTES, MOST_ROWS, Fit, fit_rows
 from dpbam.ledger import Ledger
@@ -28,7 +27,7 @@ from dpbam.nn import check_model, check_trainable
 from dpbam.plan import PrivacyPlan
 from dpbam.randomness import Randomness, SecureRandomness
 from dpbam.secure import make_noise
-from dpbam.trees import Params, accumulation_dtype
+from dpbam.trees import Params, accumulation_dtype, digest, shifted
 from dpbam.watching import JointRelease, Lens, StepFacts
 
 
@@ -58,6 +57,8 @@ class PrivateGradientOracle:
         lens: watches the steps, for measuring; nothing that it sees is private.
         release: statistics that are released with noise beside each gradient, for example
             :class:`dpbam.bias.PrivateStatistics`. The plan must know their noise multipliers.
+        ranks: the processes that train together, each on its own units
+            (:func:`dpbam.distributed.joined`); None: this one alone.
 
     Guarantee: each call of :meth:`backward` on a Poisson batch of the plan is one subsampled
     Gaussian mechanism with noise multiplier sigma, under adding or removing one unit, whatever the
@@ -99,6 +100,7 @@ class PrivateGradientOracle:
         ledger: Ledger | None = None,
         lens: Lens | None = None,
         release: JointRelease | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model, self.plan = model, plan
         self.method = method or DPSGD()
@@ -110,7 +112,7 @@ class PrivateGradientOracle:
         noise_seed = seed if noise_seed is None else noise_seed
         self.noise = make_noise(noise, noise_seed)
         self.ledger = plan.ledger() if ledger is None else ledger
-        self.lens, self.release = lens, release
+        self.lens, self.release, self.ranks = lens, release, ranks or Ranks()
         self.step = 0
         self.stream = self._new_stream()
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
@@ -141,12 +143,10 @@ class PrivateGradientOracle:
         watchers = self._watchers(batch, lam, shifted=ascent is not None)
         with shifted(self._trainable(), ascent):  # theta + ascent; theta again afterwards
             clipped = self._clipped_sum(batch, lam, watchers)  # sum_i clip(d_i)
-        std = self.plan.noise_multiplier * self._sensitivity()  # sigma C
-        noised = self.noise.add(clipped, std, self.step)  # once per logical batch
-        released = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
+        released = self.ranks.release(clipped, self._privatised)
         if self.lens in watchers:
             self.lens.finish(clipped, released)
-        self._release(released)
+        self._write(released)
 
     def _watchers(
         self, batch: LogicalBatch, lam: float, *, shifted: bool
@@ -222,23 +222,33 @@ class PrivateGradientOracle:
             directions = self.engine.directions(physical, DPSGD(), 0.0)
             for name, part in directions.weighted_sum(unclipped(directions.norms())).items():
                 total[name] += part
-        return {n: s / self.plan.batch_size for n, s in total.items()}
+        return {n: s / self.plan.batch_size for n, s in self.ranks.total(total).items()}
 
-    def _release(self, released: Params) -> None:
-        """Ledger first, on disk; only then may the result reach ``.grad``."""
+    def _privatised(self, total: Params) -> Params:
+        """(sum_i clip(d_i) + N(0, (sigma C)^2 I)) / l, on the ledger, on disk, before it returns.
+
+        Of several ranks one comes here, with the sum of all.
+        """
+        std = self.plan.noise_multiplier * self._sensitivity()  # sigma C
+        noised = self.noise.add(total, std, self.step)  # once per logical batch
+        released = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
         statistics = self.release.noised(self.noise) if self.release else {}
-        digest = _digest({**released, **statistics}) if self.randomness.seeded else None
+        said = digest({**released, **statistics}) if self.randomness.seeded else None
         self.ledger.charge(
             self.stream,
             self.step,
             noise_multiplier=self.plan.charged_noise_multiplier,
             sampling_rate=self.plan.sampling_rate,
-            release=digest,
+            release=said,
         )
-        for name, parameter in self._trainable().items():
-            parameter.grad = released[name].to(parameter.dtype)
         if self.release:
             self.release.publish(statistics)
+        return released
+
+    def _write(self, released: Params) -> None:
+        """What is on the ledger may reach ``.grad``."""
+        for name, parameter in self._trainable().items():
+            parameter.grad = released[name].to(parameter.dtype)
         if self.method.needs_previous:
             self._previous = {n: g.clone() for n, g in released.items()}
         self.step += 1
@@ -288,6 +298,15 @@ class PrivateGradientOracle:
                 f"the plan's unit is the {self.plan.unit}: pass units, the {self.plan.unit} of "
                 "each row, or every row would count as one"
             )
+        if self.ranks.world > 1 and (units is None or not bool(self._own(units).all())):
+            raise ValueError(
+                f"rank {self.ranks.rank} of {self.ranks.world} takes its own units only, or one "
+                "could count twice: draw with plan.batches(..., share=oracle.ranks.share), and "
+                "pass its units"
+            )
+
+    def _own(self, units: Tensor) -> Tensor:
+        return torch.as_tensor(self.ranks.share.owns(torch.as_tensor(units).cpu().numpy()))
 
     def _check(self) -> None:
         check_model(self.model)
@@ -296,6 +315,11 @@ class PrivateGradientOracle:
             raise ValueError(
                 f"{self.method.name} looks at the batch without noise, so it cannot be private: "
                 "use it with PrivacyPlan.non_private(...)"
+            )
+        if self.ranks.world > 1 and (self.lens or self.release):
+            raise ValueError(
+                "the bias is measured, and released, by a process alone: leave that out, or train "
+                "without torchrun"
             )
         joint = self.release.noise_multipliers if self.release else ()
         if joint != self.plan.joint_noise_multipliers:
@@ -309,30 +333,3 @@ class PrivateGradientOracle:
                 f"the clipping's sensitivity {self.clipping.sensitivity:g} is not the plan's "
                 f"clip_norm {self.plan.clip_norm:g}: make both the same"
             )
-
-
-@contextmanager
-def shifted(parameters: Mapping[str, nn.Parameter], shift: Params | None) -> Iterator[None]:
-    """theta + shift inside; afterwards theta again, bit for bit (copied back, not subtracted)."""
-    if shift is None:
-        yield
-        return
-    saved = {n: p.detach().clone() for n, p in parameters.items()}
-    try:
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.add_(shift[name].to(parameter.dtype))
-        yield
-    finally:
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(saved[name])
-
-
-def _digest(released: Params) -> str:
-    """A hash of what is released (public once released): tells a replay from a reuse of noise."""
-    state = hashlib.blake2b(digest_size=16)
-    for name, g in released.items():
-        state.update(name.encode())
-        state.update(g.detach().cpu().contiguous().numpy().tobytes())
-    return state.hexdigest()

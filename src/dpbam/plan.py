@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dpbam import _validate, accounting
 from dpbam.ledger import Ledger
 from dpbam.randomness import Randomness, SecureRandomness
-from dpbam.sampling import PoissonSampler
+from dpbam.sampling import PoissonSampler, Share
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -230,6 +230,7 @@ class PrivacyPlan:
         start: int = 0,
         num_workers: int = 0,
         secure: bool = False,
+        share: Share | None = None,
     ) -> Iterator[tuple[Any, Any, Any]]:
         """Poisson batches of ``dataset`` as (inputs, targets, units), ready for the oracle.
 
@@ -241,11 +242,17 @@ class PrivacyPlan:
             start: the first step, for a resumed run.
             num_workers: workers that read ahead, for data sets that read from disk.
             secure: draw with a cryptographic generator, as the oracle's secure noise does.
+            share: this process's part of each sample, ``ranks.share`` of
+                :mod:`dpbam.distributed`; None: the whole.
         """
         from dpbam.loading import PoissonBatches
 
         sampler = self.sampler(seed=seed, start=start, secure=secure)
-        return iter(PoissonBatches(self, dataset, sampler, units=units, num_workers=num_workers))
+        return iter(
+            PoissonBatches(
+                self, dataset, sampler, units=units, num_workers=num_workers, share=share
+            )
+        )
 
 
 def replace_quietly(plan: PrivacyPlan, **changes: Any) -> PrivacyPlan:

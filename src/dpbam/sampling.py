@@ -10,6 +10,7 @@ The batch size is random (mean q n, variance q (1 - q) n) and may be 0; an empty
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,30 @@ from dpbam import _validate
 from dpbam.randomness import Randomness
 
 Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The units of one of several processes: those i with i mod of = rank. All, if there is one.
+
+    The shares are disjoint and leave nothing out, so that the parts of a Poisson sample that fall
+    into them are together the whole sample, and no unit is on two ranks.
+
+    Attributes:
+        rank: from 0.
+        of: how many shares there are.
+
+    Example:
+        >>> Share(1, 3).owns(np.array([0, 1, 2, 3, 4]))
+        array([False,  True, False, False,  True])
+    """
+
+    rank: int = 0
+    of: int = 1
+
+    def owns(self, units: Indices) -> NDArray[np.bool_]:
+        """Which of these units are in the share."""
+        return units % self.of == self.rank
 
 
 class PoissonSampler:

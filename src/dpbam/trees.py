@@ -6,11 +6,13 @@ tensor. Sums over its entries are the paper's inner products and norms on R^d.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 Params = dict[str, Tensor]
@@ -58,6 +60,38 @@ def unit_vector(tree: Mapping[str, Tensor]) -> Params:
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Params:
     """a + scale * b."""
     return {name: x + scale * b[name] for name, x in a.items()}
+
+
+@contextmanager
+def shifted(parameters: Mapping[str, nn.Parameter], shift: Params | None) -> Iterator[None]:
+    """theta + shift inside; afterwards theta again, bit for bit (copied back, not subtracted)."""
+    if shift is None:
+        yield
+        return
+    saved = {n: p.detach().clone() for n, p in parameters.items()}
+    try:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.add_(shift[name].to(parameter.dtype))
+        yield
+    finally:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(saved[name])
+
+
+def digest(tree: Mapping[str, Tensor]) -> str:
+    """A hash of names and values: tells a replay of a release from another one.
+
+    Example:
+        >>> digest({"w": torch.zeros(2)}) == digest({"w": torch.ones(2)})
+        False
+    """
+    state = hashlib.blake2b(digest_size=16)
+    for name, g in tree.items():
+        state.update(name.encode())
+        state.update(g.detach().cpu().contiguous().numpy().tobytes())
+    return state.hexdigest()
 
 
 def rows(batch: Any) -> int:

@@ -178,12 +178,12 @@ def one_step_whatever_the_count(original):
 
 
 def grad_first(original):
-    def release(self, released):
+    def privatised(self, total):
         for n, p in self._trainable().items():
-            p.grad = released[n]
-        original(self, released)
+            p.grad = total[n]
+        return original(self, total)
 
-    return release
+    return privatised
 
 
 def not_written(original):
@@ -237,7 +237,7 @@ MISTAKES = {
     "an accountant that forgets steps": Mistake(
         check_accountant_composes_every_step, accounting, "_on_grid", one_step_whatever_the_count
     ),
-    ".grad before the ledger": Mistake(check_ledger_comes_first, Oracle, "_release", grad_first),
+    ".grad before the ledger": Mistake(check_ledger_comes_first, Oracle, "_privatised", grad_first),
     "a ledger that is not on disk": Mistake(
         check_ledger_comes_first, ledger_module, "_append", not_written
     ),
@@ -245,7 +245,7 @@ MISTAKES = {
         check_replays, Ledger, "charge", every_replay_is_free
     ),
     "another release taken for a replay": Mistake(
-        check_replays, oracle_module, "_digest", a_digest_that_says_nothing
+        check_replays, oracle_module, "digest", a_digest_that_says_nothing
     ),
 }
 

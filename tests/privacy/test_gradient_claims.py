@@ -248,14 +248,14 @@ def every_row_a_unit(original):
 
 
 def along_the_sum_without_noise(original):
-    def release(self, released):
+    def write(self, released):
         original(self, released)
         std = self.plan.noise_multiplier * self.plan.clip_norm
         zeros = {n: torch.zeros_like(t) for n, t in released.items()}
         noise = self.noise.add(zeros, std, self.step - 1)
         self._previous = {n: t - noise[n] / self.plan.batch_size for n, t in released.items()}
 
-    return release
+    return write
 
 
 def undone_by_subtraction(original):
@@ -323,7 +323,7 @@ MISTAKES = {
         check_a_sample_enters_once, LogicalBatch, "of", every_row_a_unit
     ),
     "DP-SAT along the gradient without noise": Mistake(
-        check_dp_sat, Oracle, "_release", along_the_sum_without_noise
+        check_dp_sat, Oracle, "_write", along_the_sum_without_noise
     ),
     "DP-SAT's ascent undone by subtraction": Mistake(
         check_dp_sat, oracle_module, "shifted", undone_by_subtraction

@@ -1,0 +1,157 @@
+"""Ranks over ``torch.distributed``: gloo on CPUs, NCCL on GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import reduce
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from dpbam.distributed.ranks import EndedElsewhere, RankLost, Ranks
+from dpbam.distributed.watch import Watch
+from dpbam.trees import Params
+
+T = TypeVar("T")
+_TIMEOUT = "DPBAM_RANK_TIMEOUT"
+
+
+class ProcessRanks(Ranks):
+    """The ranks of the default process group.
+
+    Two messages a logical batch, each of one flat tensor in the sums' dtype: a reduce to the
+    leader and a broadcast. Together they carry as many bytes as an all-reduce.
+
+    Args:
+        watch: says who is missing when a message fails.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self.rank, self.world = watch.rank, watch.world
+        self._watch = watch
+
+    def release(self, own: Params, privatise: Callable[[Params], Params]) -> Params:
+        """Reduce, privatise on the leader, broadcast."""
+        message = flatten(own)
+        with self._together():
+            dist.reduce(message, dst=0)  # sum_r (sum of rank r's clipped directions)
+        if self.leads:
+            message = flatten(privatise(unflatten(message, own)))
+        with self._together():
+            dist.broadcast(message, src=0)
+        return unflatten(message, own)
+
+    def total(self, own: Params) -> Params:
+        """One all-reduce."""
+        message = flatten(own)
+        with self._together():
+            dist.all_reduce(message)
+        return unflatten(message, own)
+
+    def sums(self, *values: float) -> list[float]:
+        """One small all-reduce, in float64."""
+        message = torch.tensor([float(v) for v in values], dtype=torch.float64)
+        with self._together():
+            dist.all_reduce(message)
+        found: list[float] = message.tolist()
+        return found
+
+    def from_leader(self, make: Callable[[], T]) -> T:
+        """A broadcast of any object; between the run's own processes, pickles will do."""
+        made = [make() if self.leads else None]
+        with self._together():
+            dist.broadcast_object_list(made, src=0, device=torch.device("cpu"))
+        return made[0]  # type: ignore[return-value]
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """A message fails when a rank is gone, or late: say which."""
+        try:
+            yield
+        except RuntimeError as error:
+            sentence = self._watch.inquire(error)
+            if sentence is None:
+                raise EndedElsewhere from None
+            raise RankLost(sentence) from None
+
+
+def flatten(params: Params) -> Tensor:
+    """One long tensor of its own, in the widest dtype.
+
+    Example:
+        >>> flatten({"a": torch.ones(2, 1), "b": torch.zeros(1)})
+        tensor([1., 1., 0.])
+    """
+    wide = reduce(torch.promote_types, {p.dtype for p in params.values()})
+    return torch.cat([p.detach().to(wide).flatten() for p in params.values()])
+
+
+def unflatten(flat: Tensor, like: Params) -> Params:
+    """The inverse of :func:`flatten`, as views where the dtype allows."""
+    parts = flat.split([p.numel() for p in like.values()])
+    return {n: s.view(p.shape).to(p.dtype) for (n, p), s in zip(like.items(), parts, strict=True)}
+
+
+@contextmanager
+def opened() -> Iterator[Ranks]:
+    """Meet the others as the environment says; an error here ends the others too."""
+    limit = timeout()
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a late rank is an error, not an abort
+    try:
+        store, rank, world = next(iter(rendezvous("env://", timeout=limit)))
+        dist.init_process_group(
+            _backend(), store=dist.PrefixStore("group", store), rank=rank, world_size=world,
+            timeout=limit,
+        )  # fmt: skip
+    except RuntimeError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise RankLost(
+            f"rank {os.environ['RANK']} did not find all {os.environ['WORLD_SIZE']} processes by "
+            f"way of {where} within {limit.total_seconds():g} s ({_first_line(error)}): see that "
+            "all are started and can reach one another, then start again"
+        ) from None
+    with Watch(store, rank, world, limit) as watch:
+        try:
+            yield ProcessRanks(watch)
+        except (RankLost, EndedElsewhere):
+            raise
+        except Exception as error:
+            if not watch.claim(str(error)):
+                raise EndedElsewhere from error  # as on the other ranks; one of them says it
+            raise
+    dist.destroy_process_group()
+
+
+def timeout() -> timedelta:
+    """How long ranks wait for one another.
+
+    Example:
+        >>> timeout().total_seconds()
+        600.0
+    """
+    text = os.environ.get(_TIMEOUT, "600")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ValueError(f"{_TIMEOUT} must be a number of seconds, got {text!r}")
+    return timedelta(seconds=seconds)
+
+
+def _backend() -> str:
+    """Both where there are GPUs, each rank with its own: small messages stay on the CPU."""
+    if not torch.cuda.is_available():
+        return "gloo"
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return "cpu:gloo,cuda:nccl"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]
