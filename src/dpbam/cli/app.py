@@ -21,6 +21,7 @@ from dpbam.cli import (
     plot,
     predict,
     report,
+    search,
     train,
 )
 from dpbam.cli.output import examples
@@ -39,6 +40,7 @@ _EPILOG = examples(
 _COMMANDS: tuple[tuple[Callable[..., None], str, str], ...] = (
     (train.run, train.NAME, train.EXAMPLES),
     (compare.run, compare.NAME, compare.EXAMPLES),
+    (search.run, search.NAME, search.EXAMPLES),
     (evaluate.run, evaluate.NAME, evaluate.EXAMPLES),
     (predict.run, predict.NAME, predict.EXAMPLES),
     (report.run, report.NAME, report.EXAMPLES),
