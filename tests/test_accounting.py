@@ -138,3 +138,17 @@ def test_calibration_names_wrong_values_too() -> None:
 def test_the_accountant_is_named_with_its_version() -> None:
     assert accounting.accountant_version("pld").startswith("dp-accounting ")
     assert accounting.accountant_version("rdp").endswith(", RDP")
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_sigma_leaves_room_for_what_was_spent(accountant: str) -> None:
+    spent = [Charge(1.2, 0.3, 10)]
+    sigma = noise_multiplier(14.0, 1e-5, 0.3, 30, accountant=accountant, spent=spent)
+    both = total_epsilon([*spent, Charge(sigma, 0.3, 30)], 1e-5, accountant=accountant)
+    less = total_epsilon([*spent, Charge(0.999 * sigma, 0.3, 30)], 1e-5, accountant=accountant)
+    assert both <= 14.0 < less
+
+
+def test_a_spent_budget_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"earlier steps have spent epsilon .* nothing of 0.5"):
+        noise_multiplier(0.5, 1e-5, 0.05, 200, spent=[Charge(1.0, 0.05, 200)])

@@ -147,3 +147,34 @@ def test_delta_and_accountant_are_checked() -> None:
         Ledger(delta=0.0)
     with pytest.raises(ValueError, match="accountant 'prv' is unknown"):
         Ledger(delta=1e-5, accountant="prv")
+
+
+def test_a_checkpoints_entries_are_taken_once(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first = Ledger(delta=1e-5)
+    for step in range(3):
+        first.charge("a", step, **STEP)
+    resumed = Ledger(delta=1e-5, path=path)
+    resumed.charge("a", 2, **STEP)
+    resumed.charge("a", 3, **STEP)
+    resumed.take(first.entries())
+    assert resumed.charges() == [Charge(2.0, 0.1, 4)]
+    assert Ledger(delta=1e-5, path=path).entries() == resumed.entries()
+
+
+def test_two_runs_under_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger, other = Ledger(delta=1e-5, path=path), Ledger(delta=1e-5)
+    ledger.charge("a", 1, **STEP)
+    other.charge("a", 0, **STEP)
+    other.charge("a", 1, noise_multiplier=3.0, sampling_rate=0.1)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"step 1 of a is on the ledger with other values"):
+        ledger.take(other.entries())
+    assert (len(ledger), path.read_bytes()) == (1, before)
+
+
+def test_entries_that_are_none_are_not_taken() -> None:
+    bad = {"stream": "a", "step": 0, "noise_multiplier": -1.0, "sampling_rate": 0.1}
+    with pytest.raises(ValueError, match="noise_multiplier must be zero or positive"):
+        Ledger(delta=1e-5).take([{**bad, "release": None}])

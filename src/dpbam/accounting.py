@@ -64,9 +64,17 @@ def total_epsilon(charges: Sequence[Charge], delta: float, *, accountant: str = 
 
 
 def noise_multiplier(
-    epsilon: float, delta: float, sampling_rate: float, steps: int, *, accountant: str = "pld"
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    steps: int,
+    *,
+    accountant: str = "pld",
+    spent: Sequence[Charge] = (),
 ) -> float:
     """The least sigma (to a relative 1e-4) whose epsilon does not exceed the target: never above.
+
+    What was ``spent`` before on the same data counts too: all together keep within the target.
 
     Example:
         >>> sigma = noise_multiplier(8.0, 1e-5, 4096 / 50_000, 1000)
@@ -78,8 +86,15 @@ def noise_multiplier(
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
     _validate.count("steps", steps)
 
+    before = tuple(_checked(c) for c in spent)
+    if before and (already := _refined(before, delta, accountant)) >= epsilon:
+        raise ValueError(
+            f"earlier steps have spent epsilon {already:.4g} at this delta, which leaves nothing "
+            f"of {epsilon:g}: raise epsilon or delta, or stop here"
+        )
+
     def charges(sigma: float) -> tuple[Charge, ...]:
-        return (_checked(Charge(sigma, sampling_rate, steps)),)
+        return (*before, _checked(Charge(sigma, sampling_rate, steps)))
 
     grid = _coarse_grid(epsilon)
     guess = _coarse_sigma(lambda s: _on_grid(charges(s), delta, accountant, grid), epsilon)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class Ledger:
         self.delta = _validate.probability("delta", delta)
         self.accountant = _validate.one_of("accountant", accountant, ACCOUNTANTS)
         self.path = path
-        self._releases: dict[tuple[str, int], str | None] = {}
+        self._releases: dict[tuple[str, int], dict[str, Any]] = {}
         self._counts: Counter[tuple[float, float]] = Counter()
         if path is not None and path.exists():
             for entry in _read(path):
@@ -74,7 +75,7 @@ class Ledger:
         _validate.positive("sampling_rate", sampling_rate)
         key = (stream, step)
         if key in self._releases:
-            if release is not None and release == self._releases[key]:
+            if release is not None and release == self._releases[key]["release"]:
                 return
             raise ValueError(
                 f"the noise of step {step} (stream {stream}) was already used for another release: "
@@ -91,6 +92,41 @@ class Ledger:
             _append(self.path, entry)
         self._remember(entry)
 
+    def entries(self) -> list[dict[str, Any]]:
+        """Everything recorded, as plain values that a checkpoint can hold."""
+        return [dict(entry) for entry in self._releases.values()]
+
+    def take(self, entries: Iterable[dict[str, Any]]) -> None:
+        """Record what another ledger holds; what is here already is not charged twice.
+
+        On return it is on disk. So a run resumed from a checkpoint knows what the checkpoint knew,
+        and what its own file knew: never less than either.
+
+        Raises:
+            ValueError: if an entry contradicts one that is here; then nothing has changed.
+
+        Example:
+            >>> here, there = Ledger(delta=1e-5), Ledger(delta=1e-5)
+            >>> there.charge("stream", 0, noise_multiplier=1.0, sampling_rate=0.1)
+            >>> here.take(there.entries())
+            >>> here.take(there.entries())
+            >>> len(here)
+            1
+        """
+        new = {}
+        for entry in map(_checked, entries):
+            key = (entry["stream"], entry["step"])
+            known = self._releases.get(key) or new.setdefault(key, entry)
+            if known != entry:
+                raise ValueError(
+                    f"step {key[1]} of {key[0]} is on the ledger with other values: these are two "
+                    "runs, which need names of their own"
+                )
+        if self.path is not None and new:
+            _append(self.path, *new.values())
+        for entry in new.values():
+            self._remember(entry)
+
     def charges(self) -> list[Charge]:
         """What was spent, equal steps counted together."""
         return [Charge(sigma, q, count) for (sigma, q), count in sorted(self._counts.items())]
@@ -104,18 +140,18 @@ class Ledger:
         return sum(self._counts.values())
 
     def _remember(self, entry: dict[str, Any]) -> None:
-        self._releases[(entry["stream"], entry["step"])] = entry["release"]
+        self._releases[(entry["stream"], entry["step"])] = entry
         self._counts[(entry["noise_multiplier"], entry["sampling_rate"])] += 1
 
 
-def _append(path: Path, entry: dict[str, Any]) -> None:
-    """One line, flushed to the disk itself: the caller may release the result on return."""
+def _append(path: Path, *entries: dict[str, Any]) -> None:
+    """A line each, flushed to the disk itself: the caller may release the result on return."""
     new = not path.exists()
     with path.open("ab", buffering=0) as file:
         end = file.tell()
-        line = json.dumps(entry).encode() + b"\n"
+        lines = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
         try:
-            if file.write(line) != len(line):
+            if file.write(lines) != len(lines):
                 raise OSError("short write")
             os.fsync(file.fileno())
         except OSError:

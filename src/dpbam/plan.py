@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -124,11 +124,14 @@ class PrivacyPlan:
         epochs: float | None = None,
         steps: int | None = None,
         accountant: str = "pld",
+        spent: Sequence[accounting.Charge] = (),
         **options: Any,
     ) -> PrivacyPlan:
         """The plan with the least noise that keeps within (epsilon, delta).
 
-        Give ``epochs`` or ``steps``; an epoch is n / batch_size steps. ``options`` are further
+        Give ``epochs`` or ``steps``; an epoch is n / batch_size steps. ``spent`` is what earlier
+        training on the same data has cost (a ledger's ``charges()``): it and the plan together
+        keep within epsilon; the plan's own :meth:`epsilon` is then less. ``options`` are further
         fields of the plan, such as ``clip_norm``. Statistics released beside the gradients have
         their share of the budget first: sigma grows until all together keep within it.
 
@@ -143,7 +146,7 @@ class PrivacyPlan:
         draft = cls(n=n, batch_size=batch_size, steps=steps, noise_multiplier=1.0, delta=delta,
                     accountant=accountant, **options)  # fmt: skip
         joint = accounting.noise_multiplier(
-            epsilon, delta, draft.sampling_rate, steps, accountant=accountant
+            epsilon, delta, draft.sampling_rate, steps, accountant=accountant, spent=spent
         )
         sigma = accounting.remaining_noise_multiplier(joint, draft.joint_noise_multipliers)
         return replace_quietly(draft, noise_multiplier=sigma)

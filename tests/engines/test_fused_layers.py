@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from reference import make_batch
 from torch import Tensor, nn
 
+from dpbam.engines.base import CannotServe
 from dpbam.engines.functional import FunctionalEngine
 from dpbam.engines.fused import FusedEngine
 from dpbam.methods import BAM
@@ -241,3 +242,34 @@ def test_attention_of_ones_own(causal: bool) -> None:
 )
 def test_attention(options: dict[str, Any]) -> None:
     agree(Attention(**options), torch.randn(ROWS, 5, 6), nn.Linear(6, 6))
+
+
+class TokenTypes(nn.Module):
+    """An embedding looked up at constant places, one a position of every row, as BERT's types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types, self.last = nn.Embedding(2, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kinds = torch.zeros(x.shape[:2], dtype=torch.long)
+        kinds[:, 1:] = 1
+        return self.last(torch.tanh(x + self.types(kinds)))
+
+
+def test_an_embedding_at_constant_places() -> None:
+    agree(TokenTypes(), torch.randn(ROWS, 4, 3), nn.Linear(3, 3))
+
+
+def test_rows_made_of_parameters_alone_are_refused() -> None:
+    class Spread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.ones(len(x), 1) * self.shift
+
+    batch = make_batch(torch.randn(ROWS, 3), torch.rand(ROWS), ROWS, [1] * ROWS)
+    with pytest.raises(CannotServe, match="one entry a sample of parameters alone"):
+        FusedEngine(Spread(), smooth).directions(batch, BAM(0.2, exact=True), 0.2)

@@ -30,6 +30,7 @@ from dpbam.engines.sources import Source
 
 ALWAYS: set[Callable[..., Any]] = set()  # functions whose rule applies without a parameter too
 _EXPANSIONS = {"expand", "expand_as", "broadcast_to", "repeat", "tile"}
+_LOOKUPS = {"embedding"}  # BERT looks token types up at zeros, one a token of every sample
 
 
 @dataclass
@@ -161,14 +162,21 @@ class Capture(TorchFunctionMode):
         names = tuple(sorted({n for s in _sources((hidden_args, hidden_kwargs)) for n in s.names}))
         if isinstance(out, Tensor):
             self._sources[out] = Source(out, names, func, hidden_args, hidden_kwargs)
-            if func.__name__ in _EXPANSIONS:
-                self.tape.expansions[self._calls] = out.shape
-                if self._calls in self.plan.expansions:
-                    return self._rules[_expand_rows](self, func, (out, args[0]), {})
+            self.tape.expansions[self._calls] = out.shape
+            if self._calls in self.plan.expansions:
+                return self._repeated(func, out, args, kwargs)
             return out
         for i, t in enumerate(out):
             self._sources[t] = Source(t, names, func, hidden_args, hidden_kwargs, i)
         return out
+
+    def _repeated(self, func: Any, out: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """The parameters again for every row: by expansion, or looked up at constant places."""
+        if func.__name__ in _EXPANSIONS:
+            return self._rules[_expand_rows](self, func, (out, args[0]), {})
+        if func.__name__ in _LOOKUPS:
+            return self._mark(self._rules[func](self, func, args, kwargs))
+        raise CannotServe(f"{func.__name__} makes one entry a sample of parameters alone")
 
     # --- what rules use
 
