@@ -42,7 +42,8 @@ class Share:
 
     def owns(self, units: Indices) -> NDArray[np.bool_]:
         """Which of these units are in the share."""
-        return units % self.of == self.rank
+        owned: NDArray[np.bool_] = units % self.of == self.rank
+        return owned
 
 
 class PoissonSampler:

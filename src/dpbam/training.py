@@ -3,6 +3,8 @@
 Only :meth:`PrivateGradientOracle.backward` looks at the training data in a way that reaches the
 model. The loop adds nothing private: its schedule and averages are functions of the step and of
 what was released.
+
+Of several ranks each trains on its own units; the leader alone evaluates and reports.
 """
 
 from __future__ import annotations
@@ -122,32 +124,39 @@ class Trainer:
 
         Args:
             after_step: called when a step is complete, evaluation included: the time to save.
-            stop: asked after every step.
+            stop: asked between steps; if it is true on any rank, all stop.
         """
-        oracle, plan = self.oracle, self.oracle.plan
+        oracle, plan, ranks = self.oracle, self.oracle.plan, self.oracle.ranks
         self._began = (time.monotonic(), oracle.step)
         batches = plan.batches(
             self.train, units=self.units, seed=oracle.randomness.seed, start=oracle.step,
-            num_workers=self.num_workers, secure=oracle.secure,
+            num_workers=self.num_workers, secure=oracle.secure, share=ranks.share,
         )  # fmt: skip
         for images, labels, units in batches:  # uint8 [N, C, H, W], int64 [N], int64 [N]
-            if self.max_charges is not None and self.charged >= self.max_charges:
+            rows, spent, asked = ranks.sums(len(images), self._is_spent(), stop())
+            if spent:
                 self._evaluate_once()
                 return "budget ended"
+            if asked:
+                return "stopped"
             loss = self._non_private_loss(images, labels)
             lr = self._set_learning_rate()
             oracle.backward(images, labels, units)  # on the ledger, then into .grad
             self.optimizer.step()
             if self.average:
                 self.average.update(oracle.step - 1)
-            self.reporter.on_step(self._report(lr, len(images), loss))
-            if oracle.step == plan.steps or oracle.step % (self.eval_every or plan.steps) == 0:
-                self.evaluate()
+            if ranks.leads:
+                self.reporter.on_step(self._report(lr, int(rows), loss))
+                if oracle.step == plan.steps or oracle.step % (self.eval_every or plan.steps) == 0:
+                    self.evaluate()
             after_step()
-            if stop() and oracle.step < plan.steps:
-                return "stopped"
         self._evaluate_once()  # a run that was resumed at its end
         return "complete"
+
+    def _is_spent(self) -> bool:
+        """Whether the budget has ended: the leader knows, since it has the ledger."""
+        limit = self.max_charges
+        return self.oracle.ranks.leads and limit is not None and self.charged >= limit
 
     def _report(self, lr: float, rows: int, loss: float | None) -> StepReport:
         plan, step = self.oracle.plan, self.oracle.step
@@ -209,6 +218,8 @@ class Trainer:
 
     def _evaluate_once(self) -> None:
         """Evaluate, unless the present step has been."""
+        if not self.oracle.ranks.leads:
+            return
         if not self.evaluations or self.evaluations[-1].step != self.oracle.step:
             self.evaluate()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
+import warnings
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +17,7 @@ from dpbam.cli.flags import run_config, with_flags
 from dpbam.cli.output import console, examples, facts, number, percent, print_json
 
 if TYPE_CHECKING:
+    from dpbam.distributed import Ranks
     from dpbam.reporter import Reporter
     from dpbam.runs import RunConfig, RunResult
 
@@ -25,6 +29,7 @@ EXAMPLES = examples(
     "dpbam train --data ./scans --image-size 64 --unit patient --epsilon 8 --dry-run",
     "dpbam train --config run.toml --lr 0.002 --out runs/second",
     "dpbam train --resume --out runs/second",
+    "torchrun --nproc-per-node 2 -m dpbam train --config run.toml --out runs/third",
 )
 
 
@@ -50,21 +55,50 @@ def _train(
     Give a data set and a budget (--epsilon). The run folder then holds the model, its metrics and
     the statement. Ctrl-C saves; --resume goes on.
     """
-    settings = _settings(config, flags, out, resume)
-    if dry_run:
-        _show_plan(settings, json_lines)
-        return
-    folder = out or _new_folder(settings)
-    result = _execute(settings, folder, resume, quiet, json_lines)
+    from dpbam.distributed import joined
+
+    with joined() as ranks:
+        settings, folder, going_on = ranks.from_leader(lambda: _asked(config, flags, out, resume))
+        if not ranks.leads:
+            warnings.simplefilter("ignore", UserWarning)  # the leader gives them
+        elif dry_run:
+            _show_plan(settings, json_lines)
+        if dry_run:
+            return
+        result = _execute(settings, folder, going_on, _reporting(ranks, quiet, json_lines), ranks)
+    if result is None:
+        raise typer.Exit(INTERRUPTED)
+    if ranks.leads:
+        _show_result(result, settings, quiet, json_lines)
+
+
+run = with_flags(_train)
+
+
+def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines: bool) -> None:
     if json_lines:
         print_json({"event": "end", **_end(result)})
     elif quiet:
-        print(f"accuracy {percent(result.accuracy)}, epsilon {number(result.epsilon)}: {folder}")
+        spent = number(result.epsilon)
+        print(f"accuracy {percent(result.accuracy)}, epsilon {spent}: {result.out}")
     else:
         console().print(facts(_summary(result, settings)))
 
 
-run = with_flags(_train)
+def _asked(
+    config: Path | None, flags: dict[str, Any], out: Path | None, resume: bool
+) -> tuple[RunConfig, Path, bool]:
+    """Settings, run folder, and whether to resume: also when torchrun starts us once more."""
+    from dpbam.distributed import launched
+    from dpbam.runs.folder import RunFolder
+
+    if out is None and launched():
+        raise ValueError("several processes need --out, so that they can be started once more")
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if restarts and out is not None and RunFolder(out).facts.exists():
+        config, resume = None, True
+    settings = _settings(config, flags, out, resume)
+    return settings, out or _new_folder(settings), resume
 
 
 def _settings(
@@ -82,25 +116,34 @@ def _settings(
     return stored_config(out).replace(**flags)
 
 
-def _execute(
-    settings: RunConfig, folder: Path, resume: bool, quiet: bool, json_lines: bool
-) -> RunResult:
+def _reporting(
+    ranks: Ranks, quiet: bool, json_lines: bool
+) -> AbstractContextManager[Reporter | None]:
+    """Who hears of the progress; of several processes, the leader."""
     from dpbam.cli.progress import JsonLinesReporter, LiveReporter
+
+    if (quiet and not json_lines) or not ranks.leads:
+        return nullcontext(None)
+    return nullcontext(JsonLinesReporter()) if json_lines else LiveReporter()
+
+
+def _execute(
+    settings: RunConfig,
+    folder: Path,
+    resume: bool,
+    reporting: AbstractContextManager[Reporter | None],
+    ranks: Ranks,
+) -> RunResult | None:
+    """The result; None if it was stopped, and saved."""
     from dpbam.runs import Interrupted, execute
 
-    def go(reporter: Reporter | None) -> RunResult:
-        return execute(settings, folder, resume=resume, reporter=reporter)
-
     try:
-        if json_lines:
-            return go(JsonLinesReporter())
-        if quiet:
-            return go(None)
-        with LiveReporter() as live:
-            return go(live)
+        with reporting as reporter:
+            return execute(settings, folder, resume=resume, reporter=reporter, ranks=ranks)
     except Interrupted as stop:
-        console(stderr=True).print(str(stop), markup=False, soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
+        if ranks.leads:
+            console(stderr=True).print(str(stop), markup=False, soft_wrap=True)
+        return None
 
 
 def _show_plan(settings: RunConfig, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from dpbam.distributed.ranks import EndedElsewhere, RankLost, Ranks
@@ -94,7 +95,7 @@ def flatten(params: Params) -> Tensor:
 
 def unflatten(flat: Tensor, like: Params) -> Params:
     """The inverse of :func:`flatten`, as views where the dtype allows."""
-    parts = flat.split([p.numel() for p in like.values()])
+    parts = torch.split(flat, [p.numel() for p in like.values()])
     return {n: s.view(p.shape).to(p.dtype) for (n, p), s in zip(like.items(), parts, strict=True)}
 
 
@@ -106,7 +107,7 @@ def opened() -> Iterator[Ranks]:
     try:
         store, rank, world = next(iter(rendezvous("env://", timeout=limit)))
         dist.init_process_group(
-            _backend(), store=dist.PrefixStore("group", store), rank=rank, world_size=world,
+            _backend(), store=PrefixStore("group", store), rank=rank, world_size=world,
             timeout=limit,
         )  # fmt: skip
     except RuntimeError as error:

@@ -14,10 +14,7 @@ import threading
 import time
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
+from typing import Any
 
 BEAT = 1.0  # seconds
 _LOOK = 3 * BEAT  # between two looks at the pulses
@@ -35,7 +32,7 @@ class Watch:
         limit: the time-out of messages, for the sentence.
     """
 
-    def __init__(self, store: Store, rank: int, world: int, limit: timedelta) -> None:
+    def __init__(self, store: Any, rank: int, world: int, limit: timedelta) -> None:
         self.rank, self.world = rank, world
         self._limit = limit
         self._store, self._own = store.clone(), store.clone()  # a connection for each thread
