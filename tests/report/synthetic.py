@@ -41,6 +41,8 @@ def write_run(
     _lines(folder / "metrics.jsonl", [_metrics(k, epochs, q, rng) for k in range(1, epochs + 1)])
     losses = [{"step": s, "non_private_loss": SECRET} for s in range(1, steps + 1, 5)]
     _lines(folder / "non-private" / "training.jsonl", losses)
+    if measured and method != "sgd":
+        _lines(folder / "statistics.jsonl", [released_row(s, rng) for s in range(steps)])
     if measured:
         rows = [bias_row(s, steps, method, lam, rng, plain=plain) for s in range(0, steps, every)]
         _lines(folder / "non-private" / "bias.jsonl", rows)
@@ -61,7 +63,8 @@ def statement(
         "accountant": "dp-accounting 0.6.0, RDP", "method": method,
         "sampling": "Poisson: at each step every unit enters on its own with probability q",
         "sampling_rate": q, "expected_batch_size": round(1000 * q), "steps": steps,
-        "charged_steps": steps, "noise_multiplier": 1.5, "clip_norm": 1.0, "clipping": "flat",
+        "charged_steps": steps, "noise_multiplier": 1.5, "charged_noise_multiplier": 1.4958,
+        "released_beside_the_gradients": "norms", "clip_norm": 1.0, "clipping": "flat",
         "seeded": seed is not None, "noise_mode": "from the operating system's entropy",
         "initial_weights": "random, independent of the data", "tuned_on": "not accounted",
         "evaluated_on": {"set": "scans/test", "records": 300, "times": 6, "note": "not covered"},
@@ -77,6 +80,7 @@ def bias_row(
     """As :class:`dpbam.bias.record.BiasRecord` writes it."""
     t = step / steps
     norms = {"quantiles": [x * (2 - t) for x in (0.2, 0.5, 1.0, 1.5, 2.0, 4.0, 9.0)], "mean": 1.7}
+    norms["counts"] = [0] * 6 + [20, 37, 40 - step % 5, step % 5] + [0] * 16
     layer = {"norms": norms, "share": 0.5, "bias": 1.0, "relative_bias": 0.5, "cosine": 0.9}
     return {
         "step": step, "method": method, "lam": lam, "batch_size": 100,
@@ -90,6 +94,15 @@ def bias_row(
         "non_private_alignment": None if method == "dp-sgd" else 0.3 - 0.1 * t,
         "non_private_flatness_slack": 0.01 if method == "bam" else None,
         "non_private_layers": {"conv1": layer, "head": layer},
+    }  # fmt: skip
+
+
+def released_row(step: int, rng: random.Random) -> dict[str, Any]:
+    """As :class:`dpbam.bias.ReleasedStatistics` writes it."""
+    return {
+        "step": step, "thresholds": [0.5, 1.0, 2.0, 4.0], "clip_norm": 1.0, "count_std": 20.0,
+        "counts": [10 + rng.gauss(0, 20), 30.0, 50.0, 10.0, -3.0], "bias": 2.0,
+        "bias_square_std": 0.5,
     }  # fmt: skip
 
 

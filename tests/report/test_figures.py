@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,9 @@ def test_every_figure_says_why_it_is_empty(bare: tuple[Group, ...]) -> None:
 
 def test_only_figures_of_public_facts_may_be_published(three: tuple[Group, ...]) -> None:
     about = {name: build(name, three).about for name in BUILDERS}
-    assert {n for n, a in about.items() if a == "nobody"} == {"clipping"}
+    assert {n for n, a in about.items() if a == "nobody"} == {
+        "clipping", "released-norms", "released-clipping",
+    }  # fmt: skip
     assert {n for n, a in about.items() if a == "test"} == {
         "accuracy", "classes", "confusion", "groups",
     }  # fmt: skip
@@ -169,3 +172,39 @@ def test_figure_one_is_the_bias_of_its_own_vectors() -> None:
     (k1, k2), (clipped,) = by_role["cut"], by_role["clipped"]
     assert clipped == pytest.approx(((k1[0] + k2[0]) / 2, (k1[1] + k2[1]) / 2))
     assert by_role["bias"] == [clipped]
+
+
+def test_histograms_are_shares_of_the_recorded_counts(three: tuple[Group, ...]) -> None:
+    panel = build("histogram", three).panels[0]
+    assert isinstance(panel, Matrix)
+    counts = [row["non_private_norms"]["counts"] for row in three[0].runs[0].bias]
+    assert len(panel.column_names) <= 24
+    for column in zip(*panel.values, strict=True):
+        assert sum(column) == pytest.approx(1.0)
+    assert panel.row_names[-1] == "≤ 0.5 C"  # the shortest norms that there are, 2^-1 C
+    size = math.ceil(len(counts) / 24)
+    first = [sum(c[6] for c in counts[:size]), sum(sum(c) for c in counts[:size])]
+    assert panel.values[-1][0] == pytest.approx(first[0] / first[1])
+
+
+def test_released_figures_are_of_noised_numbers_alone(three: tuple[Group, ...]) -> None:
+    share, bias = build("released-clipping", three).panels
+    assert isinstance(share, Lines)
+    assert isinstance(bias, Lines)
+    assert bias.series[0].y[0] == pytest.approx(4.0)  # the square of the released length
+    rows = three[0].runs[0].statistics
+    size = math.ceil(len(rows) / 20)
+    expected = [57 / (97 + row["counts"][0] - 10) for row in rows[:size]]
+    assert share.series[0].y[0] == pytest.approx(sum(expected) / size)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{}, {"counts": "x"}, {"thresholds": [1, "a"]}, {"counts": [1.0]}, {"clip_norm": 0}],
+)
+def test_a_strange_line_among_the_released_is_left_out(three, broken) -> None:
+    good = three[0].runs[0].statistics[0]
+    row = {"step": 1, **broken} if not broken else {**good, **broken}
+    run = replace(three[0].runs[0], statistics=(row,))
+    for name in ("released-norms", "released-clipping"):
+        assert not build(name, [replace(three[0], runs=(run,))]).panels

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,8 +122,14 @@ def _mechanism(e: Evidence) -> Iterator[Finding]:
     s, f, private = e.statement, e.facts, e.config.private
     rate = e.config.batch_size / int(f["n"])
     sigmas = {c.noise_multiplier for c in e.charges}
-    expected = {float(f["noise_multiplier"]) if private else 0.0}
-    yield Finding("the ledger's sigma is the run's", sigmas <= expected, f"{sorted(sigmas)}")
+    expected = _charged(float(f["noise_multiplier"]), e.config.joint_noise_multipliers)
+    yield Finding(
+        "the ledger's sigma is the run's",
+        all(math.isclose(sigma, expected, rel_tol=1e-9) for sigma in sigmas),
+        f"{sorted(sigmas)}; {expected}",
+    )
+    yield _same("the statement's charged sigma is the ledger's",
+                _number(s["charged_noise_multiplier"]), expected)  # fmt: skip
     rates = {c.sampling_rate for c in e.charges}
     yield Finding("the ledger's q is batch size / n", rates <= {rate}, f"{sorted(rates)}; {rate}")
     yield _same("the statement's sigma is the run's", _number(s["noise_multiplier"]),
@@ -195,10 +201,14 @@ def _model(e: Evidence, state: dict[str, Any]) -> Finding:
 
 
 def _published(e: Evidence) -> Iterator[Finding]:
-    listed = set(e.statement["may_be_published"])
-    yield Finding("only harmless files are listed for publishing", listed <= set(PUBLISHABLE),
+    paid = {e.folder.statistics.name} if e.config.release_norms else set()
+    allowed, listed = {*PUBLISHABLE, *paid}, set(e.statement["may_be_published"])
+    yield Finding("only harmless files are listed for publishing", listed <= allowed,
                   ", ".join(sorted(listed)))  # fmt: skip
-    marked = [n for n in PUBLISHABLE if _mentions(e.folder.path / n, b"non_private")]
+    yield Finding("statistics are released only where they are paid for",
+                  bool(paid) or not e.folder.statistics.exists(),
+                  e.folder.statistics.name)  # fmt: skip
+    marked = [n for n in sorted(allowed) if _mentions(e.folder.path / n, b"non_private")]
     yield Finding("nothing non-private is in them", not marked, ", ".join(marked) or "nothing")
 
 
@@ -226,6 +236,13 @@ def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 def _mentions(path: Path, word: bytes) -> bool:
     return path.is_file() and word in path.read_bytes()
+
+
+def _charged(sigma: float, others: Iterable[float]) -> float:
+    """sigma_joint with 1 / sigma_joint^2 = sum_k 1 / sigma_k^2; 0, no promise, without noise."""
+    if not sigma:
+        return 0.0
+    return float(sum(s**-2 for s in (sigma, *others)) ** -0.5)
 
 
 def _number(value: Any) -> float:

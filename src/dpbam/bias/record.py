@@ -15,6 +15,9 @@ from typing import Any
 #: Quantiles of the per-unit norms that are recorded.
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
+#: Edges of the recorded histogram of norms, as multiples of C: powers of the square root of two.
+EDGES = tuple(2 ** (k / 2) for k in range(-8, 17))
+
 #: Where a run folder keeps its measured steps.
 BIAS_FILE = Path("non-private") / "bias.jsonl"
 
@@ -66,10 +69,13 @@ class Norms:
     Attributes:
         quantiles: at :data:`QUANTILES`; empty if there was no finite unit.
         mean: mean norm.
+        counts: units with a norm up to the first of :data:`EDGES` (times C), up to the second, ...,
+            above the last; empty for a layer.
     """
 
     quantiles: tuple[float, ...]
     mean: float
+    counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpbam.bias.decomposition import cosine, decompose, dot, flat, norm, ratio
-from dpbam.bias.record import QUANTILES, BiasRecord, Layer, Norms, Reading
+from dpbam.bias.record import EDGES, QUANTILES, BiasRecord, Layer, Norms, Reading
 from dpbam.clipping import unclipped
 from dpbam.engines import PerSampleDirections
 from dpbam.trees import Params
@@ -109,7 +109,7 @@ class Tally:
             non_private_against_plain=plain,
             non_private_against_own=own,
             non_private_lemma2_bound=float(lost[finite].sum()) / plan.batch_size,
-            non_private_norms=summary(norms),
+            non_private_norms=summary(norms, plan.clip_norm),
             non_private_plain_norms=summary(_joined(self._plain_norms)) if self._plain else None,
             non_private_clip_share=ratio(int((lost[finite] > 0).sum()), int(finite.sum())),
             non_private_alignment=self._alignment(g_hat),
@@ -191,13 +191,27 @@ def layer_of(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def summary(norms: Tensor) -> Norms:
-    """Quantiles and mean of the finite ones of [U] norms."""
+def summary(norms: Tensor, clip_norm: float | None = None) -> Norms:
+    """Quantiles, mean and, where C is given and finite, histogram of the finite ones of [U] norms.
+
+    Example:
+        >>> summary(torch.tensor([0.1, 0.9, 1.2, 3.0]), clip_norm=1.0).counts[2:10]
+        (1, 0, 0, 0, 0, 0, 1, 1)
+    """
     finite = norms[norms.isfinite()].double()
     if not len(finite):
         return Norms((), math.nan)
     at = torch.tensor(QUANTILES, dtype=torch.float64, device=finite.device)
-    return Norms(tuple(torch.quantile(finite, at).tolist()), float(finite.mean()))
+    quantiles = tuple(torch.quantile(finite, at).tolist())
+    return Norms(quantiles, float(finite.mean()), _histogram(finite, clip_norm))
+
+
+def _histogram(norms: Tensor, clip_norm: float | None) -> tuple[int, ...]:
+    if clip_norm is None or not math.isfinite(clip_norm):
+        return ()
+    edges = torch.tensor(EDGES, dtype=torch.float64, device=norms.device) * clip_norm
+    counts = torch.bincount(torch.bucketize(norms, edges), minlength=len(edges) + 1)
+    return tuple(counts.tolist())
 
 
 def _by_layer(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,8 @@ EXAMPLES = examples(
 )
 _NAMES = (
     "accuracy, classes, confusion, groups, bias, decomposition, direction, noise, relative-bias, "
-    "alignment, batch-size, norms, clip-share, loss, layers, flatness; or clipping, without a run"
+    "alignment, batch-size, norms, histogram, clip-share, loss, layers, flatness, released-norms, "
+    "released-clipping; or clipping, without a run"
 )
 
 

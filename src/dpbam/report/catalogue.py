@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dpbam.report import bias_figures as of_bias
 from dpbam.report import evaluation_figures as of_evaluation
 from dpbam.report import norm_figures as of_norms
+from dpbam.report import released_figures as of_released
 from dpbam.report import training_figures as of_training
 from dpbam.report.clipping_figure import clipping
 from dpbam.report.decomposition_figure import decomposition
@@ -34,8 +35,13 @@ SECTIONS: dict[str, dict[str, Builder]] = {
         "alignment": of_bias.alignment,
         "batch-size": of_bias.batch_size,
     },
+    "Released with noise": {
+        "released-norms": of_released.norms,
+        "released-clipping": of_released.clipping,
+    },
     "Gradient norms": {
         "norms": of_norms.norms,
+        "histogram": of_norms.histogram,
         "clip-share": of_norms.clip_share,
         "loss": of_training.loss,
         "layers": of_norms.layers,

@@ -16,6 +16,8 @@ from dpbam.report.records import Run
 LEVELS = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 COLUMNS = 24  # moments of training in a grid of layers
 MOST_LAYERS = 40
+#: Edges of the recorded histogram as multiples of C: ``dpbam.bias.record.EDGES``.
+EDGES = tuple(2 ** (k / 2) for k in range(-8, 17))
 
 
 def norms(groups: Sequence[Group]) -> Figure:
@@ -31,6 +33,64 @@ def norms(groups: Sequence[Group]) -> Figure:
         missing=NOT_MEASURED,
         wide=True,
     )
+
+
+def histogram(groups: Sequence[Group]) -> Figure:
+    """Histograms of the norms over training, a panel a group (its first run)."""
+    counted = [
+        (g, run, [row for row in run.bias if _counts(row)]) for g in groups for run in g.runs[:1]
+    ]
+    return Figure(
+        "histogram",
+        "Histograms of the norms over training",
+        "Each column is a histogram of the per-sample norms at one part of training: the stronger "
+        "the colour, the more samples have norms of that size. Rows above C are cut.",
+        about="training",
+        panels=[
+            over_time(g, run, rows, [_counts(r) for r in rows], EDGES)
+            for g, run, rows in counted
+            if rows
+        ],
+        missing=NOT_MEASURED,
+        wide=True,
+    )
+
+
+def over_time(
+    group: Group, run: Run, rows: Sequence[dict[str, Any]], counts: Sequence[Sequence[float]],
+    edges: Sequence[float],
+) -> Matrix:  # fmt: skip
+    """Histograms side by side: [bins, the longest norms on top][parts of training], as shares.
+
+    Args:
+        group: gives the title.
+        run: whose steps they are.
+        rows: one a histogram, with its step.
+        counts: [rows][bins]; noised ones may be negative, and count as none.
+        edges: upper ends of the bins but the last, as multiples of C.
+    """
+    size = math.ceil(len(rows) / COLUMNS)
+    starts = range(0, len(rows), size)
+    parts = [[sum(c) for c in zip(*counts[k : k + size], strict=True)] for k in starts]
+    shares = [
+        [max(0.0, c) / (sum(max(0.0, d) for d in part) or 1.0) for c in part] for part in parts
+    ]
+    used = [k for k in range(len(edges) + 1) if any(share[k] > 0.001 for share in shares)]
+    bins = range(max(used, default=0), min(used, default=0) - 1, -1)
+    values = tuple(tuple(share[k] for share in shares) for k in bins)
+    full = max((v for row in values for v in row), default=1.0) or 1.0
+    shades = tuple(tuple(v / full for v in row) for row in values)
+    names = tuple(f"≤ {edges[k]:.3g} C" if k < len(edges) else f"> {edges[-1]:.3g} C" for k in bins)
+    times = epochs(run, tuple(rows[k] for k in starts))
+    digits = ".0f" if times[-1] > COLUMNS else ".2g"
+    moments = tuple(f"{t:{digits}}" for t in times)
+    title = f"{group.label}: share of samples, at most {full:.0%}"
+    return Matrix(title, "norm", "epoch", names, moments, values, shades, square=False)
+
+
+def _counts(row: dict[str, Any]) -> tuple[float, ...]:
+    found = (row.get("non_private_norms") or {}).get("counts") or ()
+    return tuple(found) if len(found) == len(EDGES) + 1 else ()
 
 
 def clip_share(groups: Sequence[Group]) -> Figure:

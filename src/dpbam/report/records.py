@@ -5,6 +5,7 @@ file                       what is taken from it
 =========================  ==============================================================
 config.toml                what was asked for
 privacy-statement.json     what was spent, and what may be published
+statistics.jsonl           norms and bias that were released with noise
 metrics.jsonl              accuracy on the test data over training
 non-private/               for the operator only:
   run.json                 versions and machine; the plan, while there is no statement yet
@@ -35,7 +36,8 @@ PUBLIC_SETTINGS = frozenset((
     "model", "model_options", "method", "epsilon", "noise_multiplier", "delta", "lam", "gradient",
     "clip_norm", "clipping", "batch_size", "epochs", "optimizer", "lr", "momentum", "weight_decay",
     "schedule", "augment_multiplicity", "shift", "flip", "augment_probability", "ema", "swa",
-    "freeze", "head_only", "unit", "max_records", "accountant", "noise",
+    "freeze", "head_only", "unit", "max_records", "accountant", "noise", "release_norms",
+    "release_bias",
 ))  # fmt: skip
 
 Rows = tuple[dict[str, Any], ...]
@@ -58,6 +60,7 @@ class Run:
         steps: per-step rows. Not private.
         bias: measured steps. Not private.
         environment: versions and machine.
+        statistics: what was released beside the gradients, with noise.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Run:
     steps: Rows = ()
     bias: Rows = ()
     environment: dict[str, Any] = field(default_factory=dict)
+    statistics: Rows = ()
 
     @property
     def method(self) -> str:
@@ -98,6 +102,7 @@ class Run:
             name=f"run {str(self.statement.get('run', '?'))[:8]}",
             config={k: v for k, v in self.config.items() if k in PUBLIC_SETTINGS},
             statement=self.statement,
+            statistics=self.statistics,
             metrics=self.metrics if public_test_data else (),
             evaluation=self.evaluation if public_test_data else None,
         )
@@ -156,6 +161,7 @@ def read_run(folder: str | Path) -> Run:
         config=_parsed(config, tomllib.loads),
         statement=_maybe(folder / "privacy-statement.json") or _unfinished(facts, metrics),
         metrics=metrics,
+        statistics=_rows(folder / "statistics.jsonl"),
         evaluation=_maybe(non_private / "evaluation-test.json") or None,
         steps=_rows(non_private / "training.jsonl"),
         bias=_rows(non_private / "bias.jsonl"),

@@ -94,7 +94,7 @@ def _charges(runs: Sequence[Run]) -> list[Charge]:
     steps: Counter[tuple[float, float]] = Counter()
     for run in runs:
         s = run.statement
-        steps[(s["noise_multiplier"], s["sampling_rate"])] += s["charged_steps"]
+        steps[(s["charged_noise_multiplier"], s["sampling_rate"])] += s["charged_steps"]
     return [Charge(sigma, q, count) for (sigma, q), count in steps.items()]
 
 

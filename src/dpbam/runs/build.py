@@ -17,6 +17,7 @@ from torch.optim.adam import Adam
 from torch.optim.adamw import AdamW
 
 from dpbam.averaging import WeightAverage, dense, exponential
+from dpbam.bias import PrivateStatistics, ReleasedStatistics
 from dpbam.data import DataSet, ShiftFlip
 from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, Method
 from dpbam.nn import build_model, freeze, head_only
@@ -155,3 +156,15 @@ def make_augment(config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
         return augmentation()
     flip = None if config.flip == "none" else config.flip
     return augmentation(ShiftFlip(config.shift, flip, config.augment_probability))
+
+
+def make_release(
+    config: RunConfig, sink: Callable[[ReleasedStatistics], None] | None = None
+) -> PrivateStatistics | None:
+    """What is released beside the gradients, or nothing. Norms are counted between C 2^k."""
+    if config.release_norms is None:
+        return None
+    thresholds = [config.clip_norm * 2.0**k for k in range(-4, 9)]
+    return PrivateStatistics(
+        thresholds, noise_multiplier=config.release_norms, bias_bound=config.release_bias, sink=sink
+    )

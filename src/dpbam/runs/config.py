@@ -77,6 +77,10 @@ class RunConfig(BaseModel):
         checkpoint_every: seconds between checkpoints; 0: after every step.
         num_workers: threads that read ahead; 0 reads when needed.
         tensorboard: also write curves for TensorBoard, into ``non-private/``.
+        release_norms: sigma_1: release with every step, noised, how many units have norms in which
+            range; it shares the budget with the gradients. None: nothing.
+        release_bias: B: release the length of the bias too, of contributions clipped to B and with
+            the same sigma_1. None: no.
         measure_bias: steps between measurements of the clipping bias, which are written to
             ``non-private/bias.jsonl``; None: none. Costs up to a fifth of a measured step.
         measure_plain: measure DP-SAT's bias against the plain gradient too: another pass.
@@ -135,6 +139,8 @@ class RunConfig(BaseModel):
     eval_every: int | None = None
     measure_bias: int | None = None
     measure_plain: bool = False
+    release_norms: float | None = None
+    release_bias: float | None = None
     checkpoint_every: float = 60.0
     num_workers: int = 2
     tensorboard: bool = False
@@ -145,7 +151,9 @@ class RunConfig(BaseModel):
         except ValidationError as error:
             raise ConfigError(_sentence(error)) from None
 
-    @field_validator("epsilon", "noise_multiplier", "clip_norm", "epochs", "lr")
+    @field_validator(
+        "epsilon", "noise_multiplier", "clip_norm", "epochs", "lr", "release_norms", "release_bias"
+    )
     @classmethod
     def _positive(cls, value: float | None, info: Any) -> float | None:
         return value if value is None else _validate.positive(info.field_name, value)
@@ -195,6 +203,10 @@ class RunConfig(BaseModel):
             raise ValueError("noise_seed needs a seed: without one all randomness is the system's")
         if self.noise == "secure" and self.seed is not None:
             raise ValueError("secure noise cannot have a seed: leave seed out, or take noise fast")
+        if self.release_bias is not None and self.release_norms is None:
+            raise ValueError("release_bias needs release_norms: the noise multiplier of both")
+        if self.release_norms is not None and not self.private:
+            raise ValueError(f"release_norms has no noise to count on with method {self.method!r}")
         if self.ema is not None and self.swa is not None:
             raise ValueError("ema and swa are two ways to average the weights: choose one")
         if self.freeze and self.head_only:
@@ -210,6 +222,13 @@ class RunConfig(BaseModel):
     def private(self) -> bool:
         """Whether the method promises anything."""
         return self.method not in NON_PRIVATE
+
+    @property
+    def joint_noise_multipliers(self) -> tuple[float, ...]:
+        """Of what is released beside the gradients."""
+        if self.release_norms is None:
+            return ()
+        return (self.release_norms,) * (1 if self.release_bias is None else 2)
 
     @classmethod
     def from_file(cls, path: str | Path, **overrides: Any) -> RunConfig:
@@ -265,7 +284,11 @@ class RunConfig(BaseModel):
         if not self.private:
             return PrivacyPlan.non_private(epochs=self.epochs, **common)
         sigma = noise_multiplier or self.noise_multiplier
-        common |= {"clip_norm": self.clip_norm, "clipping": self.clipping}
+        common |= {
+            "clip_norm": self.clip_norm,
+            "clipping": self.clipping,
+            "joint_noise_multipliers": self.joint_noise_multipliers,
+        }
         if sigma is None:
             assert self.epsilon is not None  # one of the two is given: checked above
             return PrivacyPlan.calibrate(epsilon=self.epsilon, epochs=self.epochs, **common)

@@ -10,7 +10,7 @@ from dpbam.runs.files import append_json_line, keep_json_lines
 from dpbam.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from dpbam.bias import BiasRecord
+    from dpbam.bias import BiasRecord, ReleasedStatistics
 
 
 class Recorder(Reporter):
@@ -26,7 +26,8 @@ class Recorder(Reporter):
     def rewind(self, step: int) -> list[Evaluation]:
         """Drop what was written of later steps; the evaluations that are left."""
         keep_json_lines(self._folder.training_log, step)
-        keep_json_lines(self._bias, step - 1)  # its steps are counted from 0
+        for path in (self._bias, self._folder.statistics):
+            keep_json_lines(path, step - 1)  # their steps are counted from 0
         lines = keep_json_lines(self._folder.metrics, step)
         return [Evaluation(**_finite(line)) for line in lines]
 
@@ -39,6 +40,10 @@ class Recorder(Reporter):
     def on_bias(self, record: BiasRecord) -> None:
         """One line in ``non-private/bias.jsonl``: a lens's sink."""
         append_json_line(self._bias, asdict(record))
+
+    def on_release(self, released: ReleasedStatistics) -> None:
+        """One line in ``statistics.jsonl``, which is private: a release's sink."""
+        append_json_line(self._folder.statistics, asdict(released))
 
     def on_evaluation(self, report: Evaluation) -> None:
         """One line in the metrics."""

@@ -19,6 +19,7 @@ from dpbam.runs.folder import PUBLISHABLE, RunFolder
 
 if TYPE_CHECKING:
     from dpbam.ledger import Ledger
+    from dpbam.runs.config import RunConfig
     from dpbam.runs.preparation import Prepared
 
 _SEEDED = (
@@ -69,6 +70,8 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "steps": steps,
         "charged_steps": len(ledger),
         "noise_multiplier": plan.noise_multiplier,
+        "charged_noise_multiplier": plan.charged_noise_multiplier,
+        "released_beside_the_gradients": _beside(config),
         "clip_norm": plan.clip_norm,
         "clipping": plan.clipping,
         "seeded": config.seed is not None,
@@ -90,7 +93,7 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
             ),
         },
         "budget": budget,
-        "may_be_published": list(PUBLISHABLE),
+        "may_be_published": [*PUBLISHABLE, *(["statistics.jsonl"] if config.release_norms else [])],
         "may_be_published_if_the_test_records_are_not_sensitive": ["metrics.jsonl"],
         "must_not_be_published": ["non-private/", "checkpoints/", "ledger.jsonl", "config.toml"],
     }
@@ -115,6 +118,7 @@ def to_markdown(s: dict[str, Any]) -> str:
         ("Expected batch size", str(s["expected_batch_size"])),
         ("Steps", _steps(s)),
         ("Noise multiplier sigma", f"{s['noise_multiplier']:.6g}"),
+        ("Released beside the gradients", s["released_beside_the_gradients"]),
         ("Clipping", f"{s['clipping']}, norm C = {s['clip_norm']:g}"),
         ("Accountant", s["accountant"]),
         ("Noise", s["noise_mode"]),
@@ -216,6 +220,19 @@ def _initial(path: Path | None) -> str:
     return (
         f"from {path.name}, taken to be public: if they were trained on sensitive data, that "
         "training's privacy has to be added"
+    )
+
+
+def _beside(config: RunConfig) -> str:
+    if config.release_norms is None:
+        return "nothing"
+    bias = "" if config.release_bias is None else (
+        f"; the bias's length, of contributions clipped to B = {config.release_bias:g}"
+    )  # fmt: skip
+    return (
+        f"how many units have norms in which range{bias}: with noise of sigma "
+        f"{config.release_norms:g}, one Gaussian event with each step's gradient, and covered by "
+        "the epsilon above"
     )
 
 
