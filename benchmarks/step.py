@@ -34,16 +34,15 @@ BATCH = {"resnet9-16": 64, "resnet9-64": 32, "resnet9-64-plain": 32, "wrn-16-4":
 MEMORY_BATCHES = (8, 24)
 
 
-def engines(net: str) -> list[tuple[str, str]]:
-    opacus = OPACUS if net == "resnet9-64-plain" else []
-    return [("non-private", "sgd"), *OURS, *FUNCTIONAL, *opacus]
+def engines() -> list[tuple[str, str]]:
+    return [("non-private", "sgd"), *OURS, *FUNCTIONAL, *OPACUS]
 
 
 def times(net: str, repeats: int, clock: str) -> dict[tuple[str, str], float]:
     """The best of several turns, seconds."""
     now = time.process_time if clock == "cpu" else time.perf_counter
     steps = {}
-    for engine, method in engines(net):
+    for engine, method in engines():
         try:
             made = step(engine, method, net, BATCH[net])
             made()
