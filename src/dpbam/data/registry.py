@@ -271,6 +271,17 @@ def _fit_to_train_on(dataset: DataSet) -> DataSet:
     return dataset
 
 
+def is_function(spec: str) -> bool:
+    """Whether a spec reads ``module:function``, code of the user's own.
+
+    Example:
+        >>> is_function("my_scans:load"), is_function("hf:cifar10"), is_function("./scans")
+        (True, False, False)
+    """
+    own = re.fullmatch(r"[\w.]+:\w+", spec) is not None
+    return own and spec.partition(":")[0] not in _NAMED
+
+
 def _open(spec: str, options: Options) -> Openers:
     """Find the source that a spec means."""
     name, colon, argument = spec.partition(":")
@@ -287,7 +298,7 @@ def _open(spec: str, options: Options) -> Openers:
         raise DataError(f"parquet files are read by Hugging Face datasets: say hf:{spec}")
     if path.is_file():
         raise DataError(f"{spec} is a file that no source reads: give a folder or an .npz file")
-    if colon and re.fullmatch(r"[\w.]+:\w+", spec):
+    if colon and is_function(spec):
         return _SOURCES["function"].load()(spec, options)
     if re.search(r"[/\\]|^[.~]", spec):
         raise DataError(f"there is no folder or file {spec!r}")
