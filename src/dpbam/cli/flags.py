@@ -14,6 +14,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from dpbam.runs.config import RunConfig, read_file
+from dpbam.runs.folder import stored_config
+from dpbam.runs.own_code import check_code
 
 
 class Flag(NamedTuple):
@@ -102,6 +104,7 @@ def merged(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     A flag also takes the place of its alternative: ``--noise-multiplier`` that of a file's epsilon.
     """
     values = read_file(file) if file is not None else {}
+    check_code(values, flags, file)
     for pair in _ALTERNATIVES:
         if any(name in flags for name in pair):
             values = {name: value for name, value in values.items() if name not in pair}
@@ -111,6 +114,13 @@ def merged(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
 def run_config(file: Path | None, flags: Mapping[str, Any]) -> RunConfig:
     """The run that a file and the flags ask for, checked."""
     return RunConfig.from_mapping(merged(file, flags))
+
+
+def resumed_config(run: Path, flags: Mapping[str, Any]) -> RunConfig:
+    """The run in a folder, with the flags in place of what it began with."""
+    stored = stored_config(run)
+    check_code(stored.to_mapping(), flags, run)
+    return stored.replace(**flags)
 
 
 def _parameter(name: str) -> inspect.Parameter:
