@@ -7,6 +7,7 @@ know nothing of how a step is computed, and by the checks of secure noise and of
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import secrets
@@ -21,6 +22,7 @@ import test_gradient_claims as gradient_claims
 import test_noise_claims as noise_claims
 import test_sensitivity as sensitivity_claims
 import torch
+from safetensors.torch import save
 from scipy.special import ndtri
 
 from checks import check_poisson, check_uncorrelated
@@ -31,6 +33,7 @@ from dpbam.audit.accountant import bracket
 from dpbam.data import DataError, pickles
 from dpbam.noise import GaussianNoise
 from dpbam.randomness import Randomness, SecureRandomness
+from dpbam.runs import ConfigError, RunError, load_run_model, own_code
 from dpbam.secure import SecureGaussianNoise, grid
 from planting import Mistake
 from support import private_plan
@@ -204,12 +207,31 @@ def trusting(real: Any) -> Any:
     return pickle._Unpickler.find_class
 
 
+def check_files_run_no_code() -> None:
+    """A model.json that names a function is refused, and the function is not called."""
+    with tempfile.TemporaryDirectory() as folder:
+        mark, facts = Path(folder) / "mark", {"image_shape": [1, 8, 8], "class_names": ["a", "b"]}
+        facts |= {"model": "os:mkdir", "model_options": {"path": str(mark)}}
+        (Path(folder) / "model.json").write_text(json.dumps(facts))
+        (Path(folder) / "model.safetensors").write_bytes(save({"w": torch.ones(1)}))
+        with contextlib.suppress(ConfigError, RunError):
+            load_run_model(folder)
+        assert not mark.exists(), "a file's own code was run"
+
+
+def no_code_at_all(real: Any) -> Any:
+    return lambda name, spec: False
+
+
 OTHERS = {
     "an accountant with half the rate": Mistake(
         check_second_accountant, accounting, "_on_grid", half_the_rate
     ),
     "a pickle that may call anything": Mistake(
         check_pickles_run_nothing, pickles._Unpickler, "find_class", trusting
+    ),
+    "a model file that may call anything": Mistake(
+        check_files_run_no_code, own_code, "names_code", no_code_at_all
     ),
 }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpbam.cli.flags import run_config, with_flags
+from dpbam.cli.flags import resumed_config, run_config, with_flags
 from dpbam.cli.output import console, examples, facts, number, percent, print_json, table
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ run = with_flags(_bias)
 def _settings(folder: Path | None, flags: dict[str, Any]) -> RunConfig:
     """The run's own settings, or the flags'; epsilon 8 where nothing says how much noise."""
     if folder is not None:
-        from dpbam.runs import stored_config
-
-        return stored_config(folder).replace(**flags)
+        return resumed_config(folder, flags)
     if "data" not in flags:
         raise ValueError("give a run folder, or --data to measure a new model on")
     private = flags.get("method") not in ("sgd", "sam")

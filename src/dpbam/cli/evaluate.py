@@ -44,6 +44,9 @@ def run(
     ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where downloads live.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    model: Annotated[
+        str | None, typer.Option(help="The run's own module:function, which you trust to be run.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
     save: Annotated[
         bool, typer.Option("--save", help="Keep the JSON in the run's non-private folder.")
@@ -57,9 +60,9 @@ def run(
     from dpbam.runs import load_run_model
     from dpbam.runs.predict import evaluate_dataset
 
-    model = load_run_model(run, device=device)
-    dataset = _load(run, model, data, split, unit, data_root)
-    result = evaluate_dataset(model, dataset, by or ())
+    loaded = load_run_model(run, device=device, own_model=model)
+    dataset = _load(run, loaded, data, split, unit, data_root)
+    result = evaluate_dataset(loaded, dataset, by or ())
     report = {"data": dataset.name, "split": split, **result.to_dict(), "note": CAVEAT}
     saved = _save(run, split, report) if save else None
     if json:
@@ -76,8 +79,11 @@ def _load(
     """The data set, resized to what the model takes; the run's own is held out as the run did."""
     from dpbam.data import load
     from dpbam.runs import stored_config
+    from dpbam.runs.own_code import check_code
 
     config = stored_config(run) if data is None or (run / "non-private").is_dir() else None
+    if config is not None and data is None:
+        check_code({"data": config.data}, (), run)
     if config is not None and (data is None or _same(data, config.data)):
         data, unit, root = config.data, unit or config.unit, root or config.data_root
     channels, height, width = model.image_shape

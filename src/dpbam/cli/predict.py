@@ -33,6 +33,9 @@ def run(
     format: Annotated[str, typer.Option(help="csv or json.")] = "csv",
     out: Annotated[Path | None, typer.Option(help="A file to write; otherwise stdout.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    model: Annotated[
+        str | None, typer.Option(help="The run's own module:function, which you trust to be run.")
+    ] = None,
 ) -> None:
     """Predict images with a run's model: a label and the probability of every class.
 
@@ -43,9 +46,9 @@ def run(
     from dpbam.runs.predict import predict_files
 
     _validate.one_of("--format", format, FORMATS)
-    model = load_run_model(run, device=device)
-    predictions = list(predict_files(model, files))
-    text = _csv(predictions, model.class_names) if format == "csv" else _json(predictions)
+    loaded = load_run_model(run, device=device, own_model=model)
+    predictions = list(predict_files(loaded, files))
+    text = _csv(predictions, loaded.class_names) if format == "csv" else _json(predictions)
     if out is None:
         print(text, end="")
         return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpbam.cli.boundary import INTERRUPTED
-from dpbam.cli.flags import run_config, with_flags
+from dpbam.cli.flags import resumed_config, run_config, with_flags
 from dpbam.cli.output import console, examples, facts, number, percent, print_json
 
 if TYPE_CHECKING:
@@ -111,9 +111,7 @@ def _settings(
         raise ValueError("--resume needs --out, the folder of the run to go on with")
     if config is not None:
         raise ValueError("--resume takes the run's own configuration: leave --config out")
-    from dpbam.runs import stored_config
-
-    return stored_config(out).replace(**flags)
+    return resumed_config(out, flags)
 
 
 def _reporting(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from dpbam.runs.config import ConfigError, RunConfig, read_file
+from dpbam.runs.own_code import check_code
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -122,6 +123,8 @@ def parse_space(texts: Iterable[str], file: Path | None = None) -> dict[str, Dom
     """
     found: dict[str, str] = {}
     for name, value in (read_file(file) if file is not None else {}).items():
+        for choice in value if isinstance(value, list) else str(value).split(","):
+            check_code({name: choice}, (), file)
         found[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     for text in texts:
         name, equals, value = text.partition("=")

@@ -125,7 +125,10 @@ def _load_weights(prepared: Prepared, run: Path) -> None:
     latest = None
     if not folder.model.exists():
         latest = checkpoint.load_latest(folder.checkpoints, folder.read_facts()["run"])
-    state = latest.state["model"] if latest else load_run_model(run).module.state_dict()
+    own = prepared.config.model
+    state = (
+        latest.state["model"] if latest else load_run_model(run, own_model=own).module.state_dict()
+    )
     prepared.model.load_state_dict(state)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dpbam._version import __version__
 from dpbam.runs.files import read_json, write_atomic, write_json
 from dpbam.runs.folder import RunFolder
+from dpbam.runs.own_code import check_code
 from dpbam.runs.result import RunError
 
 if TYPE_CHECKING:
@@ -59,14 +60,21 @@ def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train
     write_json(folder.model, facts)
 
 
-def load_run_model(run: str | Path, *, device: str = "cpu") -> RunModel:
+def load_run_model(
+    run: str | Path, *, device: str = "cpu", own_model: str | None = None
+) -> RunModel:
     """The model of a finished run folder (or of a folder that holds just the two files).
 
-    A model of the user's own ("module:function") is built by importing that module; nothing else
-    in the folder is executed.
+    Args:
+        run: the folder.
+        device: where to put the model.
+        own_model: the "module:function" that makes the model, if it is the user's own. It is
+            imported and called; a ``model.json`` that names any other code is refused, so nothing
+            in a stranger's folder is executed.
 
     Raises:
         RunError: if there is no model, or it is damaged.
+        ConfigError: if it asks for code to be run that ``own_model`` does not name.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -80,6 +88,7 @@ def load_run_model(run: str | Path, *, device: str = "cpu") -> RunModel:
         raise RunError(f"there is no model in {folder.path}: {hint}")
     folder.check_links()
     facts = read_json(folder.model)
+    check_code(facts, {"model"} if own_model == facts.get("model") else (), folder.model)
     try:
         channels, height, width = facts["image_shape"]
         names = tuple(facts["class_names"])
