@@ -1,16 +1,19 @@
 """A long run, watched and maltreated: memory, handles and throughput flat; nothing under-counted.
 
-    python benchmarks/soak.py --minutes 30
+    OMP_NUM_THREADS=1 nice -n 8 python benchmarks/soak.py --minutes 30
 
-Two thirds of the time the training is left alone and watched: its memory, its open handles, its
-steps a second. Then, in turn: paused and continued, told to stop as a scheduler does (SIGTERM) and
-resumed, killed and resumed, and run with a bound on file sizes, which fails its writes as a full
-disk does, and resumed. After each, the ledger must hold at least the steps of the checkpoint.
+First the training is watched: its memory, its open handles, the processor time of its steps. It is
+halted and continued twice a second, so that it takes a share of one core only. Then, in turn:
+paused and continued; told to stop as a scheduler does (SIGTERM); killed; its disk filled to the
+brim (a small one of its own, where the system lets us mount one, else a bound on file sizes); its
+clock set back a day (with ``pip install libfaketime``); each time resumed. After each, the ledger
+must hold every step of the checkpoint, and no noise stream twice. Figures go to ``results/soak.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -20,29 +23,74 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dpbam.runs.checkpoint import listed
 
+RESULTS = Path(__file__).with_name("results") / "soak.json"
+INSIDE = "DPBAM_SOAK_INSIDE"  # set in the process that has a disk of its own
+TICKS = os.sysconf("SC_CLK_TCK")
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--minutes", type=float, default=30.0, help="to watch")
+    parser.add_argument("--rounds", type=int, default=3, help="of maltreatment")
+    parser.add_argument("--share", type=float, default=0.4, help="of one core while watched")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        soak = Soak(Path(folder) / "run")
-        rows = soak.watch(60 * options.minutes * 2 / 3)
-        _print_flatness(rows)
-        end = time.monotonic() + 60 * options.minutes / 3
-        while time.monotonic() < end:
-            for act in (soak.pause, soak.terminate, soak.kill, soak.full_disk):
+    if INSIDE not in os.environ and _may_mount():
+        os.environ[INSIDE] = "1"
+        os.execvp("unshare", ["unshare", "-rm", sys.executable, *sys.argv])
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a mount stays
+        soak = Soak(_disk(Path(folder)))
+        figures = _flatness(soak.watch(60 * options.minutes, options.share))
+        print(json.dumps(figures, indent=2), flush=True)
+        for _ in range(options.rounds):
+            for act in (soak.pause, soak.terminate, soak.kill, soak.full_disk, soak.clock_back):
                 act()
                 soak.check_count(act.__name__)
         soak.terminate(resume=False)
         soak.check_count("end")
-    print(f"maltreated {soak.acts} times; steps charged but lost: {soak.lost} (never the reverse)")
+        figures |= {"share of a core": options.share, "maltreated": soak.acts,
+                    "real disk filled": INSIDE in os.environ, "clock": _clock_kind(),
+                    "steps charged but lost": soak.lost, "steps under-counted": 0}  # fmt: skip
+    command = f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '')} nice -n {os.nice(0)} "
+    figures["command"] = command + " ".join(["python", *sys.argv])
+    RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
+    print(json.dumps(figures, indent=2))
     return 0
+
+
+def _may_mount() -> bool:
+    """Whether a namespace of our own lets us mount a disk."""
+    with contextlib.suppress(OSError):
+        script = "mount -t tmpfs -o size=1m none /mnt"
+        done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True)
+        return done.returncode == 0
+    return False
+
+
+def _disk(folder: Path) -> Path:
+    """The run folder, on a small disk of its own if there is one."""
+    if INSIDE in os.environ:
+        options = ["-t", "tmpfs", "-o", "size=64m", "none", str(folder)]
+        subprocess.run(["mount", *options], check=True)
+    return folder / "run"
+
+
+def _clock_back() -> dict[str, str]:
+    """The environment of a process whose clock runs a day behind."""
+    try:
+        import libfaketime
+    except ImportError:
+        return {}
+    return {**libfaketime.get_reload_information()[1], "FAKETIME": "-1d"}
+
+
+def _clock_kind() -> str:
+    return "set back a day by libfaketime" if _clock_back() else "not set back: no libfaketime"
 
 
 class Soak:
@@ -52,7 +100,9 @@ class Soak:
         self.out, self.acts, self.lost = out, 0, 0
         self.child = self._start(resume=False)
 
-    def _start(self, *, resume: bool, most_bytes: int | None = None) -> subprocess.Popen:
+    def _start(
+        self, *, resume: bool, most_bytes: int | None = None, env: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
         flags = (["--resume"] if resume else
                  ["--data", "digits", "--model", "mlp", "--method", "bam", "--gradient", "exact",
                   "--noise-multiplier", "4", "--epochs", "100000", "--batch-size", "64",
@@ -63,17 +113,10 @@ class Soak:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
-        command = [
-            sys.executable,
-            "-m",
-            "dpbam",
-            "train",
-            *flags,
-            "--quiet",
-            "--out",
-            str(self.out),
-        ]
-        child = subprocess.Popen(command, preexec_fn=bounded, stderr=subprocess.PIPE, text=True)
+        flags += ["--quiet", "--out", str(self.out)]
+        command = [sys.executable, "-m", "dpbam", "train", *flags]
+        child = subprocess.Popen(command, preexec_fn=bounded, stderr=subprocess.PIPE, text=True,
+                                 env={**os.environ, **(env or {})})  # fmt: skip
         before = self.charged()
         while self.charged() == before and child.poll() is None:
             time.sleep(0.2)
@@ -83,31 +126,39 @@ class Soak:
         ledger = self.out / "ledger.jsonl"
         return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
 
-    def watch(self, seconds: float) -> np.ndarray:
-        """[time, resident MiB, handles, steps] every five seconds."""
+    def watch(self, seconds: float, share: float) -> np.ndarray:
+        """[minutes, resident MiB, handles, steps, processor seconds] every five seconds."""
         rows, began = [], time.monotonic()
         while time.monotonic() - began < seconds:
-            time.sleep(5)
+            for _ in range(10):
+                self.child.send_signal(signal.SIGSTOP)
+                time.sleep(0.5 * (1 - share))
+                self.child.send_signal(signal.SIGCONT)
+                time.sleep(0.5 * share)
             if self.child.poll() is not None:
                 sys.exit(f"the training ended by itself: {self.child.stderr.read()}")
-            status = Path(f"/proc/{self.child.pid}/status").read_text()
-            memory = int(status.split("VmRSS:")[1].split()[0]) / 1024
-            handles = len(os.listdir(f"/proc/{self.child.pid}/fd"))
-            rows.append((time.monotonic() - began, memory, handles, self.charged()))
+            rows.append(((time.monotonic() - began) / 60, *self._looked_at()))
         return np.array(rows)
+
+    def _looked_at(self) -> tuple[float, float, int, float]:
+        process = Path(f"/proc/{self.child.pid}")
+        memory = int((process / "status").read_text().split("VmRSS:")[1].split()[0]) / 1024
+        user, system = (process / "stat").read_text().rsplit(")", 1)[1].split()[11:13]
+        handles = len(os.listdir(process / "fd"))
+        return memory, handles, self.charged(), (int(user) + int(system)) / TICKS
 
     def pause(self) -> None:
         self.child.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
         before = self.charged()
         time.sleep(3)
         assert self.charged() == before
         self.child.send_signal(signal.SIGCONT)
-        while self.charged() == before:
-            time.sleep(0.2)
+        self._goes_on()
 
     def terminate(self, *, resume: bool = True) -> None:
         self.child.send_signal(signal.SIGTERM)
-        assert self.child.wait(120) == 130, self.child.returncode
+        assert self.child.wait(600) == 130, self.child.stderr.read()
         if resume:
             self.child = self._start(resume=True)
 
@@ -118,37 +169,69 @@ class Soak:
         self.child = self._start(resume=True)
 
     def full_disk(self) -> None:
-        """Writes fail once the ledger has grown by some lines more."""
-        self.terminate(resume=False)
-        size = (self.out / "ledger.jsonl").stat().st_size
-        self.child = self._start(resume=True, most_bytes=size + 20_000)
-        assert self.child.wait(300) == 2, self.child.returncode
-        error = self.child.stderr.read()
-        assert "cannot be written" in error, error
+        """Writes fail: the training ends with a sentence, and goes on once there is room."""
+        if INSIDE in os.environ:
+            self._fill()
+        else:
+            self.terminate(resume=False)
+            size = (self.out / "ledger.jsonl").stat().st_size
+            self.child = self._start(resume=True, most_bytes=size + 20_000)
+        code, error = self.child.wait(600), self.child.stderr.read()
+        assert code == 2, error
+        assert error.count("\n") == 1, error  # one sentence, and no traceback
+        assert "cannot be written" in error or "File too large" in error, error
         assert (self.out / "ledger.jsonl").read_bytes().endswith(b"\n")  # no half line is left
+        (self.out.parent / "ballast").unlink(missing_ok=True)
         self.child = self._start(resume=True)
 
+    def _fill(self) -> None:
+        """To the last byte, as a neighbour on the disk would."""
+        with (self.out.parent / "ballast").open("ab", buffering=0) as ballast:
+            for size in (2**20, 2**12, 1):
+                with contextlib.suppress(OSError):
+                    while self.child.poll() is None:
+                        ballast.write(bytes(size))
+
+    def clock_back(self) -> None:
+        """The process is told to stop, and its successor believes that it is yesterday."""
+        self.terminate(resume=False)
+        self.child = self._start(resume=True, env=_clock_back())
+        self._goes_on()
+        self.terminate()
+
+    def _goes_on(self) -> None:
+        before = self.charged()
+        while self.charged() == before and self.child.poll() is None:
+            time.sleep(0.2)
+        assert self.child.poll() is None, self.child.stderr.read()
+
     def check_count(self, what: str) -> None:
-        """The ledger holds at least every step that a checkpoint has seen."""
+        """The ledger holds at least every step that a checkpoint has seen, and no noise twice."""
         self.acts += 1
         steps = [int(p.name.split(".")[0].removeprefix("step-"))
                  for p in listed(self.out / "checkpoints")]  # fmt: skip
-        entries = [json.loads(x) for x in (self.out / "ledger.jsonl").read_text().splitlines()]
+        whole = (self.out / "ledger.jsonl").read_bytes().split(b"\n")[:-1]
+        entries = [json.loads(line) for line in whole]
         distinct = {e["step"] for e in entries}
         assert set(range(max(steps, default=0))) <= distinct, f"under-counted after {what}"
+        assert len({(e["stream"], e["step"]) for e in entries}) == len(entries), f"reused: {what}"
         self.lost = len(entries) - len(distinct)
+        print(f"after {what}: {len(entries)} charged, {self.lost} of them lost", flush=True)
 
 
-def _print_flatness(rows: np.ndarray) -> None:
-    late = rows[len(rows) // 5 :]  # after it has warmed up
-    minutes = late[:, 0] / 60
-    print(f"watched {rows[-1, 0] / 60:.1f} minutes, {int(rows[-1, 3])} steps")
+def _flatness(rows: np.ndarray) -> dict[str, Any]:
+    """Least, most and slope of what was watched, after it has warmed up."""
+    late = rows[len(rows) // 6 :]
+    cost = 1000 * np.diff(late[:, 4]) / np.diff(late[:, 3])  # milliseconds a step
+    first, last = (float(np.median(half)) for half in np.array_split(cost, 2))
+    figures: dict[str, Any] = {"minutes": round(rows[-1, 0], 1), "steps": int(rows[-1, 3])}
     for name, column in (("memory, MiB", late[:, 1]), ("open handles", late[:, 2])):
-        slope = np.polyfit(minutes, column, 1)[0]
-        print(f"{name}: {column.min():.1f} to {column.max():.1f}, {slope:+.3f} a minute")
-    speed = np.diff(late[:, 3]) / np.diff(late[:, 0])
-    first, last = np.array_split(speed, 2)
-    print(f"steps a second: {first.mean():.1f} in the first half, {last.mean():.1f} in the second")
+        figures[name] = {
+            "least": column.min(), "most": column.max(),
+            "slope a minute": round(float(np.polyfit(late[:, 0], column, 1)[0]), 4),
+        }  # fmt: skip
+    figures["processor ms a step"] = {"first half": round(first, 2), "second half": round(last, 2)}
+    return figures
 
 
 if __name__ == "__main__":
