@@ -79,7 +79,7 @@ def over_time(
     bins = range(max(used, default=0), min(used, default=0) - 1, -1)
     values = tuple(tuple(share[k] for share in shares) for k in bins)
     full = max((v for row in values for v in row), default=1.0) or 1.0
-    shades = tuple(tuple(v / full for v in row) for row in values)
+    shades = tuple(tuple(math.sqrt(v / full) for v in row) for row in values)  # small ones show
     names = tuple(f"≤ {edges[k]:.3g} C" if k < len(edges) else f"> {edges[-1]:.3g} C" for k in bins)
     times = epochs(run, tuple(rows[k] for k in starts))
     digits = ".0f" if times[-1] > COLUMNS else ".2g"

@@ -86,10 +86,10 @@ def _with_bias(run: Run) -> Rows:
 
 
 def _share(row: dict[str, Any]) -> float:
-    """Noised count above C over noised count of all."""
+    """Noised count above C over noised count of all; a share all the same."""
     below = sum(t <= row["clip_norm"] for t in row["thresholds"])
     total = sum(row["counts"])
-    return sum(row["counts"][below:]) / total if total > 0 else math.nan
+    return min(1.0, max(0.0, sum(row["counts"][below:]) / total)) if total > 0 else math.nan
 
 
 def _bias_square(row: dict[str, Any]) -> float:
