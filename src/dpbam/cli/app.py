@@ -21,6 +21,7 @@ from dpbam.cli import (
     plot,
     predict,
     report,
+    reproduce,
     search,
     train,
 )
@@ -43,6 +44,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, str], ...] = (
     (search.run, search.NAME, search.EXAMPLES),
     (evaluate.run, evaluate.NAME, evaluate.EXAMPLES),
     (predict.run, predict.NAME, predict.EXAMPLES),
+    (reproduce.run, reproduce.NAME, reproduce.EXAMPLES),
     (report.run, report.NAME, report.EXAMPLES),
     (plot.run, plot.NAME, plot.EXAMPLES),
     (audit.run, audit.NAME, audit.EXAMPLES),

@@ -76,8 +76,10 @@ class Recipe:
         first_seed: the first of them.
         records: the folder of its records: its name, or the base's.
         flatness: measure the flatness of the trained models too.
+        images: how many there are to train on; a public fact, for what is known beforehand.
+        shape: of an image, likewise.
+        classes: likewise.
         floor: the accuracy that the first arm must be well above, for the rest to mean anything.
-        notes: what a reader of its results must know.
     """
 
     name: str
@@ -86,12 +88,14 @@ class Recipe:
     setting: Mapping[str, Any]
     arms: Mapping[str, Mapping[str, Any]]
     records: str
+    images: int
+    shape: Sequence[int]
+    classes: int
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     seeds: int = 5
     first_seed: int = 0
     flatness: bool = False
     floor: float | None = None
-    notes: str = ""
 
     def cells(self) -> list[dict[str, Any]]:
         """Every combination of the grid's values; one empty one without a grid."""
@@ -181,7 +185,8 @@ def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[
     if missing:
         raise ConfigError(f"the recipe {base.name} has no arm {missing[0]!r} to use")
     taken = {
-        name: getattr(base, name) for name in ("grid", "seeds", "first_seed", "floor", "notes")
+        name: getattr(base, name)
+        for name in ("grid", "seeds", "first_seed", "floor", "images", "shape", "classes")
     }
     return {
         **taken,

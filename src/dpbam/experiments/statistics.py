@@ -80,8 +80,8 @@ class Estimate:
         }
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of ``values`` and its interval.
+def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate:
+    """The mean of ``values`` and its interval; ``level`` is what it covers.
 
     Example:
         >>> e = estimate([0.90, 0.92, 0.94])
@@ -97,11 +97,13 @@ def estimate(values: Sequence[float]) -> Estimate:
     if k == 1:
         return Estimate(mean, math.nan, math.nan, math.nan, 1)
     deviation = statistics.stdev(values)
-    half = float(t.ppf((1 + LEVEL) / 2, k - 1)) * deviation / math.sqrt(k)
+    half = float(t.ppf((1 + level) / 2, k - 1)) * deviation / math.sqrt(k)
     return Estimate(mean, deviation, mean - half, mean + half, k)
 
 
-def paired_difference(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
+def paired_difference(
+    one: Mapping[int, float], other: Mapping[int, float], level: float = LEVEL
+) -> Estimate:
     """The mean of one[seed] - other[seed] over the seeds that both have.
 
     Example:
@@ -111,7 +113,7 @@ def paired_difference(one: Mapping[int, float], other: Mapping[int, float]) -> E
     shared = sorted(set(one) & set(other))
     if not shared:
         raise ValueError("no seed is in both: a paired difference needs shared seeds")
-    return estimate([one[seed] - other[seed] for seed in shared])
+    return estimate([one[seed] - other[seed] for seed in shared], level)
 
 
 def _noncentrality(count: int) -> float:

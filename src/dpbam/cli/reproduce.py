@@ -1,0 +1,173 @@
+"""``dpbam reproduce``: the paper's tables and figures, each by one command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpbam.cli.boundary import INTERRUPTED
+from dpbam.cli.output import console, examples, number, table
+
+if TYPE_CHECKING:
+    from dpbam.experiments.outcome import Outcome
+    from dpbam.experiments.recipes import Recipe
+    from dpbam.experiments.reproduce import Job
+
+NAME = "reproduce"
+EXAMPLES = examples(
+    "dpbam reproduce fig2",
+    "dpbam reproduce all --jobs 2",
+    "dpbam reproduce table1 --scale full --dry-run",
+    "dpbam reproduce all --only-report --docs docs",
+)
+_GIB = 2**30
+
+
+def run(
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            help="table1, fig1 to fig7, exact, lambda, flatness, tuning, or all.",
+            metavar="EXPERIMENT",
+        ),
+    ],
+    scale: Annotated[
+        str, typer.Option(help="pocket (two cores) or full (the paper's).")
+    ] = "pocket",
+    seeds: Annotated[
+        int | None, typer.Option(help="Paired seeds, in place of the recipes'.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time, each in its own process.")] = 1,
+    out: Annotated[Path, typer.Option(help="Records, tables and figures.")] = Path("results"),
+    work: Annotated[Path, typer.Option(help="Run folders.")] = Path("runs/reproduce"),
+    docs: Annotated[
+        Path | None, typer.Option(help="Also write results.md and its figures into this folder.")
+    ] = None,
+    pneumonia: Annotated[
+        Path | None, typer.Option(help="pneumoniamnist.npz [beside the downloads].")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what is missing and what it costs.")
+    ] = False,
+    only_report: Annotated[
+        bool, typer.Option("--only-report", help="Train nothing: report on what is there.")
+    ] = False,
+    steps: Annotated[
+        int | None, typer.Option(help="Take so many real steps of one run an arm, keep nothing.")
+    ] = None,
+) -> None:
+    """Train what is missing, then write the table or figure beside the paper's, with verdicts.
+
+    Each finished run leaves a small record; the same command again, also after a kill, keeps those
+    and goes on with what was begun. A claim is reproduced, not reproduced, or inconclusive by the
+    95% t interval of paired differences.
+    """
+    from dpbam.experiments.paper import chosen, recipes_of, take_times
+    from dpbam.experiments.reproduce import missing
+
+    names = chosen(experiment)
+    recipes = recipes_of(names, scale)
+    if pneumonia is not None:
+        _set_pneumonia(pneumonia)
+    if dry_run:
+        _show_costs(recipes, out, seeds)
+        return
+    if steps is not None:
+        _take_steps(recipes, steps)
+        return
+    if not only_report:
+        _train(missing(recipes, out, seeds), work, jobs)
+        take_times(names, out)
+    _report(names, scale, out, docs, seeds)
+
+
+def _set_pneumonia(path: Path) -> None:
+    from dpbam.experiments.small_data import PNEUMONIA
+
+    os.environ[PNEUMONIA] = str(path.absolute())  # processes of their own inherit it
+
+
+def _train(jobs: list[Job], work: Path, processes: int) -> None:
+    from dpbam.cli.overall import Overall
+    from dpbam.experiments.pool import Stopped
+    from dpbam.experiments.reproduce import carry_out
+
+    if not jobs:
+        return
+    try:
+        with Overall(jobs) as overall:
+            carry_out(jobs, work, processes=processes, watcher=overall)
+    except Stopped:
+        message = "stopped, and saved: the same command goes on, and keeps finished runs"
+        console(stderr=True).print(message, markup=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _report(names: list[str], scale: str, out: Path, docs: Path | None, seeds: int | None) -> None:
+    from dpbam.experiments.paper import outcome
+    from dpbam.experiments.results_page import write_outcome, write_page
+
+    screen, found = console(), []
+    for name in names:
+        result = outcome(name, scale, out, seeds)
+        if result is None:
+            screen.print(f"{name}: no finished run yet", markup=False)
+            continue
+        found.append(result)
+        paths = write_outcome(result, out / scale)
+        _show(result)
+        screen.print(f"Written: {', '.join(str(p) for p in paths)}", markup=False, soft_wrap=True)
+    if docs is not None:
+        path = write_page(found, docs)
+        screen.print(f"Written: {path}", markup=False, soft_wrap=True)
+
+
+def _show(result: Outcome) -> None:
+    screen = console()
+    for part in result.tables:
+        screen.print(table(part.header, part.rows, title=result.title, left=2))
+    if result.claims:
+        rows = [(claim.text, claim.verdict, claim.sentence()) for claim in result.claims]
+        header = ("claim", "verdict", "difference [95% interval]")
+        screen.print(table(header, rows, title=f"{result.title}: claims", left=3))
+
+
+def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
+    """A table a recipe: runs, steps, sigma, image passes, memory, FLOPs and GPU hours."""
+    from dpbam.experiments.cost import GPU, recipe_costs
+
+    screen, hours = console(), 0.0
+    for recipe in recipes:
+        costs = recipe_costs(recipe, out, seeds)
+        rows = [
+            (c.name, f"{c.done}/{c.asked}", c.steps, number(c.noise_multiplier), f"{c.passes:.3g}",
+             f"{c.memory / _GIB:.2g} GiB", f"{c.flops:.2g}", f"{c.gpu_hours:.2g} h")
+            for c in costs
+        ]  # fmt: skip
+        header = ("run", "done", "steps", "sigma", "passes", "memory", "FLOPs", "GPU")
+        screen.print(table(header, rows, title=f"{recipe.scale} {recipe.name}: {recipe.title}"))
+        hours += sum(c.gpu_hours_left for c in costs)
+    screen.print(
+        f"{hours:.3g} GPU hours are missing, taking {GPU}. Passes: images forward and backward in a "
+        "run. Memory: of a step. FLOPs: counted on a step and scaled up to a run.",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _take_steps(recipes: list[Recipe], steps: int) -> None:
+    """Real steps on the real data: what a full-size recipe can be checked by on two cores."""
+    from dpbam.experiments.cost import take_steps
+
+    screen = console()
+    for recipe in recipes:
+        for arm in recipe.arms:
+            found = take_steps(recipe.config(arm, recipe.cells()[0], recipe.first_seed), steps)
+            losses = ", ".join(f"{before:.3f} -> {after:.3f}" for before, after in found.losses)
+            screen.print(
+                f"{recipe.scale} {recipe.name}, {arm}: {steps} steps of {found.rows} images, loss "
+                f"{losses}, epsilon {number(found.epsilon)}",
+                markup=False, soft_wrap=True,
+            )  # fmt: skip

@@ -1,0 +1,261 @@
+"""Claims about accuracy: Table 1, exact against approximate BAM, and lambda."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpbam.experiments.claims import Claim
+from dpbam.experiments.outcome import Outcome, Study, TextTable, difference_of, mean_of, points
+from dpbam.experiments.recipes import recipes_folder
+from dpbam.experiments.records import Record
+from dpbam.experiments.statistics import LEVEL, Estimate, estimate
+from dpbam.report.figure import Figure
+from dpbam.report.panels import Dots, DotSeries, Lines, Series
+
+METHODS = {"dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM"}
+SAME_ACCURACY = 0.01  # a point: what exact and approximate BAM may differ by and be called the same
+Arms = Mapping[str, Mapping[int, Record]]
+
+
+def table1(studies: Sequence[Study]) -> Outcome:
+    """The paper's Table 1, with the paired differences that it lacks."""
+    found = [study for study in studies if study.records]
+    return Outcome(
+        "table1",
+        "Table 1: test accuracy",
+        tables=[_accuracies(study) for study in found],
+        figures=[f for study in found if (f := _differences_figure(study)) is not None],
+        claims=[claim for study in found for claim in _better(study)],
+        notes=[
+            "Mean over the seeds with its 95% t interval, in percent; SD beside the paper's mean "
+            "and SD over three seeds. The paper's figures are of full-size training: compare the "
+            "differences, not the levels.",
+            *(note for study in found for note in _floor_notes(study)),
+        ],
+        studies=studies,
+    )
+
+
+def _accuracies(study: Study) -> TextTable:
+    """One row an epsilon and a method: accuracy, SD, the paper's, the difference to DP-SGD."""
+    rows = []
+    for cell in study.recipe.cells():
+        arms = study.arms(cell)
+        for arm, by_seed in arms.items():
+            mean = mean_of(by_seed)
+            against = "" if arm == "dp-sgd" else _paired(arms, arm, "dp-sgd")
+            rows.append((
+                study.recipe.name.removeprefix("table1-"), f"{cell['epsilon']:g}", METHODS[arm],
+                points(mean), "" if mean.count < 2 else f"{100 * mean.deviation:.2f}",
+                paper_value(study.recipe.name, cell["epsilon"], arm), against, str(mean.count),
+            ))  # fmt: skip
+    header = ("data", "epsilon", "method", "accuracy", "SD", "paper", "against DP-SGD", "seeds")
+    return TextTable(header, rows)
+
+
+def _paired(arms: Arms, one: str, other: str) -> str:
+    if not set(arms[one]) & set(arms.get(other, {})):
+        return ""
+    return points(difference_of(arms[one], arms[other]), signed=True, digits=2)
+
+
+def _better(study: Study) -> list[Claim]:
+    """BAM against both others at each epsilon, and over all of them."""
+    title = study.recipe.title.partition(" at ")[0].removeprefix("Accuracy on ")
+    claims = []
+    for other in ("dp-sgd", "dp-sat"):
+        each = []
+        for cell in study.recipe.cells():
+            arms = study.arms(cell)
+            if not set(arms.get("bam", {})) & set(arms.get(other, {})):
+                continue
+            text = (
+                f"{title}, epsilon {cell['epsilon']:g}: BAM is more accurate than {METHODS[other]}"
+            )
+            found = difference_of(arms["bam"], arms[other])
+            each.append(arms)
+            claims.append(Claim(text, "above", found, "points", floor_missed=_missed(study, arms)))
+        if len(each) > 1:
+            text = f"{title}, all epsilons: BAM is more accurate than {METHODS[other]}"
+            missed = any(_missed(study, arms) for arms in each)
+            found = _over_cells(each, "bam", other)
+            claims.append(Claim(text, "above", found, "points", floor_missed=missed))
+    return claims
+
+
+def _over_cells(cells: Sequence[Arms], one: str, other: str) -> Estimate:
+    """The mean over the grid of each seed's difference: one number a seed, then over the seeds."""
+    shared = set.intersection(*(set(arms[a]) for arms in cells for a in (one, other)))
+    return estimate([
+        sum(arms[one][seed].accuracy - arms[other][seed].accuracy for arms in cells) / len(cells)
+        for seed in sorted(shared)
+    ])  # fmt: skip
+
+
+def _missed(study: Study, arms: Arms) -> bool:
+    """Whether DP-SGD's interval is not above the floor."""
+    floor = study.recipe.floor
+    return floor is not None and not mean_of(arms["dp-sgd"]).low > floor
+
+
+def _floor_notes(study: Study) -> list[str]:
+    if study.recipe.floor is None:
+        return []
+    floor = f"{100 * study.recipe.floor:g}%"
+    return [
+        f"{study.recipe.name}: DP-SGD has to be above {floor}, its interval too, for a verdict."
+    ]
+
+
+def paper_value(recipe: str, epsilon: float, arm: str) -> str:
+    """What the paper's Table 1 says; empty where it says nothing.
+
+    Example:
+        >>> paper_value("table1-cifar10", 2.0, "bam")
+        '68.2 ± 0.27'
+    """
+    for row in paper()["table1"]:
+        if (row["recipe"], row["epsilon"]) == (recipe, epsilon):
+            mean, *deviation = row[arm]
+            return f"{mean}" + (f" ± {deviation[0]:.2f}" if deviation else "")
+    return ""
+
+
+def paper() -> dict[str, Any]:
+    """The paper's numbers, from ``recipes/paper.toml``."""
+    return tomllib.loads((recipes_folder() / "paper.toml").read_text(encoding="utf-8"))
+
+
+def exact(studies: Sequence[Study]) -> Outcome:
+    """Exact BAM (Eq. 11) against the approximation (Eq. 12)."""
+    study = studies[0]
+    arms = study.arms()
+    names = {"bam": "approximate (Eq. 12)", "bam-exact": "exact (Eq. 11)"}
+    rows = [
+        (names[arm], points(mean_of(by_seed)), f"{_seconds(by_seed):.0f} s", str(len(by_seed)))
+        for arm, by_seed in arms.items()
+    ]
+    claims = []
+    if set(arms.get("bam", {})) & set(arms.get("bam-exact", {})):
+        found = difference_of(arms["bam-exact"], arms["bam"])
+        text = "The approximation of BAM costs no accuracy: exact BAM differs by less than a point"
+        claims.append(Claim(text, "same", found, "points", SAME_ACCURACY))
+    return Outcome(
+        "exact",
+        "Exact against approximate BAM",
+        tables=[TextTable(("BAM", "accuracy", "time a run", "seeds"), rows)],
+        claims=claims,
+        notes=["CIFAR-10 as in Table 1, epsilon 2, lambda 0.02. Times are wall-clock times on a "
+               "machine that did other work too."],
+        studies=studies,
+    )  # fmt: skip
+
+
+def _seconds(by_seed: Mapping[int, Record]) -> float:
+    return sum(record.seconds for record in by_seed.values()) / len(by_seed)
+
+
+def sweep(studies: Sequence[Study]) -> Outcome:
+    """Does lambda matter? Every lambda against DP-SGD, which is lambda 0."""
+    arms = studies[0].arms()
+    by_lambda = {
+        arm: 0.0 if arm == "dp-sgd" else float(next(iter(by_seed.values())).config["lam"])
+        for arm, by_seed in arms.items()
+    }
+    order = sorted(by_lambda, key=by_lambda.__getitem__)
+    others = [
+        arm for arm in order if arm != "dp-sgd" and set(arms[arm]) & set(arms.get("dp-sgd", {}))
+    ]
+    level = 1 - (1 - LEVEL) / max(1, len(others))
+    against = {arm: difference_of(arms[arm], arms["dp-sgd"], level=level) for arm in others}
+    rows = [
+        (f"{by_lambda[arm]:g}", points(mean_of(arms[arm])),
+         points(against[arm], signed=True, digits=2) if arm in against else "", str(len(arms[arm])))
+        for arm in order
+    ]  # fmt: skip
+    claims = [
+        Claim(f"lambda matters: {by_lambda[arm]:g} differs from 0", "different", found, "points")
+        for arm, found in against.items()
+    ]
+    return Outcome(
+        "lambda",
+        "BAM's lambda",
+        tables=[TextTable(("lambda", "accuracy", "against lambda 0", "seeds"), rows)],
+        figures=[_sweep_figure(arms, by_lambda, order)] if len(others) > 1 else [],
+        claims=claims,
+        notes=[f"CIFAR-10 as in Table 1, epsilon 2. The intervals of the differences are widened "
+               f"for {len(others)} comparisons (Bonferroni): together they hold at 95%."],
+        studies=studies,
+    )  # fmt: skip
+
+
+def _sweep_figure(arms: Arms, by_lambda: Mapping[str, float], order: Sequence[str]) -> Figure:
+    drawn = [arm for arm in order if by_lambda[arm] > 0]
+    means = [mean_of(arms[arm]) for arm in drawn]
+    series = Series(
+        "BAM", 2, tuple(by_lambda[arm] for arm in drawn), tuple(e.mean for e in means),
+        tuple(e.low for e in means), tuple(e.high for e in means), style="points",
+    )  # fmt: skip
+    marks = ((mean_of(arms["dp-sgd"]).mean, "DP-SGD"),) if "dp-sgd" in arms else ()
+    panel = Lines("", "lambda", "test accuracy", (series,), percent=True, log_x=True, marks=marks)
+    caption = "Mean accuracy of BAM over the seeds, with its 95% t interval, against lambda."
+    return Figure("lambda", "Accuracy against lambda", caption, "nobody", [panel])
+
+
+def _differences_figure(study: Study) -> Figure | None:
+    """Paired differences to DP-SGD with their intervals, in points."""
+    rows = []
+    for cell in study.recipe.cells():
+        arms = study.arms(cell)
+        for arm in ("dp-sat", "bam"):
+            if len(set(arms.get(arm, {})) & set(arms.get("dp-sgd", {}))) > 1:
+                found = difference_of(arms[arm], arms["dp-sgd"])
+                rows.append((f"{METHODS[arm]}, epsilon {cell['epsilon']:g}", found))
+    if not rows:
+        return None
+    values = DotSeries(
+        "", 0, tuple(100 * e.mean for _, e in rows), tuple(100 * e.low for _, e in rows),
+        tuple(100 * e.high for _, e in rows),
+    )  # fmt: skip
+    panel = Dots(
+        "", "points of accuracy more than DP-SGD", tuple(n for n, _ in rows), (values,), False
+    )
+    return Figure(
+        study.recipe.name, study.recipe.title,
+        "Paired differences in test accuracy to DP-SGD, mean and 95% t interval over the seeds.",
+        "nobody", [panel],
+    )  # fmt: skip
+
+
+def tuning(studies: Sequence[Study]) -> Outcome:
+    """The learning rates that every method was tried with: the same for each."""
+    tables = []
+    for study in (study for study in studies if study.records):
+        rates = [cell["lr"] for cell in study.recipe.cells()]
+        rows = [
+            (study.recipe.name, METHODS[arm], *(_tried(study, arm, lr) for lr in rates))
+            for arm in study.recipe.arms
+        ]
+        tables.append(TextTable(("recipe", "method", *(f"lr {lr:g}" for lr in rates)), rows))
+    return Outcome(
+        "tuning", "How the methods were tuned", tables=tables,
+        notes=["Accuracy in percent on a tenth of the training set, held out; epsilon 2, one seed "
+               "that is not used elsewhere. Each method gets the same learning rates, and trains "
+               "with its best one in Table 1. lambda is the paper's: it was tuned in the paper for "
+               "BAM and DP-SAT at full size, and DP-SGD has none. The data are public: the search "
+               "is not part of epsilon."],
+        studies=studies,
+    )  # fmt: skip
+
+
+def _tried(study: Study, arm: str, lr: float) -> str:
+    by_seed = study.arms({"lr": lr}).get(arm)
+    return "" if not by_seed else points(mean_of(by_seed))
+
+
+def best_rate(study: Study, arm: str) -> float:
+    """The learning rate with the best accuracy in a tuning study, the smallest where two tie."""
+    tried = [(record.accuracy, -record.cell["lr"]) for record in study.records if record.arm == arm]
+    return -max(tried)[1]

@@ -1,0 +1,118 @@
+"""The paper's experiments by name: which recipes each needs, and how its outcome is read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpbam.experiments import accuracy_claims, bias_claims
+from dpbam.experiments.depth import Timing, figure3, measure
+from dpbam.experiments.outcome import Outcome, Study
+from dpbam.experiments.recipes import Recipe, load_recipe
+from dpbam.experiments.reproduce import done
+from dpbam.runs.config import ConfigError
+
+Build = Callable[[Sequence[Study]], Outcome]
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper, or a question to it.
+
+    Attributes:
+        pocket: recipes of the pocket scale.
+        full: recipes at full size.
+        build: from the recipes' finished runs to the outcome; None: it times, and trains nothing.
+    """
+
+    pocket: tuple[str, ...]
+    full: tuple[str, ...]
+    build: Build | None
+
+    def recipes(self, scale: str) -> list[Recipe]:
+        """Its recipes of a scale."""
+        names = self.full if scale == "full" else self.pocket
+        return [load_recipe(name, scale) for name in names]
+
+
+def _of(recipe: str, build: Build) -> Experiment:
+    return Experiment((recipe,), (recipe,), build)
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "tuning": Experiment(("tune-cifar10", "tune-pneumonia"), (), accuracy_claims.tuning),
+    "table1": Experiment(
+        ("table1-cifar10", "table1-pneumonia"),
+        ("table1-cifar10", "table1-cifar100", "table1-imagenet32"),
+        accuracy_claims.table1,
+    ),
+    "fig1": Experiment((), (), bias_claims.figure1),
+    "fig2": _of("methods", bias_claims.figure2),
+    "fig3": Experiment((), (), None),
+    "fig4": _of("methods", bias_claims.figure4),
+    "fig5": _of("batch-size", bias_claims.figure5),
+    "fig6": _of("batch-size", bias_claims.figure6),
+    "fig7": _of("methods", bias_claims.figure7),
+    "exact": _of("exact", accuracy_claims.exact),
+    "lambda": _of("lambda", accuracy_claims.sweep),
+    "flatness": _of("methods", bias_claims.flatness),
+}
+
+
+def chosen(name: str) -> list[str]:
+    """The experiments that a name stands for.
+
+    Raises:
+        ConfigError: if there is none.
+
+    Example:
+        >>> chosen("fig2"), len(chosen("all"))
+        (['fig2'], 12)
+        >>> chosen("fig8")
+        Traceback (most recent call last):
+        dpbam.runs.config.ConfigError: there is no experiment 'fig8': did you mean 'fig7'?
+    """
+    if name == ALL:
+        return list(EXPERIMENTS)
+    if name not in EXPERIMENTS:
+        near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(EXPERIMENTS)}"
+        raise ConfigError(f"there is no experiment {name!r}: {hint}")
+    return [name]
+
+
+def recipes_of(names: Sequence[str], scale: str) -> list[Recipe]:
+    """Every recipe that the experiments need, once, in order."""
+    found = [recipe for name in names for recipe in EXPERIMENTS[name].recipes(scale)]
+    return list({recipe.name: recipe for recipe in found}.values())
+
+
+def outcome(name: str, scale: str, out: Path, seeds: int | None = None) -> Outcome | None:
+    """What the finished runs of an experiment say; None if there are none yet.
+
+    Raises:
+        ConfigError: if a record does not fit its recipe, or runs of one seed are no pair.
+    """
+    experiment = EXPERIMENTS[name]
+    if experiment.build is None:
+        path = timing_path(out)
+        return figure3(measure(Timing(), path)) if path.exists() else None
+    recipes = experiment.recipes(scale)
+    studies = [Study(r, done(r, out, seeds), len(r.runs(seeds))) for r in recipes]
+    if recipes and not any(study.records for study in studies):
+        return None
+    return experiment.build(studies)
+
+
+def timing_path(out: Path) -> Path:
+    """Where the times of Figure 3 are kept; they are the same at both scales."""
+    return out / "pocket" / "depth" / "times.json"
+
+
+def take_times(names: Sequence[str], out: Path) -> None:
+    """Time the steps, if an experiment needs it and it has not been done."""
+    if any(EXPERIMENTS[name].build is None for name in names):
+        measure(Timing(), timing_path(out))
