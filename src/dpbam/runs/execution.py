@@ -11,16 +11,19 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dpbam.accounting import Charge
+from dpbam.distributed import EndedElsewhere, RankLost, Ranks
 from dpbam.ledger import Ledger
 from dpbam.reporter import Reporter, Several, StartReport
 from dpbam.runs.budget import Budget
 from dpbam.runs.config import RunConfig
 from dpbam.runs.files import disk_error, sync_folder, write_atomic, write_json
 from dpbam.runs.folder import RunFolder
+from dpbam.runs.following import follow
 from dpbam.runs.interrupt import graceful
 from dpbam.runs.model_file import save_run_model
 from dpbam.runs.preparation import Prepared, check_ledger, most_charges, prepare
@@ -31,11 +34,16 @@ from dpbam.runs.statement import statement, write_statement
 
 if TYPE_CHECKING:
     from dpbam.bias import BiasLens
-    from dpbam.training import Trainer
+    from dpbam.training import Ending, Trainer
 
 
 def execute(
-    config: RunConfig, out: str | Path, *, resume: bool = False, reporter: Reporter | None = None
+    config: RunConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    reporter: Reporter | None = None,
+    ranks: Ranks | None = None,
 ) -> RunResult:
     """Train as ``config`` says into the run folder ``out``.
 
@@ -45,17 +53,23 @@ def execute(
         out: must not exist or be empty, unless ``resume``.
         resume: go on with the run in ``out``; a finished one is finished again, at no cost.
         reporter: hears of the progress.
+        ranks: the processes that train together, each of which calls this. The leader alone
+            touches the run folder and hears of progress; all get the same result.
 
     Raises:
         RunError: if the folder, its lock, a checkpoint or the budget stands in the way.
         ConfigError: if the configuration cannot be used.
         dpbam.data.DataError: if the data cannot.
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
+        dpbam.distributed.RankLost: if another process is gone; a checkpoint is saved.
     """
-    folder, listener = RunFolder(out), reporter or Reporter()
-    with folder.opened(resume=resume):
-        facts, prepared = _resumed(folder, config) if resume else _begun(folder, config)
-        return _Session(folder, facts, prepared, listener).run()
+    folder, listener, ranks = RunFolder(out), reporter or Reporter(), ranks or Ranks()
+    with folder.opened(resume=resume) if ranks.leads else nullcontext():
+        begin = _resumed if resume else _begun
+        facts, prepared = begin(folder, config, ranks)
+        if ranks.leads:
+            return _Session(folder, facts, prepared, listener, ranks).run()
+        return follow(prepared, folder.path, ranks)
 
 
 def release_reservation(out: str | Path) -> None:
@@ -74,36 +88,43 @@ def release_reservation(out: str | Path) -> None:
         Budget(config.budget).settle(facts["run"], ledger.charges())
 
 
-def _begun(folder: RunFolder, config: RunConfig) -> tuple[dict[str, Any], Prepared]:
+def _begun(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str, Any], Prepared]:
     """A new run: refused before anything is written, or on disk."""
     prepared = prepare(config)
-    facts = new_facts(prepared)
-    if config.budget is not None:
+    facts = ranks.from_leader(lambda: new_facts(prepared, ranks.world))
+    if ranks.world > 1:
+        check_prepared(facts, prepared, ranks.world)
+    if config.budget is not None and ranks.leads:
         Budget(config.budget)  # refuse a missing one before the folder holds a run
     return facts, prepared
 
 
-def _resumed(folder: RunFolder, config: RunConfig) -> tuple[dict[str, Any], Prepared]:
+def _resumed(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str, Any], Prepared]:
     """A run taken up again, with the sigma and, on the same device, the physical batch it had."""
-    facts = folder.read_facts()
+    facts = ranks.from_leader(folder.read_facts)
     check_config(facts, config)
     stored, kept = RunConfig.from_mapping(facts["config"]), config
     if (config.device, config.engine) == (stored.device, stored.engine):
         rows = config.physical_batch_size or facts["physical_batch_size"]
         kept = config.replace(physical_batch_size=rows)
     prepared = prepare(kept, noise_multiplier=facts["noise_multiplier"] or None)
-    check_prepared(facts, prepared)
+    check_prepared(facts, prepared, ranks.world)
     now = {"config": config.to_mapping(), "physical_batch_size": prepared.physical_batch_size}
     return {**facts, **now}, prepared
 
 
 class _Session:
-    """One process's work on a run."""
+    """One process's work on a run: the leader's, of several."""
 
     def __init__(
-        self, folder: RunFolder, facts: dict[str, Any], prepared: Prepared, reporter: Reporter
+        self,
+        folder: RunFolder,
+        facts: dict[str, Any],
+        prepared: Prepared,
+        reporter: Reporter,
+        ranks: Ranks,
     ) -> None:
-        self.folder, self.facts, self.prepared = folder, facts, prepared
+        self.folder, self.facts, self.prepared, self.ranks = folder, facts, prepared, ranks
         self.recorder = Recorder(folder)
         board = [TensorBoard(folder)] if prepared.config.tensorboard else []
         self.reporter = Several(self.recorder, *board, reporter)
@@ -115,7 +136,7 @@ class _Session:
         config, plan = self.prepared.config, self.prepared.plan
         latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
         ledger = plan.ledger(self.folder.ledger)
-        oracle = self.prepared.oracle(ledger, self._lens())
+        oracle = self.prepared.oracle(ledger, self._lens(), self.recorder.on_release, self.ranks)
         trainer = self.prepared.trainer(oracle, self.reporter)
         if latest:
             self._load(trainer, latest.state)
@@ -123,14 +144,18 @@ class _Session:
         trainer.max_charges = most_charges(config, plan, ledger, trainer.oracle.step)
         self._write_down(trainer.max_charges)
         trainer.evaluations = self.recorder.rewind(trainer.oracle.step)
+        self.ranks.from_leader(trainer.state_dict)  # all ranks begin with the same weights
 
         began = time.monotonic()
         self._announce(trainer)
-        with graceful(self.reporter.on_message) as stop:
+        with graceful(self.reporter.on_message if self.ranks.world == 1 else _silent) as stop:
             ending = self._train(trainer, stop)
-        if ending == "stopped":
+        result = self.ranks.from_leader(
+            lambda: self._finish(trainer, ending, time.monotonic() - began)
+        )
+        if result is None:
             raise Interrupted(self.folder.path, trainer.oracle.step, plan.steps)
-        return self._finish(trainer, ending, time.monotonic() - began)
+        return result
 
     def _lens(self) -> BiasLens | None:
         """What measures the bias along the way, if that was asked for."""
@@ -181,7 +206,7 @@ class _Session:
                     f"{label} is a copy of the run in {entry.label}, and the budget would count "
                     "the two as one: go on with that one, or start a new run"
                 )
-        whole = Charge(plan.noise_multiplier, plan.sampling_rate, charges)
+        whole = Charge(plan.charged_noise_multiplier, plan.sampling_rate, charges)
         budget.reserve(run, [whole], unit=plan.unit, label=label)
 
     def _announce(self, trainer: Trainer) -> None:
@@ -206,9 +231,7 @@ class _Session:
             )
         )
 
-    def _train(
-        self, trainer: Trainer, stop: Callable[[], bool]
-    ) -> Literal["complete", "stopped", "budget ended"]:
+    def _train(self, trainer: Trainer, stop: Callable[[], bool]) -> Ending:
         every = self.prepared.config.checkpoint_every
 
         def after_step() -> None:
@@ -217,6 +240,10 @@ class _Session:
 
         try:
             ending = trainer.run(after_step=after_step, stop=stop)
+        except (RankLost, EndedElsewhere):
+            if self._saved[1] != trainer.oracle.step:
+                self._save(trainer)  # the step that failed has not reached the parameters
+            raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -232,10 +259,10 @@ class _Session:
         self._saved = (time.monotonic(), trainer.oracle.step)
         self.reporter.on_checkpoint(path, trainer.oracle.step)
 
-    def _finish(
-        self, trainer: Trainer, ending: Literal["complete", "budget ended"], seconds: float
-    ) -> RunResult:
+    def _finish(self, trainer: Trainer, ending: Ending, seconds: float) -> RunResult | None:
         """Settle the budget, hand out the model, make the statement. Doing it twice is harmless."""
+        if ending == "stopped":
+            return None
         prepared, config, ledger = self.prepared, self.prepared.config, trainer.oracle.ledger
         step, steps = trainer.oracle.step, prepared.plan.steps
         with trainer.averaged():
@@ -267,6 +294,10 @@ class _Session:
         budget.settle(self.facts["run"], ledger.charges())
         epsilon, delta = budget.total
         return {"file": path.name, "epsilon": epsilon, "delta": delta, "taken": budget.epsilon()}
+
+
+def _silent(message: str) -> None:
+    """Of several processes none speaks of a signal: all get it, and the leader says how it ends."""
 
 
 def _ending(ending: str, step: int, steps: int, charged: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,9 @@ from dpbam.runs.result import RunError
 if TYPE_CHECKING:
     from torch import nn
 
+    from dpbam.bias import ReleasedStatistics
     from dpbam.data import DataSet
+    from dpbam.distributed import Ranks
     from dpbam.fitting import Fit
     from dpbam.ledger import Ledger
     from dpbam.oracle import PrivateGradientOracle
@@ -68,12 +71,21 @@ class Prepared:
         return str(next(self.model.parameters()).device)
 
     def oracle(
-        self, ledger: Ledger | None = None, lens: Lens | None = None
+        self,
+        ledger: Ledger | None = None,
+        lens: Lens | None = None,
+        on_release: Callable[[ReleasedStatistics], None] | None = None,
+        ranks: Ranks | None = None,
     ) -> PrivateGradientOracle:
-        """The oracle of this run, writing to ``ledger``, watched by ``lens``."""
-        oracle = _oracle(self.config, self.plan, self.model, self.physical_batch_size, ledger)
-        oracle.lens = lens
-        return oracle
+        """The oracle of this run, writing to ``ledger``, watched by ``lens``.
+
+        ``on_release`` hears of the statistics that are released beside the gradients; ``ranks`` are
+        the processes that train together.
+        """
+        rows = self.physical_batch_size
+        return _oracle(
+            self.config, self.plan, self.model, rows, ledger, on_release, lens=lens, ranks=ranks
+        )
 
     def trainer(
         self, oracle: PrivateGradientOracle, reporter: Reporter, max_charges: int | None = None
@@ -180,7 +192,7 @@ def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int
     return accounting.max_steps(
         config.epsilon,
         plan.delta,
-        plan.noise_multiplier,
+        plan.charged_noise_multiplier,
         plan.sampling_rate,
         accountant=plan.accountant,
     )
@@ -194,10 +206,10 @@ def check_ledger(plan: PrivacyPlan, ledger: Ledger, step: int) -> None:
             "it from a backup; without it nobody knows what was spent"
         )
     for charge in ledger.charges():
-        if charge[:2] != (plan.noise_multiplier, plan.sampling_rate):
+        if charge[:2] != (plan.charged_noise_multiplier, plan.sampling_rate):
             raise RunError(
                 f"{ledger.path} holds steps at sigma {charge.noise_multiplier:g} and sampling rate "
-                f"{charge.sampling_rate:g}, not this run's {plan.noise_multiplier:g} and "
+                f"{charge.sampling_rate:g}, not this run's {plan.charged_noise_multiplier:g} and "
                 f"{plan.sampling_rate:g}: it is not this run's ledger; restore it from a backup"
             )
 
@@ -212,6 +224,10 @@ def _oracle(
     model: nn.Module,
     physical_batch_size: int | None,
     ledger: Ledger | None,
+    on_release: Callable[[ReleasedStatistics], None] | None = None,
+    *,
+    lens: Lens | None = None,
+    ranks: Ranks | None = None,
 ) -> PrivateGradientOracle:
     from torch import nn
 
@@ -231,6 +247,9 @@ def _oracle(
         noise_seed=config.noise_seed,
         noise=config.noise,
         ledger=ledger,
+        release=build.make_release(config, on_release),
+        lens=lens,
+        ranks=ranks,
     )
 
 

@@ -7,8 +7,8 @@ num_workers, eval_every, checkpoint_every,    yes
 data_root, tensorboard, measure_bias
 epochs                                        with a constant schedule and without swa, whose
                                               shape hangs on it; within the configured epsilon
-device, engine, physical_batch_size           unseeded only: they change the last bits, and a
-                                              seeded run is the same to the bit
+device, engine, physical_batch_size, and      unseeded only: they change the last bits, and a
+the number of processes                       seeded run is the same to the bit
 everything else                               no: it is what the accountant was told
 ============================================  ==================================================
 """
@@ -36,7 +36,7 @@ _FREE = {
 _FREE_UNSEEDED = {"device", "engine", "physical_batch_size"}
 
 
-def new_facts(prepared: Prepared) -> dict[str, Any]:
+def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
     """What a new run settles. Not for publishing: it holds a fingerprint of the data."""
     import torch
 
@@ -53,6 +53,7 @@ def new_facts(prepared: Prepared) -> dict[str, Any]:
         "physical_batch_size": prepared.physical_batch_size,
         "device": prepared.device,
         "threads": torch.get_num_threads(),
+        "ranks": world,
         "versions": versions(),
         "initial_weights": weights_digest(prepared.model),
         "non_private_fingerprint": prepared.train.fingerprint(),
@@ -99,8 +100,10 @@ def check_config(facts: dict[str, Any], config: RunConfig) -> None:
         )
 
 
-def check_prepared(facts: dict[str, Any], prepared: Prepared) -> None:
+def check_prepared(facts: dict[str, Any], prepared: Prepared, world: int = 1) -> None:
     """Refuse changed data, more epochs than the budget holds, and a seeded run's other machine.
+
+    Of several ranks each checks the data that it has, against the leader's.
 
     Raises:
         RunError: one sentence.
@@ -117,11 +120,11 @@ def check_prepared(facts: dict[str, Any], prepared: Prepared) -> None:
             f"{config.epsilon:g}: resume with fewer"
         )
     if config.seed is not None:
-        _check_machine(facts)
+        _check_machine(facts, world)
 
 
-def _check_machine(facts: dict[str, Any]) -> None:
-    """A seeded run goes on bit by bit: the same torch, the same number of threads."""
+def _check_machine(facts: dict[str, Any], world: int) -> None:
+    """A seeded run goes on bit by bit: the same torch, the same number of threads and ranks."""
     import torch
 
     if torch.__version__.partition("+")[0] != facts["versions"]["torch"].partition("+")[0]:
@@ -134,6 +137,11 @@ def _check_machine(facts: dict[str, Any]) -> None:
             f"the seeded run began with {facts['threads']} threads, here are "
             f"{torch.get_num_threads()}: its steps would come out differently; set "
             f"OMP_NUM_THREADS={facts['threads']}"
+        )
+    if world != facts.get("ranks", 1):
+        raise RunError(
+            f"the seeded run began on {facts.get('ranks', 1)} processes, here are {world}: sums of "
+            "other parts differ in the last bits; resume it on as many"
         )
 
 
