@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 DISTRIBUTIONS = ("poisson", "negative-binomial")
+_MOST_NOISE = 2.0**17
 _MOST = 10**6  # a draw above it says that the shape is a mistake
 
 
@@ -179,15 +180,15 @@ def search_noise_multiplier(
         spent = search_epsilon(charge, delta, repetitions, stages=stages, score_noise=score_noise)
         return spent <= epsilon
 
+    if not within(_MOST_NOISE):
+        raise ValueError(
+            f"no noise keeps this search within epsilon {epsilon:g}: "
+            + ("noise the score more, or " if score_noise is not None else "")
+            + "take fewer trials or methods, or a larger epsilon"
+        )
     high = 1.0
     while not within(high):
         high *= 2
-        if high > 1e5:
-            raise ValueError(
-                f"no noise keeps this search within epsilon {epsilon:g}: "
-                + ("noise the score more, or " if score_noise is not None else "")
-                + "take fewer trials or methods, or a larger epsilon"
-            )
     low = high / 2
     while within(low) and low > 1e-2:
         low, high = low / 2, low

@@ -1,0 +1,297 @@
+"""A search: what is refused, what is varied, what is stated, and that a killed one goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpbam.accounting import Charge
+from dpbam.experiments import trials
+from dpbam.experiments.search import Search
+from dpbam.experiments.search_result import MARK, SearchResult, conclude
+from dpbam.experiments.selection import search_epsilon
+from dpbam.experiments.space import parse_space
+from dpbam.experiments.studies import StageStudy, number_of_trials
+from dpbam.experiments.trials import do_trials, score
+from dpbam.ledger import Ledger
+from dpbam.runs import ConfigError
+from dpbam.runs.folder import RunFolder
+
+from .test_selection import fits
+
+SETTINGS = {
+    "data": "digits", "model": "mlp", "model_options": {"hidden": [8]}, "noise_multiplier": 2.0,
+    "delta": 1e-4, "epochs": 0.5, "batch_size": 256, "accountant": "rdp",
+}  # fmt: skip
+
+
+def a_search(**changes: Any) -> Search:
+    values = {"settings": SETTINGS, "pay": "nothing", "trials": 3, "methods": ("dp-sgd", "bam")}
+    return Search(**{**values, "space": parse_space(["lr=1e-3..1e-1:log"]), **changes})
+
+
+def varied(name: str, text: str) -> dict[str, Any]:
+    fixed = {k: v for k, v in SETTINGS.items() if k != name}
+    return {"settings": fixed, "space": parse_space([f"{name}={text}"])}
+
+
+def accounted(**changes: Any) -> Search:
+    return a_search(**{"pay": "accounted", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sampler": "tpe"}, "independent"),
+        ({"sampler": "qmc"}, "independent"),
+        ({"pruner": "median"}, "independent"),
+        ({"pruner": "hyperband"}, "independent"),
+        (varied("batch_size", "64,128"), "batch_size changes what a trial costs"),
+        (varied("epochs", "1..2"), "epochs changes what a trial costs"),
+        ({"settings": {**SETTINGS, "budget": "b.json"}}, "budget"),
+        ({"settings": {**SETTINGS, "release_norms": 50.0}}, "release_norms"),
+        ({"settings": {**SETTINGS, "unit": "patient"}, "score_noise": 9.0}, "one patient may have"),
+        ({"score_noise": 0.0}, "score_noise"),
+        ({"distribution": "fixed"}, "distribution"),
+    ],
+)
+def test_what_cannot_be_accounted_is_refused(changes: dict[str, Any], says: str) -> None:
+    accounted()  # which is fine
+    with pytest.raises(ValueError, match=says):
+        accounted(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"pay": "later"}, "pay"),
+        ({"sampler": "rnadom"}, "did you mean 'random'"),
+        ({"methods": ("bam", "bam")}, "once"),
+        ({"methods": ("bma",)}, "did you mean 'bam'"),
+        ({"space": {}}, "nothing to vary"),
+        ({"settings": {**SETTINGS, "lr": 0.1}}, "both fixed and varied"),
+        ({"settings": {"data": "digits"}}, "epsilon"),
+        ({"score_noise": 9.0}, "accounted"),
+    ],
+)
+def test_wrong_searches_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        a_search(**changes)
+
+
+def test_adaptive_samplers_serve_where_nothing_is_accounted() -> None:
+    assert a_search(sampler="tpe", pruner="hyperband", pay="public").sampler == "tpe"
+
+
+def test_a_single_method_with_lambda_varies_all_at_once() -> None:
+    space = parse_space(["lr=1e-3..1e-1:log", "lam=0.01..0.1"])
+    (stage,) = a_search(methods=("bam",), space=space).stages()
+    assert list(stage.space) == ["lr", "lam"]
+
+
+def test_the_number_of_trials_of_a_search_is_drawn_as_claimed() -> None:
+    search = accounted(trials=8)
+    stage = search.stages()[0]
+    seeds = iter(range(10**6))
+
+    def draw(_: object, of: Search = search) -> int:
+        seeded = replace(of, settings={**of.settings, "seed": next(seeds)})
+        return number_of_trials(seeded, stage)
+
+    assert fits(draw, search.repetitions)
+    assert not fits(lambda g: draw(g, a_search(trials=8)), search.repetitions)  # a fixed number
+
+
+def test_an_unseeded_number_is_not_always_the_same() -> None:
+    search = accounted(trials=50)
+    assert len({number_of_trials(search, search.stages()[0]) for _ in range(20)}) > 1
+
+
+def test_a_noised_score_has_the_noise_that_is_charged() -> None:
+    search = accounted(score_noise=4.0)
+    result: Any = SimpleNamespace(evaluations=[SimpleNamespace(accuracy=0.7, records=200)])
+    noise = random.Random(0)
+    counts = 200 * np.array([score(search, result, noise) for _ in range(4000)])
+    assert counts.mean() == pytest.approx(140, abs=4 * 4 / 4000**0.5)
+    assert counts.std() == pytest.approx(4.0, rel=0.06)
+    assert score(replace(search, score_noise=None), result, noise) == 0.7
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Trials that train nothing: accuracy falls with the distance of lr from 0.01."""
+    done: list[Any] = []
+
+    def execute(config: Any, out: Path, *, resume: bool, reporter: Any) -> Any:
+        done.append((config, out))
+        accuracy = 1 / (1 + abs(np.log(config.lr / 0.01))) - config.lam
+        for step in (1, 2):
+            reporter.on_evaluation(SimpleNamespace(step=step, accuracy=accuracy))
+        return SimpleNamespace(
+            evaluations=[SimpleNamespace(accuracy=accuracy, records=100)], epsilon=1.0,
+            delta=1e-4, seconds=0.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr(trials, "execute", execute)
+    return done
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "qmc"])
+@pytest.mark.parametrize("pruner", ["none", "median", "hyperband"])
+def test_lambda_is_searched_with_the_best_of_the_first_stage(
+    sampler: str, pruner: str, stub: list[Any], tmp_path: Path
+) -> None:
+    search = a_search(sampler=sampler, pruner=pruner, trials=6)
+    studies = do_trials(search, tmp_path)
+    first, second = stub[:6], stub[6:]
+    assert len(second) == 6
+    assert len({config.lr for config, _ in first}) == 6
+    best = studies[0].best()
+    assert best is not None
+    assert {config.lr for config, _ in second} == {best.params["lr"]}
+    assert len({config.lam for config, _ in second}) == 6
+    if pruner == "none":
+        result = conclude(search, studies, tmp_path).to_dict()
+        assert result["best_of_each_method"]["bam"]["lr"] == best.params["lr"]
+        assert result["best"]["score"] == max(t.value for s in studies for t in s.trials())
+
+
+def test_the_same_command_again_keeps_finished_trials(stub: list[Any], tmp_path: Path) -> None:
+    do_trials(a_search(), tmp_path)
+    do_trials(a_search(), tmp_path)
+    assert len(stub) == 6
+    with pytest.raises(ConfigError, match="begun with other trials"):
+        do_trials(a_search(trials=4), tmp_path)
+
+
+def test_a_trial_left_behind_keeps_its_parameters(stub: list[Any], tmp_path: Path) -> None:
+    search = a_search(methods=("dp-sgd",), trials=2)
+    study = StageStudy(search, search.stages()[0], tmp_path, None)
+    with study.claimed() as trial, study.claimed() as other:
+        assert trial is not None
+        assert other is not None  # held by somebody: not given out twice
+        assert {trial.number, other.number} == {0, 1}
+        lr = search.space["lr"].suggest(trial)
+    do_trials(search, tmp_path)  # both were given up
+    assert stub[0][0].lr == lr
+    assert len(stub) == 2
+
+
+def test_of_no_trials_nothing_is_released(
+    stub: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpbam.experiments.studies.number_of_trials", lambda *a: 0)
+    search = accounted()
+    result = conclude(search, do_trials(search, tmp_path), tmp_path)
+    assert result.best is None
+    assert not stub
+
+
+@pytest.fixture(scope="module")
+def paid(tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchResult, Path]:
+    """A real accounted search, seeded, of a few trials."""
+    out = tmp_path_factory.mktemp("search")
+    settings = {k: v for k, v in SETTINGS.items() if k not in ("noise_multiplier", "delta")}
+    search = accounted(
+        settings={**settings, "epsilon": 2.0, "seed": 3}, trials=2, score_noise=8.0
+    ).calibrated()
+    return conclude(search, do_trials(search, out), out), out
+
+
+def test_epsilon_covers_the_search_and_no_more_is_asked_for(
+    paid: tuple[SearchResult, Path],
+) -> None:
+    result, out = paid
+    assert result.folder is not None
+    spent = Ledger(1e-4, path=RunFolder(result.folder).ledger).charges()[0]
+    whole = search_epsilon(
+        Charge(spent.noise_multiplier, 256 / 1438, spent.steps), 1e-4, result.search.repetitions,
+        stages=2, score_noise=8.0,
+    )  # fmt: skip
+    statement = json.loads(RunFolder(result.folder).statement_json.read_text())
+    said = json.loads((out / "result.json").read_text())
+    assert said["epsilon"] == statement["epsilon"] == pytest.approx(whole)
+    assert 1.99 < whole <= 2.0
+    assert statement["tuned_on"].startswith("accounted: this is the best of a random number")
+    assert "RDP" in statement["accountant"]
+
+
+def test_the_best_alone_may_be_released(paid: tuple[SearchResult, Path]) -> None:
+    result = paid[0]
+    folders = [s.out(t.number) for s in result.stages for t in s.trials()]
+    assert len(folders) > 1
+    for folder in folders:
+        statement = json.loads(RunFolder(folder).statement_json.read_text())
+        chosen = folder == result.folder
+        assert bool(statement["may_be_published"]) == chosen
+        assert (folder / MARK).exists() != chosen
+
+
+def test_the_result_does_not_tell_how_many_trials_there_were(
+    paid: tuple[SearchResult, Path],
+) -> None:
+    result, out = paid
+    said = json.loads((out / "result.json").read_text())
+    assert said["number_of_trials"] == "secret, drawn from: Poisson, mean 2"
+    unchosen = {
+        t.user_attrs["settings"]["lr"] for s in result.stages for t in s.trials()
+    } - {best["lr"] for best in said["best_of_each_method"].values() if best}  # fmt: skip
+    assert not any(str(lr) in (out / "result.json").read_text() for lr in unchosen)
+
+
+def test_an_unaccounted_search_says_so_everywhere(tmp_path: Path) -> None:
+    search = a_search(methods=("dp-sgd",), trials=2)
+    result = conclude(search, do_trials(search, tmp_path), tmp_path)
+    said = json.loads((tmp_path / "result.json").read_text())
+    assert said["epsilon_covers_the_search"] is False
+    assert said["statement"].startswith("NOT ACCOUNTED")
+    assert said["epsilon_of_all_trials_together"] > said["epsilon"]
+    assert result.folder is not None
+    assert "NOT ACCOUNTED" in RunFolder(result.folder).statement.read_text()
+
+
+COMMAND = [
+    "search", "--data", "digits", "--model", "mlp", "--noise-multiplier", "2", "--accountant",
+    "rdp", "--epochs", "40", "--batch-size", "128", "--checkpoint-every", "0", "--pay", "nothing",
+    "--method", "dp-sgd", "--trials", "2", "--vary", "lr=1e-3..1e-1:log", "--json",
+]  # fmt: skip
+
+
+def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "search"
+    command = [sys.executable, "-m", "dpbam", *COMMAND, "--out", str(out)]
+    second = RunFolder(out / "trials" / "dp-sgd" / "0001")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 300
+    while not (second.ledger.exists() and len(second.ledger.read_bytes().splitlines()) > 5):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    lr = json.loads(second.facts.read_text())["config"]["lr"]
+    first = (out / "trials" / "dp-sgd" / "0000" / "ledger.jsonl").read_bytes()
+    before = second.ledger.read_bytes()
+
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    rows = json.loads((out / "non-private" / "trials.json").read_text())["trials"]
+    assert [row["state"] for row in rows] == ["COMPLETE", "COMPLETE"]
+    assert rows[1]["lr"] == lr  # the trial that was killed, not another
+    assert (out / "trials" / "dp-sgd" / "0000" / "ledger.jsonl").read_bytes() == first  # kept
+    assert second.ledger.read_bytes().startswith(before)  # from its checkpoint, all steps counted
+    steps = json.loads(second.statement_json.read_text())["steps"]
+    assert len(second.ledger.read_bytes().splitlines()) <= steps + 2
+    assert json.loads(told)["best"]["score"] == max(row["score"] for row in rows)
