@@ -151,8 +151,8 @@ def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
         screen.print(table(header, rows, title=f"{recipe.scale} {recipe.name}: {recipe.title}"))
         hours += sum(c.gpu_hours_left for c in costs)
     screen.print(
-        f"{hours:.3g} GPU hours are missing, taking {GPU}. Passes: images forward and backward in a "
-        "run. Memory: of a step. FLOPs: counted on a step and scaled up to a run.",
+        f"{hours:.3g} GPU hours are missing, taking {GPU}. Passes: images forward and backward in "
+        "a run. Memory: of a step. FLOPs: counted on a step and scaled up to a run.",
         markup=False, soft_wrap=True,
     )  # fmt: skip
 

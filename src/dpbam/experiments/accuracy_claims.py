@@ -257,5 +257,5 @@ def _tried(study: Study, arm: str, lr: float) -> str:
 
 def best_rate(study: Study, arm: str) -> float:
     """The learning rate with the best accuracy in a tuning study, the smallest where two tie."""
-    tried = [(record.accuracy, -record.cell["lr"]) for record in study.records if record.arm == arm]
+    tried = [(r.accuracy, -float(r.cell["lr"])) for r in study.records if r.arm == arm]
     return -max(tried)[1]

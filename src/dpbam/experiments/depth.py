@@ -170,11 +170,11 @@ def figure3(result: Mapping[str, Any], studies: Sequence[Study] = ()) -> Outcome
 
 def _log_ratio(one: Mapping[str, list[float]], other: Mapping[str, list[float]]) -> Estimate:
     """Mean over the depths of ln(one / other): one figure a trial, then over the trials."""
-    logs = [
+    mine, its = (
         {k: fmean(math.log(by[d][k]) for d in by) for k in range(len(next(iter(by.values()))))}
         for by in (one, other)
-    ]
-    return paired_difference(*logs)
+    )
+    return paired_difference(mine, its)
 
 
 def _exponents(by_depth: Mapping[str, list[float]]) -> list[float]:

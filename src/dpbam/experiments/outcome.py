@@ -12,7 +12,7 @@ from typing import Any
 from dpbam.experiments.claims import Claim
 from dpbam.experiments.recipes import Recipe
 from dpbam.experiments.records import Record
-from dpbam.experiments.statistics import Estimate, estimate, paired_difference
+from dpbam.experiments.statistics import LEVEL, Estimate, estimate, paired_difference
 from dpbam.report.figure import Figure
 from dpbam.report.groups import Group, groups
 from dpbam.report.records import Run
@@ -130,11 +130,11 @@ def difference_of(
     one: Mapping[int, Record],
     other: Mapping[int, Record],
     reading: Reading = accuracy,
-    **options: Any,
+    level: float = LEVEL,
 ) -> Estimate:
     """The paired difference of a reading."""
-    values = ({s: reading(r) for s, r in by_seed.items()} for by_seed in (one, other))
-    return paired_difference(*values, **options)
+    mine, its = ({s: reading(r) for s, r in by_seed.items()} for by_seed in (one, other))
+    return paired_difference(mine, its, level)
 
 
 def as_groups(records: Iterable[Record]) -> tuple[Group, ...]:

@@ -83,7 +83,8 @@ def halved(images: Images) -> Images:
     """[N, C, H, W] -> [N, C, H/2, W/2]: means of 2x2 squares, rounded."""
     n, c, h, w = images.shape
     squares = images.reshape(n, c, h // 2, 2, w // 2, 2)
-    return squares.mean(axis=(3, 5), dtype=np.float32).round().astype(np.uint8)
+    means: Images = squares.mean(axis=(3, 5), dtype=np.float32).round().astype(np.uint8)
+    return means
 
 
 def _kept(count: int, split: str) -> NDArray[np.int64]:
