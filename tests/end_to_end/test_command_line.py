@@ -176,7 +176,7 @@ def test_a_comparison_that_is_stopped_goes_on(place):
     assert "2 paired seeds" in said
     assert "paired, against dp-sgd" in said
     result = json.loads((place / "both" / "comparison.json").read_text())
-    assert {name: m["accuracy"]["count"] for name, m in result["methods"].items()} == {
+    assert {name: m["accuracy"]["count"] for name, m in result["contenders"].items()} == {
         "dp-sgd": 2,
         "bam": 2,
     }

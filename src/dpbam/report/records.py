@@ -136,7 +136,8 @@ def _runs_within(folder: Path) -> list[Path]:
 
 def _rank(path: Path) -> int:
     """The place of the method that a run's folder, or the one above it, is named after."""
-    named = [k for k, method in enumerate(METHODS) if method in (path.name, path.parent.name)]
+    folders = [f"{name}-" for name in (path.name, path.parent.name)]  # bam, or bam-0.02
+    named = [k for k, m in enumerate(METHODS) if any(f.startswith(f"{m}-") for f in folders)]
     return named[0] if named else len(METHODS)
 
 
