@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from dpbam.accounting import Charge
 from dpbam.ledger import Ledger

@@ -1,0 +1,131 @@
+"""What the trainers of other libraries need of us: Poisson batches, a ledger, a state to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from dpbam.ledger import Ledger
+from dpbam.oracle import PrivateGradientOracle
+from dpbam.plan import PrivacyPlan, epoch_steps
+from dpbam.sampling import PoissonSampler
+from dpbam.trees import map_rows
+
+
+class EpochSampler:
+    """A ``batch_sampler`` whose epochs are n / l Poisson samples, from the present step on.
+
+    Args:
+        plan: says n, l and q.
+        sampler: draws the sample of a step.
+        step: asks for the present step when an epoch begins; so a resumed run goes on.
+
+    Example:
+        >>> plan = PrivacyPlan(n=100, batch_size=20, steps=50, noise_multiplier=1.0, delta=1e-3)
+        >>> batches = EpochSampler(plan, plan.sampler(seed=0), lambda: 7)
+        >>> len(batches), next(iter(batches)) == plan.sampler(seed=0).indices(7).tolist()
+        (5, True)
+    """
+
+    def __init__(self, plan: PrivacyPlan, sampler: PoissonSampler, step: Callable[[], int]) -> None:
+        self._length = epoch_steps(plan.n, plan.batch_size, 1)
+        self._sampler, self._step = sampler, step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start = self._step()
+        for step in range(start, start + self._length):
+            yield self._sampler.indices(step).tolist()
+
+    def __len__(self) -> int:
+        return self._length
+
+
+class EmptyAware:
+    """A collate function that gives zero rows of the right shape for an empty sample."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
+        self._collate, self._dataset = collate, dataset
+
+    def __call__(self, items: list[Any]) -> Any:
+        batch = _plain(self._collate(items or [self._dataset[0]]))
+        return batch if items else map_rows(lambda t: t[:0], batch)
+
+
+def poisson_loader(
+    dataset: Any,
+    collate: Callable[[list[Any]], Any],
+    plan: PrivacyPlan,
+    sampler: EpochSampler,
+    **options: Any,
+) -> DataLoader[Any]:
+    """A DataLoader of Poisson batches; an empty sample is an empty batch, never a skipped one."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"a {type(dataset).__name__} gives its records in an order of its own, which Poisson "
+            "sampling cannot use: pass a data set that answers dataset[i] and len(dataset)"
+        )
+    if plan.unit != "record":
+        raise ValueError(
+            f"the plan's unit is the {plan.unit}, which a trainer's batches do not tell: write "
+            "the loop yourself, with plan.batches(data, units=...)"
+        )
+    if len(dataset) != plan.n:
+        raise ValueError(
+            f"the plan is for n = {plan.n} records but the data set has {len(dataset)}: the "
+            "sampling rate would be another; make the plan with the data set's size"
+        )
+    collate = EmptyAware(collate, dataset)
+    return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, **options)
+
+
+def open_ledger(plan: PrivacyPlan, ledger: Ledger | Path | str) -> Ledger:
+    """The ledger itself, or the one at a path, whose folder is made."""
+    if isinstance(ledger, Ledger):
+        return ledger
+    path = Path(ledger)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return plan.ledger(path)
+
+
+def check_fresh(ledger: Ledger, given: Ledger | Path | str, how_to_resume: str) -> None:
+    """Refuse to begin anew on the file of another run: it would be taken for this one's cost."""
+    if len(ledger) and not isinstance(given, Ledger):
+        raise ValueError(
+            f"{given} holds {len(ledger)} steps of an earlier run: resume it with "
+            f"{how_to_resume}, or give this run a ledger of its own; to count both together, pass "
+            "the ledger itself, plan.ledger(path)"
+        )
+
+
+def check_left(oracle: PrivateGradientOracle) -> None:
+    """Refuse a step that the plan does not have: its epsilon would be exceeded."""
+    if oracle.step >= oracle.plan.steps:
+        raise ValueError(
+            f"all {oracle.plan.steps} steps of the plan are taken: another one would cost more "
+            "than the plan's epsilon; make a plan with more steps"
+        )
+
+
+def saved(oracle: PrivateGradientOracle) -> dict[str, Any]:
+    """What a checkpoint keeps: the oracle's state and the whole ledger, as plain values."""
+    return {"oracle": oracle.state_dict(), "ledger": oracle.ledger.entries()}
+
+
+def restore(oracle: PrivateGradientOracle, state: Mapping[str, Any] | None) -> None:
+    """Go on from :func:`saved`. The ledger's own file keeps what it knows beyond the checkpoint."""
+    if state is None:
+        raise ValueError(
+            "the checkpoint has no ledger, so nobody knows what its weights have cost: resume from "
+            "one that a private training wrote; weights trained without private data are loaded "
+            "into the model before"
+        )
+    oracle.ledger.take(state["ledger"])
+    oracle.load_state_dict(state["oracle"])
+
+
+def _plain(batch: Any) -> Any:
+    """A dict for what only behaves as one (a tokenizer's ``BatchEncoding``)."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
