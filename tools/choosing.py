@@ -1,0 +1,65 @@
+"""Write the tables of docs/choosing.md: ``python tools/choosing.py``, again when there are records.
+
+Two are the accountant's, the others are read from the records in results/bias.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from dpbam import PrivacyPlan
+from dpbam.experiments.bias_figures import STUDIES, summary
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "choosing.md"
+N, DELTA, EPOCHS = 50_000, 1e-5, 30
+EPSILONS, SIZES = (1, 2, 4, 8), (64, 256, 1024, 4096)
+
+
+def noise_table() -> str:
+    """sigma / l, in thousandths of C: the noise on each coordinate of the mean gradient."""
+    rows = ["| l | steps | " + " | ".join(f"epsilon {e}" for e in EPSILONS) + " |"]
+    rows.append("|---" * (2 + len(EPSILONS)) + "|")
+    for size in SIZES:
+        plans = [
+            PrivacyPlan.calibrate(epsilon=e, delta=DELTA, n=N, batch_size=size, epochs=EPOCHS)
+            for e in EPSILONS
+        ]
+        cells = [
+            f"{p.noise_multiplier:.2f} ({1000 * p.noise_multiplier / size:.2f})" for p in plans
+        ]
+        rows.append(f"| {size} | {plans[0].steps} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def study_table(name: str, arms: tuple[str, ...] | None = None) -> str:
+    """The study's own table, from the records that are there; ``arms`` names those to show."""
+    wanted = arms or tuple(arm.name for arm in STUDIES[name])
+    folder = ROOT / "results" / "bias" / name
+    paths = [path for arm in wanted for path in sorted(folder.glob(f"{arm}-seed-*.json"))]
+    if not paths:
+        return "No records yet."
+    return summary([json.loads(path.read_text(encoding="utf-8")) for path in paths])
+
+
+def filled(page: str) -> str:
+    """The page with its tables made anew."""
+    tables = {
+        "noise": noise_table(),
+        "clip-norm": study_table("methods", ("dp-sgd", "dp-sgd-c4")),
+        "lambda": study_table("methods", ("dp-sgd", "bam-0.005", "bam-0.02")),
+        "batch-size": study_table("batch-size"),
+    }
+    for name, table in tables.items():
+        start, end = f"<!-- table: {name} -->", "<!-- end -->"
+        pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
+        if not pattern.search(page):
+            raise ValueError(f"{PAGE.name} has no place for the table {name}")
+        page = pattern.sub(lambda _, a=start, t=table, b=end: f"{a}\n\n{t}\n\n{b}", page)
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
