@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpbam.experiments.statistics import estimate, paired_difference
+from dpbam.experiments.statistics import Estimate, estimate, paired_difference
 
 values = st.lists(st.floats(0, 1), min_size=2, max_size=12).filter(lambda x: np.std(x) > 1e-6)
 
@@ -50,3 +50,23 @@ def test_only_shared_seeds_are_paired():
     assert paired_difference({0: 0.5, 1: 0.7}, {1: 0.6, 2: 0.1}).mean == pytest.approx(0.1)
     with pytest.raises(ValueError, match="shared seeds"):
         paired_difference({0: 0.5}, {1: 0.5})
+
+
+def test_effect_size_is_the_mean_in_deviations():
+    assert estimate([1.0, 3.0, 5.0]).effect_size == pytest.approx(1.5)
+    assert math.isnan(estimate([0.5]).effect_size)
+    assert math.isnan(estimate([0.5, 0.5]).effect_size)
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_the_smallest_detectable_difference_is_detected_four_times_in_five(seeds):
+    rng = np.random.default_rng(seeds)
+    samples = rng.normal(0, 1, (20_000, seeds))
+    needed = Estimate(0.0, 1.0, 0.0, 0.0, seeds).smallest_detectable  # of a true deviation of 1
+    t = stats.ttest_1samp(samples + needed, 0, axis=1)
+    assert np.mean((t.pvalue < 0.05) & (t.statistic > 0)) == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_higher_level_is_a_wider_interval():
+    wide, narrow = estimate([1.0, 2.0, 4.0], 0.99), estimate([1.0, 2.0, 4.0])
+    assert wide.low < narrow.low < narrow.high < wide.high

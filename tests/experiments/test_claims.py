@@ -1,0 +1,63 @@
+"""The rule of the verdicts, case by case."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dpbam.experiments.claims import Claim, count_verdicts
+from dpbam.experiments.statistics import Estimate, estimate
+
+
+def found(low, high):
+    return Estimate((low + high) / 2, 1.0, low, high, 5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "verdict"),
+    [
+        ("above", 0.1, 0.3, "reproduced"),
+        ("above", -0.1, 0.3, "inconclusive"),
+        ("above", -0.3, -0.1, "not reproduced"),
+        ("below", -0.3, -0.1, "reproduced"),
+        ("below", -0.3, 0.1, "inconclusive"),
+        ("below", 0.1, 0.3, "not reproduced"),
+        ("same", -0.4, 0.4, "reproduced"),
+        ("same", 0.1, 0.4, "reproduced"),
+        ("same", -0.4, 0.6, "inconclusive"),
+        ("same", 0.6, 0.9, "not reproduced"),
+        ("same", -0.9, -0.6, "not reproduced"),
+        ("different", 0.1, 0.3, "reproduced"),
+        ("different", -0.3, -0.1, "reproduced"),
+        ("different", -0.1, 0.3, "inconclusive"),
+    ],
+)
+def test_the_rule(kind, low, high, verdict):
+    assert Claim("", kind, found(low, high), margin=0.5).verdict == verdict
+
+
+def test_one_seed_decides_nothing():
+    claim = Claim("", "above", estimate([0.5]))
+    assert claim.verdict == "inconclusive"
+    assert claim.sentence() == "1 seed: no interval"
+
+
+def test_a_baseline_at_its_floor_decides_nothing():
+    claim = Claim("", "above", found(0.1, 0.3), floor_missed=True)
+    assert claim.verdict == "inconclusive"
+    assert "floor" in claim.sentence()
+
+
+def test_inconclusive_says_what_could_have_been_seen():
+    claim = Claim("", "above", estimate([0.01, -0.01, 0.02]), "points")
+    seen = 100 * claim.difference.smallest_detectable
+    assert claim.verdict == "inconclusive"
+    assert math.isfinite(seen)
+    assert f"visible from {seen:.2f} on" in claim.sentence()
+    assert "visible" not in Claim("", "above", found(0.1, 0.3)).sentence()
+
+
+def test_verdicts_are_counted():
+    claims = {"a": [Claim("", "above", found(1, 2))], "b": [Claim("", "above", found(-1, 2))] * 2}
+    assert count_verdicts(claims) == {"reproduced": 1, "not reproduced": 0, "inconclusive": 2}
