@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two test processes on two cores: more threads would only wait for one another.
 SERIAL := OMP_NUM_THREADS=1
 
-.PHONY: demo test lint prove clean
+.PHONY: demo test lint prove docs figures release-check clean
 
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,5 +32,16 @@ test: lint  ## everything that continuous integration runs
 prove: $(VENV)/installed-dev  ## plant every mistake and see it caught; attack the code as it is
 	$(SERIAL) $(BIN)/python tests/privacy/prove.py --jobs 2
 
+docs: $(VENV)/installed-dev  ## the documentation's site, strictly, into site/; it opens from disk
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+figures: $(VENV)/installed-dev  ## the documentation's pictures and tables, from the records in results/
+	$(BIN)/python tools/figures.py
+	$(BIN)/python tools/choosing.py
+
+release-check: $(VENV)/installed-dev  ## sdist and wheel, checked and tried in an empty environment
+	$(BIN)/python -m pip install --quiet --editable '.[release]'
+	tools/check_release.sh $(BIN)/python
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist site
