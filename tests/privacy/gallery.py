@@ -20,6 +20,7 @@ import numpy as np
 import test_accounting_claims as accounting_claims
 import test_gradient_claims as gradient_claims
 import test_noise_claims as noise_claims
+import test_rank_claims as rank_claims
 import test_sensitivity as sensitivity_claims
 import torch
 from safetensors.torch import save
@@ -239,6 +240,7 @@ CLAIMS = {
     "sensitivity": sensitivity_claims.MISTAKES,
     "gradients": gradient_claims.MISTAKES,
     "noise": noise_claims.MISTAKES,
+    "ranks": rank_claims.MISTAKES,
     "sampling and accounting": accounting_claims.MISTAKES,
 }
 GALLERY: dict[str, dict[str, Mistake]] = {

@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any
 
 BEAT = 1.0  # seconds
-_LOOK = 3 * BEAT  # between two looks at the pulses
+_LOOK = 3  # beats between two looks at the pulses
+_PATIENCE = 10  # beats to wait for the store
 _ENDED = "ended"
 _RESUME = "what was released is on the ledger; go on with --resume"
 
@@ -37,7 +38,7 @@ class Watch:
         self._limit = limit
         self._store, self._own = store.clone(), store.clone()  # a connection for each thread
         for connection in (self._store, self._own):
-            connection.set_timeout(timedelta(seconds=5 * BEAT))
+            connection.set_timeout(timedelta(seconds=_PATIENCE / 2 * BEAT))
         self._stop = threading.Event()
         self._pulse = threading.Thread(target=self._beat, name="dpbam-pulse", daemon=True)
         self._own.set(f"host/{rank}", socket.gethostname())
@@ -68,7 +69,7 @@ class Watch:
         answer: list[str | None] = []
         looking = threading.Thread(target=lambda: answer.append(self._look(failure)), daemon=True)
         looking.start()
-        looking.join(_LOOK + 10 * BEAT)  # a store on a host that is cut off never answers
+        looking.join((_LOOK + _PATIENCE) * BEAT)  # a store on a host that is cut off never answers
         return answer[0] if answer else self._nobody_answers()
 
     def _look(self, failure: Exception) -> str | None:
@@ -76,7 +77,7 @@ class Watch:
             if self._store.check([_ENDED]):
                 return None
             before = self._pulses()
-            time.sleep(_LOOK)
+            time.sleep(_LOOK * BEAT)
             silent = [r for r, count in enumerate(self._pulses()) if count == before[r]]
             sentence = self._sentence([r for r in silent if r != self.rank], failure)
             return sentence if self.claim(sentence) else None
@@ -93,8 +94,8 @@ class Watch:
             )
         hosts = [self._store.get(f"host/{r}").decode() for r in lost]
         names = ", ".join(f"{r} (on {host})" for r, host in zip(lost, hosts, strict=True))
-        ranks = "rank" if len(lost) == 1 else "ranks"
-        return f"{ranks} {names} of {self.world} lost: {_RESUME}"
+        said = f"rank {names} is" if len(lost) == 1 else f"ranks {names} are"
+        return f"{said} lost, of {self.world}: {_RESUME}"
 
     def _nobody_answers(self) -> str:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"

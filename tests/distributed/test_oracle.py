@@ -1,0 +1,162 @@
+"""The same training on 1, 2 and 4 processes: parameters, samples, and what is refused."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from checks import check_poisson
+from dpbam import SAM, SGD, Method, PrivacyPlan, PrivateGradientOracle
+from dpbam.bias import BiasLens
+from dpbam.distributed import Ranks
+from dpbam.sampling import Share
+from support import CLIPPINGS, METHODS, cross_entropy, private_plan, quiet_plan, samples
+from together import together
+
+STEPS, RECORDS = 50, 80
+OWNERS = np.arange(RECORDS) * 7 % 30  # 30 patients with two or three records each
+
+
+def jitter(x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """An augmentation: a shift that hangs on the row's key."""
+    return x + 0.1 * (keys % 7).double().unsqueeze(1)
+
+
+def case_plan(clipping: str, group: bool, batch_size: int = 9) -> PrivacyPlan:
+    unit = {"unit": "patient", "max_records": 2, "n": 30} if group else {"n": RECORDS}
+    return quiet_plan(0.5, clipping=clipping, batch_size=batch_size, steps=STEPS, **unit)
+
+
+def cases() -> dict[str, tuple[Method, PrivacyPlan, int]]:
+    """Every method with every clipping; by turns of records, and of patients with three views."""
+    found = {}
+    for m, method in enumerate(METHODS):
+        for c, clipping in enumerate(CLIPPINGS):
+            group = (m + c) % 2 == 1
+            name = f"{method}, {clipping}, {'patients, K = 3' if group else 'records'}"
+            found[name] = METHODS[method](0.3), case_plan(clipping, group), 3 if group else 1
+    found["mostly empty shares"] = (METHODS["bam"](0.3), case_plan("flat", False, 1), 1)
+    plain = quiet_plan(batch_size=9, steps=STEPS, n=RECORDS)
+    return found | {"sgd": (SGD(), plain, 1), "sam": (SAM(0.1), plain, 1)}
+
+
+def trained(ranks: Ranks, method: Method, plan: PrivacyPlan, views: int) -> np.ndarray:
+    """The parameters after 50 steps of SGD, float64, sigma = 0."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 3)).double()
+    oracle = PrivateGradientOracle(
+        model, cross_entropy, plan, method, physical_batch_size=12, augment=jitter,
+        multiplicity=views, seed=3, ranks=ranks,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    units = None if plan.unit == "record" else OWNERS
+    for batch in plan.batches(samples(RECORDS), units=units, seed=3, share=ranks.share):
+        oracle.backward(*batch)
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
+
+
+def all_cases(ranks: Ranks) -> dict[str, np.ndarray]:
+    return {name: trained(ranks, *case) for name, case in cases().items()}
+
+
+@cache
+def alone() -> dict[str, np.ndarray]:
+    return all_cases(Ranks())
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_without_noise_the_number_of_processes_does_not_change_the_result(world):
+    for found in together(world, all_cases):
+        for name, expected in alone().items():
+            assert np.abs(found[name] - expected).max() < 1e-9, name
+
+
+def test_the_trainings_go_somewhere():
+    """What the test above compares: every case its own, and none where it began."""
+    found = list(alone().values())
+    start = trained(Ranks(), SGD(), quiet_plan(batch_size=9, steps=1, n=RECORDS), 1)
+    assert all(np.abs(a - b).max() > 1e-4 for i, a in enumerate(found) for b in found[:i])
+    assert all(np.abs(a - start).max() > 1e-2 for a in found)
+
+
+# --- sampling
+
+
+def drawn(ranks: Ranks, *, seed: int | None, secure: bool = False) -> list[list[int]]:
+    plan = private_plan(n=100, batch_size=20, steps=200)
+    batches = plan.batches(samples(100), seed=seed, secure=secure, share=ranks.share)
+    return [units.tolist() for _, _, units in batches]
+
+
+def joined_steps(parts: list[list[list[int]]]) -> list[list[int]]:
+    """The ranks' shares of each step, one after another."""
+    return [[unit for share in step for unit in share] for step in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize(("seed", "secure"), [(3, False), (None, False), (None, True)])
+def test_the_union_of_the_shares_is_one_poisson_sample(seed, secure):
+    parts = together(2, lambda ranks: drawn(ranks, seed=seed, secure=secure))
+    union = [sorted(step) for step in joined_steps(parts)]
+    check_poisson(union, 100, 0.2)
+    if seed is not None:
+        assert union == drawn(Ranks(), seed=seed)
+
+
+def every_unit(self: Share, units: np.ndarray) -> np.ndarray:
+    """Each rank a sample of its own, of all units."""
+    return np.ones(len(units), dtype=bool)
+
+
+def the_same_half(self: Share, units: np.ndarray) -> np.ndarray:
+    """No rank has the other units."""
+    return units % self.of == 0
+
+
+@pytest.mark.parametrize("seed", [3, None])
+@pytest.mark.parametrize("wrong", [every_unit, the_same_half])
+def test_shares_that_overlap_are_found_out(monkeypatch, wrong, seed):
+    monkeypatch.setattr(Share, "owns", wrong)
+    parts = together(2, lambda ranks: drawn(ranks, seed=seed))
+    with pytest.raises(AssertionError):
+        check_poisson(joined_steps(parts), 100, 0.2)
+
+
+def test_one_draw_for_two_shares_is_found_out():
+    """The mistake of seeding every rank's sampler alike, each over indices of its own."""
+    parts = [drawn(Ranks(), seed=3)] * 2
+    union = [[2 * i + r for r, part in enumerate(step) for i in part] for step in
+             zip(*parts, strict=True)]  # fmt: skip
+    with pytest.raises(AssertionError, match="batch sizes"):
+        check_poisson(union, 200, 0.2)
+
+
+# --- what is refused
+
+
+class Second(Ranks):
+    """Rank 1 of 2, on paper."""
+
+    rank, world = 1, 2
+
+
+def oracle_of(ranks: Ranks, **options: object) -> PrivateGradientOracle:
+    return PrivateGradientOracle(
+        nn.Linear(4, 3).double(), cross_entropy, private_plan(), ranks=ranks, **options
+    )
+
+
+@pytest.mark.parametrize("units", [None, torch.tensor([1, 2, 3])])
+def test_units_of_another_rank_are_refused(units):
+    x, y = samples(3)
+    with pytest.raises(ValueError, match=r"rank 1 of 2 takes its own units only.*share"):
+        oracle_of(Second()).backward(x, y, units)
+
+
+def test_measuring_the_bias_needs_a_process_alone():
+    with pytest.raises(ValueError, match="by a process alone"):
+        oracle_of(Second(), lens=BiasLens())

@@ -1,0 +1,67 @@
+"""Several ranks in a test: real processes over gloo on the loopback, this process being rank 0.
+
+The others are forked from it, so that they cost no import of torch, and share what a test has
+patched: a planted mistake is planted on every rank.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+
+from dpbam.distributed import Ranks, joined
+
+LIMIT = 120.0  # seconds; a loaded machine is slow, and no test waits for it to pass
+
+
+def together(world: int, work: Callable[[Ranks], Any]) -> list[Any]:
+    """``work(ranks)`` on each of ``world`` ranks: the results, by rank; arrays, not tensors."""
+    fork, port = multiprocessing.get_context("fork"), free_port()
+    pipes = [fork.Pipe(duplex=False) for _ in range(1, world)]
+    others = [
+        fork.Process(target=_other, args=(rank, world, port, work, pipe[1]), daemon=True)
+        for rank, pipe in enumerate(pipes, 1)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of every fork
+        for process in others:
+            process.start()
+    try:
+        found = [as_rank(0, world, port, work)]
+        for receive, _ in pipes:
+            assert receive.poll(LIMIT), "a rank gave no answer"
+            found.append(receive.recv())
+    finally:
+        for process in others:
+            process.join(10)
+            process.kill()
+    return found
+
+
+def as_rank(rank: int, world: int, port: int, work: Callable[[Ranks], Any], **more: str) -> Any:
+    """``work`` as torchrun would start it."""
+    environment = {
+        "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **more,
+    }  # fmt: skip
+    with mock.patch.dict(os.environ, environment), joined() as ranks:
+        return work(ranks)
+
+
+def _other(rank: int, world: int, port: int, work: Callable[[Ranks], Any], pipe: Any) -> None:
+    torch.set_num_threads(1)  # the threads of before the fork are not here
+    pipe.send(as_rank(rank, world, port, work))
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
