@@ -45,24 +45,24 @@ def _examples_section(match: re.Match[str]) -> str:
 
 
 def _tables(text: str) -> str:
+    """Every table. It begins with a rule, and ends with a rule that nothing follows."""
     out: list[str] = []
     block: list[str] = []
-    rules = 0
-    for line in text.splitlines():
+    lines = text.splitlines()
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
         rule = bool(_RULE.match(line))
-        rules += rule
-        if rules:
-            block.append(line)
-            if rule and rules == 3:
-                out += _table(block)
-                block, rules = [], 0
-        else:
+        if not block and not rule:
             out.append(line)
+            continue
+        block.append(line)
+        if rule and len(block) > 1 and not after.strip():
+            out += _table(block)
+            block = []
     return "\n".join([*out, *block])
 
 
 def _table(block: list[str]) -> list[str]:
-    """The lines of one table. A cell whose first column is empty continues the row above."""
+    """The lines of one table. A line whose first column is empty continues the row above."""
     indent = " " * (len(block[0]) - len(block[0].lstrip()))
     starts = [m.start() for m in re.finditer(r"=+", block[0])]
     ends = [*starts[1:], None]
@@ -71,10 +71,12 @@ def _table(block: list[str]) -> list[str]:
         if _RULE.match(line) or not line.strip():
             continue
         cells = [line[a:b].strip() for a, b in zip(starts, ends, strict=True)]
-        if rows and not cells[0] and len(rows) > 1:
+        if rows and not cells[0]:
             rows[-1] = [f"{old} {new}".strip() for old, new in zip(rows[-1], cells, strict=True)]
         else:
             rows.append(cells)
+    if sum(bool(_RULE.match(line)) for line in block) == 2:  # a table without a head
+        rows.insert(0, [""] * len(starts))
     drawn = [indent + "| " + " | ".join(_cell(c) for c in row) + " |" for row in rows]
     return ["", drawn[0], indent + "|---" * len(starts) + "|", *drawn[1:], ""]
 

@@ -1,0 +1,162 @@
+"""The site: built strictly, every link leads somewhere, every public name is in the reference."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlparse
+
+import pytest
+from filelock import FileLock
+from tests.docs.pages import ROOT
+
+import dpbam
+
+pytest.importorskip("mkdocs", reason="mkdocs is in the docs extra")
+#: Flat modules whose every public function and class is for users.
+MODULES = sorted(
+    f"dpbam.{found.name}"
+    for found in pkgutil.iter_modules(dpbam.__path__)
+    if not found.ispkg and not found.name.startswith("_")
+)
+PACKAGES = sorted(
+    f"dpbam.{found.name}"
+    for found in pkgutil.iter_modules(dpbam.__path__)
+    if found.ispkg and found.name != "cli"
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; test processes that run side by side share one."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with FileLock(shared / "site.lock"):
+        out = shared / "site"
+        if not (shared / "site.log").exists():
+            done = subprocess.run(
+                [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)],
+                cwd=ROOT, capture_output=True, text=True, check=False,
+                env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout + done.stderr
+            (shared / "site.log").write_text(done.stdout + done.stderr)
+    return out
+
+
+class Links(HTMLParser):
+    """What a page links to and loads, and the places in it that can be linked to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.places: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value for name, value in attrs if value}
+        self.places |= {found[key] for key in ("id", "name") if key in found}
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        elif tag in {"img", "script", "link"} and found.get("rel") != "canonical":
+            self.loaded += [found[key] for key in ("src", "href") if key in found]
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Links]:
+    return {path: Links(path) for path in site.rglob("*.html") if path.name != "404.html"}
+
+
+def test_it_builds_strictly_without_a_warning(site: Path) -> None:
+    log = (site.parent / "site.log").read_text()
+    assert "WARNING" not in log
+    assert "ERROR" not in log
+
+
+def test_every_internal_link_leads_somewhere(pages: dict[Path, Links]) -> None:
+    broken = []
+    checked = 0
+    for path, page in pages.items():
+        for link in [*page.links, *page.loaded]:
+            if urlparse(link).scheme:
+                continue
+            checked += 1
+            target, place = urldefrag(link)
+            file = (path.parent / unquote(target)).resolve() if target else path
+            there = file.exists() and (
+                not place or file not in pages or unquote(place) in pages[file].places
+            )
+            if not there:
+                broken.append(f"{path.name}: {link}")
+    assert checked > 1000
+    assert not broken
+
+
+def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Links]) -> None:
+    loaded = {url for page in pages.values() for url in page.loaded}
+    assert loaded
+    assert not [url for url in loaded if urlparse(url).scheme or url.startswith("//")]
+
+
+def test_formulas_are_mathml(site: Path) -> None:
+    text = (site / "method.html").read_text(encoding="utf-8")
+    assert text.count("<math") > 20
+    assert "arithmatex" not in text
+
+
+def inventory(site: Path) -> set[str]:
+    """The names that the reference describes."""
+    packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    lines = zlib.decompress(packed).decode().splitlines()
+    return {line.split(" ")[0] for line in lines}
+
+
+def exported(path: Path) -> list[str]:
+    """A module's ``__all__``, read without importing it: some need an extra."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            return list(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+    return []
+
+
+def public_names() -> list[tuple[str, str]]:
+    """(package or module, name) of every public name."""
+    source = Path(dpbam.__file__).parent
+    found = [
+        (f"dpbam.{path.relative_to(source).parts[0]}", name)
+        for package in PACKAGES
+        for path in sorted((source / package.removeprefix("dpbam.")).rglob("*.py"))
+        for name in exported(path)
+    ]
+    for module in MODULES:
+        members = vars(importlib.import_module(module))
+        found += [
+            (module, name)
+            for name, thing in members.items()
+            if not name.startswith("_") and getattr(thing, "__module__", None) == module
+            and callable(thing) and getattr(thing, "__doc__", None)
+        ]  # fmt: skip
+    return found
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    described = inventory(site)
+    names = public_names()
+    assert len(names) > 150
+    assert {home for name, home in dpbam._HOME.items()} <= {home for home, _ in names}
+    missing = [
+        f"{home}.{name}"
+        for home, name in names
+        if not any(d.startswith(f"{home}.") and d.endswith(f".{name}") for d in described)
+    ]
+    assert not missing, f"not in docs/reference: {missing}"
