@@ -59,7 +59,7 @@ def command() -> Any:
     """The whole command line as one click command."""
     app = typer.Typer(
         help=_HELP, epilog=_EPILOG, no_args_is_help=True, rich_markup_mode="rich",
-        add_completion=False, context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"]},
     )  # fmt: skip
     app.callback()(_root)
     for function, name, text in _COMMANDS:
