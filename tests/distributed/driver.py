@@ -1,0 +1,130 @@
+"""Runs one training on several ranks, kills one of them, and ends the others as torchrun does.
+
+The ranks are forked from the server process of the other crash tests. The store lives here, as it
+lives in torchrun's agent, and a new one for every attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpbam.cli.boundary import guarded
+from dpbam.distributed import Ranks, process, watch
+from dpbam.runs import RunConfig, execute, stored_config
+from dpbam.runs.folder import RunFolder
+from end_to_end import kill_driver
+from end_to_end.kill_driver import at_call, count_applied, die, plant_mistake
+from together import as_rank
+
+POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
+    "before the sums are reduced": lambda kill: _before(process.dist, "reduce", kill),
+    "after the sums are reduced": lambda kill: _before(process.dist, "broadcast", kill),
+    "after the broadcast": lambda kill: _after(process.dist, "broadcast", kill),
+    "while the others wait": lambda kill: _before(process.dist, "all_reduce", kill),
+}
+
+
+@dataclass
+class Attempt:
+    """How the processes of one attempt ended: exit codes and what each said, by rank."""
+
+    codes: list[int]
+    said: list[str]
+
+
+def applied(out: Path) -> int:
+    """Steps that reached some rank's parameters, in all attempts: of each attempt the most."""
+    return sum(
+        max(path.stat().st_size for path in out.parent.glob(f"{out.name}.{attempt}.*.applied"))
+        for attempt in {p.name.split(".")[1] for p in out.parent.glob(f"{out.name}.*.applied")}
+    )
+
+
+def attempt(
+    config: dict[str, Any], out: Path, world: int, *, victim: int = 0, after: float | None = None,
+    point: str | None = None, number: int = 1, mistake: str | None = None,
+) -> Attempt:  # fmt: skip
+    """One start of the run, or its resumption, on ``world`` ranks."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    logs = [out.with_name(f"{out.name}.{store.port}.{rank}.stderr") for rank in range(world)]
+    plant = (victim, point, number, mistake)
+    processes = [
+        kill_driver._context.Process(
+            target=rank_process, args=(rank, world, store.port, config, str(out), plant)
+        )
+        for rank in range(world)
+    ]
+    for started in processes:
+        started.start()
+    if after is not None:
+        processes[victim].join(after)
+        processes[victim].kill()
+    _as_the_agent_does(processes, at_once=after is not None)
+    return Attempt(
+        [p.exitcode or 0 for p in processes],
+        [log.read_text() if log.exists() else "" for log in logs],
+    )
+
+
+def _as_the_agent_does(processes: list[Any], *, at_once: bool) -> None:
+    """Wait for all; when one has died, ask the others to end (later, to see them end by self)."""
+    began = None
+    while any(p.is_alive() for p in processes):
+        if began is None and any(p.exitcode for p in processes):
+            began = time.monotonic()
+            if at_once:
+                for other in processes:
+                    other.terminate()
+        assert began is None or time.monotonic() - began < 100, "a rank does not end"
+        time.sleep(0.05)
+
+
+def rank_process(
+    rank: int, world: int, port: int, config: dict[str, Any], out: str, plant: tuple[Any, ...]
+) -> None:
+    """One rank: start the run in ``out``, or resume it if it has begun."""
+    import torch
+
+    torch.set_num_threads(1)
+    watch.BEAT = 0.2
+    victim, point, number, mistake = plant
+    count_applied(Path(f"{out}.{port}.{rank}.applied"))
+    if mistake:
+        plant_mistake(mistake)
+    if point and rank == victim:
+        POINTS[point](at_call(number, die))
+    sys.stderr = open(f"{out}.{port}.{rank}.stderr", "w")  # noqa: SIM115
+    store = {"TORCHELASTIC_USE_AGENT_STORE": "True", "DPBAM_RANK_TIMEOUT": "60"}
+    code = guarded(lambda: as_rank(rank, world, port, lambda r: train(r, config, out), **store))
+    sys.stderr.close()
+    os._exit(code)
+
+
+def train(ranks: Ranks, config: dict[str, Any], out: str) -> int:
+    """Train or resume; 0."""
+    resume = ranks.from_leader(RunFolder(out).facts.exists)
+    settings = ranks.from_leader(lambda: stored_config(out) if resume else RunConfig(**config))
+    execute(settings, out, resume=resume, ranks=ranks)
+    return 0
+
+
+def _before(owner: object, name: str, kill: Callable[[], None]) -> None:
+    real = getattr(owner, name)
+    setattr(owner, name, lambda *a, **k: (kill(), real(*a, **k))[1])
+
+
+def _after(owner: object, name: str, kill: Callable[[], None]) -> None:
+    real = getattr(owner, name)
+    setattr(owner, name, lambda *a, **k: (real(*a, **k), kill())[0])
+
+
+KILLED, ASKED = -signal.SIGKILL, -signal.SIGTERM

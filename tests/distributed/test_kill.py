@@ -1,0 +1,95 @@
+"""Ranks really killed: the others end and say who is gone; nothing is lost or under-counted."""
+
+import json
+import random
+import time
+
+import pytest
+
+from distributed.driver import ASKED, KILLED, POINTS, applied, attempt
+from end_to_end.kill_driver import SEEDED, STEPS
+from end_to_end.test_kill_resume import UNSEEDED, entries, outcome
+
+ENDED = 2  # a rank that was left behind: one sentence, or silence
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The outcome of two ranks that nobody kills, and how long they took."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    attempt(SEEDED, folder / "warm", 2)  # starts the fork server
+    began = time.monotonic()
+    done = attempt(SEEDED, folder / "run", 2)
+    assert done.codes == [0, 0], done.said
+    result = outcome(folder / "run")
+    assert result["steps"] == (STEPS, STEPS)
+    return result, time.monotonic() - began
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("point", POINTS)
+def test_who_is_gone_is_said_once_and_the_seeded_run_goes_on(undisturbed, tmp_path, point, victim):
+    out = tmp_path / "run"
+    done = attempt(SEEDED, out, 2, victim=victim, point=point, number=4)
+    assert done.codes[victim] == KILLED
+    assert done.codes[1 - victim] == ENDED
+    lines = done.said[1 - victim].splitlines()
+    assert [line.split(" (on ")[0] for line in lines] == [f"error: rank {victim}"]
+    assert "--resume" in lines[0]
+    assert attempt(SEEDED, out, 2).codes == [0, 0]
+    assert outcome(out) == undisturbed[0]
+
+
+def test_ten_kills_at_random_moments(undisturbed, tmp_path):
+    """Five of a seeded run on two ranks, five of an unseeded one on two and three by turns."""
+    expected, seconds = undisturbed
+    moments = random.Random(4)
+    for name, config, worlds in (("seeded", SEEDED, (2,)), ("unseeded", UNSEEDED, (2, 3))):
+        out, kills = tmp_path / f"{name}-0", 0
+        while kills < 5:
+            world = worlds[kills % len(worlds)]
+            after = moments.uniform(0.1, 1.1) * seconds
+            done = attempt(config, out, world, victim=moments.randrange(world), after=after)
+            assert set(done.codes) <= {0, ENDED, KILLED, ASKED}, done.said
+            assert sum("error" in said for said in done.said) <= 1
+            kills += KILLED in done.codes
+            if config is UNSEEDED:  # seeded, a step done again is the same release
+                assert len(entries(out)) >= applied(out)
+            if set(done.codes) == {0}:
+                out = tmp_path / f"{name}-{kills}-again"
+        assert attempt(config, out, worlds[0]).codes == [0, 0]
+        check_end(out, expected if name == "seeded" else None)
+
+
+def check_end(out, expected):
+    if expected is not None:
+        assert outcome(out) == expected
+        return
+    paid = entries(out)
+    assert len(set(paid)) == len(paid) >= applied(out) >= STEPS
+    statement = json.loads((out / "privacy-statement.json").read_text())
+    assert statement["charged_steps"] == len(paid)
+
+
+def test_an_unseeded_run_goes_on_alone(tmp_path):
+    out = tmp_path / "run"
+    done = attempt(UNSEEDED, out, 2, victim=1, point="after the sums are reduced", number=4)
+    assert done.codes == [ENDED, KILLED]
+    assert len(entries(out)) >= applied(out)
+    assert attempt(UNSEEDED, out, 1).codes == [0]
+    check_end(out, None)
+
+
+def test_a_seeded_run_needs_as_many_ranks(tmp_path):
+    out = tmp_path / "run"
+    attempt(SEEDED, out, 2, victim=1, point="before the sums are reduced", number=4)
+    refused = attempt(SEEDED, out, 1)
+    assert refused.codes == [ENDED]
+    assert "began on 2 processes, here are 1" in refused.said[0]
+
+
+def test_a_ledger_written_late_is_found_out(tmp_path):
+    """The negative control of the count."""
+    late, out = "the ledger is written a step late", tmp_path / "run"
+    attempt(UNSEEDED, out, 2, victim=0, point="while the others wait", number=4, mistake=late)
+    assert len(entries(out)) < applied(out)

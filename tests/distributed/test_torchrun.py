@@ -1,0 +1,139 @@
+"""``torchrun ... -m dpbam train``: on one host, and on two that are network namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from end_to_end.test_kill_resume import entries, outcome
+from together import free_port
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TRAIN = ["-m", "dpbam", "train", "--data", "digits", "--model", "mlp", "--method", "dp-sat",
+         "--lr", "0.02", "--noise-multiplier", "4", "--delta", "1e-4", "--accountant", "rdp",
+         "--batch-size", "180", "--epochs", "4", "--eval-every", "1", "--device", "cpu",
+         "--augment-multiplicity", "8", "--physical-batch-size", "64", "--seed", "5"]  # fmt: skip
+STEPS, TIMEOUT, LIMIT = 32, 8, 240
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "DPBAM_RANK_TIMEOUT": str(TIMEOUT)}
+
+
+def torchrun(*args: object, cwd: Path, prefix: tuple[str, ...] = (), **environment: str):
+    """Started, not waited for."""
+    return subprocess.Popen(
+        [*prefix, *TORCHRUN, *map(str, args)], cwd=cwd, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={**ENVIRONMENT, **environment}, start_new_session=True,
+    )  # fmt: skip
+
+
+def on_one_host(*args: object, cwd: Path) -> subprocess.Popen[str]:
+    port = free_port()
+    return torchrun("--nproc-per-node", 2, "--master-port", port, *args, cwd=cwd)
+
+
+@contextmanager
+def ended(process: subprocess.Popen[str]):
+    """Whatever happens, the processes are gone afterwards."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)  # which torchrun passes on to its workers
+            process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What two ranks on one host give, and what they print."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    with ended(on_one_host(*TRAIN, "--out", "run", cwd=place)) as process:
+        stdout, stderr = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, stderr
+    return outcome(place / "run"), stdout, stderr
+
+
+def test_two_ranks_are_one_run(undisturbed):
+    """One ledger, one statement, one voice."""
+    result, stdout, stderr = undisturbed
+    assert result["steps"] == (STEPS, STEPS)
+    assert len(result["ledger"]) == STEPS
+    assert stdout.count("complete") == 1
+    assert stderr.count(f"{STEPS} steps of 180 of 1438 records") == 1
+
+
+@contextmanager
+def two_hosts():
+    """Two network namespaces with a cable between them; 10.77.0.1 and 10.77.0.2."""
+    if os.geteuid() or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the command ip")
+    names = [f"dpbam{os.getpid()}{side}" for side in "ab"]
+    with ExitStack() as cleanup:
+        for name in names:
+            if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
+                pytest.skip("this system lets nobody make network namespaces")
+            cleanup.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
+        ip("link", "add", "va", "netns", names[0], "type", "veth", "peer", "vb", "netns", names[1])
+        for number, (name, cable) in enumerate(zip(names, ("va", "vb"), strict=True), 1):
+            ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", cable)
+            ip("-n", name, "link", "set", cable, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+
+
+def ip(*args: str) -> None:
+    subprocess.run(["ip", *args], check=True, capture_output=True)
+
+
+def node(number: int, host: str, cwd: Path) -> subprocess.Popen[str]:
+    """One torchrun of two, with one rank, on a host of its own."""
+    return torchrun(
+        "--nnodes", 2, "--node-rank", number, "--nproc-per-node", 1, "--master-addr", "10.77.0.1",
+        "--master-port", 29577, *TRAIN, "--checkpoint-every", 0, "--out", "run", cwd=cwd,
+        prefix=("ip", "netns", "exec", host), GLOO_SOCKET_IFNAME=("va", "vb")[number],
+    )  # fmt: skip
+
+
+def wait_for_steps(out: Path, count: int, *processes: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while len(entries(out)) < count:
+        assert time.monotonic() < deadline, "no step was taken"
+        assert all(p.poll() is None for p in processes), [p.communicate() for p in processes]
+        time.sleep(0.02)
+
+
+def messages(process: subprocess.Popen[str]) -> list[str]:
+    """The errors that dpbam itself prints."""
+    _, stderr = process.communicate(timeout=LIMIT)
+    return [line for line in stderr.splitlines() if line.startswith("error: ")]
+
+
+def test_a_host_that_is_cut_off_ends_both_sides_and_the_run_goes_on(undisturbed, tmp_path):
+    out = tmp_path / "run"
+    with two_hosts() as hosts, ExitStack() as stack:
+        a, b = (stack.enter_context(ended(node(k, hosts[k], tmp_path))) for k in (0, 1))
+        wait_for_steps(out, 3, a, b)
+        ip("-n", hosts[1], "link", "set", "vb", "down")  # the cable is pulled, nobody is told
+        began = time.monotonic()
+        (said_a,), (said_b,) = messages(a), messages(b)
+        seconds = time.monotonic() - began
+    assert a.returncode != 0
+    assert b.returncode != 0
+    assert said_a.startswith("error: rank 1 (on ")
+    assert "lost" in said_a
+    assert "does not answer" in said_b
+    assert seconds < 12 * TIMEOUT  # of which the time-out is one, and a loaded machine the rest
+    assert 3 <= len(entries(out)) < STEPS
+    with ended(on_one_host("-m", "dpbam", "train", "--resume", "--out", "run", cwd=tmp_path)) as p:
+        _, stderr = p.communicate(timeout=LIMIT)
+    assert p.returncode == 0, stderr
+    assert outcome(out) == undisturbed[0]
+    statement = json.loads((out / "privacy-statement.json").read_text())
+    assert statement["charged_steps"] == STEPS
