@@ -175,6 +175,9 @@ def read_recipe(path: Path) -> Recipe:
         values = _built_on(read_recipe(path.with_name(f"{base}.toml")), use, values)
     if not values["arms"]:
         raise ConfigError(f"the recipe {path} has no arms: give one as [arms.NAME]")
+    lacking = [name for name in ("images", "shape", "classes") if name not in values]
+    if lacking:
+        raise ConfigError(f"the recipe {path} lacks {lacking[0]}, a public fact of its data")
     values.setdefault("title", path.stem)
     return Recipe(**{"records": path.stem, **values, "name": path.stem, "scale": path.parent.name})
 
