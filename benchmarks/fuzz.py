@@ -1,16 +1,23 @@
-"""Fuzz every reader of files with mutated valid ones, and report branch coverage.
+"""Fuzz every reader of files with mutated valid ones, and keep the figures.
 
-    python benchmarks/fuzz.py --inputs 130000
-    python benchmarks/fuzz.py --inputs 13000 --coverage
-    python benchmarks/fuzz.py --atheris --inputs 20000     (pip install atheris)
+    python benchmarks/fuzz.py --inputs 104000
+    python benchmarks/fuzz.py --inputs 1000 --only ledger       (more inputs of one reader)
+    python benchmarks/fuzz.py --inputs 13000 --coverage         (slower: measures branches)
+    python benchmarks/fuzz.py --inputs 20000 --atheris          (needs: pip install atheris)
 
-A traceback that is not a sentence for the user is a bug: its input is kept in --keep.
+Figures add up in ``results/fuzz.json``, reader by reader, so a run that was stopped loses only the
+reader that it was at; ``--fresh`` starts anew. No two runs try the same inputs. A traceback that is
+not a sentence for the user is a bug: its input is kept in --keep. So is an input that makes the
+reader take more than --memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -18,58 +25,79 @@ import traceback
 import warnings
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import coverage
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "fuzz")]
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS / "fuzz"), str(TESTS)]
+RESULTS = Path(__file__).with_name("results") / "fuzz.json"
 MODULES = ["runs/config", "runs/toml", "runs/files", "ledger", "runs/checkpoint", "runs/budget",
            "runs/model_file", "data/pickles", "data/cifar", "data/npz", "data/labels_csv",
-           "data/decode", "data/arrays"]  # fmt: skip
+           "data/decode", "data/arrays", "audit/check", "report/records"]  # fmt: skip
+FOLDER_SHARE = 0.05  # inputs of a reader of whole run folders, beside those of a single file
+KINDS = ("read", "refused", "tracebacks")
 
 
 def main() -> int:
     options = _options()
-    import dpbam
-
-    sources = [f"{Path(dpbam.__file__).parent}/{m}.py" for m in MODULES]
-    measured = coverage.Coverage(branch=True, include=sources, data_file=None)
+    measured = _coverage()
     if options.coverage:
         measured.start()
-    from parsers import PARSERS  # imported here: what runs at import is covered too
+    from folders import FOLDERS  # imported here: what runs at import is covered too
+    from parsers import PARSERS
 
     warnings.simplefilter("ignore")
-    began, bugs, seen = time.monotonic(), 0, Counter()
-    names = [n for n in PARSERS if options.only in ("", n)]
-    for k, name in enumerate(names):
-        share = options.inputs // len(names) + (k < options.inputs % len(names))
-        run = _atheris if options.atheris else _random
-        found = run(PARSERS[name], share, options)
-        bugs += found.pop("BUG", 0)
-        seen[name] = share
-        print(f"{name:14} {share:7} inputs, {found['read']:6} read, "
-              f"{sum(found.values()) - found['read']:6} refused", flush=True)  # fmt: skip
-    print(f"{sum(seen.values())} inputs in {time.monotonic() - began:.0f} s, {bugs} tracebacks")
+    if options.fresh:
+        RESULTS.unlink(missing_ok=True)
+    readers = {name: (lambda p=p: p) for name, p in PARSERS.items()} | FOLDERS
+    names = [n for n in readers if options.only in ("", n)]
+    weights = [FOLDER_SHARE if n in FOLDERS else 1.0 for n in names]
+    bugs = 0
+    for name, weight in zip(names, weights, strict=True):
+        share = math.ceil(options.inputs * weight / sum(weights))
+        bugs += _fuzzed(name, readers[name](), share, options)
     if options.coverage:
         measured.stop()
-        measured.report(show_missing=True)
+        _keep("coverage", _branches(measured, options.inputs))
+    _show()
     return 1 if bugs else 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=120_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--inputs", type=int, default=104_000, help="over all readers")
     parser.add_argument("--atheris", action="store_true")
     parser.add_argument("--coverage", action="store_true", help="slower: measure branches")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="one reader's name")
+    parser.add_argument("--fresh", action="store_true", help="forget the figures so far")
+    parser.add_argument("--memory", type=int, default=1024, help="MiB that a reader may take")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"))
     return parser.parse_args()
 
 
-def _random(parser, inputs: int, options: argparse.Namespace) -> Counter:
+def _fuzzed(name: str, parser: Any, inputs: int, options: argparse.Namespace) -> int:
+    """Try so many inputs on one reader, add them to the figures; how many were bugs."""
+    kind = "atheris" if options.atheris else "mutated"
+    before = _kept().get(kind, {}).get(name, {})
+    began, peak = time.process_time(), _peak()
+    run = _atheris if options.atheris else _random
+    found = run(parser, inputs, before.get("inputs", 0), options)
+    total = {k: before.get(k, 0) + found[k] for k in KINDS}
+    total["inputs"] = sum(total.values())
+    total["processor seconds"] = round(
+        before.get("processor seconds", 0) + time.process_time() - began, 1
+    )
+    total["memory, MiB"] = max(before.get("memory, MiB", 0), _peak() - peak)
+    _keep(kind, {**_kept().get(kind, {}), name: total})
+    print(f"{name:14} {total}", flush=True)
+    return found["tracebacks"]
+
+
+def _random(parser: Any, inputs: int, seed: int, options: argparse.Namespace) -> Counter[str]:
     from mutation import KINDS, Mutation, mutate
 
-    rng, found = random.Random(options.seed), Counter()
+    rng, found = random.Random(f"{parser.filename} {seed}"), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(inputs):
             changes = [
@@ -77,34 +105,43 @@ def _random(parser, inputs: int, options: argparse.Namespace) -> Counter:
                 for _ in range(rng.choice((1, 1, 1, 2, 3, 5)))
             ]
             content = mutate(rng.choice(parser.valid), changes)
-            found[_try(parser, content, Path(folder), options.keep)] += 1
+            found[_try(parser, content, Path(folder), options)] += 1
     return found
 
 
-def _try(parser, content: bytes, folder: Path, keep: Path) -> str:
+def _try(parser: Any, content: bytes, folder: Path, options: argparse.Namespace) -> str:
+    before = _peak()
     try:
-        return "read" if parser.try_on(content, folder) == "read" else "refused"
+        result = "read" if parser.try_on(content, folder) == "read" else "refused"
+        if _peak() - before > options.memory:
+            raise MemoryError(f"took {_peak() - before} MiB")
     except Exception:
-        keep.mkdir(exist_ok=True)
-        path = keep / f"{parser.filename.replace('/', '-')}-{abs(hash(content)):x}"
+        options.keep.mkdir(exist_ok=True)
+        path = options.keep / f"{parser.filename.replace('/', '-')}-{abs(hash(content)):x}"
         path.write_bytes(content)
         traceback.print_exc(limit=-3)
-        return "BUG"
+        return "tracebacks"
+    return result
 
 
-def _atheris(parser, inputs: int, options: argparse.Namespace) -> Counter:
+def _peak() -> int:
+    """The most memory that the process has held so far, MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def _atheris(parser: Any, inputs: int, seed: int, options: argparse.Namespace) -> Counter[str]:
     """Coverage-guided, in a process of its own, since libFuzzer ends its process."""
     import multiprocessing
 
     context = multiprocessing.get_context("fork")
     counts = context.Array("q", 3)
-    process = context.Process(target=_fuzz, args=(parser, inputs, options, counts))
+    process = context.Process(target=_fuzz, args=(parser, inputs, seed, options, counts))
     process.start()
     process.join()
-    return Counter(dict(zip(("read", "refused", "BUG"), counts, strict=True)))
+    return Counter(dict(zip(KINDS, counts, strict=True)))
 
 
-def _fuzz(parser, inputs: int, options: argparse.Namespace, counts) -> None:
+def _fuzz(parser: Any, inputs: int, seed: int, options: argparse.Namespace, counts: Any) -> None:
     import atheris
 
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as corpus:
@@ -112,14 +149,55 @@ def _fuzz(parser, inputs: int, options: argparse.Namespace, counts) -> None:
             (Path(corpus) / str(k)).write_bytes(content)
 
         def one(content: bytes) -> None:
-            result = _try(parser, content, Path(folder), options.keep)
-            counts[("read", "refused", "BUG").index(result)] += 1
+            counts[KINDS.index(_try(parser, content, Path(folder), options))] += 1
 
-        atheris.instrument_func(parser.read)
-        atheris.Setup(
-            [sys.argv[0], f"-runs={inputs}", "-verbosity=0", "-rss_limit_mb=8192", corpus], one
-        )
+        atheris.instrument_all()
+        limits = [f"-runs={inputs}", f"-seed={seed + 1}", "-verbosity=0", "-rss_limit_mb=8192"]
+        atheris.Setup([sys.argv[0], *limits, corpus], one)
         atheris.Fuzz()
+
+
+def _coverage() -> coverage.Coverage:
+    import dpbam
+
+    sources = [f"{Path(dpbam.__file__).parent}/{m}.py" for m in MODULES]
+    return coverage.Coverage(branch=True, include=sources, data_file=None)
+
+
+def _branches(measured: coverage.Coverage, inputs: int) -> dict[str, Any]:
+    """Branches taken of those there are, by module; what is never taken is listed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "coverage.json"
+        measured.json_report(outfile=str(path))
+        files = json.loads(path.read_text())["files"]
+    rows = {}
+    for name, facts in sorted(files.items()):
+        s = facts["summary"]
+        rows[name.partition("dpbam/")[2]] = {
+            "branches": s["num_branches"], "taken": s["covered_branches"],
+            "lines": s["num_statements"], "run": s["covered_lines"],
+            "lines not run": facts["missing_lines"],
+        }  # fmt: skip
+    return {"inputs": inputs, "modules": rows}
+
+
+def _kept() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def _keep(name: str, values: dict[str, Any]) -> None:
+    RESULTS.write_text(json.dumps({**_kept(), name: values}, indent=1) + "\n")
+
+
+def _show() -> None:
+    kept = _kept()
+    for kind in ("mutated", "atheris"):
+        rows = kept.get(kind, {}).values()
+        sums = {k: sum(row[k] for row in rows) for k in ("inputs", *KINDS)}
+        print(f"{kind}: {sums}")
+    modules = kept.get("coverage", {}).get("modules", {}).values()
+    taken, branches = (sum(row[k] for row in modules) for k in ("taken", "branches"))
+    print(f"branches of the readers: {taken} of {branches} taken")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ halted and continued twice a second, so that it takes a share of one core only. 
 paused and continued; told to stop as a scheduler does (SIGTERM); killed; its disk filled to the
 brim (a small one of its own, where the system lets us mount one, else a bound on file sizes); its
 clock set back a day (with ``pip install libfaketime``); each time resumed. After each, the ledger
-must hold every step of the checkpoint, and no noise stream twice. Figures go to ``results/soak.json``.
+must hold every step of the checkpoint, and no noise stream twice. Figures: ``results/soak.json``.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from folders import FOLDERS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutation import KINDS, NASTY, Mutation, mutate
@@ -41,6 +42,24 @@ def test_no_file_gives_a_traceback(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         parser.try_on(mutate(parser.valid[which % len(parser.valid)], mutations), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["audit config.toml", "report config.toml"])
+def test_honest_run_folders_are_read(name: str, tmp_path: Path) -> None:
+    parser = FOLDERS[name]()
+    assert parser.try_on(parser.valid[0], tmp_path) == "read"
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(mutations=MUTATIONS)
+def test_no_run_folder_gives_a_traceback(
+    name: str, tmp_path: Path, mutations: list[Mutation]
+) -> None:
+    parser = FOLDERS[name]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parser.try_on(mutate(parser.valid[0], mutations), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.toml", "config.json", "facts", "ledger", "budget",

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from folders import FOLDERS, write_run
 from parsers import PARSERS
 from PIL import Image
 from safetensors.torch import save
@@ -19,6 +20,7 @@ from safetensors.torch import save
 from dpbam.data import DataError, decode
 from dpbam.data.fetch import extract
 from dpbam.data.pickles import load_batch
+from dpbam.report import draw, write_report
 from dpbam.runs import RunError, load_run_model
 from dpbam.runs import checkpoint as checkpoints
 from dpbam.runs.folder import RunFolder
@@ -133,6 +135,41 @@ def test_a_model_behind_a_link_is_refused(tmp_path: Path) -> None:
     (run / "model.safetensors").write_bytes(save({"w": torch.ones(1)}))
     with pytest.raises(RunError, match="leads out"):
         load_run_model(run)
+
+
+def test_a_report_follows_no_link_out(tmp_path: Path) -> None:
+    run, secret = write_run(tmp_path / "run", epochs=1), tmp_path / "secret.jsonl"
+    (run / "metrics.jsonl").rename(secret)
+    (run / "metrics.jsonl").symlink_to(secret)
+    with pytest.raises(RunError, match="leads out"):
+        write_report([run], tmp_path / "report.html")
+    with pytest.raises(RunError, match="leads out"):
+        draw("accuracy", [run], tmp_path / "accuracy.csv")
+
+
+def test_class_names_are_text_in_every_picture(tmp_path: Path) -> None:
+    """Neither HTML nor matplotlib's mathematics."""
+    names = ("$\\frac{", "$$x_{", "<script>alert(1)</script>")
+    run = write_run(tmp_path / "run", epochs=1, batch_size=500, classes=names)
+    page = write_report([run], tmp_path / "report.html")
+    picture = draw("confusion", [run], tmp_path / "confusion.svg")
+    assert "<script>alert" not in page.read_text() + picture.read_text()
+
+
+def test_an_audit_makes_no_list_of_the_steps_that_a_statement_claims(tmp_path: Path) -> None:
+    parser = FOLDERS["audit privacy-statement.json"]()
+    facts = json.loads(parser.valid[0])
+    assert parser.try_on(json.dumps({**facts, "steps": 10**15}).encode(), tmp_path) == "read"
+    wrong = [f.check for f in parser.read(tmp_path / parser.filename) if not f.right]
+    assert "every step is on the ledger" in wrong
+
+
+def test_an_audit_of_a_thousand_kinds_of_steps(tmp_path: Path) -> None:
+    parser = FOLDERS["audit ledger.jsonl"]()
+    entry = json.loads(parser.valid[0].splitlines()[0])
+    lines = [json.dumps({**entry, "step": k, "noise_multiplier": 1 + k}) for k in range(1000)]
+    parser.try_on(("\n".join(lines) + "\n").encode(), tmp_path)
+    assert [f.right for f in parser.read(tmp_path / parser.filename)] == [False]
 
 
 def test_a_model_larger_than_its_weights_is_refused_before_it_is_made(tmp_path: Path) -> None:

@@ -81,12 +81,12 @@ USUAL = [[0.3, -0.2, 0.9], [1.0, 0.5, -0.4]]
 
 
 def check_of(method: str, records: int = 1, *added: list[list[float]]):
-    def check() -> None:
+    def sum_on_neighbouring_batches() -> None:
         neighbours = Neighbours("functional", method, "flat", records)
         for rows in added:
             neighbours.check(USUAL, rows, 1)
 
-    return check
+    return sum_on_neighbouring_batches
 
 
 def factor_times_nan(original):

@@ -10,7 +10,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure as Sheet
-from matplotlib.ticker import FuncFormatter, PercentFormatter, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, LogFormatter, PercentFormatter, ScalarFormatter
 
 from dpbam.report.figure import Figure
 from dpbam.report.panels import Arrows, Dots, Lines, Matrix, Series
@@ -28,6 +28,7 @@ STYLE: Any = {
     "axes.edgecolor": MUTED, "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED,
     "ytick.left": False, "axes.grid": True, "grid.color": RULE, "grid.linewidth": 0.7,
     "axes.axisbelow": True, "text.color": INK, "legend.frameon": False, "lines.linewidth": 1.4,
+    "text.parse_math": False,  # a class may be called "$"
     "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "dpbam",
 }  # fmt: skip
 FORMATS = (".pdf", ".svg", ".png")
@@ -119,9 +120,11 @@ def _lines(axes: Any, panel: Lines) -> None:
     if panel.log_x:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(LogFormatter(base=2))  # in plain text
     if panel.log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        axes.yaxis.set_minor_formatter(LogFormatter())
     if panel.percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     if panel.zero:

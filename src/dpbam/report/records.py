@@ -27,6 +27,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dpbam.runs.folder import RunFolder
+
 CONFIG = "config.toml"
 METHODS = {"dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM", "sgd": "SGD", "sam": "SAM"}
 
@@ -146,10 +148,12 @@ def read_run(folder: str | Path) -> Run:
 
     Raises:
         ReportError: if the folder is no run, or a file in it is damaged.
+        RunError: if a link in it leads out.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise ReportError(f"{folder} is not a folder: name a run folder, as dpbam train --out made")
+    RunFolder(folder).check_links()  # what a link leads to may be another's, and secret
     config, non_private = folder / CONFIG, folder / "non-private"
     if not config.exists():
         raise ReportError(
@@ -198,26 +202,26 @@ def _rows(path: Path) -> Rows:
     """
     if not path.exists():
         return ()
-    whole = path.read_text(encoding="utf-8").split("\n")[:-1]
+    whole = path.read_bytes().split(b"\n")[:-1]
     rows = [_parsed_line(path, number, line) for number, line in enumerate(whole, 1)]
     by_step = {row.get("step", number): row for number, row in enumerate(rows)}
     return tuple(by_step[step] for step in sorted(by_step))
 
 
-def _parsed_line(path: Path, number: int, line: str) -> dict[str, Any]:
+def _parsed_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # lists within lists within lists
         raise ReportError(f"{path} line {number} is not JSON ({error}): restore the file") from None
-    if not isinstance(row, dict):
-        raise ReportError(f"{path} line {number} is not an object: restore the file")
+    if not isinstance(row, dict) or not isinstance(row.get("step", 0), int):
+        raise ReportError(f"{path} line {number} is not an object of a step: restore the file")
     return row
 
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
         values = parse(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ReportError(f"{path} cannot be read ({error}): restore the file") from None
     if not isinstance(values, dict):
         raise ReportError(f"{path} does not hold names and values: restore the file")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from dpbam.report.figure import Figure
 from dpbam.report.groups import groups
 from dpbam.report.html import render, report_figures
 from dpbam.report.records import ReportError, read_runs
+from dpbam.runs.result import RunError
 
 PathLike = str | Path
 
@@ -38,16 +40,17 @@ def write_report(
     """
     if not runs:
         raise ReportError("name at least one run folder")
-    read = read_runs(runs)
-    page = render(
-        read, publishable=publishable, public_test_data=public_test_data, title=title,
-        written=datetime.now(),
-    )  # fmt: skip
+    with _damage_told(runs):
+        read = read_runs(runs)
+        page = render(
+            read, publishable=publishable, public_test_data=public_test_data, title=title,
+            written=datetime.now(),
+        )  # fmt: skip
     path = Path(out)
     if path.suffix.lower() not in (".html", ".htm"):
         path = path / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    path.write_text(page, encoding="utf-8", errors="replace")  # half a character, in a hostile name
     if figures is not None:
         if publishable:
             read = [run.publishable(public_test_data=public_test_data) for run in read]
@@ -68,7 +71,7 @@ def write_figures(figures: Sequence[Figure], folder: PathLike) -> list[Path]:
     for figure in figures:
         written.append(plots.save(figure, folder / f"{figure.name}.pdf"))
         table = folder / f"{figure.name}.csv"
-        table.write_text(figure.to_csv(), encoding="utf-8")
+        table.write_text(figure.to_csv(), encoding="utf-8", errors="replace")
         written.append(table)
     return written
 
@@ -87,14 +90,31 @@ def draw(name: str, runs: Sequence[PathLike], out: PathLike) -> Path:
     """
     if name in BUILDERS and name != "clipping" and not runs:
         raise ReportError(f"name the runs to draw {name!r} of")
-    figure = build(name, groups(read_runs(runs)))
+    with _damage_told(runs):
+        figure = build(name, groups(read_runs(runs)))
     path = Path(out)
     if path.suffix.lower() == ".csv":
         if not figure.panels:
             raise ReportError(f"there is no data for {name!r}: {figure.missing}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(figure.to_csv(), encoding="utf-8")
+        path.write_text(figure.to_csv(), encoding="utf-8", errors="replace")
         return path
     from dpbam.report import plots
 
     return plots.save(figure, path)
+
+
+@contextmanager
+def _damage_told(runs: Sequence[PathLike]) -> Iterator[None]:
+    """A file may be whole JSON and yet not be what a run writes: that is damage, and no bug."""
+    try:
+        yield
+    except (ReportError, RunError):
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        where = ", ".join(str(run) for run in runs)
+        said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise ReportError(
+            f"a file in {where} lacks a field, or has one of the wrong kind ({said}): restore it "
+            "from a backup; DPBAM_TRACEBACK=1 shows where it was read"
+        ) from error
