@@ -264,7 +264,7 @@ def test_an_unaccounted_search_says_so_everywhere(tmp_path: Path) -> None:
 
 COMMAND = [
     "search", "--data", "digits", "--model", "mlp", "--noise-multiplier", "2", "--accountant",
-    "rdp", "--epochs", "40", "--batch-size", "128", "--checkpoint-every", "0", "--pay", "nothing",
+    "rdp", "--epochs", "8", "--batch-size", "128", "--checkpoint-every", "0", "--pay", "nothing",
     "--method", "dp-sgd", "--trials", "2", "--vary", "lr=1e-3..1e-1:log", "--json",
 ]  # fmt: skip
 
