@@ -2,7 +2,7 @@
 
 ::
 
-    trainer = PrivateTrainer(model=model, args=args, train_dataset=data, plan=plan, method=BAM(0.02))
+    trainer = PrivateTrainer(model, args, train_dataset=data, plan=plan, method=BAM(0.02))
 
 Everything else stays the ``Trainer``'s: arguments, optimiser and scheduler, callbacks, evaluation,
 checkpoints. The model's own loss is a mean over the batch; private training needs one a sample, and

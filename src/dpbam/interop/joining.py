@@ -50,6 +50,7 @@ class EmptyAware:
         self._collate, self._dataset = collate, dataset
 
     def __call__(self, items: list[Any]) -> Any:
+        """The batch; of the first record, without its values, where there is none."""
         batch = _plain(self._collate(items or [self._dataset[0]]))
         return batch if items else map_rows(lambda t: t[:0], batch)
 

@@ -108,7 +108,6 @@ class _Private:
     restored: dict[str, Any] = field(default_factory=dict)  # the checkpoint, if resumed
     batch: tuple[Any, ...] = ()  # of the present training step
     computing: bool = False
-    muted: bool = False
 
 
 class PrivateModule(LightningModule):  # type: ignore[misc]
@@ -170,8 +169,7 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
         """Lightning's; but what ``training_step`` would log of the training data is left out."""
         if not self._private.computing:
             super().log(name, *args, **kwargs)
-        elif not self._private.muted:
-            self._private.muted = True
+        else:
             warnings.warn(
                 f"training_step logs {name!r}, which is computed from the training data without "
                 "noise: it is left out; log in validation_step, on data that may be published",

@@ -1,0 +1,227 @@
+"""Hugging Face's Trainer: the same training as a plain loop's, the plan's epsilon, resuming."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from dpbam import BAM, DPSAT, Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam.interop.huggingface import PrivateTrainer, causal_loss, sequence_loss, token_loss
+
+N, T, VOCABULARY, STEPS = 40, 6, 20, 12  # five steps an epoch
+PLAN = PrivacyPlan(
+    n=N, batch_size=8, steps=STEPS, noise_multiplier=1.0, delta=1e-2, accountant="rdp"
+)
+
+
+class Texts(torch.utils.data.Dataset[Any]):
+    """Random tokens, padded to one length; the label is whether the first is large."""
+
+    def __init__(self, n: int = N, columns: dict[str, Any] | None = None) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.ids = torch.randint(2, VOCABULARY, (n, T), generator=generator)
+        self.lengths = torch.randint(3, T + 1, (n,), generator=generator)
+        self.columns = columns or {}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        mask = (torch.arange(T) < self.lengths[i]).long()
+        label = int(self.ids[i, 0] > VOCABULARY // 2)
+        item = {"input_ids": self.ids[i] * mask, "attention_mask": mask, "labels": label}
+        return {**item, **self.columns}
+
+
+def bert(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    config = hf.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=12, max_position_embeddings=T, hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
+    return hf.BertForSequenceClassification(config)
+
+
+def lora(dropout: float = 0.0) -> nn.Module:
+    return peft.get_peft_model(bert(dropout), peft.LoraConfig(task_type="SEQ_CLS", r=2))
+
+
+def arguments(folder: Path, **options: Any) -> Any:
+    quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "dataloader_pin_memory": False}
+    usual = {"save_steps": 5, "logging_steps": 100, "lr_scheduler_type": "constant"}
+    return hf.TrainingArguments(
+        output_dir=str(folder), learning_rate=0.01, **{**quiet, **usual, **options}
+    )
+
+
+def trainer(folder: Path, model: nn.Module | None = None, **options: Any) -> PrivateTrainer:
+    args = options.pop("args", None) or arguments(folder)
+    usual = {"method": BAM(0.02), "train_dataset": Texts(), "plan": PLAN}
+    whole = {"physical_batch_size": 64, **options.pop("oracle_options", {})}
+    return PrivateTrainer(model or bert(), args, oracle_options=whole, **{**usual, **options})
+
+
+def weights(model: Any) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
+
+
+def plain_loop(model: Any, method: Any, seed: int) -> Tensor:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    oracle = PrivateGradientOracle(model.train(), sequence_loss, PLAN, method, seed=seed)
+    texts = Texts()
+    batch = hf.default_data_collator([texts[i] for i in range(N)])
+    labels = batch.pop("labels")
+    for inputs, y, _ in PLAN.batches((dict(batch), labels), seed=seed):
+        oracle.backward(inputs, y)
+        optimizer.step()
+    return weights(model)
+
+
+@pytest.mark.parametrize("make", [bert, lora])
+def test_training_equals_a_plain_loop(tmp_path: Path, make: Any) -> None:
+    """At the same seed, for all weights or LoRA's alone; and the epsilon is the plan's."""
+    ours = trainer(tmp_path, make(), oracle_options={"seed": 5})
+    ours.train()
+    torch.testing.assert_close(
+        weights(ours.model), plain_loop(make(), BAM(0.02), 5), rtol=1e-4, atol=1e-5
+    )
+    assert (weights(ours.model) - plain_loop(make(), BAM(0.02), 6)).abs().max() > 1e-2
+    assert ours.oracle.engine.name == "fused"
+    assert ours.oracle.step == ours.state.global_step == STEPS
+    assert ours.oracle.ledger.epsilon() == PLAN.epsilon()
+
+
+def test_lora_leaves_the_base_as_it_was(tmp_path: Path) -> None:
+    model = lora(dropout=0.1)
+    frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
+    before = weights(model)
+    trainer(tmp_path, model).train()
+    assert frozen
+    assert all(torch.equal(frozen[n], p) for n, p in model.named_parameters() if n in frozen)
+    assert (weights(model) - before).abs().max() > 0
+
+
+def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    """From the middle of an epoch; seeded: the same weights, and no step charged twice."""
+    for method in (BAM(0.02), DPSAT(0.1)):  # DP-SAT needs the last private gradient again
+        folder = tmp_path / method.name
+        options = {"method": method, "oracle_options": {"seed": 5}}
+        whole = trainer(folder, **options)
+        whole.train()
+        resumed = trainer(folder, **options)
+        resumed.train(resume_from_checkpoint=str(folder / "checkpoint-5"))
+        torch.testing.assert_close(weights(resumed.model), weights(whole.model))
+        assert resumed.oracle.ledger.epsilon() == PLAN.epsilon()
+
+
+class Crash(hf.TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 8:
+            raise KeyboardInterrupt
+
+
+def test_steps_after_the_checkpoint_are_never_forgotten(tmp_path: Path) -> None:
+    """Killed at step 8 and resumed from step 5: 8 + (12 - 5)."""
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path, callbacks=[Crash()]).train()
+    resumed = trainer(tmp_path)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.oracle.step == STEPS
+    assert len(resumed.oracle.ledger) == 8 + STEPS - 5
+    assert resumed.oracle.ledger.epsilon() > PLAN.epsilon()
+
+
+def test_a_checkpoint_alone_knows_what_it_cost(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path, callbacks=[Crash()]).train()
+    (tmp_path / "ledger.jsonl").unlink()
+    resumed = trainer(tmp_path)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.oracle.ledger.epsilon() == PLAN.epsilon()
+    (tmp_path / "checkpoint-10" / "dpbam.pt").unlink()
+    with pytest.raises(ValueError, match="the checkpoint has no ledger"):
+        trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
+
+
+def test_logs_tell_epsilon_and_nothing_of_the_training_data(tmp_path: Path) -> None:
+    ours = trainer(tmp_path, args=arguments(tmp_path, logging_steps=4), eval_dataset=Texts(8))
+    result = ours.train()
+    ours.evaluate()
+    names = {name for row in ours.state.log_history for name in row}
+    assert {"epsilon", "grad_norm", "eval_loss"} <= names
+    assert not {"loss", "train_loss", "total_flos"} & (names | result.metrics.keys())
+    logged = {row["step"]: row["epsilon"] for row in ours.state.log_history if "epsilon" in row}
+    assert logged == {k: pytest.approx(PLAN.epsilon(k)) for k in (4, 8, 12)}
+    state = json.loads((tmp_path / "checkpoint-12" / "trainer_state.json").read_text())
+    assert state["total_flos"] == 0
+
+
+def test_a_ledger_of_another_run_is_refused(tmp_path: Path) -> None:
+    trainer(tmp_path).train()
+    with pytest.raises(ValueError, match=r"holds 12 steps of an earlier run: resume it"):
+        trainer(tmp_path).train()
+    both = trainer(tmp_path, ledger=PLAN.ledger(tmp_path / "ledger.jsonl"))
+    both.train()
+    assert len(both.oracle.ledger) == 2 * STEPS
+    with pytest.raises(ValueError, match="all 12 steps of the plan are taken"):
+        both.train()
+    assert len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == 2 * STEPS
+
+
+def test_padding_to_the_longest_is_refused(tmp_path: Path) -> None:
+    calls = iter(range(100))
+
+    def collate(items: list[Any]) -> Any:
+        batch = hf.default_data_collator(items)
+        cut = T - next(calls) % 2
+        return {k: t[:, :cut] if t.ndim > 1 else t for k, t in batch.items()}
+
+    with pytest.raises(ValueError, match="pad every sample to one length"):
+        trainer(tmp_path, data_collator=collate).train()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gradient_accumulation_steps": 2}, "the oracle splits a batch itself"),
+        ({"bf16": True}, "bf16=True is not served"),
+        ({"label_smoothing_factor": 0.1}, "smooth it there"),
+        ({"include_num_input_tokens_seen": True}, "how many samples were drawn"),
+    ],
+)
+def test_what_is_not_served_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        trainer(tmp_path, args=arguments(tmp_path, **options))
+
+
+def test_data_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="n = 40 records but the data set has 39"):
+        trainer(tmp_path, train_dataset=Texts(39)).train()
+    with pytest.raises(ValueError, match="training needs a train_dataset"):
+        trainer(tmp_path, train_dataset=None).train()
+    args = arguments(tmp_path, label_names=["answers"])
+    with pytest.raises(ValueError, match=r"none of the labels \['answers'\]"):
+        trainer(tmp_path, args=args).train()
+
+
+def test_losses_do_not_see_other_samples_padding() -> None:
+    logits = torch.randn(2, 4, 5)
+    output = hf.modeling_outputs.MaskedLMOutput(logits=logits)
+    labels = torch.tensor([[1, 2, -100, -100], [3, 0, 4, 1]])
+    expected = nn.functional.cross_entropy(logits[0, :2], labels[0, :2])
+    torch.testing.assert_close(token_loss(output, labels)[0], expected)
+    expected = nn.functional.cross_entropy(logits[0, :1], labels[0, 1:2])
+    torch.testing.assert_close(causal_loss(output, labels)[0], expected)
+    with pytest.raises(ValueError, match="per_sample_loss=causal_loss"):
+        sequence_loss(output, labels)
+    scores = hf.modeling_outputs.SequenceClassifierOutput(logits=torch.tensor([[1.0], [3.0]]))
+    found = sequence_loss(scores, torch.tensor([1.0, 1.0]))
+    torch.testing.assert_close(found, torch.tensor([0.0, 4.0]))

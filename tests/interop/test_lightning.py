@@ -1,0 +1,234 @@
+"""Lightning: the same training as a plain loop's, the plan's epsilon, and resuming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpbam import BAM, DPSAT, Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam.interop.lightning import make_private
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
+]
+
+N, L_, STEPS = 40, 8, 13  # five steps an epoch
+PLAN = PrivacyPlan(
+    n=N, batch_size=L_, steps=STEPS, noise_multiplier=1.0, delta=1e-2, accountant="rdp"
+)
+
+
+class Classifier(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self.net(x), y, reduction="none")
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(N, 4, generator=generator)
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def trainer(folder: Path, **options: Any) -> L.Trainer:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    return L.Trainer(default_root_dir=folder, accelerator="cpu", **{**quiet, **options})
+
+
+def private(folder: Path, module: Any = None, **options: Any) -> tuple[Any, Any]:
+    usual = {"method": BAM(0.02), "ledger": folder / "ledger.jsonl", "physical_batch_size": 64}
+    options = {**usual, **options}
+    return make_private(module or Classifier(), DataLoader(data()), PLAN, **options)
+
+
+def fit(folder: Path, ckpt_path: Path | None = None, *, epochs: int = 9, **options: Any) -> Any:
+    """A training of at most ``epochs``, which leaves folder/last.ckpt."""
+    model, loader = private(folder, **options)
+    ours = trainer(folder, max_epochs=epochs)
+    ours.fit(model, loader, ckpt_path=ckpt_path)
+    ours.save_checkpoint(folder / "last.ckpt")
+    return model
+
+
+def weights(model: Any) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def plain_loop(method: Any, seed: int) -> Tensor:
+    model = Classifier()
+    optimizer = model.configure_optimizers()
+    loss = nn.CrossEntropyLoss(reduction="none")
+    oracle = PrivateGradientOracle(model.net, loss, PLAN, method, seed=seed)
+    for x, y, _ in PLAN.batches(data(), seed=seed):
+        oracle.backward(x, y)
+        optimizer.step()
+    return weights(model)
+
+
+@pytest.mark.parametrize("method", [BAM(0.02), DPSAT(0.1)])
+def test_training_equals_a_plain_loop(tmp_path: Path, method: Any) -> None:
+    """At the same seed; and the epsilon is the plan's."""
+    model = fit(tmp_path, method=method, seed=5)
+    torch.testing.assert_close(weights(model), plain_loop(method, 5), rtol=1e-5, atol=1e-6)
+    assert (weights(model) - plain_loop(method, 6)).abs().max() > 1e-2
+    assert model.oracle.step == model.trainer.global_step == STEPS
+    assert model.oracle.engine.name == "fused"
+    assert model.oracle.ledger.epsilon() == PLAN.epsilon()
+
+
+def test_the_trainer_may_stop_earlier(tmp_path: Path) -> None:
+    model = fit(tmp_path, epochs=1)
+    assert len(model.oracle.ledger) == 5
+    assert model.trainer.callback_metrics["epsilon"] == pytest.approx(PLAN.epsilon(5))
+
+
+def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Seeded: the same weights, step for step, and not one step charged twice."""
+    for method in (BAM(0.02), DPSAT(0.1)):  # DP-SAT needs the last private gradient again
+        folder = tmp_path / method.name
+        fit(folder, epochs=1, seed=5, method=method)
+        model = fit(folder, folder / "last.ckpt", seed=5, method=method)
+        torch.testing.assert_close(weights(model), plain_loop(method, 5), rtol=1e-5, atol=1e-6)
+        assert len(model.oracle.ledger) == STEPS
+        assert model.oracle.ledger.epsilon() == PLAN.epsilon()
+
+
+class Crash(L.Callback):
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 9:
+            raise KeyboardInterrupt
+
+
+def test_steps_after_the_checkpoint_are_never_forgotten(tmp_path: Path) -> None:
+    """Killed at step 9, in the middle of an epoch, and resumed from step 7: 9 + (13 - 7)."""
+    keep = L.pytorch.callbacks.ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=7)
+    model, loader = private(tmp_path)
+    killed = trainer(tmp_path, max_epochs=9, callbacks=[keep, Crash()])
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        killed.fit(model, loader)
+    resumed = fit(tmp_path, keep.best_model_path)
+    assert resumed.oracle.step == STEPS
+    assert len(resumed.oracle.ledger) == 9 + STEPS - 7
+    assert resumed.oracle.ledger.epsilon() > PLAN.epsilon()
+
+
+def test_a_checkpoint_alone_knows_what_it_cost(tmp_path: Path) -> None:
+    fit(tmp_path, epochs=1)
+    (tmp_path / "ledger.jsonl").unlink()
+    model = fit(tmp_path, tmp_path / "last.ckpt")
+    assert model.oracle.ledger.epsilon() == PLAN.epsilon()
+    assert len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == STEPS
+
+
+def test_the_users_class_loads_the_checkpoint(tmp_path: Path) -> None:
+    model = fit(tmp_path, epochs=1)
+    assert torch.equal(
+        weights(Classifier.load_from_checkpoint(tmp_path / "last.ckpt")), weights(model)
+    )
+
+
+def test_a_ledger_of_another_run_is_refused(tmp_path: Path) -> None:
+    fit(tmp_path, epochs=1)
+    with pytest.raises(ValueError, match=r"holds 5 steps of an earlier run: resume it"):
+        fit(tmp_path)
+    model = fit(tmp_path, ledger=PLAN.ledger(tmp_path / "ledger.jsonl"))
+    assert len(model.oracle.ledger) == 5 + STEPS
+
+
+def test_a_checkpoint_without_a_ledger_is_refused(tmp_path: Path) -> None:
+    plain = trainer(tmp_path, max_epochs=1)
+    plain.fit(Mean(), DataLoader(data(), batch_size=8))
+    plain.save_checkpoint(tmp_path / "plain.ckpt")
+    with pytest.raises(ValueError, match="the checkpoint has no ledger"):
+        fit(tmp_path, tmp_path / "plain.ckpt")
+
+
+def test_no_step_beyond_the_plan(tmp_path: Path) -> None:
+    model = fit(tmp_path)
+    with pytest.raises(ValueError, match="all 13 steps of the plan are taken"):
+        fit(tmp_path, tmp_path / "last.ckpt", epochs=20)
+    assert len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == len(model.oracle.ledger) == STEPS
+
+
+class Mean(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx).mean()
+
+
+class Logs(Classifier):
+    def training_step(self, batch: Any) -> dict[str, Tensor]:
+        losses = super().training_step(batch, 0)
+        self.log("train_loss", losses.mean())
+        return {"loss": losses}
+
+
+class ByHand(Classifier):
+    automatic_optimization = False
+
+
+class Normed(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+
+def test_a_training_loss_is_not_logged(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="training_step logs 'train_loss'"):
+        model = fit(tmp_path, module=Logs())
+    assert "train_loss" not in model.trainer.logged_metrics
+    assert model.oracle.ledger.epsilon() == PLAN.epsilon()
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "words"),
+    [
+        (Mean, {}, "the loss returned a scalar, but private training needs one value a sample"),
+        (ByHand, {}, "optimises by hand"),
+        (Normed, {}, "mixes the samples of a batch"),
+        (Classifier, {"accumulate_grad_batches": 2}, "the oracle splits it itself"),
+        (Classifier, {"precision": "bf16-mixed"}, "precision bf16-mixed is not served"),
+    ],
+)
+def test_what_is_not_served_is_refused(
+    tmp_path: Path, module: Any, options: dict[str, Any], words: str
+) -> None:
+    model, loader = private(tmp_path, module())
+    with pytest.raises(ValueError, match=words):
+        trainer(tmp_path, max_epochs=1, **options).fit(model, loader)
+    assert len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == 0
+
+
+def test_another_loader_is_refused(tmp_path: Path) -> None:
+    model, _ = private(tmp_path)
+    with pytest.raises(ValueError, match="another loader than the one that make_private returned"):
+        trainer(tmp_path, max_epochs=1).fit(model, DataLoader(data(), batch_size=8))
+
+
+def test_what_make_private_takes(tmp_path: Path) -> None:
+    ledger = PLAN.ledger()
+    with pytest.raises(TypeError, match="takes a LightningModule, got Linear"):
+        make_private(nn.Linear(2, 2), DataLoader(data()), PLAN, ledger=ledger)
+    with pytest.raises(TypeError, match=r"got LightningDataModule: .* its train_dataloader"):
+        make_private(Classifier(), L.LightningDataModule(), PLAN, ledger=ledger)
+    less = torch.utils.data.Subset(data(), range(39))
+    with pytest.raises(ValueError, match="n = 40 records but the data set has 39"):
+        make_private(Classifier(), less, PLAN, ledger=ledger)
+    with pytest.raises(ValueError, match="there is no oracle before"):
+        _ = private(tmp_path)[0].oracle
