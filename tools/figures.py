@@ -1,8 +1,8 @@
 """Draw the first page's picture: ``python tools/figures.py`` writes docs/assets/figures.
 
-Three panels. The first two are a drawing: three gradients and what clipping makes of their mean, and
-the same three with the long one shorter. Everything in them is computed from the arrows. The third is
-measured: the length of the bias over training, from the records in results/bias/methods.
+Three panels. The first two are a drawing: three gradients and what clipping makes of their mean,
+and the same three with the long one shorter. Everything in them is computed from the arrows. The
+third is measured: the length of the bias over training, from the records in results/bias/methods.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run docs/tutorial.py and write docs/tutorial.md: its text, its code, and what the code printed."""
+"""Run examples/tutorial.py and write docs/tutorial.md: text, code, and what the code printed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPT, PAGE = ROOT / "docs" / "tutorial.py", ROOT / "docs" / "tutorial.md"
-_HEAD = "<!-- Written by tools/tutorial.py from docs/tutorial.py: change that, and run it. -->\n"
+SCRIPT, PAGE = ROOT / "examples" / "tutorial.py", ROOT / "docs" / "tutorial.md"
+_HEAD = (
+    "<!-- Written by tools/tutorial.py from examples/tutorial.py: change that, and run it. -->\n"
+)
 
 
 def cells(script: str) -> list[tuple[str, str]]:
-    """("markdown" or "code", text) of each ``# %%`` cell.
+    r"""("markdown" or "code", text) of each ``# %%`` cell.
 
     Example:
-        >>> cells("# %% [markdown]\\n# Hello\\n# %%\\nprint(1)\\n")
+        >>> cells("# %% [markdown]\n# Hello\n# %%\nprint(1)\n")
         [('markdown', 'Hello'), ('code', 'print(1)')]
     """
     found = []

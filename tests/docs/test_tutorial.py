@@ -22,7 +22,7 @@ def tool() -> ModuleType:
 
 def test_the_script_runs(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "tutorial.py")],
+        [sys.executable, str(ROOT / "examples" / "tutorial.py")],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -30,7 +30,7 @@ def test_the_script_runs(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_the_script() -> None:
-    script = (ROOT / "docs" / "tutorial.py").read_text()
+    script = (ROOT / "examples" / "tutorial.py").read_text()
     code = [text for kind, text in tool().cells(script) if kind == "code"]
     page = (ROOT / "docs" / "tutorial.md").read_text()
     shown = [block.text for block in blocks(page) if block.language == "python"]

@@ -1,13 +1,15 @@
 # %% [markdown]
 # # Tutorial: from digits to a comparison to a report
 #
-# The script behind this page is `docs/tutorial.py`, in cells that editors and notebooks know (`# %%`).
-# `python tools/tutorial.py` runs it and writes this page with what it printed; the tests run it, too.
+# The script behind this page is `examples/tutorial.py`, in cells that editors and notebooks know
+# (`# %%`). `python tools/tutorial.py` runs it and writes this page with what it printed; the tests
+# run it, too.
 #
 # ## The data
 #
-# Handwritten digits from scikit-learn: 1,797 images of 8x8 pixels, a fifth of them held out. They are
-# public, so we may look at everything. With private data, whatever is not private says so in its name.
+# Handwritten digits from scikit-learn: 1,797 images of 8x8 pixels, a fifth of them held out. They
+# are public, so we may look at everything. With private data, what is not private says so in its
+# name.
 
 # %%
 import tempfile
@@ -45,6 +47,7 @@ print(f"{plan.steps} steps, q = {plan.sampling_rate:.3f}, sigma = {plan.noise_mu
 # `backward` stands where `loss.backward()` stood. A lens measures the bias every fifth step.
 #
 # The seed is there so that this page can be made again. A model that is handed out has no seed.
+
 
 # %%
 def fit(method: Method, seed: int = 0) -> tuple[float, BiasLens]:
@@ -85,13 +88,13 @@ for name, method in (("DP-SGD", DPSGD()), ("BAM, 0.02", BAM(0.02)), ("BAM, 0.1",
 # %% [markdown]
 # Here the bias hardly moves. C = 1 cuts only some of the gradients of this small net, so there is
 # little to remove; on CIFAR-10, where nearly every gradient is cut, [it falls by
-# half](bias.md#what-we-measured-on-cifar-10). And these are single runs: the accuracies differ by less
-# than seeds do. So:
+# half](bias.md#what-we-measured-on-cifar-10). And these are single runs: the accuracies differ by
+# less than seeds do. So:
 #
 # ## A fair comparison
 #
-# The same from the command line, with three paired seeds: the runs of one seed share initial weights
-# and batches, and not the noise. The interval says how much of a difference is chance.
+# The same from the command line, with three paired seeds: the runs of one seed share initial
+# weights and batches, and not the noise. The interval says how much of a difference is chance.
 
 # %%
 runs = Path(tempfile.mkdtemp()) / "runs"

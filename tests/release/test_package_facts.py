@@ -1,0 +1,119 @@
+"""What a release promises: version, changelog, extras, completion."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dpbam import __version__
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
+SEMVER = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?")
+
+
+def versions(changelog: str) -> dict[str, str]:
+    """The text under each version's heading."""
+    parts = re.split(r"^## \[([^\]]+)\].*$", changelog, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def without_privacy_heading(changelog: str) -> list[str]:
+    return [
+        version
+        for version, text in versions(changelog).items()
+        if not re.search(r"^### Privacy-relevant changes\n\S", text, re.MULTILINE)
+    ]
+
+
+def test_every_version_says_what_touches_privacy() -> None:
+    assert versions(CHANGELOG)
+    assert not without_privacy_heading(CHANGELOG)
+    assert without_privacy_heading("## [1.0.0]\n### Added\n- much\n") == ["1.0.0"]
+
+
+def test_versions_are_semantic() -> None:
+    assert SEMVER.fullmatch(__version__)
+    assert all(SEMVER.fullmatch(v) for v in versions(CHANGELOG) if v != "Unreleased")
+
+
+def test_every_dependency_that_moves_fast_has_an_upper_bound() -> None:
+    """torch's internals, and the libraries that we enter from."""
+    extras = PROJECT["optional-dependencies"]
+    moving = [
+        *(d for d in PROJECT["dependencies"] if d.startswith(("torch", "dp-accounting"))),
+        *(d for extra in ("opacus", "lightning", "search", "docs") for d in extras[extra]),
+    ]
+    assert all("<" in dependency for dependency in moving)
+
+
+#: Runs a statement as if the packages were not installed.
+BLOCKED = """
+import sys
+from importlib.machinery import PathFinder
+found = PathFinder.find_spec
+def find_spec(name, path=None, target=None):
+    return None if name.partition(".")[0] in {blocked!r} else found(name, path, target)
+PathFinder.find_spec = find_spec
+{statement}
+"""
+TRAIN = (
+    "from dpbam.cli import main; sys.exit(main(['train', '--epsilon', '3', '--epochs', '1', {}]))"
+)
+NEEDS = {
+    "hf": ({"datasets"}, TRAIN.format("'--data', 'hf:mnist'")),
+    "secure": ({"cryptography"}, TRAIN.format("'--noise', 'secure', '--out', 'a'")),
+    "tensorboard": ({"tensorboard"}, TRAIN.format("'--tensorboard', '--out', 'b'")),
+    "opacus": ({"opacus"}, "import dpbam.interop.opacus"),
+    "lightning": ({"lightning"}, "import dpbam.interop.lightning"),
+    "transformers": ({"transformers", "peft"}, "import dpbam.interop.huggingface"),
+    "search": (
+        {"optuna"},
+        "from dpbam.cli import main; sys.exit(main(['search', '--data', 'digits', '--epsilon', '3',"
+        " '--pay', 'public', '--trials', '1', '--vary', 'lr=1e-3..1e-1:log', '--out', 'c']))",
+    ),
+}
+
+
+@pytest.mark.parametrize("extra", NEEDS)
+def test_what_needs_an_extra_names_it(extra: str, tmp_path: Path) -> None:
+    assert extra in PROJECT["optional-dependencies"]
+    blocked, statement = NEEDS[extra]
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED.format(blocked=blocked, statement=statement)],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert f"dpbam[{extra}]" in done.stderr
+
+
+def completed(words: str) -> list[str]:
+    """What the shell would be offered for the last word."""
+    asked = {"_DPBAM_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    done = subprocess.run(
+        [sys.executable, "-m", "dpbam"], capture_output=True, text=True, check=False,
+        env={**os.environ, **asked, "COMP_CWORD": str(len(words.split()) - 1)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_the_shell_completes_commands_and_flags() -> None:
+    assert completed("dpbam tr") == ["train"]
+    assert completed("dpbam train --noise-m") == ["--noise-multiplier"]
+
+
+def test_completion_can_be_shown_for_bash() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m dpbam --show-completion; exit $?"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "complete -o default -F _dpbam_completion dpbam" in done.stdout
