@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 
 from dpbam.distributed import Ranks, joined
 
@@ -51,8 +52,12 @@ def as_rank(rank: int, world: int, port: int, work: Callable[[Ranks], Any], **mo
         "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **more,
     }  # fmt: skip
-    with mock.patch.dict(os.environ, environment), joined() as ranks:
-        return work(ranks)
+    try:
+        with mock.patch.dict(os.environ, environment), joined() as ranks:
+            return work(ranks)
+    finally:
+        if dist.is_initialized():  # after an error: the next test makes a group of its own
+            dist.destroy_process_group()
 
 
 def _other(rank: int, world: int, port: int, work: Callable[[Ranks], Any], pipe: Any) -> None:

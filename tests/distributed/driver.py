@@ -49,14 +49,14 @@ def applied(out: Path) -> int:
 
 def attempt(
     config: dict[str, Any], out: Path, world: int, *, victim: int = 0, after: float | None = None,
-    point: str | None = None, number: int = 1, mistake: str | None = None,
+    point: str | None = None, number: int = 1, mistake: str | None = None, fails: bool = False,
 ) -> Attempt:  # fmt: skip
     """One start of the run, or its resumption, on ``world`` ranks."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     logs = [out.with_name(f"{out.name}.{store.port}.{rank}.stderr") for rank in range(world)]
-    plant = (victim, point, number, mistake)
+    plant = (victim, point, number, mistake, fails)
     processes = [
         kill_driver._context.Process(
             target=rank_process, args=(rank, world, store.port, config, str(out), plant)
@@ -96,17 +96,22 @@ def rank_process(
 
     torch.set_num_threads(1)
     watch.BEAT = 0.2
-    victim, point, number, mistake = plant
+    victim, point, number, mistake, fails = plant
     count_applied(Path(f"{out}.{port}.{rank}.applied"))
     if mistake:
         plant_mistake(mistake)
     if point and rank == victim:
-        POINTS[point](at_call(number, die))
+        POINTS[point](at_call(number, fail if fails else die))
     sys.stderr = open(f"{out}.{port}.{rank}.stderr", "w")  # noqa: SIM115
     store = {"TORCHELASTIC_USE_AGENT_STORE": "True", "DPBAM_RANK_TIMEOUT": "60"}
     code = guarded(lambda: as_rank(rank, world, port, lambda r: train(r, config, out), **store))
     sys.stderr.close()
     os._exit(code)
+
+
+def fail() -> None:
+    """An error of one rank alone."""
+    raise OSError(28, "No space left on device")
 
 
 def train(ranks: Ranks, config: dict[str, Any], out: str) -> int:

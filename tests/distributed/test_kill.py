@@ -71,6 +71,13 @@ def check_end(out, expected):
     assert statement["charged_steps"] == len(paid)
 
 
+def test_an_error_on_one_rank_ends_the_others_without_a_word(undisturbed, tmp_path):
+    out = tmp_path / "run"
+    done = attempt(SEEDED, out, 3, victim=1, point="while the others wait", number=4, fails=True)
+    assert done.codes == [ENDED] * 3
+    assert done.said == ["", "error: No space left on device\n", ""]
+
+
 def test_an_unseeded_run_goes_on_alone(tmp_path):
     out = tmp_path / "run"
     done = attempt(UNSEEDED, out, 2, victim=1, point="after the sums are reduced", number=4)
