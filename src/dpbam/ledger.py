@@ -113,7 +113,7 @@ class Ledger:
             >>> len(here)
             1
         """
-        new = {}
+        new: dict[tuple[str, int], dict[str, Any]] = {}
         for entry in map(_checked, entries):
             key = (entry["stream"], entry["step"])
             known = self._releases.get(key) or new.setdefault(key, entry)
@@ -166,12 +166,21 @@ def _append(path: Path, *entries: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """All entries; a torn last line is cut off, since its step was never released."""
+    """All entries; a torn last line is cut off, since its step was never released.
+
+    A whole entry whose line end alone is lost may have been released (an editor takes line ends
+    off): it counts.
+    """
     raw = path.read_bytes()
     whole = raw[: raw.rfind(b"\n") + 1]
     if len(whole) < len(raw):
         with path.open("r+b") as file:
-            file.truncate(len(whole))
+            if _is_entry(raw[len(whole) :]):
+                file.seek(0, os.SEEK_END)
+                file.write(b"\n")
+                whole = raw + b"\n"
+            else:
+                file.truncate(len(whole))
     entries = []
     for number, line in enumerate(whole.splitlines(), 1):
         try:
@@ -183,6 +192,14 @@ def _read(path: Path) -> list[dict[str, Any]]:
             ) from None
         entries.append(entry)
     return entries
+
+
+def _is_entry(line: bytes) -> bool:
+    try:
+        _checked(json.loads(line))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return False
+    return True
 
 
 def _checked(entry: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from dpbam.interop.lightning import make_private
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
 ]
 

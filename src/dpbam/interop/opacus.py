@@ -103,10 +103,8 @@ def unwrap(model: Any) -> nn.Module:
             f"{type(model).__name__} is no model that Opacus made private (a GradSampleModule): "
             "a plain module needs no unwrapping, give it to the oracle as it is"
         )
-    if not isinstance(model, nn.Module):  # wrap_model=False: the hooks alone
-        model.cleanup()
-    else:
-        model.to_standard_module()
+    strip = "to_standard_module" if isinstance(model, nn.Module) else "cleanup"  # hooks alone
+    getattr(model, strip)()
     return inner.module if isinstance(inner, DPDDP) else inner
 
 
@@ -132,8 +130,8 @@ def charges(accountant: Any) -> list[Charge]:
         [Charge(noise_multiplier=1.1, sampling_rate=0.01, steps=300)]
     """
     accountant = getattr(accountant, "accountant", accountant)
-    history = accountant.get("history") if isinstance(accountant, dict) else None
-    history = getattr(accountant, "history", history)
+    inside = accountant.get("history") if isinstance(accountant, dict) else None
+    history: Any = getattr(accountant, "history", inside)
     try:
         return [Charge(float(sigma), float(q), int(steps)) for sigma, q, steps in history]
     except (TypeError, ValueError):
