@@ -97,6 +97,17 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     assert len(Ledger(delta=1e-5, path=path)) == 2
 
 
+def test_a_whole_entry_without_its_line_end_counts(tmp_path: Path) -> None:
+    """An editor may have taken it off, after the step was released."""
+    path = tmp_path / "ledger.jsonl"
+    for step in range(2):
+        Ledger(delta=1e-5, path=path).charge("a", step, **STEP)
+    whole = path.read_bytes()
+    path.write_bytes(whole.rstrip(b"\n"))
+    assert len(Ledger(delta=1e-5, path=path)) == 2
+    assert path.read_bytes() == whole
+
+
 def test_a_write_that_fails_leaves_no_half_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

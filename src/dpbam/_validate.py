@@ -49,6 +49,26 @@ def count(name: str, value: object, *, least: int = 1, hint: str = "") -> int:
     return k
 
 
+def owners(name: str, labels: object) -> None:
+    """Refuse records without an owner: an empty name, NaN, None. Together they would be one unit.
+
+    The promise to a unit does not hold for people who share one by mistake.
+    """
+    import numpy as np
+
+    values = np.asarray(labels)
+    if values.dtype.kind in "OUST":
+        lost = [v is None or v != v or not str(v).strip() for v in values.tolist()]
+    else:
+        lost = (values != values).tolist()  # NaN and NaT are the values unlike themselves
+    if any(lost):
+        raise ValueError(
+            f"{sum(lost)} of {len(lost)} records have no {name}, record {lost.index(True)} first: "
+            f"all of them would count as one {name}, and nobody's privacy be as promised; fill "
+            "the column, or leave those records out"
+        )
+
+
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is among ``choices``; otherwise name the nearest."""
     if value not in choices:

@@ -100,6 +100,9 @@ class UnitIndex:
         max_records: the most records of one unit that enter a batch. A unit with more contributes
             that many of its own, drawn anew at each step: a choice that depends on the unit alone.
 
+    Raises:
+        ValueError: if a record has no owner: NaN, None or an empty name.
+
     Example:
         >>> index = UnitIndex(["ann", "bob", "ann", "ann"], max_records=2)
         >>> index.n
@@ -111,6 +114,7 @@ class UnitIndex:
 
     def __init__(self, labels: object, max_records: int) -> None:
         self.max_records = _validate.count("max_records", max_records)
+        _validate.owners("unit of privacy", labels)
         names, codes = np.unique(np.asarray(labels), return_inverse=True)
         self.n = len(names)
         self._order = np.argsort(codes, kind="stable")

@@ -178,6 +178,18 @@ def test_a_model_larger_than_its_weights_is_refused_before_it_is_made(tmp_path: 
     assert "not of the shape" in PARSERS["model.json"].try_on(json.dumps(facts).encode(), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "wrn-600000004-1"},
+        {"model_options": {"hidden": [1] * 100_000}},
+    ],
+)
+def test_a_model_of_endless_layers_is_refused(changes: dict[str, object], tmp_path: Path) -> None:
+    facts = {**json.loads(PARSERS["model.json"].valid[0]), **changes}
+    assert "at most 1000" in PARSERS["model.json"].try_on(json.dumps(facts).encode(), tmp_path)
+
+
 def test_files_that_only_look_like_checkpoints_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "step-many.safetensors").touch()
     (tmp_path / "step-1e9.x.safetensors").touch()

@@ -27,14 +27,18 @@ from safetensors.torch import save
 from scipy.special import ndtri
 
 from checks import check_poisson, check_uncorrelated
-from dpbam import PrivateGradientOracle, accounting, clipping, secure
+from cli.test_progress_private import check_a_jobs_output
+from dpbam import PrivateGradientOracle, _validate, accounting, clipping, ledger, secure
 from dpbam.accounting import Charge
 from dpbam.audit import Target, audit
 from dpbam.audit.accountant import bracket
+from dpbam.cli import progress
 from dpbam.data import DataError, pickles
+from dpbam.ledger import Ledger
 from dpbam.noise import GaussianNoise
 from dpbam.randomness import Randomness, SecureRandomness
 from dpbam.runs import ConfigError, RunError, load_run_model, own_code
+from dpbam.sampling import UnitIndex
 from dpbam.secure import SecureGaussianNoise, grid
 from planting import Mistake
 from support import private_plan
@@ -224,7 +228,48 @@ def no_code_at_all(real: Any) -> Any:
     return lambda name, spec: False
 
 
+def check_a_lost_line_end() -> None:
+    """A step that may have been released counts, though an editor took its line end off."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.jsonl"
+        for step in range(2):
+            Ledger(1e-5, path=path).charge("a", step, noise_multiplier=1.0, sampling_rate=0.1)
+        path.write_bytes(path.read_bytes().rstrip())
+        assert len(Ledger(1e-5, path=path)) == len(Ledger(1e-5, path=path)) == 2
+
+
+def only_whole_lines(real: Any) -> Any:
+    return lambda line: False
+
+
+def check_everyone_has_a_name() -> None:
+    """Records without an owner are refused: they would share one promise."""
+    for labels in (["ann", "", "bob"], np.array([1.0, np.nan]), np.array(["ann", None])):
+        try:
+            UnitIndex(labels, max_records=2)
+        except ValueError:
+            continue
+        raise AssertionError("strangers without a name are one unit of privacy")
+
+
+def nobody_is_missing(real: Any) -> Any:
+    return lambda name, labels: None
+
+
+def says_everything(real: Any) -> Any:
+    return lambda name, report: print(name, report)
+
+
 OTHERS = {
+    "a ledger that drops its last line": Mistake(
+        check_a_lost_line_end, ledger, "_is_entry", only_whole_lines
+    ),
+    "people without a name as one unit": Mistake(
+        check_everyone_has_a_name, _validate, "owners", nobody_is_missing
+    ),
+    "batch sizes and times in a job's output": Mistake(
+        check_a_jobs_output, progress, "_event", says_everything
+    ),
     "an accountant with half the rate": Mistake(
         check_second_accountant, accounting, "_on_grid", half_the_rate
     ),

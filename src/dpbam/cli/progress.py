@@ -97,7 +97,8 @@ class LiveReporter(Reporter):
 class JsonLinesReporter(Reporter):
     """One JSON object a line on stdout, each with its ``event``.
 
-    Schedulers keep what a job prints, so nothing non-private is printed: no loss, no batch size.
+    Schedulers keep what a job prints, so nothing non-private is printed: no loss, no batch size,
+    and no times, which tell the batch size.
     """
 
     def on_start(self, report: StartReport) -> None:
@@ -125,7 +126,7 @@ def _event(name: str, report: Any) -> None:
     values = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in dataclasses.asdict(report).items()
-        if not key.startswith("non_private")
+        if not key.startswith(("non_private", "seconds"))
     }
     print_json({"event": name, **values})
 

@@ -15,6 +15,7 @@ from dpbam import _validate
 from dpbam.nn.standardise import WeightStandardisation, convolution
 
 Activation = Literal["mish", "relu", "tanh"]
+MOST_LAYERS = 1000  # of a model by name: a file's "wrn-999999994-1" would take all memory
 _STANDARDISATIONS = ("none", "centre", "scale")
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"mish": nn.Mish, "relu": nn.ReLU, "tanh": nn.Tanh}
 

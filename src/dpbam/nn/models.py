@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dpbam import _validate
 from dpbam.nn.blocks import (
+    MOST_LAYERS,
     Activation,
     HalvingPool,
     activation_module,
@@ -181,6 +182,8 @@ class MLP(nn.Module):
         activation: Activation = "tanh",
     ) -> None:
         super().__init__()
+        if len(hidden) > MOST_LAYERS:
+            raise ValueError(f"hidden must be at most {MOST_LAYERS} widths, got {len(hidden)}")
         sizes = [_validate.count("in_features", in_features)]
         sizes += [_validate.count("hidden", width) for width in hidden]
         layers: list[nn.Module] = []

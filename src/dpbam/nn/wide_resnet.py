@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dpbam import _validate
 from dpbam.nn.blocks import (
+    MOST_LAYERS,
     Activation,
     activation_module,
     check_arguments,
@@ -65,8 +66,11 @@ class WideResNet(nn.Module):
         check_arguments(in_channels, num_classes, weight_standardisation)
         _validate.count("widen", widen)
         _validate.count("groups", groups)
-        if _validate.count("depth", depth, least=10) % 6 != 4:
-            raise ValueError(f"depth must be 6 k + 4 (10, 16, 22, 28, 40, ...), got {depth}")
+        if _validate.count("depth", depth, least=10) % 6 != 4 or depth > MOST_LAYERS:
+            raise ValueError(
+                f"depth must be 6 k + 4 (10, 16, 22, 28, 40, ...), at most {MOST_LAYERS}, got "
+                f"{depth}"
+            )
         self.stem = convolution(in_channels, 16, weight_standardisation=weight_standardisation)
         channels, blocks = 16, []
         for stage in range(3):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam import accounting
+from dpbam import _validate, accounting
 from dpbam.plan import RELATION, PrivacyPlan
 from dpbam.runs.config import ConfigError, RunConfig
 from dpbam.runs.result import RunError
@@ -173,6 +173,8 @@ def prepare(config: RunConfig, *, noise_multiplier: float | None = None) -> Prep
         unit=config.unit,
     )
     units = _units(config, train)
+    if units is not None:
+        _validate.owners(config.unit, units)
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
     plan = config.plan(n, noise_multiplier=noise_multiplier)
