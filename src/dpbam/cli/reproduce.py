@@ -21,6 +21,7 @@ EXAMPLES = examples(
     "dpbam reproduce fig2",
     "dpbam reproduce all --jobs 2",
     "dpbam reproduce table1 --scale full --dry-run",
+    "dpbam reproduce table1 --scale full --steps 1 --batch-size 8",
     "dpbam reproduce all --only-report --docs docs",
 )
 _GIB = 2**30
@@ -58,6 +59,9 @@ def run(
     steps: Annotated[
         int | None, typer.Option(help="Take so many real steps of one run an arm, keep nothing.")
     ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="With --steps: images a step, in place of the recipe's.")
+    ] = None,
 ) -> None:
     """Train what is missing, then write the table or figure beside the paper's, with verdicts.
 
@@ -65,6 +69,7 @@ def run(
     and goes on with what was begun. A claim is reproduced, not reproduced, or inconclusive by the
     95% t interval of paired differences.
     """
+    from dpbam import _validate
     from dpbam.experiments.paper import chosen, recipes_of, take_times
     from dpbam.experiments.reproduce import missing
 
@@ -76,7 +81,7 @@ def run(
         _show_costs(recipes, out, seeds)
         return
     if steps is not None:
-        _take_steps(recipes, steps)
+        _take_steps(recipes, _validate.count("--steps", steps), batch_size)
         return
     if not only_report:
         _train(missing(recipes, out, seeds), work, jobs)
@@ -157,14 +162,20 @@ def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
     )  # fmt: skip
 
 
-def _take_steps(recipes: list[Recipe], steps: int) -> None:
+def _take_steps(recipes: list[Recipe], steps: int, batch_size: int | None) -> None:
     """Real steps on the real data: what a full-size recipe can be checked by on two cores."""
+    from dpbam.data import DataError
     from dpbam.experiments.cost import take_steps
 
     screen = console()
     for recipe in recipes:
         for arm in recipe.arms:
-            found = take_steps(recipe.config(arm, recipe.cells()[0], recipe.first_seed), steps)
+            config = recipe.config(arm, recipe.cells()[0], recipe.first_seed)
+            try:
+                found = take_steps(config, steps, batch_size)
+            except DataError as error:
+                screen.print(f"{recipe.name}: {error}", markup=False, soft_wrap=True)
+                break
             losses = ", ".join(f"{before:.3f} -> {after:.3f}" for before, after in found.losses)
             screen.print(
                 f"{recipe.scale} {recipe.name}, {arm}: {steps} steps of {found.rows} images, loss "

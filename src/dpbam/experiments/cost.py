@@ -176,11 +176,21 @@ class Taken:
     epsilon: float
 
 
-def take_steps(config: RunConfig, steps: int) -> Taken:
-    """Take a few real steps of a run, on its real data, and throw the model away."""
+def take_steps(config: RunConfig, steps: int, batch_size: int | None = None) -> Taken:
+    """Take a few real steps of a run, on its real data, and throw the model away.
+
+    Args:
+        config: of the run.
+        steps: how many.
+        batch_size: a smaller one than the run's, with the run's noise, where its own takes hours.
+    """
     from dpbam.runs import build
 
     prepared = prepare(config)
+    if batch_size is not None:
+        sigma = prepared.plan.noise_multiplier
+        small = {"batch_size": batch_size, "epsilon": None, "noise_multiplier": sigma}
+        prepared = prepare(config.replace(**small))
     oracle, optimizer = prepared.oracle(), build.make_optimizer(config, prepared.model)
     drawn = prepared.plan.batches(prepared.train, units=prepared.units, seed=config.seed)
     rows, losses = [], []
