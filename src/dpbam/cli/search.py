@@ -167,10 +167,10 @@ def show(result: SearchResult, out: Path) -> None:
         "best": ", ".join(f"{k} {_cell(v)}" for k, v in found.items()),
         "score": percent(result.best[1].value or 0.0),
         "epsilon": f"{number(result.epsilon)} at delta {result.delta:g}",
-        "folder": str(result.folder),
-        "result": str(out / "result.json"),
     }
     screen.print(facts(rows))
+    where = f"Its run folder: {result.folder}; the result: {out / 'result.json'}"
+    screen.print(where, markup=False, soft_wrap=True)
     style = {"nothing": "bold red", "accounted": "green"}.get(result.search.pay, "")
     screen.print(result.statement(), markup=False, soft_wrap=True, style=style)
 
