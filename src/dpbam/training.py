@@ -233,7 +233,7 @@ class Trainer:
     @torch.no_grad()
     def _non_private_loss(self, images: Tensor, labels: Tensor) -> float | None:
         """The mean loss of some rows, now and then: a glance for the operator, never published."""
-        if self.oracle.step % _LOSS_EVERY or not len(images):
+        if self.oracle.step % _LOSS_EVERY or not len(images) or not self.oracle.ranks.leads:
             return None
         device = next(self.model.parameters()).device
         some, targets = images[:_LOSS_ROWS].to(device), labels[:_LOSS_ROWS].to(device)

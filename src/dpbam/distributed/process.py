@@ -102,22 +102,7 @@ def unflatten(flat: Tensor, like: Params) -> Params:
 @contextmanager
 def opened() -> Iterator[Ranks]:
     """Meet the others as the environment says; an error here ends the others too."""
-    limit = timeout()
-    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a late rank is an error, not an abort
-    try:
-        store, rank, world = next(iter(rendezvous("env://", timeout=limit)))
-        dist.init_process_group(
-            _backend(), store=PrefixStore("group", store), rank=rank, world_size=world,
-            timeout=limit,
-        )  # fmt: skip
-    except RuntimeError as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise RankLost(
-            f"rank {os.environ['RANK']} did not find all {os.environ['WORLD_SIZE']} processes by "
-            f"way of {where} within {limit.total_seconds():g} s ({_first_line(error)}): see that "
-            "all are started and can reach one another, then start again"
-        ) from None
-    with Watch(store, rank, world, limit) as watch:
+    with _met(timeout()) as watch:
         try:
             yield ProcessRanks(watch)
         except (RankLost, EndedElsewhere):
@@ -127,6 +112,28 @@ def opened() -> Iterator[Ranks]:
                 raise EndedElsewhere from error  # as on the other ranks; one of them says it
             raise
     dist.destroy_process_group()
+
+
+def _met(limit: timedelta) -> Watch:
+    """Make the process group, and a watch over it."""
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a late rank is an error, not an abort
+    # torchrun may keep its store when it starts the ranks once more: old names must not count
+    attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    try:
+        store, rank, world = next(iter(rendezvous("env://", timeout=limit)))
+        dist.init_process_group(
+            _backend(), store=PrefixStore(f"{attempt}/group", store), rank=rank, world_size=world,
+            timeout=limit,
+        )  # fmt: skip
+    except RuntimeError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise RankLost(
+            f"rank {os.environ['RANK']} did not find all {os.environ['WORLD_SIZE']} processes by "
+            f"way of {where} within {limit.total_seconds():g} s ({_first_line(error)}): see that "
+            "all are started and can reach one another, then start again"
+        ) from None
+    stores = [PrefixStore(f"{attempt}/watch", store.clone()) for _ in range(2)]
+    return Watch(stores, rank, world, limit)
 
 
 def timeout() -> timedelta:

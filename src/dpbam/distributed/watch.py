@@ -27,17 +27,18 @@ class Watch:
     """A rank's own pulse, and a look at the others'.
 
     Args:
-        store: shared by the ranks; with ``torchrun`` it outlives them.
+        stores: two connections to the store that the ranks share, one a thread; with ``torchrun``
+            it outlives them.
         rank: this one.
         world: how many.
         limit: the time-out of messages, for the sentence.
     """
 
-    def __init__(self, store: Any, rank: int, world: int, limit: timedelta) -> None:
+    def __init__(self, stores: list[Any], rank: int, world: int, limit: timedelta) -> None:
         self.rank, self.world = rank, world
         self._limit = limit
-        self._store, self._own = store.clone(), store.clone()  # a connection for each thread
-        for connection in (self._store, self._own):
+        self._store, self._own = stores
+        for connection in stores:
             connection.set_timeout(timedelta(seconds=_PATIENCE / 2 * BEAT))
         self._stop = threading.Event()
         self._pulse = threading.Thread(target=self._beat, name="dpbam-pulse", daemon=True)
