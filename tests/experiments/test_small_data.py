@@ -15,7 +15,8 @@ def scans(tmp_path, monkeypatch):
     path = tmp_path / "scans.npz"
     labels = np.arange(40) % 2
     np.savez(path, train_images=images(40, 28), train_labels=labels, val_images=images(10, 28),
-             val_labels=labels[:10], test_images=images(20, 28), test_labels=labels[:20])  # fmt: skip
+             val_labels=labels[:10], test_images=images(20, 28),
+             test_labels=labels[:20])  # fmt: skip
     monkeypatch.setenv(small_data.PNEUMONIA, str(path))
     return path
 
