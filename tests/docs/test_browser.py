@@ -1,0 +1,100 @@
+"""The site in a real browser, from disk and off the network, as wide as a desk and as a phone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.docs.test_site import site  # noqa: F401  a fixture
+
+pytest.importorskip("selenium", reason="selenium is in the dev extra")
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium: apt-get install chromium chromium-driver"
+)
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--no-first-run",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)  # fmt: skip
+PAGES = ("index", "method", "choosing", "cookbook", "reference/methods", "reference/command-line")
+Driver = Any
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.get("about:blank")
+    driver.get_log("performance")
+    yield driver
+    driver.quit()
+
+
+def resized(driver: Driver, width: int) -> None:
+    size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def requests(driver: Driver) -> set[str]:
+    """What the pages asked for since last time."""
+    events = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
+    return {
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    }
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_fit_and_ask_nothing_of_a_network(browser: Driver, site: Path, width: int) -> None:  # noqa: F811
+    resized(browser, width)
+    for page in PAGES:
+        browser.get((site / f"{page}.html").as_uri())
+        wide = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, f"{page} is {wide} pixels too wide at {width}"
+        broken = browser.execute_script(
+            "return [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
+        )
+        assert not broken
+    asked = requests(browser)
+    assert any(url.endswith("index.html") for url in asked)
+    outside = [url for url in asked if not url.startswith(("file:", "data:", "blob:", "about:"))]
+    assert not outside
+    assert not [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+
+
+def test_search_works_from_disk(browser: Driver, site: Path) -> None:  # noqa: F811
+    resized(browser, 1280)
+    browser.get((site / "index.html").as_uri())
+    field = browser.find_element(By.CSS_SELECTOR, "input.md-search__input")
+    browser.execute_script("arguments[0].focus()", field)
+    field.send_keys("ghost norm")
+    for _ in range(240):
+        found = browser.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
+        if found:
+            break
+        time.sleep(0.25)
+    assert any("engine.html" in link.get_attribute("href") for link in found)
+
+
+def test_a_formula_has_a_size(browser: Driver, site: Path) -> None:  # noqa: F811
+    """MathML is laid out: a fraction is taller than a line."""
+    browser.get((site / "method.html").as_uri())
+    heights = browser.execute_script(
+        "return [...document.querySelectorAll('.formula math')].map(m => m.getBoundingClientRect().height)"
+    )
+    assert len(heights) >= 5
+    assert max(heights) > 30

@@ -1,0 +1,73 @@
+"""The pictures of the first page are what their script draws, from numbers that it computes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from tests.docs.pages import ROOT
+
+
+@pytest.fixture(scope="module")
+def figures() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("figures_tool", ROOT / "tools" / "figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["figures_tool"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "arrows"),
+    [
+        ("clipping.svg", "Clipping puts in a bias", "PLAIN"),
+        ("bam.svg", "BAM: there is less to clip", "PENALISED"),
+    ],
+)
+def test_the_drawings_are_up_to_date(
+    figures: ModuleType, name: str, title: str, arrows: str
+) -> None:
+    drawn = figures.drawing(title, getattr(figures, arrows))
+    assert drawn == (figures.OUT / name).read_text(), "run make figures"
+
+
+def test_what_is_drawn_is_clipping(figures: ModuleType) -> None:
+    """Cut to C where longer, untouched where not; the printed bias is between the two means."""
+    g = figures.PLAIN
+    cut = figures.clipped(g)
+    long = np.linalg.norm(g, axis=1) > figures.C
+    assert long.any()
+    assert not long.all()
+    np.testing.assert_allclose(np.linalg.norm(cut[long], axis=1), figures.C)
+    np.testing.assert_array_equal(cut[~long], g[~long])
+    bias = np.linalg.norm(cut.mean(0) - g.mean(0))
+    assert f"length {bias:.2f}" in figures.drawing("", g)
+
+
+def test_the_measured_curve_is_the_mean_of_the_records(figures: ModuleType, tmp_path: Path) -> None:
+    for seed, bias in enumerate((1.0, 3.0)):
+        steps = [{"step": s, "non_private_against_plain": {"bias": bias + s}} for s in (0, 5)]
+        path = tmp_path / f"dp-sgd-seed-{seed}.json"
+        path.write_text(json.dumps({"non_private_bias": steps}))
+    curves = figures.curves_of(tmp_path)
+    assert list(curves) == ["dp-sgd"]
+    steps, mean, seeds = curves["dp-sgd"]
+    assert steps.tolist() == [0.0, 5.0]
+    assert mean.tolist() == [2.0, 7.0]
+    assert seeds == 2
+    assert "DP-SGD (2 seeds)" in figures.measured(curves)
+
+
+def test_every_picture_is_valid_and_named(figures: ModuleType) -> None:
+    for path in figures.OUT.glob("*.svg"):
+        root = ElementTree.parse(path).getroot()
+        assert root.attrib["aria-label"]
+        assert "http" not in path.read_text().replace("http://www.w3.org/2000/svg", "")
