@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.docs.test_site import site  # noqa: F401  a fixture
 
 pytest.importorskip("selenium", reason="selenium is in the dev extra")
-from selenium import webdriver  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
+from selenium import webdriver
+from selenium.webdriver.common.by import By
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -59,7 +58,7 @@ def requests(driver: Driver) -> set[str]:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_pages_fit_and_ask_nothing_of_a_network(browser: Driver, site: Path, width: int) -> None:  # noqa: F811
+def test_pages_fit_and_ask_nothing_of_a_network(browser: Driver, site: Path, width: int) -> None:
     resized(browser, width)
     for page in PAGES:
         browser.get((site / f"{page}.html").as_uri())
@@ -76,7 +75,7 @@ def test_pages_fit_and_ask_nothing_of_a_network(browser: Driver, site: Path, wid
     assert not [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
 
 
-def test_search_works_from_disk(browser: Driver, site: Path) -> None:  # noqa: F811
+def test_search_works_from_disk(browser: Driver, site: Path) -> None:
     resized(browser, 1280)
     browser.get((site / "index.html").as_uri())
     field = browser.find_element(By.CSS_SELECTOR, "input.md-search__input")
@@ -90,11 +89,12 @@ def test_search_works_from_disk(browser: Driver, site: Path) -> None:  # noqa: F
     assert any("engine.html" in link.get_attribute("href") for link in found)
 
 
-def test_a_formula_has_a_size(browser: Driver, site: Path) -> None:  # noqa: F811
+def test_a_formula_has_a_size(browser: Driver, site: Path) -> None:
     """MathML is laid out: a fraction is taller than a line."""
     browser.get((site / "method.html").as_uri())
     heights = browser.execute_script(
-        "return [...document.querySelectorAll('.formula math')].map(m => m.getBoundingClientRect().height)"
+        "return [...document.querySelectorAll('.formula math')]"
+        ".map(formula => formula.getBoundingClientRect().height)"
     )
     assert len(heights) >= 5
     assert max(heights) > 30

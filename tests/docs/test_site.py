@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 import pkgutil
-import subprocess
-import sys
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlparse
 
 import pytest
-from filelock import FileLock
-from tests.docs.pages import ROOT
 
 import dpbam
 
-pytest.importorskip("mkdocs", reason="mkdocs is in the docs extra")
 #: Flat modules whose every public function and class is for users.
 MODULES = sorted(
     f"dpbam.{found.name}"
@@ -31,25 +25,6 @@ PACKAGES = sorted(
     for found in pkgutil.iter_modules(dpbam.__path__)
     if found.ispkg and found.name != "cli"
 )
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; test processes that run side by side share one."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    with FileLock(shared / "site.lock"):
-        out = shared / "site"
-        if not (shared / "site.log").exists():
-            done = subprocess.run(
-                [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)],
-                cwd=ROOT, capture_output=True, text=True, check=False,
-                env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-            )  # fmt: skip
-            assert done.returncode == 0, done.stdout + done.stderr
-            (shared / "site.log").write_text(done.stdout + done.stderr)
-    return out
 
 
 class Links(HTMLParser):

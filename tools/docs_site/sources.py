@@ -1,8 +1,8 @@
 """Links to code: pages of the site that show a file, and the line of a name in it.
 
 A page says ``[BAM](../src/dpbam/methods.py#BAM.direction)``. On GitHub that is the file. On the
-site it is the file's page at the line of ``BAM.direction``, found when the site is built: a name that
-is not there fails the build, so no link goes stale.
+site it is the file's page at the line of ``BAM.direction``, found when the site is built: a name
+that is not there fails the build, so no link goes stale.
 """
 
 from __future__ import annotations
