@@ -1,7 +1,8 @@
 """Runs one training on several ranks, kills one of them, and ends the others as torchrun does.
 
 The ranks are forked from the server process of the other crash tests. The store lives here, as it
-lives in torchrun's agent, and a new one for every attempt.
+lives in torchrun's agent: a new one for every attempt, or the old one, as torchrun keeps it when it
+restarts the ranks by itself.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
 
 @dataclass
 class Attempt:
-    """How the processes of one attempt ended: exit codes and what each said, by rank."""
+    """How the processes of one attempt ended: exit codes and what each said, by rank; its store."""
 
     codes: list[int]
     said: list[str]
+    store: Any
+    restarts: int
 
 
 def applied(out: Path) -> int:
@@ -50,13 +53,16 @@ def applied(out: Path) -> int:
 def attempt(
     config: dict[str, Any], out: Path, world: int, *, victim: int = 0, after: float | None = None,
     point: str | None = None, number: int = 1, mistake: str | None = None, fails: bool = False,
+    restarts: Attempt | None = None,
 ) -> Attempt:  # fmt: skip
     """One start of the run, or its resumption, on ``world`` ranks."""
     from torch.distributed import TCPStore
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store, count = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0
+    if restarts is not None:
+        store, count = restarts.store, restarts.restarts + 1
     logs = [out.with_name(f"{out.name}.{store.port}.{rank}.stderr") for rank in range(world)]
-    plant = (victim, point, number, mistake, fails)
+    plant = (victim, point, number, mistake, fails, count)
     processes = [
         kill_driver._context.Process(
             target=rank_process, args=(rank, world, store.port, config, str(out), plant)
@@ -72,6 +78,8 @@ def attempt(
     return Attempt(
         [p.exitcode or 0 for p in processes],
         [log.read_text() if log.exists() else "" for log in logs],
+        store,
+        count,
     )
 
 
@@ -96,15 +104,18 @@ def rank_process(
 
     torch.set_num_threads(1)
     watch.BEAT = 0.2
-    victim, point, number, mistake, fails = plant
+    victim, point, number, mistake, fails, restarts = plant
     count_applied(Path(f"{out}.{port}.{rank}.applied"))
     if mistake:
         plant_mistake(mistake)
     if point and rank == victim:
         POINTS[point](at_call(number, fail if fails else die))
     sys.stderr = open(f"{out}.{port}.{rank}.stderr", "w")  # noqa: SIM115
-    store = {"TORCHELASTIC_USE_AGENT_STORE": "True", "DPBAM_RANK_TIMEOUT": "60"}
-    code = guarded(lambda: as_rank(rank, world, port, lambda r: train(r, config, out), **store))
+    agent = {
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "DPBAM_RANK_TIMEOUT": "60",
+    }  # fmt: skip
+    code = guarded(lambda: as_rank(rank, world, port, lambda r: train(r, config, out), **agent))
     sys.stderr.close()
     os._exit(code)
 

@@ -36,7 +36,7 @@ def test_who_is_gone_is_said_once_and_the_seeded_run_goes_on(undisturbed, tmp_pa
     lines = done.said[1 - victim].splitlines()
     assert [line.split(" (on ")[0] for line in lines] == [f"error: rank {victim}"]
     assert "--resume" in lines[0]
-    assert attempt(SEEDED, out, 2).codes == [0, 0]
+    assert attempt(SEEDED, out, 2, restarts=done).codes == [0, 0]
     assert outcome(out) == undisturbed[0]
 
 
