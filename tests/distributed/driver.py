@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpbam.cli.boundary import guarded
+from dpbam.cli.boundary import INTERRUPTED, guarded
 from dpbam.distributed import Ranks, process, watch
-from dpbam.runs import RunConfig, execute, stored_config
+from dpbam.runs import Interrupted, RunConfig, execute, stored_config
 from dpbam.runs.folder import RunFolder
 from end_to_end import kill_driver
 from end_to_end.kill_driver import at_call, count_applied, die, plant_mistake
@@ -52,7 +52,7 @@ def applied(out: Path) -> int:
 
 def attempt(
     config: dict[str, Any], out: Path, world: int, *, victim: int = 0, after: float | None = None,
-    point: str | None = None, number: int = 1, mistake: str | None = None, fails: bool = False,
+    point: str | None = None, number: int = 1, mistake: str | None = None, act: str = "die",
     restarts: Attempt | None = None,
 ) -> Attempt:  # fmt: skip
     """One start of the run, or its resumption, on ``world`` ranks."""
@@ -62,7 +62,7 @@ def attempt(
     if restarts is not None:
         store, count = restarts.store, restarts.restarts + 1
     logs = [out.with_name(f"{out.name}.{store.port}.{rank}.stderr") for rank in range(world)]
-    plant = (victim, point, number, mistake, fails, count)
+    plant = (victim, point, number, mistake, act, count)
     processes = [
         kill_driver._context.Process(
             target=rank_process, args=(rank, world, store.port, config, str(out), plant)
@@ -104,12 +104,12 @@ def rank_process(
 
     torch.set_num_threads(1)
     watch.BEAT = 0.2
-    victim, point, number, mistake, fails, restarts = plant
+    victim, point, number, mistake, act, restarts = plant
     count_applied(Path(f"{out}.{port}.{rank}.applied"))
     if mistake:
         plant_mistake(mistake)
     if point and rank == victim:
-        POINTS[point](at_call(number, fail if fails else die))
+        POINTS[point](at_call(number, {"die": die, "fail": fail, "ask": ask}[act]))
     sys.stderr = open(f"{out}.{port}.{rank}.stderr", "w")  # noqa: SIM115
     agent = {
         "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(restarts),
@@ -125,11 +125,19 @@ def fail() -> None:
     raise OSError(28, "No space left on device")
 
 
+def ask() -> None:
+    """What a scheduler does before it takes the machine away."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def train(ranks: Ranks, config: dict[str, Any], out: str) -> int:
-    """Train or resume; 0."""
+    """Train or resume; 0, or 130 if it was stopped."""
     resume = ranks.from_leader(RunFolder(out).facts.exists)
     settings = ranks.from_leader(lambda: stored_config(out) if resume else RunConfig(**config))
-    execute(settings, out, resume=resume, ranks=ranks)
+    try:
+        execute(settings, out, resume=resume, ranks=ranks)
+    except Interrupted:
+        return INTERRUPTED
     return 0
 
 

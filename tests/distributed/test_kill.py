@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from distributed.driver import ASKED, KILLED, POINTS, applied, attempt
+from distributed.driver import ASKED, INTERRUPTED, KILLED, POINTS, applied, attempt
 from end_to_end.kill_driver import SEEDED, STEPS
 from end_to_end.test_kill_resume import UNSEEDED, entries, outcome
 
@@ -73,9 +73,21 @@ def check_end(out, expected):
 
 def test_an_error_on_one_rank_ends_the_others_without_a_word(undisturbed, tmp_path):
     out = tmp_path / "run"
-    done = attempt(SEEDED, out, 3, victim=1, point="while the others wait", number=4, fails=True)
+    done = attempt(SEEDED, out, 3, victim=1, point="while the others wait", number=4, act="fail")
     assert done.codes == [ENDED] * 3
     assert done.said == ["", "error: No space left on device\n", ""]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_asked_to_stop_stops_all_at_one_step(undisturbed, tmp_path, victim):
+    out = tmp_path / "run"
+    point = "before the sums are reduced"
+    done = attempt(SEEDED, out, 2, victim=victim, point=point, number=4, act="ask")
+    assert done.codes == [INTERRUPTED] * 2
+    assert done.said == ["", ""]
+    assert len(entries(out)) == 4  # the step was finished, and saved
+    assert attempt(SEEDED, out, 2).codes == [0, 0]
+    assert outcome(out) == undisturbed[0]
 
 
 def test_an_unseeded_run_goes_on_alone(tmp_path):
