@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import tarfile
 import zipfile
@@ -17,6 +18,8 @@ from parsers import PARSERS
 from PIL import Image
 from safetensors.torch import save
 
+from dpbam.cli.boundary import guarded
+from dpbam.cli.output import console, facts, table
 from dpbam.data import DataError, decode
 from dpbam.data.fetch import extract
 from dpbam.data.pickles import load_batch
@@ -145,6 +148,26 @@ def test_a_report_follows_no_link_out(tmp_path: Path) -> None:
         write_report([run], tmp_path / "report.html")
     with pytest.raises(RunError, match="leads out"):
         draw("accuracy", [run], tmp_path / "accuracy.csv")
+
+
+def test_a_pipe_in_a_run_folder_holds_nobody_up(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", epochs=1)
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+    with pytest.raises(RunError, match="no plain file"):
+        write_report([run], tmp_path / "report.html")
+
+
+def test_names_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither rich's markup nor escape sequences, in tables and in errors."""
+    name = "[/red]\x1b[2J"
+    console().print(table((name, "n"), [(name, 1)], title=name))
+    console().print(facts({"class": name}, title=name))
+    assert guarded(lambda: load_run_model(f"/nowhere/{name}")) == 2
+    out, err = capsys.readouterr()
+    assert "\x1b[2J" not in out + err
+    assert out.count("[/red]\ufffd[2J") == 5
+    assert "[/red]\ufffd[2J" in err
 
 
 def test_class_names_are_text_in_every_picture(tmp_path: Path) -> None:

@@ -60,9 +60,10 @@ def check_run(run: str | Path) -> list[Finding]:
     for path in (folder.facts, folder.ledger, folder.statement_json, folder.config):
         if not path.is_file():
             raise RunError(f"{path} is missing: an audit needs the folder of a finished run")
-    strangers = list(folder.links_out())
+    strangers = list(folder.strangers())
     if strangers:
-        return [Finding("no link leads out of the folder", False, f"{strangers[0]} does")]
+        return [Finding("no link leads out of the folder, all files are plain", False,
+                        strangers[0])]  # fmt: skip
     facts = folder.read_facts()
     entries, torn = _read_ledger(folder.ledger)
     evidence = Evidence(

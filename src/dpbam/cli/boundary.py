@@ -103,7 +103,10 @@ def _meant(trace: TracebackType | None) -> bool:
 
 
 def _one_line(message: str) -> str:
-    return " ".join(message.split())
+    """Without what would steer the terminal: a message may quote a file."""
+    from dpbam.cli.output import printable
+
+    return printable(" ".join(message.split()))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -42,16 +43,27 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
+def printable(text: str) -> str:
+    r"""Text from a file, without what would steer the terminal; lines stay lines.
+
+    Example:
+        >>> printable("cat\x1b[2J") == "cat\ufffd[2J"
+        True
+    """
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
 def facts(rows: Mapping[str, object], *, title: str | None = None) -> Table:
     """A table of names and values, without lines."""
     from rich.table import Table
-    from rich.text import Text
 
-    grid = Table(title=title, show_header=False, box=None, pad_edge=False, title_justify="left")
+    grid = Table(
+        title=_title(title), show_header=False, box=None, pad_edge=False, title_justify="left"
+    )
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in rows.items():
-        grid.add_row(name, Text(number(value) if isinstance(value, float) else str(value)))
+        grid.add_row(name, _text(number(value) if isinstance(value, float) else value))
     return grid
 
 
@@ -60,14 +72,26 @@ def table(
 ) -> Table:
     """A table with a header; the first ``left`` columns hold text, the others numbers."""
     from rich.table import Table
+
+    grid = Table(title=_title(title), title_justify="left", header_style="bold")
+    for k, name in enumerate(header):
+        grid.add_column(_text(name), justify="left" if k < left else "right")
+    for row in rows:
+        grid.add_row(*map(_text, row))
+    return grid
+
+
+def _text(value: object) -> Text:
+    """As it is: a class may be called "[/red]", which rich would take for markup."""
     from rich.text import Text
 
-    grid = Table(title=title or None, title_justify="left", header_style="bold")
-    for k, name in enumerate(header):
-        grid.add_column(name, justify="left" if k < left else "right")
-    for row in rows:
-        grid.add_row(*(Text(str(cell)) for cell in row))
-    return grid
+    return Text(printable(str(value)))
+
+
+def _title(title: str | None) -> Text | None:
+    from rich.text import Text
+
+    return Text(printable(title), style="table.title") if title else None
 
 
 def number(value: float) -> str:

@@ -103,21 +103,23 @@ class RunFolder:
             raise RunError(f"the run folder {self.path} cannot be made: {error.strerror}") from None
         return made
 
-    def links_out(self) -> Iterator[Path]:
-        """Links in the folder that lead out of it."""
+    def strangers(self) -> Iterator[str]:
+        """What no run makes: links that lead out, and pipes or devices, which may never end."""
         root = self.path.resolve()
         for path in self.path.rglob("*"):
             if path.is_symlink() and not path.resolve().is_relative_to(root):
-                yield path
+                yield f"{path} is a link that leads out of the run folder"
+            elif path.exists() and not path.is_file() and not path.is_dir():
+                yield f"{path} is no plain file"
 
     def check_links(self) -> None:
         """Refuse a folder with links out: writing through one could change any file of the user's.
 
         Raises:
-            RunError: naming the link.
+            RunError: naming the link, or the pipe or device.
         """
-        for path in self.links_out():
-            raise RunError(f"{path} is a link that leads out of the run folder: remove it")
+        for what in self.strangers():
+            raise RunError(f"{what}: remove it")
 
     def _check(self, *, resume: bool) -> None:
         self.check_links()
