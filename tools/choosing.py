@@ -1,20 +1,24 @@
 """Write the tables of docs/choosing.md: ``python tools/choosing.py``, again when there are records.
 
-Two are the accountant's, the others are read from the records in results/bias.
+One is the accountant's, the others are read from the records in results/pocket.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from dpbam import PrivacyPlan
-from dpbam.experiments.bias_figures import STUDIES, summary
+from dpbam.experiments.bias_claims import overview
+from dpbam.experiments.outcome import Study
+from dpbam.experiments.recipes import load_recipe
+from dpbam.experiments.reproduce import done
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "choosing.md"
 N, DELTA, EPOCHS = 50_000, 1e-5, 30
+#: arm, accuracy, its paired difference, bias, cosine, cosine with noise, seeds
+_SHOWN = (0, 1, 2, 3, 6, 7, 9)
 EPSILONS, SIZES = (1, 2, 4, 8), (64, 256, 1024, 4096)
 
 
@@ -35,13 +39,19 @@ def noise_table() -> str:
 
 
 def study_table(name: str, arms: tuple[str, ...] | None = None) -> str:
-    """The study's own table, from the records that are there; ``arms`` names those to show."""
-    wanted = arms or tuple(arm.name for arm in STUDIES[name])
-    folder = ROOT / "results" / "bias" / name
-    paths = [path for arm in wanted for path in sorted(folder.glob(f"{arm}-seed-*.json"))]
-    if not paths:
+    """What was measured of a recipe's runs, from the records there are; ``arms`` names some."""
+    recipe = load_recipe(name)
+    found = Study(recipe, done(recipe, ROOT / "results"), len(recipe.runs())).arms()
+    wanted = {arm: by_seed for arm, by_seed in found.items() if arms is None or arm in arms}
+    if not wanted:
         return "No records yet."
-    return summary([json.loads(path.read_text(encoding="utf-8")) for path in paths])
+    return "\n".join(_shortened(row) for row in overview(wanted).to_markdown().splitlines())
+
+
+def _shortened(row: str) -> str:
+    """Without the columns that matter less for a choice."""
+    cells = row.strip("|").split("|")
+    return "|" + "|".join(cells[k] for k in _SHOWN) + "|"
 
 
 def filled(page: str) -> str:

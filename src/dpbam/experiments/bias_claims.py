@@ -21,6 +21,7 @@ from dpbam.experiments.outcome import (
     as_groups,
     difference_of,
     mean_of,
+    points,
 )
 from dpbam.experiments.records import Record
 from dpbam.experiments.statistics import Estimate, estimate
@@ -50,14 +51,6 @@ def figure1(studies: Sequence[Study]) -> Outcome:
 def figure2(studies: Sequence[Study]) -> Outcome:
     """Bias over training: BAM lowers it, DP-SAT does not."""
     arms = studies[0].arms()
-    readings: dict[str, Reading] = {
-        "accuracy": lambda r: 100 * r.accuracy,
-        "bias": _late("bias"),
-        "bias / gradient": _late("relative_bias"),
-        "length's share": _late("magnitude_share"),
-        "cosine": _late("cosine"),
-        "cosine with noise": _late("private_cosine"),
-    }
     claims = []
     for arm in _others(arms, "bam"):
         found = difference_of(arms[arm], arms["dp-sgd"], _late("bias"))
@@ -76,13 +69,40 @@ def figure2(studies: Sequence[Study]) -> Outcome:
         claims.append(Claim(text, "same", found, margin=margin))
     return Outcome(
         "fig2", "Figure 2: bias over training",
-        tables=[_readings(arms, readings)],
+        tables=[overview(arms)],
         figures=_drawn(draw.bias, studies[0], "fig2"),
         claims=claims,
-        notes=["Means over the last quarter of the measured steps, with 95% t intervals over the "
-               f"seeds. {PUBLIC}", *_record_notes(studies)],
+        notes=["Accuracy in percent, its paired difference in points with the 95% t interval. Bias "
+               "and cosines are means over the last quarter of the measured steps. " + PUBLIC,
+               *_record_notes(studies)],
         studies=studies,
     )  # fmt: skip
+
+
+def overview(arms: By) -> TextTable:
+    """All that is measured of a study, one row an arm: means over the seeds.
+
+    Accuracy in percent; its paired difference to the first arm in points, with its interval.
+    """
+    base = next(iter(arms.values()))
+    readings: dict[str, Reading] = {
+        "bias": _late("bias"),
+        "bias / gradient": _late("relative_bias"),
+        "length's share": _late("magnitude_share"),
+        "cosine": _late("cosine"),
+        "cosine with noise": _late("private_cosine"),
+    }
+    if all(record.non_private_flatness for by_seed in arms.values() for record in by_seed.values()):
+        readings["largest eigenvalue"] = lambda r: _flat(r, "non_private_top_eigenvalue")
+    rows = []
+    for arm, by_seed in arms.items():
+        shared = by_seed is not base and set(by_seed) & set(base)
+        difference = points(difference_of(by_seed, base), signed=True) if shared else ""
+        figures = [f"{mean_of(by_seed, reading).mean:.3g}" for reading in readings.values()]
+        accuracy = f"{100 * mean_of(by_seed).mean:.1f}"
+        rows.append((arm, accuracy, difference, *figures, str(len(by_seed))))
+    first = f"against {next(iter(arms))}"
+    return TextTable(("arm", "accuracy", first, *readings, "seeds"), rows)
 
 
 def figure4(studies: Sequence[Study]) -> Outcome:
