@@ -189,6 +189,23 @@ def test_a_trial_left_behind_keeps_its_parameters(stub: list[Any], tmp_path: Pat
     assert len(stub) == 2
 
 
+def test_machines_with_one_storage_share_a_search(stub: list[Any], tmp_path: Path) -> None:
+    url, search = f"sqlite:///{tmp_path / 'shared.db'}", a_search(methods=("dp-sgd",), trials=3)
+    here, there = (
+        StageStudy(search, search.stages()[0], tmp_path / name, url) for name in ("here", "there")
+    )
+    with here.claimed() as trial:
+        assert trial is not None
+    with there.claimed() as other:  # what lies in the other machine's folder is left to it
+        assert other is not None
+        assert other.number != trial.number
+    with here.claimed() as again:
+        assert again is not None
+        assert again.number == trial.number
+    with pytest.raises(ConfigError, match="another --name"):
+        StageStudy(replace(search, trials=4), search.stages()[0], tmp_path / "third", url)
+
+
 def test_of_no_trials_nothing_is_released(
     stub: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,14 +48,17 @@ _ROWS = 8  # images computed at once: what fits a core's cache
 _FORMAT = 1  # of the cache; a change of the features makes it anew
 _COMMON: dict[str, Any] = {
     "optimizer": "sgd",
+    "momentum": 0.9,
+    "swa": 0.4,
     "batch_size": 50_000,
+    "physical_batch_size": 5_000,
+    "eval_every": 1_000,
     "checkpoint_every": 600.0,
 }
-# found on the tuning split; see docs/laptop.md
 _BY_EPSILON: dict[float, dict[str, Any]] = {
-    1.0: {"epochs": 30.0, "lr": 0.02, "momentum": 0.9, "clip_norm": 10.0, "swa": 0.3},
-    2.0: {"epochs": 40.0, "lr": 0.02, "momentum": 0.9, "clip_norm": 10.0, "swa": 0.3},
-    8.0: {"epochs": 60.0, "lr": 0.02, "momentum": 0.9, "clip_norm": 10.0, "swa": 0.3},
+    1.0: {"epochs": 20.0, "lr": 0.2, "clip_norm": 7.0},
+    2.0: {"epochs": 25.0, "lr": 0.3, "clip_norm": 7.0},
+    8.0: {"epochs": 30.0, "lr": 0.6, "clip_norm": 7.0},
 }
 
 
@@ -213,6 +216,10 @@ def laptop_config(epsilon: float, seed: int | None = None, *, tuning: bool = Fal
         >>> laptop_config(1.0).method
         'dp-sgd'
     """
+    nearest = min(_BY_EPSILON, key=lambda known: abs(known - epsilon))
+    chosen = _COMMON | _BY_EPSILON[nearest]
+    if tuning:
+        chosen["batch_size"] -= _HELD_OUT  # all of what is left
     return RunConfig(
         data=f"dpbam.experiments.laptop:{'cifar10_tuning' if tuning else 'cifar10'}",
         model="mlp",
@@ -221,7 +228,7 @@ def laptop_config(epsilon: float, seed: int | None = None, *, tuning: bool = Fal
         epsilon=epsilon,
         delta=1e-5,
         seed=seed,
-        **(_COMMON | _BY_EPSILON[min(_BY_EPSILON, key=lambda known: abs(known - epsilon))]),
+        **chosen,
     )
 
 
