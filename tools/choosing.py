@@ -17,8 +17,8 @@ from dpbam.experiments.reproduce import done
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "choosing.md"
 N, DELTA, EPOCHS = 50_000, 1e-5, 30
-#: arm, accuracy, its paired difference, bias, cosine, cosine with noise, seeds
-_SHOWN = (0, 1, 2, 3, 6, 7, 9)
+#: What matters less for a choice.
+_LEFT_OUT = {"bias / gradient", "length's share", "largest eigenvalue"}
 EPSILONS, SIZES = (1, 2, 4, 8), (64, 256, 1024, 4096)
 
 
@@ -45,13 +45,14 @@ def study_table(name: str, arms: tuple[str, ...] | None = None) -> str:
     wanted = {arm: by_seed for arm, by_seed in found.items() if arms is None or arm in arms}
     if not wanted:
         return "No records yet."
-    return "\n".join(_shortened(row) for row in overview(wanted).to_markdown().splitlines())
+    return _without(overview(wanted).to_markdown(), _LEFT_OUT)
 
 
-def _shortened(row: str) -> str:
-    """Without the columns that matter less for a choice."""
-    cells = row.strip("|").split("|")
-    return "|" + "|".join(cells[k] for k in _SHOWN) + "|"
+def _without(table: str, columns: set[str]) -> str:
+    """A table without some of its columns."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    kept = [k for k, name in enumerate(rows[0]) if name not in columns]
+    return "\n".join("| " + " | ".join(row[k] for k in kept) + " |" for row in rows)
 
 
 def filled(page: str) -> str:
