@@ -36,7 +36,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="to watch")
+    parser.add_argument("--minutes", type=float, default=30.0, help="to watch; 0: do not")
     parser.add_argument("--rounds", type=int, default=3, help="of maltreatment")
     parser.add_argument("--share", type=float, default=0.4, help="of one core while watched")
     options = parser.parse_args()
@@ -45,22 +45,25 @@ def main() -> int:
         os.execvp("unshare", ["unshare", "-rm", sys.executable, *sys.argv])
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a mount stays
         soak = Soak(_disk(Path(folder)))
-        figures = _flatness(soak.watch(60 * options.minutes, options.share))
-        print(json.dumps(figures, indent=2), flush=True)
+        if options.minutes:
+            rows = soak.watch(60 * options.minutes, options.share)
+            _keep("watched", {**_flatness(rows), "share of a core": options.share})
         for _ in range(options.rounds):
             for act in (soak.pause, soak.terminate, soak.kill, soak.full_disk, soak.clock_back):
                 act()
                 soak.check_count(act.__name__)
         soak.terminate(resume=False)
         soak.check_count("end")
-        figures |= {"share of a core": options.share, "maltreated": soak.acts,
-                    "real disk filled": INSIDE in os.environ, "clock": _clock_kind(),
-                    "steps charged but lost": soak.lost, "steps under-counted": 0}  # fmt: skip
-    command = f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '')} nice -n {os.nice(0)} "
-    figures["command"] = command + " ".join(["python", *sys.argv])
-    RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
-    print(json.dumps(figures, indent=2))
     return 0
+
+
+def _keep(part: str, figures: dict[str, Any]) -> None:
+    """Print the figures of one part, and put them beside those of the other."""
+    command = f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '')} nice -n {os.nice(0)} "
+    figures = {**figures, "command": command + " ".join(["python", *sys.argv])}
+    print(part, json.dumps(figures, indent=2), flush=True)
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps({**kept, part: figures}, indent=2) + "\n")
 
 
 def _may_mount() -> bool:
@@ -97,7 +100,7 @@ class Soak:
     """The training process and its folder."""
 
     def __init__(self, out: Path) -> None:
-        self.out, self.acts, self.lost = out, 0, 0
+        self.out, self.acts, self.lost = out, list[str](), 0
         self.child = self._start(resume=False)
 
     def _start(
@@ -207,7 +210,7 @@ class Soak:
 
     def check_count(self, what: str) -> None:
         """The ledger holds at least every step that a checkpoint has seen, and no noise twice."""
-        self.acts += 1
+        self.acts.append(what)
         steps = [int(p.name.split(".")[0].removeprefix("step-"))
                  for p in listed(self.out / "checkpoints")]  # fmt: skip
         whole = (self.out / "ledger.jsonl").read_bytes().split(b"\n")[:-1]
@@ -216,7 +219,10 @@ class Soak:
         assert set(range(max(steps, default=0))) <= distinct, f"under-counted after {what}"
         assert len({(e["stream"], e["step"]) for e in entries}) == len(entries), f"reused: {what}"
         self.lost = len(entries) - len(distinct)
-        print(f"after {what}: {len(entries)} charged, {self.lost} of them lost", flush=True)
+        _keep("maltreated", {
+            "acts": self.acts, "a real disk filled": INSIDE in os.environ, "clock": _clock_kind(),
+            "steps charged": len(entries), "charged but lost": self.lost, "under-counted": 0,
+        })  # fmt: skip
 
 
 def _flatness(rows: np.ndarray) -> dict[str, Any]:

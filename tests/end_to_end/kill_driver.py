@@ -5,12 +5,14 @@ the real work, or half of it, and then dies by SIGKILL. Children are forked from
 that has imported everything, so that each costs a training and not the start of torch.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
 import pathlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from dpbam.runs import RunConfig, execute, stored_config
@@ -167,7 +169,7 @@ def child(
 
 
 def plant_mistake(name: str) -> None:
-    """What the tests must find: a ledger that lags behind, a resume that forgets."""
+    """What tests must find, a ledger that lags or a resume that forgets; or bear: a clock."""
     import torch
 
     import dpbam.ledger
@@ -182,10 +184,37 @@ def plant_mistake(name: str) -> None:
                 real(path, waiting.pop(0))
 
         dpbam.ledger._append = late
+    elif name == "the clock runs backwards":
+        _set_back()
     elif name == "the optimiser's state is forgotten":
         torch.optim.NAdam.load_state_dict = lambda self, state: None
     else:
         raise KeyError(name)
+
+
+def _set_back() -> None:
+    """Every look at the clock is a minute earlier; the one that only runs forward is left alone."""
+    import time
+
+    now = [time.time()]
+
+    def earlier() -> float:
+        now[0] -= 60
+        return now[0]
+
+    time.time, time.time_ns = earlier, lambda: int(earlier() * 1e9)
+
+
+@contextlib.contextmanager
+def started(config: dict[str, object], out: Path) -> Iterator[BaseProcess]:
+    """A process at work on the run; killed at the end, if it has not ended."""
+    process = _context.Process(target=child, args=(config, str(out), None, 1, None))
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
 
 
 def run(
