@@ -4,13 +4,15 @@
     python benchmarks/secure_noise.py --rows 32         (scaled up: a step is linear in its rows)
 
 Each figure is the least of the repeats, of processor seconds, so that other work on the machine
-counts little. The share asked for is at most 10%.
+counts little. The share asked for is at most 10%. Figures go to ``results/secure_noise.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -20,6 +22,7 @@ from dpbam.nn import build_model
 from dpbam.secure import make_noise
 
 BATCH = 512
+RESULTS = Path(__file__).with_name("results") / "secure_noise.json"
 
 
 def main() -> None:
@@ -40,6 +43,13 @@ def main() -> None:
           + (f" (scaled up from {options.rows})" if options.rows != BATCH else ""))  # fmt: skip
     for kind, seconds in noise.items():
         print(f"{kind} noise: {seconds:.2f} s, {seconds / step:.2%} of the step")
+    figures = {
+        "parameters": count, "threads": options.threads, "rows": options.rows, "batch": BATCH,
+        "BAM step, processor seconds": step, "noise, processor seconds": noise,
+        "share of the step": {kind: seconds / step for kind, seconds in noise.items()},
+        "command": f"python benchmarks/secure_noise.py --rows {options.rows}",
+    }  # fmt: skip
+    RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def _step(model: nn.Module, options: argparse.Namespace) -> float:
