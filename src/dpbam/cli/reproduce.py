@@ -149,15 +149,15 @@ def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
         costs = recipe_costs(recipe, out, seeds)
         rows = [
             (c.name, f"{c.done}/{c.asked}", c.steps, number(c.noise_multiplier), f"{c.passes:.3g}",
-             f"{c.memory / _GIB:.2g} GiB", f"{c.flops:.2g}", f"{c.gpu_hours:.2g} h")
+             f"{c.memory / _GIB:.2g} GiB, {c.rows}", f"{c.flops:.2g}", f"{c.gpu_hours:.2g} h")
             for c in costs
         ]  # fmt: skip
-        header = ("run", "done", "steps", "sigma", "passes", "memory", "FLOPs", "GPU")
+        header = ("run", "done", "steps", "sigma", "passes", "memory, rows", "FLOPs", "GPU")
         screen.print(table(header, rows, title=f"{recipe.scale} {recipe.name}: {recipe.title}"))
         hours += sum(c.gpu_hours_left for c in costs)
     screen.print(
         f"{hours:.3g} GPU hours are missing, taking {GPU}. Passes: images forward and backward in "
-        "a run. Memory: of a step. FLOPs: counted on a step and scaled up to a run.",
+        "a run. Memory: of so many rows at once. FLOPs: counted on a step and scaled up to a run.",
         markup=False, soft_wrap=True,
     )  # fmt: skip
 

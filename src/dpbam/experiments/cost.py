@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from dpbam.experiments.recipes import Recipe, RecipeRun, label
 from dpbam.experiments.records import find_record
 from dpbam.experiments.reproduce import records_folder
-from dpbam.fitting import MOST_ROWS
+from dpbam.fitting import LIMIT_BYTES, MOST_ROWS
 from dpbam.plan import PrivacyPlan
 from dpbam.runs import Prepared, prepare
 from dpbam.runs.config import RunConfig
@@ -36,14 +36,22 @@ if TYPE_CHECKING:
 GPU_FLOPS, GPU_USED = 156e12, 0.25
 GPU = "an A100 at a quarter of its 156 TFLOP/s (TF32)"
 _ROWS = 2  # of the step that is counted
+_ROOM = 0.9 * LIMIT_BYTES  # what a run without a physical batch size of its own may take
 _LOOK = 64  # images that the loss is taken on
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step takes: FLOPs a row, and the engine's estimate of its memory."""
+    """What a step takes.
+
+    Attributes:
+        flops_per_row: counted.
+        rows: computed at once: the configuration's, or what fits, by the engine's estimate.
+        bytes: of these rows, by the same estimate.
+    """
 
     flops_per_row: float
+    rows: int
     bytes: int
 
 
@@ -58,7 +66,8 @@ class Cost:
         steps: of a run.
         noise_multiplier: calibrated.
         passes: images forward and backward in a run, with their augmented views.
-        memory: bytes of a step, estimated by the engine.
+        rows: computed at once.
+        memory: bytes of these rows, estimated by the engine.
         flops: of a run.
     """
 
@@ -68,6 +77,7 @@ class Cost:
     steps: int
     noise_multiplier: float
     passes: float
+    rows: int
     memory: int
     flops: float
 
@@ -116,6 +126,7 @@ def _cost(
         plan.steps,
         plan.noise_multiplier,
         passes,
+        counted[arm].rows,
         counted[arm].bytes,
         counted[arm].flops_per_row * passes,
     )
@@ -146,7 +157,8 @@ def one_step(config: RunConfig, plan: PrivacyPlan, train: DataSet) -> Step:
         oracle.backward(images, labels)  # DP-SAT does not ascend in its first step
         with FlopCounterMode(display=False) as counter:
             oracle.backward(images, labels)
-    return Step(counter.get_total_flops() / _ROWS, fit.bytes)
+    rows = config.physical_batch_size or max(1, int(MOST_ROWS * min(1.0, _ROOM / fit.bytes)))
+    return Step(counter.get_total_flops() / _ROWS, rows, int(fit.bytes * rows / fit.rows))
 
 
 def _blank(recipe: Recipe) -> DataSet:
