@@ -177,7 +177,7 @@ def _coverage() -> coverage.Coverage:
     import dpbam
 
     sources = [f"{Path(dpbam.__file__).parent}/{m}.py" for m in MODULES]
-    return coverage.Coverage(branch=True, include=sources, data_file=None)
+    return coverage.Coverage(branch=True, include=sources, data_file=None, config_file=False)
 
 
 def _branches(measured: coverage.Coverage, inputs: int) -> dict[str, Any]:
