@@ -34,12 +34,15 @@ def together(world: int, work: Callable[[Ranks], Any]) -> list[Any]:
         warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of every fork
         for process in others:
             process.start()
+    threads = torch.get_num_threads()
     try:
+        torch.set_num_threads(1)
         found = [as_rank(0, world, port, work)]
         for receive, _ in pipes:
             assert receive.poll(LIMIT), "a rank gave no answer"
             found.append(receive.recv())
     finally:
+        torch.set_num_threads(threads)
         for process in others:
             process.join(10)
             process.kill()

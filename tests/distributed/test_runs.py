@@ -1,0 +1,45 @@
+"""A whole run on two ranks: the folder, the statement and the weights of a single process."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dpbam.runs import RunConfig, execute
+from end_to_end.kill_driver import SEEDED, STEPS
+from together import together
+
+
+def statement(out) -> dict[str, object]:
+    found = json.loads((out / "privacy-statement.json").read_text())
+    del found["run"]  # a number drawn for every run
+    return found
+
+
+def test_two_ranks_leave_what_one_process_leaves(tmp_path):
+    config = RunConfig(**SEEDED)
+    alone = execute(config, tmp_path / "one")
+    for result in together(2, lambda ranks: execute(config, tmp_path / "two", ranks=ranks)):
+        assert (result.steps, result.charged, result.epsilon) == (STEPS, STEPS, alone.epsilon)
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert statement(one) == statement(two)
+    assert sorted(p.name for p in one.iterdir()) == sorted(p.name for p in two.iterdir())
+    assert len((two / "ledger.jsonl").read_text().splitlines()) == STEPS
+    sizes = [
+        [json.loads(line)["non_private_batch_size"] for line in log.read_text().splitlines()]
+        for log in (one / "non-private" / "training.jsonl", two / "non-private" / "training.jsonl")
+    ]
+    assert sizes[0] == sizes[1]
+    left, right = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
+    for name in left:  # float32: sums of other parts differ in the last bits
+        assert np.abs(left[name] - right[name]).max() < 1e-5, name
+
+
+def test_what_two_ranks_cannot_do_is_refused_before_anything_is_written(tmp_path):
+    config = RunConfig(**SEEDED, measure_bias=1)
+    with pytest.raises(ValueError):  # on one rank with a sentence, on the other without a word
+        together(2, lambda ranks: execute(config, tmp_path / "run", ranks=ranks))
+    assert not (tmp_path / "run").exists()
