@@ -86,10 +86,10 @@ for name, method in (("DP-SGD", DPSGD()), ("BAM, 0.02", BAM(0.02)), ("BAM, 0.1",
     )
 
 # %% [markdown]
-# Here the bias hardly moves. C = 1 cuts only some of the gradients of this small net, so there is
-# little to remove; on CIFAR-10, where nearly every gradient is cut, [it falls by
-# half](bias.md#what-we-measured-on-cifar-10). And these are single runs: the accuracies differ by
-# less than seeds do. So:
+# Here BAM does not lessen the bias: C = 1 cuts a third of this small net's gradients, and within so
+# few steps the larger lambda makes it a half. On CIFAR-10, where nearly every gradient is cut, [the
+# bias falls](bias.md#what-we-measured-on-cifar-10). Measure before you believe. These are single
+# runs, and the accuracies differ by less than seeds do. So:
 #
 # ## A fair comparison
 #
