@@ -33,7 +33,7 @@ cd "$work"
 "$bin/dpbam" --version
 
 step "train, interrupted"
-"$bin/dpbam" train --data digits --epsilon 3 --epochs 30 --checkpoint-every 1 --out run --json-lines > events &
+"$bin/dpbam" train --data digits --epsilon 3 --epochs 12 --checkpoint-every 1 --out run --json-lines > events &
 pid=$!
 for _ in $(seq 600); do # wait for the first checkpoint
   if compgen -G "run/checkpoints/*" > /dev/null || ! kill -0 $pid 2> /dev/null; then break; fi
