@@ -3,7 +3,9 @@
     python benchmarks/distributed.py [--width 0.25] [--batch-size 128] [--rounds 9] [--save]
 
 overhead    One process, a step alone and a step over ranks by turns (a gloo group of one, with its
-            reduce, broadcast and copies): the median of the ratios of neighbouring steps' CPU time.
+            reduce, broadcast and copies): the median of the ratios of neighbouring steps' CPU time,
+            which is as rough as the machine is busy; and, from inside the step, the share of its
+            CPU time that goes to the group's own work.
 throughput  Two processes with one thread each. By turns they train apart (each its own oracle,
             noise and ledger, a batch of l each) and together (one oracle over two ranks, a batch of
             2 l). The ratio of samples a second, together over apart: by wall time, which also pays
@@ -71,18 +73,42 @@ def timed(step: Callable[[], None], steps: int) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
+class Inside:
+    """Adds up the CPU seconds that ``release`` takes beyond what a process alone would do there."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.seconds, self._release = 0.0, ranks.release
+        ranks.release = self.release
+
+    def release(self, own: Any, privatise: Callable[[Any], Any]) -> Any:
+        began = time.process_time()
+        released = self._release(own, lambda total: self._apart(privatise, total))
+        self.seconds += time.process_time() - began
+        return released
+
+    def _apart(self, privatise: Callable[[Any], Any], total: Any) -> Any:
+        began = time.process_time()
+        released = privatise(total)
+        self.seconds -= time.process_time() - began
+        return released
+
+
 def overhead(options: argparse.Namespace, ranks: Ranks) -> dict[str, float]:
-    """The ratio of a step over a group of one to a step alone."""
+    """A step over a group of one, beside a step alone; and the group's own share of it."""
+    inside = Inside(ranks)
     alone, grouped = (stepper(options, r, options.batch_size) for r in (Ranks(), ranks))
     alone(), grouped()
-    ratios, seconds = [], []
+    ratios, seconds, shares = [], [], []
     for round_ in range(2 * options.rounds):
         pair = [alone, grouped] if round_ % 2 else [grouped, alone]
+        inside.seconds = 0.0
         times = {step: timed(step, 1)[1] for step in pair}
+        shares.append(inside.seconds / times[grouped])
         ratios.append(times[grouped] / times[alone])
         seconds.append(times[alone])
     return {"cpu_seconds_a_step": statistics.median(seconds),
-            "ratio": statistics.median(ratios)}  # fmt: skip
+            "ratio": statistics.median(ratios),
+            "share_of_a_step": statistics.median(shares)}  # fmt: skip
 
 
 def throughput(options: argparse.Namespace, ranks: Ranks) -> dict[str, float]:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from distributed.driver import ASKED, INTERRUPTED, KILLED, POINTS, applied, attempt
+from distributed.driver import ASKED, INTERRUPTED, KILLED, applied, attempt
 from end_to_end.kill_driver import SEEDED, STEPS
 from end_to_end.test_kill_resume import UNSEEDED, entries, outcome
 
@@ -26,8 +26,16 @@ def undisturbed(tmp_path_factory):
     return result, time.monotonic() - began
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "victim"),
+    [
+        ("before the sums are reduced", 0),
+        ("before the sums are reduced", 1),
+        ("after the sums are reduced", 0),  # charged, and not yet sent out
+        ("after the broadcast", 1),
+        ("while the others wait", 0),
+    ],
+)
 def test_who_is_gone_is_said_once_and_the_seeded_run_goes_on(undisturbed, tmp_path, point, victim):
     out = tmp_path / "run"
     done = attempt(SEEDED, out, 2, victim=victim, point=point, number=4)
