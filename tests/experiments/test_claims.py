@@ -40,7 +40,7 @@ def test_the_rule(kind, low, high, verdict):
 def test_one_seed_decides_nothing():
     claim = Claim("", "above", estimate([0.5]))
     assert claim.verdict == "inconclusive"
-    assert claim.sentence() == "1 seed: no interval"
+    assert claim.sentence() == "1 of the seeds: no interval"
 
 
 def test_a_baseline_at_its_floor_decides_nothing():

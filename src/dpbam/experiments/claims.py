@@ -38,6 +38,7 @@ class Claim:
         difference: what was found.
         unit: "points" (the difference is a share of 1) or "" (as it is).
         margin: of a claim that two are the same.
+        over: what the interval is over.
         floor_missed: the baseline is not above its floor, so that nothing can be said.
     """
 
@@ -46,6 +47,7 @@ class Claim:
     difference: Estimate
     unit: str = ""
     margin: float = 0.0
+    over: str = "seeds"
     floor_missed: bool = False
 
     @property
@@ -75,8 +77,8 @@ class Claim:
         """What was found, in words and figures."""
         d = self.difference
         if d.count < 2:
-            return f"{d.count} seed: no interval"
-        found = f"{self._show(d.mean)} [{self._show(d.low)}, {self._show(d.high)}], {d.count} seeds"
+            return f"{d.count} of the {self.over}: no interval"
+        found = f"{self._show(d.mean)} [{self._show(d.low)}, {self._show(d.high)}], {d.count} {self.over}"
         if not math.isnan(d.effect_size):
             found += f", d_z {d.effect_size:+.1f}"
         if self.kind == "same":

@@ -149,11 +149,12 @@ def figure3(result: Mapping[str, Any], studies: Sequence[Study] = ()) -> Outcome
     for bam in ("bam", "bam-exact"):
         for other in ("dp-sgd", "dp-sat"):
             text = f"{NAMES[bam]} takes longer than {NAMES[other]} (ln of the ratio)"
-            claims.append(Claim(text, "above", _log_ratio(seconds[bam], seconds[other])))
+            found = _log_ratio(seconds[bam], seconds[other])
+            claims.append(Claim(text, "above", found, over="trials"))
         growth = _exponents(seconds[bam])
         shown = estimate([value - LINEAR for value in growth])
         text = f"{NAMES[bam]} grows at most linearly: its exponent of the depth is below {LINEAR:g}"
-        claims.append(Claim(text, "below", shown))
+        claims.append(Claim(text, "below", shown, over="trials"))
     return Outcome(
         "fig3", "Figure 3: time of a step against depth",
         tables=[_table(seconds, depths)],
