@@ -56,9 +56,9 @@ _COMMON: dict[str, Any] = {
     "checkpoint_every": 600.0,
 }
 _BY_EPSILON: dict[float, dict[str, Any]] = {
-    1.0: {"epochs": 20.0, "lr": 0.2, "clip_norm": 7.0},
-    2.0: {"epochs": 25.0, "lr": 0.3, "clip_norm": 7.0},
-    8.0: {"epochs": 30.0, "lr": 0.6, "clip_norm": 7.0},
+    1.0: {"epochs": 20.0, "lr": 0.8, "clip_norm": 4.0},
+    2.0: {"epochs": 30.0, "lr": 0.8, "clip_norm": 4.0},
+    8.0: {"epochs": 30.0, "lr": 0.8, "clip_norm": 4.0},
 }
 
 
