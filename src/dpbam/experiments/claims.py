@@ -78,7 +78,8 @@ class Claim:
         d = self.difference
         if d.count < 2:
             return f"{d.count} of the {self.over}: no interval"
-        found = f"{self._show(d.mean)} [{self._show(d.low)}, {self._show(d.high)}], {d.count} {self.over}"
+        mean, low, high = (self._show(value) for value in (d.mean, d.low, d.high))
+        found = f"{mean} [{low}, {high}], {d.count} {self.over}"
         if not math.isnan(d.effect_size):
             found += f", d_z {d.effect_size:+.1f}"
         if self.kind == "same":
