@@ -13,27 +13,25 @@ from pathlib import Path
 
 import pytest
 
+from dpbam.runs.checkpoint import listed
 from end_to_end.kill_driver import SEEDED, STEPS, run, started
 from end_to_end.test_kill_resume import KILLED, UNSEEDED, applied, entries, outcome
 
 FUTURE = 4e9  # a time stamp in 2096
+LONG = {**SEEDED, "epochs": 4}  # long enough to be met on its way
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert run(SEEDED, out) == 0
+    assert run(LONG, out) == 0
     return outcome(out)
 
 
 def test_paused_and_continued(undisturbed: dict[str, object], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with started(SEEDED, out) as process:
-        while not entries(out):
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGSTOP)
-        _until_stopped(process.pid)
-        before = entries(out)
+    with started(LONG, out) as process:
+        before = _halted(process.pid, out)
         time.sleep(0.5)
         assert entries(out) == before
         os.kill(process.pid, signal.SIGCONT)
@@ -42,9 +40,30 @@ def test_paused_and_continued(undisturbed: dict[str, object], tmp_path: Path) ->
     assert outcome(out) == undisturbed
 
 
-def _until_stopped(pid: int) -> None:
-    while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+def test_told_to_stop_as_a_scheduler_does(undisturbed: dict[str, object], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with started(LONG, out) as process:
+        before = _halted(process.pid, out)
+        os.kill(process.pid, signal.SIGTERM)
+        os.kill(process.pid, signal.SIGCONT)
+        process.join()
+        assert process.exitcode == 1  # with the word how to resume
+    taken = entries(out)
+    assert len(taken) <= len(before) + 1  # the step that it was at
+    assert listed(out / "checkpoints")[-1].name.startswith(f"step-{len(taken):08d}.")
+    assert run(LONG, out) == 0
+    assert outcome(out) == undisturbed
+
+
+def _halted(pid: int, out: Path) -> list[tuple[str, int]]:
+    """Halt the process once it has taken a step; the ledger's entries by then."""
+    while not entries(out):
         time.sleep(0.01)
+    os.kill(pid, signal.SIGSTOP)
+    while (state := Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]) != "T":
+        assert state != "Z", "it has ended before it was met"
+        time.sleep(0.01)
+    return entries(out)
 
 
 def from_the_future(out: Path) -> None:
@@ -56,9 +75,9 @@ def from_the_future(out: Path) -> None:
 @pytest.mark.parametrize("point", ["before the optimiser's step", "before the rename"])
 def test_the_clock_set_back(undisturbed: dict[str, object], tmp_path: Path, point: str) -> None:
     out = tmp_path / "run"
-    assert run(SEEDED, out, point=point, number=6, mistake="the clock runs backwards") == KILLED
+    assert run(LONG, out, point=point, number=6, mistake="the clock runs backwards") == KILLED
     from_the_future(out)
-    assert run(SEEDED, out, mistake="the clock runs backwards") == 0
+    assert run(LONG, out, mistake="the clock runs backwards") == 0
     assert outcome(out) == undisturbed
 
 
