@@ -68,6 +68,19 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     Batches must be padded to one length: padding to the longest of a batch would let one sample
     change the others.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import TrainingArguments, ViTConfig, ViTForImageClassification
+        >>> small = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+        ...                   intermediate_size=8, image_size=8, patch_size=4)
+        >>> args = TrainingArguments(tempfile.mkdtemp(), report_to=[], use_cpu=True)
+        >>> plan = PrivacyPlan(n=100, batch_size=20, steps=7, noise_multiplier=1.0, delta=1e-3)
+        >>> data = [{"pixel_values": torch.randn(3, 8, 8), "labels": 0}] * 100
+        >>> trainer = PrivateTrainer(
+        ...     ViTForImageClassification(small), args, train_dataset=data, plan=plan)
+        >>> trainer.args.max_steps, len(trainer.get_train_dataloader())
+        (7, 5)
     """
 
     def __init__(

@@ -69,7 +69,7 @@ def take_over(model: Any, optimizer: Any, data_loader: Any, accountant: Any) -> 
         >>> engine = PrivacyEngine()
         >>> private = engine.make_private(
         ...     module=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        ...     data_loader=DataLoader(data, batch_size=4), noise_multiplier=1.0,
+        ...     data_loader=torch.utils.data.DataLoader(data, batch_size=4), noise_multiplier=1.0,
         ...     max_grad_norm=1.0)
         >>> engine.accountant.step(noise_multiplier=1.0, sample_rate=0.1)
         >>> taken = take_over(*private, engine)
@@ -109,7 +109,16 @@ def unwrap(model: Any) -> nn.Module:
 
 
 def unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """The optimiser inside Opacus's, with its state (momenta) as it is."""
+    """The optimiser inside Opacus's, with its state (momenta) as it is.
+
+    Example:
+        >>> import torch
+        >>> plain = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        >>> private = DPOptimizer(
+        ...     plain, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=4)
+        >>> unwrap_optimizer(private) is plain
+        True
+    """
     if not isinstance(optimizer, DPOptimizer):
         raise TypeError(
             f"{type(optimizer).__name__} is no optimiser that Opacus made private (a DPOptimizer): "
