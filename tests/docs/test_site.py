@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import re
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlparse
 
 import pytest
+from tests.docs.pages import ROOT
 
 import dpbam
 
@@ -55,6 +57,12 @@ def test_it_builds_strictly_without_a_warning(site: Path) -> None:
     log = (site.parent / "site.log").read_text()
     assert "WARNING" not in log
     assert "ERROR" not in log
+
+
+def test_no_page_is_in_the_navigation_twice() -> None:
+    named = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert len(named) > 30
+    assert not {name for name in named if named.count(name) > 1}
 
 
 def broken_links(pages: dict[Path, Links]) -> list[str]:
