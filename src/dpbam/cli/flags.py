@@ -40,6 +40,8 @@ FLAGS: dict[str, Flag] = {
     "max_records": Flag(int, "Privacy", "Most records of one unit in a step [8]."),
     "accountant": Flag(str, "Privacy", "pld (tight) or rdp."),
     "budget": Flag(Path, "Privacy", "The data set's own ledger over all its runs."),
+    "release_norms": Flag(float, "Privacy", "Also release norm counts, with this sigma, say 20."),
+    "release_bias": Flag(float, "Privacy", "And the bias's length, of what B = this bounds."),
     "method": Flag(str, "Method", "dp-sgd, dp-sat or bam; sgd and sam are not private."),
     "lam": Flag(float, "Method", "The paper's lambda, of bam and dp-sat."),
     "gradient": Flag(str, "Method", "BAM's: approximate or exact."),
