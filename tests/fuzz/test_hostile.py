@@ -24,6 +24,7 @@ from dpbam.data import DataError, decode
 from dpbam.data.fetch import extract
 from dpbam.data.pickles import load_batch
 from dpbam.report import draw, write_report
+from dpbam.report.records import ReportError
 from dpbam.runs import RunError, load_run_model
 from dpbam.runs import checkpoint as checkpoints
 from dpbam.runs.folder import RunFolder
@@ -156,6 +157,18 @@ def test_a_pipe_in_a_run_folder_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(run / "metrics.jsonl")
     with pytest.raises(RunError, match="no plain file"):
         write_report([run], tmp_path / "report.html")
+
+
+@pytest.mark.parametrize("confusion", [[[1, 2, 3]], [[1], [2], [3]], [[1, 2, 3, 4]] * 3])
+@pytest.mark.parametrize("kind", ["csv", "svg"])
+def test_a_confusion_of_another_size_is_damage(
+    confusion: object, kind: str, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", epochs=1, batch_size=500)
+    path = run / "non-private" / "evaluation-test.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "confusion": confusion}))
+    with pytest.raises(ReportError, match="not of its 3 classes"):
+        draw("confusion", [run], tmp_path / f"confusion.{kind}")
 
 
 def test_names_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from dpbam.report.figure import Figure
 from dpbam.report.groups import Group
 from dpbam.report.panels import Dots, DotSeries, Matrix
-from dpbam.report.records import Run
+from dpbam.report.records import ReportError, Run
 
 MOST_CATEGORIES = 30
 NOT_EVALUATED = "There is no evaluation by class. Run dpbam evaluate RUN --save to make one."
@@ -77,6 +77,11 @@ def _matrix(group: Group) -> Matrix:
     evaluation = group.runs[0].evaluation or {}
     names = tuple(evaluation["classes"])
     values = tuple(tuple(float(v) for v in row) for row in evaluation["confusion"])
+    if [len(row) for row in values] != [len(names)] * len(names):
+        raise ReportError(
+            f"the confusion matrix of {group.runs[0].name} is not of its {len(names)} classes: run "
+            "dpbam evaluate RUN --save again"
+        )
     shares = [[v / (sum(row) or 1) for v in row] for row in values]
     full = max((share for row in shares for share in row), default=1.0) or 1.0
     shades = tuple(tuple(share / full for share in row) for row in shares)

@@ -54,10 +54,11 @@ def write_report(
     if figures is not None:
         if publishable:
             read = [run.publishable(public_test_data=public_test_data) for run in read]
-        sections = report_figures(
-            groups(read), publishable=publishable, public_test_data=public_test_data
-        )
-        write_figures([f for fs in sections.values() for f in fs if f.panels], figures)
+        with _damage_told(runs):
+            sections = report_figures(
+                groups(read), publishable=publishable, public_test_data=public_test_data
+            )
+            write_figures([f for fs in sections.values() for f in fs if f.panels], figures)
     return path
 
 
@@ -91,11 +92,14 @@ def draw(name: str, runs: Sequence[PathLike], out: PathLike) -> Path:
     if name in BUILDERS and name != "clipping" and not runs:
         raise ReportError(f"name the runs to draw {name!r} of")
     with _damage_told(runs):
-        figure = build(name, groups(read_runs(runs)))
-    path = Path(out)
+        return _drawn(build(name, groups(read_runs(runs))), Path(out))
+
+
+def _drawn(figure: Figure, path: Path) -> Path:
+    """As a table, or as a picture."""
     if path.suffix.lower() == ".csv":
         if not figure.panels:
-            raise ReportError(f"there is no data for {name!r}: {figure.missing}")
+            raise ReportError(f"there is no data for {figure.name!r}: {figure.missing}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(figure.to_csv(), encoding="utf-8", errors="replace")
         return path
