@@ -121,7 +121,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: edit_json(run / "model.json", non_private_loss=1.0),
         "nothing non-private is in them",
     ),
-    "a link out": (link_out, "no link leads out of the folder"),
+    "a link out": (link_out, "no link leads out of the folder, all files are plain"),
 }  # fmt: skip
 
 

@@ -248,7 +248,7 @@ def test_predicting_what_is_not_there(make, says, dpbam, finished, tmp_path):
 
 
 COMPARE = {
-    "the same method twice": (["--method", "bam", "--method", "bam:0.1"], "once"),
+    "the same method twice": (["--method", "bam:0.1", "--method", "bam:0.1"], "once"),
     "no lambda": (["--method", "bam:much"], "bam:0.02"),
     "unknown method": (["--method", "bma"], "did you mean 'bam'?"),
     "no seeds": (["--seeds", 0], "--seeds"),

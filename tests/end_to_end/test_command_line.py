@@ -174,7 +174,7 @@ def test_a_comparison_that_is_stopped_goes_on(place):
     assert not (place / "both" / "comparison.json").exists()
     said = " ".join(dpbam(*COMPARE, cwd=place).stdout.split())
     assert "2 paired seeds" in said
-    assert "paired, against dp-sgd" in said
+    assert "Verdict: better or worse where the 95% interval" in said
     result = json.loads((place / "both" / "comparison.json").read_text())
     assert {name: m["accuracy"]["count"] for name, m in result["contenders"].items()} == {
         "dp-sgd": 2,
