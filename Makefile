@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two test processes on two cores: more threads would only wait for one another.
 SERIAL := OMP_NUM_THREADS=1
 
-.PHONY: demo test lint prove docs figures release-check clean
+.PHONY: demo test test-all lint prove docs figures release-check clean
 
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,6 +27,9 @@ lint: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 test: lint  ## everything that continuous integration runs
+	$(SERIAL) $(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+
+test-all: lint  ## the slow tests too, and what the tests reach of the code
 	$(SERIAL) $(BIN)/python -m pytest --numprocesses 2 --cov
 
 prove: $(VENV)/installed-dev  ## plant every mistake and see it caught; attack the code as it is

@@ -48,6 +48,7 @@ def test_who_is_gone_is_said_once_and_the_seeded_run_goes_on(undisturbed, tmp_pa
     assert outcome(out) == undisturbed[0]
 
 
+@pytest.mark.slow
 def test_ten_kills_at_random_moments(undisturbed, tmp_path):
     """Five of a seeded run on two ranks, five of an unseeded one on two and three by turns."""
     expected, seconds = undisturbed

@@ -69,7 +69,7 @@ def one_process() -> dict[str, np.ndarray]:
     return together(1, all_cases)[0]
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_without_noise_the_number_of_processes_does_not_change_the_result(world):
     for found in together(world, all_cases):
         for name, expected in one_process().items():

@@ -115,6 +115,7 @@ def messages(process: subprocess.Popen[str]) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("error: ")]
 
 
+@pytest.mark.slow
 def test_a_host_that_is_cut_off_ends_both_sides_and_the_run_goes_on(undisturbed, tmp_path):
     out = tmp_path / "run"
     with two_hosts() as hosts, ExitStack() as stack:

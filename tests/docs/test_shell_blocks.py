@@ -101,7 +101,12 @@ def has_session(page: str) -> bool:
     return any(block.title or block.language == "bash" for block in found)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if has_session(page)])
+def session(page: str) -> object:
+    """The page, marked where its commands take a minute."""
+    return pytest.param(page, marks=pytest.mark.slow if page == "docs/cookbook.md" else ())
+
+
+@pytest.mark.parametrize("page", [session(page) for page in PAGES if has_session(page)])
 def test_the_commands_of_a_page(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
