@@ -154,12 +154,25 @@ class Unformed:
         ghost = self._ghost()
         if len(pairs) == 1 and torch.is_grad_enabled():
             a, b = pairs[0]
-            if not ghost:
-                formed: Tensor = FormedNorm.apply(a, b, self.family, self.fan)  # type: ignore[no-untyped-call]
-                return formed
-            found: list[Tensor] = list(GhostNorm.apply(a, b, self.family, self.fan))  # type: ignore[no-untyped-call]
-            self.grams = found[1:]
-            return found[0]
+            if ghost:
+                found: list[Tensor] = list(GhostNorm.apply(a, b, self.family, self.fan))  # type: ignore[no-untyped-call]
+                if bool(found[0].isfinite().all()):
+                    self.grams = found[1:]
+                    return found[0]
+            formed: Tensor = FormedNorm.apply(a, b, self.family, self.fan)  # type: ignore[no-untyped-call]
+            return formed
+        norms = self._in_parts(pairs, ghost)
+        lost = (~norms.isfinite()).nonzero()[:, 0]
+        if ghost and len(lost):
+            # <a, a> overflows before |G_u| does. Whether the Gram way is taken hangs on the whole
+            # batch, so without this a unit could count or not by what the others are.
+            redone = self._in_parts([(a[lost], b[lost]) for a, b in pairs], ghost=False)
+            self._kept = None
+            norms = norms.index_put((lost,), redone)
+        return norms
+
+    def _in_parts(self, pairs: Pairs, ghost: bool) -> Tensor:
+        """|G_u|^2 by one of the two ways, within the memory bound."""
         way = self._ghost_norm if ghost else lambda part: _square(self._form(part))
         needed = self._bytes()[0 if ghost else 1]
         if needed <= self._limit:
