@@ -74,6 +74,15 @@ def test_one_unit_moves_the_sum_by_at_most_c(
     run()
 
 
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("engine", ["fused", "functional"])
+def test_an_input_whose_square_overflows_counts_whatever_the_others_are(
+    engine: str, clipping: str
+) -> None:
+    neighbours = Neighbours(engine, "dp-sgd", clipping, 3)
+    neighbours.check([[1.35e154, 0.0, 0.0], [0.0] * 3], [[0.0] * 3] * 2, 0)
+
+
 # --- the same check on planted mistakes
 
 LOUD = [[30.0, -20.0, 10.0]]
