@@ -84,3 +84,13 @@ def test_an_empty_batch_has_no_parts() -> None:
 def test_multiplicity_is_at_least_one() -> None:
     with pytest.raises(ValueError, match="multiplicity must be at least 1"):
         Views(multiplicity=0)
+
+
+@pytest.mark.parametrize(("dtype", "reach"), [(torch.float32, 4.2e9), (torch.float64, 1.1e77)])
+def test_numbers_whose_products_could_overflow_become_nan(dtype: torch.dtype, reach: float) -> None:
+    inputs = torch.tensor([[0.0, -reach], [0.0, reach * 1.1], [-torch.inf, 1.0]], dtype=dtype)
+    batch = LogicalBatch.of(inputs, torch.tensor([1, 2**40, 3]), None, 1)
+    (part,) = batch.split(10, Views(), torch.device("cpu"))
+    assert part.inputs.isnan().tolist() == [[False, False], [False, True], [True, False]]
+    assert part.inputs[0].square().square().isfinite().all()
+    assert part.targets.tolist() == [1, 2**40, 3]  # whole numbers stay

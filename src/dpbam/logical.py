@@ -121,8 +121,22 @@ class LogicalBatch:
             (*map_rows(lambda t: t[start:end], (self.inputs, self.targets, self.keys)), counts),
         )
         inputs, keys = views.of(inputs, keys)
+        inputs, targets = map_rows(_within_reach, (inputs, targets))
         if k > 1:
             targets = map_rows(lambda t: t.repeat_interleave(k, dim=0), targets)
         unit = torch.arange(len(counts), device=device).repeat_interleave(counts * k)
         weights = (1.0 / (counts * k).double())[unit]
         return PhysicalBatch(inputs, targets, unit, len(counts), weights, keys)
+
+
+def _within_reach(t: Tensor) -> Tensor:
+    """A number beyond the fourth root of the largest float becomes NaN, and its unit zero.
+
+    Squares of squares of what is left are finite. Whether an engine's products overflow, and so
+    whether a unit counts, hangs on their order, and that on the shape of the whole batch; this rule
+    looks at the unit alone.
+    """
+    if not t.is_floating_point():
+        return t
+    largest = torch.finfo(torch.promote_types(t.dtype, torch.float32)).max
+    return torch.where(t.abs() <= largest**0.25, t, torch.nan)

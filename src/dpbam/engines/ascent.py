@@ -26,7 +26,8 @@ from dpbam.engines.layer_math import EmbeddingFamily, Family
 from dpbam.engines.maps import centred_gram
 from dpbam.engines.sites import Fold, Layout, MatrixSite
 from dpbam.engines.sources import Source
-from dpbam.engines.stores import Formed, Store, Unformed
+from dpbam.engines.stores import Formed, Store
+from dpbam.engines.unformed import Unformed
 from dpbam.trees import Params
 
 

@@ -19,7 +19,8 @@ from dpbam.engines.generic import GenericSite
 from dpbam.engines.layer_math import EmbeddingFamily, Family, LinearFamily
 from dpbam.engines.sites import Flow, MatrixSite, Site
 from dpbam.engines.sources import Source, disjoint
-from dpbam.engines.stores import Formed, Pairs, Store, Unformed
+from dpbam.engines.stores import Formed, Store
+from dpbam.engines.unformed import Pairs, Unformed
 from dpbam.nn.standardise import standardised
 from dpbam.trees import Params
 
