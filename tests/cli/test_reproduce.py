@@ -66,6 +66,7 @@ def test_only_report_says_what_is_missing(place, dpbam):
         (["fig2", "--scale", "huge"], "--scale must be pocket or full"),
         (["fig2", "--seeds", "0"], "seeds"),
         (["table1"], "there is no pocket recipe"),
+        (["fig2", "--storage", "nowhere"], "the storage nowhere cannot be used"),
     ],
 )
 def test_what_cannot_be_done_is_refused(place, dpbam, args, says):

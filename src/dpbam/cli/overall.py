@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from dpbam.cli.output import console, percent
 from dpbam.experiments.pool import FinishedRun
+from dpbam.experiments.records import Record
 from dpbam.experiments.reproduce import Job
 
 _COST = {"bam": 2.2, "sam": 2.0}  # of a DP-SGD step
@@ -27,6 +28,7 @@ class Overall:
         self._weights = [weight(job) for job in jobs]
         self._done = [0.0 for _ in jobs]
         self._finished = 0
+        self._said = ""
         self._console = console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.fields[count]} runs"),
@@ -62,12 +64,27 @@ class Overall:
 
     def finished(self, index: int, run: FinishedRun) -> None:
         """Run ``index`` is done."""
+        self._count(index, f"{percent(run.accuracy)} in {run.seconds:.0f} s")
+
+    def elsewhere(self, index: int, record: Record) -> None:
+        """Run ``index`` was done by another machine."""
+        self._count(index, f"{percent(record.accuracy)}, by another machine")
+
+    def waiting(self, left: int) -> None:
+        """Other machines do the rest."""
+        said = f"waiting for {left} that other machines do"
+        if not self._console.is_terminal and said != self._said:
+            self._console.print(said, markup=False)
+        self._said = said
+        self._update(said)
+
+    def _count(self, index: int, said: str) -> None:
         self._done[index] = self._weights[index]
         self._finished += 1
         self._update("")
         if not self._console.is_terminal:
-            line = f"{self._finished}/{len(self._names)} {run.name}: {percent(run.accuracy)}"
-            self._console.print(f"{line} in {run.seconds:.0f} s", markup=False)
+            line = f"{self._finished}/{len(self._names)} {self._names[index]}: {said}"
+            self._console.print(line, markup=False)
 
     def _update(self, now: str) -> None:
         count = f"{self._finished}/{len(self._names)}"

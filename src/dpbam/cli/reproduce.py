@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from dpbam.experiments.outcome import Outcome
     from dpbam.experiments.recipes import Recipe
     from dpbam.experiments.reproduce import Job
+    from dpbam.experiments.sharing import SharedRuns
 
 NAME = "reproduce"
 EXAMPLES = examples(
     "dpbam reproduce fig2",
     "dpbam reproduce all --jobs 2",
+    "dpbam reproduce all --jobs 2 --storage postgresql://host/db",
     "dpbam reproduce table1 --scale full --dry-run",
     "dpbam reproduce table1 --scale full --steps 1 --batch-size 8",
     "dpbam reproduce all --only-report --docs docs",
@@ -50,6 +52,13 @@ def run(
     pneumonia: Annotated[
         Path | None, typer.Option(help="pneumoniamnist.npz [beside the downloads].")
     ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Share the runs with other machines through this database (an SQLAlchemy URL).",
+            metavar="URL",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what is missing and what it costs.")
     ] = False,
@@ -67,7 +76,8 @@ def run(
 
     Each finished run leaves a small record; the same command again, also after a kill, keeps those
     and goes on with what was begun. A claim is reproduced, not reproduced, or inconclusive by the
-    95% t interval of paired differences.
+    95% t interval of paired differences. With one --storage, several machines share the runs, and
+    each ends with all records; the runs of one that is gone are taken over.
     """
     from dpbam import _validate
     from dpbam.experiments.paper import chosen, recipes_of, take_times
@@ -84,7 +94,8 @@ def run(
         _take_steps(recipes, _validate.count("--steps", steps), batch_size)
         return
     if not only_report:
-        _train(missing(recipes, out, seeds), work, jobs)
+        shared = _share(recipes, out, seeds, storage) if storage else None
+        _train(missing(recipes, out, seeds), work, jobs, shared)
         take_times(names, out)
     _report(names, scale, out, docs, seeds)
 
@@ -95,7 +106,16 @@ def _set_pneumonia(path: Path) -> None:
     os.environ[PNEUMONIA] = str(path.absolute())  # processes of their own inherit it
 
 
-def _train(jobs: list[Job], work: Path, processes: int) -> None:
+def _share(recipes: list[Recipe], out: Path, seeds: int | None, url: str) -> SharedRuns:
+    from dpbam.experiments.reproduce import offer
+    from dpbam.experiments.sharing import SharedRuns
+
+    shared = SharedRuns(url)
+    offer(recipes, out, seeds, shared)
+    return shared
+
+
+def _train(jobs: list[Job], work: Path, processes: int, shared: SharedRuns | None) -> None:
     from dpbam.cli.overall import Overall
     from dpbam.experiments.pool import Stopped
     from dpbam.experiments.reproduce import carry_out
@@ -104,7 +124,7 @@ def _train(jobs: list[Job], work: Path, processes: int) -> None:
         return
     try:
         with Overall(jobs) as overall:
-            carry_out(jobs, work, processes=processes, watcher=overall)
+            carry_out(jobs, work, processes=processes, watcher=overall, shared=shared)
     except Stopped:
         message = "stopped, and saved: the same command goes on, and keeps finished runs"
         console(stderr=True).print(message, markup=False, soft_wrap=True)

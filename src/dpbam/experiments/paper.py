@@ -43,7 +43,11 @@ def _of(recipe: str, build: Build) -> Experiment:
 
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "tuning": Experiment(("tune-cifar10", "tune-pneumonia"), (), accuracy_claims.tuning),
+    "tuning": Experiment(
+        ("tune-cifar10", "tune-pneumonia", "tune-lambda-cifar10", "tune-lambda-pneumonia"),
+        (),
+        accuracy_claims.tuning,
+    ),
     "table1": Experiment(
         ("table1-cifar10", "table1-pneumonia"),
         ("table1-cifar10", "table1-cifar100", "table1-imagenet32"),

@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,19 +82,23 @@ class Watcher(Protocol):
 
 
 def run_all(
-    runs: Sequence[PlannedRun], jobs: int, watcher: Watcher | None = None
+    runs: Sequence[PlannedRun],
+    jobs: int,
+    watcher: Watcher | None = None,
+    claim: Callable[[int], bool] = lambda index: True,
 ) -> list[FinishedRun]:
     """All runs, in the order given.
 
     One job works in this process. With more, each has a process of its own with one thread, since
-    runs side by side use the cores better than threads within a run do.
+    runs side by side use the cores better than threads within a run do. ``claim`` is asked before a
+    run begins; one that it refuses is left out.
 
     Raises:
         Stopped: after Ctrl-C, when what was running has saved.
         RunError: if a run cannot be done; finished ones are kept.
     """
     if jobs == 1:
-        return _one_by_one(runs, watcher)
+        return _one_by_one(runs, watcher, claim)
     context = multiprocessing.get_context("spawn")
     told, stop = context.Queue(), context.Event()
     with ProcessPoolExecutor(
@@ -102,10 +107,11 @@ def run_all(
         initializer=_begin,
         initargs=(told, stop),
     ) as pool:
-        futures = {pool.submit(_in_worker, k, run): k for k, run in enumerate(runs)}
+        claimed = (k for k in range(len(runs)) if claim(k))  # each when there is room for it
+        begun = ((pool.submit(_in_worker, k, runs[k]), k) for k in claimed)
         try:
             with _terminated_like_ctrl_c():
-                return _collect(futures, told, watcher)
+                return _collect(begun, jobs, told, watcher)
         except KeyboardInterrupt:
             raise Stopped from None
         except BrokenProcessPool:
@@ -128,11 +134,15 @@ def _terminated_like_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _one_by_one(runs: Sequence[PlannedRun], watcher: Watcher | None) -> list[FinishedRun]:
+def _one_by_one(
+    runs: Sequence[PlannedRun], watcher: Watcher | None, claim: Callable[[int], bool]
+) -> list[FinishedRun]:
     from dpbam.runs import Interrupted
 
     results = []
     for index, run in enumerate(runs):
+        if not claim(index):
+            continue
         try:
             results.append(_work(run, _Telling(index, watcher.progress if watcher else None)))
         except (Interrupted, KeyboardInterrupt):
@@ -143,12 +153,15 @@ def _one_by_one(runs: Sequence[PlannedRun], watcher: Watcher | None) -> list[Fin
 
 
 def _collect(
-    futures: dict[Future[FinishedRun | str | None], int], told: Any, watcher: Watcher | None
+    begun: Iterator[tuple[Future[FinishedRun | str | None], int]],
+    jobs: int,
+    told: Any,
+    watcher: Watcher | None,
 ) -> list[FinishedRun]:
     results: dict[int, FinishedRun] = {}
-    waiting = set(futures)
-    while waiting:
-        done, waiting = wait(waiting, timeout=_EVERY / 2, return_when=FIRST_COMPLETED)
+    futures = dict(islice(begun, jobs))
+    while futures:
+        done, _ = wait(futures, timeout=_EVERY / 2, return_when=FIRST_COMPLETED)
         for message in _drain(told):
             if watcher:
                 watcher.progress(*message)
@@ -158,9 +171,11 @@ def _collect(
                 raise KeyboardInterrupt
             if isinstance(result, str):  # what is for the user to mend, in a sentence
                 raise RunError(result)
-            results[futures[future]] = result
+            index = futures.pop(future)
+            results[index] = result
             if watcher:
-                watcher.finished(futures[future], result)
+                watcher.finished(index, result)
+            futures.update(islice(begun, 1))
     return [results[k] for k in sorted(results)]
 
 

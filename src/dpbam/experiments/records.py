@@ -87,15 +87,26 @@ def find_record(folder: Path, run: RecipeRun) -> Record | None:
     if not path.exists():
         return None
     record = read_record(path)
-    before, now = RunConfig.from_mapping(record.config), run.config
-    for field in RunConfig.model_fields:
-        old, new = getattr(before, field), getattr(now, field)
-        if field not in _FREE and old != new:
+    before = comparable(RunConfig.from_mapping(record.config))
+    for field, now in comparable(run.config).items():
+        if before[field] != now:
             raise ConfigError(
-                f"{path} is of a run with {field} {old}, but the recipe says {new}: move it away, "
-                "or choose another --out"
+                f"{path} is of a run with {field} {before[field]}, but the recipe says {now}: move "
+                "it away, or choose another --out"
             )
     return record
+
+
+def comparable(config: RunConfig) -> dict[str, Any]:
+    """The settings in which a record must agree with its recipe."""
+    return {f: getattr(config, f) for f in RunConfig.model_fields if f not in _FREE}
+
+
+def keep_record(folder: Path, run: RecipeRun, text: str) -> Record:
+    """Write a record that another machine has made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(record_path(folder, run), text)
+    return read_record(record_path(folder, run))
 
 
 def read_record(path: Path) -> Record:

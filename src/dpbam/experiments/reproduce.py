@@ -2,19 +2,33 @@
 
 A finished run is its record under ``out``. One that was begun has a run folder under ``work``, and
 goes on from its last checkpoint. So the same call again, after whatever end, does what is missing.
+Machines that share a database share the runs: see :mod:`dpbam.experiments.sharing`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from dpbam.experiments.pairing import check_pairs
-from dpbam.experiments.pool import FinishedRun, PlannedRun, Watcher, run_all
+from dpbam.experiments.pool import FinishedRun, PlannedRun, Stopped, Watcher, run_all
 from dpbam.experiments.recipes import Recipe, RecipeRun
-from dpbam.experiments.records import Record, find_record, write_record
+from dpbam.experiments.records import (
+    Record,
+    comparable,
+    find_record,
+    keep_record,
+    record_path,
+    write_record,
+)
+from dpbam.experiments.sharing import SharedRuns
+
+_POLL = 5.0  # seconds between two looks at what other machines have done
 
 
 @dataclass(frozen=True)
@@ -24,6 +38,13 @@ class Job:
     recipe: Recipe
     run: RecipeRun
     folder: Path
+
+    @property
+    def key(self) -> str:
+        """The same on all machines, and another for other settings."""
+        settings = json.dumps(comparable(self.run.config), sort_keys=True, default=str)
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:16]
+        return f"{self.recipe.scale}/{self.recipe.records}/{self.run.name} {digest}"
 
     def planned(self, work: Path) -> PlannedRun:
         """For the pool; another configuration has another run folder."""
@@ -63,25 +84,58 @@ def missing(recipes: Sequence[Recipe], out: Path, seeds: int | None = None) -> l
 
 
 def carry_out(
-    jobs: Sequence[Job], work: Path, *, processes: int = 1, watcher: Watcher | None = None
+    jobs: Sequence[Job],
+    work: Path,
+    *,
+    processes: int = 1,
+    watcher: JobWatcher | None = None,
+    shared: SharedRuns | None = None,
 ) -> None:
     """Do them; each one's record is written as soon as it is finished.
+
+    With ``shared``, together with all machines that share them: this one does those that nobody
+    else does, and ends when all are done.
 
     Raises:
         Stopped: after Ctrl-C, when what was running has saved.
     """
-    if jobs:
-        planned = [job.planned(work) for job in jobs]
-        run_all(planned, processes, _Recording(jobs, planned, watcher))
+    if not jobs:
+        return
+    recording = _Recording(jobs, work, watcher, shared)
+    if shared is None:
+        run_all(recording.planned, processes, recording)
+        return
+    with shared.alive():
+        while left := recording.copied_from_elsewhere():
+            if not run_all(recording.planned, processes, recording, recording.claim):
+                if watcher:
+                    watcher.waiting(left)
+                _rest(_POLL)
+
+
+class JobWatcher(Watcher, Protocol):
+    """Hears how the runs get on, here and on other machines."""
+
+    def elsewhere(self, index: int, record: Record) -> None:
+        """Run ``index`` was done by another machine."""
+
+    def waiting(self, left: int) -> None:
+        """Other machines do all of the ``left`` runs that are left."""
 
 
 class _Recording:
     """Writes the record of each finished run, then passes the word on."""
 
     def __init__(
-        self, jobs: Sequence[Job], planned: Sequence[PlannedRun], watcher: Watcher | None
+        self,
+        jobs: Sequence[Job],
+        work: Path,
+        watcher: JobWatcher | None,
+        shared: SharedRuns | None,
     ) -> None:
-        self._jobs, self._planned, self._watcher = jobs, planned, watcher
+        self._jobs, self._watcher, self._shared = jobs, watcher, shared
+        self.planned = [job.planned(work) for job in jobs]
+        self._left = set(range(len(jobs)))
 
     def progress(self, index: int, step: int, steps: int) -> None:
         """Run ``index`` has done ``step`` of ``steps``."""
@@ -90,7 +144,47 @@ class _Recording:
 
     def finished(self, index: int, run: FinishedRun) -> None:
         """Run ``index`` is done."""
-        job, out = self._jobs[index], self._planned[index].out
+        job, out = self._jobs[index], self.planned[index].out
         write_record(job.folder, job.run, out, flatness=job.recipe.flatness)
+        self._left.discard(index)
+        if self._shared:
+            text = record_path(job.folder, job.run).read_text(encoding="utf-8")
+            keep_record(job.folder, job.run, self._shared.finish(job.key, text))
         if self._watcher:
             self._watcher.finished(index, run)
+
+    def claim(self, index: int) -> bool:
+        """Whether this machine is to do run ``index``."""
+        assert self._shared is not None
+        return index in self._left and self._shared.claim(self._jobs[index].key)
+
+    def copied_from_elsewhere(self) -> int:
+        """Keep what other machines have done; how many runs are left."""
+        assert self._shared is not None
+        records = self._shared.records()
+        for index in sorted(self._left):
+            job = self._jobs[index]
+            if job.key in records:
+                record = keep_record(job.folder, job.run, records[job.key])
+                self._left.discard(index)
+                if self._watcher:
+                    self._watcher.elsewhere(index, record)
+        return len(self._left)
+
+
+def offer(recipes: Sequence[Recipe], out: Path, seeds: int | None, shared: SharedRuns) -> None:
+    """Show the other machines the records that are here already."""
+    known = shared.records()
+    for recipe in recipes:
+        folder = records_folder(recipe, out)
+        for run in recipe.runs(seeds):
+            job, path = Job(recipe, run, folder), record_path(folder, run)
+            if job.key not in known and find_record(folder, run) is not None:
+                shared.finish(job.key, path.read_text(encoding="utf-8"))
+
+
+def _rest(seconds: float) -> None:
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        raise Stopped from None
