@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +34,10 @@ def case_plan(clipping: str, group: bool, batch_size: int = 9) -> PrivacyPlan:
     return quiet_plan(0.5, clipping=clipping, batch_size=batch_size, steps=STEPS, **unit)
 
 
+def case(method: str, clipping: str, group: bool, views: int) -> tuple[Method, PrivacyPlan, int]:
+    return METHODS[method](0.3), case_plan(clipping, group), views
+
+
 def cases() -> dict[str, tuple[Method, PrivacyPlan, int]]:
     """Every method with every clipping; by turns of records, and of patients with two views."""
     found = {}
@@ -38,10 +45,16 @@ def cases() -> dict[str, tuple[Method, PrivacyPlan, int]]:
         for c, clipping in enumerate(CLIPPINGS):
             group = (m + c) % 2 == 1
             name = f"{method}, {clipping}, {'patients, K = 2' if group else 'records'}"
-            found[name] = METHODS[method](0.3), case_plan(clipping, group), 2 if group else 1
+            found[name] = case(method, clipping, group, 2 if group else 1)
     found["mostly empty shares"] = (METHODS["bam"](0.3), case_plan("flat", False, 1), 1)
     plain = quiet_plan(batch_size=9, steps=STEPS, n=RECORDS)
     return found | {"sgd": (SGD(), plain, 1), "sam": (SAM(0.1), plain, 1)}
+
+
+def every_case() -> dict[str, tuple[Method, PrivacyPlan, int]]:
+    """Those above, and every method with every clipping, unit and K = 1, 2."""
+    every = product(METHODS, CLIPPINGS, (False, True), (1, 2))
+    return cases() | {str(choice): case(*choice) for choice in every}
 
 
 def trained(ranks: Ranks, method: Method, plan: PrivacyPlan, views: int) -> np.ndarray:
@@ -60,19 +73,29 @@ def trained(ranks: Ranks, method: Method, plan: PrivacyPlan, views: int) -> np.n
     return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
 
 
-def all_cases(ranks: Ranks) -> dict[str, np.ndarray]:
-    return {name: trained(ranks, *case) for name, case in cases().items()}
-
-
 @cache
+def on_processes(world: int, of: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parameters of each case on each rank."""
+    return together(world, lambda ranks: {n: trained(ranks, *c) for n, c in of().items()})
+
+
 def one_process() -> dict[str, np.ndarray]:
-    return together(1, all_cases)[0]
+    return on_processes(1, cases)[0]
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_without_noise_the_number_of_processes_does_not_change_the_result(world):
-    for found in together(world, all_cases):
-        for name, expected in one_process().items():
+@pytest.mark.parametrize(
+    ("world", "of"),
+    [
+        (2, cases),
+        pytest.param(2, every_case, marks=pytest.mark.slow),
+        pytest.param(4, every_case, marks=pytest.mark.slow),
+    ],
+)
+def test_without_noise_the_number_of_processes_does_not_change_the_result(world, of):
+    (alone,) = on_processes(1, of)
+    assert len(alone) == len(of())
+    for found in on_processes(world, of):
+        for name, expected in alone.items():
             assert np.abs(found[name] - expected).max() < 1e-9, name
 
 
