@@ -15,66 +15,29 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from nets import LOSS
-from steps import METHODS
-from torch import nn
 
-from dpbam.engines import FunctionalEngine, FusedEngine, PhysicalBatch
-from dpbam.nn.blocks import conv_norm_act
+from dpbam.experiments.depth import NAMES, Timing, by_turns, private_step
 
 HERE = Path(__file__).parent
 Row = dict[str, Any]
-ENGINES = {"fused": FusedEngine, "functional": FunctionalEngine}
-
-
-def net(depth: int, width: int) -> nn.Module:
-    torch.manual_seed(0)
-    style = {"weight_standardisation": "centre"}
-    layers = [conv_norm_act(3, width, **style)]
-    layers += [conv_norm_act(width, width, **style) for _ in range(depth - 1)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
-
-
-def step(engine: str, method: str, options: argparse.Namespace, depth: int) -> Callable[[], None]:
-    """One private step of a net of that depth."""
-    n = torch.arange(options.batch)
-    x = torch.randn(options.batch, 3, options.side, options.side)
-    batch = PhysicalBatch(x, n % 10, n, options.batch, torch.ones(options.batch), n)
-    made = ENGINES[engine](net(depth, options.width), LOSS)
-    what, lam = METHODS[method]
-
-    def run() -> None:
-        handle = made.directions(batch, what, lam)
-        handle.weighted_sum(handle.norms().reciprocal().clamp(max=1.0))
-
-    run()  # the first step makes what the others reuse
-    return run
+ENGINES = ("fused", "functional")
 
 
 def timed(options: argparse.Namespace, depth: int) -> list[Row]:
-    """Seconds a step: mean and deviation over trials, each the mean over repetitions.
-
-    All steps take turns within a trial, so that a busy machine is busy for all of them.
-    """
+    """Seconds a step: mean and deviation over trials, each the mean over repetitions."""
     now = time.process_time if options.clock == "cpu" else time.perf_counter
-    steps = {(e, m): step(e, m, options, depth) for e in ENGINES for m in METHODS}
-    trials: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
-    for _ in range(options.trials):
-        for key, run in steps.items():
-            begin = now()
-            for _ in range(options.repetitions):
-                run()
-            trials[key].append((now() - begin) / options.repetitions)
+    of = ("trials", "repetitions", "width", "side", "batch")
+    timing = Timing((depth,), **{name: getattr(options, name) for name in of})
+    steps = {(e, m): private_step(depth, m, timing, e) for e in ENGINES for m in NAMES}
     return [
         {"engine": engine, "method": method, "depth": depth,
          "seconds": float(np.mean(s)), "sd": float(np.std(s, ddof=1))}
-        for (engine, method), s in trials.items()
+        for (engine, method), s in by_turns(steps, timing, now).items()
     ]  # fmt: skip
 
 
@@ -95,7 +58,7 @@ def growths(rows: list[Row]) -> list[Row]:
     """The fit of every engine and method."""
     found = []
     for engine in ENGINES:
-        for method in METHODS:
+        for method in NAMES:
             mine = [r for r in rows if (r["engine"], r["method"]) == (engine, method)]
             growth = fit([r["depth"] for r in mine], [r["seconds"] for r in mine])
             print(f"{engine:11} {method:10} {1e3 * growth['seconds_per_layer']:8.2f} ms a layer, "
@@ -157,7 +120,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
     figure, axis = plt.subplots(figsize=(6, 4))
     for engine, style in (("fused", "-"), ("functional", ":")):
-        for i, method in enumerate(METHODS):
+        for i, method in enumerate(NAMES):
             mine = [r for r in rows if (r["engine"], r["method"]) == (engine, method)]
             axis.errorbar(
                 [r["depth"] for r in mine], [r["seconds"] for r in mine],

@@ -59,6 +59,7 @@ def stepper(options: argparse.Namespace, ranks: Ranks, batch_size: int) -> Calla
     def step() -> None:
         units = sampler.indices(oracle.step)
         own = torch.from_numpy(units[share.owns(units)])
+        ranks.sums(len(own), 0.0, 0.0)  # the trainer's word with the others at every step
         oracle.backward(images[own % 1000], own % 10, own)
         optimizer.step()
 
@@ -74,11 +75,17 @@ def timed(step: Callable[[], None], steps: int) -> tuple[float, float]:
 
 
 class Inside:
-    """Adds up the CPU seconds that ``release`` takes beyond what a process alone would do there."""
+    """Adds up the CPU seconds that the group takes beyond what a process alone would do."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self.seconds, self._release = 0.0, ranks.release
-        ranks.release = self.release
+        self.seconds, self._release, self._sums = 0.0, ranks.release, ranks.sums
+        ranks.release, ranks.sums = self.release, self.sums
+
+    def sums(self, *values: float) -> list[float]:
+        began = time.process_time()
+        found = self._sums(*values)
+        self.seconds += time.process_time() - began
+        return found
 
     def release(self, own: Any, privatise: Callable[[Any], Any]) -> Any:
         began = time.process_time()

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpbam.experiments.claims import Claim
 from dpbam.experiments.outcome import Outcome, Study, TextTable
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from dpbam.methods import Method
 
 NAMES = {"dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM-SAM", "bam-exact": "BAM-FWD-REV"}
+Step = Callable[[], None]
+Clock = Callable[[], float]
+K = TypeVar("K")
 LINEAR = 1.1  # an exponent of the growth below this counts as linear
 
 
@@ -83,36 +86,43 @@ def measure(timing: Timing, path: Path) -> dict[str, Any]:
 
 
 def _at(depth: int, timing: Timing) -> dict[str, list[float]]:
-    """Seconds of processor time a step, by method: one figure a trial, methods in turns."""
-    steps = {name: _step(depth, name, timing) for name in NAMES}
-    found: dict[str, list[float]] = {name: [] for name in NAMES}
+    steps = {name: private_step(depth, name, timing) for name in NAMES}
+    return by_turns(steps, timing, time.process_time)
+
+
+def by_turns(steps: Mapping[K, Step], timing: Timing, now: Clock) -> dict[K, list[float]]:
+    """Seconds a step: one figure a trial.
+
+    All steps take turns within a trial, so that a busy machine is busy for all of them.
+    """
+    found: dict[K, list[float]] = {key: [] for key in steps}
     for step in steps.values():
         step()  # what is done once is done now
     for _ in range(timing.trials):
-        for name, step in steps.items():
-            begin = time.process_time()
+        for key, step in steps.items():
+            begin = now()
             for _ in range(timing.repetitions):
                 step()
-            found[name].append((time.process_time() - begin) / timing.repetitions)
+            found[key].append((now() - begin) / timing.repetitions)
     return found
 
 
-def _step(depth: int, name: str, timing: Timing) -> Any:
+def private_step(depth: int, name: str, timing: Timing, engine: str = "fused") -> Step:
     """One private gradient without its noise: directions, norms, clipped sum."""
     import torch
     from torch import nn
 
-    from dpbam.engines import FusedEngine, PhysicalBatch
+    from dpbam.engines import FunctionalEngine, FusedEngine, PhysicalBatch
 
     loss = nn.CrossEntropyLoss(reduction="none")
-    engine = FusedEngine(_net(depth, timing.width), loss)
+    made = (FusedEngine if engine == "fused" else FunctionalEngine)(_net(depth, timing.width), loss)
     method, lam = _methods()[name]
     n = torch.arange(timing.batch)
     images = torch.randn(timing.batch, 3, timing.side, timing.side)
     batch = PhysicalBatch(images, n % 10, n, timing.batch, torch.ones(timing.batch), n)
 
     def run() -> None:
-        handle = engine.directions(batch, method, lam)
+        handle = made.directions(batch, method, lam)
         handle.weighted_sum(handle.norms().reciprocal().clamp(max=1.0))
 
     return run
