@@ -210,7 +210,7 @@ def _on_grid(charges: tuple[Charge, ...], delta: float, accountant: str, grid: f
     if not spent:
         return 0.0
     ledger = _fresh(accountant, grid)
-    with _quiet():
+    with quiet():
         for sigma, q, count in spent:
             step = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
             ledger.compose(step, count)
@@ -218,7 +218,7 @@ def _on_grid(charges: tuple[Charge, ...], delta: float, accountant: str, grid: f
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Hush RDP's note that it left out an order: the minimum over the others is as valid."""
     logger = logging.getLogger("absl")
     level = logger.level

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
-from tests.experiments.tiny import tiny
+from tests.experiments.paper.tiny import tiny
 
 from dpbam.cli.overall import Overall, weight
+from dpbam.experiments.paper.reproduce import missing
 from dpbam.experiments.pool import FinishedRun
-from dpbam.experiments.reproduce import missing
 
 
 def test_weights_and_lines(tmp_path, capsys):
@@ -23,4 +25,12 @@ def test_weights_and_lines(tmp_path, capsys):
         task = overall._bar.tasks[0]
         assert task.completed == pytest.approx(0.25 * sgd + sat)
         assert task.total == pytest.approx(sgd + sat + bam)
-    assert "1/3 dp-sat: 50.0% in 1 s" in capsys.readouterr().err
+        overall.waiting(1)
+        overall.waiting(1)
+        overall.elsewhere(2, SimpleNamespace(accuracy=0.25))
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "1/3 dp-sat-clip_norm-1-seed-0: 50.0% in 1 s",
+        "waiting for 1 that other machines do",
+        "2/3 bam-clip_norm-1-seed-0: 25.0%, by another machine",
+    ]

@@ -94,7 +94,7 @@ def test_code_on_the_command_line_runs(mark: Path, tmp_path: Path, dpbam) -> Non
 
 
 def test_a_space_that_names_code(tmp_path: Path) -> None:
-    from dpbam.experiments.space import parse_space
+    from dpbam.experiments.search.space import parse_space
 
     file = tmp_path / "space.toml"
     file.write_text('model = ["mlp", "os:system"]\n')

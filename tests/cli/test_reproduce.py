@@ -6,9 +6,9 @@ import json
 
 import pytest
 from tests.cli.helpers import one_sentence
-from tests.experiments.tiny import TEXT
+from tests.experiments.paper.tiny import TEXT
 
-from dpbam.experiments import recipes
+from dpbam.experiments.paper import recipes
 
 OPTIONS = {"epochs": 0.1, "clip_norms": "[1.0]", "flatness": "true"}
 

@@ -9,9 +9,9 @@ from types import TracebackType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dpbam.cli.output import console, percent
+from dpbam.experiments.paper.records import Record
+from dpbam.experiments.paper.reproduce import Job
 from dpbam.experiments.pool import FinishedRun
-from dpbam.experiments.records import Record
-from dpbam.experiments.reproduce import Job
 
 _COST = {"bam": 2.2, "sam": 2.0}  # of a DP-SGD step
 

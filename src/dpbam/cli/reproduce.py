@@ -12,10 +12,10 @@ from dpbam.cli.boundary import INTERRUPTED
 from dpbam.cli.output import console, examples, number, table
 
 if TYPE_CHECKING:
-    from dpbam.experiments.outcome import Outcome
-    from dpbam.experiments.recipes import Recipe
-    from dpbam.experiments.reproduce import Job
-    from dpbam.experiments.sharing import SharedRuns
+    from dpbam.experiments.paper.outcome import Outcome
+    from dpbam.experiments.paper.recipes import Recipe
+    from dpbam.experiments.paper.reproduce import Job
+    from dpbam.experiments.paper.sharing import SharedRuns
 
 NAME = "reproduce"
 EXAMPLES = examples(
@@ -80,8 +80,8 @@ def run(
     each ends with all records; the runs of one that is gone are taken over.
     """
     from dpbam import _validate
-    from dpbam.experiments.paper import chosen, recipes_of, take_times
-    from dpbam.experiments.reproduce import missing
+    from dpbam.experiments.paper.index import chosen, recipes_of, take_times
+    from dpbam.experiments.paper.reproduce import missing
 
     names = chosen(experiment)
     recipes = recipes_of(names, scale)
@@ -107,8 +107,8 @@ def _set_pneumonia(path: Path) -> None:
 
 
 def _share(recipes: list[Recipe], out: Path, seeds: int | None, url: str) -> SharedRuns:
-    from dpbam.experiments.reproduce import offer
-    from dpbam.experiments.sharing import SharedRuns
+    from dpbam.experiments.paper.reproduce import offer
+    from dpbam.experiments.paper.sharing import SharedRuns
 
     shared = SharedRuns(url)
     offer(recipes, out, seeds, shared)
@@ -117,8 +117,8 @@ def _share(recipes: list[Recipe], out: Path, seeds: int | None, url: str) -> Sha
 
 def _train(jobs: list[Job], work: Path, processes: int, shared: SharedRuns | None) -> None:
     from dpbam.cli.overall import Overall
+    from dpbam.experiments.paper.reproduce import carry_out
     from dpbam.experiments.pool import Stopped
-    from dpbam.experiments.reproduce import carry_out
 
     if not jobs:
         return
@@ -132,8 +132,8 @@ def _train(jobs: list[Job], work: Path, processes: int, shared: SharedRuns | Non
 
 
 def _report(names: list[str], scale: str, out: Path, docs: Path | None, seeds: int | None) -> None:
-    from dpbam.experiments.paper import outcome
-    from dpbam.experiments.results_page import write_outcome, write_page
+    from dpbam.experiments.paper.index import outcome
+    from dpbam.experiments.paper.results_page import write_outcome, write_page
 
     screen, found = console(), []
     for name in names:
@@ -162,7 +162,7 @@ def _show(result: Outcome) -> None:
 
 def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
     """A table a recipe: runs, steps, sigma, image passes, memory, FLOPs and GPU hours."""
-    from dpbam.experiments.cost import GPU, recipe_costs
+    from dpbam.experiments.paper.cost import GPU, recipe_costs
 
     screen, hours = console(), 0.0
     for recipe in recipes:
@@ -185,7 +185,7 @@ def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
 def _take_steps(recipes: list[Recipe], steps: int, batch_size: int | None) -> None:
     """Real steps on the real data: what a full-size recipe can be checked by on two cores."""
     from dpbam.data import DataError
-    from dpbam.experiments.cost import take_steps
+    from dpbam.experiments.paper.cost import take_steps
 
     screen = console()
     for recipe in recipes:

@@ -12,9 +12,9 @@ from dpbam.cli.flags import merged, with_flags
 from dpbam.cli.output import console, examples, facts, number, percent, print_json, table
 
 if TYPE_CHECKING:
-    from dpbam.experiments.search import Search
-    from dpbam.experiments.search_result import SearchResult
-    from dpbam.experiments.studies import StageStudy
+    from dpbam.experiments.search.result import SearchResult
+    from dpbam.experiments.search.search import Search
+    from dpbam.experiments.search.studies import StageStudy
 
 NAME = "search"
 EXAMPLES = examples(
@@ -71,8 +71,8 @@ def _search(
     others; with one --storage, on several machines at once.
     """
     from dpbam import _validate
-    from dpbam.experiments.search import METHODS, Search, require_optuna
-    from dpbam.experiments.space import parse_space
+    from dpbam.experiments.search.search import METHODS, Search, require_optuna
+    from dpbam.experiments.search.space import parse_space
 
     require_optuna()
     _validate.count("--workers", workers)
@@ -133,8 +133,8 @@ def carry_out(
 ) -> SearchResult:
     """Do the trials, with a line for each on stderr."""
     from dpbam.experiments.pool import Stopped
-    from dpbam.experiments.search_result import conclude
-    from dpbam.experiments.trials import do_trials
+    from dpbam.experiments.search.result import conclude
+    from dpbam.experiments.search.trials import do_trials
 
     screen = console(stderr=True)
 

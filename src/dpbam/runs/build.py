@@ -36,7 +36,7 @@ def make_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch without CUDA asserts
         raise ConfigError(f"device {name!r} is not to be had here: try cpu, or auto") from None
     return device
 

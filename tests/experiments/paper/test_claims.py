@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dpbam.experiments.claims import Claim, count_verdicts
+from dpbam.experiments.paper.claims import Claim, count_verdicts
 from dpbam.experiments.statistics import Estimate, estimate
 
 

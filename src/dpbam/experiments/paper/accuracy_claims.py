@@ -6,10 +6,17 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpbam.experiments.claims import Claim
-from dpbam.experiments.outcome import Outcome, Study, TextTable, difference_of, mean_of, points
-from dpbam.experiments.recipes import recipes_folder
-from dpbam.experiments.records import Record
+from dpbam.experiments.paper.claims import Claim
+from dpbam.experiments.paper.outcome import (
+    Outcome,
+    Study,
+    TextTable,
+    difference_of,
+    mean_of,
+    points,
+)
+from dpbam.experiments.paper.recipes import recipes_folder
+from dpbam.experiments.paper.records import Record
 from dpbam.experiments.statistics import LEVEL, Estimate, estimate
 from dpbam.report.figure import Figure
 from dpbam.report.panels import Dots, DotSeries, Lines, Series

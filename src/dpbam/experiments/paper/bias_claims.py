@@ -12,8 +12,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from dpbam.experiments.claims import Claim
-from dpbam.experiments.outcome import (
+from dpbam.experiments.paper.claims import Claim
+from dpbam.experiments.paper.outcome import (
     Outcome,
     Reading,
     Study,
@@ -23,7 +23,7 @@ from dpbam.experiments.outcome import (
     mean_of,
     points,
 )
-from dpbam.experiments.records import Record
+from dpbam.experiments.paper.records import Record
 from dpbam.experiments.statistics import Estimate, estimate
 from dpbam.report import bias_figures as draw
 from dpbam.report.clipping_figure import clipping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpbam.experiments.recipes import Recipe, read_recipe
+from dpbam.experiments.paper.recipes import Recipe, read_recipe
 
 TEXT = """
 title = "Tiny"

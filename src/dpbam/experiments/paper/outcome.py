@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpbam.experiments.claims import Claim
-from dpbam.experiments.recipes import Recipe
-from dpbam.experiments.records import Record
+from dpbam.experiments.paper.claims import Claim
+from dpbam.experiments.paper.recipes import Recipe
+from dpbam.experiments.paper.records import Record
 from dpbam.experiments.statistics import LEVEL, Estimate, estimate, paired_difference
 from dpbam.report.figure import Figure
 from dpbam.report.groups import Group, groups

@@ -19,9 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpbam.experiments.recipes import Recipe, RecipeRun, label
-from dpbam.experiments.records import find_record
-from dpbam.experiments.reproduce import records_folder
+from dpbam.experiments.paper.recipes import Recipe, RecipeRun, label
+from dpbam.experiments.paper.records import find_record
+from dpbam.experiments.paper.reproduce import records_folder
 from dpbam.fitting import LIMIT_BYTES, MOST_ROWS
 from dpbam.plan import PrivacyPlan
 from dpbam.runs import Prepared, prepare

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dpbam.experiments.claims import Claim, count_verdicts
-from dpbam.experiments.outcome import Outcome, TextTable
+from dpbam.experiments.paper.claims import Claim, count_verdicts
+from dpbam.experiments.paper.outcome import Outcome, TextTable
 from dpbam.runs.files import write_atomic, write_json
 
 FORMATS = (".svg", ".png")

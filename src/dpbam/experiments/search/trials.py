@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam.data import DataError
 from dpbam.experiments.pool import Stopped
-from dpbam.experiments.search import Search, Stage
-from dpbam.experiments.studies import StageStudy, trial_seed
+from dpbam.experiments.search.search import Search, Stage
+from dpbam.experiments.search.studies import StageStudy, trial_seed
 from dpbam.ledger import Ledger
 from dpbam.reporter import Evaluation, Reporter
 from dpbam.runs import Interrupted, execute

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dpbam.experiments.accuracy_claims import best_rate
-from dpbam.experiments.bias_claims import figure2
-from dpbam.experiments.outcome import Study
-from dpbam.experiments.paper import EXPERIMENTS, outcome
-from dpbam.experiments.recipes import load_recipe, recipe_names
-from dpbam.experiments.reproduce import done, records_folder
-from dpbam.experiments.results_page import page, section
+from dpbam.experiments.paper.accuracy_claims import best_rate
+from dpbam.experiments.paper.bias_claims import figure2
+from dpbam.experiments.paper.index import EXPERIMENTS, outcome
+from dpbam.experiments.paper.outcome import Study
+from dpbam.experiments.paper.recipes import load_recipe, recipe_names
+from dpbam.experiments.paper.reproduce import done, records_folder
+from dpbam.experiments.paper.results_page import page, section
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 
 

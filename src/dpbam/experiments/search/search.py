@@ -9,10 +9,10 @@ A search on private data is a release of its own. ``pay`` says how that is settl
 public         the data is public or synthetic: nothing to pay
 nothing        unaccounted: every file and screen says that epsilon does not cover the search
 accounted      each stage is a random number of independent trials of which the best alone is
-               released (:mod:`dpbam.experiments.selection`); epsilon covers all stages
+               released (:mod:`dpbam.experiments.search.selection`); epsilon covers all stages
 =============  =====================================================================================
 
-The trials themselves are done by :mod:`dpbam.experiments.trials`.
+The trials themselves are done by :mod:`dpbam.experiments.search.trials`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from dpbam import _validate
-from dpbam.experiments.selection import Repetitions, search_noise_multiplier
-from dpbam.experiments.space import Domain
+from dpbam.experiments.search.selection import Repetitions, search_noise_multiplier
+from dpbam.experiments.search.space import Domain
 from dpbam.runs import prepare
 from dpbam.runs.config import ConfigError, RunConfig
 
@@ -63,7 +63,7 @@ class Search:
             trial gets right; None declares those records public.
 
     Example:
-        >>> from dpbam.experiments.space import parse_space
+        >>> from dpbam.experiments.search.space import parse_space
         >>> search = Search(settings={"epsilon": 3.0}, space=parse_space(["lr=1e-3..1e-1:log"]),
         ...                 pay="public", trials=4)
         >>> [(stage.method, list(stage.space)) for stage in search.stages()]

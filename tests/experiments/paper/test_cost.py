@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.experiments.tiny import tiny
+from tests.experiments.paper.tiny import tiny
 
-from dpbam.experiments.cost import GPU_FLOPS, GPU_USED, one_step, recipe_costs, take_steps
-from dpbam.experiments.cost import _blank as blank
+from dpbam.experiments.paper.cost import GPU_FLOPS, GPU_USED, one_step, recipe_costs, take_steps
+from dpbam.experiments.paper.cost import _blank as blank
 from dpbam.runs import RunConfig
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpbam.experiments import accuracy_claims, bias_claims
-from dpbam.experiments.depth import Timing, figure3, measure
-from dpbam.experiments.outcome import Outcome, Study
-from dpbam.experiments.recipes import Recipe, load_recipe
-from dpbam.experiments.reproduce import done
+from dpbam.experiments.paper import accuracy_claims, bias_claims
+from dpbam.experiments.paper.depth import Timing, figure3, measure
+from dpbam.experiments.paper.outcome import Outcome, Study
+from dpbam.experiments.paper.recipes import Recipe, load_recipe
+from dpbam.experiments.paper.reproduce import done
 from dpbam.runs.config import ConfigError
 
 Build = Callable[[Sequence[Study]], Outcome]

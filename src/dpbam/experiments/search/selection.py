@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpbam import _validate
-from dpbam.accounting import Charge, _quiet
+from dpbam.accounting import Charge, quiet
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -151,7 +151,7 @@ def search_epsilon(
 
     _validate.probability("delta", delta)
     accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    with _quiet():
+    with quiet():
         accountant.compose(repetitions.event(trial_event(charge, score_noise)), stages)
         return float(accountant.get_epsilon(delta))
 

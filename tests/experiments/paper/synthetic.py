@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dpbam.experiments.outcome import Study
-from dpbam.experiments.recipes import Recipe
-from dpbam.experiments.records import Record
+from dpbam.experiments.paper.outcome import Study
+from dpbam.experiments.paper.recipes import Recipe
+from dpbam.experiments.paper.records import Record
 
 MACHINE = {"processor": "Test 1", "cores": 2, "torch": "2.0", "commit": "abc"}
 

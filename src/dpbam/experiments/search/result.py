@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpbam.accounting import Charge, accountant_version, total_epsilon
-from dpbam.experiments.search import Search
-from dpbam.experiments.selection import search_epsilon
-from dpbam.experiments.studies import StageStudy
+from dpbam.experiments.search.search import Search
+from dpbam.experiments.search.selection import search_epsilon
+from dpbam.experiments.search.studies import StageStudy
 from dpbam.runs.files import read_json, write_atomic, write_json
 from dpbam.runs.folder import RunFolder
 from dpbam.runs.statement import write_statement

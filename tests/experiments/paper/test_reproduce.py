@@ -11,20 +11,20 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.experiments.tiny import tiny
+from tests.experiments.paper.tiny import tiny
 
-from dpbam.experiments import reproduce
-from dpbam.experiments.outcome import Study
-from dpbam.experiments.records import read_record
-from dpbam.experiments.reproduce import carry_out, done, missing, records_folder
+from dpbam.experiments.paper import reproduce
+from dpbam.experiments.paper.outcome import Study
+from dpbam.experiments.paper.records import read_record
+from dpbam.experiments.paper.reproduce import carry_out, done, missing, records_folder
 from dpbam.runs import ConfigError
 
 DRIVER = """
 import sys
 from pathlib import Path
 import torch
-from dpbam.experiments.recipes import read_recipe
-from dpbam.experiments.reproduce import carry_out, missing
+from dpbam.experiments.paper.recipes import read_recipe
+from dpbam.experiments.paper.reproduce import carry_out, missing
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 recipe = read_recipe(folder / "pocket" / "tiny.toml")

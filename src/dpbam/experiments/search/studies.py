@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpbam.experiments.search import Search, Stage
+from dpbam.experiments.search.search import Search, Stage
 from dpbam.runs.config import ConfigError
 from dpbam.runs.files import locked
 from dpbam.runs.result import RunError

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.experiments.tiny import tiny
+from tests.experiments.paper.tiny import tiny
 
 from dpbam.data import DataError, load_pair
-from dpbam.experiments.accuracy_claims import paper
-from dpbam.experiments.recipes import SCALES, load_recipe, read_recipe, recipe_names
+from dpbam.experiments.paper.accuracy_claims import paper
+from dpbam.experiments.paper.recipes import SCALES, load_recipe, read_recipe, recipe_names
 from dpbam.runs import ConfigError
 
 EVERY = [(scale, name) for scale in SCALES for name in recipe_names(scale)]

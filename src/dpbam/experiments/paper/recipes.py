@@ -133,8 +133,8 @@ def label(arm: str, cell: Mapping[str, Any]) -> str:
 
 def recipes_folder() -> Path:
     """Where the recipes are: in the installed package, or in the project's folder."""
-    packaged = _HERE.parents[1] / "recipes"
-    return packaged if packaged.is_dir() else _HERE.parents[3] / "recipes"
+    packaged = _HERE.parents[2] / "recipes"
+    return packaged if packaged.is_dir() else _HERE.parents[4] / "recipes"
 
 
 def recipe_names(scale: str) -> list[str]:

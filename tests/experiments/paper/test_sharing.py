@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.experiments.tiny import tiny
+from tests.experiments.paper.tiny import tiny
 
-from dpbam.experiments.reproduce import carry_out, missing, offer
-from dpbam.experiments.sharing import SharedRuns
+from dpbam.experiments.paper.reproduce import carry_out, missing, offer
+from dpbam.experiments.paper.sharing import SharedRuns
 from dpbam.runs import ConfigError
 from dpbam.runs.result import RunError
 
@@ -25,9 +25,9 @@ MACHINE = """
 import sys
 from pathlib import Path
 import torch
-from dpbam.experiments import reproduce
-from dpbam.experiments.recipes import read_recipe
-from dpbam.experiments.sharing import SharedRuns
+from dpbam.experiments.paper import reproduce
+from dpbam.experiments.paper.recipes import read_recipe
+from dpbam.experiments.paper.sharing import SharedRuns
 torch.set_num_threads(1)
 reproduce._POLL = 0.1
 folder, url = Path(sys.argv[1]), sys.argv[2]

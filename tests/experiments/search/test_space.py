@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpbam.experiments.space import Domain, parse_space
+from dpbam.experiments.search.space import Domain, parse_space
 from dpbam.runs import ConfigError
 
 

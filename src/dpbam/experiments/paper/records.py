@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbam.experiments.pairing import fingerprints
-from dpbam.experiments.recipes import RecipeRun
+from dpbam.experiments.paper.recipes import RecipeRun
 from dpbam.runs.config import ConfigError, RunConfig
 from dpbam.runs.files import plain, write_atomic
 from dpbam.runs.folder import RunFolder

@@ -2,7 +2,7 @@
 
 A finished run is its record under ``out``. One that was begun has a run folder under ``work``, and
 goes on from its last checkpoint. So the same call again, after whatever end, does what is missing.
-Machines that share a database share the runs: see :mod:`dpbam.experiments.sharing`.
+Machines that share a database share the runs: see :mod:`dpbam.experiments.paper.sharing`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from dpbam.experiments.pairing import check_pairs
-from dpbam.experiments.pool import FinishedRun, PlannedRun, Stopped, Watcher, run_all
-from dpbam.experiments.recipes import Recipe, RecipeRun
-from dpbam.experiments.records import (
+from dpbam.experiments.paper.recipes import Recipe, RecipeRun
+from dpbam.experiments.paper.records import (
     Record,
     comparable,
     find_record,
@@ -26,7 +25,8 @@ from dpbam.experiments.records import (
     record_path,
     write_record,
 )
-from dpbam.experiments.sharing import SharedRuns
+from dpbam.experiments.paper.sharing import SharedRuns
+from dpbam.experiments.pool import FinishedRun, PlannedRun, Stopped, Watcher, run_all
 
 _POLL = 5.0  # seconds between two looks at what other machines have done
 

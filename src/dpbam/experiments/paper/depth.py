@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dpbam.experiments.claims import Claim
-from dpbam.experiments.outcome import Outcome, Study, TextTable
-from dpbam.experiments.records import machine
+from dpbam.experiments.paper.claims import Claim
+from dpbam.experiments.paper.outcome import Outcome, Study, TextTable
+from dpbam.experiments.paper.records import machine
 from dpbam.experiments.statistics import Estimate, estimate, paired_difference
 from dpbam.report.figure import Figure
 from dpbam.report.panels import Lines, Series

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from dpbam.accounting import Charge
-from dpbam.experiments import trials
-from dpbam.experiments.search import Search
-from dpbam.experiments.search_result import MARK, SearchResult, conclude
-from dpbam.experiments.selection import search_epsilon
-from dpbam.experiments.space import parse_space
-from dpbam.experiments.studies import StageStudy, number_of_trials
-from dpbam.experiments.trials import do_trials, score
+from dpbam.experiments.search import trials
+from dpbam.experiments.search.result import MARK, SearchResult, conclude
+from dpbam.experiments.search.search import Search
+from dpbam.experiments.search.selection import search_epsilon
+from dpbam.experiments.search.space import parse_space
+from dpbam.experiments.search.studies import StageStudy, number_of_trials
+from dpbam.experiments.search.trials import do_trials, score
 from dpbam.ledger import Ledger
 from dpbam.runs import ConfigError
 from dpbam.runs.folder import RunFolder
@@ -209,7 +209,7 @@ def test_machines_with_one_storage_share_a_search(stub: list[Any], tmp_path: Pat
 def test_of_no_trials_nothing_is_released(
     stub: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpbam.experiments.studies.number_of_trials", lambda *a: 0)
+    monkeypatch.setattr("dpbam.experiments.search.studies.number_of_trials", lambda *a: 0)
     search = accounted()
     result = conclude(search, do_trials(search, tmp_path), tmp_path)
     assert result.best is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpbam.accounting import Charge, epsilon
-from dpbam.experiments.selection import (
+from dpbam.experiments.search.selection import (
     Repetitions,
     search_epsilon,
     search_noise_multiplier,

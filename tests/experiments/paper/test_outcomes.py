@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.experiments.synthetic import MACHINE, record, steps, study
+from tests.experiments.paper.synthetic import MACHINE, record, steps, study
 
-from dpbam.experiments import accuracy_claims, bias_claims, depth
-from dpbam.experiments.paper import EXPERIMENTS, chosen
-from dpbam.experiments.results_page import page, write_outcome
+from dpbam.experiments.paper import accuracy_claims, bias_claims, depth
+from dpbam.experiments.paper.index import EXPERIMENTS, chosen
+from dpbam.experiments.paper.results_page import page, write_outcome
 
 SEEDS = range(5)
 EPSILONS = {"epsilon": [1.0, 2.0]}
