@@ -28,7 +28,7 @@ def test_weights_and_lines(tmp_path, capsys):
         overall.waiting(1)
         overall.waiting(1)
         overall.elsewhere(2, SimpleNamespace(accuracy=0.25))
-    said = capsys.readouterr().err.splitlines()
+    said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert said == [
         "1/3 dp-sat-clip_norm-1-seed-0: 50.0% in 1 s",
         "waiting for 1 that other machines do",
