@@ -98,24 +98,19 @@ def carry_out(runs: list[PlannedRun], out: Path, jobs: int, quiet: bool) -> Comp
 
 
 def show(result: Comparison, out: Path) -> None:
-    """The table of means and paired differences, and what the figures mean."""
-    baseline = result.names[0]
-    rows = []
-    for name in result.names:
-        mine = [run for run in result.runs if run.name == name]
-        mean = result.mean(name)
-        rows.append((
-            name, number(mine[0].epsilon), _points(mean), _one_point(mean.deviation),
-            *(("", "", "", "") if name == baseline else _against(result, name)),
-            f"{sum(run.seconds for run in mine) / len(mine):.0f} s",
-        ))  # fmt: skip
-    header = (
-        "contender", "epsilon", "test accuracy", "SD", f"paired, against {baseline}", "d_z",
-        "visible from", "verdict", "a run",
-    )  # fmt: skip
-    screen = console()
+    """The means, the paired differences, and what the figures mean."""
+    baseline, *others = result.names
     count = len(result.accuracies(baseline))
-    screen.print(table(header, rows, title=f"{count} paired seeds, mean [95% t interval], points"))
+    screen = console()
+    means = [_mean(result, name) for name in result.names]
+    title = f"{count} paired seeds, mean [95% t interval], points"
+    screen.print(
+        table(("contender", "epsilon", "test accuracy", "SD", "a run"), means, title=title)
+    )
+    if others:
+        against = [(name, *_against(result, name)) for name in others]
+        header = ("contender", "difference", "d_z", "visible from", "verdict")
+        screen.print(table(header, against, title=f"Paired, against {baseline}"))
     cost = number(result.total_epsilon())
     lines = [
         "Verdict: better or worse where the 95% interval of the paired difference excludes 0. "
@@ -128,6 +123,16 @@ def show(result: Comparison, out: Path) -> None:
         lines += [f"With fewer than {_ENOUGH} seeds the intervals say little."]
     lines += [f"Results: {out / 'comparison.json'}; every run has its folder in {out}"]
     screen.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:
+    """The cells of a contender's accuracy."""
+    runs, mean = [run for run in result.runs if run.name == name], result.mean(name)
+    seconds = sum(run.seconds for run in runs) / len(runs)
+    return (
+        name, number(runs[0].epsilon), _points(mean), _one_point(mean.deviation),
+        f"{seconds:.0f} s",
+    )  # fmt: skip
 
 
 def _against(result: Comparison, name: str) -> tuple[str, str, str, str]:

@@ -162,7 +162,7 @@ class MLP(nn.Module):
     Args:
         in_features: numbers a sample: for images channels * height * width.
         num_classes: outputs.
-        hidden: widths of the hidden layers; none makes it logistic regression.
+        hidden: widths of the hidden layers; none makes it logistic regression, from zero on.
         activation: "tanh" (bounded, which keeps per-sample gradients small), "mish" or "relu".
 
     Shapes: [n, ...] with in_features numbers a sample -> [n, num_classes].
@@ -191,6 +191,9 @@ class MLP(nn.Module):
             layers += [nn.Linear(fan, width), activation_module(activation)]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(sizes[-1], _validate.count("num_classes", num_classes))
+        if not hidden:  # convex: no symmetry to break, and no random start to unlearn under noise
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Vectors or images -> logits."""
