@@ -2,59 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from browsing import Driver, chromium, needs_chromium, requests
+
 pytest.importorskip("selenium", reason="selenium is in the dev extra")
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no chromium: apt-get install chromium chromium-driver"
-)
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--no-first-run",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-)  # fmt: skip
+pytestmark = needs_chromium
 PAGES = ("index", "method", "choosing", "cookbook", "reference/methods", "reference/command-line")
-Driver = Any
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.get("about:blank")
-    driver.get_log("performance")
-    yield driver
-    driver.quit()
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        driver.get("about:blank")
+        driver.get_log("performance")
+        yield driver
 
 
 def resized(driver: Driver, width: int) -> None:
     size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-
-def requests(driver: Driver) -> set[str]:
-    """What the pages asked for since last time."""
-    events = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
-    return {
-        event["params"]["request"]["url"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-    }
 
 
 @pytest.mark.parametrize("width", [1280, 390])

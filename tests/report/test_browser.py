@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,26 +10,16 @@ from typing import Any
 import pytest
 from tests.report.synthetic import CLASSES, write_run
 
+from browsing import Driver, chromium, needs_chromium, requests
 from dpbam.report import write_report
 
-selenium = pytest.importorskip("selenium", reason="selenium is in the dev extra")
-from selenium import webdriver  # noqa: E402
-from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
+pytest.importorskip("selenium", reason="selenium is in the dev extra")
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no chromium: apt-get install chromium chromium-driver"
-)
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-dev-shm-usage", "--window-size=1280,900", "--force-prefers-reduced-motion",
-)  # fmt: skip
+pytestmark = needs_chromium
 NASTY = '</script><img src=x onerror="window.pwned=1">'
-
-Driver = Any
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +35,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.downloads = tmp_path_factory.mktemp("downloads")
-    place = {"behavior": "allow", "downloadPath": str(driver.downloads)}
-    driver.execute_cdp_cmd("Browser.setDownloadBehavior", place)
-    yield driver
-    driver.quit()
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        driver.downloads = tmp_path_factory.mktemp("downloads")
+        place = {"behavior": "allow", "downloadPath": str(driver.downloads)}
+        driver.execute_cdp_cmd("Browser.setDownloadBehavior", place)
+        yield driver
 
 
 @pytest.fixture
@@ -88,12 +70,7 @@ def waited(find: Callable[[], Any], seconds: float = 60.0) -> Any:
 def test_no_error_and_no_request_leaves_the_file(opened: Driver, page: Path) -> None:
     assert opened.get_log("browser") == []
     assert opened.execute_script("return window.pwned") is None
-    asked = [
-        message["params"]["request"]["url"]
-        for entry in opened.get_log("performance")
-        if (message := json.loads(entry["message"])["message"])["method"]
-        == "Network.requestWillBeSent"
-    ]
+    asked = requests(opened)
     assert page.as_uri() in asked
     assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [page.as_uri()]
 

@@ -46,10 +46,11 @@ _STEP = 1 / 32  # of the rounding, in units of the features' deviation
 _HELD_OUT = 5000
 _ROWS = 8  # images computed at once: what fits a core's cache
 _FORMAT = 1  # of the cache; a change of the features makes it anew
+_TUNING = "dpbam.experiments.laptop:cifar10_tuning"
 _COMMON: dict[str, Any] = {
     "optimizer": "sgd",
     "momentum": 0.9,
-    "swa": 0.4,
+    "swa": 0.6,
     "batch_size": 50_000,
     "physical_batch_size": 5_000,
     "eval_every": 1_000,
@@ -209,19 +210,23 @@ def _write(path: Path, array: NDArray[Any]) -> None:
     temporary.rename(path)
 
 
-def laptop_config(epsilon: float, seed: int | None = None, *, tuning: bool = False) -> RunConfig:
+def laptop_config(
+    epsilon: float, seed: int | None = None, *, tuning: bool = False, **changes: Any
+) -> RunConfig:
     """The run at an epsilon: logistic regression on the features, full batches, SGD.
+
+    ``changes`` are settings to try in place of the recipe's.
 
     Example:
         >>> laptop_config(1.0).method
         'dp-sgd'
     """
     nearest = min(_BY_EPSILON, key=lambda known: abs(known - epsilon))
-    chosen = _COMMON | _BY_EPSILON[nearest]
+    chosen = _COMMON | _BY_EPSILON[nearest] | changes
     if tuning:
         chosen["batch_size"] -= _HELD_OUT  # all of what is left
     return RunConfig(
-        data=f"dpbam.experiments.laptop:{'cifar10_tuning' if tuning else 'cifar10'}",
+        data=_TUNING if tuning else "dpbam.experiments.laptop:cifar10",
         model="mlp",
         model_options={"hidden": []},
         method="dp-sgd",
@@ -232,24 +237,21 @@ def laptop_config(epsilon: float, seed: int | None = None, *, tuning: bool = Fal
     )
 
 
-def run_laptop(
-    epsilon: float, seed: int | None, out: Path, *, tuning: bool = False
-) -> dict[str, Any]:
+def run_laptop(config: RunConfig, out: Path) -> dict[str, Any]:
     """Train, and give the record of it: figures, settings, time and machine."""
-    config = laptop_config(epsilon, seed, tuning=tuning)
     began, used = time.monotonic(), time.process_time()
     result = execute(config, out, resume=(out / "non-private" / "run.json").exists())
     return {
         "recipe": "laptop",
-        "scored_on": "held-out training records" if tuning else "test",
-        "epsilon_asked": epsilon,
+        "scored_on": "held-out training records" if config.data == _TUNING else "test",
+        "epsilon_asked": config.epsilon,
         "epsilon": result.epsilon,
         "delta": result.delta,
         "accuracy": result.accuracy,
         "noise_multiplier": result.plan.noise_multiplier,
         "steps": result.steps,
         "n": result.plan.n,
-        "seed": seed,
+        "seed": config.seed,
         "seconds": round(time.monotonic() - began, 1),
         "processor_seconds": round(time.process_time() - used, 1),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
@@ -267,8 +269,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the run folder")
     parser.add_argument("--tuning", action="store_true", help="score on held-out training records")
     parser.add_argument("--record", type=Path, help="a .json file for the result")
+    tried = parser.add_argument_group("to try, in place of the recipe's")
+    tried.add_argument("--steps", type=int, dest="epochs", help="each over all records")
+    tried.add_argument("--lr", type=float)
+    tried.add_argument("--clip-norm", type=float)
     given = parser.parse_args(arguments)
-    record = run_laptop(given.epsilon, given.seed, given.out, tuning=given.tuning)
+    tries = {name: getattr(given, name) for name in ("epochs", "lr", "clip_norm")}
+    changes = {name: float(value) for name, value in tries.items() if value is not None}
+    config = laptop_config(given.epsilon, given.seed, tuning=given.tuning, **changes)
+    record = run_laptop(config, given.out)
     if given.record is not None:
         given.record.parent.mkdir(parents=True, exist_ok=True)
         write_json(given.record, record)

@@ -1,0 +1,52 @@
+"""A real browser for tests: Debian's Chromium, headless, driven by selenium, off the network."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("selenium", reason="selenium is in the dev extra")
+from selenium import webdriver
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+needs_chromium = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium: apt-get install chromium chromium-driver"
+)
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage", "--window-size=1280,900", "--force-prefers-reduced-motion",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)  # fmt: skip
+Driver = Any
+
+
+@contextmanager
+def chromium(profile: Path) -> Iterator[Driver]:
+    """A browser that keeps what it logs and what it asks for."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def requests(driver: Driver) -> list[str]:
+    """What the pages asked for since last time."""
+    events = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
+    return [
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
