@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
 BEAT = 1.0  # seconds
@@ -49,12 +48,7 @@ class Watch:
         self._pulse.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
 
     def claim(self, sentence: str) -> bool:
