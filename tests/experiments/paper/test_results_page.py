@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpbam.experiments.paper.accuracy_claims import best_rate
+from dpbam.experiments.paper.accuracy_claims import best_lambda, best_rate
 from dpbam.experiments.paper.bias_claims import figure2
 from dpbam.experiments.paper.index import EXPERIMENTS, outcome
 from dpbam.experiments.paper.outcome import Study
@@ -67,4 +67,16 @@ def test_every_method_trains_with_its_best_rate(data):
     study = Study(tuning, done(tuning, RESULTS), 9)
     assert len(study.records) == study.asked
     for run in table.runs(1):
-        assert run.config.lr == best_rate(study, run.arm)
+        assert run.config.lr == best_rate(study, run.config.method)
+
+
+@pytest.mark.parametrize("data", ["cifar10", "pneumonia"])
+def test_lambda_is_the_papers_and_the_best_of_what_was_tried(data):
+    tuning, table = load_recipe(f"tune-lambda-{data}"), load_recipe(f"table1-{data}")
+    study = Study(tuning, done(tuning, RESULTS), 24)
+    assert len(study.records) == study.asked
+    for method, papers in (("dp-sat", 0.086), ("bam", 0.02)):
+        best = best_lambda(study, method)
+        assert table.arms[method]["lam"] == papers
+        tuned = table.arms.get(f"{method}-tuned", table.arms[method])
+        assert tuned["lam"] == best
