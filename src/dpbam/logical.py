@@ -134,9 +134,12 @@ def _within_reach(t: Tensor) -> Tensor:
 
     Squares of squares of what is left are finite. Whether an engine's products overflow, and so
     whether a unit counts, hangs on their order, and that on the shape of the whole batch; this rule
-    looks at the unit alone.
+    looks at the unit alone. Infinity and the largest number itself stay: as inputs they are masks.
     """
     if not t.is_floating_point():
         return t
-    largest = torch.finfo(torch.promote_types(t.dtype, torch.float32)).max
-    return torch.where(t.abs() <= largest**0.25, t, torch.nan)
+    largest = torch.finfo(t.dtype).max
+    reach = torch.finfo(torch.float64 if t.dtype == torch.float64 else torch.float32).max ** 0.25
+    if largest <= reach:  # float16
+        return t
+    return torch.where((t.abs() > reach) & (t.abs() < largest), torch.nan, t)

@@ -69,7 +69,8 @@ class PrivateGradientOracle:
     ======================  =====================================================================
     empty batch             a step of noise alone; it is counted
     NaN or infinite sample  replaced by zero as a whole
-    numbers beyond 4e9      as infinite ones (1e77 in float64): their products could overflow
+    numbers beyond 4e9      as NaN (1e77 in float64), but for infinity and the largest number, which
+                            are masks: their products could overflow
     zero gradient           contributes zero; BAM does not perturb it
     float16 parameters      norms, sums and noise in float32; ``.grad`` in the parameter's dtype
     ======================  =====================================================================

@@ -31,6 +31,6 @@ def test_weights_and_lines(tmp_path, capsys):
     said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert said == [
         "1/3 dp-sat-clip_norm-1-seed-0: 50.0% in 1 s",
-        "waiting for 1 that other machines do",
+        "waiting for 1 that others have claimed",
         "2/3 bam-clip_norm-1-seed-0: 25.0%, by another machine",
     ]

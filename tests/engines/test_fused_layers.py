@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -132,6 +133,9 @@ def test_standardised_convolutions(scale: bool, side: int) -> None:
     for method in METHODS:
         found = errors(FusedEngine(model, smooth), model, smooth, batch, method)
         assert max(found.values()) < 1e-9, (method, found)
+    for inputs in (batch.inputs, torch.full_like(batch.inputs, torch.nan)):  # whatever the data
+        with pytest.raises(CannotServe, match="moved through its standardisation's scale"):
+            FusedEngine(model, smooth).directions(replace(batch, inputs=inputs), BAM(0.2), 0.2)
 
 
 def test_a_standardised_convolution_called_twice() -> None:

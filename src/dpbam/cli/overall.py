@@ -66,7 +66,7 @@ class Overall:
 
     def waiting(self, left: int) -> None:
         """Other machines do the rest."""
-        said = f"waiting for {left} that other machines do"
+        said = f"waiting for {left} that others have claimed"
         if not self._console.is_terminal and said != self._said:
             self._console.print(said, markup=False)
         self._said = said

@@ -64,6 +64,8 @@ class Ascent:
     ) -> Tensor:
         """f(D + eps_u G_u, x) + bias; ``shared`` computes f(D, x) + bias."""
         store = self._unformed.get(site.source.key)
+        if store is not None and store.form.scaled:  # s(V + eps_u H_u) is not s(V) + eps_u G_u
+            raise CannotServe(f"{store.name} is moved through its standardisation's scale")
         folded = self._fold(x, self._inputs[site.x])
         plain = store is not None and store.family == site.family and not site.swap
         if store is not None and plain and store.stays_unformed:

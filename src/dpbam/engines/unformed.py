@@ -20,7 +20,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dpbam.engines.base import CannotServe
 from dpbam.engines.layer_math import Family
 from dpbam.engines.maps import FormedNorm, GhostNorm, centred_gram, frobenius
 from dpbam.engines.sources import Source
@@ -109,20 +108,31 @@ class Unformed:
             a, b = pairs[0]
             if ghost:
                 found: list[Tensor] = list(GhostNorm.apply(a, b, self.family, self.fan))  # type: ignore[no-untyped-call]
-                if bool(found[0].isfinite().all()):
+                if not self._rescued(found[0], pairs)[1]:
                     self.grams = found[1:]
                     return found[0]
             formed: Tensor = FormedNorm.apply(a, b, self.family, self.fan)  # type: ignore[no-untyped-call]
             return formed
         norms = self._in_parts(pairs, ghost)
-        lost = (~norms.isfinite()).nonzero()[:, 0]
-        if ghost and len(lost):
-            # <a, a> overflows before |G_u| does. Whether the Gram way is taken hangs on the whole
-            # batch, so without this a unit could count or not by what the others are.
-            redone = self._in_parts([(a[lost], b[lost]) for a, b in pairs], ghost=False)
-            self._kept, self._overflowed = None, True
-            norms = norms.index_put((lost,), redone)
+        if ghost:
+            norms, self._overflowed = self._rescued(norms, pairs)
+            if self._overflowed and torch.is_grad_enabled():  # the Gram way's derivative is NaN
+                return self._in_parts(pairs, ghost=False)
         return norms
+
+    def _rescued(self, norms: Tensor, pairs: Pairs) -> tuple[Tensor, bool]:
+        """The norms with those of units whose Gram matrix overflowed, and whether there were any.
+
+        <a, a> overflows before |G_u| does. Whether the Gram way is taken hangs on the whole batch,
+        so without this a unit could count or not by what the others are.
+        """
+        lost = (~norms.isfinite()).nonzero()[:, 0]
+        if not len(lost):
+            return norms, False
+        with torch.no_grad():
+            redone = self._in_parts([(a[lost], b[lost]) for a, b in pairs], ghost=False)
+        self._kept = None
+        return norms.index_put((lost,), redone), bool(redone.isfinite().any())
 
     def _in_parts(self, pairs: Pairs, ghost: bool) -> Tensor:
         """|G_u|^2 by one of the two ways, within the memory bound."""
@@ -149,9 +159,7 @@ class Unformed:
         return self._kept is None and self._ghost() and not self._overflowed
 
     def formed(self) -> Tensor:
-        """[U, o, fan-in]: G_u, centred where the weight is."""
-        if self.form.scaled:
-            raise CannotServe(f"{self.name} is moved through its standardisation's scale")
+        """[U, o, fan-in]: G_u, centred where the weight is; not for a scaled one."""
         if self._kept is None:
             with torch.no_grad():
                 self._form(self.pairs)

@@ -173,9 +173,9 @@ def _collect(
                 raise RunError(result)
             index = futures.pop(future)
             results[index] = result
+            futures.update(islice(begun, 1))  # first, so that no core waits for the record
             if watcher:
                 watcher.finished(index, result)
-            futures.update(islice(begun, 1))
     return [results[k] for k in sorted(results)]
 
 

@@ -87,6 +87,30 @@ def test_lambda_matters_where_it_does():
     assert [row[0] for row in found.tables[0].rows] == ["0", "0.02", "0.1"]
 
 
+def test_what_is_done_so_far_can_be_shown():
+    """Runs finish in any order: pairs may lack DP-SGD, or share no seed over the grid."""
+    one, two = {"epsilon": 1.0}, {"epsilon": 2.0}
+    rows = [record(arm, 0, 0.4, cell=one) for arm in ("dp-sat", "bam")]
+    rows += [record(arm, 1, 0.4, cell=two) for arm in ("dp-sgd", "dp-sat", "bam")]
+    found = accuracy_claims.table1([study(rows, grid={"epsilon": [1.0, 2.0]}, floor=0.3)])
+    assert [c.text.partition(": ")[0] for c in found.claims] == [
+        "Test, epsilon 2", "Test, epsilon 1", "Test, epsilon 2",
+    ]  # fmt: skip
+    assert {c.verdict for c in found.claims} == {"inconclusive"}
+
+
+def test_the_best_lambda_is_the_best():
+    rows = [
+        record(f"bam-{lam}", seed, accuracy + seed / 10, method="bam", lam=lam)
+        for lam, accuracy in ((0.01, 0.3), (0.02, 0.5), (0.04, 0.5))
+        for seed in (0, 1)
+    ]
+    tried = study(rows)
+    for row in rows:
+        tried.recipe.arms[row.arm]["lam"] = row.config["lam"]
+    assert accuracy_claims.best_lambda(tried, "bam") == 0.02
+
+
 def test_the_best_rate_is_the_best():
     rows = [
         record("bam", 0, acc, cell={"lr": lr}) for lr, acc in ((1.0, 0.3), (2.0, 0.5), (4.0, 0.5))

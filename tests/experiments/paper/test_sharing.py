@@ -69,7 +69,10 @@ def test_the_first_record_counts(tmp_path):
     assert one.finish("run", "one's") == "two's"
     assert not one.claim("run")
     assert one.finish("never claimed", "there already") == "there already"
-    assert two.records() == {"run": "two's", "never claimed": "there already"}
+    assert two.finished() == {"run", "never claimed"}
+    assert [two.record(r) for r in ("run", "never claimed", "unknown")] == [
+        "two's", "there already", None,
+    ]  # fmt: skip
 
 
 def test_a_run_is_taken_over_when_its_machine_is_gone_and_not_before(tmp_path):
@@ -85,6 +88,34 @@ def test_a_run_is_taken_over_when_its_machine_is_gone_and_not_before(tmp_path):
         assert taken[:1] == ["abandoned"]
         assert "in good hands" not in taken
     assert other.claim("in good hands")  # given back by the machine that stopped
+
+
+def test_a_claim_by_another_machine_is_a_new_one(tmp_path):
+    """One machine gives up and another begins: both at no heartbeat, and the second is alive."""
+    first, second, watcher = (SharedRuns(url(tmp_path), patience=0.3) for _ in range(3))
+    with first.alive():
+        assert first.claim("run")
+        assert not watcher.claim("run")
+    assert second.claim("run")
+    time.sleep(0.4)
+    assert not watcher.claim("run")
+
+
+def test_many_open_a_new_database_and_finish_one_run_at_once(tmp_path):
+    with ThreadPoolExecutor(6) as pool:
+        machines = list(pool.map(lambda _: SharedRuns(url(tmp_path)), range(6)))
+        found = list(pool.map(lambda k: machines[k].finish("run", f"record {k}"), range(6)))
+    assert len(set(found)) == 1
+    assert machines[0].record("run") == found[0]
+
+
+@pytest.mark.parametrize("name", ["postgresql", "mysql", "sqlite"])
+def test_the_table_is_one_that_the_database_knows(tmp_path, name):
+    from sqlalchemy.dialects import registry
+    from sqlalchemy.schema import CreateTable
+
+    made = str(CreateTable(SharedRuns(url(tmp_path)).runs).compile(dialect=registry.load(name)()))
+    assert ("record LONGTEXT" if name == "mysql" else "record TEXT,") in made
 
 
 def test_a_claim_is_given_back_when_a_machine_stops_in_an_error(tmp_path):
@@ -157,6 +188,9 @@ def test_a_storage_that_cannot_be_used_is_said_in_a_sentence(tmp_path):
         SharedRuns(f"sqlite:///{tmp_path}/no/such/folder/x.db")
     with pytest.raises(ConfigError, match="cannot be used"):
         SharedRuns("not a url")
+    with pytest.raises(ConfigError) as refused:
+        SharedRuns("postgresql+nosuch://me:secret@host/db")
+    assert "secret" not in str(refused.value)
     shared = SharedRuns(url(tmp_path))
     (tmp_path / "shared.db").write_bytes(b"something else")
     with pytest.raises(RunError, match="no longer answers"):

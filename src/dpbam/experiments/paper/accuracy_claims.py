@@ -97,7 +97,7 @@ def _better_than(study: Study, bam: str, other: str) -> list[Claim]:
         text = f"{title}, epsilon {cell['epsilon']:g}: {said} more accurate than {METHODS[other]}"
         found = difference_of(arms[bam], arms[other])
         claims.append(Claim(text, "above", found, "points", floor_missed=_missed(study, arms)))
-    if len(each) > 1:
+    if len(each) > 1 and _seeds(each, bam, other):
         text = f"{title}, all epsilons: {said} more accurate than {METHODS[other]}"
         missed = any(_missed(study, arms) for arms in each)
         found = _over_cells(each, bam, other)
@@ -107,17 +107,23 @@ def _better_than(study: Study, bam: str, other: str) -> list[Claim]:
 
 def _over_cells(cells: Sequence[Arms], one: str, other: str) -> Estimate:
     """The mean over the grid of each seed's difference: one number a seed, then over the seeds."""
-    shared = set.intersection(*(set(arms[a]) for arms in cells for a in (one, other)))
     return estimate([
         sum(arms[one][seed].accuracy - arms[other][seed].accuracy for arms in cells) / len(cells)
-        for seed in sorted(shared)
+        for seed in _seeds(cells, one, other)
     ])  # fmt: skip
+
+
+def _seeds(cells: Sequence[Arms], one: str, other: str) -> list[int]:
+    """Those that both have everywhere."""
+    return sorted(set.intersection(*(set(arms[a]) for arms in cells for a in (one, other))))
 
 
 def _missed(study: Study, arms: Arms) -> bool:
     """Whether DP-SGD's interval is not above the floor."""
     floor = study.recipe.floor
-    return floor is not None and not mean_of(arms["dp-sgd"]).low > floor
+    if floor is None:
+        return False
+    return "dp-sgd" not in arms or not mean_of(arms["dp-sgd"]).low > floor
 
 
 def _floor_notes(study: Study) -> list[str]:

@@ -105,12 +105,15 @@ def carry_out(
     if shared is None:
         run_all(recording.planned, processes, recording)
         return
-    with shared.alive():
-        while left := recording.copied_from_elsewhere():
-            if not run_all(recording.planned, processes, recording, recording.claim):
-                if watcher:
-                    watcher.waiting(left)
-                _rest(_POLL)
+    try:
+        with shared.alive():
+            while left := recording.copied_from_elsewhere():
+                if not run_all(recording.planned, processes, recording, recording.claim):
+                    if watcher:
+                        watcher.waiting(left)
+                    time.sleep(_POLL)
+    except KeyboardInterrupt:
+        raise Stopped from None
 
 
 class JobWatcher(Watcher, Protocol):
@@ -161,11 +164,12 @@ class _Recording:
     def copied_from_elsewhere(self) -> int:
         """Keep what other machines have done; how many runs are left."""
         assert self._shared is not None
-        records = self._shared.records()
+        done = self._shared.finished()
         for index in sorted(self._left):
             job = self._jobs[index]
-            if job.key in records:
-                record = keep_record(job.folder, job.run, records[job.key])
+            text = self._shared.record(job.key) if job.key in done else None
+            if text is not None:
+                record = keep_record(job.folder, job.run, text)
                 self._left.discard(index)
                 if self._watcher:
                     self._watcher.elsewhere(index, record)
@@ -174,17 +178,11 @@ class _Recording:
 
 def offer(recipes: Sequence[Recipe], out: Path, seeds: int | None, shared: SharedRuns) -> None:
     """Show the other machines the records that are here already."""
-    known = shared.records()
+    known = shared.finished()
     for recipe in recipes:
         folder = records_folder(recipe, out)
         for run in recipe.runs(seeds):
             job, path = Job(recipe, run, folder), record_path(folder, run)
             if job.key not in known and find_record(folder, run) is not None:
-                shared.finish(job.key, path.read_text(encoding="utf-8"))
-
-
-def _rest(seconds: float) -> None:
-    try:
-        time.sleep(seconds)
-    except KeyboardInterrupt:
-        raise Stopped from None
+                first = shared.finish(job.key, path.read_text(encoding="utf-8"))
+                keep_record(folder, run, first)

@@ -14,10 +14,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dpbam.runs.config import ConfigError
+from dpbam.experiments.database import first_line, sqlalchemy, unusable
 from dpbam.runs.result import RunError
 
 if TYPE_CHECKING:
@@ -41,80 +40,101 @@ class SharedRuns:
         (True, False)
         >>> shared.finish("pocket/methods/bam-seed-0", "{}")
         '{}'
-        >>> shared.records()
-        {'pocket/methods/bam-seed-0': '{}'}
+        >>> shared.finished()
+        {'pocket/methods/bam-seed-0'}
     """
 
     def __init__(
         self, url: str, *, heartbeat: float = HEARTBEAT, patience: float = PATIENCE
     ) -> None:
-        sql = _sqlalchemy()
+        sql = sqlalchemy()
         self._me = f"{platform.node()}-{secrets.token_hex(6)}"
         self._heartbeat, self._patience = heartbeat, patience
-        self._seen: dict[str, tuple[int, float]] = {}  # run: (its heartbeats, since when)
+        self._seen: dict[str, tuple[str, int, float]] = {}  # run: (worker, heartbeats, since when)
         self.runs = sql.Table(
             "dpbam_runs",
             sql.MetaData(),
             sql.Column("run", sql.String(255), primary_key=True),
             sql.Column("worker", sql.String(128), nullable=False),
             sql.Column("heartbeats", sql.Integer, nullable=False),
-            sql.Column("record", sql.Text(2**24)),  # NULL while the run is under way
+            sql.Column("record", _long_text()),  # NULL while the run is under way
         )
         try:
             self._engine = sql.create_engine(url, pool_pre_ping=True)
-            self.runs.metadata.create_all(self._engine)
+            self._create()
         except Exception as error:  # whatever a database driver raises
-            raise ConfigError(f"the storage {url} cannot be used: {_first_line(error)}") from error
+            raise unusable(url, error) from error
 
-    def records(self) -> dict[str, str]:
-        """The records of all finished runs, by the run's name."""
+    def _create(self) -> None:
+        """Make the table, unless it is there; another machine may be making it, too."""
+        sql = sqlalchemy()
+        try:
+            self.runs.metadata.create_all(self._engine)
+        except sql.exc.SQLAlchemyError:
+            if not sql.inspect(self._engine).has_table(self.runs.name):
+                raise
+
+    def finished(self) -> set[str]:
+        """The names of all finished runs."""
         runs = self.runs.c
         with self._transaction() as connection:
-            rows = connection.execute(self.runs.select().where(runs.record.is_not(None)))
-            return {row.run: row.record for row in rows}
+            wanted = self.runs.select().with_only_columns(runs.run).where(runs.record.is_not(None))
+            return set(connection.execute(wanted).scalars())
+
+    def record(self, run: str) -> str | None:
+        """A run's record, if it is finished."""
+        row = self._row(run)
+        return None if row is None else row.record
+
+    def _row(self, run: str) -> Any:
+        with self._transaction() as connection:
+            return connection.execute(self.runs.select().where(self.runs.c.run == run)).first()
 
     def claim(self, run: str) -> bool:
         """Take a run that nobody does, or whose machine is gone; False: it is in good hands."""
+        return self._insert(run, None) or self._take_over(run)
+
+    def _insert(self, run: str, record: str | None) -> bool:
+        """A row of one's own; False if there is one."""
+        values = {"run": run, "worker": self._me, "heartbeats": 0, "record": record}
         try:
             with self._transaction() as connection:
-                values = {"run": run, "worker": self._me, "heartbeats": 0}
                 connection.execute(self.runs.insert().values(**values))
-            return True
-        except _sqlalchemy().exc.IntegrityError:  # there is such a row
-            return self._take_over(run)
+        except sqlalchemy().exc.IntegrityError:
+            return False
+        return True
 
     def _take_over(self, run: str) -> bool:
+        row = self._row(run)
+        if row is None or row.record is not None:
+            return False
+        *before, since = self._seen.get(run, ("", -1, 0.0))
+        if before != [row.worker, row.heartbeats]:
+            self._seen[run] = row.worker, row.heartbeats, time.monotonic()
+            return False
+        if time.monotonic() - since < self._patience:
+            return False
+        # of several that find it abandoned, what one has seen is there for the first of them only
         runs = self.runs.c
+        same = (runs.worker == row.worker) & (runs.heartbeats == row.heartbeats)
+        taken = self.runs.update().where((runs.run == run) & same & runs.record.is_(None))
         with self._transaction() as connection:
-            row = connection.execute(self.runs.select().where(runs.run == run)).one_or_none()
-            if row is None or row.record is not None:
-                return False
-            count, since = self._seen.get(run, (-1, 0.0))
-            if count != row.heartbeats:
-                self._seen[run] = row.heartbeats, time.monotonic()
-                return False
-            if time.monotonic() - since < self._patience:
-                return False
-            # of several that find it abandoned, the heartbeats that one saw are there for one only
-            same = (runs.run == run) & (runs.heartbeats == count) & runs.record.is_(None)
-            taken = self.runs.update().where(same)
-            done = connection.execute(taken.values(worker=self._me, heartbeats=count + 1))
-            return bool(done.rowcount == 1)
+            found = connection.execute(taken.values(worker=self._me, heartbeats=0))
+        return bool(found.rowcount == 1)
 
     def finish(self, run: str, record: str) -> str:
         """Leave a run's record; what counts is the first, which is returned."""
         runs = self.runs.c
-        with self._transaction() as connection:
-            still = (runs.run == run) & runs.record.is_(None)
-            left = connection.execute(self.runs.update().where(still).values(record=record))
-            if left.rowcount == 1:
-                return record
-            row = connection.execute(self.runs.select().where(runs.run == run)).one_or_none()
-            if row is not None:
-                return str(row.record)
-            values = {"run": run, "worker": self._me, "heartbeats": 0, "record": record}
-            connection.execute(self.runs.insert().values(**values))
-            return record
+        left = self.runs.update().where((runs.run == run) & runs.record.is_(None))
+        while True:
+            with self._transaction() as connection:
+                if connection.execute(left.values(record=record)).rowcount == 1:
+                    return record
+            first = self.record(run)
+            if first is not None:
+                return first
+            if self._insert(run, record):
+                return record  # nobody had claimed it
 
     @contextmanager
     def alive(self) -> Iterator[None]:
@@ -140,7 +160,7 @@ class SharedRuns:
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
         """All or nothing; a failure of the database is said in a sentence."""
-        errors = _sqlalchemy().exc
+        errors = sqlalchemy().exc
         try:
             with self._engine.begin() as connection:
                 yield connection
@@ -148,7 +168,7 @@ class SharedRuns:
             raise
         except errors.SQLAlchemyError as error:
             raise RunError(
-                f"the storage no longer answers ({_first_line(error)}): finished runs are kept, "
+                f"the storage no longer answers ({first_line(error)}): finished runs are kept, "
                 "and the same command goes on"
             ) from error
 
@@ -158,15 +178,8 @@ class SharedRuns:
         return mine
 
 
-def _sqlalchemy() -> ModuleType:
-    try:
-        import sqlalchemy
-    except ImportError:
-        raise ConfigError(
-            "--storage needs SQLAlchemy, which comes with Optuna: pip install 'dpbam[search]'"
-        ) from None
-    return sqlalchemy
+def _long_text() -> Any:
+    """Text of any length: MySQL's own ends at 64 kB."""
+    from sqlalchemy.dialects.mysql import LONGTEXT
 
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+    return sqlalchemy().Text().with_variant(LONGTEXT(), "mysql", "mariadb")

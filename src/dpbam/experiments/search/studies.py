@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpbam.experiments.database import unusable
 from dpbam.experiments.search.search import Search, Stage
 from dpbam.runs.config import ConfigError
 from dpbam.runs.files import locked
@@ -178,8 +179,7 @@ def _open(search: Search, url: str, name: str) -> Study:
                 sampler=_sampler(search), pruner=_pruner(search.pruner),
             )  # fmt: skip
         except Exception as error:  # whatever a database driver raises
-            said = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(f"the storage {url} cannot be used: {said}") from error
+            raise unusable(url, error) from error
 
 
 def _sampler(search: Search) -> BaseSampler:
