@@ -57,9 +57,9 @@ _COMMON: dict[str, Any] = {
     "checkpoint_every": 600.0,
 }
 _BY_EPSILON: dict[float, dict[str, Any]] = {
-    1.0: {"epochs": 20.0, "lr": 0.8, "clip_norm": 4.0},
-    2.0: {"epochs": 30.0, "lr": 0.8, "clip_norm": 4.0},
-    8.0: {"epochs": 30.0, "lr": 0.8, "clip_norm": 4.0},
+    1.0: {"epochs": 100.0, "lr": 0.8, "clip_norm": 2.0},
+    2.0: {"epochs": 200.0, "lr": 1.6, "clip_norm": 1.0},
+    8.0: {"epochs": 100.0, "lr": 1.6, "clip_norm": 4.0},
 }
 
 
