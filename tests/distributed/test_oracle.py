@@ -87,6 +87,7 @@ def one_process() -> dict[str, np.ndarray]:
     ("world", "of"),
     [
         (2, cases),
+        (4, cases),
         pytest.param(2, every_case, marks=pytest.mark.slow),
         pytest.param(4, every_case, marks=pytest.mark.slow),
     ],
