@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, JustifyMethod
     from rich.table import Table
     from rich.text import Text
 
@@ -75,7 +75,8 @@ def table(
 
     grid = Table(title=_title(title), title_justify="left", header_style="bold")
     for k, name in enumerate(header):
-        grid.add_column(_text(name), justify="left" if k < left else "right")
+        justify: JustifyMethod = "left" if k < left else "right"
+        grid.add_column(_text(name), justify=justify, overflow="fold")  # nothing is cut off
     for row in rows:
         grid.add_row(*map(_text, row))
     return grid
