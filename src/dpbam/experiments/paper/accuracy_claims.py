@@ -245,9 +245,7 @@ def _differences_figure(study: Study) -> Figure | None:
         "", 0, tuple(100 * e.mean for _, e in rows), tuple(100 * e.low for _, e in rows),
         tuple(100 * e.high for _, e in rows),
     )  # fmt: skip
-    panel = Dots(
-        "", "points of accuracy more than DP-SGD", tuple(n for n, _ in rows), (values,), False
-    )
+    panel = Dots("", "points above DP-SGD", tuple(n for n, _ in rows), (values,), False)
     return Figure(
         study.recipe.name, study.recipe.title,
         "Paired differences in test accuracy to DP-SGD, mean and 95% t interval over the seeds.",
