@@ -101,7 +101,7 @@ def rows(batch: Any) -> int:
         >>> rows({"a": torch.zeros(3, 2), "b": torch.zeros(3)})
         3
     """
-    leaves = tree_leaves(batch)
+    leaves = [x for x in tree_leaves(batch) if x is not None]  # an argument left out
     if not leaves or not all(isinstance(x, Tensor) and x.ndim for x in leaves):
         raise TypeError(
             "a batch must be a tensor, or a tuple or dict of tensors, each with a first axis "
@@ -117,12 +117,12 @@ def rows(batch: Any) -> int:
 
 def map_rows(f: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """Apply ``f`` to every tensor of a nested batch."""
-    return tree_map(f, batch)
+    return tree_map(lambda leaf: f(leaf) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def select_rows(batch: Any, index: Tensor) -> Any:
     """The rows ``index`` of every tensor of a nested batch."""
-    return tree_map(lambda t: t[index.to(t.device)], batch)
+    return map_rows(lambda t: t[index.to(t.device)], batch)
 
 
 def _describe(batch: Any) -> str:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dpbam.engines.base import CannotServe
 from dpbam.engines.fused import FusedEngine
-from dpbam.engines.layer_rules import RULES, rule
-from dpbam.engines.sites import ScaleSite
+from dpbam.engines.fused.rules import RULES, Call, rule
+from dpbam.engines.fused.uses import ScaleUse
 from dpbam.methods import BAM, DPSGD, Method
 
 CROSS = nn.CrossEntropyLoss(reduction="none")
@@ -399,12 +399,12 @@ def test_a_rule_of_ones_own() -> None:
     calls = []
 
     @rule(scaled)
-    def _(capture: Any, func: Any, args: Any, kwargs: Any) -> Tensor:
-        calls.append(func)
-        x, k = capture.input(args[0], "scaled")
-        source = capture.source(args[1])
-        y, j = capture.output(x * args[1].detach(), "scaled")
-        capture.site(ScaleSite(source, tuple(args[1].shape), k, j))
+    def _(capture: Any, call: Call) -> Tensor:
+        calls.append(call.func)
+        x, k = capture.input(call.args[0], "scaled")
+        weight = capture.weight(call.args[1])
+        y, j = capture.output(x * call.args[1].detach(), "scaled")
+        capture.tape.uses.append(ScaleUse(weight, tuple(weight.tensor.shape), k, j))
         return y
 
     try:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpbam.engines import PhysicalBatch
 from dpbam.engines.fused import FusedEngine
-from dpbam.engines.sites import RecordSite
+from dpbam.engines.fused.uses import RecordedUse
 from dpbam.methods import BAM, DPSGD, Method
 from dpbam.nn import build_model
 
@@ -25,14 +25,14 @@ def test_nothing_that_a_group_norm_told_outlives_the_handle(
 
     Such a circle runs through torch's own pointers, where Python's collector cannot see it.
     """
-    told: list[weakref.ref[RecordSite]] = []
-    right = RecordSite.record
+    told: list[weakref.ref[RecordedUse]] = []
+    right = RecordedUse.record
 
-    def watch(self: RecordSite, gradient: Tensor) -> None:
+    def watch(self: RecordedUse, gradient: Tensor) -> None:
         told.append(weakref.ref(self))
         right(self, gradient)
 
-    monkeypatch.setattr(RecordSite, "record", watch)
+    monkeypatch.setattr(RecordedUse, "record", watch)
     model = build_model("resnet9", in_channels=3, image_size=8, num_classes=2, width=0.125, seed=0)
     engine = FusedEngine(model, nn.CrossEntropyLoss(reduction="none"))
     rows = torch.arange(4)

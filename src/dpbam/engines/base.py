@@ -28,6 +28,10 @@ class CannotServe(ValueError):
     """This engine cannot compute this method on this model; the message says why."""
 
 
+class StatefulModelError(ValueError):
+    """The model keeps something from one forward pass to the next: no engine serves it."""
+
+
 @dataclass(frozen=True)
 class PhysicalBatch:
     """Whole units of one logical batch, small enough to compute at once.

@@ -1,24 +1,29 @@
-"""The reference engine: ``torch.func`` over one unit at a time, vectorised with vmap.
+"""The functional engine: ``torch.func`` over one unit at a time, vectorised with vmap.
 
 Short and obviously right: each unit's direction is the method's own formula applied to that
-unit's own loss, and the model never sees two units together, so no layer can mix them. It forms
-every direction: memory grows as units x parameters. The fused engine must agree with it.
+unit's own loss, and the model never sees two rows together, so no layer can mix them. It
+materialises every direction: memory grows as units x parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from dpbam.engines.base import Loss, PhysicalBatch, call_model, per_row_loss
-from dpbam.engines.dropout import KeyedDropout
+from dpbam.engines.base import CannotServe, Loss, PhysicalBatch
+from dpbam.engines.draws import KeyedDraws
+from dpbam.engines.isolation import Isolation, isolated, row_loss
+from dpbam.engines.opaque import Decompose
+from dpbam.engines.precision import measured
 from dpbam.methods import Method
-from dpbam.trees import Params, accumulation_dtype, map_rows, select_rows
+from dpbam.trees import Params, accumulation_dtype, select_rows
 
 
 class FunctionalEngine:
@@ -27,7 +32,7 @@ class FunctionalEngine:
     Args:
         model: any module; only parameters that require a gradient are trained, the others are
             constants and cost nothing.
-        loss: (output, targets) -> one value a row.
+        loss: (output, targets) -> one value per row. It may use the model's parameters.
         groups: the clipping group of each trainable parameter; None puts all in one.
     """
 
@@ -40,20 +45,18 @@ class FunctionalEngine:
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> FunctionalDirections:
-        """d_i for every unit i: the method's formula on the unit's own loss."""
-        parameters = dict(self._model.named_parameters())
-        theta = {n: p.detach() for n, p in parameters.items() if p.requires_grad}
-        constants: dict[str, Tensor] = dict(self._model.named_buffers())
-        constants.update({n: p.detach() for n, p in parameters.items() if not p.requires_grad})
+        """Return d_i of every unit i: the method's formula on the unit's own loss.
 
-        def unit_loss(theta: Params, rows: _Unit) -> Tensor:
-            inputs, targets, weights, keys = rows
-            with KeyedDropout(keys):
-                output = call_model(self._bound({**constants, **theta}), inputs)
-            values = per_row_loss(self._loss, output, targets, weights.shape[0])
-            return (values * weights.to(values.dtype)).sum()  # mean over views and records
+        Raises:
+            CannotServe: for a model that cannot be shown its rows one at a time inside vmap.
+            StatefulModelError: for a model that keeps something of its rows.
+        """
+        parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        theta = {n: p.detach() for n, p in parameters.items()}
+        tensors, spec = tree_flatten(_by_unit(batch))
 
-        def direction(rows: _Unit) -> tuple[Params, Params]:
+        def direction(tensors: list[Tensor], unit_loss: Any) -> tuple[Params, Params]:
+            rows = tree_unflatten(tensors, spec)
             seen: list[Params] = []  # the plain gradient, where the method computes it anyway
 
             def gradient(theta: Params) -> Params:
@@ -64,20 +67,72 @@ class FunctionalEngine:
             d = method.direction(gradient, theta, lam)
             return d, (seen[0] if plain else {})
 
-        with sdpa_kernel(SDPBackend.MATH):  # the fast kernels know neither vmap nor forward mode
-            d, g = vmap(direction, randomness="error")(_by_unit(batch))
-        below = FunctionalDirections(g, self._groups) if plain else None
-        return FunctionalDirections(d, self._groups, below)
+        with isolated(self._model) as watch, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            unit_loss = self._unit_loss(parameters, watch)
+            d, g = vmap(lambda t: direction(t, unit_loss), randomness="error")(tensors)
+        for name, value in d.items():
+            if value.requires_grad:  # of the parameter itself, not of the value put in its place
+                raise CannotServe(f"{name} is used where no torch function shows it")
+        plain_directions = FunctionalDirections(g, self._groups) if plain else None
+        return FunctionalDirections(d, self._groups, plain_directions)
 
-    def _bound(self, state: dict[str, Tensor]) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return functional_call(self._model, state, args, kwargs)
+    def _unit_loss(
+        self, parameters: Mapping[str, nn.Parameter], watch: Isolation
+    ) -> Callable[[Params, _Unit], Tensor]:
+        """Return L_u(theta): the weighted mean over the unit's rows, each seen alone."""
 
-        return call
+        def one_row(theta: Params, inputs: Any, targets: Any, key: Tensor) -> Tensor:
+            with Substitute(parameters, theta), KeyedDraws(key), Decompose(), watch:
+                return row_loss(self._model, self._loss, inputs, targets)
+
+        def unit_loss(theta: Params, unit: _Unit) -> Tensor:
+            inputs, targets, weights, keys = unit
+            if weights.shape[0] == 1:
+                row = tree_map(lambda t: t[0], (inputs, targets))
+                value = one_row(theta, *row, keys[0])
+                return value * weights[0].to(value.dtype)
+            tensors, spec = tree_flatten((inputs, targets, keys))
+
+            def at_theta(tensors: list[Tensor]) -> Tensor:
+                return one_row(theta, *tree_unflatten(tensors, spec))
+
+            values = vmap(at_theta, randomness="error")(tensors)
+            return (values * weights.to(values.dtype)).sum()
+
+        return unit_loss
+
+
+class Substitute(TorchFunctionMode):
+    """Puts other values in the place of parameters, wherever a torch function takes them.
+
+    By identity of the parameter: in submodules registered twice, tied weights and losses too.
+
+    Args:
+        parameters: by name.
+        values: of the same names.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], values: Params) -> None:
+        super().__init__()
+        self._values = {id(p): values[n] for n, p in parameters.items()}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return func(*map(self._put, args), **{k: self._put(v) for k, v in (kwargs or {}).items()})
+
+    def _put(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return self._values.get(id(leaf), leaf)
+        return type(leaf)(map(self._put, leaf)) if type(leaf) in (list, tuple) else leaf
 
 
 class FunctionalDirections:
-    """Directions held as one tensor [U, *shape] a parameter."""
+    """Directions held as one tensor [U, *shape] per parameter."""
 
     def __init__(
         self,
@@ -93,24 +148,28 @@ class FunctionalDirections:
         """The plain gradients of the same pass, if asked for."""
         return self._plain
 
+    @measured
     def norms(self) -> Tensor:
-        """|d_i| by group: [G, U]."""
+        """Return |d_i| by group: [G, U]."""
         count = max(self._groups.values()) + 1
         squares: list[list[Tensor]] = [[] for _ in range(count)]
         for name, d in self._d.items():
             squares[self._groups[name]].append(_rows(d).square().sum(1))
         return torch.stack([torch.stack(s).sum(0) for s in squares]).sqrt()
 
+    @measured
     def parameter_norms(self) -> dict[str, Tensor]:
-        """The norm of d_i's entries by parameter: [U] each."""
+        """Return the norm of d_i's entries by parameter: [U] each."""
         return {name: _rows(d).square().sum(1).sqrt() for name, d in self._d.items()}
 
+    @measured
     def weighted_sum(self, factors: Tensor) -> Params:
-        """sum_i factors[g, i] d_i; a factor of 0 removes even a NaN."""
+        """Return sum_i factors[g, i] d_i; a factor of 0 removes even a NaN."""
         return {name: _contract(factors[self._groups[name]], d) for name, d in self._d.items()}
 
+    @measured
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        """<d_i, vector>: [U]."""
+        """Return <d_i, vector>: [U]."""
         parts = [_rows(d) @ vector[n].to(d).flatten() for n, d in self._d.items()]
         return torch.stack(parts).sum(0)
 
@@ -135,11 +194,7 @@ def _by_unit(batch: PhysicalBatch) -> _Unit:
 
     The padding repeats a row of the same unit, so that nothing of one unit can reach another.
     """
-    regular = batch.rows_per_unit
     rows = (batch.inputs, batch.targets, batch.weights, batch.keys)
-    if regular is not None:
-        folded: _Unit = map_rows(lambda t: t.reshape(batch.units, regular, *t.shape[1:]), rows)
-        return folded
     counts = torch.bincount(batch.unit, minlength=batch.units)  # [U]
     starts = counts.cumsum(0) - counts
     slots = torch.arange(int(counts.max()), device=counts.device)  # [R]

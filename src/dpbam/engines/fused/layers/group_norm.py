@@ -34,7 +34,7 @@ _CHUNK = 2**17  # elements of one step of an element-wise pass: what stays in th
 class GroupNorm(torch.autograd.Function):
     """y = scale * xhat + shift, both [channels], or both [n, channels] (then differentiable once).
 
-    ``record`` is told the per-sample gradients of scale and shift.
+    ``record`` gets the per-sample gradients of scale and shift.
     """
 
     @staticmethod
@@ -42,7 +42,6 @@ class GroupNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, groups: int, eps: float,
         record: Record,
     ) -> Tensor:  # fmt: skip
-        """The function itself."""
         n, channels = x.shape[:2]
         own = scale is not None and scale.ndim == 2  # a scale and a shift for every row
         y, mean, r = torch.native_group_norm(
@@ -57,7 +56,6 @@ class GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        """Its derivative."""
         (x,) = ctx.saved_tensors
         dx, dscale, dshift = GroupNormBack.apply(g, x, *ctx.given)  # type: ignore[no-untyped-call]
         ctx.given[-1](dscale, dshift)
@@ -72,7 +70,6 @@ class GroupNormBack(torch.autograd.Function):
         ctx: Any, g: Tensor, x: Tensor, scale: Tensor | None, mean: Tensor, r: Tensor, groups: int,
         record: Record,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """The function itself."""
         n, channels = x.shape[:2]
         g = g.contiguous()
         own = scale is not None and scale.ndim == 2
@@ -90,7 +87,6 @@ class GroupNormBack(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, v: Tensor, sbar: Tensor, tbar: Tensor) -> Any:
-        """Its derivative."""
         g, x, sum_g, sum_gh = ctx.saved_tensors
         s, record = ctx.given
         v = v.contiguous()

@@ -16,10 +16,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dpbam.engines.norms import pieces
+from dpbam.engines.fused.layers.group_norm import pieces
+from dpbam.engines.fused.rules import Call, bind, rule
+from dpbam.engines.fused.tape import Capture
 
 _CAP = 20.0
 
@@ -29,7 +32,6 @@ class Mish(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, twice: bool) -> Tensor:
-        """The function itself."""
         y, first = torch.empty_like(x), torch.empty_like(x)
         second = torch.empty_like(x) if twice else None
         for piece in pieces(x):
@@ -43,7 +45,6 @@ class Mish(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        """Its derivative."""
         if not ctx.twice:
             return g * ctx.saved_tensors[0], None
         x, first, second = ctx.saved_tensors
@@ -55,14 +56,12 @@ class _MishBack(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """The function itself."""
         ctx.save_for_backward(g, first, second)
         return g * first
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, v: Tensor) -> Any:
-        """Its derivative."""
         g, first, second = ctx.saved_tensors
         in_x = torch.empty_like(v)
         for piece in pieces(v):
@@ -84,3 +83,16 @@ def _mish(x: Tensor, y: Tensor, first: Tensor, second: Tensor | None) -> None:
         sigma = e.div_(up)
         inner = torch.addcmul(sigma, sigma, w, value=2).neg_().add_(1)  # 1 - sigma (1 + 2 w)
         torch.mul(inner, x, out=second).add_(2).mul_(s)
+
+
+@rule(F.mish, always=True)
+def _mish_rule(capture: Capture, call: Call) -> Any:
+    given = bind("input inplace", call)
+    if given["inplace"]:
+        return call.run()
+
+    def mish(x: Tensor) -> Tensor:
+        y: Tensor = Mish.apply(x, capture.twice)  # type: ignore[no-untyped-call]
+        return y
+
+    return capture.all_rows(mish, given["input"])

@@ -1,0 +1,71 @@
+"""Step out of ``vmap`` and back in: from a tensor as one row sees it to the tensor of all rows.
+
+Inside ``torch.func.vmap`` a tensor that differs from row to row is *batched*: it looks like one
+row's tensor and holds all N. An engine that wants to do something once for all rows takes the
+tensor of all rows, ``[N, *row]``, computes with it outside vmap, and gives the result back as a
+batched one. ``torch.autograd.Function`` offers the same through a ``vmap`` static method, at eight
+times the cost per call; hence torch's internal functions, in this module alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch._C._functorch import (
+    _add_batch_dim,
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    maybe_get_bdim,
+    peek_interpreter_stack,
+)
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+
+__all__ = ["all_rows", "batched", "depth", "is_batched", "is_wrapped", "on_all_rows", "requires_grad"]
+
+is_batched: Callable[[Tensor], bool] = is_batchedtensor
+is_wrapped: Callable[[Tensor], bool] = is_functorch_wrapped_tensor
+
+
+def depth() -> int:
+    """Return the number of functorch transforms that are active here."""
+    top = peek_interpreter_stack()
+    return 0 if top is None else int(top.level())
+
+
+def all_rows(t: Tensor, rows: int) -> Tensor:
+    """Return the tensor of all rows, [N, *row]; one that is the same for all is expanded."""
+    if not is_batched(t):
+        return t.expand(rows, *t.shape)
+    whole: Tensor = get_unwrapped(t).movedim(maybe_get_bdim(t), 0)
+    return whole
+
+
+def requires_grad(t: Tensor) -> bool:
+    """Whether gradients of the pass outside vmap reach ``t``."""
+    return bool((get_unwrapped(t) if is_batched(t) else t).requires_grad)
+
+
+def batched(t: Tensor) -> Tensor:
+    """Return [N, *row] as the batched tensor of the ``vmap`` that is active here."""
+    wrapped: Tensor = _add_batch_dim(t, 0, depth())
+    return wrapped
+
+
+def on_all_rows(function: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:
+    """Return ``function`` of the tensors of all rows, computed outside vmap, as a batched tensor.
+
+    Isolation is up to ``function``: row i of its result must depend on row i of its arguments.
+
+    Example:
+        >>> import torch
+        >>> def double(x):
+        ...     return on_all_rows(lambda whole: 2 * whole, 3, x)
+        >>> torch.func.vmap(double)(torch.tensor([1.0, 2.0, 3.0]))
+        tensor([2., 4., 6.])
+    """
+    whole = [all_rows(t, rows) for t in tensors]
+    with temporarily_pop_interpreter_stack():
+        result = function(*whole)
+    return batched(result)

@@ -1,0 +1,200 @@
+"""BAM's ascent step without per-sample weights: every unit at theta + (lambda / |g_u|) g_u.
+
+The paper's BAM (Eq. 12) takes a unit's gradient at weights moved along that unit's own gradient.
+The moved weights W + eps_u G_u need not be materialised, since G_u = sum_t b_t (x) a_t is known
+from the plain pass: on a new input x,
+
+    (W + eps_u G_u) x_s = W x_s + sum_t (eps_u b_t) <a_t, x_s>
+
+a shared layer, a Gram matrix between old and new inputs, and a product. Where T is so large that
+G_u was materialised for its norm, the layer is one whose groups are the units. Parameters whose
+gradients are small are moved as they are.
+
+The whole forward pass is at the moved weights: a parameter that the model detaches moves too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.func import vmap
+
+from dpbam.engines.base import CannotServe
+from dpbam.engines.fused.collect import Collected
+from dpbam.engines.fused.fold import Fold, per_unit
+from dpbam.engines.fused.gradients import Factored, Materialised, Norm, Pair
+from dpbam.engines.fused.layers.base import Layer
+from dpbam.engines.fused.layers.centred import Centred
+from dpbam.engines.fused.layers.embedding import Embedding
+from dpbam.engines.fused.scaled import ScaledGradient
+from dpbam.engines.fused.uses import MatrixUse
+from dpbam.engines.fused.weights import Weight
+from dpbam.engines.precision import full_precision
+from dpbam.trees import Params
+
+
+class Ascent:
+    """What the second forward pass adds to each use.
+
+    Args:
+        plain: the plain gradients g_u.
+        norms: their norms.
+        steps: [U], eps_u = lambda / |g_u|, 0 where g_u = 0.
+        fold: rows to units.
+    """
+
+    def __init__(self, plain: Collected, norms: list[Norm], steps: Tensor, fold: Fold) -> None:
+        self._plain, self._norms, self._steps, self._fold = plain, norms, steps, fold
+        self._matrix_uses = 0  # of this pass: the n-th is the n-th of the plain pass
+        materialised = [g for g in plain.gradients if isinstance(g, Materialised)]
+        self._values = {g.name: g.values for g in materialised}
+        self._factored = {g.name for g in plain.gradients} - self._values.keys()
+
+    def matrix(
+        self, use: MatrixUse, x: Tensor, shared: Callable[[], Tensor], bias: Tensor | None
+    ) -> Tensor:
+        """Return f(D + eps_u G_u, x) + bias; ``shared`` computes f(D, x) + bias. x [N, *row]."""
+        gradient, norm = self._next(use)
+        if gradient is None:
+            weights = self._step_by_unit(use.weight)
+            return shared() if weights is None else self._added_layer(use, x, shared(), weights)
+        same = _inner(gradient.layer) == use.layer and not use.swap
+        if same and norm is not None and norm.by_gram:
+            return self._added(shared(), self._by_gram(use, gradient, x))
+        weights = self._materialised_step(gradient, norm)
+        if not same or isinstance(use.layer, Embedding):
+            return self._added_layer(use, x, shared(), weights)
+        with full_precision():  # one layer in place of two
+            a = use.layer.left_form(self._fold(x))
+            whole = use.layer.apply_each(weights + use.weight.tensor.detach().to(weights.dtype), a)
+            y = self._fold.undo(whole, self._row_of(use, x, whole)).to(x.dtype)
+        return y if bias is None else y + bias.to(y.dtype)
+
+    def _by_gram(self, use: MatrixUse, gradient: Factored, x: Tensor) -> Tensor:
+        """Return sum_t (eps_u b_t) <a_t, x_s>."""
+        with full_precision():
+            pairs = [(c, b * per_unit(self._steps, b)) for c, b in gradient.pairs]
+            a = use.layer.left_form(self._fold(x))
+            more: Tensor = Ascend.apply(a, gradient.layer, pairs)  # type: ignore[no-untyped-call]
+        return more
+
+    def _added_layer(self, use: MatrixUse, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """Return y + f(weights_u, x)."""
+        with full_precision():
+            if not use.swap:
+                a = use.layer.left_form(self._fold(x))
+                return self._added(y, use.layer.apply_each(weights, a))
+            b = use.layer.right_form(self._fold(x))
+            like = use.layer.left_form(self._fold(y))
+            return self._added(y, use.layer.transpose_each(weights, b, like))
+
+    def _materialised_step(self, gradient: Factored, norm: Norm | None) -> Tensor:
+        """[U, *D]: eps_u G_u."""
+        with full_precision():
+            known = None if norm is None else norm.materialised
+            g = gradient.materialise() if known is None else known
+            return g * per_unit(self._steps, g)
+
+    def _next(self, use: MatrixUse) -> tuple[Factored | None, Norm | None]:
+        """Return the plain pass's gradient at this use, if it is factored."""
+        n, self._matrix_uses = self._matrix_uses, self._matrix_uses + 1
+        place = self._plain.of_use[n] if n < len(self._plain.of_use) else None
+        if place is None:
+            return None, None
+        gradient = self._plain.gradients[place]
+        if isinstance(gradient, ScaledGradient):  # s(V + eps_u H_u) is not s(V) + eps_u G_u
+            raise CannotServe(f"{gradient.name} is moved through its standardisation's scale")
+        assert isinstance(gradient, Factored)
+        if gradient.weight.names != use.names:
+            raise CannotServe("the forward pass takes other steps at other parameters")
+        return gradient, self._norms[place]
+
+    def _row_of(self, use: MatrixUse, x: Tensor, whole: Tensor) -> tuple[int, ...]:
+        """Return the shape of a row of y: x's leading axes, then what the layer makes of it."""
+        kept = len(use.layer.shape) - 1  # axes of a row that the layer replaces: channels, space
+        return (*x.shape[1 : x.ndim - kept], *whole.shape[whole.ndim - kept :])
+
+    def _added(self, y: Tensor, more: Tensor) -> Tensor:
+        return y + self._fold.undo(more, y.shape[1:]).to(y.dtype)
+
+    def _step_by_unit(self, weight: Weight) -> Tensor | None:
+        """[U, *D]: eps_u J_s g_u for a weight that is linear, from materialised gradients."""
+        if not weight.linear:
+            raise CannotServe(f"{weight.names[0]} is moved through a non-linear function")
+        missing = [n for n in weight.names if n not in self._values]
+        if self._factored.intersection(missing):
+            raise CannotServe("the forward pass takes other steps at other parameters")
+        if missing:  # the loss does not depend on it: it does not move
+            return None
+        moved = {n: self._values[n] * per_unit(self._steps, self._values[n]) for n in weight.names}
+        return vmap(weight.evaluate)(moved)
+
+    def step_of(self, weight: Weight) -> Tensor | None:
+        """[N, *D]: eps_u J_s g_u of every row, or None if it does not move."""
+        step = self._step_by_unit(weight)
+        return None if step is None else self._fold.to_rows(step)
+
+    def shifted(self, y: Tensor, bias: Weight, channel_axes: int) -> Tensor:
+        """Return y, [N, *, channels, *], plus what the bias moves by."""
+        step = self.step_of(bias)
+        if step is None:
+            return y
+        lead = y.ndim - 1 - (step.ndim - 1) - channel_axes
+        row = (*(1,) * lead, *step.shape[1:], *(1,) * channel_axes)
+        return y + step.reshape(-1, *row).to(y.dtype)
+
+    def parameters(self, theta: Params) -> Params:
+        """Return theta + eps_u g_u of every row: [N, *shape]."""
+        moved = {}
+        for name, value in theta.items():
+            step = self._whole_step(name, value)
+            moved[name] = value + self._fold.to_rows(step).to(value.dtype)
+        return moved
+
+    def _whole_step(self, name: str, value: Tensor) -> Tensor:
+        """[U, *shape]: eps_u g_u, materialised where it is factored."""
+        parts = [g for g in self._plain.gradients if g.name == name]
+        total = value.new_zeros(self._steps.shape[0], *value.shape)
+        for part in parts:
+            if isinstance(part, Materialised):
+                total = total + part.values
+            elif isinstance(part, Factored):
+                total = total + part.weight.pull_each(part.materialise())[name]
+            else:
+                raise CannotServe(f"{name} is moved through its standardisation's scale")
+        return total * per_unit(self._steps, total)
+
+
+def _inner(layer: Layer) -> Layer:
+    return layer.layer if isinstance(layer, Centred) else layer
+
+
+class Ascend(torch.autograd.Function):
+    """sum_t b_t <a_t, x_s>, shaped as b: a function of x alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Layer, pairs: list[Pair]) -> Tensor:
+        ctx.given = layer, pairs
+        total = None
+        for a, b in pairs:
+            rows = layer.rows(b)
+            part = layer.gram(x, a).to(rows.dtype) @ rows
+            total = part if total is None else total + part
+        assert total is not None
+        return layer.from_rows(total, pairs[0][1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        layer, pairs = ctx.given
+        total = None
+        if ctx.needs_input_grad[0]:
+            for a, b in pairs:
+                weights = layer.rows(grad) @ layer.rows(b).transpose(1, 2)  # <g_s, b_t>
+                part = layer.gram_back(weights, a)
+                total = part if total is None else total + part
+        return total, None, None

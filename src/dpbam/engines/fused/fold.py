@@ -1,0 +1,76 @@
+"""Rows to units: a unit's gradient is a sum over its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dpbam.engines.base import PhysicalBatch
+from dpbam.trees import accumulation_dtype
+
+
+class Fold:
+    """Turns [N, ...] into [U, R, ...]; a unit with fewer than R rows is padded with zeros.
+
+    Args:
+        batch: says which unit each row belongs to.
+    """
+
+    def __init__(self, batch: PhysicalBatch) -> None:
+        self.rows, self.units = batch.unit.shape[0], batch.units
+        self._unit = batch.unit
+        self._slot: Tensor | None = None
+        regular = batch.rows_per_unit
+        if regular is None:
+            counts = torch.bincount(batch.unit, minlength=batch.units)
+            first = counts.cumsum(0) - counts
+            place = torch.arange(self.rows, device=batch.unit.device) - first[batch.unit]
+            regular = int(counts.max())
+            self._slot = batch.unit * regular + place
+        self._most = regular
+
+    def __call__(self, t: Tensor) -> Tensor:
+        """Return [U, R, ...]; floats in float32 or better."""
+        if t.is_floating_point():
+            t = t.to(accumulation_dtype(t.dtype))
+        if self._slot is None:
+            return split_axis(t, 0, (self.units, self._most))
+        padded = t.new_zeros((self.units * self._most, *t.shape[1:]))
+        return split_axis(padded.index_copy(0, self._slot, t), 0, (self.units, self._most))
+
+    def undo(self, t: Tensor, row: Sequence[int]) -> Tensor:
+        """Return [U, R * ...] as [N, *row], the inverse."""
+        rows = t.reshape(self.units * self._most, *row)
+        return rows if self._slot is None else rows[self._slot]
+
+    def to_rows(self, t: Tensor) -> Tensor:
+        """[U, ...] -> [N, ...]: each row gets its unit's value."""
+        return t if self.units == self.rows else t[self._unit]
+
+
+def split_axis(t: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
+    """Return ``t.unflatten``, which torch does not type."""
+    split: Tensor = t.unflatten(axis, sizes)  # type: ignore[no-untyped-call]
+    return split
+
+
+def per_unit(factors: Tensor, like: Tensor) -> Tensor:
+    """Return [U] factors shaped to multiply ``like``, [U, ...]."""
+    return factors.to(like.dtype).view(-1, *(1,) * (like.ndim - 1))
+
+
+def reduce_to(t: Tensor, like: Sequence[int]) -> Tensor:
+    """Sum [U, R, *rest] over R and over the axes that ``like`` broadcasts: [U, *like].
+
+    Example:
+        >>> reduce_to(torch.ones(2, 3, 4, 5), (5,)).shape
+        torch.Size([2, 5])
+        >>> reduce_to(torch.ones(1, 3, 4), ())
+        tensor([12.])
+    """
+    rest = t.shape[2:]
+    padded = (1,) * (len(rest) - len(like)) + tuple(like)
+    axes = [1] + [2 + i for i, (n, m) in enumerate(zip(rest, padded, strict=True)) if m != n]
+    return t.sum(axes, keepdim=True).reshape(t.shape[0], *like)

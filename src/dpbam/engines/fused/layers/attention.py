@@ -1,0 +1,43 @@
+"""Scaled dot-product attention: computed for all rows at once, by torch's own kernel.
+
+It has no parameters; without a rule vmap would take torch's slow fallback. Multi-head attention is
+decomposed before it comes here (:mod:`dpbam.engines.draws`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpbam.engines.fused.fold import split_axis
+from dpbam.engines.fused.rules import Call, bind, rule
+from dpbam.engines.fused.tape import Capture
+
+_NAMES = "query key value attn_mask dropout_p is_causal scale enable_gqa"
+
+
+@rule(F.scaled_dot_product_attention, always=True)
+def _attention(capture: Capture, call: Call) -> Any:
+    given = bind(_NAMES, call)
+    operands = [given["query"], given["key"], given["value"]]
+    mask = given["attn_mask"]
+    if any(t.ndim != 4 for t in operands) or (mask is not None and mask.ndim > 4):
+        return call.run()
+    options = {k: given[k] for k in ("is_causal", "scale", "enable_gqa") if given[k] is not None}
+
+    def for_all_rows(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
+        images = [t.flatten(0, 1) for t in (q, k, v)]
+        placed = [_four_axes(m, q.shape[1]) for m in masks]
+        y = F.scaled_dot_product_attention(*images, *placed, **options)
+        return split_axis(y, 0, q.shape[:2])
+
+    return capture.all_rows(for_all_rows, *operands, *([] if mask is None else [mask]))
+
+
+def _four_axes(mask: Tensor, images: int) -> Tensor:
+    """[N, *row] -> [N * images, heads, length, sources], axes of size one where they broadcast."""
+    row = (1,) * (5 - mask.ndim) + tuple(mask.shape[1:])
+    mask = mask.reshape(mask.shape[0], *row)
+    return mask.expand(-1, images, -1, -1, -1).flatten(0, 1)

@@ -1,0 +1,342 @@
+"""Convolutions, plain and transposed.
+
+In the canonical form a position is an output pixel and a_t its patch. Two things are done otherwise
+than by unfolding images into patches, which is slow and large: G_u of all units is the weight
+gradient of one convolution whose groups are the units, and the Gram matrix of patches is a sum of
+shifted Gram matrices of pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpbam.engines.fused.fold import split_axis
+from dpbam.engines.fused.layers.base import Costs
+from dpbam.engines.fused.rules import Call, bind, generic, name_of, ready, rule, use_matrix
+from dpbam.engines.fused.tape import Capture
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution: a [U, q, i, *space], b [U, q, o, *space'], W [o, i / groups, *kernel].
+
+    A transposed convolution is this one with a and b exchanged: see the rule for it.
+
+    Attributes:
+        shape: the weight's.
+        stride: by axis.
+        padding: by axis.
+        dilation: by axis.
+        space: the size of a's images; uses at different sizes are different layers.
+        groups: of channels.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    space: tuple[int, ...]
+    groups: int = 1
+
+    @property
+    def has_gram(self) -> bool:
+        """Grouped convolutions have small weights: those are materialised."""
+        return self.groups == 1
+
+    def left_form(self, x: Tensor) -> Tensor:
+        """[U, R, images, i, *space] -> [U, q, i, *space]."""
+        return x.flatten(1, 2)
+
+    def right_form(self, y: Tensor) -> Tensor:
+        """[U, R, images, o, *space'] -> [U, q, o, *space']."""
+        return y.flatten(1, 2)
+
+    def positions(self, b: Tensor) -> int:
+        """T = q * the output's size."""
+        return b[0, :, 0].numel()
+
+    def gram(self, a: Tensor, c: Tensor) -> Tensor:
+        """sum_d K[t + d, t' + d] over the kernel's offsets d, K the Gram matrix of pixels.
+
+        The sum over d is done one spatial axis after the other: k + k adds in place of k * k.
+        """
+        units, q, _, *space = a.shape
+        gram = (self.rows(a) @ self.rows(c).transpose(1, 2)).view(units, q, *space, -1, *space)
+        for axis in range(len(space)):
+            gram = self._shift(gram, axis, space[axis])
+        rows = torch.Size(gram.shape[1 : 2 + len(space)]).numel()
+        return gram.reshape(units, rows, -1)
+
+    def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
+        """The gradient in c of sum weights * gram(c, a), weights [U, T, T]."""
+        units, q, _, *space = a.shape
+        out = self._out(space)
+        total = weights.reshape(units, -1, *out, q, *out)
+        for axis in reversed(range(len(space))):
+            total = self._shift(total, axis, space[axis], back=True)
+        pixels = torch.Size([q, *space]).numel()
+        return self.from_rows(total.reshape(units, -1, pixels) @ self.rows(a), a)
+
+    def _out(self, space: Sequence[int]) -> list[int]:
+        settings = zip(space, self.shape[2:], self.stride, self.padding, self.dilation, strict=True)
+        return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in settings]
+
+    def _shift(self, gram: Tensor, axis: int, size: int, *, back: bool = False) -> Tensor:
+        """sum_d K[.., s o + d, .., s o' + d, ..] along one spatial axis, zero outside the image.
+
+        ``back``: its adjoint. ``size``: of the image along this axis.
+        """
+        k, s = self.shape[2 + axis], self.stride[axis]
+        p, dilation = self.padding[axis], self.dilation[axis]
+        if (k, s, p) == (1, 1, 0):
+            return gram
+        first, second = 2 + axis, 2 + axis + gram.ndim // 2
+        out = (size + 2 * p - dilation * (k - 1) - 1) // s + 1
+        shape = list(gram.shape)
+        shape[first] = shape[second] = size if back else out
+        same = s == 1 and out == size and p % dilation == 0  # then one offset is no shift at all
+        total = gram.clone() if same else gram.new_zeros(shape)
+        for d in range(k):
+            offset = d * dilation - p  # output o meets input s o + offset
+            if same and offset == 0:
+                continue
+            low = max(0, -(offset // s))  # the first o that meets the image, and the last
+            high = min(out, (size - 1 - offset) // s + 1)
+            if high <= low:
+                continue
+            inside = (s * low + offset, s, high - low)
+            whole = (low, 1, high - low)
+            read, write = (whole, inside) if back else (inside, whole)
+            piece = _strided(_strided(gram, first, *read), second, *read)
+            _strided(_strided(total, first, *write), second, *write).add_(piece)
+        return total
+
+    def mean(self, a: Tensor) -> Tensor:
+        """The patch's mean: a box filter over the mean channel."""
+        box = a.new_full((1, 1, *self.shape[2:]), 1.0 / torch.Size(self.shape[2:]).numel())
+        channel = a.mean(2, keepdim=True).flatten(0, 1)
+        return self._conv(channel, box, 1).reshape(a.shape[0], -1)
+
+    def mean_back(self, weights: Tensor, a: Tensor) -> Tensor:
+        """The gradient in a of sum_t weights_t mean_t: [U, T] -> a's shape, channels equal."""
+        units, q, channels, *space = a.shape
+        kernel = torch.Size(self.shape[2:])
+        box = a.new_full((1, 1, *kernel), 1.0 / (channels * kernel.numel()))
+        b = weights.reshape(units * q, 1, *self._out(space))
+        channel = self.back(b, box, torch.Size((units * q, 1, *space)))
+        return split_axis(channel, 0, (units, q)).expand(a.shape)
+
+    def rows(self, b: Tensor) -> Tensor:
+        """[U, T, o]."""
+        return b.flatten(3).transpose(2, 3).flatten(1, 2)
+
+    def channels(self, values: Tensor, b: Tensor) -> Tensor:
+        """Channels are the third axis of [U, q, o, *space]."""
+        units = values.shape[0] if values.ndim == 2 else 1
+        return values.reshape(units, 1, -1, *(1,) * (b.ndim - 3))
+
+    def from_rows(self, rows: Tensor, like: Tensor) -> Tensor:
+        """[U, T, c] -> [U, q, c, *space] with the space of ``like``."""
+        space = like.shape[3:]
+        images = split_axis(rows, 1, (-1, space.numel())).transpose(2, 3)
+        return images.reshape(*images.shape[:3], *space)
+
+    def prefers_gram(self, t: int, pairs: int, *, twice: bool) -> bool:
+        """By the cost model."""
+        o, pixel, *kernel = self.shape
+        i = pixel * torch.Size(kernel).numel()
+        costs = Costs(t, self._pixels(t), (i, o), pixel, entry=200)
+        return costs.gram_is_cheaper(pairs, twice=twice)
+
+    def gram_entries(self, t: int) -> int:
+        """The matrix of positions, and the larger one of pixels."""
+        return t * t + self._pixels(t) ** 2
+
+    def _pixels(self, t: int) -> int:
+        """About stride * stride pixels per position."""
+        return t * torch.Size(self.stride).numel()
+
+    def materialise(self, a: Tensor, b: Tensor) -> Tensor:
+        """The weight gradient of one convolution whose groups are the units."""
+        units = a.shape[0]
+        like = a.new_empty((units * self.shape[0], *self.shape[1:]))
+        merged = self._weight_gradient(_units_as_groups(a), _units_as_groups(b), like, units)
+        return merged.view(units, *self.shape)
+
+    def contract(self, a: Tensor, b: Tensor) -> Tensor:
+        """The ordinary weight gradient."""
+        return self._weight_gradient(a.flatten(0, 1), b.flatten(0, 1), a.new_empty(self.shape), 1)
+
+    def apply(self, weight: Tensor, a: Tensor) -> Tensor:
+        """The convolution."""
+        return split_axis(self._conv(a.flatten(0, 1), weight, self.groups), 0, a.shape[:2])
+
+    def apply_each(self, weights: Tensor, a: Tensor) -> Tensor:
+        """f(W_u, a_u): one convolution whose groups are the units."""
+        units = a.shape[0]
+        out = self._conv(_units_as_groups(a), weights.flatten(0, 1), units * self.groups)
+        return split_axis(out, 1, (units, -1)).transpose(0, 1)
+
+    def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
+        """f(W_u, .)^T b_u, shaped as ``like``."""
+        units = b.shape[0]
+        shape = _units_as_groups(like).shape
+        back = self.back(_units_as_groups(b), weights.flatten(0, 1), shape, units)
+        return split_axis(back, 1, (units, -1)).transpose(0, 1)
+
+    def back(self, b: Tensor, weight: Tensor, shape: torch.Size, units: int = 1) -> Tensor:
+        """The data gradient: [n, o, *space'] -> [n, i, *space]."""
+        none = [0] * len(self.stride)
+        like = b.new_empty(1).expand(shape)
+        gradient: Tensor = torch.ops.aten.convolution_backward(
+            b, like, weight, None, self.stride, self.padding, self.dilation, False, none,
+            self.groups * units, [True, False, False],
+        )[0]  # fmt: skip
+        return gradient
+
+    def _conv(self, a: Tensor, weight: Tensor, groups: int) -> Tensor:
+        none = [0] * len(self.stride)
+        return torch.convolution(
+            a, weight, None, self.stride, self.padding, self.dilation, False, none, groups
+        )
+
+    def _weight_gradient(self, a: Tensor, b: Tensor, like: Tensor, units: int) -> Tensor:
+        none = [0] * len(self.stride)
+        gradient: Tensor = torch.ops.aten.convolution_backward(
+            b, a, like, None, self.stride, self.padding, self.dilation, False, none,
+            self.groups * units, [False, True, False],
+        )[1]  # fmt: skip
+        return gradient
+
+
+def _units_as_groups(t: Tensor) -> Tensor:
+    """[U, q, c, *space] -> [q, U * c, *space]."""
+    return t.transpose(0, 1).flatten(1, 2)
+
+
+def _strided(t: Tensor, axis: int, begin: int, step: int, count: int) -> Tensor:
+    index: list[slice] = [slice(None)] * t.ndim
+    index[axis] = slice(begin, begin + step * (count - 1) + 1, step)
+    return t[tuple(index)]
+
+
+class Convolve(torch.autograd.Function):
+    """y = f(W, x) + bias, in x alone: x [n, i, *space]. Its derivative is :class:`Spread`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Conv
+    ) -> Tensor:
+        ctx.given = weight, layer, x.shape
+        none = [0] * len(layer.stride)
+        return torch.convolution(
+            x, weight, bias, layer.stride, layer.padding, layer.dilation, False, none,
+            layer.groups,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        weight, layer, shape = ctx.given
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        return Spread.apply(grad, weight, layer, shape), None, None, None  # type: ignore[no-untyped-call]
+
+
+class Spread(torch.autograd.Function):
+    """h = f(W, .)^T b, the data gradient, in b alone. Its derivative is :class:`Convolve`."""
+
+    @staticmethod
+    def forward(ctx: Any, b: Tensor, weight: Tensor, layer: Conv, shape: Any) -> Tensor:
+        ctx.given = weight, layer
+        return layer.back(b, weight, shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        weight, layer = ctx.given
+        return Convolve.apply(grad, weight, None, layer), None, None, None  # type: ignore[no-untyped-call]
+
+
+_CONV = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+_TRANSPOSED = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2, torch.conv_transpose3d: 3}
+
+
+@rule(*_CONV)
+def _conv(capture: Capture, call: Call) -> Any:
+    given = bind("input weight bias stride padding dilation groups", call)
+    x, weight, bias = given["input"], given["weight"], given["bias"]
+    dims = _CONV[call.func]
+    if x.ndim != dims + 2 or not ready(capture, x, weight, bias):
+        return generic(capture, call)
+    stride, dilation = _each(given["stride"], dims, 1), _each(given["dilation"], dims, 1)
+    x, padding = _padded(x, given["padding"], weight.shape[2:], dilation)
+    space, groups = tuple(x.shape[2:]), given["groups"] or 1
+    layer = Conv(tuple(weight.shape), stride, padding, dilation, space, groups)
+
+    def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        cast = [None if t is None else t.to(x.dtype) for t in (weight, bias)]
+        y: Tensor = Convolve.apply(x.flatten(0, 1), *cast, layer)  # type: ignore[no-untyped-call]
+        return split_axis(y, 0, x.shape[:2])
+
+    operands = (autocast(x), weight, bias)
+    what = name_of(capture, call, weight)
+    return use_matrix(capture, what, convolve, layer, operands, channel_axes=dims)
+
+
+@rule(*_TRANSPOSED)
+def _transposed(capture: Capture, call: Call) -> Any:
+    """y = conv^T(x): its weight gradient is conv's with x and the output's gradient exchanged."""
+    given = bind("input weight bias stride padding output_padding groups dilation", call)
+    x, weight, bias = given["input"], given["weight"], given["bias"]
+    dims = _TRANSPOSED[call.func]
+    if x.ndim != dims + 2 or not ready(capture, x, weight, bias):
+        return generic(capture, call)
+    stride, dilation = _each(given["stride"], dims, 1), _each(given["dilation"], dims, 1)
+    padding, more = _each(given["padding"], dims, 0), _each(given["output_padding"], dims, 0)
+    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, more, strict=True)
+    space = tuple((n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, k, s, p, d, e in sizes)
+    groups = given["groups"] or 1
+    layer = Conv(tuple(weight.shape), stride, padding, dilation, space, groups)
+
+    def transposed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        images = x.flatten(0, 1)
+        y: Tensor = call.func(images, weight, bias, stride, padding, more, groups, dilation)
+        return split_axis(y, 0, x.shape[:2])
+
+    what = name_of(capture, call, weight)
+    operands = (x, weight, bias)
+    return use_matrix(capture, what, transposed, layer, operands, channel_axes=dims, swap=True)
+
+
+def autocast(x: Tensor) -> Tensor:
+    """Return x as autocast would have it: our own functions must do that themselves."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def _each(value: Any, dims: int, default: int) -> tuple[int, ...]:
+    if value is None:
+        return (default,) * dims
+    values = tuple(value) if isinstance(value, tuple | list) else (value,)
+    return values * dims if len(values) == 1 else values
+
+
+def _padded(
+    x: Tensor, padding: Any, kernel: torch.Size, dilation: tuple[int, ...]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Return x and a padding in numbers; 'same' with an even kernel pads x on one side first."""
+    dims = len(kernel)
+    if not isinstance(padding, str):
+        return x, _each(padding, dims, 0)
+    if padding == "valid":
+        return x, (0,) * dims
+    total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    odd = [t % 2 for t in total]
+    if any(odd):
+        x = F.pad(x, [side for extra in reversed(odd) for side in (0, extra)])
+    return x, tuple(t // 2 for t in total)

@@ -1,0 +1,68 @@
+"""Sums and products with a parameter: biases, positions, layer scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpbam.engines.batching import is_batched
+from dpbam.engines.fused.rules import Call, generic, name_of, rule
+from dpbam.engines.fused.tape import Capture
+from dpbam.engines.fused.uses import ScaleUse, SumUse
+from dpbam.engines.fused.weights import Weight
+
+
+@rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+def _add(capture: Capture, call: Call) -> Any:
+    found = _broadcast_pair(capture, call)
+    if found is None:
+        return generic(capture, call)
+    x, theta, weight = found
+    y = capture.moved(x + theta.detach(), weight)
+    y, j = capture.output(y, name_of(capture, call, theta))
+    capture.tape.uses.append(SumUse(weight, tuple(theta.shape), j))
+    return y
+
+
+@rule(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply)
+def _mul(capture: Capture, call: Call) -> Any:
+    found = _broadcast_pair(capture, call)
+    if found is None:
+        return generic(capture, call)
+    x, theta, weight = found
+    what = name_of(capture, call, theta)
+    x, k = capture.input(x, what)
+    y, j = capture.output(capture.moved(x * theta.detach(), weight, x=x), what)
+    capture.tape.uses.append(ScaleUse(weight, tuple(theta.shape), k, j))
+    return y
+
+
+@rule(Tensor.__iadd__, Tensor.add_, Tensor.__imul__, Tensor.mul_)
+def _in_place(capture: Capture, call: Call) -> Any:
+    """x += theta: compute apart, then copy in, so that others who hold x see the change."""
+    x, *others = call.args
+    if not is_batched(x):
+        return generic(capture, call)
+    pure, func = (_add, torch.add) if "add" in call.name else (_mul, torch.mul)
+    return x.copy_(pure(capture, Call(func, (x.clone(), *others), call.kwargs)))
+
+
+def _broadcast_pair(capture: Capture, call: Call) -> tuple[Tensor, Tensor, Weight] | None:
+    """Return (x, theta, its weight) where a linear weight broadcasts to x's shape, else None."""
+    if call.kwargs or len(call.args) != 2 or not all(isinstance(a, Tensor) for a in call.args):
+        return None
+    for theta, x in (call.args, call.args[::-1]):
+        weight = capture.weight(theta)
+        if weight is not None and weight.linear and is_batched(x):
+            fits = _broadcasts(theta.shape, x.shape)
+            same = x.dtype == torch.result_type(x, theta)
+            return (x, theta, weight) if fits and same else None
+    return None
+
+
+def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
+    """Whether ``shape`` expands to ``target``."""
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(n in (1, m) for n, m in pairs)

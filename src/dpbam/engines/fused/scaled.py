@@ -1,0 +1,128 @@
+"""Per-unit gradients of a weight that is standardised with a scale.
+
+The layer meets D = r V', by output channel, with V' = V - mean(V) and r = 1 / sqrt(var + eps). The
+gradient in V is
+
+    H = r G' + kappa V'          G' = G - mean(G),   rho = <V', G>,   kappa = -r^3 rho / m + along
+
+with m the fan-in; ``along`` is the part of BAM's third term that lies along V'
+(:meth:`ScaledGradient.third_term`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from dpbam.engines.fused.gradients import Factored, Norm, grams_of
+from dpbam.engines.fused.layers.centred import centre
+from dpbam.trees import Params
+
+
+@dataclass(frozen=True)
+class ScaledGradient:
+    """H_u, from the pairs of G_u.
+
+    Attributes:
+        base: the factored, centred gradient in D.
+        along: [U, o] or None, in the notation above.
+    """
+
+    base: Factored
+    along: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """The parameter's name."""
+        return self.base.name
+
+    @cached_property
+    def _v(self) -> Tensor:
+        """V', [o, *rest]."""
+        return centre(self.base.weight.args[0].tensor.detach().unsqueeze(0)).squeeze(0)
+
+    @cached_property
+    def _stats(self) -> tuple[float, int, Tensor, Tensor]:
+        """Return eps, m, r [o] and |V'|^2 [o]."""
+        eps, m = self.base.weight.args[2], self._v[0].numel()
+        variance = self._v.flatten(1).square().mean(1)
+        return eps, m, (variance + eps).rsqrt(), m * variance
+
+    def detached(self) -> ScaledGradient:
+        """Without the graph."""
+        return replace(self, base=self.base.detached())
+
+    def norm(self, *, differentiable: bool = False) -> Norm:
+        """|r G' + kappa V'|^2 = r^2 |G'|^2 + 2 r kappa <G', V'> + kappa^2 |V'|^2."""
+        _, m, r, v2 = self._stats
+        rho = self._rho()
+        kappa = -(r**3) * rho / m
+        if self.along is not None:
+            kappa = kappa + self.along
+        layer = self.base.layer
+        pairs = [(a, b * layer.channels(r, b).to(b.dtype)) for a, b in self.base.pairs]
+        first = replace(self.base, pairs=pairs).norm(differentiable=differentiable).square
+        return Norm(first + (2 * r * kappa * rho + kappa.square() * v2).sum(1))
+
+    def weighted_sum(self, factors: Tensor, norm: Norm | None) -> Params:
+        """J_s^T sum_u c_u G_u + (sum_u c_u along_u) V'."""
+        pulled = self.base.weighted_sum(factors, None)
+        if self.along is None:
+            return pulled
+        kept = (factors != 0)[:, None]
+        share = torch.where(kept, factors[:, None] * self.along, 0.0).sum(0)
+        extra = share.view(-1, *(1,) * (self._v.ndim - 1)) * self._v
+        return {self.name: pulled[self.name] + extra}
+
+    def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
+        """<G_u, J_s v> + <along V', v>; J_s is symmetric, so J_s v = J_s^T v."""
+        pushed = self.base.weight.pull(vector[self.name])[self.name]
+        total = self.base.inner_with(pushed)
+        if self.along is None:
+            return total
+        v = vector[self.name].to(self._v)
+        return total + self.along @ (v * self._v).flatten(1).sum(1)
+
+    def _rho(self) -> Tensor:
+        """[U, o]: <V'_c, G_c> = sum_t b_tc (f(V', a))_tc."""
+        layer = self.base.layer
+        parts = [
+            layer.rows(b * layer.apply(self._v.to(b.dtype), a)).sum(1) for a, b in self.base.pairs
+        ]
+        return torch.stack(parts).sum(0)
+
+    def third_term(self, penalty: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (share, along): d(p |g_u|)/dV for fixed G is J_s^T (share G) + along V'.
+
+        With q = r^2 and n^2 = sum_c q |G'|^2 - q^2 rho^2 (1 + eps q) / m, for fixed G:
+            d(n^2)/dV' = alpha V' + beta G',
+            alpha = -(2 q^2 / m) (|G'|^2 - 2 q rho^2 (1 + eps q) / m - q^2 rho^2 eps / m),
+            beta = -2 q^2 rho (1 + eps q) / m,
+        and J_s^T (beta / r) G = beta G' - (beta q rho / m) V'. ``penalty`` [U] is p / (2 |g_u|).
+        """
+        eps, m, r, _ = self._stats
+        rho, q = self._rho(), r.square()
+        wide = 1 + eps * q
+        inside = self._channel_norms() - (2 * q * wide + q.square() * eps) * rho**2 / m
+        alpha = -2 * q.square() / m * inside
+        beta = -2 * q.square() * rho * wide / m
+        share = penalty[:, None] * beta / r
+        return share, penalty[:, None] * (alpha + beta * q * rho / m)
+
+    def _channel_norms(self) -> Tensor:
+        """[U, o]: |G'_c|^2 = sum_jk b_jc^T K_jk b_kc."""
+        base = self.base
+        if not base.prefers_gram():
+            return base.materialise().flatten(2).square().sum(2)
+        grams = grams_of(base.layer, base.pairs, {})
+        rows = [base.layer.rows(b) for _, b in base.pairs]
+        parts = [
+            (rows[j] * (matrix @ rows[k])).sum(1) * (1 if j == k else 2)
+            for (side, j, k), matrix in grams.items()
+            if side == "left"
+        ]
+        return torch.stack(parts).sum(0)

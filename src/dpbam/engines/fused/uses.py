@@ -1,0 +1,193 @@
+"""Uses: where a parameter is used, and the per-unit gradient that each use contributes.
+
+With x the input, y the output and L_BAO = L + p |g| (or L alone), a unit's gradient is
+
+    plain   d/dtheta <b, f(theta, x)>                                    b = dL/dy
+    BAM     d/dtheta [ <ybar, f(theta, x)> + <hbar, vjp_x f(b)> ]        ybar = dL_BAO/dy,
+                                                                         hbar = dL_BAO/dh, h = dL/dx
+
+For a bilinear layer vjp_x f(b) is f's transpose, so the second term is <b, f(theta, hbar)>: the
+same question with (hbar, b) in the place of (x, b). A :class:`Flow` hands a use these pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from dpbam.engines.fused.fold import Fold, reduce_to
+from dpbam.engines.fused.layers.base import Layer
+from dpbam.engines.fused.weights import Weight
+from dpbam.trees import Params
+
+Pair = tuple[Tensor, Tensor]
+Values = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The values at every node after one backward pass (plain) or two (BAM), folded on demand.
+
+    Attributes:
+        fold: rows to units.
+        x: at the inputs.
+        b: dL/dy at the outputs.
+        ybar: dL_BAO/dy at the outputs, or None for plain gradients.
+        hbar: dL_BAO/dh at the inputs.
+        limit: bytes that one norm may take.
+    """
+
+    fold: Fold
+    x: Values
+    b: Values
+    ybar: Values | None = None
+    hbar: Values | None = None
+    limit: int = 2**28
+
+    def detached(self) -> Flow:
+        """Return the same values without the graph, so that it can be freed."""
+        return replace(
+            self, x=_bare(self.x), b=_bare(self.b),
+            ybar=None if self.ybar is None else _bare(self.ybar),
+            hbar=None if self.hbar is None else _bare(self.hbar),
+        )  # fmt: skip
+
+    def pairs(self, k: int, j: int) -> tuple[Pair | None, Pair | None]:
+        """Return (x, b) and nothing; or for BAM (x, ybar) and (hbar, b); each [U, R, *row]."""
+        x, right = self.x[k], self.right(j)
+        assert x is not None
+        first = None if right is None else (self.fold(x), right)
+        hbar, b = None if self.hbar is None else self.hbar[k], self.b[j]
+        if hbar is None or b is None:
+            return first, None
+        return first, (self.fold(hbar), self.fold(b))
+
+    def right(self, j: int) -> Tensor | None:
+        """Return the gradient at y: b, or ybar for BAM; None if the loss does not depend on y."""
+        value = (self.b if self.ybar is None else self.ybar)[j]
+        return None if value is None else self.fold(value)
+
+
+def _bare(values: Values) -> Values:
+    return [None if t is None else t.detach() for t in values]
+
+
+class Use(Protocol):
+    """One use of one or several parameters."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters it uses."""
+
+    def materialise(self, flow: Flow) -> Params:
+        """[U, *shape] per parameter: what this use contributes to the units' gradients."""
+
+
+@dataclass(frozen=True)
+class MatrixUse:
+    """y = f(D, x) for a bilinear layer; ``swap``: x and y change places (transposed)."""
+
+    weight: Weight
+    layer: Layer
+    x: int
+    y: int
+    swap: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters behind D."""
+        return self.weight.names
+
+    def pairs(self, flow: Flow) -> tuple[Pair | None, Pair | None]:
+        """Return the flow's pairs in the layer's form: their outer products sum to G_u."""
+        first, second = flow.pairs(self.x, self.y)
+        return self._formed(first), self._formed(second)
+
+    def _formed(self, pair: Pair | None) -> Pair | None:
+        if pair is None:
+            return None
+        a, b = pair[::-1] if self.swap else pair
+        return self.layer.left_form(a), self.layer.right_form(b)
+
+    def materialise(self, flow: Flow) -> Params:
+        """J_s^T sum over the pairs of b (x) a."""
+        pairs = [pair for pair in self.pairs(flow) if pair is not None]
+        return _pulled(self.weight, [self.layer.materialise(a, b) for a, b in pairs])
+
+
+@dataclass(frozen=True)
+class SumUse:
+    """y = D + ..., D broadcast as ``shape`` against a row of y: biases, shifts, positions."""
+
+    weight: Weight
+    shape: tuple[int, ...]
+    y: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters behind D."""
+        return self.weight.names
+
+    def materialise(self, flow: Flow) -> Params:
+        """J_s^T sum_t b_t: D met the constant 1, which has no second use."""
+        b = flow.right(self.y)
+        return {} if b is None else _pulled(self.weight, [reduce_to(b, self.shape)])
+
+
+@dataclass(frozen=True)
+class ScaleUse:
+    """y = D * x + ..., D broadcast as ``shape`` against a row of x: norm scales, layer scales."""
+
+    weight: Weight
+    shape: tuple[int, ...]
+    x: int
+    y: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters behind D."""
+        return self.weight.names
+
+    def materialise(self, flow: Flow) -> Params:
+        """J_s^T sum_t b_t a_t, entry by entry."""
+        pairs = [pair for pair in flow.pairs(self.x, self.y) if pair is not None]
+        return _pulled(self.weight, [reduce_to(a * b, self.shape) for a, b in pairs])
+
+
+@dataclass
+class RecordedUse:
+    """A layer that records its parameters' gradients itself, during the backward passes.
+
+    ``plain`` gets those of the first pass, ``second`` those of the second, each [N, *, *D].
+    """
+
+    weight: Weight
+    plain: list[Tensor] = field(default_factory=list)
+    second: list[Tensor] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters behind D."""
+        return self.weight.names
+
+    def record(self, gradient: Tensor) -> None:
+        """Take the gradient of every row; called by the layer's backward."""
+        (self.plain if self.second is None else self.second).append(gradient)
+
+    def materialise(self, flow: Flow) -> Params:
+        """What was recorded, summed over a unit's rows."""
+        recorded = self.plain if flow.ybar is None else self.second or []
+        shape = tuple(self.weight.tensor.shape)
+        return _pulled(self.weight, [reduce_to(flow.fold(t), shape) for t in recorded])
+
+
+def _pulled(weight: Weight, parts: list[Tensor]) -> Params:
+    if not parts:
+        return {}
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return weight.pull_each(total.reshape(total.shape[0], *weight.tensor.shape))

@@ -1,0 +1,255 @@
+"""How an engine shows a model its rows: one at a time, inside ``vmap``, with nothing kept.
+
+Within a pass rows cannot mix: the model sees one row, and torch's batching rules do the rest. What
+is left is closed here:
+
+=============================  ==================================================================
+a way for rows to meet         how it is closed
+=============================  ==================================================================
+a tensor kept by the model     every tensor made in the pass must be gone after it
+                               (:meth:`Isolation.check_nothing_kept`)
+a buffer or attribute          must be what it was before (:class:`ModelState`)
+code with its own batching     custom functions and operators that are not torch's are refused
+rule, nested transforms
+hooks on gradients             refused: the engines would ignore them
+printing a tensor              shows the shape alone
+random draws                   keyed by the row (:mod:`dpbam.engines.draws`)
+=============================  ==================================================================
+
+Not seen: what a model keeps as Python numbers or in numpy arrays outside its modules. Under vmap a
+tensor's values cannot become either.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.nn.modules import module as _modules
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from dpbam.engines.base import (
+    CannotServe,
+    Loss,
+    StatefulModelError,
+    call_model,
+    per_row_loss,
+)
+from dpbam.engines.batching import depth, is_wrapped
+
+_PRINTING = {Tensor.__repr__, Tensor.__format__}
+_GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
+_HOOKS = {
+    Tensor.register_hook, Tensor.retain_grad, Tensor.register_post_accumulate_grad_hook,
+}  # fmt: skip
+_VMAP_WORDS = ("vmap", "functorch", "atching rule")  # in torch's own messages
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
+    """Return the loss of one row, a scalar: the model and the loss see a batch of one.
+
+    Args:
+        model: the model.
+        loss: (output, targets) -> one value per row.
+        inputs: one row, without the batch axis.
+        targets: likewise.
+    """
+    inputs, targets = tree_map(_batch_of_one, (inputs, targets))
+    value: Tensor = per_row_loss(loss, call_model(model, inputs), targets, 1)[0]
+    return value
+
+
+def _batch_of_one(leaf: Any) -> Any:
+    return leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf
+
+
+class Isolation(TorchFunctionMode):
+    """Watches what a model does with one row, as the innermost mode around it.
+
+    Enter it in every row function of one vmapped pass; afterwards, outside vmap, call
+    :meth:`check_nothing_kept`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[weakref.ref[Tensor]] = []
+        self._depth = 0
+
+    def __enter__(self) -> Isolation:
+        self._depth = depth()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in _PRINTING:
+            return f"<tensor of one row, shape {tuple(args[0].shape)}>"
+        reason = _unserved(func)
+        if reason is None and depth() != self._depth:
+            reason = "the model applies a torch.func transform of its own"
+        if reason is not None:
+            raise CannotServe(reason)
+        out = func(*args, **(kwargs or {}))
+        self.watch(_tensors(out))
+        return out
+
+    def watch(self, tensors: Iterable[Tensor]) -> None:
+        """Add tensors of a row that must not outlive the pass."""
+        self._made += [weakref.ref(t) for t in tensors if is_wrapped(t)]
+
+    def check_nothing_kept(self) -> None:
+        """Refuse if a tensor that was made of the rows outlives the pass.
+
+        Raises:
+            StatefulModelError: the next pass could read it, row by row.
+        """
+        if any(made() is not None for made in self._made):
+            gc.collect()  # only what is in reference cycles is left to collect
+        kept = [t for made in self._made if (t := made()) is not None]
+        if kept:
+            raise StatefulModelError(
+                f"the model keeps a tensor of shape {tuple(kept[0].shape)} that was computed from "
+                "the samples (in an attribute, a list, a global, a closure or a hook): what one "
+                "step keeps, another could use; compute it anew in each forward pass"
+            )
+
+
+def _unserved(func: Any) -> str | None:
+    """Return why isolation cannot be shown for a call of ``func``, or None."""
+    if isinstance(func, HigherOrderOperator):
+        return (
+            f"the model calls {func.name()}, whose batching rule is not torch's own (a custom "
+            "autograd function, or a higher-order operator)"
+        )
+    if isinstance(func, OpOverload | OpOverloadPacket):
+        name = str(func._qualified_op_name if isinstance(func, OpOverloadPacket) else func.name())
+        if not name.startswith(("aten::", "prims::")):
+            return f"the model calls the operator {name}, whose batching rule is not torch's own"
+    if func in _GRADIENTS:
+        return "the model computes gradients inside its forward pass"
+    if func in _HOOKS:
+        return "the model registers a hook on a gradient, which would be ignored"
+    return None
+
+
+def _tensors(out: Any) -> Iterator[Tensor]:
+    if isinstance(out, Tensor):
+        yield out
+    elif isinstance(out, list | tuple):
+        for item in out:
+            yield from _tensors(item)
+
+
+class ModelState:
+    """What a forward pass must leave as it was: buffers, parameters and module attributes.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> state = ModelState(model)
+        >>> model.calls = 1
+        >>> state.check()
+        Traceback (most recent call last):
+        dpbam.engines.base.StatefulModelError: the forward pass changes calls of Linear, ...
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._before = [(name, m, _contents(m)) for name, m in model.named_modules()]
+
+    def check(self) -> None:
+        """Compare with the model as it is now.
+
+        Raises:
+            StatefulModelError: with the name of what was changed.
+        """
+        for path, module, before in self._before:
+            now = _contents(module)
+            for key in before.keys() | now.keys():
+                if not _same(before.get(key, _MISSING), now.get(key, _MISSING)):
+                    where = f"{path}.{key}" if path else key
+                    raise StatefulModelError(
+                        f"the forward pass changes {where} of {type(module).__name__}, which "
+                        "outlives it: the samples of one step could reach another, and the "
+                        "published model, without noise; compute it anew in each forward pass, or "
+                        "update it outside forward"
+                    )
+
+
+_MISSING = object()
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+def _contents(module: nn.Module) -> dict[str, Any]:
+    """Return attributes by name; tensors with their versions."""
+    held = {k: v for k, v in vars(module).items() if k not in _REGISTERED}
+    for registered in _REGISTERED:
+        held.update(getattr(module, registered))
+    return {k: (v, v._version) if isinstance(v, Tensor) else _shallow(v) for k, v in held.items()}
+
+
+def _shallow(value: Any) -> Any:
+    """Return a copy of a plain container, so that a change of it is seen."""
+    if type(value) in (list, tuple, set):
+        return (type(value), *value)
+    return (dict, *value.items()) if type(value) is dict else value
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if type(a) is tuple and type(b) is tuple:
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return isinstance(a, _PLAIN) and isinstance(b, _PLAIN) and a == b
+
+
+def refuse_gradient_hooks(model: nn.Module) -> None:
+    """Refuse hooks that a backward pass of torch would call and the engines do not.
+
+    Raises:
+        CannotServe: with the name of the module or parameter.
+    """
+    if _modules._global_backward_hooks or _modules._global_backward_pre_hooks:
+        raise CannotServe("a backward hook is registered for all modules, and would be ignored")
+    for path, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise CannotServe(f"module {path!r} has a backward hook, which would be ignored")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CannotServe(f"module {path!r} is a TorchScript module, whose steps are hidden")
+    for name, p in model.named_parameters():
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            raise CannotServe(f"parameter {name} has a gradient hook, which would be ignored")
+
+
+@contextmanager
+def isolated(model: nn.Module) -> Iterator[Isolation]:
+    """Run the vmapped passes of one physical batch inside; refuse what could join rows.
+
+    Raises:
+        CannotServe: for what the vmapped engines cannot see through.
+        StatefulModelError: for a model that keeps something of its rows.
+    """
+    refuse_gradient_hooks(model)
+    state, watch = ModelState(model), Isolation()
+    try:
+        with disable_saved_tensors_hooks("vmap cannot run hooks on saved tensors (checkpointing)"):
+            yield watch
+    except RuntimeError as error:
+        if not any(word in str(error) for word in _VMAP_WORDS):
+            raise
+        first = str(error).strip().splitlines()[0]
+        raise CannotServe(f"torch.func.vmap cannot run the model: {first}") from error
+    state.check()
+    watch.check_nothing_kept()
