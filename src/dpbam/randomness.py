@@ -17,6 +17,7 @@ its seed, which an attacker could try one by one; numpy's Philox is keyed with 1
 
 from __future__ import annotations
 
+import math
 import secrets
 import zlib
 from typing import TYPE_CHECKING
@@ -143,10 +144,23 @@ def derive(keys: Tensor, counter: int | Tensor) -> Tensor:
     return _mix(_mix(keys) + counter)
 
 
+def keyed_bits(keys: Tensor, shape: tuple[int, ...], digits: int) -> Tensor:
+    """Uniform integers in [0, 2^digits): keys [*K] -> int64 [*K, *shape], digits at most 62.
+
+    Each key's numbers depend on that key, the position and ``digits`` alone. Integer arithmetic
+    only, so every device gives the same numbers, and it runs under vmap.
+    """
+    import torch
+
+    positions = torch.arange(math.prod(shape), device=keys.device, dtype=torch.int64) * _GOLDEN
+    bits = _mix(_mix(keys).unsqueeze(-1) + positions)  # [*K, count]
+    return ((bits >> (64 - digits)) & ((1 << digits) - 1)).reshape(*keys.shape, *shape)
+
+
 def keyed_uniform(keys: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Uniform float32 in [0, 1): [N] keys -> [N, *shape], row n a function of keys[n] alone.
 
-    Integer arithmetic only, so it gives the same numbers on every device, and it runs under vmap.
+    Multiples of 2^-24, the same on every device; see :func:`keyed_bits`.
 
     Example:
         >>> import torch
@@ -154,11 +168,4 @@ def keyed_uniform(keys: Tensor, shape: tuple[int, ...]) -> Tensor:
         >>> torch.equal(both[1], keyed_uniform(torch.tensor([6]), (3,))[0])
         True
     """
-    import torch
-
-    count = 1
-    for size in shape:
-        count *= size
-    positions = torch.arange(count, device=keys.device, dtype=torch.int64) * _GOLDEN
-    bits = _mix(_mix(keys).unsqueeze(-1) + positions)  # [N, count]
-    return (((bits >> 40) & ((1 << 24) - 1)).float() / (1 << 24)).reshape(*keys.shape, *shape)
+    return keyed_bits(keys, shape, 24).float() / (1 << 24)

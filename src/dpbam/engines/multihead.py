@@ -1,8 +1,8 @@
-"""Multi-head attention step by step, for whoever has to see its parts.
+"""Attention decomposed into functions that a ``TorchFunctionMode`` sees.
 
-Torch runs ``F.multi_head_attention_forward`` as one function, inside which no
-``TorchFunctionMode`` sees anything. Here it is taken apart into linear layers, whose weights are
-slices of ``in_proj_weight``, products, and one ordinary dropout.
+Torch runs ``F.multi_head_attention_forward`` and ``F.scaled_dot_product_attention`` as one function
+each. Here they are linear layers, whose weights are slices of ``in_proj_weight``, products, a
+softmax, and one ordinary dropout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
-_UNSERVED = ("bias_k", "bias_v", "static_k", "static_v")
+_UNSERVED = ("static_k", "static_v")
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -27,19 +27,26 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def unserved(given: dict[str, Any]) -> str | None:
     """Why :func:`forward` cannot compute this call, or None."""
-    if given["add_zero_attn"] or any(given[name] is not None for name in _UNSERVED):
-        return "multi-head attention with bias_k, bias_v or add_zero_attn is not known"
-    if given["query"].ndim != 3:
-        return "multi-head attention without a batch axis is not known"
+    if any(given[name] is not None for name in _UNSERVED):
+        return "multi-head attention with static_k or static_v is not known"
     return None
 
 
 def forward(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-    """softmax(q k^T / sqrt(d) + mask) v: inputs [length, N, width], as torch has them."""
+    """softmax(q k^T / sqrt(d) + mask) v: inputs [length, N, width], as torch has them.
+
+    Without a batch axis the inputs are [length, width], and so is the output.
+    """
+    if given["query"].ndim == 2:
+        out, weights = forward(_with_batch_axis(given))
+        return out.squeeze(1), None if weights is None else weights.squeeze(0)
     heads = given["num_heads"]
-    q, k, v = _projections(given)
+    q, *_ = projected = _projections(given)
     length, n, width = q.shape
+    k, v = _longer(given, *projected[1:])
     q, k, v = (t.reshape(t.shape[0], n, heads, -1).permute(1, 2, 0, 3) for t in (q, k, v))
+    if given["add_zero_attn"]:
+        k, v = (torch.cat([t, t.new_zeros(n, heads, 1, t.shape[-1])], 2) for t in (k, v))
     scores = (q * (width // heads) ** -0.5) @ k.transpose(-2, -1)  # [N, heads, length, sources]
     mask = _mask(given, scores)
     if mask is not None:
@@ -50,6 +57,45 @@ def forward(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     if not given["need_weights"]:
         return out, None
     return out, weights.mean(1) if given["average_attn_weights"] else weights
+
+
+def _with_batch_axis(given: dict[str, Any]) -> dict[str, Any]:
+    """The same call on a batch of one."""
+    once = {id(given[name]): given[name].unsqueeze(1) for name in ("query", "key", "value")}
+    inputs = {name: once[id(given[name])] for name in ("query", "key", "value")}  # keeps q is k
+    padding = given["key_padding_mask"]
+    return {**given, **inputs, "key_padding_mask": None if padding is None else padding[None]}
+
+
+def _longer(given: dict[str, Any], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values with the learned ones of ``bias_k`` and ``bias_v`` as the last source."""
+    if given["bias_k"] is None:
+        return k, v
+    n = k.shape[1]
+    longer_k = torch.cat([k, given["bias_k"].expand(1, n, -1)])
+    return longer_k, torch.cat([v, given["bias_v"].expand(1, n, -1)])
+
+
+def dot_product(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Compute ``F.scaled_dot_product_attention``; a query with no source to look at gets 0."""
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
+    size = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query * size) @ key.transpose(-2, -1)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None:
+        scores = scores + _additive(
+            ~attn_mask if attn_mask.dtype == torch.bool else attn_mask, scores
+        )
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    weights = torch.where(nothing, 0.0, torch.where(nothing, 0.0, scores).softmax(-1))
+    return F.dropout(weights, dropout_p, True) @ value
 
 
 def _projections(given: dict[str, Any]) -> list[Tensor]:
@@ -70,7 +116,7 @@ def _mask(given: dict[str, Any], scores: Tensor) -> Tensor | None:
     """The two masks as one to add, broadcast to [N, heads, length, sources]."""
     n, heads = scores.shape[:2]
     total = None
-    attention, padding = given["attn_mask"], given["key_padding_mask"]
+    attention, padding = (_open(given[m], scores) for m in ("attn_mask", "key_padding_mask"))
     if attention is not None:
         total = _additive(attention, scores)
         if total.ndim == 3:
@@ -79,6 +125,11 @@ def _mask(given: dict[str, Any], scores: Tensor) -> Tensor | None:
         extra = _additive(padding, scores)[:, None, None, :]
         total = extra if total is None else total + extra
     return total
+
+
+def _open(mask: Tensor | None, scores: Tensor) -> Tensor | None:
+    """The mask with the sources that were added at the end left open."""
+    return None if mask is None else F.pad(mask, (0, scores.shape[-1] - mask.shape[-1]))
 
 
 def _additive(mask: Tensor, scores: Tensor) -> Tensor:

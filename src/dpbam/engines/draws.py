@@ -1,0 +1,134 @@
+"""Random draws of a model that depend on the row's key, not on the batch that the row is in.
+
+While a model runs on one row under :class:`KeyedDraws`, every random draw of torch is a hash of
+(row key, number of the draw in this forward pass, position). The same row gets the same draws
+alone, in any micro-batch, on any rank, in every engine, and in both of BAM's gradients. That holds
+for dropout of all kinds, dropout inside attention and between recurrent layers, stochastic depth,
+and noise that the model draws itself; ``generator=`` arguments are ignored. Draws that cannot be
+keyed are refused. Draws by numpy or by Python's ``random`` are not seen: they change from pass to
+pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpbam.engines import keyed_dropout, keyed_samples, multihead
+from dpbam.engines.keyed import RowDraws, refusal
+from dpbam.engines.recurrent import DECOMPOSED
+
+SERVED = {**keyed_dropout.SERVED, **keyed_samples.SERVED}
+RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
+REFUSED = {
+    torch.poisson, torch.binomial, torch._standard_gamma, torch._sample_dirichlet,
+    torch._fused_dropout, Tensor.geometric_, init.uniform_, init.normal_, init.kaiming_uniform_,
+    F.fractional_max_pool2d, F.fractional_max_pool3d,
+    F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices,
+}  # fmt: skip
+
+
+class KeyedDraws(TorchFunctionMode):
+    """Run one forward pass of one row with keyed draws.
+
+    Args:
+        key: int64 scalar, the row's key; under vmap it is batched. A second pass over the same row
+            makes a new ``KeyedDraws`` of the same key, and so gets the same draws.
+
+    Example:
+        >>> def row(x, key):
+        ...     with KeyedDraws(key):
+        ...         return F.dropout(x)
+        >>> keys, x = torch.tensor([1, 2]), torch.ones(2, 4)
+        >>> torch.equal(torch.func.vmap(row)(x, keys)[1], row(x[1], keys[1]))
+        True
+    """
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__()
+        self._row = RowDraws(key)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in SERVED:
+            return SERVED[func](self._row, func, *args, **kwargs)
+        decomposed = _decomposed(func, args, kwargs)
+        if decomposed is not None:
+            with self:
+                return decomposed(*args, **kwargs)
+        if func in REFUSED or _is_random_overload(func):
+            raise refusal(func)
+        return func(*args, **kwargs)
+
+
+def _decomposed(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[..., Any] | None:
+    """What to call instead of a function of torch that has dropout inside, or None."""
+    if func is F.scaled_dot_product_attention:
+        p = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+        return multihead.dot_product if p > 0 else None
+    if func is F.multi_head_attention_forward:
+        given = multihead.arguments(args, kwargs)
+        if not given["training"] or given["dropout_p"] == 0:
+            return None
+        if reason := multihead.unserved(given):
+            raise ValueError(f"{reason} together with keyed dropout: give it dropout=0")
+        return lambda *_, **__: multihead.forward(given)
+    if func in RECURRENT:  # (..., dropout, train, ...): dropout is the one float
+        at = next((i for i, a in enumerate(args) if isinstance(a, float)), None)
+        return DECOMPOSED[func] if at is not None and args[at] > 0 and args[at + 1] else None
+    return None
+
+
+def _is_random_overload(func: Any) -> bool:
+    """Whether this is ``torch.ops.aten.bernoulli`` or the like, called by that name."""
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        names = func.overloads()  # type: ignore[no-untyped-call]
+        return any(_is_random_overload(getattr(func, name)) for name in names)
+    seeded = torch.Tag.nondeterministic_seeded
+    return isinstance(func, torch._ops.OpOverload) and seeded in func.tags
+
+
+class OnlyKeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuse every draw from torch's generators, in forward and in backward.
+
+    :class:`KeyedDraws` sees the functions that forward calls by name. This one sees the operators
+    behind them, and those of backward too, where gradient checkpointing runs parts of the model
+    again without ``KeyedDraws``: dropout would draw another mask there. Under
+    ``vmap(randomness="error")`` it is not needed.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _is_random_overload(func) and _dropout_p(func, args, kwargs) != 0:
+            raise ValueError(
+                f"the model draws random numbers with {func.name()} where they cannot be keyed, "
+                "such as in a part that gradient checkpointing runs again: set its dropout to 0, "
+                "or switch checkpointing off"
+            )
+        return func(*args, **kwargs)
+
+
+def _dropout_p(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """The ``dropout_p`` of an attention operator, which draws only if it is not 0; else None."""
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[at] if at < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return float(given)
+    return None

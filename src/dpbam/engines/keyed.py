@@ -1,0 +1,96 @@
+"""The source of one row's random numbers: each draw a function of the row's key and its number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpbam.engines.packed import is_batched
+from dpbam.randomness import derive, keyed_bits
+
+Handler = Callable[..., Any]  # (row, func, *args, **kwargs) -> what func returns, but keyed
+_DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+
+
+class RowDraws:
+    """Draw for one row: draw number n at position i is a hash of (key, n, i).
+
+    Args:
+        key: int64 scalar; under vmap it is batched, and so is every draw.
+    """
+
+    def __init__(self, key: Tensor) -> None:
+        self._key = key
+        self._number = 0
+
+    def bits(self, shape: tuple[int, ...], digits: int, device: torch.device) -> Tensor:
+        """The next draw: integers uniform in [0, 2^digits)."""
+        if torch._C._current_graph_task_id() != -1:  # inside backward
+            raise ValueError(
+                "the model draws random numbers in a part that backward runs again (gradient "
+                "checkpointing), where they would get other numbers than in forward: set its "
+                "dropout to 0, or switch checkpointing off"
+            )
+        key = derive(self._key.to(device), self._number)
+        self._number += 1
+        return keyed_bits(key, shape, digits)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """Uniform in [0, 1), with the shape, the dtype and the device of ``like``."""
+        digits = _DIGITS[like.dtype]
+        return self.bits(like.shape, digits, like.device).to(like.dtype) / 2.0**digits
+
+    def open_uniform(self, like: Tensor, *lead: int) -> Tensor:
+        """Uniform in (0, 1), never 0 or 1: [*lead, *shape], in float32 at least."""
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        digits = _DIGITS[dtype]
+        bits = self.bits((*lead, *like.shape), digits - 1, like.device)
+        return (2 * bits + 1).to(dtype) / 2.0**digits
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Standard normal, by Box and Muller: sqrt(-2 log u) cos(2 pi v)."""
+        u, v = self.open_uniform(like, 2).unbind(0)
+        return ((-2 * u.log()).sqrt() * (2 * torch.pi * v).cos()).to(like.dtype)
+
+    def exponential(self, like: Tensor) -> Tensor:
+        """Exponential of mean 1, never 0."""
+        return -self.open_uniform(like).log()
+
+    def happens(self, shape: tuple[int, ...], p: float | Tensor, device: torch.device) -> Tensor:
+        """True with probability p, rounded to a multiple of 2^-24: the same for every dtype."""
+        return self.bits(shape, 24, device).float() / (1 << 24) < p
+
+    def keep(self, shape: tuple[int, ...], p: float, x: Tensor) -> Tensor:
+        """0 with probability p, else 1, in x's dtype."""
+        return (~self.happens(shape, p, x.device)).to(x.dtype)
+
+    def empty(self, like: Tensor) -> Tensor:
+        """Zeros into which draws can be written: under vmap one tensor per row."""
+        return self._key.new_zeros(like.shape, dtype=like.dtype, device=like.device)
+
+
+def fill(func: Callable[..., Any], tensor: Tensor, values: Tensor) -> Tensor:
+    """Write the values into the tensor, as the in-place ``func`` does."""
+    if is_batched(values) and not is_batched(tensor):
+        raise ValueError(
+            f"the model draws with {_name(func)} into a tensor that all rows share: draw into "
+            "torch.empty(...) or x.new_empty(...) made in forward, or use torch.rand, torch.randn "
+            "or torch.bernoulli"
+        )
+    return tensor.copy_(values)
+
+
+def refusal(func: Callable[..., Any]) -> ValueError:
+    """The error for a draw that cannot be keyed."""
+    return ValueError(
+        f"the model draws random numbers with {_name(func)}, which would depend on the "
+        "micro-batch: use torch.nn.Dropout, or draw from dpbam.randomness.keyed_uniform, or put "
+        "the model in eval"
+    )
+
+
+def _name(func: Callable[..., Any]) -> str:
+    return getattr(func, "__name__", str(func))

@@ -1,0 +1,200 @@
+"""Torch's samplers with values that depend on the row's key alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpbam.engines.keyed import Handler, RowDraws, fill, refusal
+
+_EXACT = 53  # bits of an integer draw
+
+
+def _empty(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
+    """Zeros for uninitialised memory: one tensor per row, so that draws can be written into it."""
+    made: Tensor = func(*args, **kwargs)
+    if made.requires_grad or made.layout != torch.strided or kwargs.get("out") is not None:
+        return made
+    return row.empty(made)
+
+
+def _made(func: Handler, like: Handler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A tensor as ``func`` would return, by ``like``, which takes the same arguments."""
+    if kwargs.get("out") is not None or kwargs.get("requires_grad"):
+        raise refusal(func)
+    return like(*args, **{k: v for k, v in kwargs.items() if k != "generator"})  # type: ignore
+
+
+def _rand(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
+    return row.uniform(_made(func, torch.empty, args, kwargs))
+
+
+def _rand_like(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
+    return row.uniform(_made(func, torch.empty_like, args, kwargs))
+
+
+def _randn(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
+    return row.normal(_made(func, torch.empty, args, kwargs))
+
+
+def _randn_like(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
+    return row.normal(_made(func, torch.empty_like, args, kwargs))
+
+
+def _integers(row: RowDraws, like: Tensor, low: int, high: int) -> Tensor:
+    """Uniform in [low, high), with a bias of at most (high - low) 2^-53."""
+    return (row.bits(like.shape, _EXACT, like.device) % (high - low) + low).to(like.dtype)
+
+
+def _randint(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
+    """(high, size) or (low, high, size)."""
+    numbers = [a for a in args if isinstance(a, int)]
+    size = kwargs.pop("size", None) or args[-1]
+    low, high = _bounds(numbers, kwargs)
+    kwargs.setdefault("dtype", torch.int64)
+    return _integers(row, _made(func, torch.empty, (size,), kwargs), low, high)
+
+
+def _randint_like(row: RowDraws, func: Handler, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    low, high = _bounds(list(args), kwargs)
+    return _integers(row, _made(func, torch.empty_like, (input,), kwargs), low, high)
+
+
+def _random(row: RowDraws, func: Handler, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """In place: random_(to) or random_(from, to)."""
+    kwargs = {{"from": "low", "to": "high"}.get(k, k): v for k, v in kwargs.items()}
+    if not args and "high" not in kwargs:
+        raise refusal(func)
+    low, high = _bounds(list(args), kwargs)
+    return fill(func, tensor, _integers(row, tensor, low, high))
+
+
+def _bounds(numbers: list[int], kwargs: dict[str, Any]) -> tuple[int, int]:
+    """(low, high) of one or two positional numbers, or by name; low is 0 by default."""
+    if "high" in kwargs:
+        numbers = [*numbers, kwargs.pop("high")]
+    if "low" in kwargs:
+        numbers = [kwargs.pop("low"), *numbers]
+    return (0, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])
+
+
+def _randperm(row: RowDraws, func: Handler, n: int, **kwargs: Any) -> Tensor:
+    """The order of n keyed numbers."""
+    kwargs.setdefault("dtype", torch.int64)
+    like = _made(func, torch.empty, (n,), kwargs)
+    return row.bits((n,), _EXACT, like.device).argsort().to(like.dtype)
+
+
+def _bernoulli(
+    row: RowDraws, func: Handler, input: Tensor, p: float | None = None, *, generator: Any = None,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    if out is not None:
+        raise refusal(func)
+    return row.happens(input.shape, input if p is None else p, input.device).to(input.dtype)
+
+
+def _bernoulli_in_place(
+    row: RowDraws, func: Handler, tensor: Tensor, p: float | Tensor = 0.5, *, generator: Any = None
+) -> Tensor:
+    return fill(func, tensor, row.happens(tensor.shape, p, tensor.device))
+
+
+def _normal(
+    row: RowDraws, func: Handler, mean: float | Tensor, std: float | Tensor = 1.0,
+    size: Any = None, **kwargs: Any,
+) -> Tensor:  # fmt: skip
+    """Mean + std z; the shape is that of the parameters, or ``size``."""
+    if size is not None:
+        return mean + std * row.normal(_made(func, torch.empty, (size,), kwargs))
+    kwargs.pop("generator", None)
+    if kwargs:
+        raise refusal(func)
+    return mean + std * row.normal(torch.as_tensor(mean + std))
+
+
+def _in_place(sample: Callable[..., Tensor]) -> Handler:
+    """The in-place sampler that fills a tensor with ``sample(row, tensor, parameters)``."""
+
+    def handler(
+        row: RowDraws, func: Handler, tensor: Tensor, *args: Any, generator: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:  # fmt: skip
+        kwargs = {{"from": "low", "to": "high"}.get(k, k): v for k, v in kwargs.items()}
+        return fill(func, tensor, sample(row, tensor, *args, **kwargs))
+
+    return handler
+
+
+def _uniform_values(row: RowDraws, like: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return low + (high - low) * row.uniform(like)
+
+
+def _normal_values(row: RowDraws, like: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return mean + std * row.normal(like)
+
+
+def _log_normal_values(row: RowDraws, like: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+    return (mean + std * row.normal(like)).exp()
+
+
+def _exponential_values(row: RowDraws, like: Tensor, lambd: float = 1.0) -> Tensor:
+    return row.exponential(like) / lambd
+
+
+def _cauchy_values(row: RowDraws, like: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+    return median + sigma * (torch.pi * (row.open_uniform(like) - 0.5)).tan()
+
+
+def _multinomial(
+    row: RowDraws, func: Handler, input: Tensor, num_samples: int, replacement: bool = False,
+    *, generator: Any = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Indices of the largest weights / exponential draws; an own set of draws per replacement."""
+    if out is not None:
+        raise refusal(func)
+    if not replacement:
+        return (input / row.exponential(input)).topk(num_samples, -1).indices
+    many = input.unsqueeze(-2).expand(*input.shape[:-1], num_samples, input.shape[-1])
+    return (many / row.exponential(many)).argmax(-1)
+
+
+def _gumbel_softmax(
+    row: RowDraws, func: Handler, logits: Tensor, tau: float = 1.0, hard: bool = False,
+    eps: float = 1e-10, dim: int = -1,
+) -> Tensor:  # fmt: skip
+    """softmax((logits - log e) / tau), e exponential; hard: its maximum as 0 and 1."""
+    soft = ((logits - row.exponential(logits).log().to(logits.dtype)) / tau).softmax(dim)
+    if not hard:
+        return soft
+    chosen = F.one_hot(soft.argmax(dim), soft.shape[dim]).movedim(-1, dim).to(soft.dtype)
+    return chosen - soft.detach() + soft
+
+
+SERVED: dict[Callable[..., Any], Handler] = {
+    **dict.fromkeys([torch.empty, torch.empty_like, Tensor.new_empty], _empty),
+    torch.rand: _rand,
+    torch.rand_like: _rand_like,
+    torch.randn: _randn,
+    torch.randn_like: _randn_like,
+    torch.randint: _randint,
+    torch.randint_like: _randint_like,
+    torch.randperm: _randperm,
+    torch.bernoulli: _bernoulli,
+    Tensor.bernoulli: _bernoulli,
+    Tensor.bernoulli_: _bernoulli_in_place,
+    torch.normal: _normal,
+    torch.multinomial: _multinomial,
+    Tensor.multinomial: _multinomial,
+    Tensor.random_: _random,
+    Tensor.uniform_: _in_place(_uniform_values),
+    Tensor.normal_: _in_place(_normal_values),
+    Tensor.log_normal_: _in_place(_log_normal_values),
+    Tensor.exponential_: _in_place(_exponential_values),
+    Tensor.cauchy_: _in_place(_cauchy_values),
+    F.gumbel_softmax: _gumbel_softmax,
+}

@@ -1,0 +1,213 @@
+"""Sequences of different lengths, for recurrent layers under vmap.
+
+A recurrent layer reads a sequence in one of three forms, each with the same three methods:
+
+* :class:`Padded`: a tensor [T, B, width];
+* :class:`Packed`: the data of torch's ``PackedSequence``, [sum of batch sizes, width], when the
+  lengths are plain numbers;
+* :class:`Masked`: [T, B, width] and lengths that are data of the row. Under vmap the shape of a
+  tensor cannot depend on data, so the sequence stays padded, and a state stops changing at its
+  sequence's end. The model holds it as a :class:`PackedRow`, which refuses everything but recurrent
+  layers and ``pad_packed_sequence(total_length=...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, ...]
+Advance = Callable[[Tensor, State], State]
+
+
+class Steps(Protocol):
+    """How a sequence is cut into steps and put together again."""
+
+    def split(self, x: Tensor) -> Sequence[Tensor]: ...  # noqa: D102
+    def scan(  # noqa: D102
+        self, advance: Advance, xs: Sequence[Tensor], start: State, *, reverse: bool
+    ) -> tuple[list[Tensor], State]: ...
+    def join(self, outputs: list[Tensor]) -> Tensor: ...  # noqa: D102
+
+
+class Padded:
+    """Sequences of one length: [T, B, width]."""
+
+    def split(self, x: Tensor) -> Sequence[Tensor]:
+        """One [B, width] per step."""
+        return x.unbind(0)
+
+    def scan(
+        self, advance: Advance, xs: Sequence[Tensor], start: State, *, reverse: bool
+    ) -> tuple[list[Tensor], State]:
+        """The output of every step in the order of ``xs``, and every sequence's final state.
+
+        Steps may lose sequences, the last ones first: they end there; read in reverse, they begin.
+        """
+        state, ended, outputs = start, [], []
+        if reverse:
+            state = tuple(s[: xs[-1].shape[0]] for s in start)
+        for x in reversed(xs) if reverse else xs:
+            now, before = x.shape[0], state[0].shape[0]
+            if now < before:
+                ended.append(tuple(s[now:] for s in state))
+                state = tuple(s[:now] for s in state)
+            elif now > before:
+                pairs = zip(state, start, strict=True)
+                state = tuple(torch.cat([s, first[before:now]]) for s, first in pairs)
+            state = advance(x, state)
+            outputs.append(state[0])
+        if ended:
+            state = tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
+        return (outputs[::-1] if reverse else outputs), state
+
+    def join(self, outputs: list[Tensor]) -> Tensor:
+        """The inverse of :meth:`split`."""
+        return torch.stack(outputs)
+
+
+class Packed(Padded):
+    """Sequences of different lengths one step after the other, the longest sequence first."""
+
+    def __init__(self, batch_sizes: Tensor) -> None:
+        self._sizes: list[int] = batch_sizes.tolist()
+
+    def split(self, x: Tensor) -> Sequence[Tensor]:
+        """One [batch size of the step, width] per step."""
+        return torch.split_with_sizes(x, self._sizes)
+
+    def join(self, outputs: list[Tensor]) -> Tensor:
+        """The inverse of :meth:`split`."""
+        return torch.cat(outputs)
+
+
+class Masked(Padded):
+    """Padded sequences [T, B, width] of which only the first ``lengths`` [B] steps count."""
+
+    def __init__(self, lengths: Tensor) -> None:
+        self._lengths = lengths
+
+    def scan(
+        self, advance: Advance, xs: Sequence[Tensor], start: State, *, reverse: bool
+    ) -> tuple[list[Tensor], State]:
+        """As for padded ones; beyond a sequence's end its state stays what it is."""
+        state, outputs = start, []
+        counted = mask(self._lengths, len(xs), xs[0].device)  # [T, B, 1]
+        for t in reversed(range(len(xs))) if reverse else range(len(xs)):
+            pairs = zip(advance(xs[t], state), state, strict=True)
+            state = tuple(torch.where(counted[t], new, old) for new, old in pairs)
+            outputs.append(state[0])
+        return (outputs[::-1] if reverse else outputs), state
+
+
+def mask(lengths: Tensor, steps: int, device: torch.device) -> Tensor:
+    """Whether step t of sequence b counts: lengths [B] -> [T, B, 1]."""
+    return (torch.arange(steps)[:, None] < lengths.cpu()).to(device).unsqueeze(-1)
+
+
+class PackedRow:
+    """What ``PackedSequence.data`` is under vmap when the lengths are data of the row.
+
+    Args:
+        padded: [T, B, width], zero beyond the lengths at first.
+        lengths: [B].
+
+    It has what ``nn.LSTM`` asks its input for. Any other function of it is refused: torch's packed
+    tensor holds a number of steps that differs from row to row.
+    """
+
+    def __init__(self, padded: Tensor, lengths: Tensor) -> None:
+        self.padded, self.lengths = padded, lengths
+        self.dtype, self.device = padded.dtype, padded.device
+
+    def dim(self) -> int:
+        """2, as packed data has."""
+        return 2
+
+    def size(self, dim: int) -> int:
+        """The width; the number of packed steps is not known."""
+        return self.padded.size(-1) if dim in (-1, 1) else _refuse()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(_REFUSAL)
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
+        _refuse()
+
+
+_REFUSAL = (
+    "the model packs sequences whose lengths are data and then computes with the packed steps, "
+    "whose number differs from row to row: pass them only through recurrent layers and "
+    "pad_packed_sequence(..., total_length=the padded length), or use engine='loop'"
+)
+
+
+def _refuse() -> NoReturn:
+    raise ValueError(_REFUSAL)
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether a tensor has one value per row of an enclosing vmap."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, Tensor]:
+    """Compute ``_pack_padded_sequence`` under vmap: (data, batch sizes).
+
+    Lengths that are data of the row give a :class:`PackedRow`, and are not checked: one above T
+    counts as T. Its batch sizes are one number, B.
+    """
+    steps, batch = input.shape[:2][:: -1 if batch_first else 1]
+    if is_batched(lengths):
+        x = input.transpose(0, 1) if batch_first else input
+        counted = mask(lengths, steps, x.device).view(steps, batch, *[1] * (x.ndim - 2))
+        row = PackedRow(torch.where(counted, x, torch.zeros_like(x)), lengths)
+        return row, torch.tensor([batch])
+    with torch._C.DisableTorchFunction():
+        at = torch.arange(steps * batch).view(input.shape[:2])
+        order, sizes = torch._VF._pack_padded_sequence(at, lengths, batch_first)
+    return input.flatten(0, 1).index_select(0, order.to(input.device)), sizes
+
+
+def pad(
+    data: Any, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> tuple[Tensor, Tensor]:
+    """Compute ``_pad_packed_sequence`` under vmap: (sequences, lengths)."""
+    if isinstance(data, PackedRow):
+        return _pad_row(data, batch_first, padding_value, total_length)
+    sizes: list[int] = batch_sizes.tolist()
+    lengths = [sum(size > b for size in sizes) for b in range(sizes[0])]
+    order = torch.zeros(total_length, sizes[0], dtype=torch.int64)  # 0 is the padding
+    numbers = torch.arange(1, 1 + sum(sizes))
+    for t, count in enumerate(torch.split_with_sizes(numbers, sizes)):
+        order[t, : len(count)] = count
+    if batch_first:
+        order = order.T
+    filled = torch.cat([data.new_full((1, *data.shape[1:]), padding_value), data])
+    padded = filled.index_select(0, order.flatten().to(data.device))
+    return padded.view(*order.shape, *data.shape[1:]), torch.tensor(lengths)
+
+
+def _pad_row(
+    data: PackedRow, batch_first: bool, padding_value: float, total_length: int
+) -> tuple[Tensor, Tensor]:
+    x, lengths = data.padded, data.lengths
+    if total_length < x.shape[0]:  # torch asks for one step, its batch sizes being one number
+        raise ValueError(
+            "pad_packed_sequence of sequences whose lengths are data gives each row a shape of its "
+            f"own: pass total_length={x.shape[0]}, the padded length, or use engine='loop'"
+        )
+    if extra := total_length - x.shape[0]:
+        x = torch.cat([x, x.new_zeros(extra, *x.shape[1:])])
+    counted = mask(lengths, total_length, x.device)
+    x = torch.where(counted, x, torch.full_like(x, padding_value))
+    return (x.transpose(0, 1) if batch_first else x), lengths

@@ -1,0 +1,186 @@
+"""Recurrent layers over ``F.linear``, so that an engine sees every use of their weights.
+
+Torch runs a whole recurrent layer as one opaque function (``torch.lstm``, ``torch.gru``,
+``torch.rnn_tanh``, ``torch.rnn_relu``), which has no batching rule and inside which no
+``TorchFunctionMode`` sees anything. The replacements in :data:`DECOMPOSED` compute the same
+equations with the same arguments. With x_t the input, h_t the state, [i f g o] = W_ih x_t + b_ih +
+W_hh h_{t-1} + b_hh cut in four:
+
+* LSTM: c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g),  h_t = W_hr (sigmoid(o) tanh(c_t)),
+  where W_hr is absent without projections;
+* GRU: r, z = sigmoid(...),  n = tanh(W_in x_t + b_in + r (W_hn h_{t-1} + b_hn)),
+  h_t = n + z (h_{t-1} - n);
+* RNN: h_t = tanh(...) or relu(...).
+
+The input projection W_ih x is one ``F.linear`` over the whole sequence; only the hidden projection
+is computed step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpbam.engines import packed
+
+State = packed.State  # (h,), and (h, c) for an LSTM: each [B, width]
+
+
+class Weights(NamedTuple):
+    """The parameters of one layer in one direction."""
+
+    ih: Tensor
+    hh: Tensor
+    b_ih: Tensor | None = None
+    b_hh: Tensor | None = None
+    hr: Tensor | None = None
+
+
+Step = Callable[[Tensor, State, Weights], State]  # (projected input, state before) -> state after
+
+
+def lstm_step(x: Tensor, state: State, weights: Weights) -> State:
+    """One step of an LSTM: x [B, 4 hidden] is the projected input."""
+    h, c = state
+    i, f, g, o = (x + F.linear(h, weights.hh, weights.b_hh)).chunk(4, -1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    return (h if weights.hr is None else F.linear(h, weights.hr)), c
+
+
+def gru_step(x: Tensor, state: State, weights: Weights) -> State:
+    """One step of a GRU: x [B, 3 hidden] is the projected input."""
+    (h,) = state
+    x_r, x_z, x_n = x.chunk(3, -1)
+    h_r, h_z, h_n = F.linear(h, weights.hh, weights.b_hh).chunk(3, -1)
+    n = (x_n + (x_r + h_r).sigmoid() * h_n).tanh()
+    return (n + (x_z + h_z).sigmoid() * (h - n),)
+
+
+def tanh_step(x: Tensor, state: State, weights: Weights) -> State:
+    """One step of an Elman network: x [B, hidden] is the projected input."""
+    return ((x + F.linear(state[0], weights.hh, weights.b_hh)).tanh(),)
+
+
+def relu_step(x: Tensor, state: State, weights: Weights) -> State:
+    """One step of an Elman network with ReLU."""
+    return ((x + F.linear(state[0], weights.hh, weights.b_hh)).relu(),)
+
+
+class Layers(NamedTuple):
+    """A call's arguments, without its input."""
+
+    step: Step
+    start: list[State]  # one per layer and direction
+    weights: list[Weights]  # one per layer and direction
+    dropout: float
+    directions: int
+
+
+def _parse(
+    step: Step, hx: Tensor | Sequence[Tensor], params: Sequence[Tensor], has_biases: bool,
+    num_layers: int, dropout: float, train: bool, bidirectional: bool,
+) -> Layers:  # fmt: skip
+    directions = 2 if bidirectional else 1
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
+    per = len(params) // (num_layers * directions)
+    groups = [params[at : at + per] for at in range(0, len(params), per)]
+    weights = [_weights(group, has_biases) for group in groups]
+    start = list(zip(*(s.unbind(0) for s in states), strict=True))
+    return Layers(step, start, weights, dropout if train else 0.0, directions)
+
+
+def _weights(group: Sequence[Tensor], has_biases: bool) -> Weights:
+    """Torch's order: W_ih, W_hh, then b_ih, b_hh if any, then W_hr if any."""
+    if has_biases:
+        return Weights(*group)
+    return Weights(group[0], group[1], hr=group[2] if len(group) > 2 else None)
+
+
+def _run(layers: Layers, x: Tensor, sequence: packed.Steps) -> tuple[Tensor, list[State]]:
+    """All layers over x, whose steps ``sequence`` knows: (output, final states)."""
+    final: list[State] = []
+    last = len(layers.weights) // layers.directions - 1
+    for layer in range(last + 1):
+        outputs = []
+        for direction in range(layers.directions):
+            at = layer * layers.directions + direction
+            weights = layers.weights[at]
+            start = tuple(s + x.new_zeros(s.shape) for s in layers.start[at])  # one state per row
+            steps = sequence.split(F.linear(x, weights.ih, weights.b_ih))
+            advance = partial(_advance, layers.step, weights)
+            out, end = sequence.scan(advance, steps, start, reverse=direction == 1)
+            outputs.append(sequence.join(out))
+            final.append(end)
+        x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+        if layer < last and layers.dropout > 0:
+            x = F.dropout(x, layers.dropout, True)
+    return x, final
+
+
+def _advance(step: Step, weights: Weights, x: Tensor, state: State) -> State:
+    return step(x, state, weights)
+
+
+def _recurrent(step: Step, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    """Any recurrent layer: as torch, packed input has ``batch_sizes`` as second argument."""
+    if "batch_sizes" in kwargs or (len(args) > 4 and isinstance(args[4], bool)):
+        output, final = _packed(step, *args, **kwargs)
+    else:
+        output, final = _padded(step, *args, **kwargs)
+    return (output, *(torch.stack(states) for states in zip(*final, strict=True)))
+
+
+def _padded(
+    step: Step, input: Tensor, hx: Tensor | Sequence[Tensor], params: Sequence[Tensor],
+    has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, list[State]]:  # fmt: skip
+    """Input [T, B, in], or [B, T, in] with ``batch_first``."""
+    layers = _parse(step, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+    x = input.transpose(0, 1) if batch_first else input
+    output, final = _run(layers, x, packed.Padded())
+    return (output.transpose(0, 1) if batch_first else output), final
+
+
+def _packed(
+    step: Step, data: Any, batch_sizes: Tensor, hx: Tensor | Sequence[Tensor],
+    params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+    bidirectional: bool,
+) -> tuple[Any, list[State]]:  # fmt: skip
+    """The data of a ``PackedSequence``: [sum of batch_sizes, in]."""
+    layers = _parse(step, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+    if isinstance(data, packed.PackedRow):
+        output, final = _run(layers, data.padded, packed.Masked(data.lengths))
+        return packed.PackedRow(output, data.lengths), final
+    return _run(layers, data, packed.Packed(batch_sizes))
+
+
+def _cell(
+    step: Step, input: Tensor, hx: Tensor | Sequence[Tensor], w_ih: Tensor, w_hh: Tensor,
+    b_ih: Tensor | None = None, b_hh: Tensor | None = None,
+) -> Tensor | State:  # fmt: skip
+    """One step; an LSTM's returns (h, c), the others h."""
+    state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+    start = tuple(s + input.new_zeros(s.shape) for s in state)
+    end = step(F.linear(input, w_ih, b_ih), start, Weights(w_ih, w_hh, b_ih, b_hh))
+    return end[0] if isinstance(hx, Tensor) else end
+
+
+DECOMPOSED: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.lstm: partial(_recurrent, lstm_step),
+    torch.gru: partial(_recurrent, gru_step),
+    torch.rnn_tanh: partial(_recurrent, tanh_step),
+    torch.rnn_relu: partial(_recurrent, relu_step),
+    torch.lstm_cell: partial(_cell, lstm_step),
+    torch.gru_cell: partial(_cell, gru_step),
+    torch.rnn_tanh_cell: partial(_cell, tanh_step),
+    torch.rnn_relu_cell: partial(_cell, relu_step),
+    torch._VF._pack_padded_sequence: packed.pack,
+    torch._VF._pad_packed_sequence: packed.pad,
+}

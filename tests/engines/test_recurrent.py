@@ -1,0 +1,253 @@
+"""Recurrent layers over F.linear: torch's numbers and gradients, row by row under vmap."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.overrides import TorchFunctionMode
+
+from dpbam.engines.recurrent import DECOMPOSED
+
+# torch's own inversion of a permutation, of one number per row
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+KINDS: dict[str, Callable[..., nn.RNNBase]] = {
+    "LSTM": nn.LSTM,
+    "GRU": nn.GRU,
+    "tanh": nn.RNN,
+    "relu": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
+}
+VARIANTS: list[dict[str, Any]] = [
+    {"num_layers": layers, "bidirectional": both, "batch_first": first, "bias": bias}
+    for layers, both, first, bias in itertools.product((1, 3), *[(False, True)] * 3)
+]
+CELLS = {"LSTM": nn.LSTMCell, "GRU": nn.GRUCell, "tanh": nn.RNNCell}
+
+
+class Decomposed(TorchFunctionMode):
+    """Replace torch's functions as an engine does, and count the linear ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.linear += func is torch.nn.functional.linear
+        if func in DECOMPOSED:
+            with self:
+                return DECOMPOSED[func](*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def make(kind: str, **options: Any) -> nn.RNNBase:
+    torch.manual_seed(0)
+    return KINDS[kind](3, 4, **options).double()
+
+
+def flat(result: Any) -> list[Tensor]:
+    """The tensors of any nest of tuples."""
+    if isinstance(result, Tensor):
+        return [result]
+    return [t for part in result if part is not None for t in flat(part)]
+
+
+def gradients(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    weights = [torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view_as(t) for t in outputs]
+    loss = sum((w * t).sum() for w, t in zip(weights, outputs, strict=True))
+    return list(torch.autograd.grad(loss, inputs))  # type: ignore[arg-type]
+
+
+def assert_as_torch(f: Callable[[], Any], inputs: list[Tensor]) -> None:
+    """The same values and gradients with and without the decomposition."""
+    expected = [t for t in flat(f()) if t.is_floating_point()]
+    with Decomposed() as mode:
+        got = [t for t in flat(f()) if t.is_floating_point()]
+    assert mode.linear > 0
+    for pair in (expected, got), (gradients(expected, inputs), gradients(got, inputs)):
+        for wanted, have in zip(*pair, strict=True):
+            torch.testing.assert_close(have, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_padded_layer_equals_torch(kind: str, options: dict[str, Any]) -> None:
+    layer, x = make(kind, **options), torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
+    assert_as_torch(lambda: layer(x), [x, *layer.parameters()])
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_projection_equals_torch(options: dict[str, Any]) -> None:
+    layer = make("LSTM", proj_size=2, **options)
+    x = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
+    assert_as_torch(lambda: layer(x), [x, *layer.parameters()])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_initial_state_and_missing_batch_axis_equal_torch(kind: str) -> None:
+    layer = make(kind, num_layers=2)
+    x, h = (torch.randn(n, w, dtype=torch.float64, requires_grad=True) for n, w in ((5, 3), (2, 4)))
+
+    def run() -> Any:
+        return layer(x, (h, 2 * h) if kind == "LSTM" else h)
+
+    assert_as_torch(run, [x, h, *layer.parameters()])
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_layer_equals_torch(kind: str, options: dict[str, Any]) -> None:
+    """Lengths that grow, repeat and fall, in a batch that is sorted by torch."""
+    layer, x = make(kind, **options), torch.randn(6, 6, 3, dtype=torch.float64, requires_grad=True)
+    lengths, first = torch.tensor([2, 6, 6, 1, 4, 4]), options["batch_first"]
+
+    def run() -> Any:
+        packed = pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=False)
+        out, state = layer(packed)
+        return pad_packed_sequence(out, batch_first=first, padding_value=0.5), state
+
+    assert_as_torch(run, [x, *layer.parameters()])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", CELLS)
+def test_cell_equals_torch(kind: str, bias: bool) -> None:
+    torch.manual_seed(0)
+    for options in ({}, {"nonlinearity": "relu"}) if kind == "tanh" else ({},):
+        cell = CELLS[kind](3, 4, bias=bias, **options).double()
+        x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+
+        def run(cell: nn.Module = cell, x: Tensor = x) -> Any:
+            return cell(x, cell(x))
+
+        assert_as_torch(run, [x, *cell.parameters()])
+
+
+def test_dropout_between_layers_is_torchs_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call of F.dropout per layer but the last, on that layer's whole output."""
+    calls: list[tuple[torch.Size, float, bool]] = []
+
+    def dropout(x: Tensor, p: float, training: bool) -> Tensor:
+        calls.append((x.shape, p, training))
+        return 2 * x
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
+    layer, x = make("LSTM", num_layers=3, dropout=0.25, bidirectional=True), torch.randn(5, 2, 3)
+    with Decomposed():
+        layer(x.double())
+    assert calls == [(torch.Size([5, 2, 8]), 0.25, True)] * 2
+    with Decomposed():
+        layer.eval()(x.double())
+    assert len(calls) == 2
+
+
+def test_input_projection_is_one_linear() -> None:
+    with Decomposed() as mode:
+        make("LSTM", num_layers=2)(torch.randn(7, 1, 3, dtype=torch.float64))
+    assert mode.linear == 2 * (1 + 7)
+
+
+class Reader(nn.Module):
+    """Read sequences of given lengths; return everything a model may look at."""
+
+    def __init__(self, kind: str, *, total: bool = True, **options: Any) -> None:
+        super().__init__()
+        self.layer, self.total = make(kind, batch_first=True, **options), total
+
+    def forward(self, x: Tensor, lengths: Any) -> list[Tensor]:
+        if isinstance(lengths, Tensor):
+            lengths = lengths.cpu()
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        out, state = self.layer(packed)
+        total = x.shape[1] if self.total else None
+        padded, same = pad_packed_sequence(out, True, padding_value=0.5, total_length=total)
+        return [*flat(state), padded, same]
+
+
+LENGTHS = torch.tensor([3, 5, 1, 4])
+
+
+def by_rows(model: nn.Module, x: Tensor, lengths: Any) -> list[list[Tensor]]:
+    """What torch gives for each row alone: values, then gradients of a loss per parameter."""
+    rows = []
+    for n in range(x.shape[0]):
+        length = lengths[n][None] if isinstance(lengths, Tensor) else lengths
+        out = model(x[n][None], length)
+        floats = [t for t in out if t.is_floating_point()]
+        rows.append([*out, *gradients(floats, list(model.parameters()))])
+    return rows
+
+
+def by_vmap(model: nn.Module, x: Tensor, lengths: Any) -> list[list[Tensor]]:
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, length: Any) -> tuple[Tensor, list[Tensor]]:
+        length = length[None] if isinstance(length, Tensor) else length
+        out = functional_call(model, parameters, (x[None], length))
+        floats = [t for t in out if t.is_floating_point()]
+        shapes = [torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view_as(t) for t in floats]
+        return sum((w * t).sum() for w, t in zip(shapes, floats, strict=True)), out  # type: ignore
+
+    axis = 0 if isinstance(lengths, Tensor) else None
+    with Decomposed():
+        each, out = vmap(grad(loss, has_aux=True), in_dims=(None, 0, axis))(parameters, x, lengths)
+    columns = [*out, *(each[name] for name in parameters)]
+    return [[c[n] for c in columns] for n in range(x.shape[0])]
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, [4]], ids=["lengths are data", "lengths are numbers"])
+@pytest.mark.parametrize("both", [False, True], ids=["forward", "bidirectional"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_rows_under_vmap_equal_a_loop(kind: str, both: bool, lengths: Any) -> None:
+    model = Reader(kind, num_layers=2, bidirectional=both)
+    x = torch.randn(4, 5, 3, dtype=torch.float64)
+    for got, wanted in zip(by_vmap(model, x, lengths), by_rows(model, x, lengths), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_padded_rows_under_vmap_equal_a_loop(kind: str, both: bool) -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = make(kind, num_layers=2, bidirectional=both, batch_first=True)
+
+        def forward(self, x: Tensor, _: Any) -> list[Tensor]:
+            return flat(self.layer(x))
+
+    model, x = Padded(), torch.randn(4, 5, 3, dtype=torch.float64)
+    for got, wanted in zip(by_vmap(model, x, None), by_rows(model, x, None), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_padding_beyond_a_rows_length_has_no_influence() -> None:
+    model, x = Reader("GRU"), torch.randn(4, 5, 3, dtype=torch.float64)
+    spoiled = torch.where(torch.arange(5)[:, None] < LENGTHS[:, None, None], x, torch.nan)
+    for got, wanted in zip(
+        by_vmap(model, spoiled, LENGTHS), by_vmap(model, x, LENGTHS), strict=True
+    ):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
+def test_packed_rows_of_unknown_length_are_refused() -> None:
+    x = torch.randn(4, 5, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"pass total_length=5, the padded length"):
+        by_vmap(Reader("LSTM", total=False), x, LENGTHS)
+
+    def mean_of_steps(x: Tensor, length: Tensor) -> Tensor:
+        return torch.mean(pack_padded_sequence(x[None], length[None], batch_first=True).data)
+
+    def method(x: Tensor, length: Tensor) -> Tensor:
+        return pack_padded_sequence(x[None], length[None], batch_first=True).data.mean()
+
+    with Decomposed(), pytest.raises(ValueError, match="computes with the packed steps"):
+        vmap(mean_of_steps)(x, LENGTHS)
+    with Decomposed(), pytest.raises(AttributeError, match="computes with the packed steps"):
+        vmap(method)(x, LENGTHS)
