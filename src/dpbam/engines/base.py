@@ -28,6 +28,10 @@ class CannotServe(ValueError):
     """This engine cannot compute this method on this model; the message says why."""
 
 
+class StatefulModelError(ValueError):
+    """A forward pass changes something that a later one could read; the message names it."""
+
+
 @dataclass(frozen=True)
 class PhysicalBatch:
     """Whole units of one logical batch, small enough to compute at once.
