@@ -14,9 +14,11 @@ from dpbam.engines.base import (
     Loss,
     PerSampleDirections,
     PhysicalBatch,
+    StatefulModelError,
 )
 from dpbam.engines.functional import FunctionalEngine
 from dpbam.engines.fused import FusedEngine
+from dpbam.engines.loop import LoopEngine
 
 __all__ = [
     "AutoEngine",
@@ -24,9 +26,11 @@ __all__ = [
     "Engine",
     "FunctionalEngine",
     "FusedEngine",
+    "LoopEngine",
     "Loss",
     "PerSampleDirections",
     "PhysicalBatch",
+    "StatefulModelError",
     "make_engine",
 ]
 
@@ -34,12 +38,13 @@ _ENGINES: dict[str, Callable[[nn.Module, Loss, Mapping[str, int]], Engine]] = {
     "auto": AutoEngine,
     "functional": FunctionalEngine,
     "fused": FusedEngine,
+    "loop": LoopEngine,
 }
 ENGINES = tuple(_ENGINES)
 
 
 def make_engine(name: str, model: nn.Module, loss: Loss, groups: Mapping[str, int]) -> Engine:
-    """The engine called ``name``: "auto", "functional" or "fused".
+    """The engine called ``name``: "auto", "functional", "fused" or "loop".
 
     Example:
         >>> model = nn.Linear(2, 1)

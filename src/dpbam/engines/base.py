@@ -29,7 +29,7 @@ class CannotServe(ValueError):
 
 
 class StatefulModelError(ValueError):
-    """The model keeps something from one forward pass to the next: no engine serves it."""
+    """A forward pass changes something that a later one could read; the message names it."""
 
 
 @dataclass(frozen=True)

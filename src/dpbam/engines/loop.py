@@ -1,0 +1,330 @@
+"""The loop engine: one unit at a time by ordinary autograd, for every method.
+
+It serves whatever runs on a batch of one record: data-dependent branches, dynamic shapes, packed
+sequences, gradient checkpointing, ``autograd.grad`` inside forward, any ``autograd.Function``. It
+is slow, shares no code with the other engines, and is what the tests compare them with.
+
+Isolation. The model sees one row at a time, on a copy of its modules that no other unit has used;
+the copies share the parameters. What a forward pass could leave behind is refused, by name: see
+:mod:`dpbam.engines.loop_state`. The first unit's loss is computed before all others and after
+them, and must be the same bit for bit; otherwise something outside of the model carries over.
+
+What a direction is, with g_i the gradient of unit i's loss by ``torch.autograd``:
+
+========================  ======================================================================
+exact BAM                 g_i + p H_i g_i / |g_i| by double backward; a detached use of a
+                          parameter is a constant
+all other methods         the method's own formula; the gradient at another theta is that of the
+                          plain loss with the whole forward pass there, detached uses included
+========================  ======================================================================
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dpbam.engines.base import (
+    CannotServe,
+    Loss,
+    PhysicalBatch,
+    StatefulModelError,
+    call_model,
+    per_row_loss,
+)
+from dpbam.engines.dropout import KeyedDropout
+from dpbam.engines.loop_state import Kept, Modules, Surroundings
+from dpbam.methods import DPSGD, Method
+from dpbam.trees import Params, accumulation_dtype, add, inner, map_rows, norm, unit_vector
+
+
+class LoopEngine:
+    """Directions one unit after the other.
+
+    Args:
+        model: any module that runs on a batch of one record.
+        loss: (output, targets) -> one value per row; it may use parameters of the model.
+        groups: the clipping group of each trainable parameter; None puts all in one.
+    """
+
+    name = "loop"
+
+    def __init__(self, model: nn.Module, loss: Loss, groups: Mapping[str, int] | None = None):
+        self._model, self._loss = model, loss
+        self._groups = groups or {n: 0 for n, p in model.named_parameters() if p.requires_grad}
+
+    def directions(
+        self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
+    ) -> LoopDirections:
+        """d_i for every unit i.
+
+        Raises:
+            StatefulModelError: if a forward pass leaves something behind that the next could read.
+        """
+        theta = _Theta(self._model)
+        surroundings = Surroundings(self._model, self._loss)
+        found: list[Params] = []
+        gradients: list[Params] = []
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), theta.kept():
+            before = self._loss_of(0, batch, theta)
+            for u in range(batch.units):
+                with self._unit(u, batch, theta) as unit:
+                    found.append(_direction(unit, method, lam))
+                    if plain:
+                        gradients.append(_direction(unit, DPSGD(), 0.0))
+            after = self._loss_of(0, batch, theta)
+            surroundings.check()
+        _check_repeatable(before, after)
+        below = LoopDirections(gradients, self._groups) if plain else None
+        return LoopDirections(found, self._groups, below)
+
+    def _loss_of(self, u: int, batch: PhysicalBatch, theta: _Theta) -> Tensor:
+        with self._unit(u, batch, theta) as unit:
+            return unit.loss().detach()
+
+    @contextmanager
+    def _unit(self, u: int, batch: PhysicalBatch, theta: _Theta) -> Iterator[_Unit]:
+        """Unit u on modules of its own; on leaving, nothing of it may be left anywhere."""
+        model, loss = _copied(self._model, self._loss)
+        modules, kept = Modules(model, loss), Kept()
+        index = (batch.unit == u).nonzero().flatten().tolist()
+        yield _Unit(model, loss, batch, index, theta, kept)
+        modules.check()
+        del model, loss, modules  # what the copies hold goes with them
+        kept.check()
+
+
+class _Theta:
+    """The trainable parameters by identity, and their values at the start.
+
+    Other values are written into the parameters' own storage, so that every use moves with them,
+    in the model and in the loss, tied or detached.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.values = {n: p.detach().clone() for n, p in self.parameters.items()}
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Afterwards the values of the start again, whatever a refused forward pass did."""
+        try:
+            yield
+        finally:
+            self._write(self.values)
+
+    @contextmanager
+    def at(self, values: Params) -> Iterator[None]:
+        """The parameters hold ``values`` inside; afterwards their own again, bit for bit."""
+        if values is self.values:
+            yield
+            return
+        if any(torch._C._functorch.is_functorch_wrapped_tensor(v) for v in values.values()):
+            raise CannotServe(
+                "the loop engine gives a method gradients that torch.func cannot differentiate: "
+                "give the method a norm_penalty, or use engine='functional'"
+            )
+        with self.kept():
+            self._write(values)
+            yield
+
+    def _write(self, values: Params) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.data.copy_(values[name])  # no new version: nothing of the graph is left
+        torch.clear_autocast_cache()  # it holds casts of the values before
+
+
+class _Unit:
+    """One unit's loss and gradients, on a copy of the model."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, batch: PhysicalBatch, index: list[int], theta: _Theta,
+        kept: Kept,
+    ) -> None:  # fmt: skip
+        self._model, self._loss, self._batch, self._index = model, loss, batch, index
+        self.theta, self._kept = theta, kept
+
+    def loss(self) -> Tensor:
+        """sum_r w_r L_r over the unit's rows, each shown to the model alone: scalar."""
+        parts = [self._row(i) for i in self._index]
+        return torch.stack(parts).sum()
+
+    def _row(self, i: int) -> Tensor:
+        batch = self._batch
+        inputs, targets = map_rows(lambda t: _row_of(t, i), (batch.inputs, batch.targets))
+        with self._kept.watching((inputs, targets)), KeyedDropout(batch.keys[i : i + 1]):
+            output = call_model(self._model, inputs)
+            value = per_row_loss(self._loss, output, targets, 1)
+        return (value * batch.weights[i].to(value.dtype)).sum()
+
+    def gradient(self, values: Params) -> Params:
+        """The gradient of the unit's loss with the parameters at ``values``."""
+        with self.theta.at(values):
+            try:
+                return self._tree(self._autograd(self.loss()))
+            except RuntimeError as error:
+                if "use_reentrant" not in str(error):
+                    raise
+            return self._tree(self._backward())
+
+    def penalised(self, penalty: float) -> Params:
+        """The gradient of L + penalty |g|, which is g + penalty H g / |g|; g itself where g = 0."""
+        graph = self._tree(self._autograd(self.loss(), create_graph=True))
+        g = {n: t.detach() for n, t in graph.items()}
+        if not bool(norm(g) > 0):  # NaN too: clipping drops the unit
+            return g
+        u = unit_vector(g)
+        curved = {n: t for n, t in graph.items() if t.requires_grad}
+        if not curved:
+            return g
+        return add(g, self._tree(self._autograd(inner(curved, u))), penalty)
+
+    def _autograd(self, value: Tensor, *, create_graph: bool = False) -> list[Tensor | None]:
+        wanted = list(self.theta.parameters.values())
+        if not value.requires_grad:
+            return [None] * len(wanted)
+        return list(_run_backward(value, tuple(wanted), create_graph=create_graph))
+
+    def _backward(self) -> list[Tensor | None]:
+        """By ``.grad``: reentrant checkpointing knows no other way."""
+        wanted = list(self.theta.parameters.values())
+        if any(p._post_accumulate_grad_hooks for p in wanted):
+            raise CannotServe(
+                "checkpoint(use_reentrant=True) would run the hooks that wait for a parameter's "
+                ".grad on a gradient without noise: pass use_reentrant=False"
+            )
+        saved = [p.grad for p in wanted]
+        try:
+            for p in wanted:
+                p.grad = None
+            _run_backward(self.loss(), ())
+            return [p.grad for p in wanted]
+        finally:
+            for p, g in zip(wanted, saved, strict=True):
+                p.grad = g
+
+    def _tree(self, found: list[Tensor | None]) -> Params:
+        named = self.theta.parameters.items()
+        return {
+            n: torch.zeros_like(p) if g is None else g
+            for (n, p), g in zip(named, found, strict=True)
+        }
+
+
+def _direction(unit: _Unit, method: Method, lam: float) -> Params:
+    """d_i, without the graph."""
+    penalty = method.norm_penalty(lam)
+    if penalty is None:
+        d = method.direction(unit.gradient, unit.theta.values, lam)
+    elif penalty == 0:
+        d = unit.gradient(unit.theta.values)
+    else:
+        d = unit.penalised(penalty)
+    return {n: t.detach().to(accumulation_dtype(t.dtype)) for n, t in d.items()}
+
+
+class LoopDirections:
+    """Directions of U units, each held by itself, in float32 or better."""
+
+    def __init__(
+        self, units: list[Params], groups: Mapping[str, int], plain: LoopDirections | None = None
+    ) -> None:
+        self._units, self._groups, self._plain = units, groups, plain
+
+    @property
+    def plain(self) -> LoopDirections | None:
+        """The plain gradients of the same units, if asked for."""
+        return self._plain
+
+    def norms(self) -> Tensor:
+        """|d_i| by group: [G, U]."""
+        count = max(self._groups.values()) + 1
+        members = [[n for n, g in self._groups.items() if g == group] for group in range(count)]
+        return torch.stack(
+            [
+                torch.stack([norm({n: d[n] for n in names}) for d in self._units])
+                for names in members
+            ]
+        )
+
+    def parameter_norms(self) -> dict[str, Tensor]:
+        """The norm of d_i's entries by parameter: [U] each."""
+        return {n: torch.stack([norm({n: d[n]}) for d in self._units]) for n in self._units[0]}
+
+    def weighted_sum(self, factors: Tensor) -> Params:
+        """sum_i factors[g, i] d_i; a factor of 0 removes even a NaN."""
+        total = {n: torch.zeros_like(d) for n, d in self._units[0].items()}
+        for i, direction in enumerate(self._units):
+            for name, d in direction.items():
+                factor = factors[self._groups[name], i]
+                if factor != 0:
+                    total[name] += factor.to(d.dtype) * d
+        return total
+
+    def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
+        """<d_i, vector>: [U]."""
+        return torch.stack([inner(d, vector) for d in self._units])
+
+
+class _NoKeys:
+    """Stands for the keys of a backward pass, where no row may draw."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise CannotServe(
+            "dropout inside of a checkpointed segment would be drawn anew in the backward pass: "
+            "set its rate to 0, or do without checkpointing"
+        )
+
+
+_NO_KEYS = cast(Tensor, _NoKeys())
+
+
+def _run_backward(
+    value: Tensor, wanted: tuple[Tensor, ...], *, create_graph: bool = False
+) -> tuple[Tensor | None, ...]:
+    """``torch.autograd.grad``, or without ``wanted`` ``backward``, where no row may draw.
+
+    Those two functions would hide a checkpointed segment from a mode around them: the mode is
+    off while it handles a call.
+    """
+    with KeyedDropout(_NO_KEYS):
+        return cast(
+            tuple[Tensor | None, ...],
+            _engine_run_backward(
+                (value,), (torch.ones_like(value),), create_graph, create_graph, wanted,
+                allow_unreachable=True, accumulate_grad=not wanted,
+            ),
+        )  # fmt: skip
+
+
+def _row_of(t: Any, i: int) -> Any:
+    return t[i : i + 1] if isinstance(t, Tensor) else t  # None stays None
+
+
+def _copied(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss]:
+    """Copies of both that share the model's parameters and no other state."""
+    memo: dict[int, Any] = {id(p): p for p in model.parameters()}
+    try:
+        return copy.deepcopy((model, loss), memo)
+    except Exception as error:
+        raise CannotServe(
+            f"the loop engine runs each unit on a copy of the model, and copy.deepcopy fails on it "
+            f"({error}): keep what cannot be copied out of the model"
+        ) from error
+
+
+def _check_repeatable(before: Tensor, after: Tensor) -> None:
+    if torch.equal(before, after) or bool(before.isnan() & after.isnan()):
+        return
+    raise StatefulModelError(
+        f"the loss of one record was {before.item()!r} before the others were computed and "
+        f"{after.item()!r} after them: forward must not depend on what ran before it, so keep no "
+        "state outside of the model, and draw random numbers with torch.nn.Dropout only"
+    )

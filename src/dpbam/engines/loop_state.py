@@ -1,0 +1,310 @@
+"""What a forward pass may leave behind: found and refused by name, for the loop engine.
+
+=====================  =============================================================================
+:class:`Modules`       attributes and buffers of the modules that ran, and containers inside them
+:class:`Surroundings`  the model that they are copies of, class attributes, closures of hooks, of
+                       methods and of losses, and globals that these name
+:class:`Kept`          tensors computed from a record that are still alive, wherever they are kept
+=====================  =============================================================================
+
+A Python number that is kept where none of these look (a file, a C extension, an object of the
+standard library) is not seen.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FunctionType, MethodType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from dpbam.engines.base import Loss, StatefulModelError
+
+_VALUES = bool | int | float | complex | str | bytes | None
+_CONTAINERS: Any = list | tuple | set | frozenset | deque
+_FOREIGN = sys.stdlib_module_names | {"torch", "numpy"}
+_MOST_LEVELS = 8
+
+
+class _Watched:
+    """Named state as it was, to be compared with what it is."""
+
+    def __init__(self, read: Callable[[], dict[str, Any]], *, parameters: bool) -> None:
+        self._read = read
+        self._before = {n: _remembered(v, parameters) for n, v in read().items()}
+
+    def check(self) -> None:
+        """Refuse if anything was added, removed, replaced or written to.
+
+        Raises:
+            StatefulModelError: naming it.
+        """
+        now = self._read()
+        missing = object()
+        for name in {**self._before, **now}:
+            old, new = self._before.get(name, missing), now.get(name, missing)
+            if old is missing or new is missing or not old.same(new):
+                raise StatefulModelError(
+                    f"the forward pass changed {name}, so that one record could reach the next and "
+                    "the released model: compute it from the inputs, or keep it in eval mode only"
+                )
+
+
+class Modules(_Watched):
+    """The state inside of a copy of the model, and of the loss if that is a module."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        def read() -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            _Walk(found).modules(model, loss)
+            return found
+
+        super().__init__(read, parameters=False)
+
+
+class Surroundings(_Watched):
+    """The state of the model itself and of the code around it."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        def read() -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            walk = _Walk(found)
+            walk.modules(model, loss)
+            walk.code(model, loss)
+            return found
+
+        super().__init__(read, parameters=True)
+
+
+class _Walk:
+    """Collects values by name: tensors and plain values, and the size of containers."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self._found = found
+        self._seen: set[int] = set()
+
+    def modules(self, model: nn.Module, loss: Loss) -> None:
+        named = {"module": model.named_modules()}
+        if isinstance(loss, nn.Module):
+            named["the loss's module"] = loss.named_modules()
+        owners = {
+            module: f"{kind} {path!r} ({type(module).__name__})"
+            for kind, modules in reversed(named.items())
+            for path, module in modules
+        }
+        self._seen |= {id(module) for module in owners}
+        for module, owner in owners.items():
+            self._module(owner, module)
+        if not isinstance(loss, nn.Module):
+            self._value("the loss", loss, 0)
+
+    def code(self, model: nn.Module, loss: Loss) -> None:
+        classes = {c for module in model.modules() for c in type(module).__mro__}
+        for cls in {*classes, *type(loss).__mro__}:
+            if not _foreign(cls):
+                for name, value in list(vars(cls).items()):
+                    self._value(f"class attribute {cls.__name__}.{name}", value, 1)
+
+    def _module(self, owner: str, module: nn.Module) -> None:
+        for name, value in list(vars(module).items()):
+            if name == "_buffers":
+                for key, buffer in value.items():
+                    self._value(f"buffer {key!r} of {owner}", buffer, 1)
+            else:
+                self._value(f"attribute {name!r} of {owner}", value, 1)
+
+    def _value(self, name: str, value: Any, level: int) -> None:
+        if isinstance(value, Tensor | np.ndarray | _VALUES):
+            self._found[name] = value
+            return
+        self._found[name] = _Size.of(value)
+        if id(value) in self._seen or level > _MOST_LEVELS:
+            return
+        self._seen.add(id(value))
+        for key, part in _parts(value):
+            self._value(f"{key} of {name}" if level == 0 else f"{name}[{key}]", part, level + 1)
+
+
+class _Size:
+    """A container's kind and length, or another object's identity: its parts follow by name."""
+
+    def __init__(self, kind: Any, length: int) -> None:
+        self.kind, self.length = kind, length
+
+    @classmethod
+    def of(cls, value: Any) -> _Size:
+        if isinstance(value, Mapping | _CONTAINERS):
+            return cls(type(value), len(value))
+        return cls(value, 0)
+
+    def same(self, other: Any) -> bool:
+        if not isinstance(other, _Size) or self.length != other.length:
+            return False
+        return self.kind is other.kind or _same_method(self.kind, other.kind)
+
+
+class _Value:
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def same(self, other: Any) -> bool:
+        if type(self._value) is not type(other):
+            return False
+        return bool(self._value == other) or (self._value != self._value and other != other)
+
+
+class _Array:
+    def __init__(self, value: np.ndarray[Any, Any]) -> None:
+        self._value, self._bytes = value, value.tobytes()
+
+    def same(self, other: Any) -> bool:
+        return other is self._value and other.tobytes() == self._bytes
+
+
+class _Written:
+    """A tensor: the same object, not written to, not even through ``.data``."""
+
+    def __init__(self, value: Tensor, *, values: bool) -> None:
+        self._tensor, self._version = value, _version(value)
+        self._copy = value.detach().clone() if values else None
+
+    def same(self, other: Any) -> bool:
+        if other is not self._tensor or _version(other) != self._version:
+            return False
+        return self._copy is None or _bits_equal(self._copy, other.detach())
+
+
+def _version(t: Tensor) -> int | None:
+    return None if t.is_inference() else t._version
+
+
+def _bits_equal(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _remembered(value: Any, parameters: bool) -> Any:
+    if isinstance(value, _Size):
+        return value
+    if isinstance(value, Tensor):
+        return _Written(value, values=parameters or not isinstance(value, nn.Parameter))
+    return _Array(value) if isinstance(value, np.ndarray) else _Value(value)
+
+
+def _same_method(a: Any, b: Any) -> bool:
+    """Bound methods are made anew at every look."""
+    both = isinstance(a, MethodType) and isinstance(b, MethodType)
+    return both and a.__self__ is b.__self__ and a.__func__ is b.__func__
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds, by name: no classes, no modules of Python, no foreign objects."""
+    if isinstance(value, Mapping):
+        yield from ((repr(key), part) for key, part in list(value.items()))
+    elif isinstance(value, _CONTAINERS):
+        yield from ((str(key), part) for key, part in enumerate(list(value)))
+    elif isinstance(value, FunctionType):
+        yield from _parts_of_function(value)
+    elif isinstance(value, MethodType):
+        yield from (("object", value.__self__), ("function", value.__func__))
+    elif isinstance(value, staticmethod | classmethod):
+        yield "function", value.__func__
+    elif isinstance(value, property):
+        yield "function", value.fget
+    elif isinstance(value, SimpleNamespace | nn.Module) or not _foreign(type(value)):
+        yield from ((key, part) for key, part in list(getattr(value, "__dict__", {}).items()))
+
+
+def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Its attributes, its closure, and the globals that it names, functions of its file too."""
+    if _foreign(function):
+        return
+    yield from (("attribute " + name, part) for name, part in list(vars(function).items()))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield "closure variable " + name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in function.__code__.co_names:
+        part = function.__globals__.get(name)
+        own = isinstance(part, FunctionType) and part.__module__ == function.__module__
+        if own or isinstance(part, Tensor | np.ndarray | _VALUES | _CONTAINERS | dict):
+            yield "global " + name, part
+
+
+def _foreign(definition: Any) -> bool:
+    """Whether a class or function belongs to Python, torch or numpy: trusted to keep nothing."""
+    return (definition.__module__ or "").partition(".")[0] in _FOREIGN
+
+
+class Kept(TorchFunctionMode):
+    """Follows what is computed from a record; nothing of it may live on.
+
+    A result is of the record if an argument is, and so is a tensor that is written to with one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._record: dict[int, weakref.ref[Tensor]] = {}
+
+    @contextmanager
+    def watching(self, record: Any) -> Iterator[None]:
+        """Follow the tensors of ``record`` through everything that is called inside."""
+        self._add(record)
+        with self:
+            yield
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if not any(self._has(t) for t in given):
+            return func(*args, **(kwargs or {}))
+        versions = [_version(t) for t in given]
+        result = func(*args, **(kwargs or {}))
+        self._add(result)
+        for t, version in zip(given, versions, strict=True):
+            if _version(t) != version:
+                self._add(t)
+        return result
+
+    def check(self) -> None:
+        """Refuse if a tensor of the record is still alive.
+
+        Raises:
+            StatefulModelError: with its shape.
+        """
+        if not self._alive():
+            return
+        gc.collect()  # the model may have made reference cycles
+        if alive := self._alive():
+            raise StatefulModelError(
+                f"the forward pass keeps a tensor of shape {tuple(alive[0].shape)} that was "
+                "computed from a record (in a list, a global, a closure or a hook), where the next "
+                "record could read it: keep none"
+            )
+
+    def _alive(self) -> list[Tensor]:
+        return [t for ref in self._record.values() if (t := ref()) is not None]
+
+    def _has(self, t: Tensor) -> bool:
+        ref = self._record.get(id(t))
+        return ref is not None and ref() is t
+
+    def _add(self, tree: Any) -> None:
+        for t in tree_leaves(tree):
+            if isinstance(t, Tensor) and not isinstance(t, nn.Parameter):
+                self._record[id(t)] = weakref.ref(t)
