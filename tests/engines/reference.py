@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpbam.engines.base import PhysicalBatch
-from dpbam.engines.dropout import KeyedDropout
+from dpbam.engines.draws import KeyedDraws
 
 
 def one_at_a_time(
@@ -19,21 +19,20 @@ def one_at_a_time(
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     out = []
     for u in range(batch.units):
-        index = (batch.unit == u).nonzero()[:, 0]
-        rows = tree_map(lambda t: t[index], (batch.inputs, batch.targets))  # noqa: B023
-        inputs, targets = rows
-        weights = batch.weights[index]
-        with (
-            KeyedDropout(batch.keys[index]),
-            torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
-        ):
-            if isinstance(inputs, tuple):
-                output = model(*inputs)
-            elif isinstance(inputs, dict):
-                output = model(**inputs)
-            else:
-                output = model(inputs)
-            value = (loss(output, targets) * weights).sum()
+        value = torch.zeros(())
+        for i in (batch.unit == u).nonzero()[:, 0].tolist():
+            inputs, targets = tree_map(lambda t: t[i : i + 1], (batch.inputs, batch.targets))  # noqa: B023
+            with (
+                KeyedDraws(batch.keys[i]),
+                torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+            ):
+                if isinstance(inputs, tuple):
+                    output = model(*inputs)
+                elif isinstance(inputs, dict):
+                    output = model(**inputs)
+                else:
+                    output = model(inputs)
+                value = value + (loss(output, targets) * batch.weights[i]).sum()
         wanted = list(named.values())
         g = torch.autograd.grad(value, wanted, create_graph=penalty > 0, allow_unused=True)
         if penalty > 0:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from zoo import ROWS, ZOO, loss
 
 from dpbam.engines import FunctionalEngine, PhysicalBatch
-from dpbam.engines.base import call_model, per_row_loss
+from dpbam.engines.base import CannotServe, call_model, per_row_loss
 from dpbam.methods import BAM, DPSGD, Method
 
 METHODS = {"dp-sgd": (DPSGD(), 0.0), "bam-exact": (BAM(0.2, exact=True), 0.2)}
@@ -149,7 +149,7 @@ def test_embedding_padding_gets_no_gradient() -> None:
     assert total[1].any()
 
 
-def test_a_layer_that_keeps_state_is_refused_by_torch() -> None:
+def test_a_layer_that_keeps_state_is_refused() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -162,7 +162,7 @@ def test_a_layer_that_keeps_state_is_refused_by_torch() -> None:
 
     batch = make_batch(torch.randn(ROWS, 6), torch.arange(ROWS) % 3, ROWS)
     model = Counting()
-    with pytest.raises(RuntimeError, match="in-place operation"):
+    with pytest.raises(CannotServe, match="in-place operation"):
         FunctionalEngine(model, loss).directions(batch, DPSGD(), 0.0)
     assert not model.seen.any()
 
@@ -187,3 +187,14 @@ def test_a_method_of_ones_own_runs_on_it() -> None:
     engine, batch = engine_and_batch(1)
     half, whole = engine.directions(batch, Half(), 0.0), engine.directions(batch, DPSGD(), 0.0)
     assert torch.allclose(half.norms() * 2, whole.norms())
+
+
+def test_both_of_bams_gradients_have_the_same_dropout_mask() -> None:
+    """With lambda towards 0, BAM tends to the plain gradient only if the mask is the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 20), nn.Dropout(0.5), nn.Tanh(), nn.Linear(20, 3)).double()
+    batch = make_batch(torch.randn(6, 5).double(), torch.arange(6) % 3, 6)
+    engine = FunctionalEngine(model, loss)
+    plain = engine.directions(batch, DPSGD(), 0.0).norms()
+    for method in (BAM(1e-9), BAM(1e-9, exact=True)):
+        assert torch.allclose(engine.directions(batch, method, 1e-9).norms(), plain, rtol=1e-6)

@@ -53,41 +53,19 @@ MIXING = {
     "softmax over the batch": lambda x: x.softmax(0),
     "neighbour": lambda x: x + x.roll(1, 0),
     "attention over the batch": lambda x: (x @ x.t()).softmax(-1) @ x,
-    "no gradient": lambda x: x / (1e-3 + x.detach().std(0)),
+    "no gradient": lambda x: x / (1e-3 + x.detach().abs().mean(0)),
     "flip": lambda x: x.flip(0),
 }
 
 
 @pytest.mark.parametrize("code", MIXING)
-@pytest.mark.parametrize("method", [DPSGD(), EXACT, BAM(0.3)], ids=["dp-sgd", "exact", "ascent"])
-def test_a_model_that_mixes_samples_is_refused(code: str, method: Method) -> None:
-    model = Wrapped(MIXING[code])
-    with pytest.raises(CannotServe, match=r"mix|another"):
-        FusedEngine(model, CROSS).directions(
-            make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), method, 0.3
-        )
-
-
-def test_a_model_that_mixes_before_its_first_layer_is_refused() -> None:
-    class Early(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x - x.mean(0))
-
-    with pytest.raises(CannotServe, match="mix"):
-        FusedEngine(Early(), CROSS).directions(
-            make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
-        )
-
-
-def test_one_row_first_does_not_hide_mixing_later() -> None:
-    engine = FusedEngine(Wrapped(lambda x: x - x.detach().mean(0)), CROSS)
-    engine.directions(make_batch(torch.randn(1, 4), torch.zeros(1).long(), 1), DPSGD(), 0.0)
-    with pytest.raises(CannotServe, match="mix"):
-        engine.directions(make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0)
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_that_a_model_would_mix_are_seen_alone(code: str, method: str) -> None:
+    torch.manual_seed(0)
+    model = Wrapped(MIXING[code]).double()
+    data = make_batch(torch.randn(5, 4).double(), torch.arange(5) % 3, 5, dtype=torch.float64)
+    found = errors(FusedEngine(model, CROSS), model, CROSS, data, method)
+    assert max(found.values()) < 1e-9, found
 
 
 def test_apart_is_not_refused() -> None:
@@ -111,26 +89,16 @@ class Sequence(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "word"),
     [
-        (nn.LSTM(4, 4, batch_first=True), "lstm"),
-        (nn.GRU(4, 4, batch_first=True), "gru"),
         (nn.BatchNorm1d(5), "batch norm"),
         (nn.InstanceNorm1d(5, affine=True, track_running_stats=True), "running"),
-        (nn.MultiheadAttention(4, 2, add_bias_kv=True), "bias_k"),
     ],
-    ids=["lstm", "gru", "batch norm", "instance norm", "attention"],
+    ids=["batch norm", "instance norm"],
 )
-def test_what_it_cannot_do_it_says_by_name(layer: nn.Module, word: str) -> None:
-    class Three(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = layer
-
-        def forward(self, x: Tensor) -> Any:
-            return layer(x, x, x) if isinstance(layer, nn.MultiheadAttention) else layer(x)
-
-    model = Sequence(Three())
+def test_a_layer_that_mixes_or_keeps_samples_is_refused_by_name(
+    layer: nn.Module, word: str
+) -> None:
     with pytest.raises(CannotServe, match=word):
-        FusedEngine(model, CROSS).directions(
+        FusedEngine(Sequence(layer), CROSS).directions(
             make_batch(torch.randn(5, 5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
         )
 
@@ -155,7 +123,7 @@ def test_a_use_that_torch_cannot_show_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(Double.apply(x, self.hidden))
 
-    with pytest.raises(CannotServe, match="hidden"):
+    with pytest.raises(CannotServe, match=r"autograd\.Function"):
         FusedEngine(Hidden(), CROSS).directions(
             make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
         )
@@ -177,21 +145,6 @@ def test_an_input_overwritten_later_is_refused() -> None:
         FusedEngine(Overwrites(), CROSS).directions(
             make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
         )
-
-
-@pytest.mark.parametrize("length", [2, 5, 7])  # 5 is the batch's size
-def test_dropout_whose_first_axis_is_not_the_rows_is_refused(length: int) -> None:
-    class Second(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(F.dropout(self.a(x.transpose(0, 1)), 0.5).mean(0))
-
-    data = make_batch(torch.randn(5, length, 4), torch.arange(5) % 3, 5)
-    with pytest.raises(CannotServe, match="dropout"):
-        FusedEngine(Second(), CROSS).directions(data, DPSGD(), 0.0)
 
 
 def test_a_method_of_ones_own_is_refused() -> None:

@@ -13,7 +13,7 @@ from dpbam import BAM, DPSAT, DPSGD, PrivateGradientOracle
 from dpbam import methods as methods_module
 from dpbam import oracle as oracle_module
 from dpbam.engines import functional
-from dpbam.engines.dropout import KeyedDropout
+from dpbam.engines.draws import KeyedDraws
 from dpbam.logical import LogicalBatch, Views
 from dpbam.randomness import derive, keyed_uniform
 from planting import Mistake, catches
@@ -314,7 +314,7 @@ MISTAKES = {
         check_micro_batches, Views, "of", keyed_by_place_in_the_micro_batch
     ),
     "another mask in BAM's second gradient": Mistake(
-        check_one_mask_for_both_gradients, KeyedDropout, "__init__", a_new_mask_each_pass
+        check_one_mask_for_both_gradients, KeyedDraws, "__init__", a_new_mask_each_pass
     ),
     "batch norm let through": Mistake(
         check_batch_norm_is_refused, oracle_module, "check_model", looks_away

@@ -50,7 +50,7 @@ _GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 _HOOKS = {
     Tensor.register_hook, Tensor.retain_grad, Tensor.register_post_accumulate_grad_hook,
 }  # fmt: skip
-_VMAP_WORDS = ("vmap", "functorch", "atching rule")  # in torch's own messages
+_VMAP_WORDS = ("vmap", "functorch", "atching rule", "transform")  # in torch's own messages
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 

@@ -39,7 +39,7 @@ from dpbam.engines.base import (
     call_model,
     per_row_loss,
 )
-from dpbam.engines.dropout import KeyedDropout
+from dpbam.engines.draws import KeyedDraws, OnlyKeyedDraws
 from dpbam.engines.loop_state import Kept, Modules, Surroundings
 from dpbam.methods import DPSGD, Method
 from dpbam.trees import Params, accumulation_dtype, add, inner, map_rows, norm, unit_vector
@@ -159,7 +159,7 @@ class _Unit:
     def _row(self, i: int) -> Tensor:
         batch = self._batch
         inputs, targets = map_rows(lambda t: _row_of(t, i), (batch.inputs, batch.targets))
-        with self._kept.watching((inputs, targets)), KeyedDropout(batch.keys[i : i + 1]):
+        with self._kept.watching((inputs, targets)), KeyedDraws(batch.keys[i]):
             output = call_model(self._model, inputs)
             value = per_row_loss(self._loss, output, targets, 1)
         return (value * batch.weights[i].to(value.dtype)).sum()
@@ -273,19 +273,6 @@ class LoopDirections:
         return torch.stack([inner(d, vector) for d in self._units])
 
 
-class _NoKeys:
-    """Stands for the keys of a backward pass, where no row may draw."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise CannotServe(
-            "dropout inside of a checkpointed segment would be drawn anew in the backward pass: "
-            "set its rate to 0, or do without checkpointing"
-        )
-
-
-_NO_KEYS = cast(Tensor, _NoKeys())
-
-
 def _run_backward(
     value: Tensor, wanted: tuple[Tensor, ...], *, create_graph: bool = False
 ) -> tuple[Tensor | None, ...]:
@@ -294,7 +281,7 @@ def _run_backward(
     Those two functions would hide a checkpointed segment from a mode around them: the mode is
     off while it handles a call.
     """
-    with KeyedDropout(_NO_KEYS):
+    with OnlyKeyedDraws():
         return cast(
             tuple[Tensor | None, ...],
             _engine_run_backward(

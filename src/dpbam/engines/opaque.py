@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from dpbam.engines import multihead
 from dpbam.engines.base import CannotServe
+from dpbam.engines.recurrent import DECOMPOSED
 
 
 _PRELU = {torch.prelu, Tensor.prelu}
@@ -37,6 +38,8 @@ class Decompose(TorchFunctionMode):
             if reason := multihead.unserved(given):
                 raise CannotServe(reason)
             return multihead.forward(given)
+        if func in DECOMPOSED:
+            return DECOMPOSED[func](*args, **kwargs)
         if func in _PRELU:
             return _prelu(*args, **kwargs)
         return func(*args, **kwargs)
