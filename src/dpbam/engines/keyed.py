@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpbam.engines.packed import is_batched
+from dpbam.engines.batched import is_batched
 from dpbam.randomness import derive, keyed_bits
 
 Handler = Callable[..., Any]  # (row, func, *args, **kwargs) -> what func returns, but keyed

@@ -19,6 +19,8 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 
+from dpbam.engines.batched import is_batched
+
 State = tuple[Tensor, ...]
 Advance = Callable[[Tensor, State], State]
 
@@ -148,16 +150,6 @@ _REFUSAL = (
 
 def _refuse() -> NoReturn:
     raise ValueError(_REFUSAL)
-
-
-def is_batched(tensor: Tensor) -> bool:
-    """Whether a tensor has one value per row of an enclosing vmap."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
-            return True
-        tensor = functorch.get_unwrapped(tensor)
-    return False
 
 
 def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, Tensor]:

@@ -1,0 +1,85 @@
+"""Hugging Face models with padding masks under vmap.
+
+Before transformers builds the attention mask of a batch [N, T] of padding masks, it looks whether
+the mask is needed at all: a mask of ones is left out. That is a branch on data, which vmap cannot
+run. :func:`explicit_masks` has transformers build every mask that is data of a row. The result is
+the same up to rounding; the model and its configuration are not touched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from dpbam.engines.batched import is_batched
+
+_IMPLEMENTATIONS = ("sdpa", "eager")  # the others are kernels that vmap cannot run
+
+
+@contextmanager
+def explicit_masks(model: nn.Module) -> Iterator[None]:
+    """While open, transformers decides nothing by the values of masks that vmap has batched.
+
+    It does nothing for a model without parts from transformers, and imports nothing. Masks that
+    are not batched, and models elsewhere that run without vmap, are served as always.
+
+    Raises:
+        ValueError: the model branches on data and its version of transformers, below 4.53, has no
+            interface for masks.
+    """
+    if not has_pretrained(model):
+        yield
+        return
+    interface = getattr(
+        sys.modules.get("transformers.masking_utils"), "AttentionMaskInterface", None
+    )
+    if interface is None:
+        with _explained():
+            yield
+        return
+    known = interface()
+    originals = {name: known[name] for name in _IMPLEMENTATIONS if name in known}
+    try:
+        for name, original in originals.items():
+            interface.register(name, partial(_explicit, original))
+        yield
+    finally:
+        for name, original in originals.items():
+            interface.register(name, original)
+
+
+def has_pretrained(model: nn.Module) -> bool:
+    """Whether a part of the model is a ``transformers.PreTrainedModel``."""
+    loaded = sys.modules.get("transformers.modeling_utils")
+    return loaded is not None and any(
+        isinstance(module, loaded.PreTrainedModel) for module in model.modules()
+    )
+
+
+def _explicit(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The mask function of transformers, without its shortcuts where the mask is batched."""
+    padding = kwargs.get("attention_mask")
+    if isinstance(padding, Tensor) and is_batched(padding):
+        kwargs["allow_is_causal_skip"] = False
+        if "allow_is_bidirectional_skip" in kwargs:
+            kwargs["allow_is_bidirectional_skip"] = False
+    return original(*args, **kwargs)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "data-dependent" not in str(error):
+            raise
+        version = getattr(sys.modules.get("transformers"), "__version__", "")
+        raise ValueError(
+            f"transformers {version} has no AttentionMaskInterface, so that padding masks cannot "
+            "be built row by row: install transformers 4.53 or later, or use engine='loop'"
+        ) from error
