@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dpbam.engines.batched import is_batched
+from dpbam.engines.batching import differs_by_row
 
 _IMPLEMENTATIONS = ("sdpa", "eager")  # the others are kernels that vmap cannot run
 
@@ -64,7 +64,7 @@ def has_pretrained(model: nn.Module) -> bool:
 def _explicit(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The mask function of transformers, without its shortcuts where the mask is batched."""
     padding = kwargs.get("attention_mask")
-    if isinstance(padding, Tensor) and is_batched(padding):
+    if isinstance(padding, Tensor) and differs_by_row(padding):
         kwargs["allow_is_causal_skip"] = False
         if "allow_is_bidirectional_skip" in kwargs:
             kwargs["allow_is_bidirectional_skip"] = False

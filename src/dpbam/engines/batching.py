@@ -22,10 +22,26 @@ from torch._C._functorch import (
 )
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 
-__all__ = ["all_rows", "batched", "depth", "is_batched", "is_wrapped", "on_all_rows", "requires_grad"]
 
 is_batched: Callable[[Tensor], bool] = is_batchedtensor
 is_wrapped: Callable[[Tensor], bool] = is_functorch_wrapped_tensor
+
+
+def differs_by_row(t: Tensor) -> bool:
+    """Whether a tensor has one value per row of an enclosing vmap, at any depth of transforms.
+
+    Example:
+        >>> import torch
+        >>> seen = []
+        >>> _ = torch.func.vmap(lambda x: seen.append(differs_by_row(x)) or x)(torch.ones(2))
+        >>> seen, differs_by_row(torch.ones(2))
+        ([True], False)
+    """
+    while is_wrapped(t):
+        if is_batched(t):
+            return True
+        t = get_unwrapped(t)
+    return False
 
 
 def depth() -> int:

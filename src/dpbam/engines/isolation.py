@@ -36,6 +36,7 @@ from torch.nn.modules import module as _modules
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from dpbam.engines.attention_masks import explicit_masks
 from dpbam.engines.base import (
     CannotServe,
     Loss,
@@ -50,6 +51,7 @@ _GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 _HOOKS = {
     Tensor.register_hook, Tensor.retain_grad, Tensor.register_post_accumulate_grad_hook,
 }  # fmt: skip
+_NO_HOOKS = "vmap cannot run hooks on saved tensors (gradient checkpointing)"
 _VMAP_WORDS = ("vmap", "functorch", "atching rule", "transform")  # in torch's own messages
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -244,7 +246,7 @@ def isolated(model: nn.Module) -> Iterator[Isolation]:
     refuse_gradient_hooks(model)
     state, watch = ModelState(model), Isolation()
     try:
-        with disable_saved_tensors_hooks("vmap cannot run hooks on saved tensors (checkpointing)"):
+        with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
             yield watch
     except RuntimeError as error:
         if not any(word in str(error) for word in _VMAP_WORDS):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpbam.engines.batched import is_batched
+from dpbam.engines.batching import differs_by_row
 from dpbam.randomness import derive, keyed_bits
 
 Handler = Callable[..., Any]  # (row, func, *args, **kwargs) -> what func returns, but keyed
@@ -74,7 +74,7 @@ class RowDraws:
 
 def fill(func: Callable[..., Any], tensor: Tensor, values: Tensor) -> Tensor:
     """Write the values into the tensor, as the in-place ``func`` does."""
-    if is_batched(values) and not is_batched(tensor):
+    if differs_by_row(values) and not differs_by_row(tensor):
         raise ValueError(
             f"the model draws with {_name(func)} into a tensor that all rows share: draw into "
             "torch.empty(...) or x.new_empty(...) made in forward, or use torch.rand, torch.randn "

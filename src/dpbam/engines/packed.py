@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from dpbam.engines.batched import is_batched
+from dpbam.engines.batching import differs_by_row
 
 State = tuple[Tensor, ...]
 Advance = Callable[[Tensor, State], State]
@@ -159,7 +159,7 @@ def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, Tensor
     counts as T. Its batch sizes are one number, B.
     """
     steps, batch = input.shape[:2][:: -1 if batch_first else 1]
-    if is_batched(lengths):
+    if differs_by_row(lengths):
         x = input.transpose(0, 1) if batch_first else input
         counted = mask(lengths, steps, x.device).view(steps, batch, *[1] * (x.ndim - 2))
         row = PackedRow(torch.where(counted, x, torch.zeros_like(x)), lengths)
