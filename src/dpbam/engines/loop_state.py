@@ -110,6 +110,8 @@ class _Walk:
 
     def code(self, model: nn.Module, loss: Loss) -> None:
         classes = {c for module in model.modules() for c in type(module).__mro__}
+        for name, p in model.named_parameters():
+            self._value(f"what a hook of parameter {name!r} keeps", p._backward_hooks, 1)
         for cls in {*classes, *type(loss).__mro__}:
             if not _foreign(cls):
                 for name, value in list(vars(cls).items()):
@@ -225,9 +227,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Its attributes, its closure, and the globals that it names, functions of its file too."""
+    """Attributes, defaults, closure, and the globals that it names, functions of its file too."""
     if _foreign(function):
         return
+    yield "default arguments", (function.__defaults__, function.__kwdefaults__)
     yield from (("attribute " + name, part) for name, part in list(vars(function).items()))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
