@@ -403,6 +403,36 @@ def test_draws_that_no_name_shows_are_refused() -> None:
         assert torch.rand(3).shape == (3,)
 
 
+def test_skipping_a_layer_with_probability_zero_runs_under_vmap() -> None:
+    """As BART, OPT and others write it: the branch is taken at p = 0 as well."""
+
+    def skip(p: float) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda x, key: row(lambda x: x if torch.rand([]) < p else 2 * x, x, key)
+
+    x, keys = batch()
+    assert torch.equal(vmap(skip(0.0))(x, keys), 2 * x)
+    with pytest.raises(RuntimeError, match="data-dependent"):
+        vmap(skip(0.5))(x, keys)
+    alone = [torch.equal(skip(0.5)(x[0], key), x[0]) for key in derive(torch.arange(40), 0)]
+    assert 5 < sum(alone) < 35
+
+
+def test_the_sign_of_a_draw_that_was_changed_is_looked_at() -> None:
+    def signs(x: Tensor) -> Tensor:
+        changed, viewed = torch.rand(9), torch.rand(9)
+        changed.sub_(1)
+        viewed[2:].sub_(1)
+        return torch.stack([changed < 0, viewed < 0, torch.rand(9) - 1 < 0, torch.rand(9) < 0])[
+            None
+        ]
+
+    x, keys = batch()
+    wanted = torch.ones(4, 9, dtype=torch.bool)
+    wanted[1, :2] = wanted[3] = False
+    assert torch.equal(row(signs, x[0], keys[0]), wanted)
+    assert (vmap(lambda x, key: row(signs, x, key))(x, keys) == wanted).all()
+
+
 def test_every_random_operator_of_torch_is_served_or_refused() -> None:
     """Torch tags them; those of one backend that torch calls by itself have no public name."""
     handled = {getattr(f, "__name__", "") for f in {*SERVED, *REFUSED, *DECOMPOSED}}

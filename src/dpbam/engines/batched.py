@@ -1,4 +1,4 @@
-"""Whether a tensor has one value per row of an enclosing vmap."""
+"""What is behind the tensors that a model sees under vmap."""
 
 from __future__ import annotations
 
@@ -21,3 +21,11 @@ def is_batched(tensor: Tensor) -> bool:
             return True
         tensor = functorch.get_unwrapped(tensor)
     return False
+
+
+def version(tensor: Tensor) -> int:
+    """How often the memory of a tensor was changed in place: a batched tensor does not count it."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor._version
