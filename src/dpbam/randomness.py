@@ -154,7 +154,7 @@ def keyed_bits(keys: Tensor, shape: tuple[int, ...], digits: int) -> Tensor:
 
     positions = torch.arange(math.prod(shape), device=keys.device, dtype=torch.int64) * _GOLDEN
     bits = _mix(_mix(keys).unsqueeze(-1) + positions)  # [*K, count]
-    return ((bits >> (64 - digits)) & ((1 << digits) - 1)).reshape(*keys.shape, *shape)
+    return ((bits >> (64 - digits)) & ((1 << digits) - 1)).reshape((*keys.shape, *shape))
 
 
 def keyed_uniform(keys: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -15,6 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.masking_utils import AttentionMaskInterface
 
 from dpbam.engines.attention_masks import explicit_masks
+from dpbam.engines.draws import KeyedDraws
+from dpbam.randomness import derive
 
 # vmap runs torch's fused attention row by row
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -119,6 +121,22 @@ def test_gradients_equal_a_loop(name: str) -> None:
     for name_, value in zip(parameters, outside, strict=True):
         if value is not None:
             torch.testing.assert_close(value, inside[name_].sum(0), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "OPT", "T5"])
+def test_keyed_dropout_under_vmap_equals_a_loop(name: str) -> None:
+    model, mask, keys = make(name).train(), PADDING["right"], derive(torch.arange(4), 0)
+
+    def one(ids: Tensor, mask: Tensor, key: Tensor) -> Tensor:
+        with KeyedDraws(key):
+            return hidden(model, ids, mask)
+
+    with explicit_masks(model), torch.no_grad():
+        got = vmap(one, randomness="error")(IDS, mask, keys)
+        rows = [one(*row) for row in zip(IDS, mask, keys, strict=True)]
+        other = one(IDS[0], mask[0], keys[1])
+    torch.testing.assert_close(got, torch.stack(rows), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(other, rows[0])
 
 
 def test_without_it_vmap_cannot_run_a_padding_mask() -> None:

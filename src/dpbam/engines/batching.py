@@ -44,6 +44,13 @@ def differs_by_row(t: Tensor) -> bool:
     return False
 
 
+def version(t: Tensor) -> int:
+    """Return how often a tensor's memory was changed in place: a wrapped tensor does not count."""
+    while is_wrapped(t):
+        t = get_unwrapped(t)
+    return t._version
+
+
 def depth() -> int:
     """Return the number of functorch transforms that are active here."""
     top = peek_interpreter_stack()

@@ -22,11 +22,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpbam.engines import keyed_dropout, keyed_samples, multihead
-from dpbam.engines.keyed import RowDraws, refusal
+from dpbam.engines.keyed import RowDraws, below_zero, refusal
 from dpbam.engines.recurrent import DECOMPOSED
 
 SERVED = {**keyed_dropout.SERVED, **keyed_samples.SERVED}
 RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
+LESS = {torch.lt, Tensor.lt, Tensor.__lt__}
 REFUSED = {
     torch.poisson, torch.binomial, torch._standard_gamma, torch._sample_dirichlet,
     torch._fused_dropout, Tensor.geometric_, init.uniform_, init.normal_, init.kaiming_uniform_,
@@ -41,6 +42,9 @@ class KeyedDraws(TorchFunctionMode):
     Args:
         key: int64 scalar, the row's key; under vmap it is batched. A second pass over the same row
             makes a new ``KeyedDraws`` of the same key, and so gets the same draws.
+
+    Where no ``vmap(randomness="error")`` stops other draws, run forward and backward under
+    :class:`OnlyKeyedDraws` as well.
 
     Example:
         >>> def row(x, key):
@@ -69,6 +73,8 @@ class KeyedDraws(TorchFunctionMode):
         if decomposed is not None:
             with self:
                 return decomposed(*args, **kwargs)
+        if func in LESS and (answer := below_zero(args)) is not None:
+            return answer
         if func in REFUSED or _is_random_overload(func):
             raise refusal(func)
         return func(*args, **kwargs)

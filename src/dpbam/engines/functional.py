@@ -12,18 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpbam.engines.base import CannotServe, Loss, PhysicalBatch
 from dpbam.engines.draws import KeyedDraws
-from dpbam.engines.isolation import Isolation, isolated, row_loss
+from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
 from dpbam.engines.opaque import Decompose
 from dpbam.engines.precision import measured
 from dpbam.methods import Method
-from dpbam.trees import Params, accumulation_dtype, select_rows
+from dpbam.trees import Params, accumulation_dtype, map_rows, select_rows
 
 
 class FunctionalEngine:
@@ -53,10 +52,8 @@ class FunctionalEngine:
         """
         parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         theta = {n: p.detach() for n, p in parameters.items()}
-        tensors, spec = tree_flatten(_by_unit(batch))
 
-        def direction(tensors: list[Tensor], unit_loss: Any) -> tuple[Params, Params]:
-            rows = tree_unflatten(tensors, spec)
+        def direction(rows: _Unit, unit_loss: Any) -> tuple[Params, Params]:
             seen: list[Params] = []  # the plain gradient, where the method computes it anyway
 
             def gradient(theta: Params) -> Params:
@@ -69,7 +66,7 @@ class FunctionalEngine:
 
         with isolated(self._model) as watch, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             unit_loss = self._unit_loss(parameters, watch)
-            d, g = vmap(lambda t: direction(t, unit_loss), randomness="error")(tensors)
+            d, g = over_rows(lambda unit: direction(unit, unit_loss), _by_unit(batch))
         for name, value in d.items():
             if value.requires_grad:  # of the parameter itself, not of the value put in its place
                 raise CannotServe(f"{name} is used where no torch function shows it")
@@ -88,15 +85,10 @@ class FunctionalEngine:
         def unit_loss(theta: Params, unit: _Unit) -> Tensor:
             inputs, targets, weights, keys = unit
             if weights.shape[0] == 1:
-                row = tree_map(lambda t: t[0], (inputs, targets))
-                value = one_row(theta, *row, keys[0])
+                inputs, targets = map_rows(lambda t: t[0], (inputs, targets))
+                value = one_row(theta, inputs, targets, keys[0])
                 return value * weights[0].to(value.dtype)
-            tensors, spec = tree_flatten((inputs, targets, keys))
-
-            def at_theta(tensors: list[Tensor]) -> Tensor:
-                return one_row(theta, *tree_unflatten(tensors, spec))
-
-            values = vmap(at_theta, randomness="error")(tensors)
+            values = over_rows(lambda row: one_row(theta, *row), (inputs, targets, keys))
             return (values * weights.to(values.dtype)).sum()
 
         return unit_loss

@@ -34,7 +34,8 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.modules import module as _modules
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from dpbam.engines.attention_masks import explicit_masks
 from dpbam.engines.base import (
@@ -68,6 +69,23 @@ def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
     inputs, targets = tree_map(_batch_of_one, (inputs, targets))
     value: Tensor = per_row_loss(loss, call_model(model, inputs), targets, 1)[0]
     return value
+
+
+def over_rows(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return ``function`` of each row of a tree of [N, ...] tensors, by vmap; None stays None.
+
+    Random draws are refused: those of the model have been keyed before they come to torch.
+    """
+    leaves, spec = tree_flatten(tree)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def row(*parts: Tensor) -> Any:
+        one = list(leaves)
+        for i, part in zip(places, parts, strict=True):
+            one[i] = part
+        return function(tree_unflatten(one, spec))
+
+    return vmap(row, randomness="error")(*(leaves[i] for i in places))
 
 
 def _batch_of_one(leaf: Any) -> Any:
@@ -134,11 +152,11 @@ def _unserved(func: Any) -> str | None:
     """Return why isolation cannot be shown for a call of ``func``, or None."""
     if isinstance(func, HigherOrderOperator):
         return (
-            f"the model calls {func.name()}, whose batching rule is not torch's own (a custom "
+            f"the model calls {func._name}, whose batching rule is not torch's own (a custom "
             "autograd function, or a higher-order operator)"
         )
     if isinstance(func, OpOverload | OpOverloadPacket):
-        name = str(func._qualified_op_name if isinstance(func, OpOverloadPacket) else func.name())
+        name = str(func._qualified_op_name if isinstance(func, OpOverloadPacket) else func._name)
         if not name.startswith(("aten::", "prims::")):
             return f"the model calls the operator {name}, whose batching rule is not torch's own"
     if func in _GRADIENTS:

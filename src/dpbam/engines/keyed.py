@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpbam.engines.batching import differs_by_row
+from dpbam.engines.batching import differs_by_row, version
 from dpbam.randomness import derive, keyed_bits
 
 Handler = Callable[..., Any]  # (row, func, *args, **kwargs) -> what func returns, but keyed
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+_NEVER_NEGATIVE = "never_negative"  # attribute of uniform draws: at which version they are
 
 
 class RowDraws:
@@ -41,7 +42,9 @@ class RowDraws:
     def uniform(self, like: Tensor) -> Tensor:
         """Uniform in [0, 1), with the shape, the dtype and the device of ``like``."""
         digits = _DIGITS[like.dtype]
-        return self.bits(like.shape, digits, like.device).to(like.dtype) / 2.0**digits
+        drawn = self.bits(like.shape, digits, like.device).to(like.dtype) / 2.0**digits
+        drawn.__dict__[_NEVER_NEGATIVE] = version(drawn)
+        return drawn
 
     def open_uniform(self, like: Tensor, *lead: int) -> Tensor:
         """Uniform in (0, 1), never 0 or 1: [*lead, *shape], in float32 at least."""
@@ -81,6 +84,20 @@ def fill(func: Callable[..., Any], tensor: Tensor, values: Tensor) -> Tensor:
             "or torch.bernoulli"
         )
     return tensor.copy_(values)
+
+
+def below_zero(args: tuple[Any, ...]) -> Tensor | None:
+    """The answer to ``torch.rand(...) < p`` with p = 0, known without the draw; else None.
+
+    Models that skip layers at random ask that for every layer, also with p = 0, and branch on it,
+    which vmap cannot run.
+    """
+    drawn, p = (*args, None, None)[:2]
+    if not isinstance(p, float | int) or p > 0:
+        return None
+    if not isinstance(drawn, Tensor) or getattr(drawn, _NEVER_NEGATIVE, None) != version(drawn):
+        return None
+    return torch.zeros(drawn.shape, dtype=torch.bool, device=drawn.device)
 
 
 def refusal(func: Callable[..., Any]) -> ValueError:

@@ -171,7 +171,7 @@ def _gumbel_softmax(
     soft = ((logits - row.exponential(logits).log().to(logits.dtype)) / tau).softmax(dim)
     if not hard:
         return soft
-    chosen = F.one_hot(soft.argmax(dim), soft.shape[dim]).movedim(-1, dim).to(soft.dtype)
+    chosen = torch.zeros_like(soft).scatter(dim, soft.argmax(dim, keepdim=True), 1.0)
     return chosen - soft.detach() + soft
 
 

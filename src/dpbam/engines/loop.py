@@ -281,7 +281,7 @@ def _run_backward(
     Those two functions would hide a checkpointed segment from a mode around them: the mode is
     off while it handles a call.
     """
-    with OnlyKeyedDraws():
+    with OnlyKeyedDraws():  # type: ignore[no-untyped-call]
         return cast(
             tuple[Tensor | None, ...],
             _engine_run_backward(

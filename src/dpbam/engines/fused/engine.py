@@ -20,9 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpbam.engines.base import CannotServe, Loss, PhysicalBatch
 from dpbam.engines.draws import KeyedDraws
@@ -43,7 +41,7 @@ from dpbam.engines.fused.layers import (  # they register their rules
 from dpbam.engines.fused.rules import Rules
 from dpbam.engines.fused.tape import Capture, Tape
 from dpbam.engines.fused.uses import Flow, RecordedUse
-from dpbam.engines.isolation import Isolation, isolated, row_loss
+from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
 from dpbam.engines.opaque import Decompose
 from dpbam.engines.precision import full_precision, measured
 from dpbam.methods import BAM, DPSGD, Method
@@ -176,24 +174,17 @@ class FusedEngine:
         ascent: Ascent | None = None,
     ) -> tuple[Tape, Tensor]:
         """Return the tape, and sum_u L_u: step 1."""
-        tensors, spec = tree_flatten((batch.inputs, batch.targets))
-        varying = [i for i, t in enumerate(tensors) if isinstance(t, Tensor)]
         parameters = self._parameters
         capture = Capture(parameters, batch.unit.shape[0], Rules(), twice=twice, ascent=ascent)
 
-        def row(key: Tensor, *parts: Tensor) -> Tensor:
-            leaves = list(tensors)
-            for i, t in zip(varying, parts, strict=True):
-                leaves[i] = t
-            inputs, targets = tree_unflatten(leaves, spec)
-            watch.watch(parts)
+        def row(given: tuple[Any, Any, Tensor]) -> Tensor:
+            inputs, targets, key = given
             with capture, KeyedDraws(key), Decompose(), watch:
                 return row_loss(self._model, self._loss, inputs, targets)
 
         kernels = [SDPBackend.MATH] if twice else _ANY_KERNEL
         with torch.enable_grad(), sdpa_kernel(kernels):
-            parts = [tensors[i] for i in varying]
-            losses = vmap(row, randomness="error")(batch.keys, *parts)
+            losses = over_rows(row, (batch.inputs, batch.targets, batch.keys))
         _check_captured(losses, parameters)
         capture.tape.check_untouched()
         return capture.tape, (losses * batch.weights.to(losses.dtype)).sum()

@@ -103,7 +103,7 @@ class GenericUse:
 
         moving = {i: xs[int(i)] for i in hbar}
         in_theta, in_x = vjp(f, theta, moving)[1](values["b"])
-        total = values["b"].new_zeros(())
+        total: Tensor = values["b"].new_zeros(())
         for i, h in hbar.items():
             total = total + _inner(h, in_x[i])
         for name, d in values["direction"].items():

@@ -282,7 +282,8 @@ def weighted(values: Tensor, factors: Tensor) -> Tensor:
     kept = factors != 0
     if not bool(kept.all()):
         values, factors = values[kept], factors[kept]
-    return torch.tensordot(factors.to(values.dtype), values, dims=1)
+    total: Tensor = torch.tensordot(factors.to(values.dtype), values, dims=1)
+    return total
 
 
 class GhostNorm(torch.autograd.Function):

@@ -11,6 +11,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpbam.engines import multihead
+from dpbam.engines.batching import requires_grad
 from dpbam.engines.fused.fold import split_axis
 from dpbam.engines.fused.rules import Call, bind, rule
 from dpbam.engines.fused.tape import Capture
@@ -23,6 +25,10 @@ def _attention(capture: Capture, call: Call) -> Any:
     given = bind(_NAMES, call)
     operands = [given["query"], given["key"], given["value"]]
     mask = given["attn_mask"]
+    tensors = operands if mask is None else [*operands, mask]
+    if any(capture.weight(t) for t in tensors) or (mask is not None and requires_grad(mask)):
+        with capture:  # the fast kernels have no gradient for a mask
+            return multihead.dot_product(*call.args, **call.kwargs)
     if any(t.ndim != 4 for t in operands) or (mask is not None and mask.ndim > 4):
         return call.run()
     options = {k: given[k] for k in ("is_causal", "scale", "enable_gqa") if given[k] is not None}
@@ -30,10 +36,11 @@ def _attention(capture: Capture, call: Call) -> Any:
     def for_all_rows(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
         images = [t.flatten(0, 1) for t in (q, k, v)]
         placed = [_four_axes(m, q.shape[1]) for m in masks]
-        y = F.scaled_dot_product_attention(*images, *placed, **options)
+        attend: Any = F.scaled_dot_product_attention
+        y: Tensor = attend(*images, *placed, **options)
         return split_axis(y, 0, q.shape[:2])
 
-    return capture.all_rows(for_all_rows, *operands, *([] if mask is None else [mask]))
+    return capture.all_rows(for_all_rows, *tensors)
 
 
 def _four_axes(mask: Tensor, images: int) -> Tensor:
