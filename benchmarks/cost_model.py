@@ -19,12 +19,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+from dpbam.engines.conv_math import ConvFamily
+from dpbam.engines.layer_math import LinearFamily
 from steps import METHODS
 from torch import Tensor, nn
 
 from dpbam.engines import FusedEngine, PhysicalBatch
-from dpbam.engines.conv_math import ConvFamily
-from dpbam.engines.layer_math import LinearFamily
 
 HERE = Path(__file__).parent
 #: (in channels, out channels, side, stride): ResNet-9's and WideResNet-16-4's 3x3 convolutions.

@@ -22,7 +22,6 @@ from torch._C._functorch import (
 )
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 
-
 is_batched: Callable[[Tensor], bool] = is_batchedtensor
 is_wrapped: Callable[[Tensor], bool] = is_functorch_wrapped_tensor
 

@@ -80,7 +80,7 @@ class FunctionalEngine:
 
         def one_row(theta: Params, inputs: Any, targets: Any, key: Tensor) -> Tensor:
             with Substitute(parameters, theta), KeyedDraws(key), Decompose(), watch:
-                return row_loss(self._model, self._loss, inputs, targets)
+                return row_loss(self._model, self._loss, inputs, targets, watch)
 
         def unit_loss(theta: Params, unit: _Unit) -> Tensor:
             inputs, targets, weights, keys = unit
@@ -88,7 +88,7 @@ class FunctionalEngine:
                 inputs, targets = map_rows(lambda t: t[0], (inputs, targets))
                 value = one_row(theta, inputs, targets, keys[0])
                 return value * weights[0].to(value.dtype)
-            values = over_rows(lambda row: one_row(theta, *row), (inputs, targets, keys))
+            values: Tensor = over_rows(lambda row: one_row(theta, *row), (inputs, targets, keys))
             return (values * weights.to(values.dtype)).sum()
 
         return unit_loss

@@ -32,9 +32,9 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.func import vmap
 from torch.nn.modules import module as _modules
 from torch.overrides import TorchFunctionMode
-from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from dpbam.engines.attention_masks import explicit_masks
@@ -57,7 +57,7 @@ _VMAP_WORDS = ("vmap", "functorch", "atching rule", "transform")  # in torch's o
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
+def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any, watch: Isolation) -> Tensor:
     """Return the loss of one row, a scalar: the model and the loss see a batch of one.
 
     Args:
@@ -65,8 +65,10 @@ def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
         loss: (output, targets) -> one value per row.
         inputs: one row, without the batch axis.
         targets: likewise.
+        watch: sees what the model is given, too.
     """
     inputs, targets = tree_map(_batch_of_one, (inputs, targets))
+    watch.watch(leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, Tensor))
     value: Tensor = per_row_loss(loss, call_model(model, inputs), targets, 1)[0]
     return value
 

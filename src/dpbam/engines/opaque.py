@@ -18,7 +18,6 @@ from dpbam.engines import multihead
 from dpbam.engines.base import CannotServe
 from dpbam.engines.recurrent import DECOMPOSED
 
-
 _PRELU = {torch.prelu, Tensor.prelu}
 
 

@@ -1,7 +1,8 @@
 """Norms and sums in float32 or better, whatever autocast says.
 
-A user may run a step inside ``torch.autocast``. The model's forward pass then takes bfloat16, as it
-should; a clip factor or a clipped sum in bfloat16 would be off by 0.4%, and the sensitivity with it.
+A user may run a step inside ``torch.autocast``. The model's forward pass then takes bfloat16, as
+it should; a clip factor or a clipped sum in bfloat16 would be off by 0.4%, and the sensitivity
+with it.
 """
 
 from __future__ import annotations

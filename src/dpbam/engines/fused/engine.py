@@ -44,7 +44,7 @@ from dpbam.engines.fused.uses import Flow, RecordedUse
 from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
 from dpbam.engines.opaque import Decompose
 from dpbam.engines.precision import full_precision, measured
-from dpbam.methods import BAM, DPSGD, Method
+from dpbam.methods import BAM, Method
 from dpbam.trees import Params, accumulation_dtype
 
 __all__ = ["FusedDirections", "FusedEngine"]
@@ -180,7 +180,7 @@ class FusedEngine:
         def row(given: tuple[Any, Any, Tensor]) -> Tensor:
             inputs, targets, key = given
             with capture, KeyedDraws(key), Decompose(), watch:
-                return row_loss(self._model, self._loss, inputs, targets)
+                return row_loss(self._model, self._loss, inputs, targets, watch)
 
         kernels = [SDPBackend.MATH] if twice else _ANY_KERNEL
         with torch.enable_grad(), sdpa_kernel(kernels):
@@ -229,16 +229,16 @@ class FusedDirections:
     def norms(self) -> Tensor:
         """Return |d_u| by group: [G, U]."""
         squares = self._zeros.repeat(max(self._groups.values()) + 1, 1)
-        for gradient, norm in zip(self.collected.gradients, self.each_norm(), strict=True):
-            squares[self._groups[gradient.name]] += norm.square
+        for gradient, found in zip(self.collected.gradients, self.each_norm(), strict=True):
+            squares[self._groups[gradient.name]] += found.square
         return squares.clamp_min(0).sqrt()
 
     @measured
     def parameter_norms(self) -> dict[str, Tensor]:
         """Return the norm of d_u's entries by parameter: [U] each."""
         squares = dict.fromkeys(self._like, self._zeros)
-        for gradient, norm in zip(self.collected.gradients, self.each_norm(), strict=True):
-            squares[gradient.name] = squares[gradient.name] + norm.square
+        for gradient, found in zip(self.collected.gradients, self.each_norm(), strict=True):
+            squares[gradient.name] = squares[gradient.name] + found.square
         return {name: square.clamp_min(0).sqrt() for name, square in squares.items()}
 
     @measured
@@ -246,8 +246,8 @@ class FusedDirections:
         """Return sum_u factors[g, u] d_u; a factor of 0 removes even a NaN."""
         total: Params = {}
         known: Sequence[Norm | None] = self._norms or [None] * len(self.collected.gradients)
-        for gradient, norm in zip(self.collected.gradients, known, strict=True):
-            parts = gradient.weighted_sum(factors[self._groups[gradient.name]], norm)
+        for gradient, found in zip(self.collected.gradients, known, strict=True):
+            parts = gradient.weighted_sum(factors[self._groups[gradient.name]], found)
             for name, part in parts.items():
                 total[name] = total[name] + part if name in total else part
         return {n: total.get(n, like.clone()) for n, like in self._like.items()}

@@ -308,7 +308,7 @@ class GhostNorm(torch.autograd.Function):
         pairs = _paired(ctx.saved_tensors[:count])
         grams = dict(zip(keys, ctx.saved_tensors[count:], strict=True))
         out: list[Any] = [None]
-        for j, (a, b) in enumerate(pairs):
+        for j, (_, b) in enumerate(pairs):
             in_a = in_b = None
             for k, (c, d) in enumerate(pairs):
                 left, right = (_block(grams, side, j, k) for side in ("left", "right"))

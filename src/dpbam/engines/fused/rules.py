@@ -117,7 +117,7 @@ def name_of(capture: Capture, call: Call, weight: Any) -> str:
 
 
 def ready(capture: Capture, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the call is x times a weight that :func:`use_matrix` knows, plus one that it knows."""
+    """Whether the call is x times a weight, plus a bias, that :func:`use_matrix` knows."""
     if not is_batched(x) or is_batched(weight) or (bias is not None and is_batched(bias)):
         return False
     source, shift = capture.weight(weight), capture.weight(bias)

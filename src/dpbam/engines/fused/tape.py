@@ -204,8 +204,10 @@ class Capture(TorchFunctionMode):
         noted = self.all_rows(lambda whole: self.tape.output(whole, what)[0], y)
         return noted, len(self.tape.outputs) - 1
 
-    def moved(self, y: Tensor, weight: Weight, trailing: int = 0, x: Tensor | None = None) -> Tensor:
-        """Return y plus what the ascent adds to D, followed by ``trailing`` axes, times x if given."""
+    def moved(
+        self, y: Tensor, weight: Weight, trailing: int = 0, x: Tensor | None = None
+    ) -> Tensor:
+        """Return y plus what the ascent adds to D (and ``trailing`` axes), times x if given."""
         step = None if self.ascent is None else self.ascent.step_of(weight)
         if step is None:
             return y

@@ -15,7 +15,8 @@ summed over the T positions of all rows of unit u. In the canonical form a is [U
 ``apply``          f(V, a), so that <G_u, V> = sum_t <b_t, f(V, a)_t>        as b
 =================  ========================================================  ==================
 
-With Gram matrices the norm needs no G_u (the ghost norm): |G_u|^2 = sum_tt' <a_t, a_t'> <b_t, b_t'>.
+With Gram matrices the norm needs no G_u (the ghost norm):
+|G_u|^2 = sum_tt' <a_t, a_t'> <b_t, b_t'>.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Costs:
         pixels: positions of the input, where its Gram matrix is made.
         weights: (i, o).
         channels: of a pixel.
-        entry: the time of an entry of G_u: materialising it is quick for matrices, slow for kernels.
+        entry: the time of an entry of G_u: quick for matrices, slow for kernels.
     """
 
     positions: int

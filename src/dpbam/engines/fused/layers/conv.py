@@ -230,9 +230,7 @@ class Convolve(torch.autograd.Function):
     """y = f(W, x) + bias, in x alone: x [n, i, *space]. Its derivative is :class:`Spread`."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Conv
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Conv) -> Tensor:
         ctx.given = weight, layer, x.shape
         none = [0] * len(layer.stride)
         return torch.convolution(
