@@ -19,12 +19,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from dpbam.engines.conv_math import ConvFamily
-from dpbam.engines.layer_math import LinearFamily
 from steps import METHODS
 from torch import Tensor, nn
 
 from dpbam.engines import FusedEngine, PhysicalBatch
+from dpbam.engines.fused.layers.conv import Conv
+from dpbam.engines.fused.layers.linear import Linear
 
 HERE = Path(__file__).parent
 #: (in channels, out channels, side, stride): ResNet-9's and WideResNet-16-4's 3x3 convolutions.
@@ -73,14 +73,14 @@ def timed(layer: nn.Module, shape: tuple[int, ...], method: str, options: Any) -
 
     def run(ghost: bool | None) -> float:
         engine = FusedEngine(Summed(layer, shape), loss)
-        family = ConvFamily if isinstance(layer, nn.Conv2d) else LinearFamily
-        own = family.prefers_ghost
+        kind = Conv if isinstance(layer, nn.Conv2d) else Linear
+        own = kind.prefers_gram
 
         def prefers(self: Any, t: int, pairs: int, *, twice: bool) -> bool:
             chosen.append(own(self, t, pairs, twice=twice))
             return chosen[-1] if ghost is None else ghost
 
-        with mock.patch.object(family, "prefers_ghost", prefers):
+        with mock.patch.object(kind, "prefers_gram", prefers):
             begin = time.process_time()
             handle = engine.directions(batch, what, lam)
             handle.weighted_sum(handle.norms().reciprocal().clamp(max=1.0))

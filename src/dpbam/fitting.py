@@ -11,6 +11,7 @@ from dpbam.engines.memory import estimated_bytes, physical_batch_size
 from dpbam.methods import Method
 
 MOST_ROWS = 512  # more at once gains no speed
+LOOP_ROWS = 16  # nor does the loop engine gain by more: it holds every unit's gradient
 LIMIT_BYTES = 2**31  # fixed, so that the same model gets the same split on every machine
 
 
@@ -46,8 +47,9 @@ def fit_rows(
     with warnings.catch_warnings():  # the engine proper will say what stands in its way
         warnings.simplefilter("ignore")
         engine = make()
+        engine.directions(sample, method, lam)  # settles which engine serves
         if rows is None:
-            most = max(1, MOST_ROWS // each)
+            most = max(1, (LOOP_ROWS if engine.name == "loop" else MOST_ROWS) // each)
             rows = each * physical_batch_size(engine, sample, method, lam, limit_bytes, most=most)
         taken = estimated_bytes(engine, sample, method, lam, max(1, rows // each))
     return Fit(rows, engine.name, taken)

@@ -23,6 +23,7 @@ tensor's values cannot become either.
 from __future__ import annotations
 
 import gc
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -219,6 +220,9 @@ def _contents(module: nn.Module) -> dict[str, Any]:
     held = {k: v for k, v in vars(module).items() if k not in _REGISTERED}
     for registered in _REGISTERED:
         held.update(getattr(module, registered))
+    for name, value in held.items():
+        if isinstance(value, Tensor) and is_wrapped(value):
+            raise StatefulModelError(f"{name} of {type(module).__name__} is of an earlier pass")
     return {k: (v, v._version) if isinstance(v, Tensor) else _shallow(v) for k, v in held.items()}
 
 
@@ -268,10 +272,23 @@ def isolated(model: nn.Module) -> Iterator[Isolation]:
     try:
         with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
             yield watch
-    except RuntimeError as error:
-        if not any(word in str(error) for word in _VMAP_WORDS):
+    except Exception as error:  # the next engine must not meet what this pass left behind
+        _forget_locals(error)
+        _check(state, watch)
+        if not isinstance(error, RuntimeError) or not any(w in str(error) for w in _VMAP_WORDS):
             raise
         first = str(error).strip().splitlines()[0]
         raise CannotServe(f"torch.func.vmap cannot run the model: {first}") from error
+    _check(state, watch)
+
+
+def _check(state: ModelState, watch: Isolation) -> None:
     state.check()
     watch.check_nothing_kept()
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """Let go of the local variables of the frames that an error has passed."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__

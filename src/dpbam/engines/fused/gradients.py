@@ -303,7 +303,7 @@ class GhostNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
+    def backward(ctx: Any, grad: Tensor, *grams_unused: Any) -> Any:
         layer, keys, count = ctx.given
         pairs = _paired(ctx.saved_tensors[:count])
         grams = dict(zip(keys, ctx.saved_tensors[count:], strict=True))
