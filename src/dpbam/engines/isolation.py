@@ -54,7 +54,13 @@ _HOOKS = {
     Tensor.register_hook, Tensor.retain_grad, Tensor.register_post_accumulate_grad_hook,
 }  # fmt: skip
 _NO_HOOKS = "vmap cannot run hooks on saved tensors (gradient checkpointing)"
-_VMAP_WORDS = ("vmap", "functorch", "atching rule", "transform")  # in torch's own messages
+_VMAP_WORDS = (
+    "vmap",
+    "functorch",
+    "atching rule",
+    "transform",
+    "saved tensor",
+)  # in torch's own messages
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 

@@ -1,0 +1,214 @@
+"""What could join rows in a vmapped engine, and how each is refused or made harmless."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from reference import make_batch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dpbam.engines import CannotServe, StatefulModelError, make_engine
+from dpbam.methods import BAM, DPSGD
+
+CROSS = nn.CrossEntropyLoss(reduction="none")
+VMAPPED = ("fused", "functional")
+KEPT: list[Tensor] = []
+
+
+class Code(nn.Module):
+    """Ordinary code between two layers."""
+
+    def __init__(self, code: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.code, self.first, self.last = code, nn.Linear(4, 4), nn.Linear(4, 3)
+        self.cache: Any = None
+        self.seen: list[Any] = []
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.code(self, self.first(x)))
+
+
+def run(model: nn.Module, engine: str, rows: int = 5, method: Any = None) -> Any:
+    torch.manual_seed(0)
+    groups = {n: 0 for n, p in model.named_parameters() if p.requires_grad}
+    made = make_engine(engine, model, CROSS, groups)
+    batch = make_batch(torch.randn(rows, 4), torch.arange(rows) % 3, rows)
+    method = method or DPSGD()
+    return made.directions(batch, method, method.lam_at(0))
+
+
+def keeps_an_attribute(model: Any, x: Tensor) -> Tensor:
+    model.cache = x
+    return x
+
+
+def appends_to_a_list(model: Any, x: Tensor) -> Tensor:
+    model.seen.append(x)
+    return x
+
+
+def keeps_a_global(model: Any, x: Tensor) -> Tensor:
+    KEPT[:] = [x]
+    return x
+
+
+def counts_calls(model: Any, x: Tensor) -> Tensor:
+    model.calls += 1
+    return x
+
+
+def replaces_a_buffer(model: Any, x: Tensor) -> Tensor:
+    model.calls = torch.ones(())
+    return x
+
+
+def keeps_and_then_branches(model: Any, x: Tensor) -> Tensor:
+    """The branch makes vmap fail; what was kept must not reach the next engine."""
+    KEPT[:] = KEPT or [x]
+    return x + KEPT[0] if bool(x.sum() > 0) else x
+
+
+STATE = {
+    "attribute": (keeps_an_attribute, "cache"),
+    "list": (appends_to_a_list, "seen"),
+    "global": (keeps_a_global, "keeps a tensor"),
+    "buffer in place": (counts_calls, "calls"),
+    "buffer replaced": (replaces_a_buffer, "calls"),
+    "kept by a pass that fails": (keeps_and_then_branches, "keeps a tensor"),
+}
+
+
+@pytest.mark.parametrize("engine", [*VMAPPED, "auto"])
+@pytest.mark.parametrize("name", STATE)
+def test_what_outlives_a_pass_is_refused_by_name(name: str, engine: str) -> None:
+    KEPT.clear()
+    code, word = STATE[name]
+    error: Any = StatefulModelError
+    if (name, engine) == ("buffer in place", "functional"):  # torch refuses it before
+        error, word = CannotServe, "in-place operation"
+    with pytest.raises(error, match=word):
+        run(Code(code), engine)
+    KEPT.clear()
+
+
+def test_a_local_tensor_is_not_a_kept_one() -> None:
+    """The control: code that keeps nothing is served, also where locals form a cycle."""
+
+    def cycle(model: Any, x: Tensor) -> Tensor:
+        circle: list[Any] = [x]
+        circle.append(circle)
+        return x.tanh()
+
+    for engine in VMAPPED:
+        assert run(Code(cycle), engine).norms().isfinite().all()
+
+
+class Subtracts(torch.autograd.Function):
+    """Code with a batching rule of its own, which subtracts the mean over the rows."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int]:
+        return x - x.mean(0, keepdim=True), 0
+
+
+@torch.library.custom_op("dpbam_tests::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+def its_own_gradient(model: Any, x: Tensor) -> Tensor:
+    return x + torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+
+
+FOREIGN = {
+    "a function with its own vmap": (lambda m, x: Subtracts.apply(x), "custom_function_call"),
+    "an operator that is not torch's": (lambda m, x: twice(x), "dpbam_tests::twice"),
+    "a transform inside": (lambda m, x: torch.func.vmap(torch.tanh)(x), "torch.func transform"),
+    "gradients inside": (its_own_gradient, "computes gradients"),
+    "a hook on a tensor": (lambda m, x: (x.register_hook(lambda g: g), x)[1], "hook"),
+    "checkpointing": (lambda m, x: checkpoint(torch.tanh, x, use_reentrant=False), "hooks"),
+}
+
+
+@pytest.mark.parametrize("engine", VMAPPED)
+@pytest.mark.parametrize("name", FOREIGN)
+def test_code_that_vmap_cannot_vouch_for_is_refused(name: str, engine: str) -> None:
+    code, word = FOREIGN[name]
+    with pytest.raises(CannotServe, match=word):
+        run(Code(code), engine)
+
+
+@pytest.mark.parametrize("engine", VMAPPED)
+def test_hooks_on_gradients_are_refused(engine: str) -> None:
+    hooked = Code(lambda m, x: x)
+    hooked.first.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(CannotServe, match="module 'first' has a backward hook"):
+        run(hooked, engine)
+    hooked = Code(lambda m, x: x)
+    hooked.first.weight.register_hook(lambda g: g)
+    with pytest.raises(CannotServe, match=r"parameter first\.weight has a gradient hook"):
+        run(hooked, engine)
+
+
+@pytest.mark.parametrize("engine", VMAPPED)
+def test_printing_a_row_shows_its_shape_alone(engine: str) -> None:
+    printed: list[str] = []
+
+    def prints(model: Any, x: Tensor) -> Tensor:
+        printed.append(f"{x} {x!r}")
+        return x
+
+    run(Code(prints), engine)
+    assert printed[0] == " ".join(["<tensor of one row, shape (1, 4)>"] * 2)
+
+
+@pytest.mark.parametrize("method", [DPSGD(), BAM(0.1), BAM(0.1, exact=True)], ids=repr)
+@pytest.mark.parametrize("engine", [*VMAPPED, "loop"])
+def test_nothing_is_left_on_the_model(engine: str, method: Any) -> None:
+    model = Code(lambda m, x: x.tanh())
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    attributes = {n: set(vars(m)) for n, m in model.named_modules()}
+    run(model, engine, method=method)
+    assert attributes == {n: set(vars(m)) for n, m in model.named_modules()}
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_auto_says_once_which_engine_serves_and_why() -> None:
+    def branches(model: Any, x: Tensor) -> Tensor:
+        return x if bool(x.sum() > 1e9) else x.tanh()
+
+    model = Code(branches)
+    made = make_engine("auto", model, CROSS, {n: 0 for n, _ in model.named_parameters()})
+    batch = make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5)
+    expected = r"fused engine cannot serve: .*loop engine serves"
+    with pytest.warns(UserWarning, match=expected) as seen:
+        made.directions(batch, DPSGD(), 0.0)
+    assert len(seen) == 1
+    assert made.name == "loop"
+    made.directions(batch, DPSGD(), 0.0)  # and not again: warnings are errors here
+
+
+def test_auto_raises_the_loop_engines_error_if_none_serves() -> None:
+    def wrong(model: Any, x: Tensor) -> Tensor:
+        raise KeyError("my own mistake")
+
+    with pytest.raises(KeyError, match="my own mistake"):
+        run(Code(wrong), "auto")
