@@ -60,7 +60,7 @@ _VMAP_WORDS = (
     "atching rule",
     "transform",
     "saved tensor",
-)  # in torch's own messages
+)
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 

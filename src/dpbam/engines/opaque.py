@@ -1,7 +1,9 @@
-"""Functions that torch runs as one, shown to the engines step by step.
+"""Functions that torch runs as one, shown to the vmapped engines step by step.
 
-Inside them no ``TorchFunctionMode`` sees anything, so an engine would miss the uses of their
-weights: multi-head attention and recurrent layers.
+Inside multi-head attention and recurrent layers no ``TorchFunctionMode`` sees anything, so an
+engine would miss the uses of their weights. Two more functions are decomposed because torch's
+derivatives of them do not fit: PReLU's under vmap, and that of an embedding with a padding index,
+which blocks gradients in backward mode and not in forward mode.
 """
 
 from __future__ import annotations
@@ -39,9 +41,22 @@ class Decompose(TorchFunctionMode):
             return multihead.forward(given)
         if func in DECOMPOSED:
             return DECOMPOSED[func](*args, **kwargs)
+        if func is F.embedding and len(args) + len(kwargs) > 2:
+            return _embedding(*args, **kwargs)
         if func in _PRELU:
             return _prelu(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
+    """weight[input], with no derivative at the padding index."""
+    y = F.embedding(input, weight, None, *args, **kwargs)
+    if padding_idx is None:
+        return y
+    place = padding_idx + (weight.shape[0] if padding_idx < 0 else 0)
+    return torch.where((input == place).unsqueeze(-1), y.detach(), y)
 
 
 def _prelu(input: Tensor, weight: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ class Embedding:
     """
 
     shape: tuple[int, ...]
-    padding: int | None = None
     has_gram: bool = True
 
     def left_form(self, x: Tensor) -> Tensor:
@@ -35,11 +34,8 @@ class Embedding:
         return y.flatten(1, -2)
 
     def gram(self, a: Tensor, c: Tensor) -> Tensor:
-        """[id_t == id_t'], with nothing equal to the padding id."""
-        same = a[:, :, None] == c[:, None, :]
-        if self.padding is not None:
-            same = same & (a != self.padding)[:, :, None]
-        return same.to(torch.get_default_dtype())
+        """[id_t == id_t']."""
+        return (a[:, :, None] == c[:, None, :]).to(torch.get_default_dtype())
 
     def rows(self, b: Tensor) -> Tensor:
         """[U, T, d]."""
@@ -51,7 +47,7 @@ class Embedding:
 
     def materialise(self, a: Tensor, b: Tensor) -> Tensor:
         """Rows of b added up by id, unit by unit."""
-        units, b = a.shape[0], self._kept(a, b)
+        units = a.shape[0]
         offset = torch.arange(units, device=a.device)[:, None] * self.shape[0]
         out = b.new_zeros(units * self.shape[0], self.shape[1])
         out = out.index_add(0, (a + offset).flatten(), b.flatten(0, 1))
@@ -59,15 +55,15 @@ class Embedding:
 
     def contract(self, a: Tensor, b: Tensor) -> Tensor:
         """Rows of b added up by id."""
-        rows = self._kept(a, b).flatten(0, 1)
+        rows = b.flatten(0, 1)
         return rows.new_zeros(self.shape).index_add(0, a.flatten(), rows)
 
     def apply(self, weight: Tensor, a: Tensor) -> Tensor:
-        """W[ids], 0 for the padding id."""
-        return self._kept(a, weight[a])
+        """W[ids]."""
+        return weight[a]
 
     def apply_each(self, weights: Tensor, a: Tensor) -> Tensor:
-        """W_u[ids]: the padding id too, which blocks gradients and not values."""
+        """W_u[ids]."""
         unit = torch.arange(a.shape[0], device=a.device)[:, None]
         return weights[unit, a]
 
@@ -83,11 +79,6 @@ class Embedding:
         """The table is far larger than the rows that were looked up."""
         return True
 
-    def _kept(self, a: Tensor, b: Tensor) -> Tensor:
-        if self.padding is None:
-            return b
-        return torch.where((a == self.padding)[..., None], 0.0, b)
-
     # --- a derivative in ids does not exist, and a table is never centred
 
     def _none(self, *_: Any) -> Any:
@@ -98,10 +89,7 @@ class Embedding:
 
 def as_linear(layer: Embedding, ids: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return an embedding's pair as a linear layer's, for tied weights: b (x) onehot."""
-    rows = F.one_hot(ids, layer.shape[0]).to(b.dtype)
-    if layer.padding is not None:
-        rows = torch.where((ids == layer.padding)[..., None], 0.0, rows)
-    return b, rows
+    return b, F.one_hot(ids, layer.shape[0]).to(b.dtype)
 
 
 def tied(layer: Embedding) -> Linear:
@@ -119,15 +107,13 @@ def _embedding(capture: Capture, call: Call) -> Any:
     source, what = capture.weight(weight), name_of(capture, call, weight)
     if given["max_norm"] is not None or given["scale_grad_by_freq"]:
         raise CannotServe(f"{what} uses max_norm or scale_grad_by_freq, which look at the batch")
-    if source is None or not source.selection:
+    if source is None or not source.selection or (padding is not None and padding >= 0):
         return generic(capture, call)
-    if padding is not None and padding < 0:
-        padding = padding + weight.shape[0] if call.func is F.embedding else None
 
     def look_up(ids: Tensor, weight: Tensor, _: None) -> Tensor:
         return F.embedding(ids, weight)
 
-    layer = Embedding(tuple(weight.shape), padding)
+    layer = Embedding(tuple(weight.shape))
     return use_matrix(capture, what, look_up, layer, (ids, weight, None))
 
 
