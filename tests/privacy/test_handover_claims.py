@@ -137,10 +137,10 @@ def check_bad_units_have_factor_zero() -> None:
 
 
 def test_the_oracles_own_batches_pass_and_end_with_the_plan() -> None:
-    oracle = oracle_of(steps=300, n=60, batch_size=6)
+    oracle = oracle_of(steps=100, n=60, batch_size=6)
     for batch in oracle.batches(samples(60)):
         oracle.backward(*batch)
-    assert oracle.step == len(oracle.ledger) == 300
+    assert oracle.step == len(oracle.ledger) == 100
 
 
 def test_a_second_attempt_at_a_step_is_not_a_second_batch() -> None:
