@@ -171,6 +171,22 @@ def check_step(plan: PrivacyPlan, step: int) -> None:
         )
 
 
+def check_units(plan: PrivacyPlan, units: Tensor | None, ranks: Ranks) -> None:
+    """Refuse rows without their units where those matter, and units of another rank."""
+    if units is None and plan.unit != "record":
+        raise ValueError(
+            f"the plan's unit is the {plan.unit}: pass units, the {plan.unit} of each row, or "
+            "every row would count as one"
+        )
+    if ranks.world == 1:
+        return
+    if units is None or not ranks.share.owns(torch.as_tensor(units).cpu().numpy()).all():
+        raise ValueError(
+            f"rank {ranks.rank} of {ranks.world} takes its own units only, or one could count "
+            "twice: draw with oracle.batches(dataset), and pass its units"
+        )
+
+
 def check_factors(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
     """Refuse factors that let a unit move the sum by more than the clipping's sensitivity.
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbam import _validate
-from dpbam.checks import BatchSizes, check_factors, check_parts, check_step
+from dpbam.checks import BatchSizes, check_factors, check_parts, check_step, check_units
 from dpbam.clipping import Clipping, unclipped
 from dpbam.distributed import Ranks
 from dpbam.engines import Loss, PhysicalBatch, make_engine
@@ -348,16 +348,4 @@ class PrivateGradientOracle:
                 "the model's trainable parameters are not those that the oracle was made for: "
                 "make a new oracle after freezing or unfreezing, with the same ledger"
             )
-        if units is None and self.plan.unit != "record":
-            raise ValueError(
-                f"the plan's unit is the {self.plan.unit}: pass units, the {self.plan.unit} of "
-                "each row, or every row would count as one"
-            )
-        if self.ranks.world > 1 and (units is None or not bool(self._own(units).all())):
-            raise ValueError(
-                f"rank {self.ranks.rank} of {self.ranks.world} takes its own units only, or one "
-                "could count twice: draw with oracle.batches(dataset), and pass its units"
-            )
-
-    def _own(self, units: Tensor) -> Tensor:
-        return torch.as_tensor(self.ranks.share.owns(torch.as_tensor(units).cpu().numpy()))
+        check_units(self.plan, units, self.ranks)
