@@ -47,8 +47,9 @@ def stepper(
     plan = PrivacyPlan(n=50_000, batch_size=size, steps=10_000, noise_multiplier=1.0, delta=1e-5)
     loss = nn.CrossEntropyLoss(reduction="none")
     oracle = PrivateGradientOracle(
-        model, loss, plan, method, engine="fused", physical_batch_size=size, lens=lens
-    )
+        model, loss, plan, method, engine="fused", physical_batch_size=size, lens=lens,
+        sampling="unchecked",
+    )  # fmt: skip
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-4)
     x, y = torch.randn(size, 3, side, side), torch.randint(0, 10, (size,))
 

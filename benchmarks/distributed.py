@@ -54,7 +54,7 @@ def stepper(options: argparse.Namespace, ranks: Ranks, batch_size: int) -> Calla
     )  # fmt: skip
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-4)
     images = torch.randn(1000, 3, 32, 32)
-    sampler, share = plan.sampler(seed=0), ranks.share
+    sampler, share = plan.sampler(seed=0), ranks.share  # Poisson batches, of repeated images
 
     def step() -> None:
         units = sampler.indices(oracle.step)

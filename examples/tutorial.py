@@ -57,7 +57,7 @@ def fit(method: Method, seed: int = 0) -> tuple[float, BiasLens]:
     lens = BiasLens(every=5)
     oracle = PrivateGradientOracle(net, loss, plan, method, lens=lens, seed=seed)
     optimizer = torch.optim.NAdam(net.parameters(), lr=0.01)
-    for batch in plan.batches((x, y), seed=seed):
+    for batch in oracle.batches((x, y)):
         oracle.backward(*batch)  # clips, adds noise, writes .grad, charges the ledger
         optimizer.step()
     assert oracle.ledger.epsilon() <= 3

@@ -128,7 +128,7 @@ def test_a_data_set_that_is_not_the_plans_is_refused(
 def test_a_shuffled_loader_is_refused() -> None:
     """Its batches are not Poisson, so that the plan's epsilon would not be theirs."""
     loader = DataLoader(Pairs(), batch_size=1, shuffle=True)
-    with pytest.raises(TypeError, match="Poisson samples, which a DataLoader cannot give"):
+    with pytest.raises(TypeError, match=r"Poisson samples of its own, which a DataLoader cannot"):
         private_plan().batches(loader)
 
 

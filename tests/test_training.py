@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from dpbam.averaging import WeightAverage, dense
+from dpbam.checks import PlanViolation
+from dpbam.clipping import FlatClipping
 from dpbam.data import ShiftFlip, load, to_float
 from dpbam.methods import BAM, DPSAT, SAM
 from dpbam.nn import build_model
@@ -51,9 +53,8 @@ def test_the_loop_is_the_researchers_loop():
     trainer.run()
     other = make()
     images, labels = DIGITS.batch(np.arange(200))
-    plan = other.oracle.plan
     other.oracle.views = type(other.oracle.views)()  # floats come in
-    for x, y, units in plan.batches((to_float(images), labels), seed=3):
+    for x, y, units in other.oracle.batches((to_float(images), labels)):
         other.oracle.backward(x, y, units)
         other.optimizer.step()
     assert torch.equal(weights(trainer), weights(other))
@@ -159,6 +160,52 @@ def test_a_logical_batch_stays_uint8_until_its_physical_batch_is_computed():
     trainer.run()
     assert {dtype for dtype, _ in seen} == {torch.uint8}
     assert max(rows for _, rows in seen) <= 12
+
+
+def shuffled(self, dataset, **_):
+    """A loader with batches of one size."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        chosen = torch.randperm(200, generator=generator)[:40]
+        yield *dataset.batch(chosen), chosen
+
+
+def everything(self, dataset, **_):
+    yield *dataset.batch(np.arange(200)), torch.arange(200)
+
+
+class Lenient(FlatClipping):
+    def scales(self, norms):
+        return torch.ones_like(norms)
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "words", "taken"),
+    [
+        (shuffled, {}, "12 batches in a row have 40 units", 11),
+        (everything, {}, "the batch has 200 units", 0),
+        (None, {"clipping": Lenient(0.01)}, "Lenient lets a unit through", 0),
+    ],
+)
+def test_what_the_plan_does_not_account_for_is_refused(monkeypatch, batches, options, words, taken):
+    plan = PrivacyPlan(n=200, batch_size=40, steps=30, noise_multiplier=2.0, delta=1e-3,
+                       clip_norm=0.01 if options else 1.0)  # fmt: skip
+    heard = Listening()
+    trainer = make(plan=plan, reporter=heard, oracle_options=options)
+    if batches:
+        monkeypatch.setattr(PrivateGradientOracle, "batches", batches)
+    with pytest.raises(PlanViolation, match=words):
+        trainer.run()
+    assert len(trainer.oracle.ledger) == len(heard.steps) == taken
+
+
+def test_a_run_beyond_the_plan_is_refused(monkeypatch):
+    trainer = make()
+    trainer.run()
+    monkeypatch.setattr(PrivateGradientOracle, "batches", everything)
+    with pytest.raises(PlanViolation, match="all 6 steps of the plan are taken"):
+        trainer.run()
+    assert len(trainer.oracle.ledger) == 6
 
 
 def test_a_reference_trains_without_privacy():

@@ -39,7 +39,8 @@ class PoissonBatches:
         >>> from dpbam.plan import PrivacyPlan
         >>> plan = PrivacyPlan(n=4, batch_size=4, steps=1, noise_multiplier=1.0, delta=1e-5)
         >>> data = (torch.arange(8.0).reshape(4, 2), torch.tensor([0, 1, 0, 1]))
-        >>> [(x.shape, y.tolist(), ids.tolist()) for x, y, ids in plan.batches(data)]
+        >>> batches = PoissonBatches(plan, data, plan.sampler())
+        >>> [(x.shape, y.tolist(), ids.tolist()) for x, y, ids in batches]
         [(torch.Size([4, 2]), [0, 1, 0, 1], [0, 1, 2, 3])]
     """
 
@@ -170,8 +171,8 @@ def _records_of(dataset: Any) -> Any:
     """What can be asked for any record by its number; a loader's own batches are not Poisson."""
     if isinstance(dataset, DataLoader | IterableDataset):
         raise TypeError(
-            f"plan.batches draws its own Poisson samples, which a {type(dataset).__name__} cannot "
-            "give: pass the data set itself, one that answers dataset[i] and len(dataset)"
+            f"oracle.batches draws Poisson samples of its own, which a {type(dataset).__name__} "
+            "cannot give: pass the data set itself, one that answers dataset[i] and len(dataset)"
         )
     return dataset.tensors if isinstance(dataset, TensorDataset) else dataset
 

@@ -94,6 +94,11 @@ class LogicalBatch:
             )
         return cls(inputs, targets, ids, places, torch.zeros_like(ids))
 
+    @property
+    def size(self) -> int:
+        """The number of units. Not private."""
+        return len(torch.unique_consecutive(self.ids))
+
     def keyed(self, randomness: Randomness, step: int) -> LogicalBatch:
         """With row keys of (seed, step, unit, place)."""
         return replace(self, keys=derive(randomness.keys("rows", step, self.ids), self.places))

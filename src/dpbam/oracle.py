@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbam import _validate
+from dpbam.checks import BatchSizes, check_factors, check_parts, check_step, check_units
 from dpbam.clipping import Clipping, unclipped
 from dpbam.distributed import Ranks
 from dpbam.engines import Loss, PhysicalBatch, make_engine
@@ -26,9 +27,12 @@ from dpbam.methods import DPSGD, Method
 from dpbam.nn import check_model, check_trainable
 from dpbam.plan import PrivacyPlan
 from dpbam.randomness import Randomness, SecureRandomness
+from dpbam.sampling import PoissonSampler
 from dpbam.secure import make_noise
 from dpbam.trees import Params, accumulation_dtype, digest, shifted
 from dpbam.watching import JointRelease, Lens, StepFacts
+
+SAMPLINGS = ("poisson", "unchecked")
 
 
 class PrivateGradientOracle:
@@ -59,10 +63,16 @@ class PrivateGradientOracle:
             :class:`dpbam.bias.PrivateStatistics`. The plan must know their noise multipliers.
         ranks: the processes that train together, each on its own units
             (:func:`dpbam.distributed.joined`); None: this one alone.
+        sampling: ``"poisson"``: batches are drawn by :meth:`batches`, and sizes that Poisson
+            sampling cannot give are refused. ``"unchecked"``: batches come from elsewhere, such as
+            fixed batches of a test or a benchmark; nothing is amplified, and each step is charged
+            at q = 1. The ledger's epsilon then holds if one unit more or less changes nothing else
+            in a batch; the plan's does not. A non-private plan claims nothing: never checked.
 
     Guarantee: each call of :meth:`backward` on a Poisson batch of the plan is one subsampled
     Gaussian mechanism with noise multiplier sigma, under adding or removing one unit, whatever the
-    method, and is on the ledger before ``.grad`` is written.
+    method, and is on the ledger before ``.grad`` is written. Before a step is charged the oracle
+    checks what it is handed against the plan (:mod:`dpbam.checks`).
 
     ======================  =====================================================================
     edge case               what happens
@@ -79,7 +89,9 @@ class PrivateGradientOracle:
         >>> model = nn.Linear(2, 2)
         >>> plan = PrivacyPlan(n=100, batch_size=10, steps=1, noise_multiplier=1.0, delta=1e-3)
         >>> oracle = PrivateGradientOracle(model, nn.CrossEntropyLoss(reduction="none"), plan)
-        >>> oracle.backward(torch.randn(9, 2), torch.zeros(9, dtype=torch.long))
+        >>> data = (torch.randn(100, 2), torch.zeros(100, dtype=torch.long))
+        >>> for inputs, targets, units in oracle.batches(data):
+        ...     oracle.backward(inputs, targets, units)
         >>> model.weight.grad.shape, oracle.step
         (torch.Size([2, 2]), 1)
     """
@@ -103,8 +115,10 @@ class PrivateGradientOracle:
         lens: Lens | None = None,
         release: JointRelease | None = None,
         ranks: Ranks | None = None,
+        sampling: str = "poisson",
     ) -> None:
         self.model, self.plan = model, plan
+        self.sampling = _validate.one_of("sampling", sampling, SAMPLINGS)
         self.method = method or DPSGD()
         self.clipping = clipping or plan.clipper()
         self.views = Views(augment, multiplicity)
@@ -118,13 +132,41 @@ class PrivateGradientOracle:
         self.step = 0
         self.stream = self._new_stream()
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
-        self._check()
+        self._sizes = BatchSizes(plan)
+        check_model(model)
+        check_trainable(model)
+        check_parts(
+            plan, self.method, self.clipping, release, ranks=self.ranks, watched=lens is not None
+        )
         self._names = list(self._trainable())
         self._engine = (engine, model, loss, self.clipping.groups(self._names))
         self.engine = make_engine(*self._engine)
         if physical_batch_size is not None:
             _validate.count("physical_batch_size", physical_batch_size)
         self.physical_batch_size = physical_batch_size
+
+    def batches(
+        self, dataset: Any, *, units: Any = None, num_workers: int = 0
+    ) -> Iterator[tuple[Any, Any, Any]]:
+        """Draw the Poisson batches of the steps that are left, as (inputs, targets, units).
+
+        They follow the oracle: its plan, its seed or secure randomness, its present step (so that a
+        resumed training continues), and of several ranks its own share.
+
+        Args:
+            dataset: a map-style data set of (input, target) pairs, a tuple of two tensors, or a
+                :class:`dpbam.data.DataSet`; its size is the plan's n.
+            units: the owner of each record, where the unit of privacy is not the record.
+            num_workers: workers that read ahead, for data sets that read from disk.
+        """
+        return self.plan.batches(
+            dataset, units=units, seed=self.randomness.seed, start=self.step,
+            num_workers=num_workers, secure=self.secure, share=self.ranks.share,
+        )  # fmt: skip
+
+    def sampler(self) -> PoissonSampler:
+        """The indices of :meth:`batches`, all ranks together: a DataLoader's ``batch_sampler``."""
+        return self.plan.sampler(seed=self.randomness.seed, start=self.step, secure=self.secure)
 
     def backward(self, inputs: Any, targets: Any, units: Tensor | None = None) -> None:
         """Write the private gradient of one logical batch into ``.grad``. One step of the plan.
@@ -133,10 +175,18 @@ class PrivateGradientOracle:
             inputs: [N, ...] tensor, or a tuple (positional) or dict (keyword) of tensors.
             targets: [N, ...] likewise.
             units: [N] the unit of privacy of each row; None: every row is a unit of its own.
+
+        Raises:
+            dpbam.checks.PlanViolation: what was handed over is not what the plan accounts for;
+                nothing was charged.
         """
+        check_step(self.plan, self.step)
         self._check_call(units)
         lam = self.method.lam_at(self.step)
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
+        size = int(self.ranks.sums(batch.size)[0])  # units, of all ranks
+        if self.plan.private and self.sampling == "poisson":
+            self._sizes.check(size)
         batch = batch.keyed(self.randomness, self.step)
         if self.physical_batch_size is None and len(batch.ids):
             self.fit(inputs, targets)
@@ -149,6 +199,7 @@ class PrivateGradientOracle:
         if self.lens in watchers:
             self.lens.finish(clipped, released)
         self._write(released)
+        self._sizes.count(size)
 
     def _watchers(
         self, batch: LogicalBatch, lam: float, *, shifted: bool
@@ -177,6 +228,7 @@ class PrivateGradientOracle:
             directions = self.engine.directions(physical, self.method, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
             factors = self.clipping.factors(norms)  # [G, U]
+            check_factors(self.clipping, norms, factors)
             for name, part in directions.weighted_sum(factors).items():
                 total[name] += part
             for watcher in watchers:
@@ -240,7 +292,7 @@ class PrivateGradientOracle:
             self.stream,
             self.step,
             noise_multiplier=self.plan.charged_noise_multiplier,
-            sampling_rate=self.plan.sampling_rate,
+            sampling_rate=1.0 if self.sampling == "unchecked" else self.plan.sampling_rate,
             release=said,
         )
         if self.release:
@@ -260,8 +312,9 @@ class PrivateGradientOracle:
         return {"step": self.step, "previous": self._previous}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`. Unseeded, steps done again are new releases."""
-        self.step, self._previous = state["step"], state["previous"]
+        """Continue from :meth:`state_dict`. Unseeded, steps done again are new releases."""
+        self.step = _validate.count("the state's step", state["step"], least=0)
+        self._previous, self._sizes = state["previous"], BatchSizes(self.plan)
         self.stream = self._new_stream()
 
     @property
@@ -295,43 +348,4 @@ class PrivateGradientOracle:
                 "the model's trainable parameters are not those that the oracle was made for: "
                 "make a new oracle after freezing or unfreezing, with the same ledger"
             )
-        if units is None and self.plan.unit != "record":
-            raise ValueError(
-                f"the plan's unit is the {self.plan.unit}: pass units, the {self.plan.unit} of "
-                "each row, or every row would count as one"
-            )
-        if self.ranks.world > 1 and (units is None or not bool(self._own(units).all())):
-            raise ValueError(
-                f"rank {self.ranks.rank} of {self.ranks.world} takes its own units only, or one "
-                "could count twice: draw with plan.batches(..., share=oracle.ranks.share), and "
-                "pass its units"
-            )
-
-    def _own(self, units: Tensor) -> Tensor:
-        return torch.as_tensor(self.ranks.share.owns(torch.as_tensor(units).cpu().numpy()))
-
-    def _check(self) -> None:
-        check_model(self.model)
-        check_trainable(self.model)
-        if self.plan.private and not self.method.private:
-            raise ValueError(
-                f"{self.method.name} looks at the batch without noise, so it cannot be private: "
-                "use it with PrivacyPlan.non_private(...)"
-            )
-        if self.ranks.world > 1 and (self.lens or self.release):
-            raise ValueError(
-                "the bias is measured, and released, by a process alone: leave that out, or train "
-                "without torchrun"
-            )
-        joint = self.release.noise_multipliers if self.release else ()
-        if joint != self.plan.joint_noise_multipliers:
-            raise ValueError(
-                f"the plan has joint_noise_multipliers={self.plan.joint_noise_multipliers} but the "
-                f"release adds {joint}: make the plan with joint_noise_multipliers="
-                "release.noise_multipliers"
-            )
-        if self.clipping.sensitivity != self.plan.clip_norm:
-            raise ValueError(
-                f"the clipping's sensitivity {self.clipping.sensitivity:g} is not the plan's "
-                f"clip_norm {self.plan.clip_norm:g}: make both the same"
-            )
+        check_units(self.plan, units, self.ranks)

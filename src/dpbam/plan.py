@@ -235,7 +235,10 @@ class PrivacyPlan:
         secure: bool = False,
         share: Share | None = None,
     ) -> Iterator[tuple[Any, Any, Any]]:
-        """Poisson batches of ``dataset`` as (inputs, targets, units), ready for the oracle.
+        """Draw Poisson batches of ``dataset`` as (inputs, targets, units).
+
+        What :meth:`dpbam.oracle.PrivateGradientOracle.batches` is made of, which takes seed, start,
+        security and share from the oracle: draw with that.
 
         Args:
             dataset: a map-style data set of (input, target) pairs, a tuple of two tensors, or

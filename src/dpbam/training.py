@@ -128,10 +128,7 @@ class Trainer:
         """
         oracle, plan, ranks = self.oracle, self.oracle.plan, self.oracle.ranks
         self._began = (time.monotonic(), oracle.step)
-        batches = plan.batches(
-            self.train, units=self.units, seed=oracle.randomness.seed, start=oracle.step,
-            num_workers=self.num_workers, secure=oracle.secure, share=ranks.share,
-        )  # fmt: skip
+        batches = oracle.batches(self.train, units=self.units, num_workers=self.num_workers)
         for images, labels, units in batches:  # uint8 [N, C, H, W], int64 [N], int64 [N]
             rows, spent, asked = ranks.sums(len(images), self._is_spent(), stop())
             if spent:

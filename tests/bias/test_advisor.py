@@ -17,10 +17,13 @@ def drawn_cosine(clip_norm: float, batch_size: int, rounds: int = 40) -> float:
     """The mean cosine of private gradients of random batches with the gradient of all samples."""
     model, (x, y) = smooth_net(), samples(N)
     truth = flat(one_step(model, quiet_plan(n=N, batch_size=N), x, y))
-    plan = private_plan(n=10_000, batch_size=batch_size, clip_norm=clip_norm, delta=1e-5)
-    oracle = PrivateGradientOracle(
-        model, cross_entropy, plan, DPSGD(), seed=0, engine="functional", physical_batch_size=64
+    plan = private_plan(
+        n=10_000, batch_size=batch_size, clip_norm=clip_norm, delta=1e-5, steps=rounds
     )
+    oracle = PrivateGradientOracle(
+        model, cross_entropy, plan, DPSGD(), seed=0, engine="functional", physical_batch_size=64,
+        sampling="unchecked",
+    )  # fmt: skip
     generator, total = torch.Generator().manual_seed(0), 0.0
     for _ in range(rounds):
         chosen = torch.randperm(N, generator=generator)[:batch_size]

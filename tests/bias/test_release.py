@@ -34,7 +34,8 @@ def statistics(**changes: Any) -> PrivateStatistics:
 
 
 def oracle_with(seen: PrivateStatistics, **changes: Any) -> PrivateGradientOracle:
-    options = {k: changes.pop(k) for k in ("engine", "method", "seed", "noise") if k in changes}
+    names = ("engine", "method", "seed", "noise", "sampling")
+    options = {k: changes.pop(k) for k in names if k in changes}
     plan = private_plan(joint_noise_multipliers=seen.noise_multipliers, **changes)
     return PrivateGradientOracle(
         smooth_net(), cross_entropy, plan, release=seen, physical_batch_size=4, **options
@@ -115,7 +116,7 @@ def released_noise(rounds: int = 300) -> tuple[Tensor, Tensor, Tensor]:
             drawn["bias"].append(flat(bias) / (7.0 * 0.2))
 
     seen = Spy(THRESHOLDS, noise_multiplier=5.0, bias_bound=0.2, bias_noise_multiplier=7.0)
-    oracle = oracle_with(seen, clip_norm=0.3, seed=11)
+    oracle = oracle_with(seen, clip_norm=0.3, seed=11, steps=rounds, sampling="unchecked")
     for _ in range(rounds):
         oracle.backward(x, y)  # an empty batch: noise alone
         grads = flat({n: p.grad for n, p in oracle.model.named_parameters()})
@@ -161,7 +162,7 @@ def test_secure_noise_serves_the_statistics_too() -> None:
     """Cryptographic draws, rounded to a grid: of the stated size, and never twice the same."""
     x, y = samples(0)
     seen = statistics()
-    oracle = oracle_with(seen, noise="secure")
+    oracle = oracle_with(seen, noise="secure", steps=60, sampling="unchecked")
     for _ in range(60):
         oracle.backward(x, y)
     counts = torch.tensor([found.counts for found in seen.released]) / 5.0
@@ -273,7 +274,7 @@ def world(x: Tensor, seed: int, rounds: int) -> Tensor:
 
     seen = Spy([4.0], noise_multiplier=1.5, bias_bound=0.2, bias_noise_multiplier=2.0)
     plan = private_plan(
-        n=1, batch_size=1, joint_noise_multipliers=seen.noise_multipliers, delta=0.5
+        n=1, batch_size=1, joint_noise_multipliers=seen.noise_multipliers, delta=0.5, steps=rounds
     )
     oracle = PrivateGradientOracle(
         Bare(), lambda output, y: output, plan, engine="functional", release=seen, seed=seed

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from checks import check_poisson
-from dpbam import SAM, SGD, Method, PrivacyPlan, PrivateGradientOracle
+from dpbam import SAM, SGD, FlatClipping, Method, PrivacyPlan, PrivateGradientOracle
 from dpbam.bias import BiasLens
-from dpbam.distributed import Ranks
+from dpbam.checks import PlanViolation
+from dpbam.distributed import EndedElsewhere, RankLost, Ranks, watch
+from dpbam.distributed.process import ProcessRanks
 from dpbam.sampling import Share
 from support import CLIPPINGS, METHODS, cross_entropy, private_plan, quiet_plan, samples
 from together import together
@@ -67,7 +69,7 @@ def trained(ranks: Ranks, method: Method, plan: PrivacyPlan, views: int) -> np.n
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     units = None if plan.unit == "record" else OWNERS
-    for batch in plan.batches(samples(RECORDS), units=units, seed=3, share=ranks.share):
+    for batch in oracle.batches(samples(RECORDS), units=units):
         oracle.backward(*batch)
         optimizer.step()
     return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
@@ -167,6 +169,80 @@ def test_one_draw_for_two_shares_is_found_out():
 # --- what is refused
 
 
+def handed(ranks: Ranks, sizes: list[int]) -> tuple[str, int]:
+    """The refusal, and the leader's charges, of batches of ``sizes`` units over all ranks."""
+    plan = private_plan(n=400, batch_size=40, steps=15)
+    oracle = PrivateGradientOracle(nn.Linear(4, 3).double(), cross_entropy, plan, ranks=ranks)
+    said = ""
+    for size in sizes:
+        units = torch.arange(ranks.rank, size, ranks.world)
+        try:
+            oracle.backward(*samples(len(units)), units)
+        except PlanViolation as error:
+            said = str(error)
+            break
+    return said, len(oracle.ledger)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words", "charged"),
+    [
+        ([40] * 15, "12 batches in a row have 40 units", 11),
+        ([38, 400], "the batch has 400 units", 1),
+        ([40, 41] * 7 + [44, 45], "all 15 steps of the plan are taken", 15),
+    ],
+)
+def test_every_rank_refuses_what_the_plan_does_not_account_for(sizes, words, charged):
+    (first, entries), (second, others) = together(2, lambda ranks: handed(ranks, sizes))
+    assert words in first
+    assert second == first
+    assert (entries, others) == (charged, 0)
+
+
+def halves(ranks: Ranks) -> int:
+    """Steps of Poisson batches of which each rank's share alone would be impossible."""
+    plan = private_plan(n=8000, batch_size=4000, steps=3, delta=1e-5)
+    oracle = PrivateGradientOracle(
+        nn.Linear(4, 3).double(), cross_entropy, plan, physical_batch_size=4096, ranks=ranks, seed=1
+    )
+    try:
+        for batch in oracle.batches(samples(8000)):
+            oracle.backward(*batch)
+    except PlanViolation:
+        return -1
+    return oracle.step
+
+
+def test_the_size_is_that_of_all_ranks_together(monkeypatch):
+    assert together(2, halves) == [3, 3]
+    monkeypatch.setattr(ProcessRanks, "sums", Ranks.sums)  # each rank looks at its own share
+    assert together(2, halves) == [-1, -1]
+
+
+class Lenient(FlatClipping):
+    def scales(self, norms: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(norms)
+
+
+def test_a_clipping_that_fails_on_one_rank_is_charged_on_none(monkeypatch):
+    """Rank 0 has units without a gradient only; the leader waits for a sum that never comes."""
+    monkeypatch.setattr(watch, "BEAT", 0.2)
+    charged = []
+
+    def lenient(ranks: Ranks) -> None:
+        oracle = oracle_of(ranks, clipping=Lenient(1.0))
+        charged.append(oracle.ledger)
+        units = torch.arange(ranks.rank, 10, ranks.world)
+        x = torch.full((len(units), 4), 100.0 * ranks.rank, dtype=torch.float64)
+        with torch.no_grad():
+            oracle.model.bias.copy_(torch.tensor([1e3, 0.0, 0.0]))  # sure of class 0
+        oracle.backward(x, ranks.rank * torch.ones(len(units), dtype=torch.long), units)
+
+    with pytest.raises((EndedElsewhere, RankLost)):
+        together(2, lenient)
+    assert [len(ledger) for ledger in charged] == [0]
+
+
 class Second(Ranks):
     """Rank 1 of 2, on paper."""
 
@@ -182,7 +258,7 @@ def oracle_of(ranks: Ranks, **options: object) -> PrivateGradientOracle:
 @pytest.mark.parametrize("units", [None, torch.tensor([1, 2, 3])])
 def test_units_of_another_rank_are_refused(units):
     x, y = samples(3)
-    with pytest.raises(ValueError, match=r"rank 1 of 2 takes its own units only.*share"):
+    with pytest.raises(ValueError, match=r"rank 1 of 2 takes its own units only.*oracle\.batches"):
         oracle_of(Second()).backward(x, y, units)
 
 

@@ -12,7 +12,9 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from dpbam import BAM, DPSAT, Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam import BAM, DPSAT, FlatClipping, Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam.checks import PlanViolation
+from dpbam.interop import joining
 from dpbam.interop.huggingface import PrivateTrainer, causal_loss, sequence_loss, token_loss
 
 N, T, VOCABULARY, STEPS = 40, 6, 20, 12  # five steps an epoch
@@ -79,7 +81,7 @@ def plain_loop(model: Any, method: Any, seed: int) -> Tensor:
     texts = Texts()
     batch = hf.default_data_collator([texts[i] for i in range(N)])
     labels = batch.pop("labels")
-    for inputs, y, _ in PLAN.batches((dict(batch), labels), seed=seed):
+    for inputs, y, _ in oracle.batches((dict(batch), labels)):
         oracle.backward(inputs, y)
         optimizer.step()
     return weights(model)
@@ -210,6 +212,51 @@ def test_data_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     args = arguments(tmp_path, label_names=["answers"])
     with pytest.raises(ValueError, match=r"none of the labels \['answers'\]"):
         trainer(tmp_path, args=args).train()
+
+
+LONG = PrivacyPlan(n=N, batch_size=8, steps=50, noise_multiplier=1.0, delta=1e-2, clip_norm=0.01)
+
+
+def shuffled(self: joining.EpochSampler) -> Any:
+    """A loader with batches of one size."""
+    return (torch.randperm(N)[:8].tolist() for _ in range(len(self)))
+
+
+def everything(self: joining.EpochSampler) -> Any:
+    return (list(range(N)) for _ in range(len(self)))
+
+
+class Lenient(FlatClipping):
+    def scales(self, norms: Tensor) -> Tensor:
+        return torch.ones_like(norms)
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "words", "taken"),
+    [
+        (shuffled, {}, "16 batches in a row have 8 units", 15),
+        (everything, {}, "the batch has 40 units", 0),
+        (None, {"clipping": Lenient(0.01)}, "Lenient lets a unit through", 0),
+    ],
+)
+def test_what_the_plan_does_not_account_for_is_refused(
+    tmp_path: Path, monkeypatch: Any, batches: Any, options: Any, words: str, taken: int
+) -> None:
+    if batches:
+        monkeypatch.setattr(joining.EpochSampler, "__iter__", batches)
+    ours = trainer(tmp_path, plan=LONG, oracle_options={"seed": 0, **options})
+    with pytest.raises(PlanViolation, match=words):
+        ours.train()
+    assert len(ours.oracle.ledger) == len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == taken
+
+
+def test_no_step_beyond_the_plan(tmp_path: Path) -> None:
+    ours = trainer(tmp_path)
+    ours.train()
+    inputs = hf.default_data_collator([Texts()[i] for i in range(8)])
+    with pytest.raises(PlanViolation, match=f"all {STEPS} steps of the plan are taken"):
+        ours.training_step(ours.model, inputs)
+    assert len(ours.oracle.ledger) == STEPS
 
 
 def test_losses_do_not_see_other_samples_padding() -> None:

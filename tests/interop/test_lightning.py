@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpbam import BAM, DPSAT, Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam import BAM, DPSAT, FlatClipping, Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam.checks import PlanViolation
+from dpbam.interop import joining
 from dpbam.interop.lightning import make_private
 
 pytestmark = [
@@ -75,7 +77,7 @@ def plain_loop(method: Any, seed: int) -> Tensor:
     optimizer = model.configure_optimizers()
     loss = nn.CrossEntropyLoss(reduction="none")
     oracle = PrivateGradientOracle(model.net, loss, PLAN, method, seed=seed)
-    for x, y, _ in PLAN.batches(data(), seed=seed):
+    for x, y, _ in oracle.batches(data()):
         oracle.backward(x, y)
         optimizer.step()
     return weights(model)
@@ -164,6 +166,43 @@ def test_no_step_beyond_the_plan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="all 13 steps of the plan are taken"):
         fit(tmp_path, tmp_path / "last.ckpt", epochs=20)
     assert len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == len(model.oracle.ledger) == STEPS
+
+
+LONG = PrivacyPlan(n=N, batch_size=L_, steps=50, noise_multiplier=1.0, delta=1e-2, clip_norm=0.01)
+
+
+def shuffled(self: joining.EpochSampler) -> Any:
+    """A loader with batches of one size."""
+    return (torch.randperm(N)[:L_].tolist() for _ in range(len(self)))
+
+
+def everything(self: joining.EpochSampler) -> Any:
+    return (list(range(N)) for _ in range(len(self)))
+
+
+class Lenient(FlatClipping):
+    def scales(self, norms: Tensor) -> Tensor:
+        return torch.ones_like(norms)
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "words", "taken"),
+    [
+        (shuffled, {}, "16 batches in a row have 8 units", 15),
+        (everything, {}, "the batch has 40 units", 0),
+        (None, {"clipping": Lenient(0.01)}, "Lenient lets a unit through", 0),
+    ],
+)
+def test_what_the_plan_does_not_account_for_is_refused(
+    tmp_path: Path, monkeypatch: Any, batches: Any, options: Any, words: str, taken: int
+) -> None:
+    if batches:
+        monkeypatch.setattr(joining.EpochSampler, "__iter__", batches)
+    usual = {"ledger": tmp_path / "ledger.jsonl", "seed": 0, "physical_batch_size": 64}
+    model, loader = make_private(Classifier(), DataLoader(data()), LONG, **usual, **options)
+    with pytest.raises(PlanViolation, match=words):
+        trainer(tmp_path, max_epochs=9).fit(model, loader)
+    assert len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == taken
 
 
 class Mean(Classifier):

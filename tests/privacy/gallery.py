@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import secrets
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import test_accounting_claims as accounting_claims
 import test_gradient_claims as gradient_claims
+import test_handover_claims as handover_claims
 import test_noise_claims as noise_claims
 import test_rank_claims as rank_claims
 import test_sensitivity as sensitivity_claims
@@ -28,7 +30,7 @@ from scipy.special import ndtri
 
 from checks import check_poisson, check_uncorrelated
 from cli.test_progress_private import check_a_jobs_output
-from dpbam import PrivateGradientOracle, _validate, accounting, clipping, ledger, secure
+from dpbam import FlatClipping, PrivateGradientOracle, _validate, accounting, ledger, secure
 from dpbam.accounting import Charge
 from dpbam.audit import Target, audit
 from dpbam.audit.accountant import bracket
@@ -62,7 +64,16 @@ def attack(trials: int = 100) -> Callable[[], None]:
 
 
 def no_clipping(real: Any) -> Any:
-    return lambda norms, bound: torch.ones_like(norms)
+    """Where the oracle's check of the factors does not see it."""
+
+    def clipped_sum(self: Any, *args: Any) -> Any:
+        kept, self.clipping = self.clipping, FlatClipping(math.inf)
+        try:
+            return real(self, *args)
+        finally:
+            self.clipping = kept
+
+    return clipped_sum
 
 
 def half_the_sensitivity(real: Any) -> Any:
@@ -78,7 +89,8 @@ def missing_on_the_first(real: Any) -> Any:
 
 
 def clips_to_twice(real: Any) -> Any:
-    return lambda norms, bound: real(norms, 2 * bound)
+    """Likewise."""
+    return lambda self, *args: {name: 2 * s for name, s in real(self, *args).items()}
 
 
 def a_constant_noise(real: Any) -> Any:
@@ -87,11 +99,11 @@ def a_constant_noise(real: Any) -> Any:
 
 
 AUDITED = {
-    "no clipping": Mistake(attack(), clipping, "_bounded", no_clipping),
+    "no clipping": Mistake(attack(), PrivateGradientOracle, "_clipped_sum", no_clipping),
     "sensitivity off by two": Mistake(
         attack(800), PrivateGradientOracle, "_sensitivity", half_the_sensitivity
     ),
-    "clipped to 2 C": Mistake(attack(800), clipping, "_bounded", clips_to_twice),
+    "clipped to 2 C": Mistake(attack(800), PrivateGradientOracle, "_clipped_sum", clips_to_twice),
     "no noise on one parameter": Mistake(attack(), GaussianNoise, "add", missing_on_the_first),
     "noise that is known": Mistake(attack(), Randomness, "generator", a_constant_noise),
 }
@@ -287,6 +299,7 @@ CLAIMS = {
     "noise": noise_claims.MISTAKES,
     "ranks": rank_claims.MISTAKES,
     "sampling and accounting": accounting_claims.MISTAKES,
+    "what the oracle is handed": handover_claims.MISTAKES,
 }
 GALLERY: dict[str, dict[str, Mistake]] = {
     **CLAIMS,

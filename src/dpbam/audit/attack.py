@@ -210,10 +210,11 @@ def train(target: Target, present: Tensor) -> Tensor:
     oracle = PrivateGradientOracle(
         world.model, world.loss, plan, _METHODS[target.method](target.lam), engine=target.engine,
         physical_batch_size=target.physical_batch_size or plan.n, noise=target.noise,
+        sampling="poisson" if target.canaries == 1 else "unchecked",  # many may be absent at once
     )  # fmt: skip
     optimizer = torch.optim.SGD(world.model.parameters(), lr=target.lr)
     scores = torch.zeros(target.canaries)
-    batches = plan.batches((world.inputs, world.targets), secure=oracle.secure)
+    batches = oracle.batches((world.inputs, world.targets))
     with warnings.catch_warnings():  # which engine serves is no matter here
         warnings.filterwarnings("ignore", message="the fused engine cannot serve")
         for inputs, targets, units in batches:

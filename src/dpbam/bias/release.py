@@ -109,7 +109,8 @@ class PrivateStatistics:
         ...                              joint_noise_multipliers=statistics.noise_multipliers)
         >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
         >>> oracle = PrivateGradientOracle(torch.nn.Linear(4, 3), loss, plan, release=statistics)
-        >>> oracle.backward(torch.randn(200, 4), torch.zeros(200, dtype=torch.long))
+        >>> data = (torch.randn(1000, 4), torch.zeros(1000, dtype=torch.long))
+        >>> oracle.backward(*next(oracle.batches(data)))
         >>> statistics.released[0].thresholds, plan.epsilon() <= 3
         ((0.5, 1.0, 2.0), True)
     """

@@ -103,9 +103,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             self.model, per_sample_loss or sequence_loss, plan, method,
             ledger=joining.open_ledger(plan, given), **(oracle_options or {}),
         )  # fmt: skip
-        seed = (oracle_options or {}).get("seed")
-        sampler = plan.sampler(seed=seed, secure=self.oracle.secure)
-        self._sampler = joining.EpochSampler(plan, sampler, lambda: self.oracle.step)
+        self._sampler = joining.EpochSampler(plan, lambda: self.oracle)
         self._shapes: dict[str, torch.Size] = {}
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +125,6 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Tensor:
         """The private gradient of one logical batch, in ``.grad``; returns NaN for the loss."""
-        joining.check_left(self.oracle)
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from dpbam.ledger import Ledger
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.plan import PrivacyPlan, epoch_steps
-from dpbam.sampling import PoissonSampler
 from dpbam.trees import map_rows
 
 
@@ -19,25 +18,29 @@ class EpochSampler:
     """A ``batch_sampler`` whose epochs are n / l Poisson samples, from the present step on.
 
     Args:
-        plan: says n, l and q.
-        sampler: draws the sample of a step.
-        step: asks for the present step when an epoch begins; so a resumed run goes on.
+        plan: says n and l.
+        oracle: returns the oracle when an epoch begins. Its sampler draws, from its present step
+            on, so a resumed run continues; a step beyond the plan is left to the oracle to refuse.
 
     Example:
+        >>> import torch
         >>> plan = PrivacyPlan(n=100, batch_size=20, steps=50, noise_multiplier=1.0, delta=1e-3)
-        >>> batches = EpochSampler(plan, plan.sampler(seed=0), lambda: 7)
-        >>> len(batches), next(iter(batches)) == plan.sampler(seed=0).indices(7).tolist()
+        >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
+        >>> oracle = PrivateGradientOracle(torch.nn.Linear(2, 2), loss, plan, seed=0)
+        >>> oracle.load_state_dict({"step": 7, "previous": None})
+        >>> batches = EpochSampler(plan, lambda: oracle)
+        >>> len(batches), next(iter(batches)) == oracle.sampler().indices(7).tolist()
         (5, True)
     """
 
-    def __init__(self, plan: PrivacyPlan, sampler: PoissonSampler, step: Callable[[], int]) -> None:
+    def __init__(self, plan: PrivacyPlan, oracle: Callable[[], PrivateGradientOracle]) -> None:
         self._length = epoch_steps(plan.n, plan.batch_size, 1)
-        self._sampler, self._step = sampler, step
+        self._oracle = oracle
 
     def __iter__(self) -> Iterator[list[int]]:
-        start = self._step()
-        for step in range(start, start + self._length):
-            yield self._sampler.indices(step).tolist()
+        sampler = self._oracle().sampler()
+        for step in range(sampler.start, sampler.start + self._length):
+            yield sampler.indices(step).tolist()
 
     def __len__(self) -> int:
         return self._length
@@ -71,7 +74,7 @@ def poisson_loader(
     if plan.unit != "record":
         raise ValueError(
             f"the plan's unit is the {plan.unit}, which a trainer's batches do not tell: write "
-            "the loop yourself, with plan.batches(data, units=...)"
+            "the loop yourself, with oracle.batches(data, units=...)"
         )
     if len(dataset) != plan.n:
         raise ValueError(
@@ -101,22 +104,13 @@ def check_fresh(ledger: Ledger, given: Ledger | Path | str, how_to_resume: str) 
         )
 
 
-def check_left(oracle: PrivateGradientOracle) -> None:
-    """Refuse a step that the plan does not have: its epsilon would be exceeded."""
-    if oracle.step >= oracle.plan.steps:
-        raise ValueError(
-            f"all {oracle.plan.steps} steps of the plan are taken: another one would cost more "
-            "than the plan's epsilon; make a plan with more steps"
-        )
-
-
 def saved(oracle: PrivateGradientOracle) -> dict[str, Any]:
     """What a checkpoint keeps: the oracle's state and the whole ledger, as plain values."""
     return {"oracle": oracle.state_dict(), "ledger": oracle.ledger.entries()}
 
 
 def restore(oracle: PrivateGradientOracle, state: Mapping[str, Any] | None) -> None:
-    """Go on from :func:`saved`. The ledger's own file keeps what it knows beyond the checkpoint."""
+    """Continue from :func:`saved`; the ledger's file keeps its entries beyond the checkpoint."""
     if state is None:
         raise ValueError(
             "the checkpoint has no ledger, so nobody knows what its weights have cost: resume from "

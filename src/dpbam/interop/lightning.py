@@ -85,10 +85,7 @@ def make_private(
     if not isinstance(module, LightningModule):
         raise TypeError(f"make_private takes a LightningModule, got {type(module).__name__}")
     state = _Private(plan, method, ledger, {"seed": seed, **options})
-    secure = options.get("noise") == "secure"
-    sampler = plan.sampler(seed=seed, secure=secure)
-    epochs = joining.EpochSampler(plan, sampler, lambda: state.oracle.step if state.oracle else 0)
-    state.loader = _loader(data_loader, plan, epochs)
+    state.loader = _loader(data_loader, plan, joining.EpochSampler(plan, lambda: module.oracle))
     own = type(module)
     module.__class__ = type(f"Private{own.__name__}", (PrivateModule, own), {})
     module._private = state
@@ -156,7 +153,6 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """The private gradient of the remembered batch, in ``.grad``."""
         state, oracle = self._private, self.oracle
-        joining.check_left(oracle)
         batch, state.batch, state.computing = state.batch[0], (), True
         try:
             oracle.backward({"batch": batch}, torch.arange(rows(batch)))

@@ -96,8 +96,7 @@ def measure(
     oracle = prepared.oracle()
     lens = BiasLens(eta=True, plain=True)
     oracle.lens = lens
-    plan = prepared.plan
-    drawn = plan.batches(prepared.train, units=prepared.units, seed=config.seed)
+    drawn = oracle.batches(prepared.train, units=prepared.units)
     for images, labels, units in islice(drawn, batches):
         oracle.backward(images, labels, units)  # its ledger is in memory: nothing is released
     return Measured(

@@ -148,7 +148,7 @@ def one_step(config: RunConfig, plan: PrivacyPlan, train: DataSet) -> Step:
         build.make_model(config, train), nn.CrossEntropyLoss(reduction="none"), plan,
         build.make_method(config), engine=config.engine,
         physical_batch_size=config.physical_batch_size or MOST_ROWS, seed=config.seed,
-        augment=build.make_augment(config.replace(augment_multiplicity=0)),
+        augment=build.make_augment(config.replace(augment_multiplicity=0)), sampling="unchecked",
     )  # fmt: skip
     images, labels = train.batch(np.arange(_ROWS))
     fit = oracle.fit(images[:1], labels[:1])
@@ -204,7 +204,7 @@ def take_steps(config: RunConfig, steps: int, batch_size: int | None = None) -> 
         small = {"batch_size": batch_size, "epsilon": None, "noise_multiplier": sigma}
         prepared = prepare(config.replace(**small))
     oracle, optimizer = prepared.oracle(), build.make_optimizer(config, prepared.model)
-    drawn = prepared.plan.batches(prepared.train, units=prepared.units, seed=config.seed)
+    drawn = oracle.batches(prepared.train, units=prepared.units)
     rows, losses = [], []
     for images, labels, units in islice(drawn, steps):
         before = _loss(prepared, images, labels)

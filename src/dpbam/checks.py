@@ -1,0 +1,270 @@
+"""Check what the oracle is handed against the plan, before a step is charged.
+
+The accountant composes T steps, each on a Poisson sample of rate q, each clipped to C. The oracle
+draws none of the batches itself and lets users write a clipping, so it looks at both at every step.
+
+======================  ============================================================
+handed over             refused if
+======================  ============================================================
+a step                  the plan's T steps are taken
+a batch, q < 1          Poisson sampling cannot give its size (:class:`BatchSizes`)
+a batch, q = 1          its size is none of n - 1, n, n + 1
+a run of equal sizes    Poisson sampling cannot give it (:class:`BatchSizes`)
+clipping factors        a unit would exceed the sensitivity (:func:`check_factors`)
+======================  ============================================================
+
+A check refuses what cannot be right; it proves nothing else. Batches of plausible sizes may still
+be drawn in a wrong way: draw with :meth:`dpbam.oracle.PrivateGradientOracle.batches`.
+
+A refusal depends on the data without noise: it is an exception, for the operator alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dpbam.clipping import Clipping
+from dpbam.plan import PrivacyPlan
+
+if TYPE_CHECKING:
+    from dpbam.distributed import Ranks
+    from dpbam.methods import Method
+    from dpbam.watching import JointRelease
+
+LEAST_TAIL = 1e-20
+LEAST_RUN = 1e-12
+ROUNDING = 1e-6  # what a clipped norm may exceed the sensitivity by, relative
+
+_WAY_OUT = (
+    "draw with oracle.batches(dataset), or make the oracle with sampling='unchecked', which "
+    "charges each step without amplification by sampling"
+)
+
+
+class PlanViolation(ValueError):
+    """The oracle was handed what the plan does not account for; nothing was charged."""
+
+
+class BatchSizes:
+    """Refuses batch sizes that Poisson sampling cannot give. One object per oracle.
+
+    The number of units in a Poisson batch is X ~ Binomial(m, q). The data set has m = n units, its
+    neighbours n - 1 and n + 1; a size is refused only if it is impossible under all three, so that
+    a refusal does not distinguish them.
+
+    1. *Size.* A size k is refused if 2 min(P[X <= k], P[X >= k]) < 1e-20 under each m. False-alarm
+       rate: at most 1e-20 per step.
+    2. *Run.* With p_k = max over m of P[X = k], the r-th batch in a row with the same size k is
+       refused if p_k^(r - 1) < 1e-12. False-alarm rate: a run that starts at step t has a first
+       batch of some size k, and r - 1 further independent ones that equal it,
+
+           sum_k P[X = k] P[X = k]^(r_k - 1) <= sum_k P[X = k] 1e-12 = 1e-12,
+
+       so at most 1e-12 per step, and T 1e-12 in a training of T steps. A loader with batches of
+       one size is refused at its 41st step at the latest (p_k <= 1/2), at 4096 of 50,000 units
+       at its 7th.
+    3. At q = 1 the size is one of n - 1, n, n + 1; runs say nothing.
+
+    The run is kept in memory and starts again when a training is resumed: a realised batch size is
+    not private, so it does not go into a checkpoint.
+
+    Args:
+        plan: says n and q.
+
+    Example:
+        >>> plan = PrivacyPlan(n=100, batch_size=10, steps=50, noise_multiplier=1.0, delta=1e-3)
+        >>> sizes = BatchSizes(plan)
+        >>> sizes.check(14)
+        >>> sizes.check(80)
+        Traceback (most recent call last):
+        ...
+        dpbam.checks.PlanViolation: the batch has 80 units, but Poisson sampling gives 10 +- 3 ...
+    """
+
+    def __init__(self, plan: PrivacyPlan) -> None:
+        self._n, self._q, self._expected = plan.n, plan.sampling_rate, plan.batch_size
+        self._size, self._length = -1, 0  # of the present run
+
+    def check(self, size: int) -> None:
+        """Refuse a batch of ``size`` units, all ranks together, as the next one."""
+        if self._q == 1.0:
+            self._check_whole(size)
+            return
+        if self._tail(size) < LEAST_TAIL:
+            deviation = math.sqrt(self._expected * (1 - self._q))
+            raise PlanViolation(
+                f"the batch has {size} units, but Poisson sampling gives {self._expected} +- "
+                f"{deviation:.2g} of n = {self._n}, and this size with probability below "
+                f"{LEAST_TAIL:g}: {_WAY_OUT}"
+            )
+        length = self._length_with(size)
+        if self._most_likely(size) ** (length - 1) < LEAST_RUN:
+            raise PlanViolation(
+                f"{length} batches in a row have {size} units, which Poisson sampling gives with "
+                f"probability below {LEAST_RUN:g}, and a loader with batches of one size always: "
+                f"{_WAY_OUT}"
+            )
+
+    def count(self, size: int) -> None:
+        """Add a batch that was used to the run."""
+        self._size, self._length = size, self._length_with(size)
+
+    def _length_with(self, size: int) -> int:
+        return self._length + 1 if size == self._size else 1
+
+    def _check_whole(self, size: int) -> None:
+        if abs(size - self._n) > 1:
+            raise PlanViolation(
+                f"the batch has {size} units, but the plan's batch is the whole data set, n = "
+                f"{self._n}: {_WAY_OUT}"
+            )
+
+    def _tail(self, size: int) -> float:
+        """The largest two-sided tail probability of ``size`` over m."""
+        return max(two_sided_tail(size, m, self._q) for m in self._units())
+
+    def _most_likely(self, size: int) -> float:
+        """p_k, the largest probability of ``size`` over m."""
+        return max(probability(size, m, self._q) for m in self._units())
+
+    def _units(self) -> tuple[int, int, int]:
+        return self._n - 1, self._n, self._n + 1
+
+
+def two_sided_tail(k: int, m: int, q: float) -> float:
+    """2 min(P[X <= k], P[X >= k]), at most 1, for X ~ Binomial(m, q) with 0 < q < 1.
+
+    Example:
+        >>> two_sided_tail(0, 10, 0.5) == 2 * 0.5**10
+        True
+    """
+    from scipy.special import betainc
+
+    below = float(betainc(m - k, k + 1, 1 - q)) if k < m else 1.0  # P[X <= k]
+    above = float(betainc(k, m - k + 1, q)) if 0 < k <= m else float(k <= 0)  # P[X >= k]
+    return min(1.0, 2 * min(below, above))
+
+
+def probability(k: int, m: int, q: float) -> float:
+    """P[X = k] for X ~ Binomial(m, q) with 0 < q < 1.
+
+    Example:
+        >>> round(probability(1, 2, 0.5), 12)
+        0.5
+    """
+    if not 0 <= k <= m:
+        return 0.0
+    ways = math.lgamma(m + 1) - math.lgamma(k + 1) - math.lgamma(m - k + 1)
+    return math.exp(ways + k * math.log(q) + (m - k) * math.log1p(-q))
+
+
+def check_step(plan: PrivacyPlan, step: int) -> None:
+    """Refuse a step that the plan does not have: the plan's epsilon would be exceeded."""
+    if step >= plan.steps:
+        raise PlanViolation(
+            f"all {plan.steps} steps of the plan are taken: another one would cost more than the "
+            "plan's epsilon; make a plan with more steps"
+        )
+
+
+def check_units(plan: PrivacyPlan, units: Tensor | None, ranks: Ranks) -> None:
+    """Refuse rows without their units where those matter, and units of another rank."""
+    if units is None and plan.unit != "record":
+        raise ValueError(
+            f"the plan's unit is the {plan.unit}: pass units, the {plan.unit} of each row, or "
+            "every row would count as one"
+        )
+    if ranks.world == 1:
+        return
+    if units is None or not ranks.share.owns(torch.as_tensor(units).cpu().numpy()).all():
+        raise ValueError(
+            f"rank {ranks.rank} of {ranks.world} takes its own units only, or one could count "
+            "twice: draw with oracle.batches(dataset), and pass its units"
+        )
+
+
+def check_factors(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
+    """Refuse factors that let a unit move the sum by more than the clipping's sensitivity.
+
+    For each unit i, over the groups g:
+
+        sqrt(sum_g (f_gi |d_gi|)^2) <= sensitivity (1 + 1e-6),
+
+    every f finite and not negative, and 0 where the norm is not finite. Waits for the device once.
+    What it cannot see: factors that depend on other units of the batch.
+
+    Args:
+        clipping: gave the factors; any subclass of :class:`~dpbam.clipping.Clipping`.
+        norms: [G, U] of G clipping groups and U units. Not private.
+        factors: [G, U].
+
+    Example:
+        >>> from dpbam.clipping import FlatClipping
+        >>> check_factors(FlatClipping(1.0), torch.tensor([[4.0]]), torch.tensor([[0.25]]))
+        >>> check_factors(FlatClipping(1.0), torch.tensor([[4.0]]), torch.tensor([[1.0]]))
+        Traceback (most recent call last):
+        ...
+        dpbam.checks.PlanViolation: FlatClipping lets a unit through with norm 4, ...
+    """
+    name = type(clipping).__name__
+    if factors.shape != norms.shape:
+        raise PlanViolation(
+            f"{name} returned factors of shape {tuple(factors.shape)} for norms of shape "
+            f"{tuple(norms.shape)}: return one factor per group and unit"
+        )
+    wide = torch.float32 if norms.device.type == "mps" else torch.float64  # mps has no float64
+    finite = norms.isfinite()
+    kept = (factors.to(wide) * torch.where(finite, norms, 0.0).to(wide)).norm(dim=0)  # [U]
+    sound = factors.isfinite() & (factors >= 0) & (finite | (factors == 0))
+    within = sound.all(dim=0) & (kept <= clipping.sensitivity * (1 + ROUNDING))
+    if bool(within.all()):
+        return
+    if not bool(sound.all()):
+        raise PlanViolation(
+            f"{name} returned a factor that is negative, not finite, or not 0 for a norm that is "
+            "not finite: a factor is a finite number from 0 on, and a unit with NaN or infinity "
+            "in it contributes nothing"
+        )
+    raise PlanViolation(
+        f"{name} lets a unit through with norm {float(kept.max()):.6g}, above its sensitivity "
+        f"{clipping.sensitivity:g}, to which the noise is calibrated: factor times norm, over all "
+        "groups together, must be at most the sensitivity"
+    )
+
+
+def check_parts(
+    plan: PrivacyPlan,
+    method: Method,
+    clipping: Clipping,
+    release: JointRelease | None,
+    *,
+    ranks: Ranks,
+    watched: bool,
+) -> None:
+    """Refuse parts of an oracle that do not fit together; ``watched``: by a lens."""
+    if plan.private and not method.private:
+        raise ValueError(
+            f"{method.name} looks at the batch without noise, so it cannot be private: "
+            "use it with PrivacyPlan.non_private(...)"
+        )
+    if ranks.world > 1 and (watched or release):
+        raise ValueError(
+            "the bias is measured, and released, by a process alone: leave that out, or train "
+            "without torchrun"
+        )
+    joint = release.noise_multipliers if release else ()
+    if joint != plan.joint_noise_multipliers:
+        raise ValueError(
+            f"the plan has joint_noise_multipliers={plan.joint_noise_multipliers} but the "
+            f"release adds {joint}: make the plan with joint_noise_multipliers="
+            "release.noise_multipliers"
+        )
+    if clipping.sensitivity != plan.clip_norm:
+        raise ValueError(
+            f"the clipping's sensitivity {clipping.sensitivity:g} is not the plan's "
+            f"clip_norm {plan.clip_norm:g}: make both the same"
+        )
