@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbam import _validate
-from dpbam.clipping import Clipping, unclipped
+from dpbam.clipping import Clipping, portions, unclipped
 from dpbam.distributed import Ranks
 from dpbam.engines import Loss, PhysicalBatch, make_engine
 from dpbam.fitting import LIMIT_BYTES, MOST_ROWS, Fit, fit_rows
@@ -27,7 +27,7 @@ from dpbam.nn import check_model, check_trainable
 from dpbam.plan import PrivacyPlan
 from dpbam.randomness import Randomness, SecureRandomness
 from dpbam.secure import make_noise
-from dpbam.trees import Params, accumulation_dtype, digest, shifted
+from dpbam.trees import Params, accumulation_dtype, digest, doubled, shifted
 from dpbam.watching import JointRelease, Lens, StepFacts
 
 
@@ -170,15 +170,16 @@ class PrivateGradientOracle:
     def _clipped_sum(
         self, batch: LogicalBatch, lam: float, watchers: list[Lens | JointRelease]
     ) -> Params:
-        """sum_i clip(d_i) over all physical batches."""
-        total = self._zeros()
+        """sum_i clip(d_i) over all physical batches, in float64."""
+        total = doubled(self._zeros())
         wants_plain = self.lens in watchers and self.lens.wants_plain
         for physical in self._physical(batch):
             directions = self.engine.directions(physical, self.method, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
             factors = self.clipping.factors(norms)  # [G, U]
-            for name, part in directions.weighted_sum(factors).items():
-                total[name] += part
+            for some in portions(factors):
+                for name, part in directions.weighted_sum(some).items():
+                    total[name] += part
             for watcher in watchers:
                 watcher.observe(directions, norms, factors)
         return total

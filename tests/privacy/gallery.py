@@ -18,9 +18,12 @@ from typing import Any
 
 import numpy as np
 import test_accounting_claims as accounting_claims
+import test_bits_claims as bits_claims
 import test_gradient_claims as gradient_claims
 import test_noise_claims as noise_claims
 import test_rank_claims as rank_claims
+import test_rounding_claims as rounding_claims
+import test_scale_claims as scale_claims
 import test_sensitivity as sensitivity_claims
 import torch
 from safetensors.torch import save
@@ -119,7 +122,7 @@ def check_on_the_grid() -> None:
     """Nothing of the sum's last bits is released."""
     third = {"w": torch.full((100,), 1 / 3, dtype=torch.float64)}
     out = SecureGaussianNoise(SecureRandomness()).add(third, 1.0, 0)["w"]
-    assert bool((out / grid(1.0, 100) % 1 == 0).all())
+    assert bool((out / grid(1.0) % 1 == 0).all())
 
 
 def check_secure_noise_is_new() -> None:
@@ -137,11 +140,11 @@ def check_secure_sampling() -> None:
 def never_unsure(real: Any) -> Any:
     """Doubles alone."""
 
-    def rounded(deviation: float, words: Any, bits: Any) -> Any:
+    def rounded(*given: Any) -> Any:
         kept = secure._ERROR, secure._TAIL
         secure._ERROR, secure._TAIL = 0.0, np.inf
         try:
-            return real(deviation, words, bits)
+            return real(*given)
         finally:
             secure._ERROR, secure._TAIL = kept
 
@@ -285,6 +288,9 @@ CLAIMS = {
     "sensitivity": sensitivity_claims.MISTAKES,
     "gradients": gradient_claims.MISTAKES,
     "noise": noise_claims.MISTAKES,
+    "noise, closely": scale_claims.MISTAKES,
+    "random bits": bits_claims.MISTAKES,
+    "rounding": rounding_claims.MISTAKES,
     "ranks": rank_claims.MISTAKES,
     "sampling and accounting": accounting_claims.MISTAKES,
 }
