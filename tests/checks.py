@@ -12,10 +12,10 @@ LEVEL = 1e-3  # a right implementation fails a check this often; every test here
 RARE = 1e-10  # likewise for what cannot be seeded: 100 such tests fail once in 10^8 runs
 
 
-def check_gaussian(values: ArrayLike, std: float) -> None:
-    """Independent draws of N(0, std^2), by Kolmogorov and Smirnov."""
+def check_gaussian(values: ArrayLike, std: float, level: float = LEVEL) -> None:
+    """Independent draws of N(0, std^2), by Kolmogorov and Smirnov; false alarms: ``level``."""
     result = kstest(np.asarray(values, dtype=float) / std, "norm")
-    assert result.pvalue > LEVEL, f"not N(0, {std:g}^2): p = {result.pvalue:.2g}"
+    assert result.pvalue > level, f"not N(0, {std:g}^2): p = {result.pvalue:.2g}"
 
 
 def check_normal(values: ArrayLike, std: float) -> None:
@@ -40,14 +40,14 @@ def _two_sided(law: Any, value: float, *parameters: float) -> float:
     return float(2 * min(below, above + (law.pmf(value, *parameters) if law is binom else 0.0)))
 
 
-def check_uncorrelated(a: ArrayLike, b: ArrayLike) -> None:
+def check_uncorrelated(a: ArrayLike, b: ArrayLike, level: float = LEVEL) -> None:
     """sqrt(N) times the correlation is standard normal for independent draws."""
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     z = np.sqrt(len(a)) * np.corrcoef(a, b)[0, 1]
-    assert abs(z) < 3.5, f"correlated: z = {z:.1f}"
+    assert abs(z) < norm.isf(level / 2), f"correlated: z = {z:.1f}"
 
 
-def check_poisson(batches: list[ArrayLike], n: int, q: float) -> None:
+def check_poisson(batches: list[ArrayLike], n: int, q: float, level: float = LEVEL) -> None:
     """Every index on its own with probability q in each of T batches, and at most once.
 
     Four facts: no repeats; inclusions of an index are Binomial(T, q); batch sizes are
@@ -58,16 +58,18 @@ def check_poisson(batches: list[ArrayLike], n: int, q: float) -> None:
         batch = np.asarray(batch, dtype=int)
         assert len(np.unique(batch)) == len(batch), "an index twice in one batch"
         row[batch] = 1
-    _check_counts(included.sum(0), len(batches), q, "inclusions of an index")
-    _check_counts(included.sum(1), n, q, "batch sizes")
-    check_uncorrelated(included[1:].flatten(), included[:-1].flatten())
+    _check_counts(included.sum(0), len(batches), q, level, "inclusions of an index")
+    _check_counts(included.sum(1), n, q, level, "batch sizes")
+    check_uncorrelated(included[1:].flatten(), included[:-1].flatten(), level)
 
 
-def _check_counts(counts: NDArray[np.float64], trials: int, q: float, what: str) -> None:
+def _check_counts(
+    counts: NDArray[np.float64], trials: int, q: float, level: float, what: str
+) -> None:
     """Mean and variance of Binomial(trials, q): a mean's z and a dispersion's chi-square."""
     mean, variance = binom.stats(trials, q)
     z = (counts.mean() - mean) / np.sqrt(variance / len(counts))
-    assert abs(z) < 3.5, f"{what}: mean {counts.mean():.2f}, expected {mean:.2f}"
+    assert abs(z) < norm.isf(level / 2), f"{what}: mean {counts.mean():.2f}, expected {mean:.2f}"
     dispersion = ((counts - mean) ** 2).sum() / variance
     p = 2 * min(chi2.cdf(dispersion, len(counts)), chi2.sf(dispersion, len(counts)))
-    assert p > LEVEL, f"{what}: variance {counts.var():.2f}, expected {variance:.2f}"
+    assert p > level, f"{what}: variance {counts.var():.2f}, expected {variance:.2f}"

@@ -29,7 +29,7 @@ import torch
 from safetensors.torch import save
 from scipy.special import ndtri
 
-from checks import check_poisson, check_uncorrelated
+from checks import RARE, check_poisson, check_uncorrelated
 from cli.test_progress_private import check_a_jobs_output
 from dpbam import PrivateGradientOracle, _validate, accounting, clipping, ledger, secure
 from dpbam.accounting import Charge
@@ -128,13 +128,13 @@ def check_on_the_grid() -> None:
 def check_secure_noise_is_new() -> None:
     """Two steps are independent."""
     noise, zero = SecureGaussianNoise(SecureRandomness()), {"w": torch.zeros(500)}
-    check_uncorrelated(noise.add(zero, 1.0, 0)["w"], noise.add(zero, 1.0, 0)["w"])
+    check_uncorrelated(noise.add(zero, 1.0, 0)["w"], noise.add(zero, 1.0, 0)["w"], RARE)
 
 
 def check_secure_sampling() -> None:
     """Poisson, with the stated rate."""
     sampler = private_plan(n=100, batch_size=20, steps=200).sampler(secure=True)
-    check_poisson([sampler.indices(t) for t in range(200)], 100, 0.2)
+    check_poisson([sampler.indices(t) for t in range(200)], 100, 0.2, RARE)
 
 
 def never_unsure(real: Any) -> Any:
