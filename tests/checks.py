@@ -40,11 +40,16 @@ def _two_sided(law: Any, value: float, *parameters: float) -> float:
     return float(2 * min(below, above + (law.pmf(value, *parameters) if law is binom else 0.0)))
 
 
+def _standard_errors(level: float) -> float:
+    """How many a standard normal exceeds with probability ``level`` at most, and 3.5 at least."""
+    return max(3.5, float(norm.isf(level / 2)))
+
+
 def check_uncorrelated(a: ArrayLike, b: ArrayLike, level: float = LEVEL) -> None:
     """sqrt(N) times the correlation is standard normal for independent draws."""
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     z = np.sqrt(len(a)) * np.corrcoef(a, b)[0, 1]
-    assert abs(z) < norm.isf(level / 2), f"correlated: z = {z:.1f}"
+    assert abs(z) < _standard_errors(level), f"correlated: z = {z:.1f}"
 
 
 def check_poisson(batches: list[ArrayLike], n: int, q: float, level: float = LEVEL) -> None:
@@ -69,7 +74,9 @@ def _check_counts(
     """Mean and variance of Binomial(trials, q): a mean's z and a dispersion's chi-square."""
     mean, variance = binom.stats(trials, q)
     z = (counts.mean() - mean) / np.sqrt(variance / len(counts))
-    assert abs(z) < norm.isf(level / 2), f"{what}: mean {counts.mean():.2f}, expected {mean:.2f}"
+    assert abs(z) < _standard_errors(level), (
+        f"{what}: mean {counts.mean():.2f}, expected {mean:.2f}"
+    )
     dispersion = ((counts - mean) ** 2).sum() / variance
     p = 2 * min(chi2.cdf(dispersion, len(counts)), chi2.sf(dispersion, len(counts)))
     assert p > level, f"{what}: variance {counts.var():.2f}, expected {variance:.2f}"

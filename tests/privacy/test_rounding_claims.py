@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dpbam import PrivateGradientOracle, oracle, secure
 from dpbam.clipping import CLIPPINGS, ROUNDING
+from dpbam.logical import LogicalBatch
 from dpbam.randomness import SecureRandomness
 from dpbam.secure import SecureGaussianNoise, grid
 from planting import Mistake, catches
@@ -73,6 +74,23 @@ def test_one_of_65536_aligned_gradients_moves_the_sum_by_C(engine: str, physical
 @pytest.mark.parametrize(("physical", "width"), [(64, 8), (512, 8), (1024, 8), (4096, 32)])
 def test_the_same_for_wider_gradients(engine: str, physical: int, width: int) -> None:
     check_moves(engine, physical, width)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_sums_are_float64_and_gradients_have_the_dtype_of_their_parameter(
+    dtype: torch.dtype,
+) -> None:
+    model = nn.Linear(3, 1, bias=False).to(dtype)
+    private = PrivateGradientOracle(
+        model, first_output, quiet_plan(C), engine="functional", physical_batch_size=2
+    )
+    batch = LogicalBatch.of(torch.ones(5, 3, dtype=dtype), torch.zeros(5), None, 1)
+    summed = private._clipped_sum(batch.keyed(private.randomness, 0), 0.0, [])["weight"]
+    private.backward(torch.ones(5, 3, dtype=dtype), torch.zeros(5))
+    assert summed.dtype == torch.float64
+    assert float(summed.norm()) == pytest.approx(5 * C, rel=1e-3)
+    assert model.weight.grad is not None
+    assert model.weight.grad.dtype == dtype
 
 
 # --- secure noise's allowance
