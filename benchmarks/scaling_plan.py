@@ -7,7 +7,7 @@
 compute    F multiple K l / (W flops): F the FLOPs of a plain step of one sample, multiple the
            private step's cost beside it (benchmarks/step.py), flops what a GPU sustains.
 imbalance  The largest of W Poisson shares over the mean share: ranks wait for it.
-messages   A reduce and a broadcast of 4 d bytes: 8 d / bandwidth, and 2 log2(W) latencies.
+messages   A reduce and a broadcast of 8 d bytes: 16 d / bandwidth, and 2 log2(W) latencies.
 noise      As it is built the leader draws all d normals on one core: d times the measured seconds.
            "sliced": every rank draws for d / W coordinates, between a reduce-scatter and an
            all-gather, which carry the same bytes.
@@ -17,8 +17,8 @@ Measured here: noise and draws (benchmarks/results/distributed.json, this script
 there is no GPU at hand: flops, bandwidth, latency; they are options. Efficiency is compute(l) over
 W step(W).
 
-Memory a device, in bytes: parameters 4 d, clipped sum 4 d, the message that becomes the gradient
-4 d, the optimiser (NAdam) 8 d, an average of the weights 4 d; on the leader 12 d more while it
+Memory a device, in bytes: parameters 4 d, clipped sum (float64) 8 d, the message 8 d, the gradient
+4 d, the optimiser (NAdam) 8 d, an average of the weights 4 d; on the leader 24 d more while it
 draws the noise, divides and sends. Activations of one physical batch are apart, and are chosen to
 fit (``oracle.fit``).
 """
@@ -39,7 +39,7 @@ from dpbam.randomness import Randomness
 
 CONSTANTS = Path(__file__).parent / "results" / "distributed.json"
 RANKS = (1, 8, 64, 256, 1024)
-BYTES = 4 + 4 + 4 + 8 + 4 + 12  # a parameter, on the leader
+BYTES = 4 + 8 + 8 + 4 + 8 + 4 + 24  # a parameter, on the leader
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ def rows(job: Job, options: argparse.Namespace, noise: float, draw: float) -> li
         compute = whole / world * imbalance(job.batch / world, world)
         message = 0.0
         if world > 1:
-            message = 8 * job.parameters / options.bandwidth
+            message = 16 * job.parameters / options.bandwidth
             message += 2 * math.log2(world) * options.latency
         drawn = job.n * draw
         leader = compute + message + drawn + job.parameters * noise
         sliced = compute + message + drawn + job.parameters * noise / world
         found.append([
-            str(world), f"{8 * job.parameters / 1e9:.2f}" if world > 1 else "0",
+            str(world), f"{16 * job.parameters / 1e9:.2f}" if world > 1 else "0",
             f"{BYTES * job.parameters / 1e9:.1f}", f"{compute:.3g}", f"{message:.2g}",
             f"{leader:.3g}", f"{whole / world / leader:.0%}", f"{sliced:.3g}",
             f"{whole / world / sliced:.0%}",

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dpbam.clipping import CLIPPINGS, AutomaticClipping, FlatClipping, PerLayerClipping, unclipped
+from dpbam.clipping import (
+    CLIPPINGS,
+    MOST_SUMMED,
+    AutomaticClipping,
+    FlatClipping,
+    PerLayerClipping,
+    portions,
+    unclipped,
+)
 
 anything = st.floats(width=32, allow_nan=True, allow_infinity=True)
 norms_of = arrays("float32", st.tuples(st.integers(1, 4), st.integers(1, 5)), elements=anything)
@@ -81,3 +89,33 @@ def test_a_clip_norm_that_float32_cannot_hold_is_refused(kind: str) -> None:
 def test_gamma_is_positive() -> None:
     with pytest.raises(ValueError, match="gamma must be positive"):
         AutomaticClipping(1.0, gamma=0.0)
+
+
+@pytest.mark.parametrize(
+    ("clip_norm", "gamma"), [(1.0, 1e-8), (1.0, 1e-50), (1e-3, 1e-7), (1e5, 0.01)]
+)
+def test_a_gamma_that_rounds_away_is_refused(clip_norm: float, gamma: float) -> None:
+    with pytest.raises(ValueError, match=r"gamma must be at least .* rounds away"):
+        AutomaticClipping(clip_norm, gamma)
+
+
+@pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 1e4])
+def test_the_least_gamma_does_not_round_away(clip_norm: float) -> None:
+    """Below C at norm C, finite at norm 0, and a unit that is not finite has factor 0."""
+    clipping = AutomaticClipping(clip_norm, gamma=1e-6 * max(1.0, clip_norm))
+    norms = torch.tensor([[clip_norm, 0.0, math.nan, 1e-18]])
+    factors = clipping.factors(norms)
+    assert bool(factors.isfinite().all())
+    assert float(factors[0, 0]) * clip_norm < clip_norm
+    assert float(factors[0, 2]) == 0
+    assert float(factors[0, 3]) * 1e-18 < clip_norm * 1e-10
+
+
+def test_portions_have_each_factor_once() -> None:
+    factors = torch.rand(2, 2 * MOST_SUMMED + 5)
+    parts = list(portions(factors))
+    assert [int((part != 0).any(0).sum()) for part in parts] == [MOST_SUMMED, MOST_SUMMED, 5]
+    assert torch.equal(torch.stack(parts).sum(0), factors)
+    for whole in (factors[:, :MOST_SUMMED], factors.double()):
+        (part,) = portions(whole)
+        assert part is whole

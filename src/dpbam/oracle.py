@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpbam import _validate
 from dpbam.checks import BatchSizes, check_factors, check_parts, check_step, check_units
-from dpbam.clipping import Clipping, unclipped
+from dpbam.clipping import Clipping, portions, unclipped
 from dpbam.distributed import Ranks
 from dpbam.engines import Loss, PhysicalBatch, make_engine
 from dpbam.fitting import LIMIT_BYTES, MOST_ROWS, Fit, fit_rows
@@ -29,7 +29,7 @@ from dpbam.plan import PrivacyPlan
 from dpbam.randomness import Randomness, SecureRandomness
 from dpbam.sampling import PoissonSampler
 from dpbam.secure import make_noise
-from dpbam.trees import Params, accumulation_dtype, digest, shifted
+from dpbam.trees import Params, accumulation_dtype, digest, doubled, shifted
 from dpbam.watching import JointRelease, Lens, StepFacts
 
 SAMPLINGS = ("poisson", "unchecked")
@@ -82,7 +82,8 @@ class PrivateGradientOracle:
     numbers beyond 4e9      as NaN (1e77 in float64), but for infinity and the largest number, which
                             are masks: their products could overflow
     zero gradient           contributes zero; BAM does not perturb it
-    float16 parameters      norms, sums and noise in float32; ``.grad`` in the parameter's dtype
+    float16 parameters      norms in float32, sums and noise in float64; ``.grad`` in the
+                            parameter's dtype
     ======================  =====================================================================
 
     Example:
@@ -221,16 +222,17 @@ class PrivateGradientOracle:
     def _clipped_sum(
         self, batch: LogicalBatch, lam: float, watchers: list[Lens | JointRelease]
     ) -> Params:
-        """sum_i clip(d_i) over all physical batches."""
-        total = self._zeros()
+        """sum_i clip(d_i) over all physical batches, in float64."""
+        total = doubled(self._zeros())
         wants_plain = self.lens in watchers and self.lens.wants_plain
         for physical in self._physical(batch):
             directions = self.engine.directions(physical, self.method, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
             factors = self.clipping.factors(norms)  # [G, U]
             check_factors(self.clipping, norms, factors)
-            for name, part in directions.weighted_sum(factors).items():
-                total[name] += part
+            for some in portions(factors):
+                for name, part in directions.weighted_sum(some).items():
+                    total[name] += part
             for watcher in watchers:
                 watcher.observe(directions, norms, factors)
         return total

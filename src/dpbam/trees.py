@@ -23,6 +23,16 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def doubled(tree: Mapping[str, Tensor]) -> Params:
+    """The same numbers in float64; as they are on MPS, which has no float64.
+
+    Example:
+        >>> doubled({"w": torch.zeros(1)})
+        {'w': tensor([0.], dtype=torch.float64)}
+    """
+    return {n: t if t.device.type == "mps" else t.double() for n, t in tree.items()}
+
+
 def norm(tree: Mapping[str, Tensor]) -> Tensor:
     """Euclidean norm over all entries, in float32 or better: scalar."""
     return sum_of_squares(tree).sqrt()

@@ -19,16 +19,19 @@ from typing import Any
 
 import numpy as np
 import test_accounting_claims as accounting_claims
+import test_bits_claims as bits_claims
 import test_gradient_claims as gradient_claims
 import test_handover_claims as handover_claims
 import test_noise_claims as noise_claims
 import test_rank_claims as rank_claims
+import test_rounding_claims as rounding_claims
+import test_scale_claims as scale_claims
 import test_sensitivity as sensitivity_claims
 import torch
 from safetensors.torch import save
 from scipy.special import ndtri
 
-from checks import check_poisson, check_uncorrelated
+from checks import RARE, check_poisson, check_uncorrelated
 from cli.test_progress_private import check_a_jobs_output
 from dpbam import FlatClipping, PrivateGradientOracle, _validate, accounting, ledger, secure
 from dpbam.accounting import Charge
@@ -131,29 +134,29 @@ def check_on_the_grid() -> None:
     """Nothing of the sum's last bits is released."""
     third = {"w": torch.full((100,), 1 / 3, dtype=torch.float64)}
     out = SecureGaussianNoise(SecureRandomness()).add(third, 1.0, 0)["w"]
-    assert bool((out / grid(1.0, 100) % 1 == 0).all())
+    assert bool((out / grid(1.0) % 1 == 0).all())
 
 
 def check_secure_noise_is_new() -> None:
     """Two steps are independent."""
     noise, zero = SecureGaussianNoise(SecureRandomness()), {"w": torch.zeros(500)}
-    check_uncorrelated(noise.add(zero, 1.0, 0)["w"], noise.add(zero, 1.0, 0)["w"])
+    check_uncorrelated(noise.add(zero, 1.0, 0)["w"], noise.add(zero, 1.0, 0)["w"], RARE)
 
 
 def check_secure_sampling() -> None:
     """Poisson, with the stated rate."""
     sampler = private_plan(n=100, batch_size=20, steps=200).sampler(secure=True)
-    check_poisson([sampler.indices(t) for t in range(200)], 100, 0.2)
+    check_poisson([sampler.indices(t) for t in range(200)], 100, 0.2, RARE)
 
 
 def never_unsure(real: Any) -> Any:
     """Doubles alone."""
 
-    def rounded(deviation: float, words: Any, bits: Any) -> Any:
+    def rounded(*given: Any) -> Any:
         kept = secure._ERROR, secure._TAIL
         secure._ERROR, secure._TAIL = 0.0, np.inf
         try:
-            return real(deviation, words, bits)
+            return real(*given)
         finally:
             secure._ERROR, secure._TAIL = kept
 
@@ -297,6 +300,9 @@ CLAIMS = {
     "sensitivity": sensitivity_claims.MISTAKES,
     "gradients": gradient_claims.MISTAKES,
     "noise": noise_claims.MISTAKES,
+    "noise, closely": scale_claims.MISTAKES,
+    "random bits": bits_claims.MISTAKES,
+    "rounding": rounding_claims.MISTAKES,
     "ranks": rank_claims.MISTAKES,
     "sampling and accounting": accounting_claims.MISTAKES,
     "what the oracle is handed": handover_claims.MISTAKES,

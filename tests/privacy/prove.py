@@ -41,12 +41,13 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=8000, help="of the strong audit")
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--repeat-trials", type=int, default=1000, help="scores of each repeat")
+    parser.add_argument("--only", default="", help="mistakes whose claim or name has this in it")
     parser.add_argument("--part", choices=("all", "gallery", "attacks"), default="all")
     parser.add_argument("--out", type=Path, help="a file for the figures; parts add up in it")
     options = parser.parse_args()
     good = True
     if options.part in ("all", "gallery"):
-        began, gallery = _used(), show_gallery()
+        began, gallery = _used(), show_gallery(options.only)
         good &= not any(row[3].startswith("NOTHING") for row in gallery)
         _keep(options.out, gallery=gallery, gallery_processor_seconds=round(_used() - began))
     if options.part in ("all", "attacks"):
@@ -67,9 +68,11 @@ def _keep(out: Path | None, **figures: Any) -> None:
         out.write_text(json.dumps({**kept, **figures}, indent=1) + "\n")
 
 
-def show_gallery() -> list[tuple[str, str, str, str]]:
+def show_gallery(only: str = "") -> list[tuple[str, str, str, str]]:
     """Print the table, and return it: claim, mistake, function, what caught it."""
-    rows = list(_gallery_rows())
+    rows = list(_gallery_rows(only))
+    if not rows:
+        raise SystemExit(f"no planted mistake has {only!r} in its claim or name")
     header = ("claim", "planted mistake", "function replaced", "caught by")
     console().print(table(header, rows, title="planted mistakes", left=4))
     uncaught = sum(row[3].startswith("NOTHING") for row in rows)
@@ -77,9 +80,11 @@ def show_gallery() -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _gallery_rows() -> Iterator[tuple[str, str, str, str]]:
+def _gallery_rows(only: str) -> Iterator[tuple[str, str, str, str]]:
     for section, mistakes in GALLERY.items():
         for name, mistake in mistakes.items():
+            if only not in f"{section}: {name}":
+                continue
             owner = getattr(mistake.owner, "__name__", "").rpartition(".")[2]
             caught = _what_catches(mistake)
             yield section, name, f"{owner}.{mistake.name}", caught

@@ -29,9 +29,10 @@ from torch import Tensor
 
 from dpbam import _validate
 from dpbam.bias.decomposition import dot, flat
+from dpbam.clipping import portions
 from dpbam.engines import PerSampleDirections
 from dpbam.noise import GaussianNoise
-from dpbam.trees import Params
+from dpbam.trees import Params, doubled
 from dpbam.watching import StepFacts
 
 
@@ -145,7 +146,7 @@ class PrivateStatistics:
         self._facts = facts
         bins = len(self._thresholds()) + 1
         self._counts = torch.zeros(bins, dtype=torch.float64)
-        self._residual = {} if self.bias_bound is None else facts.zeros()
+        self._residual = {} if self.bias_bound is None else doubled(facts.zeros())
 
     def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
         """Add one physical batch: norms and factors [G, U]."""
@@ -153,8 +154,9 @@ class PrivateStatistics:
         self._counts += self._binned(lengths)
         if self.bias_bound is not None:
             weights = removed(norms, factors, self.bias_bound)
-            for name, part in directions.weighted_sum(weights).items():
-                self._residual[name] += part
+            for some in portions(weights):
+                for name, part in directions.weighted_sum(some).items():
+                    self._residual[name] += part
 
     def noised(self, noise: GaussianNoise) -> Params:
         """Counts + N(0, sigma_1^2); bias sum + N(0, sigma_2^2 B^2)."""
