@@ -231,9 +231,11 @@ def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
         try:
             entry = json.loads(line)
             sigma, q = float(entry["noise_multiplier"]), float(entry["sampling_rate"])
-            if not (0 <= sigma < math.inf and 0 < q <= 1):
+            if not ((sigma == 0 or 1e-6 <= sigma <= 1e9) and 0 < q <= 1):
                 raise ValueError(f"sigma {sigma}, q {q}")
-            _ = entry["stream"], int(entry["step"])
+            if type(entry["step"]) is not int or entry["step"] < 0:
+                raise ValueError(f"step {entry['step']!r:.20}")
+            _ = entry["stream"]
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             raise RunError(f"{path} line {number} is not a ledger entry ({error})") from None
         entries.append(entry)
