@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from dpbam.ledger import Ledger
 from dpbam.runs import prepare
-from dpbam.runs.statement import statement, to_markdown, up
+from dpbam._rounding import up
+from dpbam.runs.statement import statement, to_markdown
 
 
 def made(config, charges=8, **facts):

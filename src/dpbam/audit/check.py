@@ -10,15 +10,19 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpbam.accounting import Charge, total_epsilon
 from dpbam.audit.accountant import bracket
 from dpbam.runs.config import RunConfig
 from dpbam.runs.files import read_json
+from dpbam.runs.fixed_state import difference
 from dpbam.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.runs.result import RunError
 from dpbam.runs.statement import to_markdown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MOST_LEDGER = 2**30  # bytes
 _MOST_KINDS = 20  # of steps: a run has one, and a few more if its settings were changed
@@ -187,17 +191,37 @@ def _checkpoints(e: Evidence) -> Iterator[Finding]:
     yield _model(e, latest.state)
 
 
-def _model(e: Evidence, state: dict[str, Any]) -> Finding:
-    """The published weights are those of the last checkpoint (its average, if it has one)."""
-    import torch
+def _fixed(e: Evidence) -> Iterator[Finding]:
+    """Buffers and frozen parameters are published as they were before the model saw data."""
+    what = "what is published besides trained parameters is as before training"
+    weights = _weights(e)
+    if isinstance(weights, str):
+        yield Finding(what, False, weights)
+        return
+    recorded = e.facts["initial_tensors"]
+    wrong = difference(weights, recorded)
+    yield Finding(what, not wrong, wrong or f"{len(recorded['fixed'])} tensors, bit-identical")
+
+
+def _weights(e: Evidence) -> dict[str, Tensor] | str:
+    """The published tensors, or why they cannot be read."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    what = "the model handed out is the checkpoint's"
     try:
-        weights = load_file(e.folder.weights)
+        return load_file(e.folder.weights)
     except (OSError, SafetensorError) as error:
-        return Finding(what, False, str(error))
+        return str(error)
+
+
+def _model(e: Evidence, state: dict[str, Any]) -> Finding:
+    """The published weights are those of the last checkpoint (its average, if it has one)."""
+    import torch
+
+    what = "the model handed out is the checkpoint's"
+    weights = _weights(e)
+    if isinstance(weights, str):
+        return Finding(what, False, weights)
     expected = {**state["model"], **(state["average"] or {})}
     odd = [
         k for k in {*weights, *expected}
@@ -218,7 +242,7 @@ def _published(e: Evidence) -> Iterator[Finding]:
     yield Finding("nothing non-private is in them", not marked, ", ".join(marked) or "nothing")
 
 
-_CHECKS = (_epsilon, _ledger, _mechanism, _configuration, _checkpoints, _published)
+_CHECKS = (_epsilon, _ledger, _mechanism, _configuration, _checkpoints, _fixed, _published)
 
 
 def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:

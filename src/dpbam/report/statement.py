@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpbam._rounding import up
 from dpbam.accounting import Charge, total_epsilon
 from dpbam.report.groups import Group
 from dpbam.report.records import Run
 from dpbam.report.tables import Cell, Head, Row, Table, shown
-from dpbam.runs.statement import up
 
 Pairs = tuple[tuple[str, str], ...]
 

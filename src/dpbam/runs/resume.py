@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam._version import __version__
 from dpbam.runs.config import RunConfig
+from dpbam.runs.fixed_state import initial_tensors, update_digest
 from dpbam.runs.result import RunError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
         "ranks": world,
         "versions": versions(),
         "initial_weights": weights_digest(prepared.model),
+        "initial_tensors": initial_tensors(prepared.model),
         "non_private_fingerprint": prepared.train.fingerprint(),
         "non_private_test_fingerprint": prepared.test.fingerprint(),
     }
@@ -63,12 +65,10 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
 
 def weights_digest(model: nn.Module) -> str:
     """SHA-256 over names and values of all parameters and buffers: runs that begin alike agree."""
-    import torch
-
     digest = hashlib.sha256()
     for name, values in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(values.shape)} {values.dtype} ".encode())
-        digest.update(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        digest.update(f"{name} ".encode())
+        update_digest(digest, values)
     return digest.hexdigest()
 
 
