@@ -6,29 +6,29 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 
-def up(x: float) -> str:
-    """Four significant digits, rounded up: a stated epsilon is never below the true one.
+def up(x: float, digits: int = 4) -> str:
+    """Significant digits, rounded up: a stated epsilon is never below the true one.
 
     Example:
         >>> up(2.07001), up(2.99999), up(1.0001), up(float("inf"))
         ('2.071', '3', '1.001', 'infinite')
     """
-    return _rounded(x, ROUND_CEILING)
+    return _rounded(x, digits, ROUND_CEILING)
 
 
-def down(x: float) -> str:
-    """Four significant digits, rounded down: for lower bounds on epsilon, such as an audit's.
+def down(x: float, digits: int = 4) -> str:
+    """Significant digits, rounded down: for lower bounds on epsilon, such as an audit's.
 
     Example:
         >>> down(2.07999), down(float("inf"))
         ('2.079', 'infinite')
     """
-    return _rounded(x, ROUND_FLOOR)
+    return _rounded(x, digits, ROUND_FLOOR)
 
 
-def _rounded(x: float, rounding: str) -> str:
+def _rounded(x: float, digits: int, rounding: str) -> str:
     if math.isinf(x):
         return "infinite"
     exact = Decimal(x)
-    places = Decimal(1).scaleb(exact.adjusted() - 3)
-    return f"{float(exact.quantize(places, rounding=rounding)):g}"
+    places = Decimal(1).scaleb(exact.adjusted() + 1 - digits)
+    return f"{float(exact.quantize(places, rounding=rounding)):.{max(6, digits)}g}"

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpbam import _validate
+from dpbam._rounding import up
 
 if TYPE_CHECKING:
     from dp_accounting import PrivacyAccountant
@@ -95,8 +96,8 @@ def noise_multiplier(
     before = tuple(checked(c) for c in spent)
     if before and (already := _refined(before, delta, accountant)) >= epsilon:
         raise ValueError(
-            f"earlier steps have spent epsilon {already:.4g} at this delta, which leaves nothing "
-            f"of {epsilon:g}: raise epsilon or delta, or stop here"
+            f"earlier steps have spent epsilon {up(already)} at this delta, which leaves nothing "
+            f"of {up(epsilon)}: raise epsilon or delta, or stop here"
         )
 
     def charges(sigma: float) -> tuple[Charge, ...]:

@@ -263,9 +263,7 @@ def test_a_run_folder_restored_from_an_old_copy_is_refused(tiny, path, tmp_path,
 
 
 @pytest.mark.parametrize("lost", ["the file", "its steps", "its end"])
-def test_a_reservation_is_not_released_without_the_ledger(
-    tiny, path, tmp_path, monkeypatch, lost
-):
+def test_a_reservation_is_not_released_without_the_ledger(tiny, path, tmp_path, monkeypatch, lost):
     out = tmp_path / "run"
     _die_at_step(monkeypatch, 3)
     with pytest.raises(RuntimeError, match="dead"):

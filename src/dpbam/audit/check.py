@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dpbam._rounding import down, up
 from dpbam.accounting import Charge, total_epsilon
 from dpbam.audit.accountant import bracket
 from dpbam.runs.config import RunConfig
@@ -104,11 +105,11 @@ def _epsilon(e: Evidence) -> Iterator[Finding]:
     yield Finding(
         "a second accountant agrees",
         stated >= low * (1 - 1e-6),
-        f"stated {stated:.6g}; second accountant: between {low:.6g} and {high:.6g}; "
-        f"by Renyi divergences {total_epsilon(e.charges, delta, accountant='rdp'):.6g}",
+        f"stated {up(stated, 7)}; second accountant: between {down(low, 7)} and {up(high, 7)}; "
+        f"by Renyi divergences {up(total_epsilon(e.charges, delta, accountant='rdp'), 7)}",
     )
     if e.config.epsilon is not None:
-        seen = f"{stated:.6g} of {e.config.epsilon:g}"
+        seen = f"{up(stated, 7)} of {up(e.config.epsilon, 7)}"
         yield Finding("epsilon is within its target", stated <= e.config.epsilon, seen)
 
 
@@ -287,4 +288,4 @@ def _infinite(value: Any) -> Any:
 
 
 def _same(check: str, one: float, other: float) -> Finding:
-    return Finding(check, math.isclose(one, other, rel_tol=1e-9), f"{one:.6g}; {other:.6g}")
+    return Finding(check, math.isclose(one, other, rel_tol=1e-9), f"{one!r}; {other!r}")

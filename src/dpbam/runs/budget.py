@@ -4,11 +4,11 @@
 
     {"epsilon": 8.0, "delta": 1e-05}
 
-is a budget file, written by hand or by :meth:`Budget.create`. Runs add entries to it. An entry holds
-what its run reserved before it began, or in its place what the run spent once it is finished, and
-what its ledger is known to have held, which no change lowers: a run folder restored from an old
-copy is refused. All entries together are composed by the accountant, at the budget's delta. A run
-that died keeps its reservation, an upper bound, until it is resumed or settled by its ledger
+is a budget file, written by hand or by :meth:`Budget.create`. Runs add entries to it. An entry
+holds what its run reserved before it began, or in its place what the run spent once it is finished,
+and what its ledger is known to have held, which no change lowers: a run folder restored from an
+old copy is refused. All entries together are composed by the accountant, at the budget's delta. A
+run that died keeps its reservation, an upper bound, until it is resumed or settled by its ledger
 (:mod:`dpbam.runs.settling`).
 
 However it is reached, a budget is one file: symbolic links are followed before the file is locked,
@@ -177,8 +177,8 @@ class Budget:
                 sigma, q = min(strangers)
                 raise RunError(
                     f"the ledger of {mine.label or run} holds steps at sigma {sigma:g} and "
-                    f"sampling rate {q:g}, which the budget {self.path} has not reserved: it is not "
-                    "that run's ledger; restore it from a backup"
+                    f"sampling rate {q:g}, which the budget {self.path} has not reserved: it is "
+                    "not that run's ledger; restore it from a backup"
                 )
             charges = _most(mine.charges, known) if mine.settled else known
             _put(values, replace(mine, settled=True, charges=charges, spent=known))

@@ -21,6 +21,7 @@ import secrets
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from dpbam._rounding import up
 from dpbam._version import __version__
 from dpbam.runs.config import RunConfig
 from dpbam.runs.fixed_state import initial_tensors, update_digest
@@ -116,8 +117,8 @@ def check_prepared(facts: dict[str, Any], prepared: Prepared, world: int = 1) ->
         )
     if config.epsilon is not None and plan.epsilon() > config.epsilon:
         raise RunError(
-            f"{config.epochs:g} epochs would spend epsilon {plan.epsilon():.4g} of the run's "
-            f"{config.epsilon:g}: resume with fewer"
+            f"{config.epochs:g} epochs would spend epsilon {up(plan.epsilon())} of the run's "
+            f"{up(config.epsilon)}: resume with fewer"
         )
     if config.seed is not None:
         _check_machine(facts, world)

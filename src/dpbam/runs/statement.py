@@ -125,7 +125,7 @@ def to_markdown(s: dict[str, Any]) -> str:
         ("Evaluation", f"{evaluated['set']}, {evaluated['records']:,} records, "
                        f"{evaluated['times']} times; {evaluated['note']}"),
         ("Budget of the data set", "none was given" if budget is None else
-         f"{budget['file']}: {up(budget['taken'])} of epsilon {budget['epsilon']:g} taken, at "
+         f"{budget['file']}: {up(budget['taken'])} of epsilon {up(budget['epsilon'])} taken, at "
          f"delta {budget['delta']:g}"),
     ]  # fmt: skip
     table = "\n".join(f"| {name} | {text} |" for name, text in rows)
@@ -228,4 +228,4 @@ def _beside(config: RunConfig) -> str:
 
 
 def _bullets(names: list[str]) -> str:
-    return "\n".join(f"- `{name}`" for name in names)
+    return "\n".join(f"- `{name}`" for name in names) or "- nothing"
