@@ -10,8 +10,8 @@ def up(x: float, digits: int = 4) -> str:
     """Significant digits, rounded up: a stated epsilon is never below the true one.
 
     Example:
-        >>> up(2.07001), up(2.99999), up(1.0001), up(float("inf"))
-        ('2.071', '3', '1.001', 'infinite')
+        >>> up(2.07001), up(2.99999), up(0.2), up(float("inf"))
+        ('2.071', '3', '0.2', 'infinite')
     """
     return _rounded(x, digits, ROUND_CEILING)
 
@@ -29,6 +29,6 @@ def down(x: float, digits: int = 4) -> str:
 def _rounded(x: float, digits: int, rounding: str) -> str:
     if math.isinf(x):
         return "infinite"
-    exact = Decimal(x)
+    exact = Decimal(repr(float(x)))  # 0.2 is meant, not 0.2000000000000000111
     places = Decimal(1).scaleb(exact.adjusted() + 1 - digits)
     return f"{float(exact.quantize(places, rounding=rounding)):.{max(6, digits)}g}"
