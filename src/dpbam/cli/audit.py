@@ -56,8 +56,8 @@ def run(
     what is released whether they were there. A lower bound above the claim is a bug; exit code 1.
 
     With RUN: epsilon is computed again from the ledger by a second accountant, and configuration,
-    ledger, statement, checkpoint and model are checked against one another; exit code 1 if
-    anything is wrong.
+    ledger, statement, checkpoint and model are checked against one another, buffers and frozen
+    parameters against their record from before training; exit code 1 if anything is wrong.
     """
     if folder is not None:
         _check(folder, json)
