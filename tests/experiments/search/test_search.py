@@ -27,6 +27,7 @@ from dpbam.experiments.search.space import parse_space
 from dpbam.experiments.search.studies import StageStudy, number_of_trials
 from dpbam.experiments.search.trials import do_trials, score
 from dpbam.ledger import Ledger
+from dpbam.report import ReportError, write_report
 from dpbam.runs import ConfigError, execute, load_run_model
 from dpbam.runs.folder import PUBLISHABLE, RunFolder
 
@@ -288,6 +289,19 @@ def test_nothing_published_tells_of_other_trials(paid: tuple[SearchResult, Path]
     unchosen = {t.value for s in result.stages for t in s.trials()} - {said["best"]["score"]}
     assert unchosen
     assert not any(str(score) in text for score in unchosen)
+
+
+def test_a_report_for_publication_is_one_of_the_winner(
+    paid: tuple[SearchResult, Path], tmp_path: Path
+) -> None:
+    result, out = paid
+    page = write_report([out / BEST], tmp_path / "page.html", publishable=True).read_text()
+    assert "this is the best of a random number of independent trials" in page
+    assert result.trial is not None
+    assert str(result.trial.read_facts()["config"]["seed"]) not in page
+    assert f"{result.trial.path.name}/" not in page
+    with pytest.raises(ReportError, match="lets nothing be published"):
+        write_report([result.trial.path], tmp_path / "page.html", publishable=True)
 
 
 @pytest.mark.parametrize("pay", ["accounted", "nothing"])
