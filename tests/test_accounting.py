@@ -152,3 +152,46 @@ def test_sigma_leaves_room_for_what_was_spent(accountant: str) -> None:
 def test_a_spent_budget_is_refused() -> None:
     with pytest.raises(ValueError, match=r"earlier steps have spent epsilon .* nothing of 0.5"):
         noise_multiplier(0.5, 1e-5, 0.05, 200, spent=[Charge(1.0, 0.05, 200)])
+
+
+@pytest.mark.parametrize(
+    ("charge", "words"),
+    [
+        (Charge(1e300, 0.1, 10), "noise_multiplier must be 0 or between"),
+        (Charge(1e-300, 0.1, 10), "noise_multiplier must be 0 or between"),
+        (Charge(10**400, 0.1, 10), "noise_multiplier must be at most"),
+        (Charge(1.0, 0.1, 10**300), "steps must be at most 1,000,000,000, got 1e300"),
+        (Charge(1.0, 0.1, 10**5000), "steps must be at most 1,000,000,000, got 1e5000"),
+        (Charge(1.0, 0.1, 1e300), "steps must be a whole number"),  # type: ignore[arg-type]
+        (Charge(1.0, 0.1, 2.5), "steps must be a whole number"),  # type: ignore[arg-type]
+        (Charge(1.0, 0.1, -1), "steps must be at least 0"),
+        (Charge(1.0, math.inf, 1), "sampling_rate must be positive and finite"),
+    ],
+)
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+def test_extreme_charges_are_refused_in_a_sentence(
+    charge: Charge, words: str, accountant: str
+) -> None:
+    """Before, the first three ended in a traceback and the next two in a hang."""
+    with pytest.raises((ValueError, TypeError), match=words):
+        accounting.total_epsilon([charge], 1e-5, accountant=accountant)
+
+
+@pytest.mark.parametrize(
+    "charge", [Charge(0.01, 0.1, 10), Charge(1.0, 0.1, 10**9), Charge(1e-6, 0.1, 1)]
+)
+def test_where_a_pld_would_take_hours_the_renyi_bound_is_given(
+    charge: Charge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("a PLD of this size does not end")
+
+    real = accounting._fresh
+    monkeypatch.setattr(
+        accounting, "_fresh", lambda kind, grid: never() if kind == "pld" else real(kind, grid)
+    )
+    assert accounting.total_epsilon([charge], 1e-5) == accounting.total_epsilon(
+        [charge], 1e-5, accountant="rdp"
+    )
+    with pytest.raises(AssertionError, match="does not end"):  # an ordinary run has its PLD
+        accounting.total_epsilon([Charge(1.03, 0.0777, 123)], 1e-5)

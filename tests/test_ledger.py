@@ -139,8 +139,37 @@ def test_a_damaged_file_is_refused(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("noise_multiplier", v) for v in ("1e300", "1e-300", "Infinity", "NaN", "-1", "1" * 400)],
+        *[("sampling_rate", v) for v in ("1e300", "Infinity", "NaN", "-0.1", "0", "1.5", "true")],
+        *[("step", v) for v in ("1e300", "0.5", "-1", "NaN", "Infinity", '"0"', "1" * 5000)],
+    ],
+)
+def test_an_entry_that_no_accountant_can_take_is_a_sentence(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    """Before, sigma = 1e300 was read, and epsilon ended in an OverflowError."""
+    path = tmp_path / "ledger.jsonl"
+    fields = {"stream": '"a"', "step": "0", "noise_multiplier": "2.0", "sampling_rate": "0.1",
+              "release": "null"}  # fmt: skip
+
+    def write(changes: dict[str, str]) -> None:
+        entry = ", ".join(f'"{k}": {v}' for k, v in {**fields, **changes}.items())
+        path.write_text("{" + entry + "}\n")
+
+    write({})
+    assert len(Ledger(delta=1e-5, path=path)) == 1
+    write({name: value})
+    with pytest.raises(ValueError, match=r"line 1 is not a ledger entry .* restore the file"):
+        Ledger(delta=1e-5, path=path)
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"noise_multiplier": 1e300}, "noise_multiplier must be 0 or between"),
+        ({"sampling_rate": 1.5}, "sampling_rate must be at most 1"),
         ({"noise_multiplier": math.nan}, "noise_multiplier must be a number"),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be zero or positive"),
         ({"sampling_rate": 0.0}, "sampling_rate must be positive"),

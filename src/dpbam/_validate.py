@@ -10,9 +10,13 @@ def number(name: str, value: object, *, hint: str = "") -> float:
     """Return ``value`` as a float; refuse what is not a number, and NaN."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(_say(f"{name} must be a number, got {value!r}", hint))
-    if math.isnan(value):
+    try:
+        x = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        raise ValueError(_say(f"{name} must be at most 1e308", hint)) from None
+    if math.isnan(x):
         raise ValueError(_say(f"{name} must be a number, got NaN", hint))
-    return float(value)
+    return x
 
 
 def positive(name: str, value: object, *, hint: str = "") -> float:

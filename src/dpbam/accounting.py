@@ -2,7 +2,9 @@
 
 Neighbours differ by one unit of privacy, added or removed. ``pld`` composes privacy loss
 distributions and is tight (its discretisation only ever rounds up); ``rdp`` goes by Renyi
-divergences and is looser. Neither knows the method: BAM's and DP-SAT's steps cost what DP-SGD's do.
+divergences and is looser; it serves in place of ``pld`` above epsilon 500 and above a million
+steps, where a PLD takes too long, and is an upper bound as well. Neither knows the method: BAM's
+and DP-SAT's steps cost what DP-SGD's do.
 No torch here: calculators start fast.
 """
 
@@ -17,6 +19,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpbam import _validate
+from dpbam._rounding import up
 
 if TYPE_CHECKING:
     from dp_accounting import PrivacyAccountant
@@ -25,6 +28,10 @@ ACCOUNTANTS = ("pld", "rdp")
 # PLD grid of the privacy loss, with the epsilon above which it is fine enough. Rounding is upwards,
 # so a coarse grid is safe; it is also up to a hundred times faster where epsilon is large.
 _GRIDS = ((1e-2, 100.0), (1e-3, 12.0), (1e-4, 0.0))
+# A PLD takes time and memory with epsilon and steps: above these, RDP's upper bound is given.
+_HOPELESS, _MANY_STEPS = 500.0, 10**6
+_NOISE = (1e-6, 1e9)  # sigma outside overflows or underflows when it is squared and summed
+_MOST_STEPS = 10**9
 
 
 class Charge(NamedTuple):
@@ -60,7 +67,7 @@ def total_epsilon(charges: Sequence[Charge], delta: float, *, accountant: str = 
     """Epsilon of all ``charges`` composed, at ``delta``."""
     _validate.probability("delta", delta)
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
-    return _refined(tuple(_checked(c) for c in charges), delta, accountant)
+    return _refined(tuple(checked(c) for c in charges), delta, accountant)
 
 
 def noise_multiplier(
@@ -86,15 +93,15 @@ def noise_multiplier(
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
     _validate.count("steps", steps)
 
-    before = tuple(_checked(c) for c in spent)
+    before = tuple(checked(c) for c in spent)
     if before and (already := _refined(before, delta, accountant)) >= epsilon:
         raise ValueError(
-            f"earlier steps have spent epsilon {already:.4g} at this delta, which leaves nothing "
-            f"of {epsilon:g}: raise epsilon or delta, or stop here"
+            f"earlier steps have spent epsilon {up(already)} at this delta, which leaves nothing "
+            f"of {up(epsilon)}: raise epsilon or delta, or stop here"
         )
 
     def charges(sigma: float) -> tuple[Charge, ...]:
-        return (*before, _checked(Charge(sigma, sampling_rate, steps)))
+        return (*before, checked(Charge(sigma, sampling_rate, steps)))
 
     grid = _coarse_grid(epsilon)
     guess = _coarse_sigma(lambda s: _on_grid(charges(s), delta, accountant, grid), epsilon)
@@ -120,7 +127,7 @@ def max_steps(
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
 
     def charges(steps: int) -> tuple[Charge, ...]:
-        return (_checked(Charge(noise_multiplier, sampling_rate, steps)),)
+        return (checked(Charge(noise_multiplier, sampling_rate, steps)),)
 
     grid = _coarse_grid(epsilon)
     coarse = _most_steps(lambda k: _on_grid(charges(k), delta, accountant, grid) <= epsilon, 0, 1)
@@ -175,12 +182,31 @@ def accountant_version(accountant: str) -> str:
     return f"dp-accounting {version('dp-accounting')}, {accountant.upper()}"
 
 
-def _checked(charge: Charge) -> Charge:
-    _validate.non_negative("noise_multiplier", charge.noise_multiplier)
-    _validate.positive("sampling_rate", charge.sampling_rate)
-    if charge.sampling_rate > 1:
+def checked(charge: Charge) -> Charge:
+    """Return ``charge`` if an accountant can compose it; refuse NaN, fractions and extremes.
+
+    sigma is 0 (no privacy) or between 1e-6 and 1e9, 0 < q <= 1, and steps is a whole number from 0
+    to 1e9: what lies outside overflows, or takes the accountant forever.
+
+    Raises:
+        ValueError, TypeError: one sentence with the name and the value.
+
+    Example:
+        >>> checked(Charge(1.0, 0.1, 10))
+        Charge(noise_multiplier=1.0, sampling_rate=0.1, steps=10)
+        >>> checked(Charge(1e300, 0.1, 10))
+        Traceback (most recent call last):
+        ValueError: noise_multiplier must be 0 or between 1e-06 and 1e+09, got 1e+300
+    """
+    sigma = _validate.non_negative("noise_multiplier", charge.noise_multiplier)
+    if sigma and not _NOISE[0] <= sigma <= _NOISE[1]:
+        raise ValueError(
+            f"noise_multiplier must be 0 or between {_NOISE[0]:g} and {_NOISE[1]:g}, got {sigma!r}"
+        )
+    if _validate.positive("sampling_rate", charge.sampling_rate) > 1:
         raise ValueError(f"sampling_rate must be at most 1, got {charge.sampling_rate}")
-    _validate.count("steps", charge.steps, least=0)
+    if (steps := _validate.count("steps", charge.steps, least=0)) > _MOST_STEPS:
+        raise ValueError(f"steps must be at most {_MOST_STEPS:,}, got 1e{int(math.log10(steps))}")
     return charge
 
 
@@ -193,6 +219,16 @@ def _refined(charges: tuple[Charge, ...], delta: float, accountant: str) -> floa
         if value > enough:
             break
     return value
+
+
+def _is_out_of_reach(spent: Sequence[Charge], delta: float) -> bool:
+    """Whether a PLD would take minutes or more: many steps, or an epsilon that promises nothing."""
+    if sum(c.steps for c in spent) > _MANY_STEPS:
+        return True
+    passes = sum(c.steps * c.sampling_rate / c.noise_multiplier for c in spent)
+    if passes < 1e4 and all(c.noise_multiplier > 0.1 for c in spent):
+        return False  # far from it: do not ask
+    return _on_grid(tuple(spent), delta, "rdp", 0.0) > _HOPELESS
 
 
 def _coarse_grid(target: float) -> float:
@@ -209,6 +245,8 @@ def _on_grid(charges: tuple[Charge, ...], delta: float, accountant: str, grid: f
         return math.inf
     if not spent:
         return 0.0
+    if accountant == "pld" and _is_out_of_reach(spent, delta):
+        return _on_grid(charges, delta, "rdp", 0.0)
     ledger = _fresh(accountant, grid)
     with quiet():
         for sigma, q, count in spent:

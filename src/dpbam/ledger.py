@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbam import _validate
-from dpbam.accounting import ACCOUNTANTS, Charge, total_epsilon
+from dpbam.accounting import ACCOUNTANTS, Charge, checked, total_epsilon
 
 
 class Ledger:
@@ -71,8 +71,13 @@ class Ledger:
             sampling_rate: q.
             release: a digest of what is released, for seeded runs: tells a replay from a reuse.
         """
-        _validate.non_negative("noise_multiplier", noise_multiplier)
-        _validate.positive("sampling_rate", sampling_rate)
+        entry = _checked({
+            "stream": stream,
+            "step": step,
+            "noise_multiplier": noise_multiplier,
+            "sampling_rate": sampling_rate,
+            "release": release,
+        })  # fmt: skip
         key = (stream, step)
         if key in self._releases:
             if release is not None and release == self._releases[key]["release"]:
@@ -81,13 +86,6 @@ class Ledger:
                 f"the noise of step {step} (stream {stream}) was already used for another release: "
                 "two sums with the same noise reveal their difference; use another seed, or none"
             )
-        entry = {
-            "stream": stream,
-            "step": step,
-            "noise_multiplier": noise_multiplier,
-            "sampling_rate": sampling_rate,
-            "release": release,
-        }
         if self.path is not None:
             _append(self.path, entry)
         self._remember(entry)
@@ -203,10 +201,8 @@ def _is_entry(line: bytes) -> bool:
 
 
 def _checked(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry of the kinds that were written: a file may have been changed by others."""
-    _validate.non_negative("noise_multiplier", entry["noise_multiplier"])
-    if _validate.positive("sampling_rate", entry["sampling_rate"]) > 1:
-        raise ValueError(f"sampling_rate must be at most 1, got {entry['sampling_rate']}")
+    """Return an entry that can be accounted; a file may have been changed by others."""
+    checked(Charge(entry["noise_multiplier"], entry["sampling_rate"], 1))
     _validate.count("step", entry["step"], least=0)
     if not isinstance(entry["stream"], str) or not isinstance(entry["release"], str | None):
         raise TypeError("stream and release must be text")

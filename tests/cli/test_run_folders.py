@@ -68,7 +68,16 @@ RESUME = {
         lambda r: damage(r / "ledger.jsonl", b"{}\n"),
         "line 1 is not a ledger entry",
     ),
-    "ledger lost": (lambda r: (r / "ledger.jsonl").unlink(), "holds 0 steps"),
+    "ledger lost": (lambda r: (r / "ledger.jsonl").unlink(), "ledger.jsonl is missing"),
+    "ledger emptied": (lambda r: (r / "ledger.jsonl").write_text(""), "holds 0 steps"),
+    "a ledger's 1e300": (
+        lambda r: (r / "ledger.jsonl").write_text(
+            (r / "ledger.jsonl")
+            .read_text()
+            .replace('"noise_multiplier": 1', '"noise_multiplier": 1e300, "x": 1')
+        ),
+        "line 1 is not a ledger entry",
+    ),
     "ledger of another run": (
         lambda r: (r / "ledger.jsonl").write_text(
             (r / "ledger.jsonl")

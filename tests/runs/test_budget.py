@@ -1,9 +1,12 @@
 import json
 import multiprocessing
+import os
+import shutil
 
 import pytest
 
 from dpbam.accounting import Charge, total_epsilon
+from dpbam.cli import main
 from dpbam.runs import Budget, RunError, execute, release_reservation, stored_config
 
 STEP = Charge(4.0, 0.125, 8)
@@ -23,12 +26,13 @@ def path(tmp_path):
     return path
 
 
-def test_entries_compose_and_a_run_replaces_its_own(path):
+def test_entries_compose_and_a_run_raises_its_own(path):
     budget = Budget(path)
     budget.reserve("a", [STEP], unit="record", label="runs/a")
     budget.reserve("b", [STEP], unit="record")
+    budget.reserve("a", [STEP._replace(steps=12)], unit="record", label="runs/a")
     budget.reserve("a", [STEP._replace(steps=4)], unit="record", label="runs/a")
-    both = [STEP._replace(steps=4), STEP]
+    both = [STEP._replace(steps=12), STEP]
     assert budget.epsilon() == total_epsilon(both, 1e-4, accountant="rdp")
     assert [(e.run, e.label, e.settled) for e in budget.entries()] == [
         ("a", "runs/a", False),
@@ -54,6 +58,76 @@ def test_settling_gives_back_what_was_not_spent(path):
     assert budget.entries()[0].settled
     with pytest.raises(RunError, match="knows no run zz"):
         budget.settle("zz", [])
+
+
+def test_what_is_spent_is_never_lowered(path):
+    """Neither by settling again, nor by a reservation, nor by a ledger that holds less."""
+    budget = Budget(path)
+    budget.reserve("a", [STEP], unit="record")
+    budget.note("a", [STEP._replace(steps=5)])
+    with pytest.raises(RunError, match=r"holds 2 steps, but the budget .* knows of 5: it was lost"):
+        budget.settle("a", [STEP._replace(steps=2)])
+    budget.settle("a", [STEP._replace(steps=6)])
+    spent = budget.epsilon()
+    for lower in (budget.settle, budget.note):
+        with pytest.raises(RunError, match="knows of 6"):
+            lower("a", [STEP._replace(steps=2)])
+    with pytest.raises(RunError, match="knows of 6"):
+        budget.reserve("a", [STEP._replace(steps=2)], unit="record")
+    assert budget.epsilon() == spent
+    budget.reserve("a", [STEP], unit="record", spent=[STEP._replace(steps=6)])
+    budget.settle("a", [STEP._replace(steps=7)])
+    assert budget.entries()[0].charges == (STEP._replace(steps=7),)
+
+
+def test_a_settled_entry_keeps_what_it_has(path):
+    """Also one of a file without a record of what the ledger held."""
+    entry = {"run": "a", "label": "", "settled": True, "charges": [list(STEP)]}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "entries": [entry]}))
+    with pytest.raises(RunError, match="knows of 8"):
+        Budget(path).settle("a", [STEP._replace(steps=1)])
+    assert Budget(path).entries()[0].charges == (STEP,)
+
+
+def test_steps_that_were_not_reserved_are_not_settled(path):
+    budget = Budget(path)
+    budget.reserve("a", [STEP], unit="record", label="runs/a")
+    with pytest.raises(RunError, match=r"sigma 99 .* it is not that run's ledger"):
+        budget.settle("a", [STEP._replace(noise_multiplier=99.0)])
+    assert not budget.entries()[0].settled
+
+
+def test_symbolic_links_share_the_file_behind_them(path, tmp_path):
+    (tmp_path / "links").mkdir()
+    link, folder = tmp_path / "links" / "budget.json", tmp_path / "folder"
+    link.symlink_to(path)
+    folder.symlink_to(tmp_path)
+    for run, way in {"a": link, "b": path, "c": folder / "links" / "budget.json"}.items():
+        Budget(way).reserve(run, [STEP], unit="record")
+    assert link.is_symlink()
+    for way in (link, path, folder / "budget.json"):
+        assert [e.run for e in Budget(way).entries()] == ["a", "b", "c"]
+    with pytest.raises(RunError, match="already"):
+        Budget.create(link, epsilon=1, delta=1e-5)
+    assert [p.name for p in (tmp_path / "links").iterdir()] == ["budget.json"]  # one lock, one file
+
+
+def test_a_budget_with_several_hard_links_is_refused(path, tmp_path):
+    budget = Budget(path)
+    os.link(path, tmp_path / "other.json")
+    for way in (path, tmp_path / "other.json"):
+        with pytest.raises(RunError, match=r"has 2 hard links, .* make the others symbolic links"):
+            Budget(way)
+    with pytest.raises(RunError, match="hard links"):  # linked after it was opened
+        budget.reserve("a", [STEP], unit="record")
+    (tmp_path / "other.json").unlink()
+    budget.reserve("a", [STEP], unit="record")
+
+
+def test_a_pipe_is_no_budget(tmp_path):
+    os.mkfifo(tmp_path / "budget.json")
+    with pytest.raises(RunError, match="no plain file"):  # and does not wait for a writer
+        Budget(tmp_path / "budget.json")
 
 
 def test_records_and_patients_do_not_add_up(path):
@@ -90,6 +164,36 @@ def test_a_file_that_is_not_a_budget(path, content):
     path.write_text(content)
     with pytest.raises(RunError):
         Budget(path)
+
+
+@pytest.mark.parametrize("field", ["charges", "spent"])
+@pytest.mark.parametrize(
+    "charge",
+    ["[4.0, 0.125, -100]", "[4.0, 0.125, 7.9]", "[4.0, 0.125, 1e300]", '[4.0, 0.125, "8"]',
+     "[4.0, 0.125, true]", "[1e300, 0.125, 8]", "[-4.0, 0.125, 8]", "[4.0, 1.5, 8]",
+     "[4.0, NaN, 8]", "[4.0, 0.125, 10000000000000]", "[4.0, 0.125]", "8", "null"],
+)  # fmt: skip
+def test_counts_that_are_no_counts_are_a_sentence(path, charge, field):
+    """A count of -100 gave budget back, 7.9 counted as 7, and 1e300 did not end."""
+    fields = {"charges": "[[4.0, 0.125, 8]]", "spent": "[]", field: f"[{charge}]"}
+    entry = f'"charges": {fields["charges"]}, "spent": {fields["spent"]}'
+    path.write_text(
+        '{"epsilon": 1, "delta": 1e-4, "entries": [{"run": "a", "label": "", "settled": true, '
+        + entry + "}]}"
+    )  # fmt: skip
+    with pytest.raises(RunError, match=r"budget.json is not a budget file: .*restore it"):
+        Budget(path)
+
+
+def test_a_malformed_budget_ends_the_command_with_one_sentence(path, tmp_path, capsys):
+    entry = {"run": "a", "label": "", "settled": True, "charges": [[4.0, 0.125, -100]]}
+    path.write_text(json.dumps({"epsilon": 1, "delta": 1e-4, "entries": [entry]}))
+    command = ["train", "--data", "digits", "--model", "mlp", "--noise-multiplier", "9", "--budget",
+               str(path), "--accountant", "rdp", "--epochs", "1", "--batch-size", "256", "--out",
+               str(tmp_path / "run")]  # fmt: skip
+    assert main(command) == 2
+    assert "steps must be at least 0, got -100" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path):
@@ -133,9 +237,71 @@ def test_a_run_that_died_keeps_its_reservation_until_it_is_released(
     assert Budget(path).entries()[0].charges[0].steps == 3
 
 
-def test_a_copy_of_a_run_cannot_spend_in_its_name(tiny, path, tmp_path, monkeypatch):
-    import shutil
+def test_a_run_folder_restored_from_an_old_copy_is_refused(tiny, path, tmp_path, monkeypatch):
+    """Unseeded, it would draw new noise: eight steps and then five more, for the price of eight."""
+    out, copy = tmp_path / "run", tmp_path / "backup"
+    config = tiny.replace(budget=path, seed=None)
+    _die_at_step(monkeypatch, 3)
+    with pytest.raises(RuntimeError, match="dead"):
+        execute(config, out)
+    shutil.copytree(out, copy)
+    monkeypatch.undo()
+    _die_at_step(monkeypatch, 6)
+    with pytest.raises(RuntimeError, match="dead"):
+        execute(stored_config(out), out, resume=True)
+    monkeypatch.undo()
+    _restore(copy, out)
+    _refused_and_unchanged(out, path, "holds 3 steps, but the budget .* knows of")
 
+    shutil.rmtree(out)
+    fresh = tmp_path / "whole"
+    execute(config, fresh)
+    shutil.rmtree(fresh / "checkpoints")
+    lines = (fresh / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (fresh / "ledger.jsonl").write_text("".join(lines[:2]))
+    _refused_and_unchanged(fresh, path, "holds 2 steps, but the budget .* knows of 8")
+
+
+@pytest.mark.parametrize("lost", ["the file", "its steps", "its end"])
+def test_a_reservation_is_not_released_without_the_ledger(tiny, path, tmp_path, monkeypatch, lost):
+    out = tmp_path / "run"
+    _die_at_step(monkeypatch, 3)
+    with pytest.raises(RuntimeError, match="dead"):
+        execute(tiny.replace(budget=path), out)
+    monkeypatch.undo()
+    ledger = out / "ledger.jsonl"
+    if lost == "the file":
+        ledger.unlink()
+    elif lost == "its steps":
+        ledger.write_text("")
+    else:
+        ledger.write_text(ledger.read_text().replace('"step": 1,', '"step": 1.5,'))
+    _refused_and_unchanged(out, path, "restore")
+
+
+def test_a_run_that_never_took_a_step_gives_everything_back(tiny, path, tmp_path, monkeypatch):
+    _die_at_step(monkeypatch, 0)
+    with pytest.raises(RuntimeError, match="dead"):
+        execute(tiny.replace(budget=path), tmp_path / "run")
+    release_reservation(tmp_path / "run")
+    assert Budget(path).epsilon() == 0
+
+
+def _restore(copy, out):
+    shutil.rmtree(out)
+    shutil.copytree(copy, out)
+
+
+def _refused_and_unchanged(out, path, says):
+    before = path.read_text()
+    with pytest.raises(ValueError, match=says):
+        release_reservation(out)
+    with pytest.raises(ValueError, match=says):
+        execute(stored_config(out), out, resume=True)
+    assert path.read_text() == before
+
+
+def test_a_copy_of_a_run_cannot_spend_in_its_name(tiny, path, tmp_path, monkeypatch):
     _die_at_step(monkeypatch, 3)
     with pytest.raises(RuntimeError, match="dead"):
         execute(tiny.replace(budget=path), tmp_path / "run")

@@ -1,9 +1,11 @@
+import json
 import sys
 from types import ModuleType
 
 import pytest
 
-from dpbam.runs import ConfigError, RunConfig, execute, prepare
+from dpbam.noise import GaussianNoise
+from dpbam.runs import ConfigError, RunConfig, execute, prepare, stored_config
 
 
 def test_what_is_not_private_is_kept_apart(tiny, tmp_path):
@@ -46,3 +48,28 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("dpbam.runs.preparation.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'dpbam\[tensorboard\]'"):
         prepare(RunConfig(noise_multiplier=1.0, tensorboard=True))
+
+
+@pytest.mark.parametrize(("seed", "times"), [(None, 5 + 8), (5, 8)])
+def test_evaluations_are_counted_across_restarts(tiny, tmp_path, monkeypatch, seed, times):
+    """Five were made before the crash, and eight after: the statement said eight.
+
+    A seeded run makes the same five again, which tell nothing new.
+    """
+    config, out = tiny.replace(seed=seed, checkpoint_every=1e9), tmp_path / "run"
+    real = GaussianNoise.add
+
+    def add(self, sums, std, at):
+        if at == 5:
+            raise RuntimeError("dead")
+        return real(self, sums, std, at)
+
+    monkeypatch.setattr(GaussianNoise, "add", add)
+    with pytest.raises(RuntimeError, match="dead"):
+        execute(config, out)
+    monkeypatch.undo()
+    for _ in range(2):  # a finished run that is resumed evaluates nothing anew
+        execute(stored_config(out), out, resume=True)
+        statement = json.loads((out / "privacy-statement.json").read_text())
+        assert statement["evaluated_on"]["times"] == times
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 8

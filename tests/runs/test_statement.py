@@ -1,12 +1,16 @@
 import json
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
+from dpbam._rounding import up
+from dpbam.data import load_pair
 from dpbam.ledger import Ledger
-from dpbam.runs import prepare
-from dpbam.runs.statement import statement, to_markdown, up
+from dpbam.runs import build, prepare
+from dpbam.runs.statement import statement, to_markdown
 
 
 def made(config, charges=8, **facts):
@@ -31,6 +35,45 @@ def test_it_names_all_that_a_privacy_officer_has_to_know(tiny):
         assert words in text, words
     assert "Research only" not in text
     assert json.loads(json.dumps(values)) == values
+
+
+OWN = """
+from torch import nn
+
+def net(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+
+
+def test_initial_weights_are_called_independent_only_where_that_is_known(
+    tiny, tmp_path, monkeypatch
+):
+    (tmp_path / "net_of_unknown_weights.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = tiny.replace(model="net_of_unknown_weights:net", model_options={})
+    weights = build.make_model(tiny, load_pair("digits")[0]).state_dict()
+    save_file(weights, tmp_path / "w.safetensors")
+    public = tiny.replace(init=tmp_path / "w.safetensors")
+    for config, says in (
+        (own, "made by net_of_unknown_weights:net, code of the user's own, who has to know"),
+        (public, "from w.safetensors, taken to be public"),
+    ):
+        text = to_markdown(made(config))
+        assert says in text
+        assert "independent of the data" not in text
+    assert "random, independent of the data" in to_markdown(made(tiny))
+
+
+def test_unseeded_initial_weights_do_not_depend_on_what_the_process_did_before(tiny):
+    """torch's generator as it stands may have been moved by the data; a seed is kept."""
+
+    def first_weights(config):
+        torch.manual_seed(0)
+        return next(build.make_model(config, load_pair("digits")[0]).parameters())
+
+    fresh = tiny.replace(seed=None)
+    assert not torch.equal(first_weights(fresh), first_weights(fresh))
+    assert torch.equal(first_weights(tiny), first_weights(tiny))
 
 
 def test_a_seeded_run_is_for_research_only(tiny):

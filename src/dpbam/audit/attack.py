@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dpbam import _validate
+from dpbam._rounding import down, up
 from dpbam.audit import bounds
 from dpbam.audit.canaries import GRADIENT_CANARIES, INPUT_CANARIES, World, make_world
 from dpbam.audit.trials import Trial, collect
@@ -134,12 +135,13 @@ class AuditResult:
         best = max(self.bounds, key=lambda b: b.epsilon)
         if self.violated:
             return (
-                f"the claim is refuted: epsilon is at least {best.epsilon:.3g} with confidence "
-                f"{best.confidence:g} ({best.name}), and {self.claimed:.3g} was claimed"
+                f"the claim is refuted: epsilon is at least {down(best.epsilon, 3)} with "
+                f"confidence {best.confidence:g} ({best.name}), and {up(self.claimed, 3)} was "
+                "claimed"
             )
         return (
-            f"no attack refuted the claim: epsilon is at least {best.epsilon:.3g} with confidence "
-            f"{best.confidence:g} ({best.name}), and {self.claimed:.3g} is claimed"
+            f"no attack refuted the claim: epsilon is at least {down(best.epsilon, 3)} with "
+            f"confidence {best.confidence:g} ({best.name}), and {up(self.claimed, 3)} is claimed"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,15 +10,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dpbam._rounding import down, up
 from dpbam.accounting import Charge, total_epsilon
 from dpbam.audit.accountant import bracket
 from dpbam.runs.config import RunConfig
 from dpbam.runs.files import read_json
+from dpbam.runs.fixed_state import difference
 from dpbam.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.runs.result import RunError
 from dpbam.runs.statement import to_markdown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MOST_LEDGER = 2**30  # bytes
 _MOST_KINDS = 20  # of steps: a run has one, and a few more if its settings were changed
@@ -100,11 +105,11 @@ def _epsilon(e: Evidence) -> Iterator[Finding]:
     yield Finding(
         "a second accountant agrees",
         stated >= low * (1 - 1e-6),
-        f"stated {stated:.6g}; second accountant: between {low:.6g} and {high:.6g}; "
-        f"by Renyi divergences {total_epsilon(e.charges, delta, accountant='rdp'):.6g}",
+        f"stated {up(stated, 7)}; second accountant: between {down(low, 7)} and {up(high, 7)}; "
+        f"by Renyi divergences {up(total_epsilon(e.charges, delta, accountant='rdp'), 7)}",
     )
     if e.config.epsilon is not None:
-        seen = f"{stated:.6g} of {e.config.epsilon:g}"
+        seen = f"{up(stated, 7)} of {up(e.config.epsilon, 7)}"
         yield Finding("epsilon is within its target", stated <= e.config.epsilon, seen)
 
 
@@ -187,17 +192,37 @@ def _checkpoints(e: Evidence) -> Iterator[Finding]:
     yield _model(e, latest.state)
 
 
-def _model(e: Evidence, state: dict[str, Any]) -> Finding:
-    """The published weights are those of the last checkpoint (its average, if it has one)."""
-    import torch
+def _fixed(e: Evidence) -> Iterator[Finding]:
+    """Buffers and frozen parameters are published as they were before the model saw data."""
+    what = "what is published besides trained parameters is as before training"
+    weights = _weights(e)
+    if isinstance(weights, str):
+        yield Finding(what, False, weights)
+        return
+    recorded = e.facts["initial_tensors"]
+    wrong = difference(weights, recorded)
+    yield Finding(what, not wrong, wrong or f"{len(recorded['fixed'])} tensors, bit-identical")
+
+
+def _weights(e: Evidence) -> dict[str, Tensor] | str:
+    """The published tensors, or why they cannot be read."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    what = "the model handed out is the checkpoint's"
     try:
-        weights = load_file(e.folder.weights)
+        return load_file(e.folder.weights)
     except (OSError, SafetensorError) as error:
-        return Finding(what, False, str(error))
+        return str(error)
+
+
+def _model(e: Evidence, state: dict[str, Any]) -> Finding:
+    """The published weights are those of the last checkpoint (its average, if it has one)."""
+    import torch
+
+    what = "the model handed out is the checkpoint's"
+    weights = _weights(e)
+    if isinstance(weights, str):
+        return Finding(what, False, weights)
     expected = {**state["model"], **(state["average"] or {})}
     odd = [
         k for k in {*weights, *expected}
@@ -218,7 +243,7 @@ def _published(e: Evidence) -> Iterator[Finding]:
     yield Finding("nothing non-private is in them", not marked, ", ".join(marked) or "nothing")
 
 
-_CHECKS = (_epsilon, _ledger, _mechanism, _configuration, _checkpoints, _published)
+_CHECKS = (_epsilon, _ledger, _mechanism, _configuration, _checkpoints, _fixed, _published)
 
 
 def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
@@ -231,9 +256,11 @@ def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
         try:
             entry = json.loads(line)
             sigma, q = float(entry["noise_multiplier"]), float(entry["sampling_rate"])
-            if not (0 <= sigma < math.inf and 0 < q <= 1):
+            if not ((sigma == 0 or 1e-6 <= sigma <= 1e9) and 0 < q <= 1):
                 raise ValueError(f"sigma {sigma}, q {q}")
-            _ = entry["stream"], int(entry["step"])
+            if type(entry["step"]) is not int or entry["step"] < 0:
+                raise ValueError(f"step {entry['step']!r:.20}")
+            _ = entry["stream"]
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             raise RunError(f"{path} line {number} is not a ledger entry ({error})") from None
         entries.append(entry)
@@ -261,4 +288,4 @@ def _infinite(value: Any) -> Any:
 
 
 def _same(check: str, one: float, other: float) -> Finding:
-    return Finding(check, math.isclose(one, other, rel_tol=1e-9), f"{one:.6g}; {other:.6g}")
+    return Finding(check, math.isclose(one, other, rel_tol=1e-9), f"{one!r}; {other!r}")

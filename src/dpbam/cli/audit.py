@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpbam._rounding import down, up
 from dpbam.cli.output import console, examples, facts, number, print_json, table
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ def run(
     what is released whether they were there. A lower bound above the claim is a bug; exit code 1.
 
     With RUN: epsilon is computed again from the ledger by a second accountant, and configuration,
-    ledger, statement, checkpoint and model are checked against one another; exit code 1 if
-    anything is wrong.
+    ledger, statement, checkpoint and model are checked against one another, buffers and frozen
+    parameters against their record from before training; exit code 1 if anything is wrong.
     """
     if folder is not None:
         _check(folder, json)
@@ -105,11 +106,11 @@ def _show(result: AuditResult, out: Path | None) -> None:
         "mechanism": f"{target.method}, q = {target.batch_size / target.n:.4g}, "
         f"{target.steps} steps, {target.noise} noise",
         "attack": f"{target.canaries} {target.canary} canaries, {result.trials} runs",
-        "claimed epsilon": f"{number(result.claimed)} at delta {number(target.delta)}",
+        "claimed epsilon": f"{up(result.claimed)} at delta {number(target.delta)}",
     }
     for bound in result.bounds:
         rows[f"at least ({bound.name})"] = (
-            f"{number(bound.epsilon)}, with confidence {bound.confidence:g}"
+            f"{down(bound.epsilon)}, with confidence {bound.confidence:g}"
         )
     rows["verdict"] = result.verdict
     if out is not None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpbam._rounding import up
 from dpbam.cli.boundary import INTERRUPTED
 from dpbam.cli.flags import merged, with_flags
-from dpbam.cli.output import console, examples, number, print_json, table
+from dpbam.cli.output import console, examples, print_json, table
 
 if TYPE_CHECKING:
     from dpbam.experiments.compare import Comparison
@@ -111,7 +112,7 @@ def show(result: Comparison, out: Path) -> None:
         against = [(name, *_against(result, name)) for name in others]
         header = ("contender", "difference", "d_z", "visible from", "verdict")
         screen.print(table(header, against, title=f"Paired, against {baseline}"))
-    cost = number(result.total_epsilon())
+    cost = up(result.total_epsilon())
     lines = [
         "Verdict: better or worse where the 95% interval of the paired difference excludes 0. "
         "d_z: mean over SD of the paired differences. Visible from: the true difference that this "
@@ -130,7 +131,7 @@ def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:
     runs, mean = [run for run in result.runs if run.name == name], result.mean(name)
     seconds = sum(run.seconds for run in runs) / len(runs)
     return (
-        name, number(runs[0].epsilon), _points(mean), _one_point(mean.deviation),
+        name, up(runs[0].epsilon), _points(mean), _one_point(mean.deviation),
         f"{seconds:.0f} s",
     )  # fmt: skip
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dpbam._rounding import up
+
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod
     from rich.table import Table
@@ -63,7 +65,7 @@ def facts(rows: Mapping[str, object], *, title: str | None = None) -> Table:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in rows.items():
-        grid.add_row(name, _text(number(value) if isinstance(value, float) else value))
+        grid.add_row(name, _text(_shown(name, value)))
     return grid
 
 
@@ -93,6 +95,13 @@ def _title(title: str | None) -> Text | None:
     from rich.text import Text
 
     return Text(printable(title), style="table.title") if title else None
+
+
+def _shown(name: str, value: object) -> object:
+    """A float in four digits; an epsilon rounded up."""
+    if not isinstance(value, float):
+        return value
+    return up(value) if "epsilon" in name else number(value)
 
 
 def number(value: float) -> str:

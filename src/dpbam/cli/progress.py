@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from dpbam._rounding import up
 from dpbam.cli.output import console, number, percent, print_json
 from dpbam.reporter import Evaluation, Reporter, StartReport, StepReport
 
@@ -77,7 +78,7 @@ class LiveReporter(Reporter):
         """A line."""
         self._say(
             f"epoch {report.epoch:5.1f}  accuracy {percent(report.accuracy)}  "
-            f"epsilon {number(report.epsilon)}"
+            f"epsilon {up(report.epsilon)}"
         )
 
     def on_message(self, message: str) -> None:
@@ -126,4 +127,4 @@ def _event(name: str, report: Any) -> None:
 
 
 def _spent(spent: float, budget: float) -> str:
-    return "none: not private" if math.isinf(spent) else f"{spent:.2f} of {number(budget)}"
+    return "none: not private" if math.isinf(spent) else f"{up(spent)} of {up(budget)}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpbam._rounding import up
 from dpbam.cli.boundary import INTERRUPTED
 from dpbam.cli.output import console, examples, number, table
 
@@ -199,6 +200,6 @@ def _take_steps(recipes: list[Recipe], steps: int, batch_size: int | None) -> No
             losses = ", ".join(f"{before:.3f} -> {after:.3f}" for before, after in found.losses)
             screen.print(
                 f"{recipe.scale} {recipe.name}, {arm}: {steps} steps of {found.rows} images, loss "
-                f"{losses}, epsilon {number(found.epsilon)}",
+                f"{losses}, epsilon {up(found.epsilon)}",
                 markup=False, soft_wrap=True,
             )  # fmt: skip

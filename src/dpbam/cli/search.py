@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpbam._rounding import up
 from dpbam.cli.boundary import INTERRUPTED
 from dpbam.cli.flags import merged, with_flags
-from dpbam.cli.output import console, examples, facts, number, percent, print_json, table
+from dpbam.cli.output import console, examples, facts, percent, print_json, table
 
 if TYPE_CHECKING:
     from dpbam.experiments.search.result import SearchResult
@@ -166,13 +167,25 @@ def show(result: SearchResult, out: Path) -> None:
     rows = {
         "best": ", ".join(f"{k} {_cell(v)}" for k, v in found.items()),
         "score": percent(result.best[1].value or 0.0),
-        "epsilon": f"{number(result.epsilon)} at delta {result.delta:g}",
+        "epsilon": f"{up(result.epsilon)} at delta {result.delta:g}",
     }
     screen.print(facts(rows))
-    where = f"Its run folder: {result.folder}; the result: {out / 'result.json'}"
-    screen.print(where, markup=False, soft_wrap=True)
+    screen.print(_where(result, out), markup=False, soft_wrap=True)
     style = {"nothing": "bold red", "accounted": "green"}.get(result.search.pay, "")
     screen.print(result.statement(), markup=False, soft_wrap=True, style=style)
+
+
+def _where(result: SearchResult, out: Path) -> str:
+    """What may be published, and where the operator finds the rest."""
+    from dpbam.experiments.search.result import BEST
+
+    trial, best = result.trial, out / BEST
+    if trial is None or not best.exists():
+        return "It was trained on another machine: the same command there makes its folder."
+    return (
+        f"To publish: {best}, {out / 'result.json'}; for the operator alone: {out / 'non-private'},"
+        f" in which its run folder is {trial.path.relative_to(out / 'non-private')}"
+    )
 
 
 def importances(stage: StageStudy) -> dict[str, float]:

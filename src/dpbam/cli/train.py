@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpbam._rounding import up
 from dpbam.cli.boundary import INTERRUPTED
 from dpbam.cli.flags import resumed_config, run_config, with_flags
 from dpbam.cli.output import console, examples, facts, number, percent, print_json
@@ -79,7 +80,7 @@ def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines
     if json_lines:
         print_json({"event": "end", **_end(result)})
     elif quiet:
-        spent = number(result.epsilon)
+        spent = up(result.epsilon)
         print(f"accuracy {percent(result.accuracy)}, epsilon {spent}: {result.out}")
     else:
         console().print(facts(_summary(result, settings)))
@@ -184,8 +185,8 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
         "accuracy": f"{percent(result.accuracy)} of {last.records} test records",
     }
     if settings.private:
-        budget = f" of {number(settings.epsilon)}" if settings.epsilon else ""
-        rows["epsilon"] = f"{number(result.epsilon)}{budget} at delta {number(result.delta)}"
+        budget = f" of {up(settings.epsilon)}" if settings.epsilon else ""
+        rows["epsilon"] = f"{up(result.epsilon)}{budget} at delta {number(result.delta)}"
     else:
         rows["epsilon"] = "infinite: this is a reference without privacy, not to be published"
     rows["folder"] = result.out

@@ -10,7 +10,8 @@
 ========================================  ====================================================
 
 Ignored, and counted in the notes: hidden files, files that are not images by their suffix, and
-links that lead outside the folder. Linked folders are not entered.
+links that lead outside the folder. Linked folders are not entered. One file under two names
+(another spelling, a symbolic or a hard link) is refused: it would be two records.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from dpbam.data.base import DataError
 from dpbam.data.dataset import DataSet
 from dpbam.data.decode import SUFFIXES, FileImages, common_format, opened
 from dpbam.data.labels_csv import read_labels
+from dpbam.data.same_file import OneRecordPerFile
 from dpbam.data.sources import Openers, Options
 
 _SPLITS = ("train", "val", "test")
@@ -108,13 +110,14 @@ def _columns(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
 
 def _from_tree(root: Path) -> Listing:
     """Classes from folder names."""
-    listing = Listing()
+    listing, files = Listing(), OneRecordPerFile(root)
     has_splits = (root / "train").is_dir()
     paths, listing.notes = find_images(root)
     for path in paths:
         split, parts = _split_of(path, has_splits)
         if split is None or len(parts) < 2:
             continue
+        files.add(root / path, path)
         levels = {f"folder{k}": level for k, level in enumerate(parts[1:-1], start=1)}
         listing.records.append(Record(path, parts[0], split, levels))
     listing.leave_out(len(paths) - len(listing.records), "images outside a class folder")
@@ -130,15 +133,17 @@ def _is_class(path: Path) -> bool:
 
 def _from_csv(root: Path, table: Path) -> Listing:
     """Classes and columns from ``labels.csv``; the split from its column, else from the path."""
-    listing = Listing()
+    listing, files = Listing(), OneRecordPerFile(table)
     has_splits = (root / "train").is_dir()
     for line, row in read_labels(table):
-        path, label = PurePosixPath(row.pop("file")).as_posix(), row.pop("label")
+        spelling, label = row.pop("file"), row.pop("label")
+        path = PurePosixPath(spelling).as_posix()
         real = (root / path).resolve()
         if not real.is_relative_to(root):
             raise DataError(f"line {line} of {table} names {path}, which is outside the folder")
         if not real.is_file():
             raise DataError(f"line {line} of {table} names {path}, which does not exist")
+        files.add(real, spelling, line)
         said = row.pop("split", None)
         split, parts = _split_of(path, has_splits)
         split = said or split

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from dpbam.data.base import DataError
 
@@ -13,16 +13,15 @@ def read_labels(table: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of a ``labels.csv`` with their line numbers, each checked.
 
     Columns ``file`` (relative to the folder, ``/`` between its levels) and ``label`` must be there
-    and have a value in every row. A file may be listed once only: twice would make two records of
-    one, and the privacy of a record would be half of what is said.
+    and have a value in every row. That no file is listed twice is checked where files are found,
+    since one file may have several spellings: :class:`dpbam.data.same_file.OneRecordPerFile`.
     """
-    seen: dict[str, int] = {}
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
             _check_header(table, reader.fieldnames or [])
             for row in reader:
-                yield reader.line_num, _check_row(table, reader.line_num, row, seen)
+                yield reader.line_num, _check_row(table, reader.line_num, row)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{table} is not a readable CSV file in UTF-8 ({error})") from error
     except OSError as error:
@@ -39,13 +38,9 @@ def _check_header(table: Path, names: list[str] | tuple[str, ...] | object) -> N
             )
 
 
-def _check_row(table: Path, line: int, row: dict[str, str], seen: dict[str, int]) -> dict[str, str]:
+def _check_row(table: Path, line: int, row: dict[str, str]) -> dict[str, str]:
     if None in row or None in row.values():
         raise DataError(f"line {line} of {table} has more or fewer values than there are columns")
     if not row["file"] or not row["label"]:
         raise DataError(f"line {line} of {table} has no {'label' if row['file'] else 'file'}")
-    path = PurePosixPath(row["file"]).as_posix()
-    if path in seen:
-        raise DataError(f"{table} lists {path} twice, in lines {seen[path]} and {line}")
-    seen[path] = line
     return dict(row)

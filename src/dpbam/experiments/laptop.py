@@ -33,6 +33,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpbam._rounding import up
 from dpbam.data import DataSet, data_root, load
 from dpbam.data.base import ArrayImages
 from dpbam.nn.scattering import Scattering2d, mirrored_paths
@@ -281,7 +282,7 @@ def main(arguments: list[str] | None = None) -> None:
     if given.record is not None:
         given.record.parent.mkdir(parents=True, exist_ok=True)
         write_json(given.record, record)
-    print(f"epsilon {record['epsilon']:.4g}: accuracy {100 * record['accuracy']:.2f}%")
+    print(f"epsilon {up(record['epsilon'])}: accuracy {100 * record['accuracy']:.2f}%")
 
 
 if __name__ == "__main__":

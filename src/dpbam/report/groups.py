@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpbam._rounding import up
 from dpbam.report.panels import Numbers, Series
 from dpbam.report.records import Run
 
@@ -101,7 +102,7 @@ def _labels(runs: list[Run]) -> list[str]:
             if len({str(other.config.get(key)) for other in same}) > 1
         )
         parts = [
-            f"{LETTERS.get(k, k.replace('_', ' '))} {_short(run.config.get(k))}"
+            f"{LETTERS.get(k, k.replace('_', ' '))} {_short(k, run.config.get(k))}"
             for k in differing[:3]
         ]
         labels.append(", ".join([run.method, *parts]))
@@ -115,6 +116,8 @@ def _letter(setting: str) -> str:
     return LETTERS.get(setting, setting.replace("_", " "))
 
 
-def _short(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
+def _short(name: str, value: Any) -> str:
+    text = str(value)
+    if isinstance(value, float):
+        text = up(value) if name == "epsilon" else f"{value:g}"
     return text if len(text) <= 24 else f"{text[:23]}…"

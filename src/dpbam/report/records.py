@@ -93,12 +93,17 @@ class Run:
         A folder's name is the operator's, and often tells the seed; so do the settings.
 
         Raises:
-            ReportError: if there is no privacy statement to publish under.
+            ReportError: if there is no privacy statement to publish under, or it forbids that.
         """
         if self.statement.get("unfinished"):
             raise ReportError(
                 f"{self.name} has no privacy statement yet, so nothing of it may be published: "
                 "finish its training first (dpbam train --resume)"
+            )
+        if self.statement.get("may_be_published") == []:
+            raise ReportError(
+                f"the privacy statement of {self.name} lets nothing be published, as that of a "
+                "search's trial: report on the search's folder best"
             )
         return Run(
             name=f"run {str(self.statement.get('run', '?'))[:8]}",
@@ -144,7 +149,7 @@ def _rank(path: Path) -> int:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Everything a report needs from a run folder.
+    """Everything a report needs from a run folder, or from the files of one that are published.
 
     Raises:
         ReportError: if the folder is no run, or a file in it is damaged.
@@ -155,7 +160,8 @@ def read_run(folder: str | Path) -> Run:
         raise ReportError(f"{folder} is not a folder: name a run folder, as dpbam train --out made")
     RunFolder(folder).check_links()  # what a link leads to may be another's, and secret
     config, non_private = folder / CONFIG, folder / "non-private"
-    if not config.exists():
+    stated = _maybe(folder / "privacy-statement.json")
+    if not config.exists() and not stated:
         raise ReportError(
             f"{folder} has no config.toml: it is not a run folder, or its training never began"
         )
@@ -163,8 +169,8 @@ def read_run(folder: str | Path) -> Run:
     facts = _maybe(non_private / "run.json")
     return Run(
         name=folder.resolve().name,
-        config=_parsed(config, tomllib.loads),
-        statement=_maybe(folder / "privacy-statement.json") or _unfinished(facts, metrics),
+        config=_parsed(config, tomllib.loads) if config.exists() else _settings(stated),
+        statement=stated or _unfinished(facts, metrics),
         metrics=metrics,
         statistics=_rows(folder / "statistics.jsonl"),
         evaluation=_maybe(non_private / "evaluation-test.json") or None,
@@ -175,6 +181,11 @@ def read_run(folder: str | Path) -> Run:
             **{k: facts[k] for k in ("device", "threads", "physical_batch_size") if k in facts},
         },
     )
+
+
+def _settings(stated: dict[str, Any]) -> dict[str, Any]:
+    """The settings that a privacy statement tells; its epsilon is what was spent, not a setting."""
+    return {k: v for k, v in stated.items() if k in PUBLIC_SETTINGS - {"epsilon"}}
 
 
 def _unfinished(facts: dict[str, Any], metrics: Rows) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpbam._rounding import up
 from dpbam.accounting import Charge, total_epsilon
 from dpbam.report.groups import Group
 from dpbam.report.records import Run
 from dpbam.report.tables import Cell, Head, Row, Table, shown
-from dpbam.runs.statement import up
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -107,7 +108,8 @@ def _share(run: Run) -> float | None:
     budget = run.config.get("epsilon")
     if not budget or not run.statement.get("private", True):
         return None
-    return min(100.0, 100 * _epsilon(run.statement) / float(budget))
+    share = 100 * _epsilon(run.statement) / float(budget)
+    return min(100.0, math.ceil(share * 10) / 10)  # shown with one digit, never rounded down
 
 
 def _facts(s: dict[str, Any]) -> Pairs:
@@ -139,7 +141,7 @@ def _notes(s: dict[str, Any]) -> Pairs:
         and f"{evaluated['set']}, {evaluated['records']:,} records, {evaluated['times']} times; "
         f"{evaluated['note']}",
         "Budget of the data set": budget
-        and f"{budget['file']}: {up(budget['taken'])} of ε = {budget['epsilon']:g} taken, at "
+        and f"{budget['file']}: {up(budget['taken'])} of ε = {up(budget['epsilon'])} taken, at "
         f"δ = {budget['delta']:g}",
     }
     return tuple((name, f"{text}.") for name, text in notes.items() if text)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpbam._rounding import up
 from dpbam.report.bias_figures import OWN, PLAIN, last_mean
 from dpbam.report.groups import Group
 from dpbam.report.records import Run
@@ -72,11 +73,16 @@ def side_by_side(groups: Sequence[Group], facts: Callable[[Run], dict[str, Any]]
     for name in names:
         texts = []
         for g in groups:
-            values = dict.fromkeys(shown(facts(run).get(name)) for run in g.runs)
+            values = dict.fromkeys(_fact(name, facts(run).get(name)) for run in g.runs)
             texts.append(", ".join(values))  # seeds, say
         rows.append(Row((Cell(name), *map(Cell, texts)), changed=len(set(texts)) > 1))
     rows.sort(key=lambda row: not row.changed)
     return Table((Head("setting"), *(Head(g.label) for g in groups)), tuple(rows))
+
+
+def _fact(name: str, value: Any) -> str:
+    """A setting as people read it; an epsilon rounded up."""
+    return up(value) if name == "epsilon" and isinstance(value, float) else shown(value)
 
 
 def shown(value: Any) -> str:

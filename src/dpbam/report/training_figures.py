@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from dpbam._rounding import up
 from dpbam.report.bias_figures import epochs
 from dpbam.report.figure import Figure
 from dpbam.report.groups import Group, curves, numbers
@@ -17,8 +19,13 @@ def accuracy(groups: Sequence[Group]) -> Figure:
     def over(key: str, run: Run) -> tuple[Numbers, Numbers]:
         return numbers(run.metrics, key), numbers(run.metrics, "accuracy")
 
+    def over_epsilon(run: Run) -> tuple[Numbers, Numbers]:
+        """A point's label shows three digits: rounded up here, it is never below the epsilon."""
+        spent, reached = over("epsilon", run)
+        return tuple(x if math.isnan(x) else float(up(x, 3)) for x in spent), reached
+
     by_epoch = curves(groups, lambda run: over("epoch", run))
-    by_epsilon = curves([g for g in groups if _private(g)], lambda run: over("epsilon", run))
+    by_epsilon = curves([g for g in groups if _private(g)], over_epsilon)
     panels = [Lines("Over training", "epoch", "accuracy", by_epoch, percent=True)]
     if by_epsilon:
         panels.append(Lines("Over the budget", "ε spent", "accuracy", by_epsilon, percent=True))

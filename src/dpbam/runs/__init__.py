@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dpbam.runs.budget import Budget
 from dpbam.runs.config import ConfigError, RunConfig, default_delta, read_file
-from dpbam.runs.execution import execute, release_reservation
+from dpbam.runs.execution import execute
 from dpbam.runs.folder import stored_config
 from dpbam.runs.model_file import RunModel, load_run_model
 from dpbam.runs.preparation import Prepared, prepare
 from dpbam.runs.result import Interrupted, RunError, RunResult
+from dpbam.runs.settling import release_reservation
 
 __all__ = [
     "Budget",

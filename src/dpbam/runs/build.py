@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,17 @@ def make_device(name: str) -> torch.device:
 
 
 def make_model(config: RunConfig, train: DataSet) -> nn.Module:
-    """The model for this data, with its initial weights, frozen as asked, on its device."""
+    """The model for this data, with its initial weights, frozen as asked, on its device.
+
+    Unseeded weights are drawn under a new seed from the operating system, not from torch's
+    generator as it stands: what a process did before, perhaps with the data, is not in them.
+    """
     model = build_model(
         config.model,
         in_channels=train.shape[0],
         image_size=(train.shape[1], train.shape[2]),
         num_classes=train.num_classes,
-        seed=config.seed,
+        seed=secrets.randbits(48) if config.seed is None else config.seed,
         **config.model_options,
     )
     if config.init is not None:

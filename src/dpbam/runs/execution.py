@@ -11,17 +11,18 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpbam.accounting import Charge
 from dpbam.distributed import EndedElsewhere, RankLost, Ranks
-from dpbam.ledger import Ledger
 from dpbam.reporter import Reporter, Several, StartReport
+from dpbam.runs import settling
 from dpbam.runs.budget import Budget
 from dpbam.runs.config import RunConfig
 from dpbam.runs.files import disk_error, sync_folder, write_atomic, write_json
+from dpbam.runs.fixed_state import check_unchanged, initial_tensors
 from dpbam.runs.folder import RunFolder
 from dpbam.runs.following import follow
 from dpbam.runs.interrupt import graceful
@@ -34,6 +35,7 @@ from dpbam.runs.statement import statement, write_statement
 
 if TYPE_CHECKING:
     from dpbam.bias import BiasLens
+    from dpbam.ledger import Ledger
     from dpbam.training import Ending, Trainer
 
 
@@ -70,22 +72,6 @@ def execute(
         if ranks.leads:
             return _Session(folder, facts, prepared, listener, ranks).run()
         return follow(prepared, folder.path, ranks)
-
-
-def release_reservation(out: str | Path) -> None:
-    """Settle the budget of a run that will not be resumed by what its ledger says it spent.
-
-    Raises:
-        RunError: if a process is at work on it, or it has no budget.
-    """
-    folder = RunFolder(out)
-    with folder.opened(resume=True):
-        facts = folder.read_facts()
-        config = RunConfig.from_mapping(facts["config"])
-        if config.budget is None:
-            raise RunError(f"the run in {folder.path} has no budget file")
-        ledger = Ledger(facts["delta"], config.accountant, folder.ledger)
-        Budget(config.budget).settle(facts["run"], ledger.charges())
 
 
 def _begun(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str, Any], Prepared]:
@@ -135,27 +121,42 @@ class _Session:
 
         config, plan = self.prepared.config, self.prepared.plan
         latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
-        ledger = plan.ledger(self.folder.ledger)
+        ledger = self._ledger()
         oracle = self.prepared.oracle(ledger, self._lens(), self.recorder.on_release, self.ranks)
         trainer = self.prepared.trainer(oracle, self.reporter)
         if latest:
             self._load(trainer, latest.state)
+            check_unchanged(trainer.model, self.facts)
+        else:  # new weights, which have seen no data
+            self.facts["initial_tensors"] = initial_tensors(trainer.model)
         check_ledger(plan, ledger, trainer.oracle.step)
         trainer.max_charges = most_charges(config, plan, ledger, trainer.oracle.step)
-        self._write_down(trainer.max_charges)
+        self._write_down(trainer.max_charges, ledger)
         trainer.evaluations = self.recorder.rewind(trainer.oracle.step)
         self.ranks.from_leader(trainer.state_dict)  # all ranks begin with the same weights
 
         began = time.monotonic()
         self._announce(trainer)
         with graceful(self.reporter.on_message if self.ranks.world == 1 else _silent) as stop:
-            ending = self._train(trainer, stop)
+            try:
+                ending = self._train(trainer, stop)
+            except BaseException:
+                with suppress(RunError):  # what ended the training is what counts
+                    settling.note(config.budget, self.facts["run"], ledger)
+                raise
         result = self.ranks.from_leader(
             lambda: self._finish(trainer, ending, time.monotonic() - began)
         )
         if result is None:
             raise Interrupted(self.folder.path, trainer.oracle.step, plan.steps)
         return result
+
+    def _ledger(self) -> Ledger:
+        """The run's ledger: a new run's is empty, one that has begun must have its file."""
+        plan = self.prepared.plan
+        if self.folder.facts.exists():
+            return settling.stored_ledger(self.folder, plan.delta, plan.accountant)
+        return plan.ledger(self.folder.ledger)
 
     def _lens(self) -> BiasLens | None:
         """What measures the bias along the way, if that was asked for."""
@@ -175,39 +176,30 @@ class _Session:
                 f"({said}): delete it, and resume"
             ) from None
 
-    def _write_down(self, charges: int) -> None:
-        """The run's facts, then its reservation: from here on it can be resumed."""
+    def _write_down(self, charges: int, ledger: Ledger) -> None:
+        """The run's facts and its ledger, then its reservation: now it can be resumed."""
         self.folder.non_private.mkdir(exist_ok=True)
         new = not self.folder.facts.exists()
+        if new:
+            write_atomic(self.folder.ledger, "")
         write_json(self.folder.facts, self.facts)
         try:
-            self._reserve(charges)
+            self._reserve(charges, ledger)
         except ValueError:
-            if new:
-                self.folder.facts.unlink()  # refused: as if it had never begun
+            if new:  # refused: as if it had never begun
+                self.folder.facts.unlink()
+                self.folder.ledger.unlink()
             raise
         sync_folder(self.folder.path)
         asked = RunConfig.from_mapping(self.facts["config"])
         resolved = asked.replace(delta=self.prepared.plan.delta)
         write_atomic(self.folder.config, resolved.to_toml())
 
-    def _reserve(self, charges: int) -> None:
-        config, plan = self.prepared.config, self.prepared.plan
-        if config.budget is None:
-            return
-        budget, run, label = (
-            Budget(config.budget),
-            self.facts["run"],
-            str(self.folder.path.absolute()),
-        )
-        for entry in budget.entries():
-            if entry.run == run and entry.label != label and RunFolder(entry.label).facts.exists():
-                raise RunError(
-                    f"{label} is a copy of the run in {entry.label}, and the budget would count "
-                    "the two as one: go on with that one, or start a new run"
-                )
-        whole = Charge(plan.charged_noise_multiplier, plan.sampling_rate, charges)
-        budget.reserve(run, [whole], unit=plan.unit, label=label)
+    def _reserve(self, charges: int, ledger: Ledger) -> None:
+        path, plan = self.prepared.config.budget, self.prepared.plan
+        if path is not None:
+            whole = Charge(plan.charged_noise_multiplier, plan.sampling_rate, charges)
+            settling.reserve(path, self.folder, self.facts["run"], whole, plan.unit, ledger)
 
     def _announce(self, trainer: Trainer) -> None:
         from dpbam.training import count_trainable
@@ -255,6 +247,8 @@ class _Session:
     def _save(self, trainer: Trainer) -> None:
         from dpbam.runs import checkpoint
 
+        check_unchanged(trainer.model, self.facts)
+        settling.note(self.prepared.config.budget, self.facts["run"], trainer.oracle.ledger)
         path = checkpoint.save(self.folder.checkpoints, trainer.state_dict(), self.facts)
         self._saved = (time.monotonic(), trainer.oracle.step)
         self.reporter.on_checkpoint(path, trainer.oracle.step)
@@ -266,11 +260,12 @@ class _Session:
         prepared, config, ledger = self.prepared, self.prepared.config, trainer.oracle.ledger
         step, steps = trainer.oracle.step, prepared.plan.steps
         with trainer.averaged():
+            check_unchanged(prepared.model, self.facts)
             save_run_model(self.folder, prepared.model, config, prepared.train)
         budget = self._settle(ledger)
         values = statement(
             prepared, ledger, run=self.facts["run"], steps=step,
-            evaluations=len(trainer.evaluations), budget=budget,
+            evaluations=self.recorder.evaluated(seeded=config.seed is not None), budget=budget,
         )  # fmt: skip
         write_statement(self.folder, values)
         self.reporter.on_end(_ending(ending, step, steps, len(ledger)))
@@ -290,10 +285,7 @@ class _Session:
         path = self.prepared.config.budget
         if path is None:
             return None
-        budget = Budget(path)
-        budget.settle(self.facts["run"], ledger.charges())
-        epsilon, delta = budget.total
-        return {"file": path.name, "epsilon": epsilon, "delta": delta, "taken": budget.epsilon()}
+        return settling.settle(path, self.folder, self.facts["run"], ledger)
 
 
 def _silent(message: str) -> None:

@@ -130,8 +130,15 @@ class RunFolder:
                 f"{self.path} holds a run already: go on with it by --resume, or choose another "
                 "--out"
             )
-        elif any(p.name not in (_LOCK, self.non_private.name) for p in self.path.iterdir()):
+        elif not all(self._is_leftover(p) for p in self.path.iterdir()):
             raise RunError(f"{self.path} is not empty: choose another --out")
+
+    def _is_leftover(self, path: Path) -> bool:
+        """Whether a run that was killed before it began may have left it: its ledger is empty."""
+        if path.name in (_LOCK, self.non_private.name):
+            return True
+        name = self.ledger.name
+        return path.name in (name, f".{name}.tmp") and path.stat().st_size == 0
 
 
 def stored_config(out: str | Path) -> RunConfig:

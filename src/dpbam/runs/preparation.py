@@ -15,6 +15,7 @@ from dpbam import _validate, accounting
 from dpbam.plan import RELATION, PrivacyPlan
 from dpbam.runs.config import ConfigError, RunConfig
 from dpbam.runs.result import RunError
+from dpbam.runs.settling import check_steps
 
 if TYPE_CHECKING:
     from torch import nn
@@ -202,11 +203,7 @@ def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int
 
 def check_ledger(plan: PrivacyPlan, ledger: Ledger, step: int) -> None:
     """Refuse a ledger with fewer steps than the parameters have seen, or of another mechanism."""
-    if len(ledger) < step:
-        raise RunError(
-            f"{ledger.path} holds {len(ledger)} steps, but the checkpoint has seen {step}: restore "
-            "it from a backup; without it nobody knows what was spent"
-        )
+    check_steps(ledger, step)
     for charge in ledger.charges():
         if charge[:2] != (plan.charged_noise_multiplier, plan.sampling_rate):
             raise RunError(

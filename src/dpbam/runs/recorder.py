@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dpbam.reporter import Evaluation, Reporter, StartReport, StepReport
-from dpbam.runs.files import append_json_line, keep_json_lines
+from dpbam.runs.files import append_json_line, keep_json_lines, read_json_lines
 from dpbam.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Recorder(Reporter):
-    """Appends to ``metrics.jsonl``, ``non-private/training.jsonl`` and ``non-private/bias.jsonl``.
+    """Appends to ``metrics.jsonl`` and, in ``non-private``, to the logs of training and bias.
 
     The metrics hold no times, so that a resumed seeded run ends with the same file as an
     undisturbed one.
@@ -22,6 +22,7 @@ class Recorder(Reporter):
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder, self._bias = folder, folder.non_private / "bias.jsonl"
+        self._looks = folder.non_private / "evaluations.jsonl"  # append-only: never rewound
 
     def rewind(self, step: int) -> list[Evaluation]:
         """Drop what was written of later steps; the evaluations that are left."""
@@ -46,8 +47,17 @@ class Recorder(Reporter):
         append_json_line(self._folder.statistics, asdict(released))
 
     def on_evaluation(self, report: Evaluation) -> None:
-        """One line in the metrics."""
+        """One line in the metrics, and first one in the count of evaluations."""
+        append_json_line(self._looks, {"step": report.step})
         append_json_line(self._folder.metrics, asdict(report))
+
+    def evaluated(self, *, seeded: bool) -> int:
+        """How often the test data was evaluated, those evaluations counted that a restart lost.
+
+        A seeded run takes a lost step again with the same result, which is not a second release.
+        """
+        steps = [line.get("step") for line in read_json_lines(self._looks)]
+        return len(set(steps)) if seeded else len(steps)
 
 
 class TensorBoard(Reporter):

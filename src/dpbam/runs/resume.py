@@ -21,8 +21,10 @@ import secrets
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from dpbam._rounding import up
 from dpbam._version import __version__
 from dpbam.runs.config import RunConfig
+from dpbam.runs.fixed_state import initial_tensors, update_digest
 from dpbam.runs.result import RunError
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
         "ranks": world,
         "versions": versions(),
         "initial_weights": weights_digest(prepared.model),
+        "initial_tensors": initial_tensors(prepared.model),
         "non_private_fingerprint": prepared.train.fingerprint(),
         "non_private_test_fingerprint": prepared.test.fingerprint(),
     }
@@ -63,12 +66,10 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
 
 def weights_digest(model: nn.Module) -> str:
     """SHA-256 over names and values of all parameters and buffers: runs that begin alike agree."""
-    import torch
-
     digest = hashlib.sha256()
     for name, values in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(values.shape)} {values.dtype} ".encode())
-        digest.update(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        digest.update(f"{name} ".encode())
+        update_digest(digest, values)
     return digest.hexdigest()
 
 
@@ -116,8 +117,8 @@ def check_prepared(facts: dict[str, Any], prepared: Prepared, world: int = 1) ->
         )
     if config.epsilon is not None and plan.epsilon() > config.epsilon:
         raise RunError(
-            f"{config.epochs:g} epochs would spend epsilon {plan.epsilon():.4g} of the run's "
-            f"{config.epsilon:g}: resume with fewer"
+            f"{config.epochs:g} epochs would spend epsilon {up(plan.epsilon())} of the run's "
+            f"{up(config.epsilon)}: resume with fewer"
         )
     if config.seed is not None:
         _check_machine(facts, world)

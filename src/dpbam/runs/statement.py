@@ -6,12 +6,10 @@ computed from the training data without noise.
 
 from __future__ import annotations
 
-import math
-from decimal import ROUND_CEILING, Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpbam import accounting
+from dpbam._rounding import up
 from dpbam._version import __version__
 from dpbam.plan import RELATION
 from dpbam.runs.files import write_atomic, write_json
@@ -77,7 +75,7 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "seeded": config.seed is not None,
         "noise": config.noise,
         "noise_mode": _SEEDED if config.seed is not None else _MODES[config.noise],
-        "initial_weights": _initial(config.init),
+        "initial_weights": _initial(config),
         "tuned_on": (
             "not accounted: choices that were made by looking at runs on this data (learning rate, "
             "clipping norm, lambda, epochs, the model) are not covered by this epsilon"
@@ -127,7 +125,7 @@ def to_markdown(s: dict[str, Any]) -> str:
         ("Evaluation", f"{evaluated['set']}, {evaluated['records']:,} records, "
                        f"{evaluated['times']} times; {evaluated['note']}"),
         ("Budget of the data set", "none was given" if budget is None else
-         f"{budget['file']}: {up(budget['taken'])} of epsilon {budget['epsilon']:g} taken, at "
+         f"{budget['file']}: {up(budget['taken'])} of epsilon {up(budget['epsilon'])} taken, at "
          f"delta {budget['delta']:g}"),
     ]  # fmt: skip
     table = "\n".join(f"| {name} | {text} |" for name, text in rows)
@@ -185,20 +183,6 @@ def _promise(s: dict[str, Any]) -> str:
     )
 
 
-def up(x: float) -> str:
-    """Four significant digits, rounded up: a stated epsilon is never below the true one.
-
-    Example:
-        >>> up(2.07001), up(2.99999), up(float("inf"))
-        ('2.071', '3', 'infinite')
-    """
-    if math.isinf(x):
-        return "infinite"
-    exact = Decimal(x)
-    places = Decimal(1).scaleb(exact.adjusted() - 3)
-    return f"{float(exact.quantize(places, rounding=ROUND_CEILING)):g}"
-
-
 def _unit(unit: str, max_records: int) -> str:
     if unit == "record":
         return "record (one image and its label)"
@@ -214,13 +198,20 @@ def _steps(s: dict[str, Any]) -> str:
     )
 
 
-def _initial(path: Path | None) -> str:
-    if path is None:
-        return "random, independent of the data"
-    return (
-        f"from {path.name}, taken to be public: if they were trained on sensitive data, that "
-        "training's privacy has to be added"
-    )
+def _initial(config: RunConfig) -> str:
+    """Where the initial weights are from; "independent of the data" only where that is known."""
+    if config.init is not None:
+        return (
+            f"from {config.init.name}, taken to be public: if they were trained on sensitive data, "
+            "that training's privacy has to be added"
+        )
+    if ":" in config.model:
+        return (
+            f"made by {config.model}, code of the user's own, who has to know that they do not "
+            "depend on the training data: if they do, that dependence is not covered by this "
+            "epsilon"
+        )
+    return "random, independent of the data: drawn by a built-in model under a seed of its own"
 
 
 def _beside(config: RunConfig) -> str:
@@ -237,4 +228,4 @@ def _beside(config: RunConfig) -> str:
 
 
 def _bullets(names: list[str]) -> str:
-    return "\n".join(f"- `{name}`" for name in names)
+    return "\n".join(f"- `{name}`" for name in names) or "- nothing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,11 +27,13 @@ from dpbam.experiments.search.space import parse_space
 from dpbam.experiments.search.studies import StageStudy, number_of_trials
 from dpbam.experiments.search.trials import do_trials, score
 from dpbam.ledger import Ledger
-from dpbam.runs import ConfigError
-from dpbam.runs.folder import RunFolder
+from dpbam.report import ReportError, write_report
+from dpbam.runs import ConfigError, execute, load_run_model
+from dpbam.runs.folder import PUBLISHABLE, RunFolder
 
 from .test_selection import fits
 
+BEST = "best"
 SETTINGS = {
     "data": "digits", "model": "mlp", "model_options": {"hidden": [8]}, "noise_multiplier": 2.0,
     "delta": 1e-4, "epochs": 0.5, "batch_size": 256, "accountant": "rdp",
@@ -231,13 +234,13 @@ def test_epsilon_covers_the_search_and_no_more_is_asked_for(
     paid: tuple[SearchResult, Path],
 ) -> None:
     result, out = paid
-    assert result.folder is not None
-    spent = Ledger(1e-4, path=RunFolder(result.folder).ledger).charges()[0]
+    assert result.trial is not None
+    spent = Ledger(1e-4, path=result.trial.ledger).charges()[0]
     whole = search_epsilon(
         Charge(spent.noise_multiplier, 256 / 1438, spent.steps), 1e-4, result.search.repetitions,
         stages=2, score_noise=8.0,
     )  # fmt: skip
-    statement = json.loads(RunFolder(result.folder).statement_json.read_text())
+    statement = json.loads(RunFolder(out / BEST).statement_json.read_text())
     said = json.loads((out / "result.json").read_text())
     assert said["epsilon"] == statement["epsilon"] == pytest.approx(whole)
     assert 1.99 < whole <= 2.0
@@ -246,26 +249,93 @@ def test_epsilon_covers_the_search_and_no_more_is_asked_for(
 
 
 def test_the_best_alone_may_be_released(paid: tuple[SearchResult, Path]) -> None:
-    result = paid[0]
+    result, out = paid
     folders = [s.out(t.number) for s in result.stages for t in s.trials()]
     assert len(folders) > 1
     for folder in folders:
-        statement = json.loads(RunFolder(folder).statement_json.read_text())
-        chosen = folder == result.folder
-        assert bool(statement["may_be_published"]) == chosen
-        assert (folder / MARK).exists() != chosen
+        assert json.loads(RunFolder(folder).statement_json.read_text())["may_be_published"] == []
+        assert (folder / MARK).exists()
+    best = RunFolder(out / BEST)
+    listed = json.loads(best.statement_json.read_text())["may_be_published"]
+    assert sorted(listed) == sorted(p.name for p in best.path.iterdir())
+    assert result.trial is not None
+    assert best.weights.read_bytes() == result.trial.weights.read_bytes()
+    assert load_run_model(best.path).facts["model"] == "mlp"
 
 
-def test_the_result_does_not_tell_how_many_trials_there_were(
-    paid: tuple[SearchResult, Path],
+def published(out: Path) -> dict[str, bytes]:
+    """Every file that a search leaves outside its non-private folder, by name."""
+    inner = out / "non-private"
+    paths = [p for p in out.rglob("*") if p.is_file() and not p.is_relative_to(inner)]
+    return {p.relative_to(out).as_posix(): p.read_bytes() for p in paths}
+
+
+def test_nothing_published_tells_of_other_trials(paid: tuple[SearchResult, Path]) -> None:
+    result, out = paid
+    files = published(out)
+    assert sorted(files) == sorted(["result.json", *(f"best/{name}" for name in PUBLISHABLE)])
+    text = b" ".join(files.values()).decode(errors="replace")
+    secrets = [str(out), "trials/"]
+    for study in result.stages:
+        for trial in study.trials():
+            facts = RunFolder(study.out(trial.number)).read_facts()
+            chosen = result.trial is not None and study.out(trial.number) == result.trial.path
+            secrets += [str(facts["config"]["seed"]), f"{trial.number:04d}/"]
+            secrets += [] if chosen else [facts["run"], facts["initial_weights"]]
+    assert len(secrets) > 8
+    assert not [secret for secret in secrets if secret in text]
+    said = json.loads(files["result.json"])
+    assert said["number_of_trials"] == "secret, drawn from: Poisson, mean 2"
+    unchosen = {t.value for s in result.stages for t in s.trials()} - {said["best"]["score"]}
+    assert unchosen
+    assert not any(str(score) in text for score in unchosen)
+
+
+def test_a_report_for_publication_is_one_of_the_winner(
+    paid: tuple[SearchResult, Path], tmp_path: Path
 ) -> None:
     result, out = paid
-    said = json.loads((out / "result.json").read_text())
-    assert said["number_of_trials"] == "secret, drawn from: Poisson, mean 2"
-    unchosen = {
-        t.user_attrs["settings"]["lr"] for s in result.stages for t in s.trials()
-    } - {best["lr"] for best in said["best_of_each_method"].values() if best}  # fmt: skip
-    assert not any(str(lr) in (out / "result.json").read_text() for lr in unchosen)
+    page = write_report([out / BEST], tmp_path / "page.html", publishable=True).read_text()
+    assert "this is the best of a random number of independent trials" in page
+    assert result.trial is not None
+    assert str(result.trial.read_facts()["config"]["seed"]) not in page
+    assert f"{result.trial.path.name}/" not in page
+    with pytest.raises(ReportError, match="lets nothing be published"):
+        write_report([result.trial.path], tmp_path / "page.html", publishable=True)
+
+
+@pytest.mark.parametrize("pay", ["accounted", "nothing"])
+def test_what_is_published_is_a_function_of_the_winner_alone(tmp_path: Path, pay: str) -> None:
+    """The same winner as one of two trials and as the eighth of twelve: the same bytes.
+
+    An unaccounted search is the control: it states how many trials there were.
+    """
+    search = a_search(pay=pay, methods=("dp-sgd",))
+    settings = {"lr": 0.01}
+    execute(search.config(search.stages()[0], settings), tmp_path / "winner")
+
+    def concluded(name: str, count: int, winner: int) -> dict[str, bytes]:
+        out = tmp_path / name
+        place = out / "non-private" / "trials" / "dp-sgd"
+
+        def trial(number: int) -> Any:
+            shutil.copytree(tmp_path / "winner", place / f"{number:04d}")
+            value = 0.9 if number == winner else 0.1 + number / 100
+            attributes = {"settings": settings, "epsilon": 1.0, "delta": 1e-4, "seconds": number,
+                          "charges": [(2.0, 256 / 1438, 3)]}  # fmt: skip
+            state = SimpleNamespace(name="COMPLETE")
+            return SimpleNamespace(number=number, value=value, state=state, user_attrs=attributes)
+
+        done = [trial(number) for number in range(count)]
+        study: Any = SimpleNamespace(
+            stage=search.stages()[0], count=count, trials=lambda: done,
+            best=lambda: done[winner], out=lambda number: place / f"{number:04d}",
+        )  # fmt: skip
+        conclude(search, [study], out)
+        return published(out)
+
+    same = concluded("few", 2, 0) == concluded("many", 12, 7)
+    assert same == (pay == "accounted")
 
 
 def test_an_unaccounted_search_says_so_everywhere(tmp_path: Path) -> None:
@@ -275,8 +345,9 @@ def test_an_unaccounted_search_says_so_everywhere(tmp_path: Path) -> None:
     assert said["epsilon_covers_the_search"] is False
     assert said["statement"].startswith("NOT ACCOUNTED")
     assert said["epsilon_of_all_trials_together"] > said["epsilon"]
-    assert result.folder is not None
-    assert "NOT ACCOUNTED" in RunFolder(result.folder).statement.read_text()
+    assert result.trial is not None
+    for folder in (result.trial, RunFolder(tmp_path / BEST)):
+        assert "NOT ACCOUNTED" in folder.statement.read_text()
 
 
 COMMAND = [
@@ -289,7 +360,7 @@ COMMAND = [
 def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "search"
     command = [sys.executable, "-m", "dpbam", *COMMAND, "--out", str(out)]
-    second = RunFolder(out / "trials" / "dp-sgd" / "0001")
+    second = RunFolder(out / "non-private" / "trials" / "dp-sgd" / "0001")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 300
     while not (second.ledger.exists() and len(second.ledger.read_bytes().splitlines()) > 5):
@@ -299,7 +370,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     lr = json.loads(second.facts.read_text())["config"]["lr"]
-    first = (out / "trials" / "dp-sgd" / "0000" / "ledger.jsonl").read_bytes()
+    first = (out / "non-private" / "trials" / "dp-sgd" / "0000" / "ledger.jsonl").read_bytes()
     before = second.ledger.read_bytes()
 
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -307,7 +378,9 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
     rows = json.loads((out / "non-private" / "trials.json").read_text())["trials"]
     assert [row["state"] for row in rows] == ["COMPLETE", "COMPLETE"]
     assert rows[1]["lr"] == lr  # the trial that was killed, not another
-    assert (out / "trials" / "dp-sgd" / "0000" / "ledger.jsonl").read_bytes() == first  # kept
+    assert (
+        out / "non-private" / "trials" / "dp-sgd" / "0000" / "ledger.jsonl"
+    ).read_bytes() == first  # kept
     assert second.ledger.read_bytes().startswith(before)  # from its checkpoint, all steps counted
     steps = json.loads(second.statement_json.read_text())["steps"]
     assert len(second.ledger.read_bytes().splitlines()) <= steps + 2

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpbam._rounding import up
 from dpbam.experiments.paper.claims import Claim
 from dpbam.experiments.paper.outcome import (
     Outcome,
@@ -61,7 +62,7 @@ def _accuracies(study: Study) -> TextTable:
             mean = mean_of(by_seed)
             against = "" if arm == "dp-sgd" else _paired(arms, arm, "dp-sgd")
             rows.append((
-                study.recipe.name.removeprefix("table1-"), f"{cell['epsilon']:g}", METHODS[arm],
+                study.recipe.name.removeprefix("table1-"), up(cell['epsilon']), METHODS[arm],
                 points(mean), "" if mean.count < 2 else f"{100 * mean.deviation:.2f}",
                 paper_value(study.recipe.name, cell["epsilon"], arm), against, str(mean.count),
             ))  # fmt: skip
@@ -94,7 +95,7 @@ def _better_than(study: Study, bam: str, other: str) -> list[Claim]:
         if not set(arms.get(bam, {})) & set(arms.get(other, {})):
             continue
         each.append(arms)
-        text = f"{title}, epsilon {cell['epsilon']:g}: {said} more accurate than {METHODS[other]}"
+        text = f"{title}, epsilon {up(cell['epsilon'])}: {said} more accurate than {METHODS[other]}"
         found = difference_of(arms[bam], arms[other])
         claims.append(Claim(text, "above", found, "points", floor_missed=_missed(study, arms)))
     if len(each) > 1 and _seeds(each, bam, other):
@@ -238,7 +239,7 @@ def _differences_figure(study: Study) -> Figure | None:
         for arm in (arm for arm in METHODS if arm != "dp-sgd"):
             if len(set(arms.get(arm, {})) & set(arms.get("dp-sgd", {}))) > 1:
                 found = difference_of(arms[arm], arms["dp-sgd"])
-                rows.append((f"{METHODS[arm]}, epsilon {cell['epsilon']:g}", found))
+                rows.append((f"{METHODS[arm]}, epsilon {up(cell['epsilon'])}", found))
     if not rows:
         return None
     values = DotSeries(

@@ -3,37 +3,44 @@
 ====================================  ==================================================
 file                                  may be published
 ====================================  ==================================================
-``result.json``                       yes: how it was paid for, the best of each stage
-``trials/METHOD/NNNN`` of the best    as its own statement says, which names the search
-other folders in ``trials``           no: each is marked by ``NOT-FOR-RELEASE.md``
+``result.json``                       yes: how it was paid for, and the best
+``best/``                             yes, all of it: the chosen model and its statement
 ``non-private/trials.json``           never: all trials, and how many there were
-``search.db``                         never: Optuna's storage
+``non-private/trials/METHOD/NNNN``    no: each is marked by ``NOT-FOR-RELEASE.md``
+``non-private/search.db``             never: Optuna's storage
 ====================================  ==================================================
+
+What is published is copied out of the chosen trial's run folder, file by file. So nothing that
+tells trials apart (their index, number, folders, seeds, times) is in it or in its name.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpbam._rounding import up
 from dpbam.accounting import Charge, accountant_version, total_epsilon
 from dpbam.experiments.search.search import Search
 from dpbam.experiments.search.selection import search_epsilon
 from dpbam.experiments.search.studies import StageStudy
 from dpbam.runs.files import read_json, write_atomic, write_json
-from dpbam.runs.folder import RunFolder
+from dpbam.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.runs.statement import write_statement
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 MARK = "NOT-FOR-RELEASE.md"
+_ALL_EVALUATED = "Every other trial of the search was evaluated on them, too"
+BEST = "best"  # the folder that is published
 _PUBLIC = "the search was made on data declared public or synthetic: it costs no privacy"
 _NOTHING = (
     "NOT ACCOUNTED: the hyper-parameters were chosen by {trials} trainings on the same data, which "
-    "this epsilon does not cover; all of them together, were they published, cost epsilon {all:.4g}"
+    "this epsilon does not cover; all of them together, were they published, cost epsilon {all}"
 )
 _ACCOUNTED = (
     "accounted: this is the best of a random number of independent trials ({draw}; {stages} such "
@@ -45,9 +52,9 @@ _NOISED_SCORE = (
     "; the score was the number of test records that a trial gets right, with Gaussian noise of "
     "deviation {noise:g}, which is in it, too"
 )
-_NOT_CHOSEN = """# Not for release
+_NOT_FOR_RELEASE = """# Not for release
 
-This is a trial of a search that was not chosen. {why}
+This is a trial of a search. {why}
 Its privacy statement speaks of this training alone.
 """
 
@@ -74,9 +81,9 @@ class SearchResult:
     delta: float
 
     @property
-    def folder(self) -> Path | None:
-        """Of the best trial."""
-        return None if self.best is None else self.best[0].out(self.best[1].number)
+    def trial(self) -> RunFolder | None:
+        """The run folder of the best trial: for the operator, and perhaps on another machine."""
+        return None if self.best is None else RunFolder(self.best[0].out(self.best[1].number))
 
     def statement(self) -> str:
         """How the search was paid for, in one sentence."""
@@ -89,10 +96,11 @@ class SearchResult:
             )
         if search.pay == "public":
             return _PUBLIC
-        return _NOTHING.format(trials=sum(s.count for s in self.stages), all=self.epsilon_of_all)
+        cost = up(self.epsilon_of_all or 0.0)
+        return _NOTHING.format(trials=sum(s.count for s in self.stages), all=cost)
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``result.json``: of an accounted search nothing but what epsilon covers."""
+        """For ``result.json``: of an accounted search the best trial, and nothing of the others."""
         search, best = self.search, self.best
         values: dict[str, Any] = {
             "format": 1,
@@ -104,12 +112,16 @@ class SearchResult:
             "research_only": search.settings.get("seed") is not None,
             "sampler": search.sampler,
             "pruner": search.pruner,
-            "best_of_each_method": {s.stage.method: _shown(s.best()) for s in self.stages},
             "best": None if best is None else {"method": best[0].stage.method, **_shown(best[1])},
-            "folder": None if self.folder is None else self.folder.as_posix(),
+            "folder": None if best is None else BEST,
         }
         if not search.accounted:
-            return values | {"epsilon_of_all_trials_together": self.epsilon_of_all}
+            each = {s.stage.method: _shown(s.best()) for s in self.stages}
+            together = self.epsilon_of_all
+            return values | {
+                "best_of_each_method": each,
+                "epsilon_of_all_trials_together": together,
+            }
         return values | {
             "accountant": accountant_version("rdp"),
             "number_of_trials": f"secret, drawn from: {search.repetitions.describe()}",
@@ -135,6 +147,7 @@ def conclude(search: Search, studies: Sequence[StageStudy], out: Path) -> Search
         together = total_epsilon(charges, delta, accountant="rdp")
         result = SearchResult(search, tuple(studies), best, alone, together, delta)
     _mark(result)
+    _publish(result, out / BEST)
     write_json(out / "result.json", result.to_dict())
     (out / "non-private").mkdir(exist_ok=True)
     rows = [{"method": s.stage.method, **_row(t)} for s in studies for t in s.trials()]
@@ -152,33 +165,54 @@ def _whole(search: Search, charges: Sequence[Charge], delta: float) -> float:
     )
 
 
+def _publish(result: SearchResult, best: Path) -> None:
+    """Copy what may be published of the chosen trial, with the statement that names the search."""
+    shutil.rmtree(best, ignore_errors=True)
+    source = result.trial
+    if source is None or not source.weights.exists():
+        return  # nothing was drawn, or the trial is on another machine, which publishes it
+    best.mkdir()
+    target = RunFolder(best)
+    for path in (source.weights, source.model, source.statistics):
+        if path.exists():
+            write_atomic(best / path.name, path.read_bytes())
+    files = [*PUBLISHABLE, *([target.statistics.name] if target.statistics.exists() else [])]
+    stored = read_json(source.statement_json)
+    evaluated = stored["evaluated_on"]
+    values = {
+        **stored,
+        "tuned_on": result.statement(),
+        "evaluated_on": {**evaluated, "note": f"{evaluated['note']}. {_ALL_EVALUATED}"},
+        "may_be_published": files,
+        "may_be_published_if_the_test_records_are_not_sensitive": [],
+        "must_not_be_published": ["../non-private/"],
+    }
+    if result.search.accounted:
+        values |= {"epsilon": result.epsilon, "accountant": accountant_version("rdp")}
+    write_statement(target, values)
+
+
 def _mark(result: SearchResult) -> None:
-    """Say in every trial's folder what it is."""
+    """Say in every trial's folder what it is; of an accounted search none may leave as it is."""
     for study in result.stages:
         for trial in study.trials():
             folder = RunFolder(study.out(trial.number))
-            if not folder.statement_json.exists():
-                continue  # on another machine, or pruned: it has no model to hand out
-            values = {**read_json(folder.statement_json), "tuned_on": result.statement()}
-            if folder.path == result.folder:
-                accounted = {"epsilon": result.epsilon, "accountant": accountant_version("rdp")}
-                write_statement(folder, values | (accounted if result.search.accounted else {}))
-                (folder.path / MARK).unlink(missing_ok=True)
-            else:
-                _mark_unchosen(folder, values, result.search)
+            if folder.statement_json.exists():  # else on another machine, or pruned: no model
+                _mark_trial(folder, result)
 
 
-def _mark_unchosen(folder: RunFolder, values: dict[str, Any], search: Search) -> None:
-    forbidden = [*values["may_be_published"], *values["must_not_be_published"]]
-    if search.accounted:
-        why = "The epsilon of the search holds if the chosen one alone is released."
+def _mark_trial(folder: RunFolder, result: SearchResult) -> None:
+    values = {**read_json(folder.statement_json), "tuned_on": result.statement()}
+    if result.search.accounted:
+        why = f"The epsilon of the search holds if {BEST}/ alone is released."
+        forbidden = [*values["may_be_published"], *values["must_not_be_published"]]
         values |= {"may_be_published": [], "must_not_be_published": list(dict.fromkeys(forbidden))}
-    elif search.pay == "nothing":
+    elif result.search.pay == "nothing":
         why = "Every further trial that is published costs its own epsilon on top."
     else:
         why = "It was made on data declared public or synthetic: releasing it would do no harm."
     write_statement(folder, values)
-    write_atomic(folder.path / MARK, _NOT_CHOSEN.format(why=why))
+    write_atomic(folder.path / MARK, _NOT_FOR_RELEASE.format(why=why))
 
 
 def _shown(trial: FrozenTrial | None) -> dict[str, Any]:

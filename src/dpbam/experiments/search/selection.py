@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpbam import _validate
+from dpbam._rounding import up
 from dpbam.accounting import Charge, quiet
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def search_noise_multiplier(
 
     if not within(_MOST_NOISE):
         raise ValueError(
-            f"no noise keeps this search within epsilon {epsilon:g}: "
+            f"no noise keeps this search within epsilon {up(epsilon)}: "
             + ("noise the score more, or " if score_noise is not None else "")
             + "take fewer trials or methods, or a larger epsilon"
         )

@@ -52,11 +52,12 @@ class StageStudy:
     ) -> None:
         self.search, self.stage = search, stage
         self._settling = 0.0 if url is None else 2.0
-        self.folder = out / "trials" / stage.method
+        inner = out / "non-private"
+        self.folder = inner / "trials" / stage.method
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / ".study.lock"):
             self.study = _open(
-                search, url or f"sqlite:///{out / 'search.db'}", f"{name} {stage.method}"
+                search, url or f"sqlite:///{inner / 'search.db'}", f"{name} {stage.method}"
             )
             self.count = self._agree()
 

@@ -31,8 +31,8 @@ Tell = Callable[[str], None]
 _WAIT = 1.0  # seconds between two looks at what others do
 _MARK = """# Not to be published
 
-The folders here are the trials of a search. Until result.json, beside this folder, names the best
-of them, none may leave this machine; after that, the best one alone.
+The folders here are the trials of a search, for its operator alone. What may be published of them
+is copied into the folder best when the search has ended.
 """
 
 
@@ -50,8 +50,9 @@ def do_trials(
         Stopped: after Ctrl-C, when what was running has saved.
         RunError: if a trial cannot be done; what was done is kept.
     """
-    (out / "trials").mkdir(parents=True, exist_ok=True)
-    write_atomic(out / "trials" / "README.md", _MARK)
+    trials = out / "non-private" / "trials"
+    trials.mkdir(parents=True, exist_ok=True)
+    write_atomic(trials / "README.md", _MARK)
     if workers == 1:
         try:
             work(search, out, url, name, tell)
