@@ -21,6 +21,7 @@ NAME = "reproduce"
 EXAMPLES = examples(
     "dpbam reproduce fig2",
     "dpbam reproduce all --jobs 2",
+    "dpbam reproduce table1 --scale desk --only 'dp-sgd-epsilon-10-*' --only 'bam-epsilon-10-*'",
     "dpbam reproduce all --jobs 2 --storage postgresql://host/db",
     "dpbam reproduce table1 --scale full --dry-run",
     "dpbam reproduce table1 --scale full --steps 1 --batch-size 8",
@@ -38,10 +39,17 @@ def run(
         ),
     ],
     scale: Annotated[
-        str, typer.Option(help="pocket (two cores) or full (the paper's).")
+        str, typer.Option(help="pocket (hours on two cores), desk (days) or full (the paper's).")
     ] = "pocket",
     seeds: Annotated[
         int | None, typer.Option(help="Paired seeds, in place of the recipes'.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Train only runs whose names match, such as 'bam-epsilon-10-*'; repeatable.",
+            metavar="PATTERN",
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time, each in its own process.")] = 1,
     out: Annotated[Path, typer.Option(help="Records, tables and figures.")] = Path("results"),
@@ -95,7 +103,7 @@ def run(
         return
     if not only_report:
         shared = _share(recipes, out, seeds, storage) if storage else None
-        _train(missing(recipes, out, seeds), work, jobs, shared)
+        _train(missing(recipes, out, seeds, only or ()), work, jobs, shared)
         take_times(names, out)
     _report(names, scale, out, docs, seeds)
 

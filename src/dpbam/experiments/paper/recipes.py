@@ -1,7 +1,8 @@
 """Recipes: an experiment as a TOML file, and the runs that it asks for.
 
 They live in the folder ``recipes/`` of the project (inside the package, once it is installed):
-``full/NAME.toml`` has the paper's settings, ``pocket/NAME.toml`` what two cores can do::
+``full/NAME.toml`` has the paper's settings, ``desk/NAME.toml`` what two cores can train in days, with
+enough seeds to tell methods apart, and ``pocket/NAME.toml`` what they can train in hours::
 
     title = "Table 1 on CIFAR-10"
     seeds = 5                    # 0 .. 4, paired
@@ -35,7 +36,7 @@ from dpbam import _validate
 from dpbam.experiments.compare import noise_seed
 from dpbam.runs.config import ConfigError, RunConfig, read_file
 
-SCALES = ("pocket", "full")
+SCALES = ("pocket", "desk", "full")
 _HERE = Path(__file__).resolve()
 
 
@@ -67,7 +68,7 @@ class Recipe:
 
     Attributes:
         name: its file's.
-        scale: "pocket" or "full".
+        scale: "pocket", "desk" or "full".
         title: a few words.
         setting: fields of :class:`~dpbam.runs.RunConfig` that all runs share.
         arms: name -> fields of its own.
@@ -202,5 +203,5 @@ def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[
 
 def _scale(scale: str) -> str:
     if scale not in SCALES:
-        raise ConfigError(f"--scale must be pocket or full, got {scale!r}")
+        raise ConfigError(f"--scale must be pocket, desk or full, got {scale!r}")
     return scale
