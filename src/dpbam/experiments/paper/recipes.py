@@ -1,8 +1,8 @@
 """Recipes: an experiment as a TOML file, and the runs that it asks for.
 
 They live in the folder ``recipes/`` of the project (inside the package, once it is installed):
-``full/NAME.toml`` has the paper's settings, ``desk/NAME.toml`` what two cores can train in days, with
-enough seeds to tell methods apart, and ``pocket/NAME.toml`` what they can train in hours::
+``full/NAME.toml`` has the paper's settings, ``desk/NAME.toml`` what two cores can train in days,
+with enough seeds to tell methods apart, and ``pocket/NAME.toml`` what they can train in hours::
 
     title = "Table 1 on CIFAR-10"
     seeds = 5                    # 0 .. 4, paired
