@@ -8,25 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from dpbam.experiments.paper.accuracy_claims import best_lambda, best_rate
 from dpbam.experiments.paper.bias_claims import figure2
-from dpbam.experiments.paper.index import EXPERIMENTS, outcome
+from dpbam.experiments.paper.index import EXPERIMENTS, outcomes
 from dpbam.experiments.paper.outcome import Study
 from dpbam.experiments.paper.recipes import load_recipe, recipe_names
 from dpbam.experiments.paper.reproduce import done, records_folder
-from dpbam.experiments.paper.results_page import page, section
+from dpbam.experiments.paper.results_page import PAGE_SCALES, page, section
+from dpbam.experiments.paper.tuning import best_lambda, best_rate, best_trial
 
 ROOT = Path(__file__).parents[3]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 
 
-@pytest.mark.parametrize("name", recipe_names("pocket"))
-def test_committed_records_fit_their_recipe(name):
-    recipe = load_recipe(name)
+@pytest.mark.parametrize(
+    ("scale", "name"), [(scale, name) for scale in PAGE_SCALES for name in recipe_names(scale)]
+)
+def test_committed_records_fit_their_recipe(scale, name):
+    recipe = load_recipe(name, scale)
     records = done(recipe, RESULTS)  # refuses other settings, and runs that are no pair
     folder = records_folder(recipe, RESULTS)
-    known = {run.name for other in recipe_names("pocket") for run in load_recipe(other).runs()
-             if load_recipe(other).records == recipe.records}  # fmt: skip
+    others = [load_recipe(other, scale) for other in recipe_names(scale)]
+    known = {run.name for o in others if o.records == recipe.records for run in o.runs()}
     assert {path.stem for path in folder.glob("*.json")} <= known
     for record in records:
         assert record.epsilon <= record.config["epsilon"] + 1e-6
@@ -34,8 +36,7 @@ def test_committed_records_fit_their_recipe(name):
 
 
 def test_the_page_is_what_the_records_say():
-    found = [outcome(name, "pocket", RESULTS) for name in EXPERIMENTS]
-    again = page([one for one in found if one is not None])
+    again = page({scale: outcomes(list(EXPERIMENTS), scale, RESULTS) for scale in PAGE_SCALES})
     assert (DOCS / "results.md").read_text(encoding="utf-8") == again
 
 
@@ -46,7 +47,7 @@ def test_a_changed_record_would_be_noticed():
     planted = [replace(records[0], accuracy=records[0].accuracy + 0.01), *records[1:]]
     text = (DOCS / "results.md").read_text(encoding="utf-8")
     true, false = (
-        section(figure2([Study(recipe, found, len(recipe.runs()))]), "results/")
+        section(figure2([Study(recipe, found, len(recipe.runs()))]), "results/pocket/")
         for found in (records, planted)
     )
     assert true in text
@@ -80,3 +81,17 @@ def test_lambda_is_the_papers_and_the_best_of_what_was_tried(data):
         assert table.arms[method]["lam"] == papers
         tuned = table.arms.get(f"{method}-tuned", table.arms[method])
         assert tuned["lam"] == best
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "dp-sat", "bam"])
+def test_desk_scale_takes_each_methods_best_trial(method):
+    tuning = load_recipe("tune-cifar10", "desk")
+    study = Study(tuning, done(tuning, RESULTS), len(tuning.runs()))
+    trials = [arm for arm in tuning.arms if tuning.arms[arm]["method"] == method]
+    table, exact = (load_recipe(name, "desk").arms for name in ("table1-cifar10", "exact"))
+    used = [fields for fields in (*table.values(), *exact.values()) if fields["method"] == method]
+    if not set(trials) <= set(study.arms()):
+        begun = done(load_recipe("table1-cifar10", "desk"), RESULTS)
+        assert method not in {record.config["method"] for record in begun}
+        pytest.skip(f"{method} has trials without a record")
+    assert all({**best_trial(study, method), **fields} == fields for fields in used)

@@ -81,6 +81,8 @@ class Recipe:
         shape: of an image, likewise.
         classes: likewise.
         floor: the accuracy that the first arm must be well above, for the rest to mean anything.
+        resolution: the largest half-width of the interval of a difference in accuracy that allows a
+            verdict; None: any.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Recipe:
     first_seed: int = 0
     flatness: bool = False
     floor: float | None = None
+    resolution: float | None = None
 
     def cells(self) -> list[dict[str, Any]]:
         """Every combination of the grid's values; one empty one without a grid."""
@@ -140,7 +143,7 @@ def recipes_folder() -> Path:
 
 def recipe_names(scale: str) -> list[str]:
     """Those of a scale, sorted."""
-    return sorted(path.stem for path in (recipes_folder() / _scale(scale)).glob("*.toml"))
+    return sorted(path.stem for path in (recipes_folder() / check_scale(scale)).glob("*.toml"))
 
 
 def load_recipe(name: str, scale: str = "pocket") -> Recipe:
@@ -153,7 +156,7 @@ def load_recipe(name: str, scale: str = "pocket") -> Recipe:
         >>> load_recipe("table1-cifar10", "full").setting["batch_size"]
         4096
     """
-    path = recipes_folder() / _scale(scale) / f"{name}.toml"
+    path = recipes_folder() / check_scale(scale) / f"{name}.toml"
     if not path.exists():
         near = difflib.get_close_matches(name, recipe_names(scale), n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {recipe_names(scale)}"
@@ -184,14 +187,12 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
-    """The base's setting, grid, floor and records, and some of its arms, under one's own."""
+    """Return the values over the base's setting, grid and records, and over some of its arms."""
     missing = [arm for arm in use if arm not in base.arms]
     if missing:
         raise ConfigError(f"the recipe {base.name} has no arm {missing[0]!r} to use")
-    taken = {
-        name: getattr(base, name)
-        for name in ("grid", "seeds", "first_seed", "floor", "images", "shape", "classes")
-    }
+    inherited = ("grid", "seeds", "first_seed", "floor", "resolution", "images", "shape", "classes")
+    taken = {name: getattr(base, name) for name in inherited}
     return {
         **taken,
         **values,
@@ -201,7 +202,12 @@ def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[
     }
 
 
-def _scale(scale: str) -> str:
+def check_scale(scale: str) -> str:
+    """Return the scale.
+
+    Raises:
+        ConfigError: if there is none of that name.
+    """
     if scale not in SCALES:
         raise ConfigError(f"--scale must be pocket, desk or full, got {scale!r}")
     return scale
