@@ -83,15 +83,30 @@ def test_lambda_is_the_papers_and_the_best_of_what_was_tried(data):
         assert tuned["lam"] == best
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "dp-sat", "bam"])
-def test_desk_scale_takes_each_methods_best_trial(method):
-    tuning = load_recipe("tune-cifar10", "desk")
-    study = Study(tuning, done(tuning, RESULTS), len(tuning.runs()))
-    trials = [arm for arm in tuning.arms if tuning.arms[arm]["method"] == method]
-    table, exact = (load_recipe(name, "desk").arms for name in ("table1-cifar10", "exact"))
-    used = [fields for fields in (*table.values(), *exact.values()) if fields["method"] == method]
-    if not set(trials) <= set(study.arms()):
-        begun = done(load_recipe("table1-cifar10", "desk"), RESULTS)
-        assert method not in {record.config["method"] for record in begun}
-        pytest.skip(f"{method} has trials without a record")
-    assert all({**best_trial(study, method), **fields} == fields for fields in used)
+def tuned(name):
+    """A tuning study at desk scale, the recipe that depends on it, and that one's records."""
+    recipe, table = load_recipe(name, "desk"), load_recipe("table1-cifar10", "desk")
+    return Study(recipe, done(recipe, RESULTS), len(recipe.runs())), table, done(table, RESULTS)
+
+
+def test_desk_scale_trains_with_the_best_rate():
+    study, table, records = tuned("tune-long-cifar10")
+    if len(study.records) < study.asked:
+        assert not records  # nothing was trained before
+        pytest.skip("the learning rate has trials without a record")
+    best = best_trial(study, "dp-sgd")["lr"]
+    assert {run.config.lr for run in table.runs(1)} == {best}
+    assert {run.config.lr for run in load_recipe("tune-lambda-cifar10", "desk").runs()} == {best}
+
+
+@pytest.mark.parametrize("method", ["dp-sat", "bam"])
+def test_desk_scale_trains_with_the_best_lambda(method):
+    study, table, records = tuned("tune-lambda-cifar10")
+    tried = [arm for arm, fields in study.recipe.arms.items() if fields["method"] == method]
+    if not set(tried) <= set(study.arms()):
+        assert method not in {record.config["method"] for record in records}
+        pytest.skip(f"lambda of {method} has trials without a record")
+    best = best_lambda(study, method)
+    assert table.arms[method]["lam"] == best
+    if method == "bam":
+        assert load_recipe("exact", "desk").arms["bam-exact"]["lam"] == best
