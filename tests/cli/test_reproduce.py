@@ -31,11 +31,21 @@ def test_from_nothing_to_a_verdict_and_not_twice(place, dpbam):
     assert "inconclusive" in ended.out
     result = json.loads((place / "results" / "pocket" / "fig2.json").read_text())
     assert result["provenance"]["runs"] == 3
-    assert "## Figure 2" in (place / "docs" / "results.md").read_text()
-    assert (place / "docs" / "results" / "fig2.svg").exists()
+    assert "### Figure 2" in (place / "docs" / "results.md").read_text()
+    assert (place / "docs" / "results" / "pocket" / "fig2.svg").exists()
+    assert "Desk scale" not in (place / "docs" / "results.md").read_text()  # fig2 has no recipe
     again = dpbam("reproduce", "fig2")
     assert again.code == 0
     assert "3/3" not in again.err  # nothing was trained
+
+
+def test_only_trains_what_matches(place, dpbam):
+    ended = dpbam("reproduce", "fig2", "--only", "dp-sgd-*", "--only", "*-seed-7")
+    one_sentence(ended, "'*-seed-7' matches no run")
+    ended = dpbam("reproduce", "fig2", "--only", "dp-sgd-*")
+    assert ended.code == 0, ended.err
+    records = place.glob("results/pocket/methods/*.json")
+    assert [path.stem for path in records] == ["dp-sgd-clip_norm-1-seed-0"]
 
 
 def test_a_dry_run_trains_nothing(place, dpbam):
@@ -63,8 +73,10 @@ def test_only_report_says_what_is_missing(place, dpbam):
     ("args", "says"),
     [
         (["fig8"], "there is no experiment 'fig8': did you mean 'fig7'?"),
-        (["fig2", "--scale", "huge"], "--scale must be pocket or full"),
+        (["fig2", "--scale", "huge"], "--scale must be pocket, desk or full"),
+        (["fig2", "--scale", "desk"], "fig2 has no recipe of scale desk: choose pocket or full"),
         (["fig2", "--seeds", "0"], "seeds"),
+        (["fig2", "--only", "sam-*"], "--only 'sam-*' matches no run: a name is such as dp-sgd-"),
         (["table1"], "there is no pocket recipe"),
         (["fig2", "--storage", "nowhere"], "the storage nowhere cannot be used"),
     ],

@@ -22,6 +22,7 @@ NAME = "reproduce"
 EXAMPLES = examples(
     "dpbam reproduce fig2",
     "dpbam reproduce all --jobs 2",
+    "dpbam reproduce table1 --scale desk --only 'dp-sgd-epsilon-10-*' --only 'bam-epsilon-10-*'",
     "dpbam reproduce all --jobs 2 --storage postgresql://host/db",
     "dpbam reproduce table1 --scale full --dry-run",
     "dpbam reproduce table1 --scale full --steps 1 --batch-size 8",
@@ -39,10 +40,17 @@ def run(
         ),
     ],
     scale: Annotated[
-        str, typer.Option(help="pocket (two cores) or full (the paper's).")
+        str, typer.Option(help="pocket (hours on two cores), desk (days) or full (the paper's).")
     ] = "pocket",
     seeds: Annotated[
         int | None, typer.Option(help="Paired seeds, in place of the recipes'.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Train only runs whose names match, such as 'bam-epsilon-10-*'; repeatable.",
+            metavar="PATTERN",
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time, each in its own process.")] = 1,
     out: Annotated[Path, typer.Option(help="Records, tables and figures.")] = Path("results"),
@@ -84,7 +92,7 @@ def run(
     from dpbam.experiments.paper.index import chosen, recipes_of, take_times
     from dpbam.experiments.paper.reproduce import missing
 
-    names = chosen(experiment)
+    names = chosen(experiment, scale)
     recipes = recipes_of(names, scale)
     if pneumonia is not None:
         _set_pneumonia(pneumonia)
@@ -96,9 +104,11 @@ def run(
         return
     if not only_report:
         shared = _share(recipes, out, seeds, storage) if storage else None
-        _train(missing(recipes, out, seeds), work, jobs, shared)
+        _train(missing(recipes, out, seeds, only or ()), work, jobs, shared)
         take_times(names, out)
-    _report(names, scale, out, docs, seeds)
+    _report(names, scale, out, seeds)
+    if docs is not None:
+        _write_page(experiment, out, docs, seeds)
 
 
 def _set_pneumonia(path: Path) -> None:
@@ -132,23 +142,28 @@ def _train(jobs: list[Job], work: Path, processes: int, shared: SharedRuns | Non
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _report(names: list[str], scale: str, out: Path, docs: Path | None, seeds: int | None) -> None:
-    from dpbam.experiments.paper.index import outcome
-    from dpbam.experiments.paper.results_page import write_outcome, write_page
+def _report(names: list[str], scale: str, out: Path, seeds: int | None) -> None:
+    from dpbam.experiments.paper.index import outcomes
+    from dpbam.experiments.paper.results_page import write_outcome
 
-    screen, found = console(), []
-    for name in names:
-        result = outcome(name, scale, out, seeds)
+    screen = console()
+    for name, result in outcomes(names, scale, out, seeds).items():
         if result is None:
             screen.print(f"{name}: no finished run yet", markup=False)
             continue
-        found.append(result)
-        paths = write_outcome(result, out / scale)
+        paths = write_outcome(result, out / scale, scale)
         _show(result)
         screen.print(f"Written: {', '.join(str(p) for p in paths)}", markup=False, soft_wrap=True)
-    if docs is not None:
-        path = write_page(found, docs)
-        screen.print(f"Written: {path}", markup=False, soft_wrap=True)
+
+
+def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> None:
+    """Write the page, which has all scales that are trained here, whichever was just reported."""
+    from dpbam.experiments.paper.index import ALL, EXPERIMENTS, outcomes
+    from dpbam.experiments.paper.results_page import PAGE_SCALES, write_page
+
+    names = list(EXPERIMENTS) if experiment == ALL else [experiment]
+    path = write_page({s: outcomes(names, s, out, seeds) for s in PAGE_SCALES}, docs)
+    console().print(f"Written: {path}", markup=False, soft_wrap=True)
 
 
 def _show(result: Outcome) -> None:

@@ -49,6 +49,22 @@ def test_a_baseline_at_its_floor_decides_nothing():
     assert "floor" in claim.sentence()
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.001, 0.010, "reproduced"),  # 0.45 points to either side
+        (0.001, 0.012, "inconclusive"),  # 0.55 points
+        (-0.012, -0.001, "inconclusive"),
+    ],
+)
+def test_an_interval_wider_than_the_resolution_decides_nothing(low, high, verdict):
+    claim = Claim("", "above", found(low, high), "points", resolution=0.005)
+    assert claim.verdict == verdict
+    too_wide = "wider than ±0.50: needs more seeds" in claim.sentence()
+    assert too_wide == (verdict == "inconclusive")
+    assert Claim("", "above", found(low, high), "points").verdict != "inconclusive"
+
+
 def test_inconclusive_says_what_could_have_been_seen():
     claim = Claim("", "above", estimate([0.01, -0.01, 0.02]), "points")
     seen = 100 * claim.difference.smallest_detectable

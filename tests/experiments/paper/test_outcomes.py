@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.experiments.paper.synthetic import MACHINE, record, steps, study
 
-from dpbam.experiments.paper import accuracy_claims, bias_claims, depth
+from dpbam.experiments.paper import accuracy_claims, bias_claims, depth, tuning
 from dpbam.experiments.paper.index import EXPERIMENTS, chosen
+from dpbam.experiments.paper.recipes import SCALES
 from dpbam.experiments.paper.results_page import page, write_outcome
 
 SEEDS = range(5)
@@ -40,6 +43,33 @@ def test_table1_finds_a_gain_and_only_that():
     assert "reproduced" not in verdicts(unclear).values()
 
 
+def test_table1_needs_the_resolution_of_its_recipe():
+    whole = table1_study(0.01, noise=0.002)  # intervals of some 0.3 points to either side
+    assert set(verdicts(accuracy_claims.table1([whole])).values()) == {"reproduced"}
+    finer = replace(whole, recipe=replace(whole.recipe, resolution=0.0005))
+    assert set(verdicts(accuracy_claims.table1([finer])).values()) == {"inconclusive"}
+
+
+def test_the_best_trial_of_a_method_is_its_own():
+    rows = [record("a", 0, 0.4, method="bam"), record("b", 0, 0.5, method="bam"),
+            record("c", 0, 0.6, method="dp-sgd")]  # fmt: skip
+    tuned = study(rows)
+    assert tuning.best_trial(tuned, "bam") is tuned.recipe.arms["b"]
+
+
+def test_exact_is_judged_at_each_epsilon():
+    rows = [
+        record(arm, seed, 0.6 + 0.001 * seed + more, cell={"epsilon": epsilon}, method="bam")
+        for seed in SEEDS
+        for epsilon in EPSILONS["epsilon"]
+        for arm, more in (("bam", 0.0), ("bam-exact", 0.0002 * seed + 0.02 * (epsilon == 2)))
+    ]
+    both = study(rows, grid=EPSILONS)
+    assert list(verdicts(accuracy_claims.exact([both])).values()) == [
+        "reproduced", "not reproduced"
+    ]  # fmt: skip
+
+
 def test_table1_says_nothing_at_the_floor():
     found = accuracy_claims.table1([table1_study(0.01, floor=0.7)])
     assert set(verdicts(found).values()) == {"inconclusive"}
@@ -51,7 +81,10 @@ def test_an_unfinished_table_still_comes_out():
     found = accuracy_claims.table1([part])
     assert found.claims == []
     assert len(found.tables[0].rows) == 2
-    assert "2 of 2 runs" in page([found])
+    text = page({"desk": {"table1": found, "exact": None}})
+    assert "2 of 2 runs" in text
+    assert "No record yet: `exact`." in text
+    assert "dpbam reproduce table1 --scale desk" in text
 
 
 def test_the_papers_values_stand_beside():
@@ -63,11 +96,13 @@ def test_exact_bam_is_the_same_within_a_point_or_not():
     def judged(gain):
         gains = {"bam": 0.0, "bam-exact": gain}
         rows = [
-            record(arm, s, 0.4 + 0.01 * s + more + 0.0005 * (s % 2), method="bam")
+            record(arm, s, 0.4 + 0.01 * s + more + 0.0005 * (s % 2), method="bam",
+                   cell={"epsilon": 2.0})
             for s in SEEDS
             for arm, more in gains.items()
-        ]
-        return list(verdicts(accuracy_claims.exact([study(rows)])).values())
+        ]  # fmt: skip
+        one = study(rows, grid={"epsilon": [2.0]})
+        return list(verdicts(accuracy_claims.exact([one])).values())
 
     assert judged(0.002) == ["reproduced"]
     assert judged(0.05) == ["not reproduced"]
@@ -108,14 +143,14 @@ def test_the_best_lambda_is_the_best():
     tried = study(rows)
     for row in rows:
         tried.recipe.arms[row.arm]["lam"] = row.config["lam"]
-    assert accuracy_claims.best_lambda(tried, "bam") == 0.02
+    assert tuning.best_lambda(tried, "bam") == 0.02
 
 
 def test_the_best_rate_is_the_best():
     rows = [
         record("bam", 0, acc, cell={"lr": lr}) for lr, acc in ((1.0, 0.3), (2.0, 0.5), (4.0, 0.5))
     ]
-    assert accuracy_claims.best_rate(study(rows, grid={"lr": [1.0, 2.0, 4.0]}), "bam") == 2.0
+    assert tuning.best_rate(study(rows, grid={"lr": [1.0, 2.0, 4.0]}), "bam") == 2.0
 
 
 def methods_study(sat_bias=3.0, jitter=0.01):
@@ -196,4 +231,6 @@ def test_every_figure_is_drawn_and_written(tmp_path):
 
 def test_all_is_everything():
     assert chosen("all") == list(EXPERIMENTS)
+    for scale in SCALES:
+        assert chosen("all", scale) == [n for n in EXPERIMENTS if scale in EXPERIMENTS[n].scales]
     assert {f"fig{k}" for k in range(1, 8)} < set(EXPERIMENTS)

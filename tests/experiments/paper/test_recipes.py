@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from tests.experiments.paper.tiny import tiny
 
@@ -67,20 +69,51 @@ def test_full_size_is_the_papers_table_2(name, model, lr, views, lambdas, delta)
     assert set(recipe.grid["epsilon"]) == asked
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_recipes_that_build_on_another_share_its_runs(scale):
+@pytest.mark.parametrize(
+    ("scale", "name", "shared"),
+    [
+        ("pocket", "exact", 5), ("pocket", "lambda", 10), ("desk", "exact", 24),
+        ("full", "exact", 5), ("full", "lambda", 10),
+    ],
+)  # fmt: skip
+def test_recipes_that_build_on_another_share_its_runs(scale, name, shared):
     base = {run.name: run.config for run in load_recipe("table1-cifar10", scale).runs()}
-    for name, shared in (("exact", 5), ("lambda", 10)):
-        recipe = load_recipe(name, scale)
-        assert recipe.records == "table1-cifar10"
-        same = [run for run in recipe.runs() if run.name in base]
-        assert len(same) == shared
-        assert all(base[run.name] == run.config for run in same)
+    recipe = load_recipe(name, scale)
+    assert recipe.records == "table1-cifar10"
+    same = [run for run in recipe.runs() if run.name in base]
+    assert len(same) == shared
+    assert all(base[run.name] == run.config for run in same)
 
 
-@pytest.mark.parametrize("name", recipe_names("pocket"))
-def test_the_public_facts_are_those_of_the_data(name):
-    recipe = load_recipe(name)
+def test_desk_scale_calibrates():
+    recipe = load_recipe("table1-cifar10", "desk")
+    config = recipe.runs(1)[0].config
+    plan = config.plan(recipe.images)
+    assert (config.epsilon, plan.steps, plan.batch_size) == (10, 250, 2000)
+    assert 9.99 < plan.epsilon() <= 10
+    assert plan.noise_multiplier == pytest.approx(0.685, abs=0.001)
+
+
+def test_desk_scale_tunes_dp_sgd_no_less_than_the_others():
+    table = load_recipe("table1-cifar10", "desk")
+    names = [name for name in recipe_names("desk") if name.startswith("tune-")]
+    tuning = [load_recipe(name, "desk") for name in names]
+    tried = Counter(arm["method"] for recipe in tuning for arm in recipe.arms.values())
+    assert tried == {"dp-sgd": 6, "dp-sat": 4, "bam": 4}
+    for recipe in tuning:
+        seeds = {run.seed for run in recipe.runs()}
+        assert seeds.isdisjoint(run.seed for run in table.runs())
+        for field in ("model", "model_options", "delta", "clip_norm", "batch_size", "optimizer"):
+            assert recipe.setting[field] == table.setting[field]
+    long = load_recipe("tune-long-cifar10", "desk").runs()[0].config.plan(45000)
+    assert long.steps == table.runs(1)[0].config.plan(table.images).steps == 250
+
+
+@pytest.mark.parametrize(
+    ("scale", "name"), [(scale, name) for scale, name in EVERY if scale != "full"]
+)
+def test_the_public_facts_are_those_of_the_data(scale, name):
+    recipe = load_recipe(name, scale)
     try:
         train, _ = load_pair(str(recipe.setting["data"]), download=False)
     except DataError as error:
@@ -113,5 +146,5 @@ def test_wrong_recipes_are_refused_with_a_sentence(tmp_path):
             read_recipe(path)
     with pytest.raises(ConfigError, match="did you mean table1-cifar10"):
         load_recipe("table1-cifar", "pocket")
-    with pytest.raises(ConfigError, match="pocket or full"):
+    with pytest.raises(ConfigError, match="pocket, desk or full"):
         load_recipe("exact", "huge")

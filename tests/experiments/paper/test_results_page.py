@@ -8,25 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from dpbam.experiments.paper.accuracy_claims import best_lambda, best_rate
 from dpbam.experiments.paper.bias_claims import figure2
-from dpbam.experiments.paper.index import EXPERIMENTS, outcome
+from dpbam.experiments.paper.index import EXPERIMENTS, outcomes
 from dpbam.experiments.paper.outcome import Study
 from dpbam.experiments.paper.recipes import load_recipe, recipe_names
 from dpbam.experiments.paper.reproduce import done, records_folder
-from dpbam.experiments.paper.results_page import page, section
+from dpbam.experiments.paper.results_page import PAGE_SCALES, page, section
+from dpbam.experiments.paper.tuning import best_lambda, best_rate, best_trial
 
 ROOT = Path(__file__).parents[3]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 
 
-@pytest.mark.parametrize("name", recipe_names("pocket"))
-def test_committed_records_fit_their_recipe(name):
-    recipe = load_recipe(name)
+@pytest.mark.parametrize(
+    ("scale", "name"), [(scale, name) for scale in PAGE_SCALES for name in recipe_names(scale)]
+)
+def test_committed_records_fit_their_recipe(scale, name):
+    recipe = load_recipe(name, scale)
     records = done(recipe, RESULTS)  # refuses other settings, and runs that are no pair
     folder = records_folder(recipe, RESULTS)
-    known = {run.name for other in recipe_names("pocket") for run in load_recipe(other).runs()
-             if load_recipe(other).records == recipe.records}  # fmt: skip
+    others = [load_recipe(other, scale) for other in recipe_names(scale)]
+    known = {run.name for o in others if o.records == recipe.records for run in o.runs()}
     assert {path.stem for path in folder.glob("*.json")} <= known
     for record in records:
         assert record.epsilon <= record.config["epsilon"] + 1e-6
@@ -34,8 +36,7 @@ def test_committed_records_fit_their_recipe(name):
 
 
 def test_the_page_is_what_the_records_say():
-    found = [outcome(name, "pocket", RESULTS) for name in EXPERIMENTS]
-    again = page([one for one in found if one is not None])
+    again = page({scale: outcomes(list(EXPERIMENTS), scale, RESULTS) for scale in PAGE_SCALES})
     assert (DOCS / "results.md").read_text(encoding="utf-8") == again
 
 
@@ -46,7 +47,7 @@ def test_a_changed_record_would_be_noticed():
     planted = [replace(records[0], accuracy=records[0].accuracy + 0.01), *records[1:]]
     text = (DOCS / "results.md").read_text(encoding="utf-8")
     true, false = (
-        section(figure2([Study(recipe, found, len(recipe.runs()))]), "results/")
+        section(figure2([Study(recipe, found, len(recipe.runs()))]), "results/pocket/")
         for found in (records, planted)
     )
     assert true in text
@@ -80,3 +81,32 @@ def test_lambda_is_the_papers_and_the_best_of_what_was_tried(data):
         assert table.arms[method]["lam"] == papers
         tuned = table.arms.get(f"{method}-tuned", table.arms[method])
         assert tuned["lam"] == best
+
+
+def tuned(name):
+    """A tuning study at desk scale, the recipe that depends on it, and that one's records."""
+    recipe, table = load_recipe(name, "desk"), load_recipe("table1-cifar10", "desk")
+    return Study(recipe, done(recipe, RESULTS), len(recipe.runs())), table, done(table, RESULTS)
+
+
+def test_desk_scale_trains_with_the_best_rate():
+    study, table, records = tuned("tune-long-cifar10")
+    if len(study.records) < study.asked:
+        assert not records  # nothing was trained before
+        pytest.skip("the learning rate has trials without a record")
+    best = best_trial(study, "dp-sgd")["lr"]
+    assert {run.config.lr for run in table.runs(1)} == {best}
+    assert {run.config.lr for run in load_recipe("tune-lambda-cifar10", "desk").runs()} == {best}
+
+
+@pytest.mark.parametrize("method", ["dp-sat", "bam"])
+def test_desk_scale_trains_with_the_best_lambda(method):
+    study, table, records = tuned("tune-lambda-cifar10")
+    tried = [arm for arm, fields in study.recipe.arms.items() if fields["method"] == method]
+    if not set(tried) <= set(study.arms()):
+        assert method not in {record.config["method"] for record in records}
+        pytest.skip(f"lambda of {method} has trials without a record")
+    best = best_lambda(study, method)
+    assert table.arms[method]["lam"] == best
+    if method == "bam":
+        assert load_recipe("exact", "desk").arms["bam-exact"]["lam"] == best

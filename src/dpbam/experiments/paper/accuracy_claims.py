@@ -31,6 +31,7 @@ METHODS = {
 }
 _RIVALS = {"bam": ("dp-sgd", "dp-sat"), "bam-tuned": ("dp-sgd", "dp-sat-tuned")}
 SAME_ACCURACY = 0.01  # a point: what exact and approximate BAM may differ by and be called the same
+_GRADIENTS = {"bam": "approximate (Eq. 12)", "bam-exact": "exact (Eq. 11)"}
 Arms = Mapping[str, Mapping[int, Record]]
 
 
@@ -97,13 +98,17 @@ def _better_than(study: Study, bam: str, other: str) -> list[Claim]:
         each.append(arms)
         text = f"{title}, epsilon {up(cell['epsilon'])}: {said} more accurate than {METHODS[other]}"
         found = difference_of(arms[bam], arms[other])
-        claims.append(Claim(text, "above", found, "points", floor_missed=_missed(study, arms)))
+        claims.append(_above(text, found, study, missed=_missed(study, arms)))
     if len(each) > 1 and _seeds(each, bam, other):
         text = f"{title}, all epsilons: {said} more accurate than {METHODS[other]}"
         missed = any(_missed(study, arms) for arms in each)
-        found = _over_cells(each, bam, other)
-        claims.append(Claim(text, "above", found, "points", floor_missed=missed))
+        claims.append(_above(text, _over_cells(each, bam, other), study, missed=missed))
     return claims
+
+
+def _above(text: str, found: Estimate, study: Study, *, missed: bool) -> Claim:
+    resolution = study.recipe.resolution
+    return Claim(text, "above", found, "points", floor_missed=missed, resolution=resolution)
 
 
 def _over_cells(cells: Sequence[Arms], one: str, other: str) -> Estimate:
@@ -158,24 +163,31 @@ def paper() -> dict[str, Any]:
 def exact(studies: Sequence[Study]) -> Outcome:
     """Exact BAM (Eq. 11) against the approximation (Eq. 12)."""
     study = studies[0]
-    arms = study.arms()
-    names = {"bam": "approximate (Eq. 12)", "bam-exact": "exact (Eq. 11)"}
-    rows = [
-        (names[arm], points(mean_of(by_seed)), f"{_seconds(by_seed):.0f} s", str(len(by_seed)))
-        for arm, by_seed in arms.items()
-    ]
-    claims = []
-    if set(arms.get("bam", {})) & set(arms.get("bam-exact", {})):
-        found = difference_of(arms["bam-exact"], arms["bam"])
-        text = "The approximation of BAM costs no accuracy: exact BAM differs by less than a point"
-        claims.append(Claim(text, "same", found, "points", SAME_ACCURACY))
+    rows, claims = [], []
+    for cell in study.recipe.cells():
+        arms, epsilon = study.arms(cell), f"{cell['epsilon']:g}"
+        rows += [
+            (epsilon, _GRADIENTS[arm], points(mean_of(by_seed)), f"{_seconds(by_seed):.0f} s",
+             str(len(by_seed)))
+            for arm, by_seed in arms.items()
+        ]  # fmt: skip
+        if set(arms.get("bam", {})) & set(arms.get("bam-exact", {})):
+            found = difference_of(arms["bam-exact"], arms["bam"])
+            text = (
+                f"Epsilon {epsilon}: the approximation of BAM costs no accuracy: exact BAM differs "
+                "by less than a point"
+            )
+            resolution = study.recipe.resolution
+            claims.append(
+                Claim(text, "same", found, "points", SAME_ACCURACY, resolution=resolution)
+            )
     return Outcome(
         "exact",
         "Exact against approximate BAM",
-        tables=[TextTable(("BAM", "accuracy", "time a run", "seeds"), rows)],
+        tables=[TextTable(("epsilon", "BAM", "accuracy", "time per run", "seeds"), rows)],
         claims=claims,
-        notes=["CIFAR-10 as in Table 1, epsilon 2, lambda 0.02. Times are wall-clock times on a "
-               "machine that did other work too."],
+        notes=[f"CIFAR-10 as in Table 1, lambda {study.records[0].config['lam']:g}. Times are "
+               "wall-clock times on a machine that did other work too."],
         studies=studies,
     )  # fmt: skip
 
@@ -252,58 +264,3 @@ def _differences_figure(study: Study) -> Figure | None:
         "Paired differences in test accuracy to DP-SGD, mean and 95% t interval over the seeds.",
         "nobody", [panel],
     )  # fmt: skip
-
-
-def tuning(studies: Sequence[Study]) -> Outcome:
-    """What every method was tried with: learning rates, the same for each, then lambda."""
-    found = [study for study in studies if study.records]
-    return Outcome(
-        "tuning", "How the methods were tuned",
-        tables=[_rates(study) if "lr" in study.recipe.grid else _lambdas(study) for study in found],
-        notes=["Accuracy in percent on a tenth of the training set, held out; epsilon 2, seeds "
-               "that are not used elsewhere. As in the paper, the learning rate comes first: each "
-               "method gets the same three, and trains with its best one in Table 1. Then lambda, "
-               "four values each for DP-SAT and BAM; Table 1 has the paper's, which was tuned at "
-               "full size, and the best one here. The data are public: the search is not part of "
-               "epsilon."],
-        studies=studies,
-    )  # fmt: skip
-
-
-def _rates(study: Study) -> TextTable:
-    rates = [cell["lr"] for cell in study.recipe.cells()]
-    rows = [
-        (study.recipe.name, METHODS[arm], *(_tried(study, arm, lr) for lr in rates))
-        for arm in study.recipe.arms
-    ]
-    return TextTable(("recipe", "method", *(f"lr {lr:g}" for lr in rates)), rows)
-
-
-def _lambdas(study: Study) -> TextTable:
-    rows = [
-        (study.recipe.name, METHODS[study.recipe.arms[arm]["method"]],
-         f"{study.recipe.arms[arm]['lam']:g}", points(mean_of(by_seed)), str(len(by_seed)))
-        for arm, by_seed in study.arms().items()
-    ]  # fmt: skip
-    return TextTable(("recipe", "method", "lambda", "accuracy", "seeds"), rows)
-
-
-def _tried(study: Study, arm: str, lr: float) -> str:
-    by_seed = study.arms({"lr": lr}).get(arm)
-    return "" if not by_seed else points(mean_of(by_seed))
-
-
-def best_rate(study: Study, arm: str) -> float:
-    """The learning rate with the best accuracy in a tuning study, the smallest where two tie."""
-    tried = [(r.accuracy, -float(r.cell["lr"])) for r in study.records if r.arm == arm]
-    return -max(tried)[1]
-
-
-def best_lambda(study: Study, method: str) -> float:
-    """The lambda with the best mean accuracy in a study of lambdas, the smallest where two tie."""
-    tried = {
-        float(study.recipe.arms[arm]["lam"]): mean_of(by_seed).mean
-        for arm, by_seed in study.arms().items()
-        if study.recipe.arms[arm]["method"] == method
-    }
-    return max(sorted(tried), key=tried.__getitem__)

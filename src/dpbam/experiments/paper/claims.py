@@ -10,7 +10,9 @@ claim          verdict, from the 95% t interval of the paired difference over th
 "different"    reproduced: the interval excludes 0; else inconclusive
 =============  =================================================================================
 
-Fewer than two seeds are inconclusive, and so is a comparison whose baseline is not above its floor.
+Fewer than two seeds are inconclusive, and so is a comparison whose baseline is not above its floor,
+or whose interval extends further than the recipe's resolution to either side of its mean: such a
+study lacks the power for a verdict, and needs more seeds.
 ``inconclusive`` comes with the smallest true difference that these seeds would have shown in 80% of
 repetitions. Each claim is judged by itself: of twenty claims at 95%, one may fall by chance.
 """
@@ -40,6 +42,7 @@ class Claim:
         margin: of a claim that two are the same.
         over: what the interval is over.
         floor_missed: the baseline is not above its floor, so that nothing can be said.
+        resolution: the largest half-width of the interval that allows a verdict; None: any.
     """
 
     text: str
@@ -49,6 +52,7 @@ class Claim:
     margin: float = 0.0
     over: str = "seeds"
     floor_missed: bool = False
+    resolution: float | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -62,7 +66,7 @@ class Claim:
             'reproduced'
         """
         low, high = self.difference.low, self.difference.high
-        if self.floor_missed or math.isnan(low):
+        if self.floor_missed or self.too_wide or math.isnan(low):
             return "inconclusive"
         for_it, against_it = {
             "different": (low > 0 or high < 0, False),
@@ -72,6 +76,12 @@ class Claim:
                      low > self.margin or high < -self.margin),
         }[self.kind]  # fmt: skip
         return "reproduced" if for_it else "not reproduced" if against_it else "inconclusive"
+
+    @property
+    def too_wide(self) -> bool:
+        """Whether the interval's half-width exceeds the resolution."""
+        half = (self.difference.high - self.difference.low) / 2
+        return self.resolution is not None and half > self.resolution
 
     def sentence(self) -> str:
         """What was found, in words and figures."""
@@ -86,6 +96,9 @@ class Claim:
             found += f"; margin {self._show(self.margin, signed=False)}"
         if self.floor_missed:
             found += "; the baseline is not above its floor"
+        elif self.too_wide:
+            assert self.resolution is not None
+            found += f"; wider than ±{self._show(self.resolution, signed=False)}: needs more seeds"
         elif self.verdict == "inconclusive":
             found += f"; visible from {self._show(d.smallest_detectable, signed=False)} on"
         return found
@@ -98,6 +111,7 @@ class Claim:
             "unit": self.unit,
             "margin": self.margin,
             "floor_missed": self.floor_missed,
+            "resolution": self.resolution,
             "difference": self.difference.to_difference(),
             "verdict": self.verdict,
         }

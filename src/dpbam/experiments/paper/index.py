@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpbam.experiments.paper import accuracy_claims, bias_claims
+from dpbam.experiments.paper import accuracy_claims, bias_claims, tuning
 from dpbam.experiments.paper.depth import Timing, figure3, measure
 from dpbam.experiments.paper.outcome import Outcome, Study
-from dpbam.experiments.paper.recipes import Recipe, load_recipe
+from dpbam.experiments.paper.recipes import SCALES, Recipe, check_scale, load_recipe
 from dpbam.experiments.paper.reproduce import done
 from dpbam.runs.config import ConfigError
 
@@ -23,68 +23,85 @@ class Experiment:
     """A table or figure of the paper, or a question to it.
 
     Attributes:
-        pocket: recipes of the pocket scale.
-        full: recipes at full size.
         build: from the recipes' finished runs to the outcome; None: it times, and trains nothing.
+        pocket: recipes of the pocket scale.
+        desk: recipes of the desk scale.
+        full: recipes at full size.
     """
 
-    pocket: tuple[str, ...]
-    full: tuple[str, ...]
     build: Build | None
+    pocket: tuple[str, ...] = ()
+    desk: tuple[str, ...] = ()
+    full: tuple[str, ...] = ()
+
+    @property
+    def scales(self) -> list[str]:
+        """Where it has recipes; the pocket scale for one that trains nothing."""
+        return [scale for scale in SCALES if self._names(scale)] or ["pocket"]
 
     def recipes(self, scale: str) -> list[Recipe]:
         """Its recipes of a scale."""
-        names = self.full if scale == "full" else self.pocket
-        return [load_recipe(name, scale) for name in names]
+        return [load_recipe(name, scale) for name in self._names(scale)]
+
+    def _names(self, scale: str) -> tuple[str, ...]:
+        return {"pocket": self.pocket, "desk": self.desk, "full": self.full}[scale]
 
 
 def _of(recipe: str, build: Build) -> Experiment:
-    return Experiment((recipe,), (recipe,), build)
+    return Experiment(build, pocket=(recipe,), full=(recipe,))
 
 
 EXPERIMENTS: dict[str, Experiment] = {
     "tuning": Experiment(
-        ("tune-cifar10", "tune-pneumonia", "tune-lambda-cifar10", "tune-lambda-pneumonia"),
-        (),
-        accuracy_claims.tuning,
+        tuning.tuning,
+        pocket=("tune-cifar10", "tune-pneumonia", "tune-lambda-cifar10", "tune-lambda-pneumonia"),
+        desk=("tune-cifar10", "tune-long-cifar10", "tune-lambda-cifar10"),
     ),
     "table1": Experiment(
-        ("table1-cifar10", "table1-pneumonia"),
-        ("table1-cifar10", "table1-cifar100", "table1-imagenet32"),
         accuracy_claims.table1,
+        pocket=("table1-cifar10", "table1-pneumonia"),
+        desk=("table1-cifar10",),
+        full=("table1-cifar10", "table1-cifar100", "table1-imagenet32"),
     ),
-    "fig1": Experiment((), (), bias_claims.figure1),
+    "fig1": Experiment(bias_claims.figure1),
     "fig2": _of("methods", bias_claims.figure2),
-    "fig3": Experiment((), (), None),
+    "fig3": Experiment(None),
     "fig4": _of("methods", bias_claims.figure4),
     "fig5": _of("batch-size", bias_claims.figure5),
     "fig6": _of("batch-size", bias_claims.figure6),
     "fig7": _of("methods", bias_claims.figure7),
-    "exact": _of("exact", accuracy_claims.exact),
+    "exact": Experiment(accuracy_claims.exact, pocket=("exact",), desk=("exact",), full=("exact",)),
     "lambda": _of("lambda", accuracy_claims.sweep),
     "flatness": _of("methods", bias_claims.flatness),
 }
 
 
-def chosen(name: str) -> list[str]:
-    """The experiments that a name stands for.
+def chosen(name: str, scale: str = "pocket") -> list[str]:
+    """Return the experiments of a scale that a name stands for.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if there is no such scale, no such experiment, or not at that scale.
 
     Example:
-        >>> chosen("fig2"), len(chosen("all"))
-        (['fig2'], 12)
+        >>> chosen("fig2"), len(chosen("all")), chosen("all", "desk")
+        (['fig2'], 12, ['tuning', 'table1', 'exact'])
         >>> chosen("fig8")
         Traceback (most recent call last):
         dpbam.runs.config.ConfigError: there is no experiment 'fig8': did you mean 'fig7'?
+        >>> chosen("fig2", "desk")
+        Traceback (most recent call last):
+        dpbam.runs.config.ConfigError: fig2 has no recipe of scale desk: choose pocket or full
     """
+    check_scale(scale)
     if name == ALL:
-        return list(EXPERIMENTS)
+        return [known for known in EXPERIMENTS if scale in EXPERIMENTS[known].scales]
     if name not in EXPERIMENTS:
         near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(EXPERIMENTS)}"
         raise ConfigError(f"there is no experiment {name!r}: {hint}")
+    scales = EXPERIMENTS[name].scales
+    if scale not in scales:
+        raise ConfigError(f"{name} has no recipe of scale {scale}: choose {' or '.join(scales)}")
     return [name]
 
 
@@ -111,8 +128,16 @@ def outcome(name: str, scale: str, out: Path, seeds: int | None = None) -> Outco
     return experiment.build(studies)
 
 
+def outcomes(
+    names: Sequence[str], scale: str, out: Path, seeds: int | None = None
+) -> dict[str, Outcome | None]:
+    """Return the outcomes of those of the experiments that the scale has, None without a record."""
+    own = [name for name in names if scale in EXPERIMENTS[name].scales]
+    return {name: outcome(name, scale, out, seeds) for name in own}
+
+
 def timing_path(out: Path) -> Path:
-    """Where the times of Figure 3 are kept; they are the same at both scales."""
+    """Where the times of Figure 3 are kept."""
     return out / "pocket" / "depth" / "times.json"
 
 

@@ -1,7 +1,8 @@
 """Recipes: an experiment as a TOML file, and the runs that it asks for.
 
 They live in the folder ``recipes/`` of the project (inside the package, once it is installed):
-``full/NAME.toml`` has the paper's settings, ``pocket/NAME.toml`` what two cores can do::
+``full/NAME.toml`` has the paper's settings, ``desk/NAME.toml`` what two cores can train in days,
+with enough seeds to tell methods apart, and ``pocket/NAME.toml`` what they can train in hours::
 
     title = "Table 1 on CIFAR-10"
     seeds = 5                    # 0 .. 4, paired
@@ -35,7 +36,7 @@ from dpbam import _validate
 from dpbam.experiments.compare import noise_seed
 from dpbam.runs.config import ConfigError, RunConfig, read_file
 
-SCALES = ("pocket", "full")
+SCALES = ("pocket", "desk", "full")
 _HERE = Path(__file__).resolve()
 
 
@@ -67,7 +68,7 @@ class Recipe:
 
     Attributes:
         name: its file's.
-        scale: "pocket" or "full".
+        scale: "pocket", "desk" or "full".
         title: a few words.
         setting: fields of :class:`~dpbam.runs.RunConfig` that all runs share.
         arms: name -> fields of its own.
@@ -80,6 +81,8 @@ class Recipe:
         shape: of an image, likewise.
         classes: likewise.
         floor: the accuracy that the first arm must be well above, for the rest to mean anything.
+        resolution: the largest half-width of the interval of a difference in accuracy that allows a
+            verdict; None: any.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Recipe:
     first_seed: int = 0
     flatness: bool = False
     floor: float | None = None
+    resolution: float | None = None
 
     def cells(self) -> list[dict[str, Any]]:
         """Every combination of the grid's values; one empty one without a grid."""
@@ -139,7 +143,7 @@ def recipes_folder() -> Path:
 
 def recipe_names(scale: str) -> list[str]:
     """Those of a scale, sorted."""
-    return sorted(path.stem for path in (recipes_folder() / _scale(scale)).glob("*.toml"))
+    return sorted(path.stem for path in (recipes_folder() / check_scale(scale)).glob("*.toml"))
 
 
 def load_recipe(name: str, scale: str = "pocket") -> Recipe:
@@ -152,7 +156,7 @@ def load_recipe(name: str, scale: str = "pocket") -> Recipe:
         >>> load_recipe("table1-cifar10", "full").setting["batch_size"]
         4096
     """
-    path = recipes_folder() / _scale(scale) / f"{name}.toml"
+    path = recipes_folder() / check_scale(scale) / f"{name}.toml"
     if not path.exists():
         near = difflib.get_close_matches(name, recipe_names(scale), n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {recipe_names(scale)}"
@@ -183,14 +187,12 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
-    """The base's setting, grid, floor and records, and some of its arms, under one's own."""
+    """Return the values over the base's setting, grid and records, and over some of its arms."""
     missing = [arm for arm in use if arm not in base.arms]
     if missing:
         raise ConfigError(f"the recipe {base.name} has no arm {missing[0]!r} to use")
-    taken = {
-        name: getattr(base, name)
-        for name in ("grid", "seeds", "first_seed", "floor", "images", "shape", "classes")
-    }
+    inherited = ("grid", "seeds", "first_seed", "floor", "resolution", "images", "shape", "classes")
+    taken = {name: getattr(base, name) for name in inherited}
     return {
         **taken,
         **values,
@@ -200,7 +202,12 @@ def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[
     }
 
 
-def _scale(scale: str) -> str:
+def check_scale(scale: str) -> str:
+    """Return the scale.
+
+    Raises:
+        ConfigError: if there is none of that name.
+    """
     if scale not in SCALES:
-        raise ConfigError(f"--scale must be pocket or full, got {scale!r}")
+        raise ConfigError(f"--scale must be pocket, desk or full, got {scale!r}")
     return scale

@@ -7,6 +7,7 @@ Machines that share a database share the runs: see :mod:`dpbam.experiments.paper
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import time
@@ -27,6 +28,7 @@ from dpbam.experiments.paper.records import (
 )
 from dpbam.experiments.paper.sharing import SharedRuns
 from dpbam.experiments.pool import FinishedRun, PlannedRun, Stopped, Watcher, run_all
+from dpbam.runs.config import ConfigError
 
 _POLL = 5.0  # seconds between two looks at what other machines have done
 
@@ -72,15 +74,38 @@ def done(recipe: Recipe, out: Path, seeds: int | None = None) -> list[Record]:
     return records
 
 
-def missing(recipes: Sequence[Recipe], out: Path, seeds: int | None = None) -> list[Job]:
-    """What is still to be done, each run once, recipe by recipe."""
+def missing(
+    recipes: Sequence[Recipe], out: Path, seeds: int | None = None, only: Sequence[str] = ()
+) -> list[Job]:
+    """Return the runs without a record, each once, recipe by recipe.
+
+    Args:
+        recipes: what was asked for.
+        out: the folder of the records.
+        seeds: in place of the recipes'.
+        only: shell patterns, one of which a run's name has to match; all runs without any.
+
+    Raises:
+        ConfigError: if a pattern matches no run of the recipes, finished or not.
+    """
     jobs: dict[tuple[Path, str], Job] = {}
     for recipe in recipes:
         folder = records_folder(recipe, out)
         for run in recipe.runs(seeds):
-            if find_record(folder, run) is None:
-                jobs.setdefault((folder, run.name), Job(recipe, run, folder))
-    return list(jobs.values())
+            jobs.setdefault((folder, run.name), Job(recipe, run, folder))
+    wanted = _matching(list(jobs.values()), only)
+    return [job for job in wanted if find_record(job.folder, job.run) is None]
+
+
+def _matching(jobs: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
+    for pattern in patterns:
+        if jobs and not fnmatch.filter((job.run.name for job in jobs), pattern):
+            raise ConfigError(
+                f"--only {pattern!r} matches no run: a name is such as {jobs[0].run.name}"
+            )
+    if not patterns:
+        return list(jobs)
+    return [job for job in jobs if any(fnmatch.fnmatchcase(job.run.name, p) for p in patterns)]
 
 
 def carry_out(

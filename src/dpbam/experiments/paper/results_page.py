@@ -20,9 +20,10 @@ INTRODUCTION = """\
 
 This page is written by `dpbam reproduce all --docs docs` from the records under `results/`, one
 small file a finished run; nothing on it is edited by hand, and a test makes it anew and compares.
-Everything is at pocket scale, on two cores: small images, a narrow network, few steps. It says
-whether a claim shows at that size, not what the paper's own training would give; the recipes for
-that are in `recipes/full`, and `dpbam reproduce table1 --scale full --dry-run` says what it costs.
+Two scales are trained on two cores. The desk scale comes first: it is the study. The pocket scale
+is a test of the machinery, from recipe to verdict, and too small to judge the methods. Neither says
+what the paper's own training would give; the recipes for that are in `recipes/full`, and
+`dpbam reproduce table1 --scale full --dry-run` reports what it costs.
 
 Runs of one seed share training data, initial weights and batches, which is checked, and not their
 noise. A verdict is read from the 95% t interval of the paired difference over the seeds:
@@ -35,26 +36,44 @@ noise. A verdict is read from the 95% t interval of the paired difference over t
 
 `visible from` is the smallest true difference that so many seeds would have shown in 80% of
 repetitions; `d_z` is the mean over the standard deviation of the paired differences. Each claim is
-judged by itself: of twenty at 95%, one may fall by chance.
+judged by itself: of twenty at 95%, one may fall by chance. At desk scale a verdict needs power:
+an interval that extends further than half a point to either side of its mean is inconclusive.
 """
 
+_SCALES = {
+    "desk": """\
+## Desk scale
+CIFAR-10 halved to 16x16, all 50,000 images, ResNet-9 at a quarter of its width, 250 steps of 2,000
+images with NAdam, delta 1e-5, no augmented views, no averaging of weights; eight paired seeds.
+""",
+    "pocket": """\
+## Pocket scale: a test of the machinery
+Small images, a narrow network, few steps and five seeds: enough to test the way from recipe to
+verdict. `visible from` shows how large a difference would have to be.
+""",
+}
+PAGE_SCALES = tuple(_SCALES)
+Outcomes = Mapping[str, Outcome | None]
 
-def write_outcome(found: Outcome, folder: Path) -> list[Path]:
-    """``NAME.json``, ``NAME.md`` and the figures as SVG and PNG; the paths."""
+
+def write_outcome(found: Outcome, folder: Path, scale: str = "pocket") -> list[Path]:
+    """Write ``NAME.json``, ``NAME.md`` and the figures as SVG and PNG; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     data, text = folder / f"{found.name}.json", folder / f"{found.name}.md"
     write_json(data, found.to_dict())
     figures = write_figures(found, folder)
-    write_atomic(text, section(found, ""))
+    write_atomic(text, section(found, "", scale))
     return [data, text, *figures]
 
 
-def write_page(outcomes: Sequence[Outcome], docs: Path) -> Path:
-    """``DOCS/results.md`` and its figures in ``DOCS/results/``."""
-    for found in outcomes:
-        write_figures(found, docs / "results", formats=(".svg",))
+def write_page(by_scale: Mapping[str, Outcomes], docs: Path) -> Path:
+    """Write ``DOCS/results.md`` and its figures into ``DOCS/results/SCALE/``; return its path."""
+    for scale, outcomes in by_scale.items():
+        for found in outcomes.values():
+            if found is not None:
+                write_figures(found, docs / "results" / scale, formats=(".svg",))
     path = docs / "results.md"
-    write_atomic(path, page(outcomes))
+    write_atomic(path, page(by_scale))
     return path
 
 
@@ -67,16 +86,27 @@ def write_figures(found: Outcome, folder: Path, formats: Sequence[str] = FORMATS
     return [plots.save(f, folder / f"{f.name}{end}") for f in found.figures for end in formats]
 
 
-def page(outcomes: Sequence[Outcome]) -> str:
-    """The whole page."""
-    parts = [INTRODUCTION, _verdicts({o.name: list(o.claims) for o in outcomes})]
-    return "\n".join([*parts, *(section(found, "results/") for found in outcomes)])
+def page(by_scale: Mapping[str, Outcomes]) -> str:
+    """Return the whole page; an experiment without a finished run (None) is listed as such."""
+    parts = [_of_scale(scale, outcomes) for scale, outcomes in by_scale.items() if outcomes]
+    return "\n".join([INTRODUCTION, *parts])
+
+
+def _of_scale(scale: str, outcomes: Outcomes) -> str:
+    found = [one for one in outcomes.values() if one is not None]
+    empty = [f"`{name}`" for name, one in outcomes.items() if one is None]
+    parts = [_SCALES[scale]]
+    if empty:
+        parts.append(f"No record yet: {', '.join(empty)}.\n")
+    if any(one.claims for one in found):
+        parts.append(_verdicts({one.name: list(one.claims) for one in found}))
+    return "\n".join([*parts, *(section(one, f"results/{scale}/", scale) for one in found)])
 
 
 def _verdicts(claims: Mapping[str, list[Claim]]) -> str:
     count = count_verdicts(claims)
     total = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
-    return f"## Verdicts\nOf {sum(count.values())} claims: {total}.\n\n{_claims(claims)}\n"
+    return f"### Verdicts\nOf {sum(count.values())} claims: {total}.\n\n{_claims(claims)}\n"
 
 
 def _claims(claims: Mapping[str, list[Claim]]) -> str:
@@ -88,21 +118,22 @@ def _claims(claims: Mapping[str, list[Claim]]) -> str:
     return TextTable(("", "claim", "verdict", "difference"), rows).to_markdown()
 
 
-def section(found: Outcome, figures: str) -> str:
-    """One experiment; ``figures`` is the way from the page to them."""
-    parts = [f"## {found.title}"]
+def section(found: Outcome, figures: str, scale: str = "pocket") -> str:
+    """Return the part of one experiment; ``figures`` is the path from the page to its figures."""
+    parts = [f"### {found.title}"]
     parts += [f"![{figure.caption}]({figures}{figure.name}.svg)" for figure in found.figures]
     parts += [table.to_markdown() for table in found.tables]
     if found.claims and not figures:
         parts.append(_claims({found.name: list(found.claims)}))
     parts += [_wrapped(note) for note in found.notes]
-    parts.append(_provenance(found))
+    parts.append(_provenance(found, scale))
     return "\n\n".join(parts) + "\n"
 
 
-def _provenance(found: Outcome) -> str:
-    """The command, and what there is to know about how it was done."""
-    facts, command = found.provenance(), f"`dpbam reproduce {found.name}`"
+def _provenance(found: Outcome, scale: str) -> str:
+    """Return the command, and number, time, machine and commits of its runs."""
+    option = "" if scale == "pocket" else f" --scale {scale}"
+    facts, command = found.provenance(), f"`dpbam reproduce {found.name}{option}`"
     if not facts["processors"]:
         return f"{command}."
     runs = f"{facts['runs']} of {facts['asked']} runs, " if facts["asked"] else ""
