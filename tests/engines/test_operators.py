@@ -13,7 +13,8 @@ SAMPLE = [
     "nn.functional.linear", "nn.functional.conv2d", "nn.functional.layer_norm",
     "nn.functional.group_norm", "nn.functional.embedding", "nn.functional.cross_entropy",
     "nn.functional.scaled_dot_product_attention", "nn.functional.max_pool2d", "softmax", "einsum",
-    "matmul", "cumsum", "index_select", "gather", "where", "cat", "sort", "nn.functional.pad constant",
+    "matmul", "cumsum", "index_select", "gather", "where", "cat", "sort",
+    "nn.functional.pad constant",
 ]  # fmt: skip
 
 
