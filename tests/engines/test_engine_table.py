@@ -1,0 +1,40 @@
+"""The documentation's table of what each engine serves is what its script writes."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from catalogue import load
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SAMPLE = ["mlp", "LSTM", "branch on the data", "einsum", "checkpointing", "weight norm"]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    path = ROOT / "tools" / "engine_table.py"
+    spec = importlib.util.spec_from_file_location("engine_table", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_model_has_a_row(tool: ModuleType) -> None:
+    known = tool.rows_of(tool.PAGE.read_text())
+    assert [n for n in load() if n not in known] == [], "run python tools/engine_table.py"
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_the_table_is_up_to_date_on_a_sample(tool: ModuleType, name: str) -> None:
+    assert tool.rows_of(tool.PAGE.read_text())[name] == tool.row(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in load() if n not in SAMPLE])
+def test_the_table_is_up_to_date(tool: ModuleType, name: str) -> None:
+    assert tool.rows_of(tool.PAGE.read_text())[name] == tool.row(name)
