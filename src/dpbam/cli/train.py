@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from dpbam.reporter import Reporter
     from dpbam.runs import RunConfig, RunResult
 
-NAME = "train"
 EXAMPLES = examples(
     "dpbam train --data digits --epsilon 3 --epochs 60 --lr 0.01 --out runs/digits",
     "dpbam train --data cifar10 --model resnet9 --model-option width=0.25 --method bam "
