@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam._version import __version__
 from dpbam.runs.config import RunConfig
+from dpbam.runs.formats import FORMAT
 from dpbam.runs.result import RunError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
 
     plan = prepared.plan
     return {
-        "format": 1,
+        "format": FORMAT,
         "run": secrets.token_hex(8),
         "config": prepared.config.to_mapping(),
         "n": plan.n,
