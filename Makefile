@@ -4,17 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Two test processes on two cores: more threads would only wait for one another.
 SERIAL := OMP_NUM_THREADS=1
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test test-all lint prove docs figures release-check clean
+.PHONY: demo test test-all test-deps lint prove docs figures release-check clean
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable .
+	$(INSTALL) .
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(INSTALL) '.[dev]'
 	touch $@
 
 demo: $(VENV)/installed  ## private training on scikit-learn's digits, several methods side by side
@@ -26,10 +27,13 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+test-deps:  ## what some tests need of the system: a browser and its driver, and the command ip
+	tools/test_deps.sh
+
 test: lint  ## everything that continuous integration runs
 	$(SERIAL) $(BIN)/python -m pytest --numprocesses 2 -m "not slow"
 
-test-all: lint  ## the slow tests too, and what the tests reach of the code
+test-all: lint  ## the slow tests too, and a floor under what the tests reach of the code
 	$(SERIAL) $(BIN)/python -m pytest --numprocesses 2 --cov
 
 prove: $(VENV)/installed-dev  ## plant every mistake and see it caught; attack the code as it is
@@ -43,7 +47,7 @@ figures: $(VENV)/installed-dev  ## the documentation's pictures and tables, from
 	$(BIN)/python tools/choosing.py
 
 release-check: $(VENV)/installed-dev  ## sdist and wheel, checked and tried in an empty environment
-	$(BIN)/python -m pip install --quiet --editable '.[release]'
+	$(INSTALL) '.[release]'
 	tools/check_release.sh $(BIN)/python
 
 clean:

@@ -14,9 +14,11 @@ import pytest
 pytest.importorskip("selenium", reason="selenium is in the dev extra")
 from selenium import webdriver
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
+DRIVER = shutil.which("chromedriver")
 needs_chromium = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no chromium: apt-get install chromium chromium-driver"
+    not (CHROMIUM and DRIVER), reason="no chromium or no chromedriver: make test-deps"
 )
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",

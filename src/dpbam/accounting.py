@@ -104,8 +104,15 @@ def noise_multiplier(
         return (*before, checked(Charge(sigma, sampling_rate, steps)))
 
     grid = _coarse_grid(epsilon)
-    guess = _coarse_sigma(lambda s: _on_grid(charges(s), delta, accountant, grid), epsilon)
-    return _polished_sigma(lambda s: _refined(charges(s), delta, accountant), guess, epsilon)
+
+    def coarse(sigma: float) -> float:
+        return _on_grid(charges(sigma), delta, accountant, grid)
+
+    guess = _coarse_sigma(
+        coarse, epsilon, _gaussian_guess(before, charges(1.0)[-1], epsilon, delta)
+    )
+    slope = (coarse(guess * 1.01) - coarse(guess)) / math.log(1.01)
+    return _polished_sigma(lambda s: _refined(charges(s), delta, accountant), guess, epsilon, slope)
 
 
 def max_steps(
@@ -277,35 +284,65 @@ def _fresh(accountant: str, grid: float) -> PrivacyAccountant:
     return dp_accounting.pld.PLDAccountant(relation, value_discretization_interval=grid)
 
 
-def _coarse_sigma(spent: Callable[[float], float], target: float) -> float:
-    """A sigma with spent(sigma) near the target: doubling or halving from 1, then Brent's."""
+def _gaussian_guess(before: Sequence[Charge], last: Charge, target: float, delta: float) -> float:
+    """The sigma of ``last`` at which the central limit of all steps has epsilon ``target``.
+
+    T subsampled steps tend to a Gaussian mechanism with mu^2 = q^2 T (e^(1 / sigma^2) - 1), and
+    mu^2 adds up. A point to start a search from, and never an answer.
+    """
     from scipy.optimize import brentq
 
-    high = 1.0
-    while high > 1e-3 and spent(high / 2) <= target:
-        high /= 2
+    def excess(log_mu: float) -> float:
+        return _gaussian_delta(math.exp(log_mu), target) - delta
+
+    mu = math.exp(brentq(excess, math.log(1e-6), math.log(1e6), xtol=1e-3))
+    used = sum(c.sampling_rate**2 * c.steps * math.expm1(c.noise_multiplier**-2) for c in before)
+    left = max(mu**2 - used, 1e-2 * mu**2)
+    return 1 / math.sqrt(math.log1p(left / (last.sampling_rate**2 * last.steps)))
+
+
+def _gaussian_delta(mu: float, epsilon: float) -> float:
+    """Delta of the Gaussian mechanism: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)."""
+    from scipy.special import log_ndtr, ndtr
+
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
+
+
+def _coarse_sigma(spent: Callable[[float], float], target: float, guess: float) -> float:
+    """A sigma with spent(sigma) near the target: bracketed around ``guess``, then Brent's.
+
+    Small sigmas are dear, so the bracket opens by ever longer steps from a guess that is near.
+    """
+    from scipy.optimize import brentq
+
+    low = high = min(max(guess, 1e-3), 1e6)
+    factor = 1.1
     while spent(high) > target:
-        high *= 2
+        low, high, factor = high, high * factor, factor**2
         if high > 1e6:
             raise ValueError(
                 "no noise multiplier up to 1e6 meets this target: raise epsilon or delta, or "
                 "train for fewer steps"
             )
-    if spent(high / 2) <= target:
-        return high
+    while spent(low) <= target:
+        if low <= 1e-3:
+            return low
+        low, high, factor = low / factor, low, factor**2
     log_sigma = brentq(
-        lambda x: spent(math.exp(x)) - target, math.log(high / 2), math.log(high), xtol=1e-4
+        lambda x: spent(math.exp(x)) - target, math.log(low), math.log(high), xtol=1e-4
     )
     return math.exp(log_sigma)
 
 
-def _polished_sigma(spent: Callable[[float], float], sigma: float, target: float) -> float:
+def _polished_sigma(
+    spent: Callable[[float], float], sigma: float, target: float, slope: float
+) -> float:
     """The least sigma within the target, to a relative 1e-4: few calls, since each is dear.
 
-    Newton's steps on log sigma, with the slope at first that of the Gaussian mechanism, epsilon
-    proportional to 1 / sigma, then of the last two points. What is returned was checked.
+    Newton's steps on log sigma, with ``slope`` (d epsilon / d log sigma) at first that of the
+    coarse grid, then that of the last two points. What is returned was checked.
     """
-    slope, last = -target, None
+    slope, last = min(slope, -1e-3 * target), None
     for _ in range(8):
         value = spent(sigma)
         if last is not None and value != last[1] and sigma != last[0]:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dpbam._version import __version__
-from dpbam.cli.app import command
+from dpbam.cli.app import COMMANDS, command
 
 
 def commands():
@@ -23,10 +23,18 @@ SPY = """
 import sys
 from dpbam.cli import main
 code = main(sys.argv[1:])
-heavy = {"torch", "sklearn", "matplotlib"} & set(sys.modules)
-print("HEAVY", sorted(heavy))
+print("LOADED", *sys.modules)
 sys.exit(code)
 """
+HEAVY = {"torch", "sklearn", "matplotlib"}
+
+
+def loaded(*args, before=""):
+    """The modules that a command has imported by its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", before + SPY, *args], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
 
 
 @pytest.mark.parametrize("command", [[], *commands()], ids=" ".join)
@@ -35,6 +43,12 @@ def test_every_help_has_examples(command, dpbam):
     assert ended.code == 0
     assert "Example" in ended.out
     assert f"$ dpbam {' '.join(command)}".strip() in ended.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_has_the_first_sentence_of_each_help(name):
+    first = command().commands[name].help.split("\n\n")[0]
+    assert COMMANDS[name] == first
 
 
 def test_the_commands_that_users_were_promised():
@@ -50,13 +64,21 @@ def test_version(dpbam):
 def test_no_command_shows_the_help(dpbam):
     ended = dpbam()
     assert ended.code == 2
-    assert "Usage: dpbam" in ended.out + ended.err
+    assert ended.out.startswith("Usage: dpbam")
+    assert ended.err == ""
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_import_no_command_and_no_library(flag):
+    """Both take about the time of ``import typer``."""
+    modules = loaded(flag)
+    assert not {"numpy", "pydantic", "typer.rich_utils", "dpbam.cli.train"} & modules
+    assert not HEAVY & modules
 
 
 @pytest.mark.parametrize(
     "args",
     [
-        ["--help"],
         ["train", "--help"],
         ["epsilon", "--noise-multiplier", "1", "--sampling-rate", "0.1", "--steps", "5",
          "--delta", "1e-5", "--accountant", "rdp"],
@@ -67,19 +89,13 @@ def test_no_command_shows_the_help(dpbam):
     ids=lambda args: " ".join(args[:2]),
 )  # fmt: skip
 def test_loads_no_torch(args):
-    done = subprocess.run(
-        [sys.executable, "-c", SPY, *args], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "HEAVY []"
+    assert not HEAVY & loaded(*args)
 
 
-def test_the_spy_sees_torch_where_it_is():
-    """Negative control: the same spy on a command that needs torch."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch\n" + SPY, "--version"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "torch" in done.stdout.splitlines()[-1]
+def test_the_spy_sees_what_is_imported():
+    """Negative control: the same spy where torch and a command's module are imported."""
+    modules = loaded("--version", before="import dpbam.cli.train, torch\n")
+    assert {"torch", "numpy", "dpbam.cli.train"} <= modules
 
 
 def test_python_m_dpbam():

@@ -184,7 +184,7 @@ def test_a_superclass_out_of_range(tmp_path):
         load("cifar100", root=tmp_path)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real CIFAR-10 is not in the cache")
+@pytest.mark.skipif(not REAL.is_dir(), reason="no CIFAR-10: dpbam data fetch cifar10")
 def test_the_real_cifar10():
     train, test = load_pair("cifar10", root=REAL.parent, download=False)
     assert (len(train), len(test)) == (50_000, 10_000)

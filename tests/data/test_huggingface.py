@@ -34,7 +34,7 @@ def encoded(seed: int, size: tuple[int, int] = (8, 8), form: str = "PNG") -> byt
 @pytest.fixture
 def datasets(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # read when it is first imported
-    library = pytest.importorskip("datasets")
+    library = pytest.importorskip("datasets", reason="no datasets: pip install 'dpbam[hf]'")
     library.disable_progress_bars()
     return library
 

@@ -36,7 +36,9 @@ def test_medmnist_has_three_splits(tmp_path, shape, channels):
     assert test.labels.tolist() == [0, 1] * 4
 
 
-@pytest.mark.skipif(not PNEUMONIA.is_file(), reason="PneumoniaMNIST is not there")
+@pytest.mark.skipif(
+    not PNEUMONIA.is_file(), reason="no PneumoniaMNIST: pneumoniamnist.npz of MedMNIST"
+)
 def test_the_real_pneumoniamnist():
     train, test = load_pair(str(PNEUMONIA))
     assert (len(train), len(test), train.shape) == (4708, 624, (1, 28, 28))

@@ -72,13 +72,15 @@ def test_two_ranks_are_one_run(undisturbed):
 @contextmanager
 def two_hosts():
     """Two network namespaces with a cable between them; 10.77.0.1 and 10.77.0.2."""
-    if os.geteuid() or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and the command ip")
+    if shutil.which("ip") is None:
+        pytest.skip("no command ip: make test-deps")
+    if os.geteuid():
+        pytest.skip("network namespaces are for root: run the tests as root")
     names = [f"dpbam{os.getpid()}{side}" for side in "ab"]
     with ExitStack() as cleanup:
         for name in names:
             if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
-                pytest.skip("this system lets nobody make network namespaces")
+                pytest.skip("this system allows no network namespaces: run the tests on another")
             cleanup.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
         ip("link", "add", "va", "netns", names[0], "type", "veth", "peer", "vb", "netns", names[1])
         for number, (name, cable) in enumerate(zip(names, ("va", "vb"), strict=True), 1):

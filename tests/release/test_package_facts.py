@@ -10,10 +10,16 @@ import sys
 import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from dpbam import __version__
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+STATED = [
+    *PROJECT["dependencies"],
+    *(d for extra in PROJECT["optional-dependencies"].values() for d in extra),
+]
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 SEMVER = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?")
 
@@ -51,6 +57,24 @@ def test_every_dependency_that_moves_fast_has_an_upper_bound() -> None:
         *(d for extra in ("opacus", "lightning", "search", "docs") for d in extras[extra]),
     ]
     assert all("<" in dependency for dependency in moving)
+
+
+def test_the_oldest_versions_that_are_checked_are_the_ranges_own() -> None:
+    text = (ROOT / "tools" / "check_versions.py").read_text()
+    oldest = dict(re.findall(r'"(\w+)": "([\d.]+)\.\*"', text))
+    ranges = dict(m.groups() for d in STATED if (m := re.match(r"(\w+)>=([\d.]+),<", d)))
+    assert oldest == {name: ranges[name] for name in oldest}
+    assert set(oldest) == {"torch", "transformers", "lightning", "opacus"}
+
+
+def test_the_constraints_are_within_the_ranges_and_name_no_index() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    unpinned = ("dpbam", "jax", "tensorboard", "build", "twine")  # not in the development extra
+    wanted = [Requirement(d) for d in STATED if not d.startswith(unpinned)]
+    outside = [r for r in wanted if not r.specifier.contains(pins.get(r.name.lower(), "0"))]
+    assert not outside
+    assert not any("+" in version or "://" in version for version in pins.values())
 
 
 #: An environment without any extra: each statement's error, as JSON.

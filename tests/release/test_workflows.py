@@ -46,6 +46,22 @@ def test_they_run_our_own_scripts() -> None:
             program, *rest = command.split()
             if program == "make":
                 assert set(rest) <= targets, f"{path.name}: {command}"
-            elif not command.startswith(("sudo apt-get", ".venv/bin/python -m build")):
+            elif not command.startswith(".venv/bin/python -m build"):
                 assert (ROOT / program).is_file(), f"{path.name}: {command}"
     assert ".ci/run" in commands(ROOT / ".github" / "workflows" / "test.yml")
+
+
+def test_the_hooks_before_a_commit_run_the_tools_of_make_lint() -> None:
+    hooks = re.findall(r"^\s+entry: (.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.M)
+    recipe = (ROOT / "Makefile").read_text().split("\nlint:")[1].split("\n\n")[0]
+    steps = [line.strip() for line in recipe.splitlines()[1:]]
+    assert hooks == [step.replace("$(BIN)", ".venv/bin") for step in steps]
+
+
+def test_dependabots_settings_are_valid() -> None:
+    words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.dependabot"]
+    done = subprocess.run(
+        [*words, str(ROOT / ".github" / "dependabot.yml")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout

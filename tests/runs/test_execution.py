@@ -10,7 +10,15 @@ from safetensors import safe_open
 from dpbam.data import load
 from dpbam.inference import predict_logits
 from dpbam.reporter import Reporter
-from dpbam.runs import Interrupted, RunConfig, execute, load_run_model, prepare, stored_config
+from dpbam.runs import (
+    Interrupted,
+    RunConfig,
+    execute,
+    footprint,
+    load_run_model,
+    prepare,
+    stored_config,
+)
 
 
 class Heard(Reporter):
@@ -140,9 +148,30 @@ def test_a_unit_of_privacy_with_several_records(tiny, tmp_path):
 
 def test_a_dry_run_writes_nothing_and_shows_the_plan(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    summary = prepare(tiny).summary()
+    phases = []
+    summary = prepare(tiny, estimate=True, on_phase=phases.append).summary()
+    assert phases == [
+        "reading the data", "calibrating the noise", "measuring the memory of a step"
+    ]  # fmt: skip
     assert summary["steps"] == 8
     assert summary["n"] == 1438
     assert summary["trained_parameters"] == 64 * 8 + 8 + 8 * 10 + 10
     assert summary["estimated_memory_bytes"] > 4 * summary["parameters"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "bam"])
+def test_the_dry_runs_memory_is_that_of_a_step(tiny, method):
+    config = tiny.replace(
+        method=method, model="small-cnn", model_options={}, physical_batch_size=128
+    )
+    prepared = prepare(config, estimate=True)
+    step = footprint.peak(prepared.oracle(), prepared.train, 128)
+    assert prepared.fit.rows == 128
+    assert prepared.fit.bytes == pytest.approx(step, rel=0.3)
+
+
+def test_a_given_physical_batch_size_is_the_dry_runs(tiny):
+    fit = prepare(tiny.replace(physical_batch_size=24), estimate=True).fit
+    assert fit.rows == 24
+    assert fit.bytes < prepare(tiny, estimate=True).fit.bytes

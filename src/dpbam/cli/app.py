@@ -1,73 +1,106 @@
-"""The tree of commands."""
+"""The tree of commands. A command's module is imported when the command is used."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from dpbam._version import __version__
-from dpbam.cli import (
-    audit,
-    bias,
-    calibrate,
-    compare,
-    data,
-    demo,
-    epsilon,
-    evaluate,
-    plot,
-    predict,
-    report,
-    reproduce,
-    search,
-    train,
-)
-from dpbam.cli.output import examples
+from dpbam.cli.output import plain_examples
 
+# The name of each command, which is that of its module, and the first sentence of its help.
+COMMANDS = {
+    "train": "Train a classifier with differential privacy, and write a privacy statement.",
+    "compare": "Train several methods with paired seeds, and compare their accuracy.",
+    "search": "Search for hyper-parameters: DP-SGD's first, then lambda for DP-SAT and BAM.",
+    "evaluate": "Evaluate a run's model on labelled data, as a whole, by class and by sub-group.",
+    "predict": "Predict images with a run's model: a label and the probability of every class.",
+    "reproduce": "Train what is missing, then write the table or figure beside the paper's, "
+    "with verdicts.",
+    "report": "Write one self-contained HTML page about one run, or several side by side.",
+    "plot": "Draw one figure of one run or several, or write its data.",
+    "audit": "Attack the private mechanism and bound its epsilon from below; or check a "
+    "finished run.",
+    "bias": "Measure the bias that clipping puts into a model's gradients: its length and "
+    "direction.",
+    "demo": "Compare DP-SGD, DP-SAT, BAM and training without privacy on digits, in a few minutes.",
+    "epsilon": "Calculate the epsilon of a training with a given noise multiplier.",
+    "calibrate": "Find the least noise multiplier for a number of steps; or, given one, the most "
+    "steps.",
+    "data": "List, fetch and check data sets.",
+}
 _HELP = (
     "Train on sensitive images with differential privacy: DP-SGD, DP-SAT and BAM, which measures "
     "and removes the bias that clipping puts into gradients."
 )
-_EPILOG = examples(
+_EPILOG = plain_examples(
     "dpbam demo",
     "dpbam train --data digits --epsilon 3 --out runs/digits",
     "dpbam train --help",
 )
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
-_COMMANDS: tuple[tuple[Callable[..., None], str, str], ...] = (
-    (train.run, train.NAME, train.EXAMPLES),
-    (compare.run, compare.NAME, compare.EXAMPLES),
-    (search.run, search.NAME, search.EXAMPLES),
-    (evaluate.run, evaluate.NAME, evaluate.EXAMPLES),
-    (predict.run, predict.NAME, predict.EXAMPLES),
-    (reproduce.run, reproduce.NAME, reproduce.EXAMPLES),
-    (report.run, report.NAME, report.EXAMPLES),
-    (plot.run, plot.NAME, plot.EXAMPLES),
-    (audit.run, audit.NAME, audit.EXAMPLES),
-    (bias.run, bias.NAME, bias.EXAMPLES),
-    (demo.run, demo.NAME, demo.EXAMPLES),
-    (epsilon.run, epsilon.NAME, epsilon.EXAMPLES),
-    (calibrate.run, calibrate.NAME, calibrate.EXAMPLES),
-)
+class _Commands(Mapping[str, Any]):
+    """The commands by name; looking one up imports its module."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return _built(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Root(TyperGroup):
+    """``dpbam`` itself: lists the commands without importing them.
+
+    Its help is set by click and not by rich, whose modules take longer to import than everything
+    else that ``dpbam --help`` needs.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "commands": _Commands()})
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names, in the order of the table."""
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each name with the first sentence of its help."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 def command() -> Any:
-    """The whole command line as one click command."""
+    """Return the whole command line as one click command."""
     app = typer.Typer(
-        help=_HELP, epilog=_EPILOG, no_args_is_help=True, rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
+        cls=_Root, help=_HELP, epilog=_EPILOG, rich_markup_mode=None, context_settings=_SETTINGS,
+        invoke_without_command=True,
     )  # fmt: skip
     app.callback()(_root)
-    for function, name, text in _COMMANDS:
-        app.command(name, help=_help(function), epilog=text)(function)
-    group = typer.Typer(help=data.HELP, epilog=data.EXAMPLES, no_args_is_help=True)
-    for name, (function, text) in data.COMMANDS.items():
-        group.command(name, help=_help(function), epilog=text)(function)
-    app.add_typer(group, name="data")
+    return typer.main.get_command(app)
+
+
+def _built(name: str) -> Any:
+    """Import a command's module and build its click command; of several, a group of them."""
+    module = import_module(f"dpbam.cli.{name}")
+    app = typer.Typer(
+        help=COMMANDS[name], epilog=module.EXAMPLES, no_args_is_help=True, rich_markup_mode="rich",
+        add_completion=False, context_settings=_SETTINGS,
+    )  # fmt: skip
+    commands = getattr(module, "COMMANDS", {name: (getattr(module, "run", None), module.EXAMPLES)})
+    for inner, (function, text) in commands.items():
+        app.command(inner, help=_help(function), epilog=text)(function)
     return typer.main.get_command(app)
 
 
@@ -84,8 +117,11 @@ def _show_version(wanted: bool) -> None:
 
 
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="The version.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)

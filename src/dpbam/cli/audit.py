@@ -13,7 +13,6 @@ from dpbam.cli.output import console, examples, facts, number, print_json, table
 if TYPE_CHECKING:
     from dpbam.audit import AuditResult, Target
 
-NAME = "audit"
 EXAMPLES = examples(
     "dpbam audit runs/digits",
     "dpbam audit --epsilon 4 --trials 8000 --jobs 2 --out audits/one-step",

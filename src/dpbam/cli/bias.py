@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dpbam.runs import RunConfig
     from dpbam.runs.bias import Measured
 
-NAME = "bias"
 EXAMPLES = examples(
     "dpbam bias runs/digits",
     "dpbam bias runs/digits --method dp-sgd --clip-norm 4 --batches 8",

@@ -9,7 +9,6 @@ import typer
 from dpbam.cli import mechanism
 from dpbam.cli.output import console, examples, facts, print_json
 
-NAME = "calibrate"
 EXAMPLES = examples(
     "dpbam calibrate --epsilon 8 --n 50000 --batch-size 4096 --epochs 75 --delta 1e-5",
     "dpbam calibrate --epsilon 8 --noise-multiplier 2 --n 50000 --batch-size 4096",

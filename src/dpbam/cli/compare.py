@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dpbam.experiments.pool import PlannedRun
     from dpbam.experiments.statistics import Estimate
 
-NAME = "compare"
 EXAMPLES = examples(
     "dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both",
     "dpbam compare --data digits --epsilon 3 --method bam:0.02 --method bam:0.05 "

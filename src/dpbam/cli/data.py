@@ -13,7 +13,6 @@ from dpbam.cli.output import console, examples, print_json, table
 if TYPE_CHECKING:
     from dpbam.data import DataSet
 
-HELP = "List, fetch and check data sets."
 EXAMPLES = examples(
     "dpbam data list",
     "dpbam data fetch cifar10",

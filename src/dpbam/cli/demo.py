@@ -11,7 +11,6 @@ import typer
 from dpbam.cli.compare import carry_out, show
 from dpbam.cli.output import console, examples
 
-NAME = "demo"
 EXAMPLES = examples("dpbam demo", "dpbam demo --seeds 3 --out runs/three")
 
 SETTINGS: dict[str, Any] = {

@@ -9,7 +9,6 @@ import typer
 from dpbam.cli import mechanism
 from dpbam.cli.output import console, examples, facts, print_json
 
-NAME = "epsilon"
 EXAMPLES = examples(
     "dpbam epsilon --noise-multiplier 1.731 --n 50000 --batch-size 4096 --steps 1000 --delta 1e-5",
     "dpbam epsilon --noise-multiplier 1 --sampling-rate 0.01 --steps 500 --delta 1e-5 --json",

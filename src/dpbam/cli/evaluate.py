@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dpbam.runs import RunModel
     from dpbam.runs.metrics import Evaluation, Scores, Share
 
-NAME = "evaluate"
 EXAMPLES = examples(
     "dpbam evaluate runs/digits --data digits",
     "dpbam evaluate runs/scans --data ./scans --by sex --by folder1 --save",

@@ -28,6 +28,11 @@ def examples(*commands: str) -> str:
     return "\n\n".join(lines)
 
 
+def plain_examples(*commands: str) -> str:
+    r"""Return the same without markup, for help set by click; ``\b`` keeps its lines apart."""
+    return "\n".join(["\b", "Examples:", *(f"  $ {command}" for command in commands)])
+
+
 def print_json(value: Any) -> None:
     """One line of JSON, as every JSON reader takes it."""
     print(to_json(value))

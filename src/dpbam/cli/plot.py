@@ -9,7 +9,6 @@ import typer
 
 from dpbam.cli.output import examples
 
-NAME = "plot"
 EXAMPLES = examples(
     "dpbam plot accuracy runs/digits --out accuracy.pdf",
     "dpbam plot bias runs/both --out bias.csv",

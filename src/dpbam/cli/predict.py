@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from dpbam.runs.predict import Prediction
 
-NAME = "predict"
 EXAMPLES = examples(
     "dpbam predict runs/scans one.png two.png",
     "dpbam predict runs/scans new/*.png --out predictions.csv",

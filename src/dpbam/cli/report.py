@@ -9,7 +9,6 @@ import typer
 
 from dpbam.cli.output import console, examples
 
-NAME = "report"
 EXAMPLES = examples(
     "dpbam report runs/digits",
     "dpbam report runs/both --out comparison.html --figures figures",

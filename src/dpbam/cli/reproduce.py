@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dpbam.experiments.paper.reproduce import Job
     from dpbam.experiments.paper.sharing import SharedRuns
 
-NAME = "reproduce"
 EXAMPLES = examples(
     "dpbam reproduce fig2",
     "dpbam reproduce all --jobs 2",

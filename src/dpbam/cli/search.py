@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dpbam.experiments.search.search import Search
     from dpbam.experiments.search.studies import StageStudy
 
-NAME = "search"
 EXAMPLES = examples(
     "dpbam search --data digits --epsilon 3 --pay public --vary lr=1e-3..1e-1:log --out runs/s",
     "dpbam search --data scans --epsilon 3 --pay accounted --score public --vary lr=1e-3..1e-1:log "

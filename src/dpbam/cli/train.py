@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dpbam.reporter import Reporter
     from dpbam.runs import RunConfig, RunResult
 
-NAME = "train"
 EXAMPLES = examples(
     "dpbam train --data digits --epsilon 3 --epochs 60 --lr 0.01 --out runs/digits",
     "dpbam train --data cifar10 --model resnet9 --model-option width=0.25 --method bam "
@@ -148,12 +147,16 @@ def _execute(
 def _show_plan(settings: RunConfig, as_json: bool) -> None:
     from dpbam.runs import prepare
 
-    summary = prepare(settings).summary()
+    with console(stderr=True).status("") as status:
+        prepared = prepare(settings, estimate=True, on_phase=lambda phase: status.update(phase))
+        summary = prepared.summary()
     if as_json:
         print_json(summary)
         return
     memory = summary.pop("estimated_memory_bytes") / 2**20
     rows = {name.replace("_", " "): value for name, value in summary.items()}
+    if settings.physical_batch_size is None:
+        rows["physical batch size"] = f"about {summary['physical_batch_size']}, chosen to fit"
     rows["estimated memory"] = f"{memory:.0f} MiB"
     console().print(facts(rows, title="the plan (nothing was trained or written)"))
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbam.runs.folder import RunFolder
+from dpbam.runs.formats import check_format
 
 CONFIG = "config.toml"
 METHODS = {"dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM", "sgd": "SGD", "sam": "SAM"}
@@ -202,8 +203,10 @@ def _unfinished(facts: dict[str, Any], metrics: Rows) -> dict[str, Any]:
 
 
 def _maybe(path: Path) -> dict[str, Any]:
-    """A JSON file's values; empty where there is none."""
-    return _parsed(path, json.loads) if path.exists() else {}
+    """A JSON file's values, of a format that is known; empty where there is none."""
+    values = _parsed(path, json.loads) if path.exists() else {}
+    check_format(path, values)
+    return values
 
 
 def _rows(path: Path) -> Rows:

@@ -26,6 +26,7 @@ from typing import Any
 
 from dpbam.runs.config import RunConfig
 from dpbam.runs.files import locked, read_json
+from dpbam.runs.formats import check_format
 from dpbam.runs.result import RunError
 
 PUBLISHABLE = ("model.safetensors", "model.json", "privacy-statement.md", "privacy-statement.json")
@@ -68,6 +69,7 @@ class RunFolder:
                 else f"there is no run folder {self.path}: start one without --resume"
             )
         facts = read_json(self.facts)
+        check_format(self.facts, facts)
         if not isinstance(facts.get("config"), dict) or not isinstance(facts.get("run"), str):
             raise RunError(f"{self.facts} is damaged: restore it from a backup")
         return facts

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dpbam._version import __version__
 from dpbam.runs.files import read_json, write_atomic, write_json
 from dpbam.runs.folder import RunFolder
+from dpbam.runs.formats import FORMAT, check_format
 from dpbam.runs.own_code import check_code
 from dpbam.runs.result import RunError
 
@@ -47,7 +48,7 @@ def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train
 
     weights = {k: v.detach().cpu().clone().contiguous() for k, v in model.state_dict().items()}
     facts = {
-        "format": 1,
+        "format": FORMAT,
         "dpbam": __version__,
         "model": config.model,
         "model_options": config.model_options,
@@ -88,6 +89,7 @@ def load_run_model(
         raise RunError(f"there is no model in {folder.path}: {hint}")
     folder.check_links()
     facts = read_json(folder.model)
+    check_format(folder.model, facts)
     check_code(facts, {"model"} if own_model == facts.get("model") else (), folder.model)
     try:
         channels, height, width = facts["image_shape"]

@@ -151,12 +151,21 @@ class Prepared:
         return int(weights + batch + self.fit.bytes)
 
 
-def prepare(config: RunConfig, *, noise_multiplier: float | None = None) -> Prepared:
+def prepare(
+    config: RunConfig,
+    *,
+    noise_multiplier: float | None = None,
+    estimate: bool = False,
+    on_phase: Callable[[str], None] = lambda phase: None,
+) -> Prepared:
     """Load the data, make the plan, build the model; write nothing.
 
     Args:
         config: what to do.
         noise_multiplier: the sigma found before, for a run that is resumed.
+        estimate: estimate the memory of a step and the rows that fit from two small batches, in
+            place of measuring ever larger ones: for a plan that is shown and not carried out.
+        on_phase: hears what is being done, before it is.
 
     Raises:
         ConfigError, dpbam.data.DataError, ValueError: one sentence each.
@@ -166,6 +175,7 @@ def prepare(config: RunConfig, *, noise_multiplier: float | None = None) -> Prep
 
     if config.tensorboard and find_spec("tensorboard") is None:
         raise ConfigError("tensorboard is not installed: pip install 'dpbam[tensorboard]'")
+    on_phase("reading the data")
     train, test = load_pair(
         config.data,
         root=config.data_root,
@@ -178,8 +188,11 @@ def prepare(config: RunConfig, *, noise_multiplier: float | None = None) -> Prep
         _validate.owners(config.unit, units)
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
+    on_phase("calibrating the noise")
     plan = config.plan(n, noise_multiplier=noise_multiplier)
-    fit = _fit(_oracle(config, plan, model, config.physical_batch_size, None), train)
+    on_phase("measuring the memory of a step")
+    oracle = _oracle(config, plan, model, config.physical_batch_size, None)
+    fit = _estimated(oracle, train) if estimate else _fit(oracle, train)
     return Prepared(config, train, test, plan, model, fit)
 
 
@@ -250,6 +263,12 @@ def _oracle(
         lens=lens,
         ranks=ranks,
     )
+
+
+def _estimated(oracle: PrivateGradientOracle, train: DataSet) -> Fit:
+    from dpbam.runs.footprint import estimated_fit
+
+    return estimated_fit(oracle, train)
 
 
 def _fit(oracle: PrivateGradientOracle, train: DataSet) -> Fit:

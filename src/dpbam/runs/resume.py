@@ -25,6 +25,7 @@ from dpbam._rounding import up
 from dpbam._version import __version__
 from dpbam.runs.config import RunConfig
 from dpbam.runs.fixed_state import initial_tensors, update_digest
+from dpbam.runs.formats import FORMAT
 from dpbam.runs.result import RunError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
 
     plan = prepared.plan
     return {
-        "format": 1,
+        "format": FORMAT,
         "run": secrets.token_hex(8),
         "config": prepared.config.to_mapping(),
         "n": plan.n,

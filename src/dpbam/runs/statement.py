@@ -14,6 +14,7 @@ from dpbam._version import __version__
 from dpbam.plan import RELATION
 from dpbam.runs.files import write_atomic, write_json
 from dpbam.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.runs.formats import FORMAT
 
 if TYPE_CHECKING:
     from dpbam.ledger import Ledger
@@ -51,7 +52,7 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
     """
     plan, config = prepared.plan, prepared.config
     return {
-        "format": 1,
+        "format": FORMAT,
         "run": run,
         "dpbam": __version__,
         "private": plan.private,

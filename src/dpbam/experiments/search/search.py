@@ -139,7 +139,8 @@ class Search:
             return self
         first = self.config(self.stages()[0], {}, accountant="rdp")
         sigma = first.noise_multiplier
-        plan = prepare(first.replace(epsilon=None, noise_multiplier=sigma or 1.0)).plan
+        known = first.replace(epsilon=None, noise_multiplier=sigma or 1.0)
+        plan = prepare(known, estimate=True).plan
         if sigma is None:
             assert first.epsilon is not None  # a configuration has one of the two
             sigma = search_noise_multiplier(
