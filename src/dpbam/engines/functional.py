@@ -98,6 +98,7 @@ class Substitute(TorchFunctionMode):
     """Puts other values in the place of parameters, wherever a torch function takes them.
 
     By identity of the parameter: in submodules registered twice, tied weights and losses too.
+    What is computed under ``no_grad`` or read as ``.data`` has no derivative in forward mode either.
 
     Args:
         parameters: by name.
@@ -115,12 +116,26 @@ class Substitute(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return func(*map(self._put, args), **{k: self._put(v) for k, v in (kwargs or {}).items()})
+        args = tuple(map(self._put, args))
+        out = func(*args, **{k: self._put(v) for k, v in (kwargs or {}).items()})
+        if torch.is_grad_enabled() and func != _DATA:  # a new object at each access
+            return out
+        return out if any(out is a for a in args) else _without_tangents(out)
 
     def _put(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return self._values.get(id(leaf), leaf)
         return type(leaf)(map(self._put, leaf)) if type(leaf) in (list, tuple) else leaf
+
+
+_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+
+
+def _without_tangents(out: Any) -> Any:
+    """Return ``out`` detached: torch's ``no_grad`` stops backward mode alone."""
+    if isinstance(out, Tensor):
+        return out.detach()
+    return type(out)(map(_without_tangents, out)) if type(out) in (list, tuple) else out
 
 
 class FunctionalDirections:
