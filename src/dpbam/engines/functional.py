@@ -98,7 +98,7 @@ class Substitute(TorchFunctionMode):
     """Puts other values in the place of parameters, wherever a torch function takes them.
 
     By identity of the parameter: in submodules registered twice, tied weights and losses too.
-    What is computed under ``no_grad`` or read as ``.data`` has no derivative in forward mode either.
+    What is computed under ``no_grad`` or read as ``.data`` has no derivative in forward mode too.
 
     Args:
         parameters: by name.
