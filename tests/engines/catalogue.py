@@ -181,8 +181,9 @@ def differences(found: Step, wanted: Step) -> dict[str, float]:
 
 def _relative(found: Tensor, wanted: Tensor, least: float) -> float:
     assert found.shape == wanted.shape
-    size = max(float(wanted.double().norm()), least)
-    difference = float((found.double() - wanted.double()).norm())
+    found, wanted = found.detach().double(), wanted.detach().double()
+    size = max(float(wanted.norm()), least)
+    difference = float((found - wanted).norm())
     return difference / size if size else difference
 
 

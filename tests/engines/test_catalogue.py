@@ -54,7 +54,7 @@ def check(name: str, method: str) -> None:
             assert apart[worst] <= tolerance, (engine, step, worst, apart[worst])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["DP-SGD", "BAM", "exact BAM"])
 @pytest.mark.parametrize("name", SAMPLE)
 def test_engines_agree_with_the_loop_engine_on_a_sample(name: str, method: str) -> None:
     check(name, method)

@@ -14,6 +14,7 @@ from reference import make_batch
 from torch import Tensor, nn
 
 from dpbam.engines import LoopEngine, StatefulModelError
+from dpbam.engines.loop_state import Surroundings
 from dpbam.methods import BAM, DPSGD
 
 MEMORY: list[Tensor] = []
@@ -282,3 +283,17 @@ def test_a_model_that_cannot_be_copied_gets_a_sentence() -> None:
     model.lock = (line for line in ())  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"copy\.deepcopy fails"):
         directions(model)
+
+
+def test_two_looks_at_the_same_state_see_the_same() -> None:
+    """Also where objects come and go in between, whose ids are used again."""
+
+    class Defaults(Base):
+        def other(self, a: int = 1, b: float = 2.0, *, c: str = "c") -> None:
+            return None
+
+    model = Defaults()
+    for _ in range(100):
+        watched = Surroundings(model, loss)
+        assert [(k,) for k in range(50)]
+        watched.check()

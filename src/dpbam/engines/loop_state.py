@@ -91,7 +91,7 @@ class _Walk:
 
     def __init__(self, found: dict[str, Any]) -> None:
         self._found = found
-        self._seen: set[int] = set()
+        self._seen: dict[int, Any] = {}  # the objects too: an id is free again when they go
 
     def modules(self, model: nn.Module, loss: Loss) -> None:
         named = {"module": model.named_modules()}
@@ -102,7 +102,7 @@ class _Walk:
             for kind, modules in reversed(named.items())
             for path, module in modules
         }
-        self._seen |= {id(module) for module in owners}
+        self._seen |= {id(module): module for module in owners}
         for module, owner in owners.items():
             self._module(owner, module)
         if not isinstance(loss, nn.Module):
@@ -132,7 +132,7 @@ class _Walk:
         self._found[name] = _Size.of(value)
         if id(value) in self._seen or level > _MOST_LEVELS:
             return
-        self._seen.add(id(value))
+        self._seen[id(value)] = value
         for key, part in _parts(value):
             self._value(f"{key} of {name}" if level == 0 else f"{name}[{key}]", part, level + 1)
 
@@ -230,7 +230,8 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Attributes, defaults, closure, and the globals that it names, functions of its file too."""
     if _foreign(function):
         return
-    yield "default arguments", (function.__defaults__, function.__kwdefaults__)
+    yield "default arguments", function.__defaults__
+    yield "keyword-only default arguments", function.__kwdefaults__
     yield from (("attribute " + name, part) for name, part in list(vars(function).items()))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
