@@ -39,14 +39,15 @@ class PrivateGradientOracle:
     """Writes private gradients into ``.grad``.
 
     Args:
-        model: any module whose samples do not mix. Parameters that do not require a gradient stay
+        model: any module that runs on a batch of one and keeps no state. Parameters that do not require a gradient stay
             frozen and cost nothing.
         loss: (output, targets) -> one value a sample, for example
             ``torch.nn.CrossEntropyLoss(reduction="none")``.
         plan: the privacy plan; C, sigma, q and the expected batch size come from it.
         method: what a sample's direction is: DPSGD(), DPSAT(lam), BAM(lam), or your own.
         clipping: overrides the plan's kind of clipping; its sensitivity must be the plan's C.
-        engine: ``"auto"``, ``"fused"`` or ``"functional"``. Changes speed, not the result.
+        engine: ``"auto"``, ``"fused"``, ``"functional"`` or ``"loop"``. Changes speed, not the
+            result.
         physical_batch_size: the most rows (samples times views) computed at once; None chooses.
             Changes memory, not the result.
         augment: (inputs, keys) -> inputs, a random augmentation of each row drawn from its key.

@@ -166,16 +166,17 @@ def reference(name: str, method: str) -> list[Step]:
     return list(steps(LoopEngine(made.model, made.loss), made, method))
 
 
-def differences(found: Step, wanted: Step) -> dict[str, float]:
+def differences(found: Step, wanted: Step, *, half: bool = False) -> dict[str, float]:
     """The norms' relative difference, and each parameter's, relative to it or to the whole sum.
 
     A parameter whose sum is 1e-4 of the largest or less (zero in exact arithmetic, for example a
-    bias before a norm) is measured against that.
+    bias before a norm) is measured against that; in half precision, where sums of both signs round
+    to something else, every parameter against the largest.
     """
     whole = max(float(t.double().norm()) for t in wanted.total.values())
     known = {"norms": _relative(found.norms, wanted.norms, 0.0)}
     for n, t in wanted.total.items():
-        known[n] = _relative(found.total[n], t, 1e-4 * whole)
+        known[n] = _relative(found.total[n], t, (1 if half else 1e-4) * whole)
     return known
 
 

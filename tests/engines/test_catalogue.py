@@ -49,7 +49,7 @@ def check(name: str, method: str) -> None:
             )
             found = list(steps(serving, made, method))
         for step, (a, b) in enumerate(zip(found, wanted, strict=True)):
-            apart = differences(a, b)
+            apart = differences(a, b, half=tolerance > 1e-3)
             worst = max(apart, key=apart.__getitem__)
             assert apart[worst] <= tolerance, (engine, step, worst, apart[worst])
 
