@@ -39,8 +39,8 @@ class PrivateGradientOracle:
     """Writes private gradients into ``.grad``.
 
     Args:
-        model: any module that runs on a batch of one and keeps no state. Parameters that do not require a gradient stay
-            frozen and cost nothing.
+        model: any module that runs on a batch of one and keeps no state. Parameters that do not
+            require a gradient stay frozen and cost nothing.
         loss: (output, targets) -> one value a sample, for example
             ``torch.nn.CrossEntropyLoss(reduction="none")``.
         plan: the privacy plan; C, sigma, q and the expected batch size come from it.
