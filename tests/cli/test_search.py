@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.forked import forked_workers
 
 from .helpers import one_sentence
 
@@ -54,8 +55,9 @@ def test_trials_the_best_and_the_payment_are_shown(dpbam, tmp_path):
 
 
 def test_two_workers_share_the_trials(dpbam, tmp_path):
-    ended = dpbam(*QUICK, "--noise-multiplier", 2, "--pay", "public", *LR, "--trials", 3,
-                  "--workers", 2, "--out", tmp_path / "s")  # fmt: skip
+    with forked_workers():
+        ended = dpbam(*QUICK, "--noise-multiplier", 2, "--pay", "public", *LR, "--trials", 3,
+                      "--workers", 2, "--out", tmp_path / "s")  # fmt: skip
     assert ended.code == 0, ended.err
     assert [ended.err.count(f"trial {k} of 3") for k in (1, 2, 3)] == [1, 1, 1]
     assert "costs no privacy" in ended.out

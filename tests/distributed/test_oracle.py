@@ -22,7 +22,7 @@ from dpbam.sampling import Share
 from support import CLIPPINGS, METHODS, cross_entropy, private_plan, quiet_plan, samples
 from together import together
 
-STEPS, RECORDS = 50, 80
+STEPS, RECORDS = 15, 80
 OWNERS = np.arange(RECORDS) * 7 % 30  # 30 patients with two or three records each
 
 
@@ -60,7 +60,7 @@ def every_case() -> dict[str, tuple[Method, PrivacyPlan, int]]:
 
 
 def trained(ranks: Ranks, method: Method, plan: PrivacyPlan, views: int) -> np.ndarray:
-    """The parameters after 50 steps of SGD, float64, sigma = 0."""
+    """The parameters after 15 steps of SGD, float64, sigma = 0."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 3)).double()
     oracle = PrivateGradientOracle(

@@ -7,13 +7,14 @@ that has imported everything, so that each costs a training and not the start of
 
 import contextlib
 import json
-import multiprocessing
 import os
 import pathlib
 import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from tests.forked import context
 
 from dpbam.runs import RunConfig, execute, stored_config
 from dpbam.runs.folder import RunFolder
@@ -25,19 +26,6 @@ SEEDED = {
     "checkpoint_every": 0, "lr": 0.02, "ema": 0.8, "augment_multiplicity": 2,
     "shift": 1, "num_workers": 1, "seed": 5, "schedule": "cosine",
 }  # fmt: skip
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "torch._dynamo",  # torch's optimisers import it
-        "torch.func",
-        "dp_accounting",
-        "dpbam.loading",
-        "dpbam.runs.build",
-        "dpbam.runs.checkpoint",
-        "sklearn.datasets",
-    ]
-)
 
 
 def die() -> None:
@@ -208,7 +196,7 @@ def _set_back() -> None:
 @contextlib.contextmanager
 def started(config: dict[str, object], out: Path) -> Iterator[BaseProcess]:
     """A process at work on the run; killed at the end, if it has not ended."""
-    process = _context.Process(target=child, args=(config, str(out), None, 1, None))
+    process = context.Process(target=child, args=(config, str(out), None, 1, None))
     process.start()
     try:
         yield process
@@ -227,7 +215,7 @@ def run(
     mistake: str | None = None,
 ) -> int:
     """One process's work on the run; its exit code, -9 if it was killed."""
-    process = _context.Process(target=child, args=(config, str(out), point, number, mistake))
+    process = context.Process(target=child, args=(config, str(out), point, number, mistake))
     process.start()
     if after is not None:
         process.join(timeout=after)

@@ -10,35 +10,46 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.forked import command, wait_until
 
 from dpbam.data import load
 
 DPBAM = [sys.executable, "-m", "dpbam"]
 TRAIN = ["train", "--data", "digits", "--method", "dp-sgd", "--epsilon", "3", "--delta", "1e-4",
-         "--lr", "0.01", "--accountant", "rdp", "--device", "cpu"]  # fmt: skip
+         "--lr", "0.01", "--accountant", "rdp", "--device", "cpu", "--model", "mlp"]  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
+class Done(NamedTuple):
+    """What a command printed."""
+
+    stdout: str
+    stderr: str
+
+
 def dpbam(*args, cwd, code=0):
-    done = subprocess.run(
-        [*DPBAM, *map(str, args)], cwd=cwd, capture_output=True, text=True, check=False,
-        env=ENVIRONMENT,
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    return done
+    """``dpbam ARGS`` in a process forked from one that has imported torch."""
+    out, err = cwd / "stdout.tmp", cwd / "stderr.tmp"
+    process = command(*args, cwd=cwd, stdout=out, stderr=err)
+    process.join()
+    assert process.exitcode == code, err.read_text()
+    return Done(out.read_text(), err.read_text())
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A working folder with a finished run in ``run``."""
     where = tmp_path_factory.mktemp("work")
-    done = dpbam(*TRAIN, "--epochs", 8, "--out", "run", cwd=where)
+    done = subprocess.run(  # as a user does, from nothing
+        [*DPBAM, *TRAIN, "--epochs", "8", "--seed", "0", "--out", "run"], cwd=where, check=True,
+        capture_output=True, text=True, env=ENVIRONMENT,
+    )  # fmt: skip
     (where / "stdout.txt").write_text(done.stdout)
     (where / "stderr.txt").write_text(done.stderr)
     return where
@@ -92,7 +103,7 @@ def test_predictions_are_those_that_were_evaluated(place, report):
 
 
 def test_ctrl_c_saves_and_resuming_ends_as_if_nothing_had_happened(place):
-    seeded = [*TRAIN, "--model", "mlp", "--epochs", "8", "--seed", "5", "--json-lines"]
+    seeded = [*TRAIN, "--epochs", "8", "--seed", "5", "--json-lines"]
     dpbam(*seeded, "--out", "whole", cwd=place)
     steps = _interrupt([*seeded, "--out", "broken"], after=4, cwd=place)
     assert not (place / "broken" / "model.safetensors").exists()
@@ -107,21 +118,21 @@ def test_ctrl_c_saves_and_resuming_ends_as_if_nothing_had_happened(place):
 
 def _interrupt(args, after, cwd):
     """Send Ctrl-C once ``after`` steps are done; the steps seen by then."""
-    with subprocess.Popen(
-        [*DPBAM, *args], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=ENVIRONMENT, start_new_session=True,
-    ) as process:  # fmt: skip
-        step = 0
-        for line in process.stdout:
-            event = json.loads(line)
-            step = event.get("step", step) if event["event"] == "step" else step
-            if step >= after:
-                process.send_signal(signal.SIGINT)
-                break
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "dpbam train --resume --out broken" in err
-    return step
+    out, err = cwd / "broken.out", cwd / "broken.err"
+    process = command(*args, cwd=cwd, stdout=out, stderr=err)
+    wait_until(lambda: _steps(out) >= after, alive=process.is_alive)
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    assert process.exitcode == 130, err.read_text()
+    assert "dpbam train --resume --out broken" in err.read_text()
+    return _steps(out)
+
+
+def _steps(out):
+    """The last step in the events that were printed so far."""
+    lines = out.read_text().split("\n")[:-1] if out.exists() else []
+    events = [json.loads(line) for line in lines]
+    return max((e["step"] for e in events if e["event"] == "step"), default=0)
 
 
 def workers(folder):
@@ -134,42 +145,42 @@ def workers(folder):
     return found
 
 
-def stopped_by(stop, command, cwd):
-    """Start a comparison, call ``stop`` when a run is at work, and give its code and stderr."""
-    process = subprocess.Popen(
-        [*DPBAM, *command, "--jobs", "2"], cwd=cwd, stderr=subprocess.PIPE, text=True,
-        env=ENVIRONMENT, start_new_session=True,
-    )  # fmt: skip
+def at_work(process, cwd):
+    """Wait until a comparison's first run has taken a step."""
     ledger = cwd / "both" / "dp-sgd" / "seed-0" / "ledger.jsonl"
-    deadline = time.monotonic() + 120
-    while not ledger.exists() and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.05)
-    stop(process.pid)
-    _, err = process.communicate(timeout=120)
-    return process.returncode, err
+    wait_until(ledger.exists, alive=lambda: process.poll() is None)
 
 
 COMPARE = ["compare", "--data", "digits", "--model", "mlp", "--noise-multiplier", "1",
-           "--accountant", "rdp", "--batch-size", "256", "--epochs", "30", "--method", "dp-sgd",
+           "--accountant", "rdp", "--batch-size", "128", "--epochs", "4", "--method", "dp-sgd",
            "--method", "bam", "--seeds", "2", "--out", "both"]  # fmt: skip
 
 
-@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks into /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="no /proc: run it on Linux")
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_comparison_that_is_killed_leaves_no_process_behind(number, tmp_path):
+    """A real process with real workers: the parent alone is killed."""
     folder = tmp_path.resolve()
-    stopped_by(lambda pid: os.kill(pid, number), COMPARE, folder)  # the parent process alone
-    deadline = time.monotonic() + 60
-    while workers(folder) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert workers(folder) == []
+    with subprocess.Popen(
+        [*DPBAM, *COMPARE, "--jobs", "2"], cwd=folder, stderr=subprocess.DEVNULL, env=ENVIRONMENT
+    ) as process:
+        at_work(process, folder)
+        os.kill(process.pid, number)
+    wait_until(lambda: not workers(folder), alive=lambda: True)
     assert (folder / "both" / "dp-sgd" / "seed-0" / "checkpoints").is_dir()
 
 
 def test_a_comparison_that_is_stopped_goes_on(place):
-    # as a terminal does: to all its processes
-    code, err = stopped_by(lambda pid: os.killpg(pid, signal.SIGINT), COMPARE, place)
-    assert code == 130, err
+    with subprocess.Popen(
+        [*DPBAM, *COMPARE, "--jobs", "2"], cwd=place, stderr=subprocess.PIPE, text=True,
+        env=ENVIRONMENT, start_new_session=True,
+    ) as process:  # fmt: skip
+        at_work(process, place)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all its processes
+        _, err = process.communicate()
+    assert process.returncode == 130, err
     assert "the same command goes on" in err
     assert not (place / "both" / "comparison.json").exists()
     said = " ".join(dpbam(*COMPARE, cwd=place).stdout.split())

@@ -111,6 +111,7 @@ def _may_mount() -> bool:
     return subprocess.run(mount, capture_output=True).returncode == 0
 
 
+@pytest.mark.slow  # test_run_folders.py has a full disk in this process
 @pytest.mark.skipif(not _may_mount(), reason="no small disk may be mounted: run the tests as root")
 def test_a_disk_filled_to_the_brim(tmp_path: Path) -> None:
     """A sentence, a whole ledger, and on with it when there is room."""

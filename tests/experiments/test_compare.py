@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.forked import forked_workers
 
 from dpbam.accounting import Charge, total_epsilon
 from dpbam.data import load_pair
@@ -24,7 +25,8 @@ BOTH = [Contender("dp-sgd"), Contender("bam", 0.05)]
 def done(tmp_path_factory):
     out = tmp_path_factory.mktemp("comparison")
     runs = plan_runs(SETTINGS, BOTH, [0, 1], out, include_non_private=True)
-    return out, runs, compare(runs, out, jobs=2)
+    with forked_workers():
+        return out, runs, compare(runs, out, jobs=2)
 
 
 def lines(path):

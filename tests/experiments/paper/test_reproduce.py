@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from tests.experiments.paper.tiny import tiny
+from tests.experiments.paper.tiny import machine, tiny
+from tests.forked import started
 
 from dpbam.experiments.paper import reproduce
 from dpbam.experiments.paper.outcome import Study
 from dpbam.experiments.paper.records import read_record
 from dpbam.experiments.paper.reproduce import carry_out, done, missing, records_folder
 from dpbam.runs import ConfigError
-
-DRIVER = """
-import sys
-from pathlib import Path
-import torch
-from dpbam.experiments.paper.recipes import read_recipe
-from dpbam.experiments.paper.reproduce import carry_out, missing
-torch.set_num_threads(1)
-folder = Path(sys.argv[1])
-recipe = read_recipe(folder / "pocket" / "tiny.toml")
-carry_out(missing([recipe], folder / "results", 1), folder / "runs")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -106,25 +91,19 @@ def test_a_study_gathers_by_arm_and_place(finished):
     assert sorted(study.arms()["bam"]) == [0, 1]
 
 
-def start(folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", DRIVER, str(folder)], env=environment)
-
-
 def killed_in_the_middle(folder: Path) -> str:
     """Start, kill by SIGKILL when the second run is some steps on; that run's name."""
-    process = start(folder)
-    deadline = time.monotonic() + 300
+    process = started(machine, folder, None, 1)
     try:
-        while time.monotonic() < deadline:
+        while process.is_alive():
             ledgers = sorted(folder.glob("runs/pocket/tiny/dp-sat-*/ledger.jsonl"))
             if ledgers and len(ledgers[0].read_text().splitlines()) >= 3:
                 return ledgers[0].parent.name
             time.sleep(0.02)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    raise AssertionError("the second run never began")
+        process.kill()
+        process.join()
+    raise AssertionError("it ended before it was killed")
 
 
 def test_a_kill_loses_nothing_but_time(tmp_path):
@@ -139,7 +118,7 @@ def test_a_kill_loses_nothing_but_time(tmp_path):
     begun = ledger.read_text()
     assert not first.with_name("dp-sat-clip_norm-1-seed-0.json").exists()
     for folder in (disturbed, whole):
-        assert start(folder).wait() == 0
+        machine(folder, None, 1)
     assert first.stat().st_mtime_ns == kept
     assert ledger.read_text().startswith(begun.rpartition("\n")[0])  # gone on with, not begun anew
     for name in ("dp-sgd", "dp-sat", "bam"):

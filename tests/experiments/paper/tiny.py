@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpbam.experiments.paper import reproduce
 from dpbam.experiments.paper.recipes import Recipe, read_recipe
+from dpbam.experiments.paper.sharing import SharedRuns
 
 TEXT = """
 title = "Tiny"
@@ -51,3 +53,12 @@ def tiny(folder: Path, *, epochs=0.2, clip_norms=(1.0,), flatness=False) -> Reci
     values = {"epochs": epochs, "clip_norms": list(clip_norms), "flatness": str(flatness).lower()}
     path.write_text(TEXT.format(**values))
     return read_recipe(path)
+
+
+def machine(folder: Path, url: str | None = None, seeds: int | None = None) -> None:
+    """Do what is missing of the recipe in ``folder``, alone or sharing by a database."""
+    reproduce._POLL = 0.1
+    shared = SharedRuns(url, heartbeat=0.2, patience=8) if url else None
+    recipe = read_recipe(folder / "pocket" / "tiny.toml")
+    jobs = reproduce.missing([recipe], folder / "results", seeds)
+    reproduce.carry_out(jobs, folder / "runs", shared=shared)

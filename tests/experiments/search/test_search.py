@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.forked import command, wait_until
 
 from dpbam.accounting import Charge
+from dpbam.cli import main
 from dpbam.experiments.search import trials
 from dpbam.experiments.search.result import MARK, SearchResult, conclude
 from dpbam.experiments.search.search import Search
@@ -357,23 +354,25 @@ COMMAND = [
 ]  # fmt: skip
 
 
-def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_search_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "search"
-    command = [sys.executable, "-m", "dpbam", *COMMAND, "--out", str(out)]
+    again = [*COMMAND, "--out", str(out)]
     second = RunFolder(out / "non-private" / "trials" / "dp-sgd" / "0001")
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 300
-    while not (second.ledger.exists() and len(second.ledger.read_bytes().splitlines()) > 5):
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    told = tmp_path / "told.txt"
+    process = command(*again, cwd=tmp_path, stdout=told, stderr=told)
+    wait_until(
+        lambda: second.ledger.exists() and len(second.ledger.read_bytes().splitlines()) > 5,
+        alive=process.is_alive,
+    )
+    process.kill()
+    process.join()
     lr = json.loads(second.facts.read_text())["config"]["lr"]
     first = (out / "non-private" / "trials" / "dp-sgd" / "0000" / "ledger.jsonl").read_bytes()
     before = second.ledger.read_bytes()
 
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert main(again) == 0
 
     rows = json.loads((out / "non-private" / "trials.json").read_text())["trials"]
     assert [row["state"] for row in rows] == ["COMPLETE", "COMPLETE"]
@@ -384,4 +383,4 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
     assert second.ledger.read_bytes().startswith(before)  # from its checkpoint, all steps counted
     steps = json.loads(second.statement_json.read_text())["steps"]
     assert len(second.ledger.read_bytes().splitlines()) <= steps + 2
-    assert json.loads(told)["best"]["score"] == max(row["score"] for row in rows)
+    assert json.loads(capsys.readouterr().out)["best"]["score"] == max(row["score"] for row in rows)

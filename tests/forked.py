@@ -1,0 +1,85 @@
+"""Processes of a test's own that cost no import of torch.
+
+They are forked from a server process that has imported everything once, so that each costs its
+work alone. Where the start of a process is the point, a test starts a real one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from unittest import mock
+
+_FOREVER = 900  # seconds; a loaded machine is slow, and no test waits for it to pass
+context: ForkServerContext = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(
+    [
+        "torch._dynamo",  # torch's optimisers import it
+        "torch.func",
+        "dp_accounting",
+        "optuna",
+        "dpbam.cli.train",
+        "dpbam.experiments.compare",
+        "dpbam.experiments.search.trials",
+        "dpbam.loading",
+        "dpbam.runs.build",
+        "dpbam.runs.checkpoint",
+        "sklearn.datasets",
+    ]
+)
+
+
+def started(work: Callable[..., None], *args: object) -> BaseProcess:
+    """Start ``work(*args)``, a function of a module, with one thread."""
+    process = context.Process(target=_alone, args=(work, *args))
+    process.start()
+    return process
+
+
+def command(*args: object, cwd: Path, stdout: Path, stderr: Path) -> BaseProcess:
+    """Start ``dpbam ARGS`` in ``cwd``, in a session of its own, as a terminal would."""
+    return started(_command, [str(a) for a in args], cwd, stdout, stderr)
+
+
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """Inside, the worker processes of comparisons and searches are forked from the server."""
+    with mock.patch.object(multiprocessing, "get_context", return_value=context):
+        yield
+
+
+def wait_until(condition: Callable[[], object], *, alive: Callable[[], object]) -> None:
+    """Wait for ``condition()``, however slow the machine, while ``alive()``; never for ever."""
+    limit = time.monotonic() + _FOREVER
+    while not condition():
+        assert alive() or condition(), "it ended before that"
+        assert time.monotonic() < limit, f"that did not happen in {_FOREVER} s"
+        time.sleep(0.02)
+
+
+def _alone(work: Callable[..., None], *args: object) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    work(*args)
+
+
+def _command(args: list[str], cwd: Path, stdout: Path, stderr: Path) -> None:
+    from dpbam.cli import main
+
+    os.setsid()
+    os.chdir(cwd)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    warnings.resetwarnings()
+    for path, number in ((stdout, 1), (stderr, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.exit(main(args))
