@@ -21,7 +21,7 @@ def on_files(files: Files, config: Any) -> Files:
         for file in files.documentation_pages()
         if file.abs_src_path
     }
-    made = {target: (ROOT / path).read_text(encoding="utf-8") for path, target in ELSEWHERE.items()}
+    made = {target: _of_the_root(path) for path, target in ELSEWHERE.items()}
     made["reference/command-line.md"] = command_line.page()
     for path in sources.linked(texts.values()):
         made[sources.page_name(path)] = sources.page(ROOT, path)
@@ -35,6 +35,11 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     for path, target in ELSEWHERE.items():
         markdown = markdown.replace(f"](../{path})", f"]({target})")
     return sources.rewrite(markdown, page.url, ROOT)
+
+
+def _of_the_root(path: str) -> str:
+    """A file of the repository's root, whose links to docs/ become links within the site."""
+    return (ROOT / path).read_text(encoding="utf-8").replace("](docs/", "](")
 
 
 def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:

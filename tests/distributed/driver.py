@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.forked import context
+
 from dpbam.cli.boundary import INTERRUPTED, guarded
 from dpbam.distributed import Ranks, process, watch
 from dpbam.runs import Interrupted, RunConfig, execute, stored_config
 from dpbam.runs.folder import RunFolder
-from end_to_end import kill_driver
 from end_to_end.kill_driver import at_call, count_applied, die, plant_mistake
 from together import as_rank
 
@@ -64,7 +65,7 @@ def attempt(
     logs = [out.with_name(f"{out.name}.{store.port}.{rank}.stderr") for rank in range(world)]
     plant = (victim, point, number, mistake, act, count)
     processes = [
-        kill_driver._context.Process(
+        context.Process(
             target=rank_process, args=(rank, world, store.port, config, str(out), plant)
         )
         for rank in range(world)

@@ -172,10 +172,15 @@ def test_a_comparison_that_is_killed_leaves_no_process_behind(number, tmp_path):
     assert (folder / "both" / "dp-sgd" / "seed-0" / "checkpoints").is_dir()
 
 
+def hear_ctrl_c():
+    """As from a terminal: tests in a shell's background would hand on that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_comparison_that_is_stopped_goes_on(place):
     with subprocess.Popen(
         [*DPBAM, *COMPARE, "--jobs", "2"], cwd=place, stderr=subprocess.PIPE, text=True,
-        env=ENVIRONMENT, start_new_session=True,
+        env=ENVIRONMENT, start_new_session=True, preexec_fn=hear_ctrl_c,
     ) as process:  # fmt: skip
         at_work(process, place)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all its processes

@@ -73,7 +73,14 @@ def keeps_and_then_branches(model: Any, x: Tensor) -> Tensor:
     return x + KEPT[0] if bool(x.sum() > 0) else x
 
 
+def keeps_a_parameter(model: Any, x: Tensor) -> Tensor:
+    """torch.nn.Parameter is made without a torch function."""
+    KEPT[:] = KEPT or [nn.Parameter(x.detach(), requires_grad=False)]
+    return x + KEPT[0]
+
+
 STATE = {
+    "parameter made of a row": (keeps_a_parameter, "keeps a tensor"),
     "attribute": (keeps_an_attribute, "cache"),
     "list": (appends_to_a_list, "seen"),
     "global": (keeps_a_global, "keeps a tensor"),
@@ -93,6 +100,17 @@ def test_what_outlives_a_pass_is_refused_by_name(name: str, engine: str) -> None
         error, word = CannotServe, "in-place operation"
     with pytest.raises(error, match=word):
         run(Code(code), engine)
+    KEPT.clear()
+
+
+@pytest.mark.parametrize("engine", VMAPPED)
+def test_a_model_that_was_refused_for_what_it_kept_is_not_served_later(engine: str) -> None:
+    """The first to come is kept for ever: nothing is kept anew in the second pass."""
+    KEPT.clear()
+    model = Code(keeps_a_parameter)
+    for word in ("keeps a tensor", "in an earlier pass"):
+        with pytest.raises(StatefulModelError, match=word):
+            run(model, engine)
     KEPT.clear()
 
 

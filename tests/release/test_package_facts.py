@@ -84,7 +84,7 @@ from importlib.machinery import PathFinder
 found = PathFinder.find_spec
 def find_spec(name, path=None, target=None):
     return None if name.partition(".")[0] in {blocked!r} else found(name, path, target)
-PathFinder.find_spec = find_spec
+PathFinder.find_spec = staticmethod(find_spec)  # dill calls it on an instance
 said = {{}}
 for extra, statement in {statements!r}.items():
     errors = io.StringIO()

@@ -63,7 +63,7 @@ class Flatness:
 
     @property
     def non_private_slack(self) -> float:
-        """L_BAO - L_Z >= 0."""
+        """L_BAO - L_Z >= 0, up to rounding; 0 where all gradients point the same way."""
         return self.lam * (self.non_private_mean_norm - self.non_private_gradient_norm)
 
 
@@ -90,13 +90,15 @@ def measure_flatness(
         engine: the engine of the per-sample norms.
         physical_batch_size: samples at once.
 
-    Example: L = mean_i (x_i w)^2 / 2 has the Hessian mean_i x_i^2.
+    Example: L = mean_i (x_i w - y_i)^2 / 2 has the Hessian mean_i x_i^2. At w = 0 the gradients
+    -x_i y_i are -4 and 6: L_BAO - L_Z = 0.1 (5 - 1).
         >>> model = nn.Linear(1, 1, bias=False)
-        >>> half_square = lambda output, target: output[:, 0] ** 2 / 2
-        >>> x = torch.tensor([[1.0], [3.0]])
-        >>> found = measure_flatness(model, half_square, x, torch.zeros(2), lam=0.1)
-        >>> round(found.non_private_top_eigenvalue, 4), found.non_private_slack >= 0
-        (5.0, True)
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> half_square = lambda output, target: (output[:, 0] - target) ** 2 / 2
+        >>> x, y = torch.tensor([[1.0], [3.0]]), torch.tensor([4.0, -2.0])
+        >>> found = measure_flatness(model, half_square, x, y, lam=0.1)
+        >>> round(found.non_private_top_eigenvalue, 4), round(found.non_private_slack, 4)
+        (5.0, 0.4)
     """
     n = _validate.count("samples", rows(inputs))
     theta = {k: p for k, p in model.named_parameters() if p.requires_grad}

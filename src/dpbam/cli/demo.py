@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpbam._rounding import up
 from dpbam.cli.compare import carry_out, show
 from dpbam.cli.output import console, examples, number, percent
 
@@ -72,7 +73,7 @@ def headline(result: Comparison) -> str:
     accuracy = {name: percent(result.mean(name).mean) for name in result.names}
     *methods, reference = (f"{value} with {name}" for name, value in accuracy.items())
     return (
-        f"Test accuracy at epsilon {number(private.epsilon)}, delta {number(private.delta)}: "
+        f"Test accuracy at epsilon {up(private.epsilon)}, delta {number(private.delta)}: "
         f"{', '.join(methods)}; {reference}, which is not private."
     )
 

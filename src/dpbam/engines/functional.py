@@ -53,43 +53,51 @@ class FunctionalEngine:
         parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         theta = {n: p.detach() for n, p in parameters.items()}
 
-        def direction(rows: _Unit, unit_loss: Any) -> tuple[Params, Params]:
+        def direction(rows: _Unit, unit_loss: Any) -> tuple[Params, Params, Tensor]:
             seen: list[Params] = []  # the plain gradient, where the method computes it anyway
 
+            losses: list[Tensor] = []
+
             def gradient(theta: Params) -> Params:
-                g: Params = grad(unit_loss)(theta, rows)
+                g, value = grad(unit_loss, has_aux=True)(theta, rows)
                 seen.append(g)
-                return g
+                losses.append(value)
+                return seen[-1]
 
             d = method.direction(gradient, theta, lam)
-            return d, (seen[0] if plain else {})
+            return d, (seen[0] if plain else {}), losses[0]
 
-        with isolated(self._model) as watch, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with (
+            isolated(self._model, self._loss) as watch,
+            torch.enable_grad(),
+            sdpa_kernel(SDPBackend.MATH),
+        ):
             unit_loss = self._unit_loss(parameters, watch)
-            d, g = over_rows(lambda unit: direction(unit, unit_loss), _by_unit(batch))
-        for name, value in d.items():
-            if value.requires_grad:  # of the parameter itself, not of the value put in its place
-                raise CannotServe(f"{name} is used where no torch function shows it")
+            d, g, losses = over_rows(lambda unit: direction(unit, unit_loss), _by_unit(batch))
+        if losses.requires_grad:  # of a parameter itself, not of the value put in its place
+            raise CannotServe("a parameter is used where no torch function shows it")
         plain_directions = FunctionalDirections(g, self._groups) if plain else None
         return FunctionalDirections(d, self._groups, plain_directions)
 
     def _unit_loss(
         self, parameters: Mapping[str, nn.Parameter], watch: Isolation
-    ) -> Callable[[Params, _Unit], Tensor]:
-        """Return L_u(theta): the weighted mean over the unit's rows, each seen alone."""
+    ) -> Callable[[Params, _Unit], tuple[Tensor, Tensor]]:
+        """Return theta -> (L_u, L_u): the weighted mean over the unit's rows, each seen alone."""
 
         def one_row(theta: Params, inputs: Any, targets: Any, key: Tensor) -> Tensor:
             with Substitute(parameters, theta), KeyedDraws(key), Decompose(), watch:
-                return row_loss(self._model, self._loss, inputs, targets, watch)
+                return row_loss(self._model, self._loss, inputs, targets)
 
-        def unit_loss(theta: Params, unit: _Unit) -> Tensor:
+        def unit_loss(theta: Params, unit: _Unit) -> tuple[Tensor, Tensor]:
             inputs, targets, weights, keys = unit
             if weights.shape[0] == 1:
                 inputs, targets = map_rows(lambda t: t[0], (inputs, targets))
                 value = one_row(theta, inputs, targets, keys[0])
-                return value * weights[0].to(value.dtype)
+                value = value * weights[0].to(value.dtype)
+                return value, value
             values: Tensor = over_rows(lambda row: one_row(theta, *row), (inputs, targets, keys))
-            return (values * weights.to(values.dtype)).sum()
+            total = (values * weights.to(values.dtype)).sum()
+            return total, total
 
         return unit_loss
 
@@ -120,7 +128,11 @@ class Substitute(TorchFunctionMode):
         out = func(*args, **{k: self._put(v) for k, v in (kwargs or {}).items()})
         if torch.is_grad_enabled() and func != _DATA:  # a new object at each access
             return out
-        return out if any(out is a for a in args) else _without_tangents(out)
+        if isinstance(out, Tensor) and any(out is a for a in args):
+            raise CannotServe(
+                f"{getattr(func, '__name__', func)} writes in place without a gradient"
+            )
+        return _without_tangents(out)
 
     def _put(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):

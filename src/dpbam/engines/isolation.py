@@ -6,8 +6,8 @@ is left is closed here:
 =============================  ==================================================================
 a way for rows to meet         how it is closed
 =============================  ==================================================================
-a tensor kept by the model     every tensor made in the pass must be gone after it
-                               (:meth:`Isolation.check_nothing_kept`)
+a tensor kept by the model     every tensor of the rows must be gone after the pass
+                               (:func:`check_nothing_kept`)
 a buffer or attribute          must be what it was before (:class:`ModelState`)
 code with its own batching     custom functions and operators that are not torch's are refused
 rule, nested transforms
@@ -16,8 +16,10 @@ printing a tensor              shows the shape alone
 random draws                   keyed by the row (:mod:`dpbam.engines.draws`)
 =============================  ==================================================================
 
-Not seen: what a model keeps as Python numbers or in numpy arrays outside its modules. Under vmap a
-tensor's values cannot become either.
+Not seen: what a model keeps as Python numbers or in numpy arrays outside its modules (under vmap a
+tensor's values cannot become either), TorchScript functions that a model calls without holding them
+as modules, and code that reaches behind vmap on purpose (``torch.func.debug_unwrap``, a
+``TorchDispatchMode``).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from __future__ import annotations
 import gc
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +38,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vmap
 from torch.nn.modules import module as _modules
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpbam.engines.attention_masks import explicit_masks
 from dpbam.engines.base import (
@@ -61,10 +63,11 @@ _VMAP_WORDS = (
     "transform",
     "saved tensor",
 )
+_FREEZING = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any, watch: Isolation) -> Tensor:
+def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
     """Return the loss of one row, a scalar: the model and the loss see a batch of one.
 
     Args:
@@ -72,10 +75,8 @@ def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any, watch: Iso
         loss: (output, targets) -> one value per row.
         inputs: one row, without the batch axis.
         targets: likewise.
-        watch: sees what the model is given, too.
     """
     inputs, targets = tree_map(_batch_of_one, (inputs, targets))
-    watch.watch(leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, Tensor))
     value: Tensor = per_row_loss(loss, call_model(model, inputs), targets, 1)[0]
     return value
 
@@ -104,13 +105,11 @@ def _batch_of_one(leaf: Any) -> Any:
 class Isolation(TorchFunctionMode):
     """Watches what a model does with one row, as the innermost mode around it.
 
-    Enter it in every row function of one vmapped pass; afterwards, outside vmap, call
-    :meth:`check_nothing_kept`.
+    Enter it in every row function of one vmapped pass.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: list[weakref.ref[Tensor]] = []
         self._depth = 0
 
     def __enter__(self) -> Isolation:
@@ -132,29 +131,31 @@ class Isolation(TorchFunctionMode):
             reason = "the model applies a torch.func transform of its own"
         if reason is not None:
             raise CannotServe(reason)
-        out = func(*args, **(kwargs or {}))
-        self.watch(_tensors(out))
-        return out
+        return func(*args, **(kwargs or {}))
 
-    def watch(self, tensors: Iterable[Tensor]) -> None:
-        """Add tensors of a row that must not outlive the pass."""
-        self._made += [weakref.ref(t) for t in tensors if is_wrapped(t)]
 
-    def check_nothing_kept(self) -> None:
-        """Refuse if a tensor that was made of the rows outlives the pass.
+def check_nothing_kept() -> None:
+    """Refuse if a tensor of the rows outlives the pass, wherever it is kept.
 
-        Raises:
-            StatefulModelError: the next pass could read it, row by row.
-        """
-        if any(made() is not None for made in self._made):
-            gc.collect()  # only what is in reference cycles is left to collect
-        kept = [t for made in self._made if (t := made()) is not None]
-        if kept:
-            raise StatefulModelError(
-                f"the model keeps a tensor of shape {tuple(kept[0].shape)} that was computed from "
-                "the samples (in an attribute, a list, a global, a closure or a hook): what one "
-                "step keeps, another could use; compute it anew in each forward pass"
-            )
+    While a pass runs, the garbage collector is off, so what it made is in the youngest generation.
+
+    Raises:
+        StatefulModelError: the next pass could read it, row by row.
+    """
+    if not any(map(_is_of_a_row, gc.get_objects(generation=0))):
+        return
+    gc.collect()  # what is left in reference cycles goes
+    kept = [t for t in gc.get_objects() if _is_of_a_row(t)]
+    if kept:
+        raise StatefulModelError(
+            f"the model keeps a tensor of shape {tuple(kept[0].shape)} that was computed from the "
+            "samples (in an attribute, a list, a global, a closure or a hook): what one step "
+            "keeps, another could use; compute it anew in each forward pass"
+        )
+
+
+def _is_of_a_row(thing: Any) -> bool:
+    return issubclass(type(thing), Tensor) and is_wrapped(thing)
 
 
 def _unserved(func: Any) -> str | None:
@@ -170,17 +171,11 @@ def _unserved(func: Any) -> str | None:
             return f"the model calls the operator {name}, whose batching rule is not torch's own"
     if func in _GRADIENTS:
         return "the model computes gradients inside its forward pass"
+    if func in _FREEZING:
+        return "the model freezes or unfreezes tensors inside its forward pass"
     if func in _HOOKS:
         return "the model registers a hook on a gradient, which would be ignored"
     return None
-
-
-def _tensors(out: Any) -> Iterator[Tensor]:
-    if isinstance(out, Tensor):
-        yield out
-    elif isinstance(out, list | tuple):
-        for item in out:
-            yield from _tensors(item)
 
 
 class ModelState:
@@ -247,12 +242,14 @@ def _same(a: Any, b: Any) -> bool:
     return isinstance(a, _PLAIN) and isinstance(b, _PLAIN) and a == b
 
 
-def refuse_gradient_hooks(model: nn.Module) -> None:
-    """Refuse hooks that a backward pass of torch would call and the engines do not.
+def refuse_hidden_code(model: nn.Module, loss: Loss) -> None:
+    """Refuse TorchScript, and hooks that a backward pass of torch would call and we do not.
 
     Raises:
         CannotServe: with the name of the module or parameter.
     """
+    if isinstance(loss, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        raise CannotServe("the loss is TorchScript, whose steps are hidden")
     if _modules._global_backward_hooks or _modules._global_backward_pre_hooks:
         raise CannotServe("a backward hook is registered for all modules, and would be ignored")
     for path, module in model.named_modules():
@@ -265,32 +262,59 @@ def refuse_gradient_hooks(model: nn.Module) -> None:
             raise CannotServe(f"parameter {name} has a gradient hook, which would be ignored")
 
 
+_REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # what they kept may still be there
+
+
 @contextmanager
-def isolated(model: nn.Module) -> Iterator[Isolation]:
+def isolated(model: nn.Module, loss: Loss) -> Iterator[Isolation]:
     """Run the vmapped passes of one physical batch inside; refuse what could join rows.
 
     Raises:
         CannotServe: for what the vmapped engines cannot see through.
-        StatefulModelError: for a model that keeps something of its rows.
+        StatefulModelError: for a model that keeps something of its rows, or that did before.
     """
-    refuse_gradient_hooks(model)
-    state, watch = ModelState(model), Isolation()
+    if model in _REFUSED:
+        raise StatefulModelError(
+            "this model kept something of its samples in an earlier pass, and may still hold it: "
+            "repair its forward pass and make a new model"
+        )
+    refuse_hidden_code(model, loss)
+    with _nothing_left_of(model):
+        try:
+            with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
+                yield Isolation()
+        except RuntimeError as error:
+            if not any(word in str(error) for word in _VMAP_WORDS):
+                raise
+            first = str(error).strip().splitlines()[0]
+            raise CannotServe(f"torch.func.vmap cannot run the model: {first}") from error
+
+
+@contextmanager
+def _nothing_left_of(model: nn.Module) -> Iterator[None]:
+    """Check, after a pass and after a failed one, that nothing of it is left."""
+    state, collecting = ModelState(model), gc.isenabled()
+    gc.disable()
     try:
-        with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
-            yield watch
-    except Exception as error:  # the next engine must not meet what this pass left behind
+        yield
+    except BaseException as error:  # the next engine must not meet what this pass left behind
         _forget_locals(error)
-        _check(state, watch)
-        if not isinstance(error, RuntimeError) or not any(w in str(error) for w in _VMAP_WORDS):
-            raise
-        first = str(error).strip().splitlines()[0]
-        raise CannotServe(f"torch.func.vmap cannot run the model: {first}") from error
-    _check(state, watch)
+        _check(model, state)
+        raise
+    else:
+        _check(model, state)
+    finally:
+        if collecting:
+            gc.enable()
 
 
-def _check(state: ModelState, watch: Isolation) -> None:
-    state.check()
-    watch.check_nothing_kept()
+def _check(model: nn.Module, state: ModelState) -> None:
+    try:
+        state.check()
+        check_nothing_kept()
+    except StatefulModelError:
+        _REFUSED.add(model)
+        raise
 
 
 def _forget_locals(error: BaseException | None) -> None:

@@ -45,7 +45,7 @@ from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
 from dpbam.engines.opaque import Decompose
 from dpbam.engines.precision import full_precision, measured
 from dpbam.methods import BAM, Method
-from dpbam.trees import Params, accumulation_dtype
+from dpbam.trees import Params, accumulation_dtype, map_rows
 
 __all__ = ["FusedDirections", "FusedEngine"]
 _ = attention, conv, elementwise, embedding, linear, mish, norm, pool
@@ -102,7 +102,7 @@ class FusedEngine:
             raise CannotServe(
                 f"{method!r} is neither a gradient of L + p |g| nor BAM's ascent step"
             )
-        with isolated(self._model) as watch:
+        with isolated(self._model, self._loss) as watch:
             if penalty is None:
                 made = self._ascended(batch, lam, watch, plain=plain)
             elif penalty == 0:
@@ -180,11 +180,12 @@ class FusedEngine:
         def row(given: tuple[Any, Any, Tensor]) -> Tensor:
             inputs, targets, key = given
             with capture, KeyedDraws(key), Decompose(), watch:
-                return row_loss(self._model, self._loss, inputs, targets, watch)
+                return row_loss(self._model, self._loss, inputs, targets)
 
         kernels = [SDPBackend.MATH] if twice else _ANY_KERNEL
         with torch.enable_grad(), sdpa_kernel(kernels):
-            losses = over_rows(row, (batch.inputs, batch.targets, batch.keys))
+            given = map_rows(Tensor.detach, (batch.inputs, batch.targets, batch.keys))
+            losses = over_rows(row, given)
         _check_captured(losses, parameters)
         capture.tape.check_untouched()
         return capture.tape, (losses * batch.weights.to(losses.dtype)).sum()

@@ -38,13 +38,16 @@ class Norm:
         square: [U].
         materialised: [U, *D], where the norm needed it.
         grams: the Gram matrices, where the norm was differentiated.
-        by_gram: the Gram matrices served every unit, without overflow.
+        by_gram: the Gram matrices served every unit.
+        apart: (places [k], gradients [k, *theta]) of units that are held by themselves, because
+            their parts cancel (:func:`set_apart`).
     """
 
     square: Tensor
     materialised: Tensor | None = None
     grams: Grams = field(default_factory=dict)
     by_gram: bool = False
+    apart: tuple[Tensor, Tensor] | None = None
 
 
 class Gradient(Protocol):
@@ -124,10 +127,11 @@ class Factored:
         by_gram = self.prefers_gram(twice=differentiable)
         if differentiable:
             return self._differentiable_norm(by_gram)
-        if not by_gram:
-            return self._materialised_norm()
-        norm = Norm(self._in_parts(self._bytes()[0], self._ghost), by_gram=True)
-        return self._rescued(norm)
+        if by_gram:
+            norm = Norm(self._in_parts(self._bytes()[0], self._ghost), by_gram=True)
+        else:
+            norm = self._materialised_norm()
+        return norm if norm.materialised is not None else set_apart(self, norm)
 
     def prefers_gram(self, *, twice: bool = False) -> bool:
         """Whether Gram matrices are the cheaper way, within the memory limit."""
@@ -148,9 +152,24 @@ class Factored:
         """J_s^T sum_u c_u G_u."""
         if norm is not None and norm.materialised is not None:
             total = weighted(norm.materialised, factors)
-        else:
-            total = self._contracted(factors)
-        return self.weight.pull(total.view(self.weight.tensor.shape))
+            return self.weight.pull(total.view(self.weight.tensor.shape))
+        return with_those_apart(self.contracted, self.name, factors, norm)
+
+    def contracted(self, factors: Tensor) -> Params:
+        """Return J_s^T sum_u c_u G_u by the layer's ordinary weight gradient."""
+        return self.weight.pull(self._contracted(factors).view(self.weight.tensor.shape))
+
+    def sizes(self) -> Tensor:
+        """[U]: sum_t |a_t| |b_t|, which |G_u| is at most; far above it, the parts cancel."""
+        parts = [
+            (self.layer.lengths(a) * self.layer.rows(b).norm(dim=2)).sum(1) for a, b in self.pairs
+        ]
+        return torch.stack(parts).sum(0)
+
+    def some(self, places: Tensor) -> Tensor:
+        """[k, *theta]: the gradients of some units, materialised."""
+        pairs = [(a[places], b[places]) for a, b in self.pairs]
+        return self.weight.pull_each(materialise(self.layer, pairs))[self.name]
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
         """<G_u, J_s v>: one forward pass of the layer with v in the weight's place."""
@@ -204,29 +223,59 @@ class Factored:
         units = torch.arange(self.pairs[0][1].shape[0]).chunk(count)
         return torch.cat([norm([(a[i], b[i]) for a, b in self.pairs], False) for i in units])
 
-    def _rescued(self, norm: Norm) -> Norm:
-        """Return the norm with units materialised whose Gram matrix overflowed.
-
-        <a, a> overflows before |G_u| does. Whether the Gram way is taken depends on the whole
-        batch, so without this a unit could count or not by what the others are.
-        """
-        lost = (~norm.square.isfinite()).nonzero()[:, 0]
-        if not len(lost):
-            return norm
-        part = replace(self, pairs=[(a[lost], b[lost]) for a, b in self.pairs], known={})
-        redone = part._materialised_norm().square
-        return Norm(
-            norm.square.index_put((lost,), redone), by_gram=not bool(redone.isfinite().any())
-        )
-
     def _differentiable_norm(self, by_gram: bool) -> Norm:
         flat = [t for pair in self.pairs for t in pair]
         if by_gram:
             square, *matrices = GhostNorm.apply(self.layer, *flat)  # type: ignore[no-untyped-call]
-            if self._rescued(Norm(square.detach(), by_gram=True)).by_gram:
+            if set_apart(self.detached(), Norm(square.detach(), by_gram=True)).by_gram:
                 return Norm(square, grams=dict(zip(_blocks(self.pairs), matrices, strict=True)))
         square = MaterialisedNorm.apply(self.layer, *flat)  # type: ignore[no-untyped-call]
         return Norm(square)
+
+
+# --- units whose parts cancel
+
+
+class Factors(Protocol):
+    """What :func:`set_apart` asks of a factored gradient."""
+
+    def sizes(self) -> Tensor:
+        """[U]: what |d_u| would be if nothing cancelled."""
+
+    def some(self, places: Tensor) -> Tensor:
+        """[k, *theta]: the gradients of some units."""
+
+
+def set_apart(gradient: Factors, norm: Norm) -> Norm:
+    """Return the norm with those units materialised whose parts cancel, or overflow.
+
+    |G_u|^2 as a sum of products is off by eps sizes^2, and a weighted sum of parts by eps sizes: a
+    unit whose parts cancel could pass the clip unseen, or drown the others. A unit with
+    |G_u|^2 <= sqrt(eps) sizes^2 is therefore materialised, and its norm and its share of the sum
+    are of the same numbers. For the others the norm is right to sqrt(eps) / 2. The rule looks at
+    one unit alone.
+    """
+    sizes = gradient.sizes()
+    least = torch.finfo(norm.square.dtype).eps ** 0.5 * sizes.square()
+    well = (norm.square > least) & norm.square.isfinite() & least.isfinite()
+    lost = (~(well | (sizes == 0))).nonzero()[:, 0]
+    if not len(lost):
+        return norm
+    values = gradient.some(lost)
+    redone = values.reshape(len(lost), -1).square().sum(1)
+    square = norm.square.index_put((lost,), redone.to(norm.square.dtype))
+    return Norm(square, apart=(lost, values))
+
+
+def with_those_apart(
+    contracted: Callable[[Tensor], Params], name: str, factors: Tensor, norm: Norm | None
+) -> Params:
+    """Return the weighted sum: ``contracted`` for most units, those set apart by themselves."""
+    if norm is None or norm.apart is None:
+        return contracted(factors)
+    places, values = norm.apart
+    total = contracted(factors.index_fill(0, places, 0.0))
+    return {**total, name: total[name] + weighted(values, factors[places])}
 
 
 # --- the formulas

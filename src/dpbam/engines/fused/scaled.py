@@ -18,7 +18,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dpbam.engines.fused.gradients import Factored, Norm, grams_of
+from dpbam.engines.fused.gradients import (
+    Factored,
+    Norm,
+    grams_of,
+    set_apart,
+    with_those_apart,
+)
 from dpbam.engines.fused.layers.centred import centre
 from dpbam.trees import Params
 
@@ -66,11 +72,29 @@ class ScaledGradient:
         layer = self.base.layer
         pairs = [(a, b * layer.channels(r, b).to(b.dtype)) for a, b in self.base.pairs]
         first = replace(self.base, pairs=pairs).norm(differentiable=differentiable).square
-        return Norm(first + (2 * r * kappa * rho + kappa.square() * v2).sum(1))
+        norm = Norm(first + (2 * r * kappa * rho + kappa.square() * v2).sum(1))
+        return norm if differentiable else set_apart(self, norm)
+
+    def sizes(self) -> Tensor:
+        """[U]: what |H_u| would be if nothing cancelled, by the largest r."""
+        _, _, r, v2 = self._stats
+        along = 0.0 if self.along is None else (self.along.abs() * v2.sqrt()).sum(1)
+        return r.max() * self.base.sizes() + along
+
+    def some(self, places: Tensor) -> Tensor:
+        """[k, *theta]: H_u of some units, materialised."""
+        h = self.base.some(places)
+        if self.along is None:
+            return h
+        along = self.along[places]
+        return h + along.view(*along.shape, *(1,) * (self._v.ndim - 1)) * self._v
 
     def weighted_sum(self, factors: Tensor, norm: Norm | None) -> Params:
         """J_s^T sum_u c_u G_u + (sum_u c_u along_u) V'."""
-        pulled = self.base.weighted_sum(factors, None)
+        return with_those_apart(self._contracted, self.name, factors, norm)
+
+    def _contracted(self, factors: Tensor) -> Params:
+        pulled = self.base.contracted(factors)
         if self.along is None:
             return pulled
         kept = (factors != 0)[:, None]

@@ -43,6 +43,9 @@ _READS = {
 }  # fmt: skip
 
 
+_ALIASES = {Tensor.data.__get__}  # type: ignore[attr-defined]
+
+
 @dataclass
 class Node:
     """An x or a y of the tape, for all rows: [N, *row]."""
@@ -132,12 +135,33 @@ class Capture(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        tracked = varying = constant = False
+        weights: list[Weight] = []
+        varying = False
         for t in _tensors((args, kwargs)):
             weight = self._weights.get(id(t))
             if weight is not None:
-                tracked, constant = True, constant or weight.constant
+                weights.append(weight)
             varying = varying or is_batched(t)
+        constant = any(weight.constant for weight in weights)
+        out = self._do(
+            func, args, kwargs, tracked=bool(weights), varying=varying, constant=constant
+        )
+        for weight in weights:  # by the function's name, or by an argument such as inplace=True
+            if weight.tensor._version != weight.version:
+                name = getattr(func, "__name__", str(func))
+                raise CannotServe(f"{name} changes a function of parameters in place")
+        return out
+
+    def _do(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        tracked: bool,
+        varying: bool,
+        constant: bool,
+    ) -> Any:
         constant = constant or not torch.is_grad_enabled()
         if constant and self.ascent is None:  # a detached parameter is a constant, unless it moves
             tracked = False
@@ -155,9 +179,9 @@ class Capture(TorchFunctionMode):
             args, kwargs = tree_map(self._repeated, (args, kwargs))
             return self._rules.use(self, func, args, kwargs, constant=False)
         name = getattr(func, "__name__", "")
-        if is_in_place(name):
-            raise CannotServe(f"{name} changes a function of parameters in place")
         out = func(*args, **kwargs)
+        if func in _ALIASES and self.weight(args[0]).func is not None:  # type: ignore[union-attr]
+            raise CannotServe(f"{name} of a function of parameters could be written to unseen")
         parts = out if isinstance(out, list | tuple) else [out]
         if not any(isinstance(t, Tensor) for t in parts) and self.ascent and name in _READS:
             raise CannotServe(f"{name} reads a parameter's value, which BAM's ascent moves")

@@ -42,6 +42,7 @@ class Weight:
         kwargs: likewise.
         pick: which of its outputs.
         constant: computed under ``no_grad``, or detached: no gradient passes it.
+        version: of the tensor; a weight must not be written to.
     """
 
     tensor: Tensor
@@ -51,6 +52,10 @@ class Weight:
     kwargs: dict[str, Any] = field(default_factory=dict)
     pick: int | None = None
     constant: bool = False
+    version: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.version = self.tensor._version
 
     def evaluate(self, theta: Mapping[str, Tensor]) -> Tensor:
         """Return s(theta), for any theta."""

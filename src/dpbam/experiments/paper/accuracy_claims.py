@@ -165,7 +165,7 @@ def exact(studies: Sequence[Study]) -> Outcome:
     study = studies[0]
     rows, claims = [], []
     for cell in study.recipe.cells():
-        arms, epsilon = study.arms(cell), f"{cell['epsilon']:g}"
+        arms, epsilon = study.arms(cell), up(cell["epsilon"])
         rows += [
             (epsilon, _GRADIENTS[arm], points(mean_of(by_seed)), f"{_seconds(by_seed):.0f} s",
              str(len(by_seed)))

@@ -53,6 +53,9 @@ class Layer(Protocol):
     def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
         """The gradient in c of sum weights * gram(c, a), weights [U, T, T]."""
 
+    def lengths(self, a: Tensor) -> Tensor:
+        """[U, T]: |a_t|, of the weight's own input (not centred)."""
+
     def mean(self, a: Tensor) -> Tensor:
         """[U, T]: the mean of a_t's entries (for centred weights)."""
 

@@ -117,6 +117,12 @@ class Conv:
             _strided(_strided(total, first, *write), second, *write).add_(piece)
         return total
 
+    def lengths(self, a: Tensor) -> Tensor:
+        """The patch's length: a box filter over the squared pixels."""
+        box = a.new_ones((1, 1, *self.shape[2:]))
+        pixels = a.square().sum(2, keepdim=True).flatten(0, 1)
+        return self._conv(pixels, box, 1).clamp_min(0).sqrt().reshape(a.shape[0], -1)
+
     def mean(self, a: Tensor) -> Tensor:
         """The patch's mean: a box filter over the mean channel."""
         box = a.new_full((1, 1, *self.shape[2:]), 1.0 / torch.Size(self.shape[2:]).numel())

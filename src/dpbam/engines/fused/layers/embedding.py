@@ -37,6 +37,10 @@ class Embedding:
         """[id_t == id_t']."""
         return (a[:, :, None] == c[:, None, :]).to(torch.get_default_dtype())
 
+    def lengths(self, a: Tensor) -> Tensor:
+        """A one-hot row has length 1."""
+        return torch.ones_like(a, dtype=torch.get_default_dtype())
+
     def rows(self, b: Tensor) -> Tensor:
         """[U, T, d]."""
         return b

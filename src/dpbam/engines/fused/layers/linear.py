@@ -37,6 +37,11 @@ class Linear:
         """Weights A."""
         return weights @ a
 
+    def lengths(self, a: Tensor) -> Tensor:
+        """|a_t|."""
+        lengths: Tensor = a.norm(dim=-1)
+        return lengths
+
     def mean(self, a: Tensor) -> Tensor:
         """Mean over the features."""
         return a.mean(-1)

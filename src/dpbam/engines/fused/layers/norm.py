@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpbam.engines.base import CannotServe
-from dpbam.engines.batching import requires_grad
+from dpbam.engines.batching import is_batched
 from dpbam.engines.fused.fold import split_axis
 from dpbam.engines.fused.layers.group_norm import GroupNorm
 from dpbam.engines.fused.rules import Call, bare, bind, name_of, rule
@@ -36,6 +36,9 @@ def _instance_norm(capture: Capture, call: Call) -> Any:
 def _grouped(capture: Capture, call: Call, given: dict[str, Any], groups: int, eps: float) -> Any:
     """Group norm, whose backward records the per-row gradients of its scale and shift itself."""
     given_x, scale, shift = given["input"], given["weight"], given["bias"]
+    if _differs_by_row(scale, shift):
+        xhat = F.group_norm(given_x, groups, None, None, eps)
+        return _affine_by_row(capture, xhat, scale, shift, given_x.ndim - 2)
     x = given_x.to(torch.promote_types(given_x.dtype, torch.float32))
     what = name_of(capture, call, shift if scale is None else scale)
     weights = [capture.weight(scale), capture.weight(shift)]
@@ -49,6 +52,9 @@ def _grouped(capture: Capture, call: Call, given: dict[str, Any], groups: int, e
                 use.record(split_axis(gradient, 0, (count, -1)))
 
     def for_all_rows(x: Tensor) -> Tensor:
+        x, _ = capture.tape.output(
+            x if x.requires_grad else x.clone(), what
+        )  # so that backward runs
         images = x.flatten(0, 1).contiguous()
         affine = _affine_of(capture, images, (scale, shift), weights)
         y = GroupNorm.apply(images, *affine, groups, eps, record)  # type: ignore[no-untyped-call]
@@ -57,11 +63,7 @@ def _grouped(capture: Capture, call: Call, given: dict[str, Any], groups: int, e
         capture.tape.uses.extend(use for use in uses if use is not None)
         return y
 
-    if requires_grad(x):
-        y = capture.all_rows(for_all_rows, x)
-    else:  # no backward pass would come here
-        xhat = F.group_norm(x, groups, None, None, eps)
-        y = _affine(capture, call, xhat, scale, shift, x.ndim - 2)
+    y = capture.all_rows(for_all_rows, x)
     return y if torch.is_autocast_enabled(x.device.type) else y.to(given_x.dtype)
 
 
@@ -117,6 +119,8 @@ def _affine(
     capture: Capture, call: Call, xhat: Tensor, scale: Any, shift: Any, channel_axes: int
 ) -> Tensor:
     """Return scale * xhat + shift, each [channels] or [*normalized_shape]."""
+    if _differs_by_row(scale, shift):
+        return _affine_by_row(capture, xhat, scale, shift, channel_axes)
     what = name_of(capture, call, shift if scale is None else scale)
     trailing = (1,) * channel_axes
 
@@ -142,6 +146,20 @@ def _affine(
     if weights[1] is not None:
         capture.tape.uses.append(SumUse(weights[1], (*weights[1].tensor.shape, *trailing), j))
     return y
+
+
+def _differs_by_row(*values: Tensor | None) -> bool:
+    return any(v is not None and is_batched(v) for v in values)
+
+
+def _affine_by_row(
+    capture: Capture, xhat: Tensor, scale: Any, shift: Any, channel_axes: int
+) -> Tensor:
+    """Return scale * xhat + shift where one of them is computed from the row."""
+    trailing = (1,) * channel_axes
+    with capture:
+        y = xhat if scale is None else xhat * scale.reshape(*scale.shape, *trailing)
+        return y if shift is None else y + shift.reshape(*shift.shape, *trailing)
 
 
 def _refuse_non_linear(what: str, weights: Any) -> None:

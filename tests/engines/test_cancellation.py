@@ -1,0 +1,103 @@
+"""A unit whose parts cancel is clipped by what it adds to the sum, to the last digits.
+
+|G_u|^2 as a sum of products of Gram matrices has an error of eps times the size of its parts. Where
+the parts cancel that is all there is: without a remedy such a unit passed the clip unseen, or its
+rounding drowned the other units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from reference import make_batch
+from torch import Tensor, nn
+
+from dpbam.clipping import FlatClipping
+from dpbam.engines import make_engine
+from dpbam.engines.fused import gradients
+from dpbam.methods import BAM, DPSGD, Method
+from dpbam.nn import StandardisedConv2d
+
+C = 1.0
+
+
+class Difference(nn.Module):
+    """The same layer on two inputs that are nearly the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x[:, 0]) - self.layer(x[:, 1])
+
+
+class Standardised(nn.Module):
+    def __init__(self, scale: bool) -> None:
+        super().__init__()
+        self.conv = StandardisedConv2d(8, 32, 3, bias=False, scale=scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).square().mean((2, 3))[:, :4]
+
+
+def pairs(scale: float) -> Tensor:
+    x = scale * torch.randn(6, 1, 64)
+    return torch.cat([x, x + torch.randn(6, 1, 64)], 1)
+
+
+def images(offset: float) -> Tensor:
+    return offset + torch.randn(6, 8, 5, 5)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "differences of 1 at 1e4": (Difference, lambda: pairs(1e4)),
+    "differences of 1 at 1e6": (Difference, lambda: pairs(1e6)),
+    "centred weights, images at 1e4": (lambda: Standardised(False), lambda: images(1e4)),
+    "scaled weights, images at 1e4": (lambda: Standardised(True), lambda: images(1e4)),
+}
+
+
+def clipped_sum(model: nn.Module, x: Tensor, method: Method) -> Tensor:
+    names = {n: 0 for n, _ in model.named_parameters()}
+    n = len(x)
+    engine = make_engine("fused", model, nn.CrossEntropyLoss(reduction="none"), names)
+    directions = engine.directions(make_batch(x, torch.arange(n) % 4, n), method, method.lam_at(0))
+    total = directions.weighted_sum(FlatClipping(C).factors(directions.norms()))
+    return torch.cat([t.flatten().double() for t in total.values()])
+
+
+def worst_move(name: str, method: Method) -> float:
+    """How far the clipped sum moves at most when one of the records is left out, in C."""
+    torch.manual_seed(0)
+    make, data = CASES[name]
+    model, x = make(), data()
+    whole = clipped_sum(model, x, method)
+    moves = [
+        float((whole - clipped_sum(model, torch.cat([x[:i], x[i + 1 :]]), method)).norm())
+        for i in range(len(x))
+    ]
+    return max(moves) / C
+
+
+@pytest.mark.parametrize("method", [DPSGD(), BAM(0.1, exact=True)], ids=["dp-sgd", "exact"])
+@pytest.mark.parametrize("name", CASES)
+def test_one_record_moves_the_sum_by_at_most_C_where_parts_cancel(
+    name: str, method: Method
+) -> None:
+    assert worst_move(name, method) <= C * (1 + 1e-5)
+
+
+def test_the_check_notices_if_nothing_is_set_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "set_apart", lambda gradient, norm: norm)
+    assert worst_move("differences of 1 at 1e4", DPSGD()) > 1.1 * C
+
+
+def test_a_record_whose_parts_cancel_wholly_does_not_drown_the_others() -> None:
+    torch.manual_seed(0)
+    model, x = Difference(), pairs(1.0)
+    huge = torch.full((1, 2, 64), 1e9)
+    before = clipped_sum(model, x, DPSGD())
+    assert float((clipped_sum(model, torch.cat([x, huge]), DPSGD()) - before).norm()) <= 1e-6 * C
