@@ -67,13 +67,15 @@ class FunctionalEngine:
             d = method.direction(gradient, theta, lam)
             return d, (seen[0] if plain else {}), losses[0]
 
-        with (
-            isolated(self._model, self._loss) as watch,
-            torch.enable_grad(),
-            sdpa_kernel(SDPBackend.MATH),
-        ):
+        def run(watch: Isolation) -> tuple[Params, Params, Tensor]:
             unit_loss = self._unit_loss(parameters, watch)
-            d, g, losses = over_rows(lambda unit: direction(unit, unit_loss), _by_unit(batch))
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+                found: tuple[Params, Params, Tensor] = over_rows(
+                    lambda unit: direction(unit, unit_loss), _by_unit(batch)
+                )
+            return found
+
+        d, g, losses = isolated(self._model, self._loss, run)
         if losses.requires_grad:  # of a parameter itself, not of the value put in its place
             raise CannotServe("a parameter is used where no torch function shows it")
         plain_directions = FunctionalDirections(g, self._groups) if plain else None

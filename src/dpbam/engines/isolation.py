@@ -27,9 +27,8 @@ from __future__ import annotations
 import gc
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +63,7 @@ _VMAP_WORDS = (
     "saved tensor",
 )
 _FREEZING = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+_Result = TypeVar("_Result")
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -265,9 +265,8 @@ def refuse_hidden_code(model: nn.Module, loss: Loss) -> None:
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # what they kept may still be there
 
 
-@contextmanager
-def isolated(model: nn.Module, loss: Loss) -> Iterator[Isolation]:
-    """Run the vmapped passes of one physical batch inside; refuse what could join rows.
+def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) -> _Result:
+    """Return ``run(watch)``, the vmapped passes of one physical batch; refuse what could join rows.
 
     Raises:
         CannotServe: for what the vmapped engines cannot see through.
@@ -279,33 +278,29 @@ def isolated(model: nn.Module, loss: Loss) -> Iterator[Isolation]:
             "repair its forward pass and make a new model"
         )
     refuse_hidden_code(model, loss)
-    with _nothing_left_of(model):
-        try:
-            with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
-                yield Isolation()
-        except RuntimeError as error:
-            if not any(word in str(error) for word in _VMAP_WORDS):
-                raise
-            first = str(error).strip().splitlines()[0]
-            raise CannotServe(f"torch.func.vmap cannot run the model: {first}") from error
-
-
-@contextmanager
-def _nothing_left_of(model: nn.Module) -> Iterator[None]:
-    """Check, after a pass and after a failed one, that nothing of it is left."""
     state, collecting = ModelState(model), gc.isenabled()
     gc.disable()
     try:
-        yield
+        with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
+            result = run(Isolation())
     except BaseException as error:  # the next engine must not meet what this pass left behind
-        _forget_locals(error)
+        _forget_frames(error)
         _check(model, state)
-        raise
+        raise _explained(error) from None
     else:
         _check(model, state)
+        return result
     finally:
         if collecting:
             gc.enable()
+
+
+def _explained(error: BaseException) -> BaseException:
+    """Return vmap's own errors as refusals, and others as they are."""
+    if not isinstance(error, RuntimeError) or not any(w in str(error) for w in _VMAP_WORDS):
+        return error
+    first = str(error).strip().splitlines()[0]
+    return CannotServe(f"torch.func.vmap cannot run the model: {first}")
 
 
 def _check(model: nn.Module, state: ModelState) -> None:
@@ -317,8 +312,10 @@ def _check(model: nn.Module, state: ModelState) -> None:
         raise
 
 
-def _forget_locals(error: BaseException | None) -> None:
-    """Let go of the local variables of the frames that an error has passed."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__
+def _forget_frames(error: BaseException) -> None:
+    """Let go of the frames that an error has passed, which hold tensors; keep their text."""
+    error.add_note("".join(traceback.format_tb(error.__traceback__)))
+    inner: BaseException | None = error
+    while inner is not None:
+        inner.__traceback__ = None
+        inner = inner.__context__

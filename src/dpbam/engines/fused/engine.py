@@ -102,15 +102,17 @@ class FusedEngine:
             raise CannotServe(
                 f"{method!r} is neither a gradient of L + p |g| nor BAM's ascent step"
             )
-        with isolated(self._model, self._loss) as watch:
+
+        def run(watch: Isolation) -> FusedDirections:
             if penalty is None:
-                made = self._ascended(batch, lam, watch, plain=plain)
-            elif penalty == 0:
-                made = self._plain(batch, watch)
-                made.plain = made if plain else None
-            else:
-                made = self._exact(batch, penalty, watch, plain=plain)
-        return made
+                return self._ascended(batch, lam, watch, plain=plain)
+            if penalty > 0:
+                return self._exact(batch, penalty, watch, plain=plain)
+            made = self._plain(batch, watch)
+            made.plain = made if plain else None
+            return made
+
+        return isolated(self._model, self._loss, run)
 
     def _plain(
         self, batch: PhysicalBatch, watch: Isolation, ascent: Ascent | None = None
