@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -53,8 +54,8 @@ class Layer(Protocol):
     def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
         """The gradient in c of sum weights * gram(c, a), weights [U, T, T]."""
 
-    def lengths(self, a: Tensor) -> Tensor:
-        """[U, T]: |a_t|, of the weight's own input (not centred)."""
+    def size(self, a: Tensor) -> Tensor:
+        """[U]: at least sqrt(sum_t |a_t|^2), of the weight's own input (not centred)."""
 
     def mean(self, a: Tensor) -> Tensor:
         """[U, T]: the mean of a_t's entries (for centred weights)."""
@@ -94,6 +95,12 @@ class Layer(Protocol):
 
     def prefers_gram(self, t: int, pairs: int, *, twice: bool) -> bool:
         """Whether the Gram matrices are the faster way to the norm."""
+
+
+def lengths(x: Tensor) -> Tensor:
+    """[U, ...] -> [U]: |x_u|."""
+    found: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    return found
 
 
 _ENTRY = 60  # an entry of a Gram matrix takes the time of this many products

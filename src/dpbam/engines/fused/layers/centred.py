@@ -34,7 +34,8 @@ class Centred:
 
     def gram(self, a: Tensor, c: Tensor) -> Tensor:
         """[U, T, T]: <a'_t, c'_t'>."""
-        left, right = self.layer.mean(a), self.layer.mean(c)
+        left = self.layer.mean(a)
+        right = left if c is a else self.layer.mean(c)
         gram = self.layer.gram(a, c)
         return gram.baddbmm_(left.unsqueeze(2), right.unsqueeze(1), alpha=-self.fan_in)
 

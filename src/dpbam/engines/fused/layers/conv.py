@@ -8,6 +8,7 @@ shifted Gram matrices of pixels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpbam.engines.fused.fold import split_axis
-from dpbam.engines.fused.layers.base import Costs
+from dpbam.engines.fused.layers.base import Costs, lengths
 from dpbam.engines.fused.rules import Call, bind, generic, name_of, ready, rule, use_matrix
 from dpbam.engines.fused.tape import Capture
 
@@ -117,11 +118,10 @@ class Conv:
             _strided(_strided(total, first, *write), second, *write).add_(piece)
         return total
 
-    def lengths(self, a: Tensor) -> Tensor:
-        """The patch's length: a box filter over the squared pixels."""
-        box = a.new_ones((1, 1, *self.shape[2:]))
-        pixels = a.square().sum(2, keepdim=True).flatten(0, 1)
-        return self._conv(pixels, box, 1).clamp_min(0).sqrt().reshape(a.shape[0], -1)
+    def size(self, a: Tensor) -> Tensor:
+        """A pixel is in at most ceil(k / stride) patches along each axis."""
+        overlap = [-(-k // s) for k, s in zip(self.shape[2:], self.stride, strict=True)]
+        return lengths(a) * math.sqrt(math.prod(overlap))
 
     def mean(self, a: Tensor) -> Tensor:
         """The patch's mean: a box filter over the mean channel."""

@@ -37,9 +37,9 @@ class Embedding:
         """[id_t == id_t']."""
         return (a[:, :, None] == c[:, None, :]).to(torch.get_default_dtype())
 
-    def lengths(self, a: Tensor) -> Tensor:
-        """A one-hot row has length 1."""
-        return torch.ones_like(a, dtype=torch.get_default_dtype())
+    def size(self, a: Tensor) -> Tensor:
+        """T one-hot rows, each of length 1."""
+        return torch.full(a.shape[:1], a.shape[1] ** 0.5, device=a.device)
 
     def rows(self, b: Tensor) -> Tensor:
         """[U, T, d]."""

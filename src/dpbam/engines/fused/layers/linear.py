@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.fused.layers.base import Costs
+from dpbam.engines.fused.layers.base import Costs, lengths
 from dpbam.engines.fused.rules import Call, bind, generic, name_of, ready, rule, use_matrix
 from dpbam.engines.fused.tape import Capture
 
@@ -37,10 +37,9 @@ class Linear:
         """Weights A."""
         return weights @ a
 
-    def lengths(self, a: Tensor) -> Tensor:
-        """|a_t|."""
-        lengths: Tensor = a.norm(dim=-1)
-        return lengths
+    def size(self, a: Tensor) -> Tensor:
+        """|A|."""
+        return lengths(a)
 
     def mean(self, a: Tensor) -> Tensor:
         """Mean over the features."""
