@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 from typing import cast
@@ -48,7 +48,8 @@ class Collector:
     """Adds up what the reports say, in the process that writes the file."""
 
     def __init__(self, out: Path) -> None:
-        self.out, self.spent = out, Counter[str]()
+        self.out = out
+        self.spent: defaultdict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
@@ -56,7 +57,8 @@ class Collector:
             self.spent[file] += cast(float, spent)
 
     def pytest_sessionfinish(self) -> None:
-        files = {file: round(seconds, 2) for file, seconds in self.spent.most_common()}
+        dearest = sorted(self.spent, key=lambda file: -self.spent[file])
+        files = {file: round(self.spent[file], 2) for file in dearest}
         total = round(sum(self.spent.values()), 2)
         self.out.write_text(json.dumps({"total": total, "files": files}, indent=2) + "\n")
 
