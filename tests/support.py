@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dpbam import BAM, DPSAT, DPSGD, Method, PrivacyPlan, PrivateGradientOracle
 from dpbam.engines import ENGINES as ALL_ENGINES
+from dpbam.fitting import MOST_ROWS
 from dpbam.logical import LogicalBatch
 
 ENGINES = [name for name in ALL_ENGINES if name != "auto"]
@@ -63,12 +64,20 @@ def flat(tree: dict[str, Tensor]) -> Tensor:
     return torch.cat([t.detach().double().flatten() for t in tree.values()])
 
 
+def sized_oracle(
+    model: nn.Module, loss: Any, plan: PrivacyPlan, method: Method | None = None, **options: Any
+) -> PrivateGradientOracle:
+    """An oracle that is told how many rows to compute at once: measuring it costs the most."""
+    options.setdefault("physical_batch_size", MOST_ROWS)
+    return PrivateGradientOracle(model, loss, plan, method, **options)
+
+
 def one_step(
     model: nn.Module, plan: PrivacyPlan, x: Any, y: Any, *, units: Any = None, **options: Any
 ) -> dict[str, Tensor]:
     """The gradient that a new oracle writes for one batch."""
     options.setdefault("loss", cross_entropy)
-    oracle = PrivateGradientOracle(model, options.pop("loss"), plan, **options)
+    oracle = sized_oracle(model, options.pop("loss"), plan, **options)
     oracle.backward(x, y, units)
     return gradients(model)
 

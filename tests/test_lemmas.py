@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import Tensor, nn
 
-from dpbam import BAM, DPSGD, PrivateGradientOracle
+from dpbam import BAM, DPSGD
 from dpbam.clipping import FlatClipping, unclipped
 from dpbam.engines import PerSampleDirections, make_engine
 from dpbam.logical import LogicalBatch, Views
@@ -25,6 +25,7 @@ from support import (
     private_plan,
     quiet_plan,
     samples,
+    sized_oracle,
     smooth_net,
 )
 
@@ -61,7 +62,7 @@ def mean_noise_p_value() -> float:
     clipped = flat(one_step(model, quiet_plan(0.5), x, y))
     draws = 60
     plan = private_plan(clip_norm=0.5, steps=draws)
-    oracle = PrivateGradientOracle(
+    oracle = sized_oracle(
         model, cross_entropy, plan, engine="functional", seed=5, sampling="unchecked"
     )
     total = torch.zeros_like(clipped)
@@ -122,7 +123,7 @@ def test_lemma_2_bias_is_at_most_the_mean_excess(
 
     make = METHODS[method]
     oracles = [
-        PrivateGradientOracle(model, cross_entropy, plan, make(0.1), engine=engine, lens=lens)
+        sized_oracle(model, cross_entropy, plan, make(0.1), engine=engine, lens=lens)
         for plan, lens in ((quiet_plan(clip_norm), Norms()), (quiet_plan(), None))
     ]
     released = []

@@ -38,7 +38,7 @@ def make(steps=6, *, seed=3, method=None, plan=None, reporter=None, oracle_optio
     )
     oracle = PrivateGradientOracle(
         model, nn.CrossEntropyLoss(reduction="none"), plan, method, seed=seed,
-        **{"augment": augmentation(), **(oracle_options or {})},
+        **{"augment": augmentation(), "physical_batch_size": 64, **(oracle_options or {})},
     )  # fmt: skip
     optimizer = torch.optim.NAdam(model.parameters(), lr=0.05)
     return Trainer(oracle, optimizer, DIGITS, TEST, reporter=reporter, **options)

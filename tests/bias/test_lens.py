@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import PrivacyPlan, PrivateGradientOracle
+from dpbam import PrivacyPlan
 from dpbam.bias import BiasLens, BiasRecord, append, read
 from dpbam.engines.functional import FunctionalDirections
 from dpbam.methods import Method
@@ -24,6 +24,7 @@ from support import (
     private_plan,
     quiet_plan,
     samples,
+    sized_oracle,
     smooth_net,
 )
 
@@ -37,7 +38,7 @@ def measure(
 ) -> list[BiasRecord]:  # fmt: skip
     lens = lens or BiasLens(eta=True, plain=True)
     options.setdefault("physical_batch_size", 64)
-    oracle = PrivateGradientOracle(model, cross_entropy, plan, method, lens=lens, **options)
+    oracle = sized_oracle(model, cross_entropy, plan, method, lens=lens, **options)
     for _ in range(steps):
         oracle.backward(x, y)
     return lens.records
@@ -142,7 +143,7 @@ def test_alignment_of_bam_is_the_mean_cosine(engine: str) -> None:
 def test_alignment_of_dp_sat_is_with_the_previous_private_gradient() -> None:
     model, (x, y) = smooth_net(), samples(9)
     lens = BiasLens(plain=True)
-    oracle = PrivateGradientOracle(
+    oracle = sized_oracle(
         model, cross_entropy, private_plan(clip_norm=0.3), METHODS["dp-sat"](LAM), lens=lens, seed=0
     )
     oracle.backward(x, y)
@@ -225,7 +226,7 @@ def test_measuring_does_not_change_the_step() -> None:
     model, (x, y) = smooth_net(), samples(9)
     found = []
     for lens in (None, BiasLens(eta=True, plain=True)):
-        oracle = PrivateGradientOracle(
+        oracle = sized_oracle(
             model, cross_entropy, private_plan(clip_norm=0.3), METHODS["dp-sat"](LAM), lens=lens,
             seed=4,
         )  # fmt: skip

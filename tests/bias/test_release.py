@@ -22,6 +22,7 @@ from support import (
     flat,
     private_plan,
     samples,
+    sized_oracle,
     smooth_net,
 )
 
@@ -37,7 +38,7 @@ def oracle_with(seen: PrivateStatistics, **changes: Any) -> PrivateGradientOracl
     names = ("engine", "method", "seed", "noise", "sampling")
     options = {k: changes.pop(k) for k in names if k in changes}
     plan = private_plan(joint_noise_multipliers=seen.noise_multipliers, **changes)
-    return PrivateGradientOracle(
+    return sized_oracle(
         smooth_net(), cross_entropy, plan, release=seen, physical_batch_size=4, **options
     )
 
@@ -239,14 +240,12 @@ def test_statistics_that_leave_no_budget_are_refused() -> None:
 def test_a_plan_that_does_not_know_the_release_is_refused(known: tuple[float, ...]) -> None:
     plan = private_plan(joint_noise_multipliers=known)
     with pytest.raises(ValueError, match="joint_noise_multipliers"):
-        PrivateGradientOracle(smooth_net(), cross_entropy, plan, release=statistics())
+        sized_oracle(smooth_net(), cross_entropy, plan, release=statistics())
 
 
 def test_a_plan_that_expects_a_release_needs_one() -> None:
     with pytest.raises(ValueError, match="joint_noise_multipliers"):
-        PrivateGradientOracle(
-            smooth_net(), cross_entropy, private_plan(joint_noise_multipliers=(5.0,))
-        )
+        sized_oracle(smooth_net(), cross_entropy, private_plan(joint_noise_multipliers=(5.0,)))
 
 
 # --- a small audit: the best test between a batch with and without one unit
@@ -276,7 +275,7 @@ def world(x: Tensor, seed: int, rounds: int) -> Tensor:
     plan = private_plan(
         n=1, batch_size=1, joint_noise_multipliers=seen.noise_multipliers, delta=0.5, steps=rounds
     )
-    oracle = PrivateGradientOracle(
+    oracle = sized_oracle(
         Bare(), lambda output, y: output, plan, engine="functional", release=seen, seed=seed
     )
     for row in range(rounds):
@@ -319,9 +318,9 @@ def test_counts_and_bias_are_near_the_truth() -> None:
     plan = private_plan(
         n=1000, batch_size=400, clip_norm=0.3, joint_noise_multipliers=seen.noise_multipliers
     )
-    oracle = PrivateGradientOracle(smooth_net(), cross_entropy, plan, release=seen, seed=0)
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, release=seen, seed=0)
     clean = PrivateStatistics(THRESHOLDS, noise_multiplier=2.0, bias_bound=10.0)
-    quiet = PrivateGradientOracle(
+    quiet = sized_oracle(
         smooth_net(), cross_entropy,
         PrivacyPlan.non_private(n=1000, batch_size=400, steps=1, clip_norm=0.3,
                                 joint_noise_multipliers=clean.noise_multipliers),
@@ -347,7 +346,7 @@ def test_the_bias_that_is_released_is_the_lens_s_own_reading() -> None:
     plan = PrivacyPlan.non_private(
         n=100, batch_size=30, steps=1, clip_norm=0.3, joint_noise_multipliers=seen.noise_multipliers
     )
-    oracle = PrivateGradientOracle(smooth_net(), cross_entropy, plan, release=seen, lens=lens)
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, release=seen, lens=lens)
     oracle.backward(x, y)
     bias = lens.records[0].non_private_against_own.bias
     assert seen.released[0].bias == pytest.approx(bias, rel=1e-9)

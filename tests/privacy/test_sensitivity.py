@@ -12,7 +12,16 @@ from dpbam import DPSGD, PrivateGradientOracle
 from dpbam.engines import functional
 from dpbam.logical import LogicalBatch
 from planting import Mistake, catches
-from support import CLIPPINGS, METHODS, SERVED, cross_entropy, flat, gradients, quiet_plan
+from support import (
+    CLIPPINGS,
+    METHODS,
+    SERVED,
+    cross_entropy,
+    flat,
+    gradients,
+    quiet_plan,
+    sized_oracle,
+)
 
 C, L = 0.5, 10
 value = st.one_of(
@@ -33,7 +42,7 @@ class Neighbours:
         ).double()
         group = {"unit": "patient", "max_records": records} if records > 1 else {}
         plan = quiet_plan(C, clipping=clipping, **group)
-        self.oracle = PrivateGradientOracle(
+        self.oracle = sized_oracle(
             self.model, cross_entropy, plan, METHODS[method](0.3), engine=engine
         )
 
