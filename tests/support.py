@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -62,6 +64,17 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 def flat(tree: dict[str, Tensor]) -> Tensor:
     """One long float64 vector."""
     return torch.cat([t.detach().double().flatten() for t in tree.values()])
+
+
+def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
+    """A grid: each of ``first`` once in the quick suite, the others in turn; the rest is slow."""
+    cells = []
+    for k, one in enumerate(first):
+        chosen = tuple(axis[(k + k // 3) % len(axis)] for axis in others)
+        for rest in itertools.product(*others):
+            values = (*(one if isinstance(one, tuple) else (one,)), *rest)
+            cells.append(pytest.param(*values, marks=[] if rest == chosen else pytest.mark.slow))
+    return cells
 
 
 def sized_oracle(

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import BAM, DPSAT, DPSGD, SAM, SGD, Method
+from dpbam import BAM, DPSAT, DPSGD, SAM, SGD, Method, PrivateGradientOracle
+from dpbam.fitting import LOOP_ROWS, MOST_ROWS
 from dpbam.randomness import keyed_uniform
 from dpbam.trees import add, unit_vector
 from support import (
@@ -21,6 +22,7 @@ from support import (
     each_gradient,
     flat,
     gradients,
+    in_turn,
     one_step,
     private_plan,
     quiet_plan,
@@ -45,8 +47,7 @@ def test_no_clipping_and_no_noise_is_sgd(engine: str, method: Method) -> None:
     assert float((found - expected).abs().max()) < 1e-10
 
 
-@pytest.mark.parametrize(("engine", "method"), SERVED)
-@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize(("engine", "method", "clipping"), in_turn(SERVED, CLIPPINGS))
 def test_lambda_zero_is_dp_sgd(engine: str, method: str, clipping: str) -> None:
     model, (x, y) = smooth_net(), samples(7)
     options = {"engine": engine, "clipping": None}
@@ -153,8 +154,12 @@ def jitter(x: Tensor, keys: Tensor) -> Tensor:
     return x + 0.3 * keyed_uniform(keys, tuple(x.shape[1:])).to(x.dtype)
 
 
-@pytest.mark.parametrize(("engine", "method"), SERVED)
-def test_the_result_does_not_depend_on_the_micro_batch(engine: str, method: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "method", "sizes"), in_turn(SERVED, [(7, 1000), (1, 1000), (16, 1000)])
+)
+def test_the_result_does_not_depend_on_the_micro_batch(
+    engine: str, method: str, sizes: tuple[int, int]
+) -> None:
     """With dropout, augmentation, three views and ragged groups at once."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -164,7 +169,7 @@ def test_the_result_does_not_depend_on_the_micro_batch(engine: str, method: str)
     units = torch.tensor([5, 0, 5, 2, 9, 2, 5, 7, 1, 9, 30])
     plan = quiet_plan(0.5, unit="patient", max_records=3)
     found = []
-    for size in (1, 7, 16, 1000):
+    for size in sizes:
         oracle = sized_oracle(
             model, cross_entropy, plan, METHODS[method](0.2), engine=engine, seed=3,
             physical_batch_size=size, augment=jitter, multiplicity=3,
@@ -172,9 +177,19 @@ def test_the_result_does_not_depend_on_the_micro_batch(engine: str, method: str)
         oracle.load_state_dict({"step": 4, "previous": dict(model.named_parameters())})
         oracle.backward(x, y, units)
         found.append(flat(gradients(model)))
-    for other in found[1:]:
-        assert float((other - found[0]).abs().max()) < 1e-12
+    assert float((found[1] - found[0]).abs().max()) < 1e-12
     assert float(found[0].norm()) > 1e-3
+
+
+@pytest.mark.parametrize(("engine", "method"), SERVED)
+def test_the_first_batch_chooses_the_micro_batch(engine: str, method: str) -> None:
+    model, (x, y) = nn.Linear(2, 2, bias=False).double(), samples(3, 2, 2)
+    chosen = METHODS[method](0.1)
+    given = one_step(model, quiet_plan(0.3), x, y, engine=engine, method=chosen)
+    oracle = PrivateGradientOracle(model, cross_entropy, quiet_plan(0.3), chosen, engine=engine)
+    oracle.backward(x, y)
+    assert oracle.physical_batch_size == (LOOP_ROWS if engine == "loop" else MOST_ROWS)
+    assert torch.allclose(flat(gradients(model)), flat(given), atol=1e-12)
 
 
 def test_the_order_of_the_rows_does_not_matter() -> None:
@@ -310,8 +325,9 @@ def test_frozen_parameters_stay_frozen(engine: str) -> None:
     assert torch.allclose(flat(found), expected / L, atol=1e-12)
 
 
-@pytest.mark.parametrize(("engine", "method"), SERVED)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("engine", "method", "dtype"), in_turn(SERVED, [torch.float16, torch.bfloat16])
+)
 def test_half_precision_models(engine: str, method: str, dtype: torch.dtype) -> None:
     """The sum is as in float32 up to the half precision of the gradients themselves."""
     model, (x, y) = smooth_net().to(dtype), samples(8)

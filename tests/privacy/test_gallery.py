@@ -8,8 +8,9 @@ from gallery import AUDITED, GALLERY, OTHERS, SECURE, attack
 from planting import Mistake, catches
 
 
-def test_the_code_as_it_is_withstands_the_attack() -> None:
-    attack(400)()
+@pytest.mark.parametrize("trials", [100, pytest.param(400, marks=pytest.mark.slow)])
+def test_the_code_as_it_is_withstands_the_attack(trials: int) -> None:
+    attack(trials)()
 
 
 @catches(AUDITED)

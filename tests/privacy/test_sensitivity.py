@@ -19,6 +19,7 @@ from support import (
     cross_entropy,
     flat,
     gradients,
+    in_turn,
     quiet_plan,
     sized_oracle,
 )
@@ -61,9 +62,9 @@ class Neighbours:
         assert float(moved) <= C * (1 + 1e-5), f"moved by {float(moved)}"
 
 
-@pytest.mark.parametrize("records", [1, 3], ids=["record", "group"])
-@pytest.mark.parametrize("clipping", CLIPPINGS)
-@pytest.mark.parametrize(("engine", "method"), SERVED)
+@pytest.mark.parametrize(
+    ("engine", "method", "clipping", "records"), in_turn(SERVED, CLIPPINGS, [1, 3])
+)
 def test_one_unit_moves_the_sum_by_at_most_c(
     engine: str, method: str, clipping: str, records: int
 ) -> None:
@@ -81,8 +82,7 @@ def test_one_unit_moves_the_sum_by_at_most_c(
     run()
 
 
-@pytest.mark.parametrize("clipping", CLIPPINGS)
-@pytest.mark.parametrize(("engine", "method"), SERVED)
+@pytest.mark.parametrize(("engine", "method", "clipping"), in_turn(SERVED, CLIPPINGS))
 def test_an_input_near_overflow_counts_or_not_whatever_the_others_are(
     engine: str, method: str, clipping: str
 ) -> None:
