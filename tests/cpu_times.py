@@ -1,11 +1,9 @@
-"""A pytest plugin that measures the processor time of each test file.
-
-    PYTHONPATH=tests python -m pytest -p cpu_times --cpu-times FILE
+"""A pytest plugin: ``PYTHONPATH=tests pytest -p cpu_times --cpu-times FILE``.
 
 FILE receives ``{"total": seconds, "files": {file: seconds}}``, the dearest file first. A test costs
 the user and system time of its process and of the children that it waited for, from setup to
-teardown; a shared fixture counts for the first test that asks for it. The imports of collection
-belong to no file and are left out. The worker processes of xdist send their figures along.
+teardown; a shared fixture counts for its first test, and the imports of collection for none. The
+worker processes of xdist send their figures along.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ STARTED = pytest.StashKey[float]()
 
 
 def cpu_seconds() -> float:
-    """Return the processor time of this process and its finished children so far."""
+    """Processor time of this process and of its finished children so far."""
     return sum(os.times()[:4])
 
 
@@ -57,10 +55,9 @@ class Collector:
             self.spent[file] += cast(float, spent)
 
     def pytest_sessionfinish(self) -> None:
-        dearest = sorted(self.spent, key=lambda file: -self.spent[file])
-        files = {file: round(self.spent[file], 2) for file in dearest}
-        total = round(sum(self.spent.values()), 2)
-        self.out.write_text(json.dumps({"total": total, "files": files}, indent=2) + "\n")
+        dearest = sorted(self.spent.items(), key=lambda item: -item[1])
+        found = {"total": sum(self.spent.values()), "files": dict(dearest)}
+        self.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
