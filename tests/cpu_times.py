@@ -56,7 +56,8 @@ class Collector:
 
     def pytest_sessionfinish(self) -> None:
         dearest = sorted(self.spent.items(), key=lambda item: -item[1])
-        found = {"total": sum(self.spent.values()), "files": dict(dearest)}
+        files = {file: round(seconds, 2) for file, seconds in dearest}
+        found = {"total": round(sum(self.spent.values()), 2), "files": files}
         self.out.write_text(json.dumps(found, indent=2) + "\n")
 
 

@@ -26,6 +26,8 @@ METHODS: dict[str, Callable[[float], Method]] = {
 }
 #: every method on every engine
 SERVED = [(engine, method) for engine in ENGINES for method in METHODS]
+#: where either shows it, the cheaper one in the quick suite
+ACCOUNTANTS = ["rdp", pytest.param("pld", marks=pytest.mark.slow)]
 
 cross_entropy = nn.CrossEntropyLoss(reduction="none")
 

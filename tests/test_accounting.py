@@ -159,9 +159,12 @@ def test_sigma_leaves_room_for_what_was_spent(
     assert both <= target < less
 
 
-def test_a_spent_budget_is_refused() -> None:
+@pytest.mark.parametrize(
+    "spent", [Charge(1.0, 1.0, 1), pytest.param(Charge(1.0, 0.05, 200), marks=pytest.mark.slow)]
+)
+def test_a_spent_budget_is_refused(spent: Charge) -> None:
     with pytest.raises(ValueError, match=r"earlier steps have spent epsilon .* nothing of 0.5"):
-        noise_multiplier(0.5, 1e-5, 0.05, 200, spent=[Charge(1.0, 1.0, 1)])
+        noise_multiplier(0.5, 1e-5, 0.05, 200, spent=[spent])
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from dpbam import (
 )
 from dpbam.nn import replace_batch_norm
 from support import (
+    ACCOUNTANTS,
     ENGINES,
     METHODS,
     SERVED,
@@ -276,12 +277,14 @@ def test_a_plan_without_privacy_spends_infinite_epsilon() -> None:
     assert plan.epsilon() == oracle.ledger.epsilon() == math.inf
 
 
-def test_the_ledger_counts_what_was_released() -> None:
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_the_ledger_counts_what_was_released(accountant: str) -> None:
     model, (x, y) = smooth_net(), samples(4)
-    oracle = sized_oracle(model, cross_entropy, private_plan())
+    plan = private_plan(accountant=accountant)
+    oracle = sized_oracle(model, cross_entropy, plan)
     for _ in range(3):
         oracle.backward(x, y)
-    assert oracle.ledger.epsilon() == pytest.approx(private_plan().epsilon(steps=3))
+    assert oracle.ledger.epsilon() == pytest.approx(plan.epsilon(steps=3))
 
 
 # --- the ledger's rules for replays

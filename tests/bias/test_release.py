@@ -15,6 +15,7 @@ from dpbam.accounting import Charge, epsilon, total_epsilon
 from dpbam.bias import PrivateStatistics, ReleasedStatistics, release
 from dpbam.noise import GaussianNoise
 from support import (
+    ACCOUNTANTS,
     CLIPPINGS,
     METHODS,
     SERVED,
@@ -199,16 +200,17 @@ def test_the_statistics_are_part_of_the_release_that_a_replay_must_repeat() -> N
 # --- accounting
 
 
-def test_the_ledger_is_charged_jointly_once() -> None:
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_the_ledger_is_charged_jointly_once(accountant: str) -> None:
     x, y = samples(6)
-    oracle = oracle_with(statistics(), accountant="rdp")
+    oracle = oracle_with(statistics(), accountant=accountant)
     for _ in range(3):
         oracle.backward(x, y)
     (charge,) = oracle.ledger.charges()
     assert charge.noise_multiplier == pytest.approx((1 + 5.0**-2 + 7.0**-2) ** -0.5)
     assert charge.steps == 3
     assert oracle.ledger.epsilon() == pytest.approx(oracle.plan.epsilon(3))
-    alone = epsilon(1.0, 0.1, 3, 1e-3, accountant="rdp")  # the gradient
+    alone = epsilon(1.0, 0.1, 3, 1e-3, accountant=accountant)  # the gradient
     assert oracle.ledger.epsilon() > alone
 
 
@@ -220,10 +222,21 @@ def test_two_separate_events_would_under_count() -> None:
     assert apart < together
 
 
-def test_calibration_makes_room_for_the_statistics() -> None:
+# q = 1 by Renyi divergences is a closed form
+CALIBRATED = pytest.mark.parametrize(
+    "settings",
+    [
+        {"n": 100, "steps": 1, "accountant": "rdp"},
+        pytest.param({"n": 1000, "steps": 20}, marks=pytest.mark.slow),
+    ],
+    ids=["closed form", "subsampled"],
+)
+
+
+@CALIBRATED
+def test_calibration_makes_room_for_the_statistics(settings: dict[str, Any]) -> None:
     seen = statistics()
-    common = {"epsilon": 3, "delta": 1e-4, "n": 100, "batch_size": 100, "steps": 1}
-    common["accountant"] = "rdp"  # and q = 1: in closed form
+    common = {"epsilon": 3, "delta": 1e-4, "batch_size": 100, **settings}
     alone = PrivacyPlan.calibrate(**common)
     plan = PrivacyPlan.calibrate(**common, joint_noise_multipliers=seen.noise_multipliers)
     assert plan.noise_multiplier > alone.noise_multiplier
@@ -231,12 +244,12 @@ def test_calibration_makes_room_for_the_statistics() -> None:
     assert 2.99 < plan.epsilon() <= 3
 
 
-def test_statistics_that_leave_no_budget_are_refused() -> None:
+@CALIBRATED
+def test_statistics_that_leave_no_budget_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="leave nothing of the budget"):
         PrivacyPlan.calibrate(
-            epsilon=1, delta=1e-4, n=100, batch_size=100, steps=20, accountant="rdp",
-            joint_noise_multipliers=(0.5,),
-        )  # fmt: skip
+            epsilon=1, delta=1e-4, batch_size=100, joint_noise_multipliers=(0.5,), **settings
+        )
 
 
 @pytest.mark.parametrize("known", [(), (5.0,), (5.0, 8.0)])
