@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
 from catalogue import METHODS
 from mixing import RECORDS, SLACK, STATEFUL, STEPS, Refused, load, moves, world
+from mixing_state import forget
 from torch import nn
 
 from dpbam import PrivateGradientOracle
@@ -27,6 +28,12 @@ SAMPLE = [
 ]  # fmt: skip
 #: torch refuses these on one record
 WITHOUT_STATISTICS = {"batch norm as a function"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    forget()
 
 
 def check(name: str, engine: str, method: str) -> None:
