@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import secrets
@@ -13,6 +14,12 @@ from hypothesis import settings
 
 settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("steady")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the garbage collector need not look at it in every test."""
+    gc.collect()
+    gc.freeze()
 
 
 class Entropy:

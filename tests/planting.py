@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,10 @@ def _noticed(wrong: Any, used: list[str]) -> Any:
     return call
 
 
-def catches(mistakes: dict[str, Mistake]) -> Callable[[Any], Any]:
-    """Parametrises a test over ``mistakes``."""
-    return pytest.mark.parametrize("mistake", mistakes.values(), ids=mistakes.keys())
+def catches(mistakes: dict[str, Mistake], *, slow: Collection[str] = ()) -> Callable[[Any], Any]:
+    """Parametrises a test over ``mistakes``; those named ``slow`` are left to `make test-all`."""
+    cells = [
+        pytest.param(mistake, id=name, marks=pytest.mark.slow if name in slow else ())
+        for name, mistake in mistakes.items()
+    ]
+    return pytest.mark.parametrize("mistake", cells)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from dpbam import BAM, DPSAT, DPSGD, Method, PrivacyPlan, PrivateGradientOracle
 from dpbam.engines import ENGINES as ALL_ENGINES
+from dpbam.fitting import MOST_ROWS
 from dpbam.logical import LogicalBatch
 
 ENGINES = [name for name in ALL_ENGINES if name != "auto"]
@@ -23,6 +26,8 @@ METHODS: dict[str, Callable[[float], Method]] = {
 }
 #: every method on every engine
 SERVED = [(engine, method) for engine in ENGINES for method in METHODS]
+#: where either shows it, the cheaper one in the quick suite
+ACCOUNTANTS = ["rdp", pytest.param("pld", marks=pytest.mark.slow)]
 
 cross_entropy = nn.CrossEntropyLoss(reduction="none")
 
@@ -63,12 +68,31 @@ def flat(tree: dict[str, Tensor]) -> Tensor:
     return torch.cat([t.detach().double().flatten() for t in tree.values()])
 
 
+def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
+    """A grid: each of ``first`` once in the quick suite, the others in turn; the rest is slow."""
+    cells = []
+    for k, one in enumerate(first):
+        chosen = tuple(axis[(k + k // 3) % len(axis)] for axis in others)
+        for rest in itertools.product(*others):
+            values = (*(one if isinstance(one, tuple) else (one,)), *rest)
+            cells.append(pytest.param(*values, marks=[] if rest == chosen else pytest.mark.slow))
+    return cells
+
+
+def sized_oracle(
+    model: nn.Module, loss: Any, plan: PrivacyPlan, method: Method | None = None, **options: Any
+) -> PrivateGradientOracle:
+    """An oracle that is told how many rows to compute at once: measuring it costs the most."""
+    options.setdefault("physical_batch_size", MOST_ROWS)
+    return PrivateGradientOracle(model, loss, plan, method, **options)
+
+
 def one_step(
     model: nn.Module, plan: PrivacyPlan, x: Any, y: Any, *, units: Any = None, **options: Any
 ) -> dict[str, Tensor]:
     """The gradient that a new oracle writes for one batch."""
     options.setdefault("loss", cross_entropy)
-    oracle = PrivateGradientOracle(model, options.pop("loss"), plan, **options)
+    oracle = sized_oracle(model, options.pop("loss"), plan, **options)
     oracle.backward(x, y, units)
     return gradients(model)
 

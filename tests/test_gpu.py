@@ -32,7 +32,9 @@ def gradients(
     inputs, targets = torch.randn(12, 1, 8, 8), torch.arange(12) % 10
     plan = PrivacyPlan.non_private(n=24, batch_size=12, steps=STEPS, clip_norm=clip_norm)
     loss = nn.CrossEntropyLoss(reduction="none")
-    oracle = PrivateGradientOracle(model, loss, plan, method, engine=engine, seed=0)
+    oracle = PrivateGradientOracle(
+        model, loss, plan, method, engine=engine, seed=0, physical_batch_size=12
+    )
     for _ in range(STEPS):
         oracle.backward(inputs.to(device), targets.to(device))
     return {name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}

@@ -12,19 +12,21 @@ import pytest
 from dpbam import ledger as module
 from dpbam.accounting import Charge, epsilon
 from dpbam.ledger import Ledger
+from support import ACCOUNTANTS
 
 STEP = {"noise_multiplier": 2.0, "sampling_rate": 0.1}
 
 
-def test_epsilon_is_that_of_what_was_charged() -> None:
-    ledger = Ledger(delta=1e-5)
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_epsilon_is_that_of_what_was_charged(accountant: str) -> None:
+    ledger = Ledger(delta=1e-5, accountant=accountant)
     assert ledger.epsilon() == 0
     for step in range(5):
         ledger.charge("a", step, **STEP)
     ledger.charge("b", 0, noise_multiplier=3.0, sampling_rate=0.2)
     assert ledger.charges() == [Charge(2.0, 0.1, 5), Charge(3.0, 0.2, 1)]
     assert len(ledger) == 6
-    assert ledger.epsilon() > epsilon(2.0, 0.1, 5, 1e-5)
+    assert ledger.epsilon() > epsilon(2.0, 0.1, 5, 1e-5, accountant=accountant)
     assert ledger.epsilon(1e-3) < ledger.epsilon()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import Tensor, nn
 
-from dpbam import BAM, DPSGD, PrivateGradientOracle
+from dpbam import BAM, DPSGD
 from dpbam.clipping import FlatClipping, unclipped
 from dpbam.engines import PerSampleDirections, make_engine
 from dpbam.logical import LogicalBatch, Views
@@ -21,10 +21,12 @@ from support import (
     cross_entropy,
     each_gradient,
     flat,
+    in_turn,
     one_step,
     private_plan,
     quiet_plan,
     samples,
+    sized_oracle,
     smooth_net,
 )
 
@@ -61,7 +63,7 @@ def mean_noise_p_value() -> float:
     clipped = flat(one_step(model, quiet_plan(0.5), x, y))
     draws = 60
     plan = private_plan(clip_norm=0.5, steps=draws)
-    oracle = PrivateGradientOracle(
+    oracle = sized_oracle(
         model, cross_entropy, plan, engine="functional", seed=5, sampling="unchecked"
     )
     total = torch.zeros_like(clipped)
@@ -99,8 +101,7 @@ def test_lemma_2_no_bias_when_every_norm_is_at_most_c(engine: str, method: str) 
     assert torch.allclose(flat(clipped), flat(own), rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize(("engine", "method"), SERVED)
-@pytest.mark.parametrize("clip_norm", [0.05, 0.4, 1.0])
+@pytest.mark.parametrize(("engine", "method", "clip_norm"), in_turn(SERVED, [0.05, 0.4, 1.0]))
 def test_lemma_2_bias_is_at_most_the_mean_excess(
     engine: str, method: str, clip_norm: float
 ) -> None:
@@ -122,7 +123,7 @@ def test_lemma_2_bias_is_at_most_the_mean_excess(
 
     make = METHODS[method]
     oracles = [
-        PrivateGradientOracle(model, cross_entropy, plan, make(0.1), engine=engine, lens=lens)
+        sized_oracle(model, cross_entropy, plan, make(0.1), engine=engine, lens=lens)
         for plan, lens in ((quiet_plan(clip_norm), Norms()), (quiet_plan(), None))
     ]
     released = []

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbam import BAM, DPSAT, DPSGD, SAM, SGD, Method, PrivateGradientOracle
+from dpbam.fitting import LOOP_ROWS, MOST_ROWS
 from dpbam.randomness import keyed_uniform
 from dpbam.trees import add, unit_vector
 from support import (
@@ -21,10 +22,12 @@ from support import (
     each_gradient,
     flat,
     gradients,
+    in_turn,
     one_step,
     private_plan,
     quiet_plan,
     samples,
+    sized_oracle,
     smooth_net,
 )
 
@@ -44,14 +47,13 @@ def test_no_clipping_and_no_noise_is_sgd(engine: str, method: Method) -> None:
     assert float((found - expected).abs().max()) < 1e-10
 
 
-@pytest.mark.parametrize(("engine", "method"), SERVED)
-@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize(("engine", "method", "clipping"), in_turn(SERVED, CLIPPINGS))
 def test_lambda_zero_is_dp_sgd(engine: str, method: str, clipping: str) -> None:
     model, (x, y) = smooth_net(), samples(7)
     options = {"engine": engine, "clipping": None}
     found = []
     for chosen in (METHODS[method](0.0), DPSGD()):
-        oracle = PrivateGradientOracle(
+        oracle = sized_oracle(
             model, cross_entropy, quiet_plan(0.3, clipping=clipping), chosen, **options
         )
         oracle.backward(x, y)  # DP-SAT's first step has nothing to ascend along
@@ -152,8 +154,12 @@ def jitter(x: Tensor, keys: Tensor) -> Tensor:
     return x + 0.3 * keyed_uniform(keys, tuple(x.shape[1:])).to(x.dtype)
 
 
-@pytest.mark.parametrize(("engine", "method"), SERVED)
-def test_the_result_does_not_depend_on_the_micro_batch(engine: str, method: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "method", "sizes"), in_turn(SERVED, [(7, 1000), (1, 1000), (16, 1000)])
+)
+def test_the_result_does_not_depend_on_the_micro_batch(
+    engine: str, method: str, sizes: tuple[int, int]
+) -> None:
     """With dropout, augmentation, three views and ragged groups at once."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -163,17 +169,27 @@ def test_the_result_does_not_depend_on_the_micro_batch(engine: str, method: str)
     units = torch.tensor([5, 0, 5, 2, 9, 2, 5, 7, 1, 9, 30])
     plan = quiet_plan(0.5, unit="patient", max_records=3)
     found = []
-    for size in (1, 7, 16, 1000):
-        oracle = PrivateGradientOracle(
+    for size in sizes:
+        oracle = sized_oracle(
             model, cross_entropy, plan, METHODS[method](0.2), engine=engine, seed=3,
             physical_batch_size=size, augment=jitter, multiplicity=3,
         )  # fmt: skip
         oracle.load_state_dict({"step": 4, "previous": dict(model.named_parameters())})
         oracle.backward(x, y, units)
         found.append(flat(gradients(model)))
-    for other in found[1:]:
-        assert float((other - found[0]).abs().max()) < 1e-12
+    assert float((found[1] - found[0]).abs().max()) < 1e-12
     assert float(found[0].norm()) > 1e-3
+
+
+@pytest.mark.parametrize(("engine", "method"), SERVED)
+def test_the_first_batch_chooses_the_micro_batch(engine: str, method: str) -> None:
+    model, (x, y) = nn.Linear(2, 2, bias=False).double(), samples(3, 2, 2)
+    chosen = METHODS[method](0.1)
+    given = one_step(model, quiet_plan(0.3), x, y, engine=engine, method=chosen)
+    oracle = PrivateGradientOracle(model, cross_entropy, quiet_plan(0.3), chosen, engine=engine)
+    oracle.backward(x, y)
+    assert oracle.physical_batch_size == (LOOP_ROWS if engine == "loop" else MOST_ROWS)
+    assert torch.allclose(flat(gradients(model)), flat(given), atol=1e-12)
 
 
 def test_the_order_of_the_rows_does_not_matter() -> None:
@@ -206,7 +222,7 @@ def test_dp_sat_leaves_the_parameters_bit_for_bit(engine: str, dtype: torch.dtyp
     model, (x, y) = smooth_net().to(dtype), samples(9)
     x = x.to(dtype)
     plan = private_plan()
-    oracle = PrivateGradientOracle(
+    oracle = sized_oracle(
         model, cross_entropy, plan, DPSAT(0.37), engine=engine, physical_batch_size=2
     )
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -217,7 +233,7 @@ def test_dp_sat_leaves_the_parameters_bit_for_bit(engine: str, dtype: torch.dtyp
 
 def test_dp_sat_undoes_the_ascent_after_an_error_too() -> None:
     model, (x, y) = smooth_net(), samples(4)
-    oracle = PrivateGradientOracle(model, cross_entropy, private_plan(), DPSAT(0.5))
+    oracle = sized_oracle(model, cross_entropy, private_plan(), DPSAT(0.5))
     oracle.backward(x, y)
     before = flat(dict(model.named_parameters()))
     with pytest.raises((IndexError, RuntimeError)):
@@ -230,7 +246,7 @@ def test_dp_sat_undoes_the_ascent_after_an_error_too() -> None:
 def test_dp_sat_ascends_once_along_the_noised_previous_gradient(engine: str) -> None:
     model, (x, y), lam = smooth_net(), samples(9), 0.3
     plan = quiet_plan(0.5, noise_multiplier=2.0)
-    oracle = PrivateGradientOracle(
+    oracle = sized_oracle(
         model, cross_entropy, plan, DPSAT(lam), engine=engine, physical_batch_size=2, seed=1
     )
     oracle.backward(x, y)
@@ -242,7 +258,7 @@ def test_dp_sat_ascends_once_along_the_noised_previous_gradient(engine: str) -> 
     with torch.no_grad():
         for n, p in model.named_parameters():
             p.add_(lam * released[n] / length)
-    plain = PrivateGradientOracle(model, cross_entropy, plan, DPSGD(), engine=engine, seed=1)
+    plain = sized_oracle(model, cross_entropy, plan, DPSGD(), engine=engine, seed=1)
     plain.load_state_dict({"step": 1, "previous": None})  # the same noise
     plain.backward(x, y)
     assert float((flat(gradients(model)) - second).abs().max()) < 1e-12
@@ -251,12 +267,12 @@ def test_dp_sat_ascends_once_along_the_noised_previous_gradient(engine: str) -> 
 
 def test_dp_sat_goes_on_after_a_resume() -> None:
     model, (x, y) = smooth_net(), samples(9)
-    whole = PrivateGradientOracle(model, cross_entropy, private_plan(), DPSAT(0.3), seed=1)
+    whole = sized_oracle(model, cross_entropy, private_plan(), DPSAT(0.3), seed=1)
     whole.backward(x, y)
     state = whole.state_dict()
     whole.backward(x, y)
     expected = gradients(model)
-    resumed = PrivateGradientOracle(model, cross_entropy, private_plan(), DPSAT(0.3), seed=1)
+    resumed = sized_oracle(model, cross_entropy, private_plan(), DPSAT(0.3), seed=1)
     resumed.load_state_dict(state)
     resumed.backward(x, y)
     assert torch.equal(flat(gradients(model)), flat(expected))
@@ -309,8 +325,9 @@ def test_frozen_parameters_stay_frozen(engine: str) -> None:
     assert torch.allclose(flat(found), expected / L, atol=1e-12)
 
 
-@pytest.mark.parametrize(("engine", "method"), SERVED)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("engine", "method", "dtype"), in_turn(SERVED, [torch.float16, torch.bfloat16])
+)
 def test_half_precision_models(engine: str, method: str, dtype: torch.dtype) -> None:
     """The sum is as in float32 up to the half precision of the gradients themselves."""
     model, (x, y) = smooth_net().to(dtype), samples(8)
@@ -363,9 +380,7 @@ def test_a_method_of_ones_own() -> None:
 
 def test_a_schedule_sets_lambda_by_the_step() -> None:
     model, (x, y) = smooth_net(), samples(6)
-    scheduled = PrivateGradientOracle(
-        model, cross_entropy, quiet_plan(), BAM(lambda step: 0.1 * step)
-    )
+    scheduled = sized_oracle(model, cross_entropy, quiet_plan(), BAM(lambda step: 0.1 * step))
     for step in range(3):
         scheduled.backward(x, y)
         found = flat(gradients(model))
@@ -391,7 +406,7 @@ def test_lens_sees_the_step_and_may_look_away() -> None:
         def finish(self, clipped, released):
             seen.append(f"finish {float((flat(clipped) / L - flat(released)).norm())}")
 
-    oracle = PrivateGradientOracle(
+    oracle = sized_oracle(
         model, cross_entropy, quiet_plan(0.3), BAM(0.1), lens=Recorder(), physical_batch_size=4
     )
     oracle.backward(x, y)
@@ -405,7 +420,7 @@ def test_lens_sees_the_step_and_may_look_away() -> None:
 def test_any_optimiser_takes_the_gradient() -> None:
     model, x = smooth_net(), samples(60)[0]
     y = x[:, :3].argmax(1)
-    oracle = PrivateGradientOracle(model, cross_entropy, quiet_plan(1.0, batch_size=60), BAM(0.02))
+    oracle = sized_oracle(model, cross_entropy, quiet_plan(1.0, batch_size=60), BAM(0.02))
     optimiser = torch.optim.NAdam(model.parameters(), lr=0.05)
     before = float(cross_entropy(model(x), y).detach().mean())
     for _ in range(15):

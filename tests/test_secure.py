@@ -16,11 +16,11 @@ from scipy.stats import binom, chisquare, norm
 from torch import nn
 
 from checks import RARE, check_gaussian, check_poisson, check_uncorrelated
-from dpbam import DPSGD, PrivateGradientOracle
+from dpbam import DPSGD
 from dpbam.noise import GaussianNoise
 from dpbam.randomness import Randomness, SecureRandomness
 from dpbam.secure import SecureGaussianNoise, exactly_rounded, grid, rounded_gaussian
-from support import cross_entropy, private_plan
+from support import cross_entropy, private_plan, sized_oracle
 
 BITS = SecureRandomness()
 
@@ -186,9 +186,7 @@ def test_secure_batches_are_poisson() -> None:
 def test_a_secure_oracle_draws_secure_noise() -> None:
     model = nn.Linear(50, 20, bias=False)
     plan = private_plan(noise_multiplier=2.0, clip_norm=0.5)
-    oracle = PrivateGradientOracle(
-        model, cross_entropy, plan, DPSGD(), engine="functional", noise="secure"
-    )
+    oracle = sized_oracle(model, cross_entropy, plan, DPSGD(), engine="functional", noise="secure")
     assert oracle.secure
     oracle.backward(torch.zeros(5, 50), torch.zeros(5, dtype=torch.long))
     check_gaussian(model.weight.grad.flatten() * 10, 1.0, RARE)
@@ -197,11 +195,11 @@ def test_a_secure_oracle_draws_secure_noise() -> None:
 def test_what_cannot_be_secure_is_refused() -> None:
     plan = private_plan()
     with pytest.raises(ValueError, match="cannot have a seed"):
-        PrivateGradientOracle(nn.Linear(2, 2), cross_entropy, plan, seed=1, noise="secure")
+        sized_oracle(nn.Linear(2, 2), cross_entropy, plan, seed=1, noise="secure")
     with pytest.raises(ValueError, match="cannot have a seed"):
         plan.sampler(seed=1, secure=True)
     with pytest.raises(ValueError, match="did you mean 'secure'"):
-        PrivateGradientOracle(nn.Linear(2, 2), cross_entropy, plan, noise="secur")
+        sized_oracle(nn.Linear(2, 2), cross_entropy, plan, noise="secur")
     with pytest.raises(ValueError, match="not finite"):
         SecureGaussianNoise(BITS).add({"w": torch.tensor([float("nan")])}, 1.0, 0)
 

@@ -38,7 +38,7 @@ def make(steps=6, *, seed=3, method=None, plan=None, reporter=None, oracle_optio
     )
     oracle = PrivateGradientOracle(
         model, nn.CrossEntropyLoss(reduction="none"), plan, method, seed=seed,
-        **{"augment": augmentation(), **(oracle_options or {})},
+        **{"augment": augmentation(), "physical_batch_size": 64, **(oracle_options or {})},
     )  # fmt: skip
     optimizer = torch.optim.NAdam(model.parameters(), lr=0.05)
     return Trainer(oracle, optimizer, DIGITS, TEST, reporter=reporter, **options)
@@ -189,7 +189,7 @@ class Lenient(FlatClipping):
 )
 def test_what_the_plan_does_not_account_for_is_refused(monkeypatch, batches, options, words, taken):
     plan = PrivacyPlan(n=200, batch_size=40, steps=30, noise_multiplier=2.0, delta=1e-3,
-                       clip_norm=0.01 if options else 1.0)  # fmt: skip
+                       accountant="rdp", clip_norm=0.01 if options else 1.0)  # fmt: skip
     heard = Listening()
     trainer = make(plan=plan, reporter=heard, oracle_options=options)
     if batches:

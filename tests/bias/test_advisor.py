@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpbam import DPSGD, PrivateGradientOracle
+from dpbam import DPSGD
 from dpbam.bias import advise
 from dpbam.bias.advisor import WARNING
-from support import cross_entropy, flat, one_step, private_plan, quiet_plan, samples, smooth_net
+from support import (
+    cross_entropy,
+    flat,
+    one_step,
+    private_plan,
+    quiet_plan,
+    samples,
+    sized_oracle,
+    smooth_net,
+)
 
 N = 400
 
@@ -20,7 +29,7 @@ def drawn_cosine(clip_norm: float, batch_size: int, rounds: int = 40) -> float:
     plan = private_plan(
         n=10_000, batch_size=batch_size, clip_norm=clip_norm, delta=1e-5, steps=rounds
     )
-    oracle = PrivateGradientOracle(
+    oracle = sized_oracle(
         model, cross_entropy, plan, DPSGD(), seed=0, engine="functional", physical_batch_size=64,
         sampling="unchecked",
     )  # fmt: skip

@@ -15,6 +15,7 @@ from dpbam.accounting import Charge, epsilon, total_epsilon
 from dpbam.bias import PrivateStatistics, ReleasedStatistics, release
 from dpbam.noise import GaussianNoise
 from support import (
+    ACCOUNTANTS,
     CLIPPINGS,
     METHODS,
     SERVED,
@@ -22,6 +23,7 @@ from support import (
     flat,
     private_plan,
     samples,
+    sized_oracle,
     smooth_net,
 )
 
@@ -37,7 +39,7 @@ def oracle_with(seen: PrivateStatistics, **changes: Any) -> PrivateGradientOracl
     names = ("engine", "method", "seed", "noise", "sampling")
     options = {k: changes.pop(k) for k in names if k in changes}
     plan = private_plan(joint_noise_multipliers=seen.noise_multipliers, **changes)
-    return PrivateGradientOracle(
+    return sized_oracle(
         smooth_net(), cross_entropy, plan, release=seen, physical_batch_size=4, **options
     )
 
@@ -198,16 +200,18 @@ def test_the_statistics_are_part_of_the_release_that_a_replay_must_repeat() -> N
 # --- accounting
 
 
-def test_the_ledger_is_charged_jointly_once() -> None:
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_the_ledger_is_charged_jointly_once(accountant: str) -> None:
     x, y = samples(6)
-    oracle = oracle_with(statistics())
+    oracle = oracle_with(statistics(), accountant=accountant)
     for _ in range(3):
         oracle.backward(x, y)
     (charge,) = oracle.ledger.charges()
     assert charge.noise_multiplier == pytest.approx((1 + 5.0**-2 + 7.0**-2) ** -0.5)
     assert charge.steps == 3
     assert oracle.ledger.epsilon() == pytest.approx(oracle.plan.epsilon(3))
-    assert oracle.ledger.epsilon() > epsilon(1.0, 0.1, 3, 1e-3)  # more than the gradient alone
+    alone = epsilon(1.0, 0.1, 3, 1e-3, accountant=accountant)  # the gradient
+    assert oracle.ledger.epsilon() > alone
 
 
 def test_two_separate_events_would_under_count() -> None:
@@ -218,9 +222,21 @@ def test_two_separate_events_would_under_count() -> None:
     assert apart < together
 
 
-def test_calibration_makes_room_for_the_statistics() -> None:
+# q = 1 by Renyi divergences is a closed form
+CALIBRATED = pytest.mark.parametrize(
+    "settings",
+    [
+        {"n": 100, "steps": 1, "accountant": "rdp"},
+        pytest.param({"n": 1000, "steps": 20}, marks=pytest.mark.slow),
+    ],
+    ids=["closed form", "subsampled"],
+)
+
+
+@CALIBRATED
+def test_calibration_makes_room_for_the_statistics(settings: dict[str, Any]) -> None:
     seen = statistics()
-    common = {"epsilon": 3, "delta": 1e-4, "n": 1000, "batch_size": 100, "steps": 20}
+    common = {"epsilon": 3, "delta": 1e-4, "batch_size": 100, **settings}
     alone = PrivacyPlan.calibrate(**common)
     plan = PrivacyPlan.calibrate(**common, joint_noise_multipliers=seen.noise_multipliers)
     assert plan.noise_multiplier > alone.noise_multiplier
@@ -228,10 +244,11 @@ def test_calibration_makes_room_for_the_statistics() -> None:
     assert 2.99 < plan.epsilon() <= 3
 
 
-def test_statistics_that_leave_no_budget_are_refused() -> None:
+@CALIBRATED
+def test_statistics_that_leave_no_budget_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="leave nothing of the budget"):
         PrivacyPlan.calibrate(
-            epsilon=1, delta=1e-4, n=1000, batch_size=100, steps=20, joint_noise_multipliers=(0.5,)
+            epsilon=1, delta=1e-4, batch_size=100, joint_noise_multipliers=(0.5,), **settings
         )
 
 
@@ -239,14 +256,12 @@ def test_statistics_that_leave_no_budget_are_refused() -> None:
 def test_a_plan_that_does_not_know_the_release_is_refused(known: tuple[float, ...]) -> None:
     plan = private_plan(joint_noise_multipliers=known)
     with pytest.raises(ValueError, match="joint_noise_multipliers"):
-        PrivateGradientOracle(smooth_net(), cross_entropy, plan, release=statistics())
+        sized_oracle(smooth_net(), cross_entropy, plan, release=statistics())
 
 
 def test_a_plan_that_expects_a_release_needs_one() -> None:
     with pytest.raises(ValueError, match="joint_noise_multipliers"):
-        PrivateGradientOracle(
-            smooth_net(), cross_entropy, private_plan(joint_noise_multipliers=(5.0,))
-        )
+        sized_oracle(smooth_net(), cross_entropy, private_plan(joint_noise_multipliers=(5.0,)))
 
 
 # --- a small audit: the best test between a batch with and without one unit
@@ -276,7 +291,7 @@ def world(x: Tensor, seed: int, rounds: int) -> Tensor:
     plan = private_plan(
         n=1, batch_size=1, joint_noise_multipliers=seen.noise_multipliers, delta=0.5, steps=rounds
     )
-    oracle = PrivateGradientOracle(
+    oracle = sized_oracle(
         Bare(), lambda output, y: output, plan, engine="functional", release=seen, seed=seed
     )
     for row in range(rounds):
@@ -319,9 +334,9 @@ def test_counts_and_bias_are_near_the_truth() -> None:
     plan = private_plan(
         n=1000, batch_size=400, clip_norm=0.3, joint_noise_multipliers=seen.noise_multipliers
     )
-    oracle = PrivateGradientOracle(smooth_net(), cross_entropy, plan, release=seen, seed=0)
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, release=seen, seed=0)
     clean = PrivateStatistics(THRESHOLDS, noise_multiplier=2.0, bias_bound=10.0)
-    quiet = PrivateGradientOracle(
+    quiet = sized_oracle(
         smooth_net(), cross_entropy,
         PrivacyPlan.non_private(n=1000, batch_size=400, steps=1, clip_norm=0.3,
                                 joint_noise_multipliers=clean.noise_multipliers),
@@ -347,7 +362,7 @@ def test_the_bias_that_is_released_is_the_lens_s_own_reading() -> None:
     plan = PrivacyPlan.non_private(
         n=100, batch_size=30, steps=1, clip_norm=0.3, joint_noise_multipliers=seen.noise_multipliers
     )
-    oracle = PrivateGradientOracle(smooth_net(), cross_entropy, plan, release=seen, lens=lens)
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, release=seen, lens=lens)
     oracle.backward(x, y)
     bias = lens.records[0].non_private_against_own.bias
     assert seen.released[0].bias == pytest.approx(bias, rel=1e-9)

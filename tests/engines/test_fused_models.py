@@ -1,5 +1,8 @@
 """The fused engine against one sample at a time, on whole models."""
 
+from itertools import product
+from typing import Any
+
 import pytest
 import torch
 from agreement import METHODS, cast, errors
@@ -7,13 +10,19 @@ from reference import make_batch
 from zoo import ROWS, ZOO, loss
 
 from dpbam.engines.fused import FusedEngine
+from support import in_turn
 
 UNITS = {"K=1": 1, "K=4": 4, "ragged": [1, 3, 2, 2]}
+LARGE = "wide_resnet_16_4"  # a smaller one is there, too
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("units", UNITS)
-@pytest.mark.parametrize("name", ZOO)
+def grid(*others: list[str]) -> list[Any]:
+    """Every model but the large one in turn; the rest is slow."""
+    large = [pytest.param(LARGE, *rest, marks=pytest.mark.slow) for rest in product(*others)]
+    return in_turn([name for name in ZOO if name != LARGE], *others) + large
+
+
+@pytest.mark.parametrize(("name", "units", "method"), grid(list(UNITS), list(METHODS)))
 def test_float64_agrees_to_1e_9(name: str, units: str, method: str) -> None:
     torch.manual_seed(0)
     model, inputs, targets = ZOO[name]()
@@ -23,8 +32,7 @@ def test_float64_agrees_to_1e_9(name: str, units: str, method: str) -> None:
     assert max(found.values()) < 1e-9, found
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(("name", "method"), grid(list(METHODS)))
 def test_float32_agrees_to_1e_4(name: str, method: str) -> None:
     torch.manual_seed(0)
     model, inputs, targets = ZOO[name]()

@@ -47,6 +47,12 @@ def resnet9_scaled() -> Made:
 
 
 @model
+def wide_resnet() -> Made:
+    net = WideResNet(3, 3, depth=10, widen=1, groups=4, activation="mish")
+    return net, images(), labels()
+
+
+@model
 def wide_resnet_16_4() -> Made:
     net = WideResNet(3, 3, depth=16, widen=4, groups=4, activation="mish")
     return net, images(), labels()

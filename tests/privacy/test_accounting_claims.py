@@ -17,7 +17,7 @@ from dpbam import oracle as oracle_module
 from dpbam.loading import PoissonBatches
 from dpbam.sampling import PoissonSampler, UnitIndex
 from planting import Mistake, catches
-from support import cross_entropy, private_plan, samples, smooth_net
+from support import cross_entropy, private_plan, samples, sized_oracle, smooth_net
 
 
 def check_sampling_is_as_accounted() -> None:
@@ -26,7 +26,7 @@ def check_sampling_is_as_accounted() -> None:
     (x, y), model = samples(150), smooth_net()
     drawn = [units.numpy() for _, _, units in plan.batches((x, y), seed=3)]
     assert len(drawn) == plan.steps, "a step was skipped"
-    oracle = PrivateGradientOracle(model, cross_entropy, plan)
+    oracle = sized_oracle(model, cross_entropy, plan)
     oracle.backward(x[:4], y[:4])
     (charge,) = oracle.ledger.charges()
     assert charge.noise_multiplier == plan.noise_multiplier
@@ -81,7 +81,7 @@ def check_ledger_comes_first() -> None:
                 seen.append(len(Ledger(1e-3, path=path)) == 1)
 
         ledger = Watching(1e-3, path=path)
-        PrivateGradientOracle(model, cross_entropy, private_plan(), ledger=ledger).backward(x, y)
+        sized_oracle(model, cross_entropy, private_plan(), ledger=ledger).backward(x, y)
     assert seen == [True, True]
 
 
@@ -89,7 +89,7 @@ def run(path: Path, seed: int | None, steps: int, scale: float = 1.0) -> int:
     """A process of its own, as far as the ledger can tell: entries afterwards."""
     model, (x, y) = smooth_net(), samples(4)
     ledger = Ledger(1e-3, path=path)
-    oracle = PrivateGradientOracle(model, cross_entropy, private_plan(), seed=seed, ledger=ledger)
+    oracle = sized_oracle(model, cross_entropy, private_plan(), seed=seed, ledger=ledger)
     for _ in range(steps):
         oracle.backward(scale * x, y)
     return len(Ledger(1e-3, path=path))

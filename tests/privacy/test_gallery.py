@@ -7,12 +7,15 @@ from gallery import AUDITED, GALLERY, OTHERS, SECURE, attack
 
 from planting import Mistake, catches
 
-
-def test_the_code_as_it_is_withstands_the_attack() -> None:
-    attack(400)()
+FAINT = ("sensitivity off by two", "clipped to 2 C")  # eight hundred trials each
 
 
-@catches(AUDITED)
+@pytest.mark.parametrize("trials", [100, pytest.param(400, marks=pytest.mark.slow)])
+def test_the_code_as_it_is_withstands_the_attack(trials: int) -> None:
+    attack(trials)()
+
+
+@catches(AUDITED, slow=FAINT)
 def test_the_audit_refutes(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = mistake.wrong(getattr(mistake.owner, mistake.name))
     monkeypatch.setattr(mistake.owner, mistake.name, wrong)

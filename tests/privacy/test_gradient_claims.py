@@ -27,6 +27,7 @@ from support import (
     private_plan,
     quiet_plan,
     samples,
+    sized_oracle,
     smooth_net,
 )
 
@@ -127,7 +128,7 @@ def check_batch_norm_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     refused = False
     try:
-        PrivateGradientOracle(model, cross_entropy, private_plan())
+        sized_oracle(model, cross_entropy, private_plan())
     except ValueError:
         refused = True
     assert refused
@@ -150,7 +151,7 @@ def after_two_steps(method: methods_module.Method) -> tuple[torch.Tensor, torch.
     """(first release, second release) of DP-SAT over three micro-batches, noise included."""
     model, (x, y) = smooth_net(), samples(9)
     plan = quiet_plan(0.5, noise_multiplier=2.0)
-    oracle = PrivateGradientOracle(
+    oracle = sized_oracle(
         model, cross_entropy, plan, method, engine="functional", physical_batch_size=3, seed=1
     )
     before = flat(dict(model.named_parameters()))
@@ -170,7 +171,7 @@ def check_dp_sat() -> None:
     start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
     torch.nn.utils.vector_to_parameters(start + lam * first / first.norm(), model.parameters())
     plan = quiet_plan(0.5, noise_multiplier=2.0)
-    plain = PrivateGradientOracle(model, cross_entropy, plan, DPSGD(), engine="functional", seed=1)
+    plain = sized_oracle(model, cross_entropy, plan, DPSGD(), engine="functional", seed=1)
     plain.load_state_dict({"step": 1, "previous": None})
     plain.backward(x, y)
     assert_close(second, flat(gradients(model)))

@@ -11,7 +11,6 @@ from test_noise_claims import SIGMA, C, L, silent_oracle
 from torch import nn
 
 from checks import LEVEL, RARE, check_gaussian
-from dpbam import PrivateGradientOracle
 from dpbam.distributed import Ranks, process
 from dpbam.distributed.process import ProcessRanks
 from dpbam.noise import GaussianNoise
@@ -19,7 +18,7 @@ from dpbam.randomness import Randomness
 from dpbam.sampling import Share
 from dpbam.secure import make_noise
 from planting import Mistake, catches
-from support import cross_entropy, quiet_plan
+from support import cross_entropy, quiet_plan, sized_oracle
 from together import together
 
 
@@ -55,7 +54,7 @@ def check_a_unit_is_on_one_rank() -> None:
     def length(ranks: Ranks) -> float:
         torch.manual_seed(0)
         model, plan = nn.Linear(4, 3).double(), quiet_plan(C, n=6, batch_size=6, steps=1)
-        oracle = PrivateGradientOracle(model, cross_entropy, plan, ranks=ranks)
+        oracle = sized_oracle(model, cross_entropy, plan, ranks=ranks)
         for batch in plan.batches(data, share=ranks.share):
             oracle.backward(*batch)
         return 6 * math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))

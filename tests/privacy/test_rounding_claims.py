@@ -64,7 +64,7 @@ def check_one_physical_batch() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("physical", [1024, 8192, UNITS])
+@pytest.mark.parametrize("physical", [pytest.param(1024, marks=pytest.mark.slow), 8192, UNITS])
 def test_one_of_65536_aligned_gradients_moves_the_sum_by_C(engine: str, physical: int) -> None:
     check_moves(engine, physical)
 

@@ -12,7 +12,17 @@ from dpbam import DPSGD, PrivateGradientOracle
 from dpbam.engines import functional
 from dpbam.logical import LogicalBatch
 from planting import Mistake, catches
-from support import CLIPPINGS, METHODS, SERVED, cross_entropy, flat, gradients, quiet_plan
+from support import (
+    CLIPPINGS,
+    METHODS,
+    SERVED,
+    cross_entropy,
+    flat,
+    gradients,
+    in_turn,
+    quiet_plan,
+    sized_oracle,
+)
 
 C, L = 0.5, 10
 value = st.one_of(
@@ -33,7 +43,7 @@ class Neighbours:
         ).double()
         group = {"unit": "patient", "max_records": records} if records > 1 else {}
         plan = quiet_plan(C, clipping=clipping, **group)
-        self.oracle = PrivateGradientOracle(
+        self.oracle = sized_oracle(
             self.model, cross_entropy, plan, METHODS[method](0.3), engine=engine
         )
 
@@ -52,9 +62,9 @@ class Neighbours:
         assert float(moved) <= C * (1 + 1e-5), f"moved by {float(moved)}"
 
 
-@pytest.mark.parametrize("records", [1, 3], ids=["record", "group"])
-@pytest.mark.parametrize("clipping", CLIPPINGS)
-@pytest.mark.parametrize(("engine", "method"), SERVED)
+@pytest.mark.parametrize(
+    ("engine", "method", "clipping", "records"), in_turn(SERVED, CLIPPINGS, [1, 3])
+)
 def test_one_unit_moves_the_sum_by_at_most_c(
     engine: str, method: str, clipping: str, records: int
 ) -> None:
@@ -72,8 +82,7 @@ def test_one_unit_moves_the_sum_by_at_most_c(
     run()
 
 
-@pytest.mark.parametrize("clipping", CLIPPINGS)
-@pytest.mark.parametrize(("engine", "method"), SERVED)
+@pytest.mark.parametrize(("engine", "method", "clipping"), in_turn(SERVED, CLIPPINGS))
 def test_an_input_near_overflow_counts_or_not_whatever_the_others_are(
     engine: str, method: str, clipping: str
 ) -> None:
