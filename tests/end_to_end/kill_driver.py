@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.forked import context
+from tests.forked import unstarted
 
 from dpbam.runs import RunConfig, execute, stored_config
 from dpbam.runs.folder import RunFolder
@@ -143,9 +143,6 @@ def child(
     mistake: str | None,
 ) -> None:
     """Start the run in ``out``, or resume it if it has begun."""
-    import torch
-
-    torch.set_num_threads(1)
     folder = RunFolder(out)
     count_applied(folder.path.with_suffix(".applied"))
     if mistake:
@@ -196,7 +193,7 @@ def _set_back() -> None:
 @contextlib.contextmanager
 def started(config: dict[str, object], out: Path) -> Iterator[BaseProcess]:
     """A process at work on the run; killed at the end, if it has not ended."""
-    process = context.Process(target=child, args=(config, str(out), None, 1, None))
+    process = unstarted(child, config, str(out), None, 1, None)
     process.start()
     try:
         yield process
@@ -215,7 +212,7 @@ def run(
     mistake: str | None = None,
 ) -> int:
     """One process's work on the run; its exit code, -9 if it was killed."""
-    process = context.Process(target=child, args=(config, str(out), point, number, mistake))
+    process = unstarted(child, config, str(out), point, number, mistake)
     process.start()
     if after is not None:
         process.join(timeout=after)
