@@ -28,8 +28,8 @@ SEEDED = {
 }  # fmt: skip
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def die(by: int = signal.SIGKILL) -> None:
+    os.kill(os.getpid(), by)
 
 
 def at_call(number: int, act: Callable[[], None]) -> Callable[[], None]:
@@ -45,8 +45,8 @@ def at_call(number: int, act: Callable[[], None]) -> Callable[[], None]:
     return called
 
 
-def plant(point: str, number: int) -> None:
-    """Replace the function at ``point``, so that its ``number``-th call kills the process."""
+def plant(point: str, number: int, by: int = signal.SIGKILL) -> None:
+    """Replace the function at ``point``: its ``number``-th call sends the process signal ``by``."""
     import torch
 
     import dpbam.ledger
@@ -55,7 +55,7 @@ def plant(point: str, number: int) -> None:
     import dpbam.runs.files
     import dpbam.training
 
-    kill = at_call(number, die)
+    kill = at_call(number, lambda: die(by))
 
     def before(owner: object, name: str) -> None:
         real = getattr(owner, name)
