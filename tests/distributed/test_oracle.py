@@ -53,6 +53,16 @@ def cases() -> dict[str, tuple[Method, PrivacyPlan, int]]:
     return found | {"sgd": (SGD(), plain, 1), "sam": (SAM(0.1), plain, 1)}
 
 
+def few_cases() -> dict[str, tuple[Method, PrivacyPlan, int]]:
+    """Every method and every clipping once, and a rank without a unit in most steps."""
+    found, every = {}, cases()
+    for k, method in enumerate(METHODS):
+        clipping = list(CLIPPINGS)[k % len(CLIPPINGS)]
+        name = next(n for n in every if n.startswith(f"{method}, {clipping}, "))
+        found[name] = every[name]
+    return found | {name: every[name] for name in ("mostly empty shares", "sam")}
+
+
 def every_case() -> dict[str, tuple[Method, PrivacyPlan, int]]:
     """Those above, and every method with every clipping, unit and K = 1, 2."""
     every = product(METHODS, CLIPPINGS, (False, True), (1, 2))
@@ -88,8 +98,10 @@ def one_process() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("world", "of"),
     [
-        (2, cases),
-        (4, cases),
+        (2, few_cases),
+        (4, few_cases),
+        pytest.param(2, cases, marks=pytest.mark.slow),
+        pytest.param(4, cases, marks=pytest.mark.slow),
         pytest.param(2, every_case, marks=pytest.mark.slow),
         pytest.param(4, every_case, marks=pytest.mark.slow),
     ],
