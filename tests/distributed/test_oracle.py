@@ -95,7 +95,7 @@ def on_processes(world: int, of: Callable[[], dict[str, Any]]) -> list[dict[str,
     ("world", "of"),
     [
         (2, few_cases),
-        (4, few_cases),
+        pytest.param(4, few_cases, marks=pytest.mark.slow),
         pytest.param(2, cases, marks=pytest.mark.slow),
         pytest.param(4, cases, marks=pytest.mark.slow),
         pytest.param(2, every_case, marks=pytest.mark.slow),

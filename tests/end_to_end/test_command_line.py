@@ -53,10 +53,7 @@ def dpbam(*args, cwd, code=0):
 def place(tmp_path_factory):
     """A working folder with a finished run in ``run``."""
     where = tmp_path_factory.mktemp("work")
-    done = subprocess.run(  # as a user does, from nothing
-        [*DPBAM, *TRAIN, "--epochs", "8", "--seed", "0", "--out", "run"], cwd=where, check=True,
-        capture_output=True, text=True, env=ENVIRONMENT,
-    )  # fmt: skip
+    done = dpbam(*TRAIN, "--epochs", "8", "--seed", "0", "--out", "run", cwd=where)
     (where / "stdout.txt").write_text(done.stdout)
     (where / "stderr.txt").write_text(done.stderr)
     return where
