@@ -110,7 +110,9 @@ def test_without_noise_the_number_of_processes_does_not_change_the_result(world,
             assert np.abs(found[name] - expected).max() < 1e-9, name
 
 
-@pytest.mark.parametrize("name", ["bam, flat, records", "dp-sat, per-layer, patients, K = 2", "sam"])
+@pytest.mark.parametrize(
+    "name", ["bam, flat, records", "dp-sat, per-layer, patients, K = 2", "sam"]
+)
 def test_a_group_of_one_is_a_process_alone(name):
     assert np.array_equal(trained(Ranks(), *few_cases()[name]), on_processes(1, few_cases)[0][name])
 

@@ -83,7 +83,7 @@ def forked(tmp_path):
     ]  # fmt: skip
     for rank in ranks:
         rank.join()
-    stdout, stderr = ("".join(path.read_text() for path in paths) for paths in zip(*said, strict=True))
+    stdout, stderr = ("".join(p.read_text() for p in paths) for paths in zip(*said, strict=True))
     assert [rank.exitcode for rank in ranks] == [0, 0], stderr
     return outcome(tmp_path / "run"), stdout, stderr
 

@@ -358,7 +358,8 @@ def test_an_unaccounted_search_says_so_everywhere(tmp_path: Path) -> None:
 
 COMMAND = [
     "search", "--data", "digits", "--model", "mlp", "--noise-multiplier", "4", "--accountant",
-    "rdp", "--model-option", "hidden=[8]", "--epochs", "1", "--batch-size", "180", "--checkpoint-every", "0", "--pay", "nothing",
+    "rdp", "--model-option", "hidden=[8]", "--epochs", "1", "--batch-size", "180",
+    "--checkpoint-every", "0", "--pay", "nothing",
     "--method", "dp-sgd", "--trials", "2", "--vary", "lr=1e-3..1e-1:log", "--json",
 ]  # fmt: skip
 
