@@ -141,6 +141,7 @@ def child(
     point: str | None,
     number: int,
     mistake: str | None,
+    by: int = signal.SIGKILL,
 ) -> None:
     """Start the run in ``out``, or resume it if it has begun."""
     folder = RunFolder(out)
@@ -148,7 +149,7 @@ def child(
     if mistake:
         plant_mistake(mistake)
     if point:
-        plant(point, number)
+        plant(point, number, by)
     resume = folder.facts.exists()
     execute(stored_config(out) if resume else RunConfig(**config), out, resume=resume)
 
@@ -191,9 +192,10 @@ def _set_back() -> None:
 
 
 @contextlib.contextmanager
-def started(config: dict[str, object], out: Path) -> Iterator[BaseProcess]:
-    """A process at work on the run; killed at the end, if it has not ended."""
-    process = unstarted(child, config, str(out), None, 1, None)
+def halting(config: dict[str, object], out: Path, step: int) -> Iterator[BaseProcess]:
+    """A process at work that stops itself at a step; killed at the end, if it has not ended."""
+    point = "before the optimiser's step"
+    process = unstarted(child, config, str(out), point, step, None, signal.SIGSTOP)
     process.start()
     try:
         yield process
