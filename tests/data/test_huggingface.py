@@ -33,8 +33,10 @@ def encoded(seed: int, size: tuple[int, int] = (8, 8), form: str = "PNG") -> byt
 
 @pytest.fixture
 def datasets(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # read when it is first imported
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # read when it is first imported, or before this test
     library = pytest.importorskip("datasets", reason="no datasets: pip install 'dpbam[hf]'")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(library.config, "HF_HUB_OFFLINE", True)
     library.disable_progress_bars()
     return library
 

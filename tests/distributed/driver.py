@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.forked import context
+from tests.forked import unstarted
 
 from dpbam.cli.boundary import INTERRUPTED, guarded
 from dpbam.distributed import Ranks, process, watch
@@ -65,9 +65,7 @@ def attempt(
     logs = [out.with_name(f"{out.name}.{store.port}.{rank}.stderr") for rank in range(world)]
     plant = (victim, point, number, mistake, act, count)
     processes = [
-        context.Process(
-            target=rank_process, args=(rank, world, store.port, config, str(out), plant)
-        )
+        unstarted(rank_process, rank, world, store.port, config, str(out), plant)
         for rank in range(world)
     ]
     for started in processes:
@@ -101,9 +99,6 @@ def rank_process(
     rank: int, world: int, port: int, config: dict[str, Any], out: str, plant: tuple[Any, ...]
 ) -> None:
     """One rank: start the run in ``out``, or resume it if it has begun."""
-    import torch
-
-    torch.set_num_threads(1)
     watch.BEAT = 0.2
     victim, point, number, mistake, act, restarts = plant
     count_applied(Path(f"{out}.{port}.{rank}.applied"))

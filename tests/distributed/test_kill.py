@@ -29,11 +29,11 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize(
     ("point", "victim"),
     [
-        ("before the sums are reduced", 0),
+        pytest.param("before the sums are reduced", 0, marks=pytest.mark.slow),
         ("before the sums are reduced", 1),
         ("after the sums are reduced", 0),  # charged, and not yet sent out
-        ("after the broadcast", 1),
-        ("while the others wait", 0),
+        pytest.param("after the broadcast", 1, marks=pytest.mark.slow),
+        pytest.param("while the others wait", 0, marks=pytest.mark.slow),
     ],
 )
 def test_who_is_gone_is_said_once_and_the_seeded_run_goes_on(undisturbed, tmp_path, point, victim):
@@ -87,7 +87,7 @@ def test_an_error_on_one_rank_ends_the_others_without_a_word(undisturbed, tmp_pa
     assert done.said == ["", "error: No space left on device\n", ""]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_is_asked_to_stop_stops_all_at_one_step(undisturbed, tmp_path, victim):
     out = tmp_path / "run"
     point = "before the sums are reduced"

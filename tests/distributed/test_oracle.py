@@ -53,6 +53,16 @@ def cases() -> dict[str, tuple[Method, PrivacyPlan, int]]:
     return found | {"sgd": (SGD(), plain, 1), "sam": (SAM(0.1), plain, 1)}
 
 
+def few_cases() -> dict[str, tuple[Method, PrivacyPlan, int]]:
+    """Every method and every clipping once, and a rank without a unit in most steps."""
+    found, every = {}, cases()
+    for k, method in enumerate(METHODS):
+        clipping = CLIPPINGS[(k + 1) % len(CLIPPINGS)]
+        name = next(n for n in every if n.startswith(f"{method}, {clipping}, "))
+        found[name] = every[name]
+    return found | {name: every[name] for name in ("mostly empty shares", "sam")}
+
+
 def every_case() -> dict[str, tuple[Method, PrivacyPlan, int]]:
     """Those above, and every method with every clipping, unit and K = 1, 2."""
     every = product(METHODS, CLIPPINGS, (False, True), (1, 2))
@@ -81,15 +91,13 @@ def on_processes(world: int, of: Callable[[], dict[str, Any]]) -> list[dict[str,
     return together(world, lambda ranks: {n: trained(ranks, *c) for n, c in of().items()})
 
 
-def one_process() -> dict[str, np.ndarray]:
-    return on_processes(1, cases)[0]
-
-
 @pytest.mark.parametrize(
     ("world", "of"),
     [
-        (2, cases),
-        (4, cases),
+        (2, few_cases),
+        pytest.param(4, few_cases, marks=pytest.mark.slow),
+        pytest.param(2, cases, marks=pytest.mark.slow),
+        pytest.param(4, cases, marks=pytest.mark.slow),
         pytest.param(2, every_case, marks=pytest.mark.slow),
         pytest.param(4, every_case, marks=pytest.mark.slow),
     ],
@@ -102,14 +110,17 @@ def test_without_noise_the_number_of_processes_does_not_change_the_result(world,
             assert np.abs(found[name] - expected).max() < 1e-9, name
 
 
-@pytest.mark.parametrize("name", ["bam, flat, records", "dp-sat, flat, patients, K = 2", "sam"])
+@pytest.mark.parametrize(
+    "name", ["bam, flat, records", "dp-sat, per-layer, patients, K = 2", "sam"]
+)
 def test_a_group_of_one_is_a_process_alone(name):
-    assert np.array_equal(trained(Ranks(), *cases()[name]), one_process()[name])
+    assert np.array_equal(trained(Ranks(), *few_cases()[name]), on_processes(1, few_cases)[0][name])
 
 
-def test_the_trainings_go_somewhere():
+@pytest.mark.parametrize("of", [few_cases, pytest.param(cases, marks=pytest.mark.slow)])
+def test_the_trainings_go_somewhere(of):
     """What the tests above compare: every case its own, and none where it began."""
-    found = list(one_process().values())
+    found = list(on_processes(1, of)[0].values())
     start = trained(Ranks(), SGD(), quiet_plan(batch_size=9, steps=1, n=RECORDS), 1)
     assert all(np.abs(a - b).max() > 1e-4 for i, a in enumerate(found) for b in found[:i])
     assert all(np.abs(a - start).max() > 1e-2 for a in found)

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.forked import command
 
 from end_to_end.test_kill_resume import entries, outcome
 from together import free_port
@@ -60,13 +62,43 @@ def undisturbed(tmp_path_factory):
     return outcome(place / "run"), stdout, stderr
 
 
-def test_two_ranks_are_one_run(undisturbed):
+def launched(rank: int, port: int) -> None:
+    """Be a rank of two, as torchrun starts it."""
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def forked(tmp_path):
+    """What two ranks give and print that are forked, without torchrun."""
+    port, said = free_port(), [[tmp_path / f"{k}.out", tmp_path / f"{k}.err"] for k in (0, 1)]
+    ranks = [
+        command(
+            *TRAIN[2:], "--epochs", "1", "--augment-multiplicity", "2", "--out", "run",
+            cwd=tmp_path, stdout=out, stderr=err, first=partial(launched, rank, port),
+        )
+        for rank, (out, err) in enumerate(said)
+    ]  # fmt: skip
+    for rank in ranks:
+        rank.join()
+    stdout, stderr = ("".join(p.read_text() for p in paths) for paths in zip(*said, strict=True))
+    assert [rank.exitcode for rank in ranks] == [0, 0], stderr
+    return outcome(tmp_path / "run"), stdout, stderr
+
+
+@pytest.mark.parametrize(
+    ("of", "steps"),
+    [("forked", STEPS // 4), pytest.param("undisturbed", STEPS, marks=pytest.mark.slow)],
+)
+def test_two_ranks_are_one_run(of, steps, request):
     """One ledger, one statement, one voice."""
-    result, stdout, stderr = undisturbed
-    assert result["steps"] == (STEPS, STEPS)
-    assert len(result["ledger"]) == STEPS
+    result, stdout, stderr = request.getfixturevalue(of)
+    assert result["steps"] == (steps, steps)
+    assert len(result["ledger"]) == steps
     assert stdout.count("complete") == 1
-    assert stderr.count(f"{STEPS} steps of 180 of 1438 records") == 1
+    assert stderr.count(f"{steps} steps of 180 of 1438 records") == 1
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.forked import context
+from tests.forked import unstarted
 
 from dpbam.runs import RunConfig, execute, stored_config
 from dpbam.runs.folder import RunFolder
@@ -28,8 +28,8 @@ SEEDED = {
 }  # fmt: skip
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def die(by: int = signal.SIGKILL) -> None:
+    os.kill(os.getpid(), by)
 
 
 def at_call(number: int, act: Callable[[], None]) -> Callable[[], None]:
@@ -45,8 +45,8 @@ def at_call(number: int, act: Callable[[], None]) -> Callable[[], None]:
     return called
 
 
-def plant(point: str, number: int) -> None:
-    """Replace the function at ``point``, so that its ``number``-th call kills the process."""
+def plant(point: str, number: int, by: int = signal.SIGKILL) -> None:
+    """Replace the function at ``point``: its ``number``-th call sends the process signal ``by``."""
     import torch
 
     import dpbam.ledger
@@ -55,7 +55,7 @@ def plant(point: str, number: int) -> None:
     import dpbam.runs.files
     import dpbam.training
 
-    kill = at_call(number, die)
+    kill = at_call(number, lambda: die(by))
 
     def before(owner: object, name: str) -> None:
         real = getattr(owner, name)
@@ -141,17 +141,15 @@ def child(
     point: str | None,
     number: int,
     mistake: str | None,
+    by: int = signal.SIGKILL,
 ) -> None:
     """Start the run in ``out``, or resume it if it has begun."""
-    import torch
-
-    torch.set_num_threads(1)
     folder = RunFolder(out)
     count_applied(folder.path.with_suffix(".applied"))
     if mistake:
         plant_mistake(mistake)
     if point:
-        plant(point, number)
+        plant(point, number, by)
     resume = folder.facts.exists()
     execute(stored_config(out) if resume else RunConfig(**config), out, resume=resume)
 
@@ -194,9 +192,10 @@ def _set_back() -> None:
 
 
 @contextlib.contextmanager
-def started(config: dict[str, object], out: Path) -> Iterator[BaseProcess]:
-    """A process at work on the run; killed at the end, if it has not ended."""
-    process = context.Process(target=child, args=(config, str(out), None, 1, None))
+def halting(config: dict[str, object], out: Path, step: int) -> Iterator[BaseProcess]:
+    """A process at work that stops itself at a step; killed at the end, if it has not ended."""
+    point = "before the optimiser's step"
+    process = unstarted(child, config, str(out), point, step, None, signal.SIGSTOP)
     process.start()
     try:
         yield process
@@ -215,7 +214,7 @@ def run(
     mistake: str | None = None,
 ) -> int:
     """One process's work on the run; its exit code, -9 if it was killed."""
-    process = context.Process(target=child, args=(config, str(out), point, number, mistake))
+    process = unstarted(child, config, str(out), point, number, mistake)
     process.start()
     if after is not None:
         process.join(timeout=after)

@@ -6,12 +6,15 @@ import contextlib
 import csv
 import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,10 +22,14 @@ from PIL import Image
 from tests.forked import command, wait_until
 
 from dpbam.data import load
+from end_to_end.kill_driver import plant
 
 DPBAM = [sys.executable, "-m", "dpbam"]
 TRAIN = ["train", "--data", "digits", "--method", "dp-sgd", "--epsilon", "3", "--delta", "1e-4",
          "--lr", "0.01", "--accountant", "rdp", "--device", "cpu", "--model", "mlp"]  # fmt: skip
+SHORT = ["train", "--data", "digits", "--model", "mlp", "--model-option", "hidden=[8]",
+         "--method", "dp-sgd", "--noise-multiplier", "4", "--accountant", "rdp", "--batch-size",
+         "180", "--epochs", "1", "--seed", "5", "--json-lines"]  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -46,10 +53,7 @@ def dpbam(*args, cwd, code=0):
 def place(tmp_path_factory):
     """A working folder with a finished run in ``run``."""
     where = tmp_path_factory.mktemp("work")
-    done = subprocess.run(  # as a user does, from nothing
-        [*DPBAM, *TRAIN, "--epochs", "8", "--seed", "0", "--out", "run"], cwd=where, check=True,
-        capture_output=True, text=True, env=ENVIRONMENT,
-    )  # fmt: skip
+    done = dpbam(*TRAIN, "--epochs", "8", "--seed", "0", "--out", "run", cwd=where)
     (where / "stdout.txt").write_text(done.stdout)
     (where / "stderr.txt").write_text(done.stderr)
     return where
@@ -102,37 +106,29 @@ def test_predictions_are_those_that_were_evaluated(place, report):
     assert sum(float(v) for k, v in one.items() if k.startswith("p(")) == pytest.approx(1, abs=1e-4)
 
 
-def test_ctrl_c_saves_and_resuming_ends_as_if_nothing_had_happened(place):
-    seeded = [*TRAIN, "--epochs", "8", "--seed", "5", "--json-lines"]
-    dpbam(*seeded, "--out", "whole", cwd=place)
-    steps = _interrupt([*seeded, "--out", "broken"], after=4, cwd=place)
-    assert not (place / "broken" / "model.safetensors").exists()
-    said = dpbam("train", "--resume", "--out", "broken", "--json-lines", cwd=place).stdout
-    events = [json.loads(line) for line in said.splitlines()]
-    start = next(e for e in events if e["event"] == "start")
-    assert 4 <= start["step"] <= steps + 1
-    assert events[-1]["event"] == "end"
-    for name in ("model.safetensors", "metrics.jsonl"):
-        assert (place / "broken" / name).read_bytes() == (place / "whole" / name).read_bytes()
+def interrupted(step):
+    """Plant Ctrl-C in a process, in the optimiser's ``step``-th step."""
+    plant("before the optimiser's step", step, signal.SIGINT)
 
 
-def _interrupt(args, after, cwd):
-    """Send Ctrl-C once ``after`` steps are done; the steps seen by then."""
-    out, err = cwd / "broken.out", cwd / "broken.err"
-    process = command(*args, cwd=cwd, stdout=out, stderr=err)
-    wait_until(lambda: _steps(out) >= after, alive=process.is_alive)
-    os.kill(process.pid, signal.SIGINT)
+def test_ctrl_c_saves_and_resuming_ends_as_if_nothing_had_happened(tmp_path):
+    dpbam(*SHORT, "--out", "whole", cwd=tmp_path)
+    out, err = tmp_path / "broken.out", tmp_path / "broken.err"
+    process = command(
+        *SHORT, "--out", "broken", cwd=tmp_path, stdout=out, stderr=err,
+        first=partial(interrupted, 4),
+    )  # fmt: skip
     process.join()
     assert process.exitcode == 130, err.read_text()
     assert "dpbam train --resume --out broken" in err.read_text()
-    return _steps(out)
-
-
-def _steps(out):
-    """The last step in the events that were printed so far."""
-    lines = out.read_text().split("\n")[:-1] if out.exists() else []
-    events = [json.loads(line) for line in lines]
-    return max((e["step"] for e in events if e["event"] == "step"), default=0)
+    assert not (tmp_path / "broken" / "model.safetensors").exists()
+    said = dpbam("train", "--resume", "--out", "broken", "--json-lines", cwd=tmp_path).stdout
+    events = [json.loads(line) for line in said.splitlines()]
+    start = next(e for e in events if e["event"] == "start")
+    assert start["step"] == 4  # the step that it was at is finished and saved
+    assert events[-1]["event"] == "end"
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def workers(folder):
@@ -151,23 +147,54 @@ def at_work(process, cwd):
     wait_until(ledger.exists, alive=lambda: process.poll() is None)
 
 
-COMPARE = ["compare", "--data", "digits", "--model", "mlp", "--noise-multiplier", "1",
-           "--accountant", "rdp", "--batch-size", "128", "--epochs", "4", "--method", "dp-sgd",
-           "--method", "bam", "--seeds", "2", "--out", "both"]  # fmt: skip
+COMPARE = ["compare", "--data", "digits", "--model", "mlp", "--model-option", "hidden=[8]",
+           "--noise-multiplier", "4", "--accountant", "rdp", "--batch-size", "180", "--epochs", "1",
+           "--method", "dp-sgd", "--method", "bam", "--seeds", "2", "--out", "both"]  # fmt: skip
+LONG = [*COMPARE, "--epochs", "20", "--jobs", "2"]  # the last flag counts
+
+
+def fork_workers():
+    """Have this process fork its workers: no import of torch in each."""
+    forks = multiprocessing.get_context("fork")
+    mock.patch.object(multiprocessing, "get_context", return_value=forks).start()
+
+
+class Forked:
+    """A comparison with workers, all forked, with the part of Popen that a test needs."""
+
+    def __init__(self, cwd):
+        said = cwd / "said.tmp"
+        self.process = command(*LONG, cwd=cwd, stdout=said, stderr=said, first=fork_workers)
+        self.pid = self.process.pid
+
+    def poll(self):
+        return self.process.exitcode
+
+    def wait(self):
+        self.process.join()
+
+
+def real(cwd):
+    return subprocess.Popen([*DPBAM, *LONG], cwd=cwd, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
 
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="no /proc: run it on Linux")
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+    ("start", "number"),
+    [
+        (Forked, signal.SIGKILL),
+        pytest.param(real, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(real, signal.SIGTERM, marks=pytest.mark.slow),
+    ],
 )
-def test_a_comparison_that_is_killed_leaves_no_process_behind(number, tmp_path):
-    """A real process with real workers: the parent alone is killed."""
+def test_a_comparison_that_is_killed_leaves_no_process_behind(start, number, tmp_path):
+    """The parent alone is killed, by a signal to its process."""
     folder = tmp_path.resolve()
-    with subprocess.Popen(
-        [*DPBAM, *COMPARE, "--jobs", "2"], cwd=folder, stderr=subprocess.DEVNULL, env=ENVIRONMENT
-    ) as process:
-        at_work(process, folder)
-        os.kill(process.pid, number)
+    process = start(folder)
+    at_work(process, folder)
+    assert len(workers(folder)) >= 2  # itself and those at work for it
+    os.kill(process.pid, number)
+    process.wait()
     wait_until(lambda: not workers(folder), alive=lambda: True)
     assert (folder / "both" / "dp-sgd" / "seed-0" / "checkpoints").is_dir()
 
@@ -177,26 +204,43 @@ def hear_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_a_comparison_that_is_stopped_goes_on(place):
+def stopped_alone(cwd):
+    """A comparison without workers, stopped in its third step; what it printed."""
+    out, err = cwd / "stopped.out", cwd / "stopped.err"
+    process = command(*COMPARE, cwd=cwd, stdout=out, stderr=err, first=partial(interrupted, 3))
+    process.join()
+    return process.exitcode, err.read_text()
+
+
+def stopped_with_workers(cwd):
+    """Real processes, stopped as a terminal does: all of them at once."""
     with subprocess.Popen(
-        [*DPBAM, *COMPARE, "--jobs", "2"], cwd=place, stderr=subprocess.PIPE, text=True,
+        [*DPBAM, *COMPARE, "--jobs", "2"], cwd=cwd, stderr=subprocess.PIPE, text=True,
         env=ENVIRONMENT, start_new_session=True, preexec_fn=hear_ctrl_c,
     ) as process:  # fmt: skip
-        at_work(process, place)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all its processes
+        at_work(process, cwd)
+        os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate()
-    assert process.returncode == 130, err
+    return process.returncode, err
+
+
+@pytest.mark.parametrize(
+    "stopped", [stopped_alone, pytest.param(stopped_with_workers, marks=pytest.mark.slow)]
+)
+def test_a_comparison_that_is_stopped_goes_on(stopped, tmp_path):
+    code, err = stopped(tmp_path)
+    assert code == 130, err
     assert "the same command goes on" in err
-    assert not (place / "both" / "comparison.json").exists()
-    said = " ".join(dpbam(*COMPARE, cwd=place).stdout.split())
+    assert not (tmp_path / "both" / "comparison.json").exists()
+    said = " ".join(dpbam(*COMPARE, cwd=tmp_path).stdout.split())
     assert "2 paired seeds" in said
     assert "Verdict: better or worse where the 95% interval" in said
-    result = json.loads((place / "both" / "comparison.json").read_text())
+    result = json.loads((tmp_path / "both" / "comparison.json").read_text())
     assert {name: m["accuracy"]["count"] for name, m in result["contenders"].items()} == {
         "dp-sgd": 2,
         "bam": 2,
     }
     steps = [
-        len((place / r["out"] / "ledger.jsonl").read_text().splitlines()) for r in result["runs"]
+        len((tmp_path / r["out"] / "ledger.jsonl").read_text().splitlines()) for r in result["runs"]
     ]
     assert steps == [r["charged"] for r in result["runs"]] == [steps[0]] * 4

@@ -9,29 +9,30 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from tests.forked import wait_until
 
 from dpbam.runs.checkpoint import listed
-from end_to_end.kill_driver import SEEDED, STEPS, run, started
+from end_to_end.kill_driver import SEEDED, STEPS, halting, run
 from end_to_end.test_kill_resume import KILLED, UNSEEDED, applied, entries, outcome
 
 FUTURE = 4e9  # a time stamp in 2096
-LONG = {**SEEDED, "epochs": 4}  # long enough to be met on its way
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert run(LONG, out) == 0
+    assert run(SEEDED, out) == 0
     return outcome(out)
 
 
 def test_paused_and_continued(undisturbed: dict[str, object], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with started(LONG, out) as process:
-        before = _halted(process.pid, out)
+    with halting(SEEDED, out, 3) as process:
+        before = _halted(process, out)
         time.sleep(0.5)
         assert entries(out) == before
         os.kill(process.pid, signal.SIGCONT)
@@ -42,8 +43,8 @@ def test_paused_and_continued(undisturbed: dict[str, object], tmp_path: Path) ->
 
 def test_told_to_stop_as_a_scheduler_does(undisturbed: dict[str, object], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with started(LONG, out) as process:
-        before = _halted(process.pid, out)
+    with halting(SEEDED, out, 3) as process:
+        before = _halted(process, out)
         os.kill(process.pid, signal.SIGTERM)
         os.kill(process.pid, signal.SIGCONT)
         process.join()
@@ -51,18 +52,15 @@ def test_told_to_stop_as_a_scheduler_does(undisturbed: dict[str, object], tmp_pa
     taken = entries(out)
     assert len(taken) <= len(before) + 1  # the step that it was at
     assert listed(out / "checkpoints")[-1].name.startswith(f"step-{len(taken):08d}.")
-    assert run(LONG, out) == 0
+    assert run(SEEDED, out) == 0
     assert outcome(out) == undisturbed
 
 
-def _halted(pid: int, out: Path) -> list[tuple[str, int]]:
-    """Halt the process once it has taken a step; the ledger's entries by then."""
-    while not entries(out):
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGSTOP)
-    while (state := Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]) != "T":
-        assert state != "Z", "it has ended before it was met"
-        time.sleep(0.01)
+def _halted(process: BaseProcess, out: Path) -> list[tuple[str, int]]:
+    """Wait until the process has halted; the ledger's entries by then."""
+    stat = Path(f"/proc/{process.pid}/stat")
+    wait_until(lambda: stat.read_text().rsplit(")", 1)[1].split()[0] == "T", alive=process.is_alive)
+    assert len(entries(out)) == 3
     return entries(out)
 
 
@@ -75,9 +73,9 @@ def from_the_future(out: Path) -> None:
 @pytest.mark.parametrize("point", ["before the optimiser's step", "before the rename"])
 def test_the_clock_set_back(undisturbed: dict[str, object], tmp_path: Path, point: str) -> None:
     out = tmp_path / "run"
-    assert run(LONG, out, point=point, number=6, mistake="the clock runs backwards") == KILLED
+    assert run(SEEDED, out, point=point, number=6, mistake="the clock runs backwards") == KILLED
     from_the_future(out)
-    assert run(LONG, out, mistake="the clock runs backwards") == 0
+    assert run(SEEDED, out, mistake="the clock runs backwards") == 0
     assert outcome(out) == undisturbed
 
 

@@ -31,6 +31,12 @@ POINTS = [
 ]
 
 
+def some(*quick: int) -> list[object]:
+    """All points; those but the ``quick`` ones are slow."""
+    slow = pytest.mark.slow
+    return [pytest.param(*p, marks=() if i in quick else slow) for i, p in enumerate(POINTS)]
+
+
 def outcome(out: Path) -> dict[str, object]:
     """What a run gives: parameters, metrics, what was spent."""
     statement = json.loads((out / "privacy-statement.json").read_text())
@@ -68,7 +74,7 @@ def undisturbed(tmp_path_factory):
     return result, time.monotonic() - began
 
 
-@pytest.mark.parametrize(("point", "number"), POINTS)
+@pytest.mark.parametrize(("point", "number"), some(1, 7, 10))
 def test_a_seeded_run_ends_as_if_it_had_not_been_killed(undisturbed, tmp_path, point, number):
     out = tmp_path / "run"
     assert run(SEEDED, out, point=point, number=number) == KILLED
@@ -76,11 +82,12 @@ def test_a_seeded_run_ends_as_if_it_had_not_been_killed(undisturbed, tmp_path, p
     assert outcome(out) == undisturbed[0]
 
 
-def test_ten_kills_at_random_moments(undisturbed, tmp_path):
+@pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_kills_at_random_moments(undisturbed, tmp_path, times):
     expected, seconds = undisturbed
     moments = random.Random(3)
     out, kills, finished = tmp_path / "run-0", 0, 0
-    while kills < 10:
+    while kills < times:
         code = run(SEEDED, out, after=moments.uniform(0, 1.1 * seconds))
         kills += code == KILLED
         if code == 0:
@@ -91,7 +98,7 @@ def test_ten_kills_at_random_moments(undisturbed, tmp_path):
     assert outcome(out) == expected
 
 
-@pytest.mark.parametrize(("point", "number"), POINTS)
+@pytest.mark.parametrize(("point", "number"), some(0, 4, 6))
 def test_an_unseeded_run_never_under_counts(tmp_path, point, number):
     out = tmp_path / "run"
     assert run(UNSEEDED, out, point=point, number=number) == KILLED

@@ -3,7 +3,7 @@ import pytest
 from dpbam.runs import RunConfig
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> RunConfig:
     """A run of eight steps that takes half a second."""
     return RunConfig(

@@ -1,6 +1,7 @@
 """What a resumed run may change, and what it is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,25 +10,37 @@ from dpbam.noise import GaussianNoise
 from dpbam.runs import RunError, execute, stored_config
 
 
+def begin(config, out):
+    """Start a run that dies at its fifth step."""
+    real = GaussianNoise.add
+
+    def add(self, sums, std, at):
+        if at == 4:
+            raise RuntimeError("dead")
+        return real(self, sums, std, at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GaussianNoise, "add", add)
+        with pytest.raises(RuntimeError, match="dead"):
+            execute(config, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def dead(tiny, tmp_path_factory):
+    """The folder of a run that died, for tests to copy."""
+    return begin(tiny, tmp_path_factory.mktemp("dead") / "run")
+
+
 @pytest.fixture
-def begun(tiny, tmp_path, monkeypatch):
-    """Starts a run that dies at its fifth step, and gives its folder."""
+def begun(tiny, dead, tmp_path):
+    """Gives the folder of a run that died at its fifth step."""
 
-    def begin(**changes):
-        out, real = tmp_path / "run", GaussianNoise.add
+    def found(**changes):
+        out = tmp_path / "run"
+        return begin(tiny.replace(**changes), out) if changes else shutil.copytree(dead, out)
 
-        def add(self, sums, std, at):
-            if at == 4:
-                raise RuntimeError("dead")
-            return real(self, sums, std, at)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(GaussianNoise, "add", add)
-            with pytest.raises(RuntimeError, match="dead"):
-                execute(tiny.replace(**changes), out)
-        return out
-
-    return begin
+    return found
 
 
 def resume(out, **changes):

@@ -6,13 +6,15 @@ import json
 import random
 import shutil
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.forked import command, wait_until
+from tests.forked import command
 
 from dpbam.accounting import Charge
 from dpbam.cli import main
@@ -27,6 +29,7 @@ from dpbam.ledger import Ledger
 from dpbam.report import ReportError, write_report
 from dpbam.runs import ConfigError, execute, load_run_model
 from dpbam.runs.folder import PUBLISHABLE, RunFolder
+from end_to_end.kill_driver import plant
 
 from .test_selection import fits
 
@@ -148,8 +151,14 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return done
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe", "qmc"])
-@pytest.mark.parametrize("pruner", ["none", "median", "hyperband"])
+SAMPLED = [("random", "none"), ("tpe", "median"), ("qmc", "hyperband")]
+MORE = [choice for choice in product(*zip(*SAMPLED, strict=True)) if choice not in SAMPLED]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "pruner"),
+    [*SAMPLED, *(pytest.param(*choice, marks=pytest.mark.slow) for choice in MORE)],
+)
 def test_lambda_is_searched_with_the_best_of_the_first_stage(
     sampler: str, pruner: str, stub: list[Any], tmp_path: Path
 ) -> None:
@@ -348,8 +357,9 @@ def test_an_unaccounted_search_says_so_everywhere(tmp_path: Path) -> None:
 
 
 COMMAND = [
-    "search", "--data", "digits", "--model", "mlp", "--noise-multiplier", "2", "--accountant",
-    "rdp", "--epochs", "8", "--batch-size", "128", "--checkpoint-every", "0", "--pay", "nothing",
+    "search", "--data", "digits", "--model", "mlp", "--noise-multiplier", "4", "--accountant",
+    "rdp", "--model-option", "hidden=[8]", "--epochs", "1", "--batch-size", "180",
+    "--checkpoint-every", "0", "--pay", "nothing",
     "--method", "dp-sgd", "--trials", "2", "--vary", "lr=1e-3..1e-1:log", "--json",
 ]  # fmt: skip
 
@@ -361,13 +371,10 @@ def test_a_killed_search_goes_on_where_it_was(
     again = [*COMMAND, "--out", str(out)]
     second = RunFolder(out / "non-private" / "trials" / "dp-sgd" / "0001")
     told = tmp_path / "told.txt"
-    process = command(*again, cwd=tmp_path, stdout=told, stderr=told)
-    wait_until(
-        lambda: second.ledger.exists() and len(second.ledger.read_bytes().splitlines()) > 5,
-        alive=process.is_alive,
-    )
-    process.kill()
+    killed = partial(plant, "after the optimiser's step", 8 + 6)  # the second trial's sixth
+    process = command(*again, cwd=tmp_path, stdout=told, stderr=told, first=killed)
     process.join()
+    assert process.exitcode == -9, told.read_text()
     lr = json.loads(second.facts.read_text())["config"]["lr"]
     first = (out / "non-private" / "trials" / "dp-sgd" / "0000" / "ledger.jsonl").read_bytes()
     before = second.ledger.read_bytes()
