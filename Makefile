@@ -37,7 +37,7 @@ test-all: lint  ## the slow tests too, and a floor under what the tests reach of
 	$(SERIAL) $(BIN)/python -m pytest --numprocesses 2 --cov
 
 prove: $(VENV)/installed-dev  ## plant every mistake and see it caught; attack the code as it is
-	$(SERIAL) $(BIN)/python tests/privacy/prove.py --jobs 2 --out benchmarks/results/prove.json
+	$(SERIAL) $(BIN)/python tests/claims/prove.py --jobs 2 --out benchmarks/results/prove.json
 
 docs: $(VENV)/installed-dev  ## the documentation's site, strictly, into site/; it opens from disk
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

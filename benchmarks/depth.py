@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpbam.experiments.paper.depth import NAMES, Timing, by_turns, private_step
+from reproduce.depth import NAMES, Timing, by_turns, private_step
 
 HERE = Path(__file__).parent
 Row = dict[str, Any]

@@ -35,7 +35,7 @@ from torch import nn
 from dpbam import BAM, DPSGD, PrivacyPlan, PrivateGradientOracle
 from dpbam.distributed import Ranks, joined
 from dpbam.nn import build_model
-from dpbam.secure import make_noise
+from dpbam.privacy.secure_noise import make_noise
 
 RESULTS = Path(__file__).parent / "results" / "distributed.json"
 METHODS = {"dp-sgd": DPSGD, "bam": lambda: BAM(0.02)}

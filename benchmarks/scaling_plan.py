@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import norm
 
-from dpbam.randomness import Randomness
+from dpbam.privacy.randomness import Randomness
 
 CONSTANTS = Path(__file__).parent / "results" / "distributed.json"
 RANKS = (1, 8, 64, 256, 1024)

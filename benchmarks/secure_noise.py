@@ -19,7 +19,7 @@ from torch import nn
 
 from dpbam import BAM, PrivacyPlan, PrivateGradientOracle
 from dpbam.nn import build_model
-from dpbam.secure import make_noise
+from dpbam.privacy.secure_noise import make_noise
 
 BATCH = 512
 RESULTS = Path(__file__).with_name("results") / "secure_noise.json"

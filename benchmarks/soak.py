@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from dpbam.runs.checkpoint import listed
+from dpbam.app.runs.checkpoint import listed
 
 RESULTS = Path(__file__).with_name("results") / "soak.json"
 INSIDE = "DPBAM_SOAK_INSIDE"  # set in the process that has a disk of its own

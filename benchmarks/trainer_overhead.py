@@ -56,11 +56,11 @@ class Stopwatch:
 def measure(options: argparse.Namespace, out: Path) -> None:
     import torch
 
-    import dpbam.training as training
-    from dpbam.noise import GaussianNoise
-    from dpbam.runs import RunConfig, checkpoint, prepare
-    from dpbam.runs.folder import RunFolder
-    from dpbam.runs.recorder import Recorder
+    import dpbam.training.trainer as training
+    from dpbam.app.runs import RunConfig, checkpoint, prepare
+    from dpbam.app.runs.folder import RunFolder
+    from dpbam.app.runs.recorder import Recorder
+    from dpbam.privacy.noise import GaussianNoise
 
     config = RunConfig(
         data="trainer_overhead:cifar_sized", model="resnet9", method=options.method,

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from dpbam import BAM, DPSGD, Method, PrivacyPlan, PrivateGradientOracle
+from dpbam.app.cli import main
 from dpbam.bias import BiasLens
-from dpbam.cli import main
 from dpbam.data import load_pair, to_float
 from dpbam.nn import build_model
 

@@ -31,12 +31,12 @@ context.set_forkserver_preload(
         "torch.func",
         "dp_accounting",
         "optuna",
-        "dpbam.cli.train",
-        "dpbam.experiments.compare",
-        "dpbam.experiments.search.trials",
+        "dpbam.app.cli.train",
+        "dpbam.app.compare.comparison",
+        "dpbam.app.search.trials",
         "dpbam.loading",
-        "dpbam.runs.build",
-        "dpbam.runs.checkpoint",
+        "dpbam.app.runs.build",
+        "dpbam.app.runs.checkpoint",
         "sklearn.datasets",
         "tests.warm",
     ]
@@ -105,7 +105,7 @@ def _alone(work: Callable[..., None], *args: object) -> None:
 def _command(
     args: list[str], cwd: Path, stdout: Path, stderr: Path, first: Callable[[], None] | None
 ) -> None:
-    from dpbam.cli import main
+    from dpbam.app.cli import main
 
     os.setsid()
     os.chdir(cwd)

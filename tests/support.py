@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from dpbam import BAM, DPSAT, DPSGD, Method, PrivacyPlan, PrivateGradientOracle
+from dpbam.batches import LogicalBatch
 from dpbam.engines import ENGINES as ALL_ENGINES
-from dpbam.fitting import MOST_ROWS
-from dpbam.logical import LogicalBatch
+from dpbam.engines.fitting import MOST_ROWS
+from dpbam.loading import PoissonBatches
 
 ENGINES = [name for name in ALL_ENGINES if name != "auto"]
 CLIPPINGS = ["flat", "automatic", "per-layer"]
@@ -30,6 +31,20 @@ SERVED = [(engine, method) for engine in ENGINES for method in METHODS]
 ACCOUNTANTS = ["rdp", pytest.param("pld", marks=pytest.mark.slow)]
 
 cross_entropy = nn.CrossEntropyLoss(reduction="none")
+
+
+def poisson_batches(
+    plan: PrivacyPlan,
+    dataset: Any,
+    *,
+    seed: int | None = None,
+    start: int = 0,
+    secure: bool = False,
+    **options: Any,
+) -> Iterator[tuple[Any, Any, Any]]:
+    """A plan's Poisson batches, as an oracle would draw them."""
+    sampler = plan.sampler(seed=seed, start=start, secure=secure)
+    return iter(PoissonBatches(plan, dataset, sampler, **options))
 
 
 def smooth_net(inputs: int = 4, classes: int = 3, *, seed: int = 0) -> nn.Module:

@@ -10,10 +10,10 @@ from scipy.stats import chi2
 from torch import Tensor, nn
 
 from dpbam import BAM, DPSGD
-from dpbam.clipping import FlatClipping, unclipped
+from dpbam.batches import LogicalBatch, Views
 from dpbam.engines import PerSampleDirections, make_engine
-from dpbam.logical import LogicalBatch, Views
-from dpbam.noise import GaussianNoise
+from dpbam.privacy.clipping import FlatClipping, unclipped
+from dpbam.privacy.noise import GaussianNoise
 from support import (
     ENGINES,
     METHODS,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from support import private_plan
+from support import poisson_batches, private_plan
 
 X, Y = torch.arange(200.0).reshape(100, 2), torch.arange(100) % 3
 
@@ -48,7 +48,7 @@ SOURCES = [
 def test_every_source_gives_the_samplers_records(dataset: Any, workers: int) -> None:
     plan = private_plan(batch_size=3, steps=15)
     expected = list(plan.sampler(seed=4))
-    found = list(plan.batches(dataset, seed=4, num_workers=workers))
+    found = list(poisson_batches(plan, dataset, seed=4, num_workers=workers))
     assert [units.tolist() for _, _, units in found] == expected
     assert [] in expected  # an empty batch is there, and has the right shapes
     for (x, y, _), records in zip(found, expected, strict=True):
@@ -59,23 +59,26 @@ def test_every_source_gives_the_samplers_records(dataset: Any, workers: int) -> 
 
 def test_inputs_may_be_dicts() -> None:
     plan = private_plan(batch_size=1, steps=12)
-    for x, _, units in plan.batches(Named(), seed=1):
+    for x, _, units in poisson_batches(plan, Named(), seed=1):
         assert torch.equal(x["x"], X[units])
         assert torch.equal(x["first"], X[units, 0])
-    for x, _, units in plan.batches(({"x": X}, Y), seed=1):
+    for x, _, units in poisson_batches(plan, ({"x": X}, Y), seed=1):
         assert torch.equal(x["x"], X[units])
 
 
 def test_a_run_resumes_at_its_step() -> None:
     plan = private_plan()
-    whole, resumed = list(plan.batches((X, Y), seed=1)), list(plan.batches((X, Y), seed=1, start=7))
+    whole, resumed = (
+        list(poisson_batches(plan, (X, Y), seed=1)),
+        list(poisson_batches(plan, (X, Y), seed=1, start=7)),
+    )
     assert len(resumed) == plan.steps - 7
     assert torch.equal(resumed[0][0], whole[7][0])
 
 
 def test_unseeded_batches_differ() -> None:
     plan = private_plan(batch_size=50, steps=3)
-    one, two = ([u.tolist() for *_, u in plan.batches((X, Y))] for _ in range(2))
+    one, two = ([u.tolist() for *_, u in poisson_batches(plan, (X, Y))] for _ in range(2))
     assert one != two
 
 
@@ -89,7 +92,7 @@ OWNERS = [f"patient {i // 7}" for i in range(100)]  # 15 patients, up to 7 image
 def test_groups_are_sampled_whole_and_within_the_cap(dataset: Any) -> None:
     plan = private_plan(n=15, batch_size=5, steps=30, unit="patient", max_records=3)
     sizes, patients = [], []
-    for x, _, units in plan.batches(dataset, units=OWNERS, seed=2):
+    for x, _, units in poisson_batches(plan, dataset, units=OWNERS, seed=2):
         records = (x[:, 0] / 2).long()
         owners = [OWNERS[int(r)] for r in records]
         assert len(set(records.tolist())) == len(records)
@@ -122,14 +125,14 @@ def test_a_data_set_that_is_not_the_plans_is_refused(
 ) -> None:
     fields = {"batch_size": 5, **changes}
     with pytest.raises(error, match=words):
-        private_plan(**fields).batches(dataset, **options)
+        poisson_batches(private_plan(**fields), dataset, **options)
 
 
 def test_a_shuffled_loader_is_refused() -> None:
     """Its batches are not Poisson, so that the plan's epsilon would not be theirs."""
     loader = DataLoader(Pairs(), batch_size=1, shuffle=True)
     with pytest.raises(TypeError, match=r"Poisson samples of its own, which a DataLoader cannot"):
-        private_plan().batches(loader)
+        poisson_batches(private_plan(), loader)
 
 
 def test_a_stream_of_records_is_refused() -> None:
@@ -138,7 +141,7 @@ def test_a_stream_of_records_is_refused() -> None:
             return iter([])
 
     with pytest.raises(TypeError, match="which a Stream cannot give: pass the data set itself"):
-        private_plan().batches(Stream())
+        poisson_batches(private_plan(), Stream())
 
 
 def test_items_are_pairs() -> None:
@@ -147,4 +150,4 @@ def test_items_are_pairs() -> None:
             return X[i]
 
     with pytest.raises(TypeError, match=r"items must be .input, target. pairs"):
-        next(private_plan(batch_size=50).batches(Lonely()))
+        next(poisson_batches(private_plan(batch_size=50), Lonely()))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, Method
-from dpbam.trees import Params
+from dpbam.params import Params
 
 H = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
 THETA = {"w": torch.tensor([1.0, -2.0], dtype=torch.float64)}

@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 import torch
+
+from dpbam.app.runs import RunConfig, execute
 from tests.end_to_end.kill_driver import SEEDED
 from tests.forked import WARM
-
-from dpbam.runs import RunConfig, execute
 
 
 def train() -> None:

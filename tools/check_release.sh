@@ -20,7 +20,7 @@ import sys, zipfile
 names = zipfile.ZipFile(sys.argv[1]).namelist()
 stray = [n for n in names if not n.startswith(("dpbam/", "dpbam-"))]
 assert not stray, stray
-missing = {"dpbam/py.typed", "dpbam/report/templates/report.html.j2"} - set(names)
+missing = {"dpbam/py.typed", "dpbam/app/report/templates/report.html.j2"} - set(names)
 assert not missing, missing
 PY
 

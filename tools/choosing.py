@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 
 from dpbam import PrivacyPlan
-from dpbam.experiments.paper.bias_claims import overview
-from dpbam.experiments.paper.outcome import Study
-from dpbam.experiments.paper.recipes import load_recipe
-from dpbam.experiments.paper.reproduce import done
+from reproduce.bias_claims import overview
+from reproduce.jobs import done
+from reproduce.outcome import Study
+from reproduce.recipes import load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "choosing.md"

@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING, Any
 from dpbam._version import __version__
 
 if TYPE_CHECKING:
-    from dpbam.clipping import AutomaticClipping, Clipping, FlatClipping, PerLayerClipping
-    from dpbam.ledger import Ledger
     from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, Method
     from dpbam.oracle import PrivateGradientOracle
-    from dpbam.plan import PrivacyPlan
-    from dpbam.sampling import PoissonSampler
+    from dpbam.privacy.clipping import AutomaticClipping, Clipping, FlatClipping, PerLayerClipping
+    from dpbam.privacy.ledger import Ledger
+    from dpbam.privacy.plan import PrivacyPlan
+    from dpbam.privacy.sampling import PoissonSampler
 
 _HOME = {
-    "AutomaticClipping": "dpbam.clipping",
+    "AutomaticClipping": "dpbam.privacy.clipping",
     "BAM": "dpbam.methods",
-    "Clipping": "dpbam.clipping",
+    "Clipping": "dpbam.privacy.clipping",
     "DPSAT": "dpbam.methods",
     "DPSGD": "dpbam.methods",
-    "FlatClipping": "dpbam.clipping",
-    "Ledger": "dpbam.ledger",
+    "FlatClipping": "dpbam.privacy.clipping",
+    "Ledger": "dpbam.privacy.ledger",
     "Method": "dpbam.methods",
-    "PerLayerClipping": "dpbam.clipping",
-    "PoissonSampler": "dpbam.sampling",
-    "PrivacyPlan": "dpbam.plan",
+    "PerLayerClipping": "dpbam.privacy.clipping",
+    "PoissonSampler": "dpbam.privacy.sampling",
+    "PrivacyPlan": "dpbam.privacy.plan",
     "PrivateGradientOracle": "dpbam.oracle",
     "SAM": "dpbam.methods",
     "SGD": "dpbam.methods",

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from numbers import Real
 
+from dpbam.errors import ArgumentError, ArgumentTypeError
+
 
 def number(name: str, value: object, *, hint: str = "") -> float:
     """Return ``value`` as a float; refuse what is not a number, and NaN."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(_say(f"{name} must be a number, got {value!r}", hint))
+        raise ArgumentTypeError(_say(f"{name} must be a number, got {value!r}", hint))
     try:
         x = float(value)
     except OverflowError:  # a whole number of more than 308 digits
-        raise ValueError(_say(f"{name} must be at most 1e308", hint)) from None
+        raise ArgumentError(_say(f"{name} must be at most 1e308", hint)) from None
     if math.isnan(x):
-        raise ValueError(_say(f"{name} must be a number, got NaN", hint))
+        raise ArgumentError(_say(f"{name} must be a number, got NaN", hint))
     return x
 
 
@@ -23,7 +25,7 @@ def positive(name: str, value: object, *, hint: str = "") -> float:
     """Return ``value`` as a finite float > 0."""
     x = number(name, value, hint=hint)
     if not 0 < x < math.inf:
-        raise ValueError(_say(f"{name} must be positive and finite, got {value!r}", hint))
+        raise ArgumentError(_say(f"{name} must be positive and finite, got {value!r}", hint))
     return x
 
 
@@ -31,7 +33,9 @@ def non_negative(name: str, value: object, *, hint: str = "") -> float:
     """Return ``value`` as a finite float >= 0."""
     x = number(name, value, hint=hint)
     if not 0 <= x < math.inf:
-        raise ValueError(_say(f"{name} must be zero or positive and finite, got {value!r}", hint))
+        raise ArgumentError(
+            _say(f"{name} must be zero or positive and finite, got {value!r}", hint)
+        )
     return x
 
 
@@ -39,17 +43,17 @@ def probability(name: str, value: object, *, hint: str = "") -> float:
     """Return ``value`` as a float strictly between 0 and 1."""
     x = number(name, value, hint=hint)
     if not 0 < x < 1:
-        raise ValueError(_say(f"{name} must lie strictly between 0 and 1, got {value!r}", hint))
+        raise ArgumentError(_say(f"{name} must lie strictly between 0 and 1, got {value!r}", hint))
     return x
 
 
 def count(name: str, value: object, *, least: int = 1, hint: str = "") -> int:
     """Return ``value`` as an int >= ``least``."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(_say(f"{name} must be a whole number, got {value!r}", hint))
+        raise ArgumentTypeError(_say(f"{name} must be a whole number, got {value!r}", hint))
     k = int(value.__index__())
     if k < least:
-        raise ValueError(_say(f"{name} must be at least {least}, got {k}", hint))
+        raise ArgumentError(_say(f"{name} must be at least {least}, got {k}", hint))
     return k
 
 
@@ -66,7 +70,7 @@ def owners(name: str, labels: object) -> None:
     else:
         lost = (values != values).tolist()  # NaN and NaT are the values unlike themselves
     if any(lost):
-        raise ValueError(
+        raise ArgumentError(
             f"{sum(lost)} of {len(lost)} records have no {name}, record {lost.index(True)} first: "
             f"all of them would count as one {name}, and nobody's privacy be as promised; fill "
             "the column, or leave those records out"
@@ -80,7 +84,7 @@ def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
 
         near = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices)}"
-        raise ValueError(f"{name} {value!r} is unknown: {hint}")
+        raise ArgumentError(f"{name} {value!r} is unknown: {hint}")
     return value
 
 

@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dpbam.clipping import Clipping
-from dpbam.plan import PrivacyPlan
+from dpbam.errors import ArgumentError, DPBAMError
+from dpbam.privacy.clipping import Clipping
+from dpbam.privacy.plan import PrivacyPlan
 
 if TYPE_CHECKING:
     from dpbam.distributed import Ranks
     from dpbam.methods import Method
-    from dpbam.watching import JointRelease
+    from dpbam.observers import JointRelease
 
 LEAST_TAIL = 1e-20
 LEAST_RUN = 1e-12
@@ -45,7 +46,7 @@ _WAY_OUT = (
 )
 
 
-class PlanViolation(ValueError):
+class PlanViolation(DPBAMError, ValueError):
     """The oracle was handed what the plan does not account for; nothing was charged."""
 
 
@@ -174,14 +175,14 @@ def check_step(plan: PrivacyPlan, step: int) -> None:
 def check_units(plan: PrivacyPlan, units: Tensor | None, ranks: Ranks) -> None:
     """Refuse rows without their units where those matter, and units of another rank."""
     if units is None and plan.unit != "record":
-        raise ValueError(
+        raise ArgumentError(
             f"the plan's unit is the {plan.unit}: pass units, the {plan.unit} of each row, or "
             "every row would count as one"
         )
     if ranks.world == 1:
         return
     if units is None or not ranks.share.owns(torch.as_tensor(units).cpu().numpy()).all():
-        raise ValueError(
+        raise ArgumentError(
             f"rank {ranks.rank} of {ranks.world} takes its own units only, or one could count "
             "twice: draw with oracle.batches(dataset), and pass its units"
         )
@@ -198,12 +199,12 @@ def check_factors(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
     What it cannot see: factors that depend on other units of the batch.
 
     Args:
-        clipping: gave the factors; any subclass of :class:`~dpbam.clipping.Clipping`.
+        clipping: gave the factors; any subclass of :class:`~dpbam.privacy.clipping.Clipping`.
         norms: [G, U] of G clipping groups and U units. Not private.
         factors: [G, U].
 
     Example:
-        >>> from dpbam.clipping import FlatClipping
+        >>> from dpbam.privacy.clipping import FlatClipping
         >>> check_factors(FlatClipping(1.0), torch.tensor([[4.0]]), torch.tensor([[0.25]]))
         >>> check_factors(FlatClipping(1.0), torch.tensor([[4.0]]), torch.tensor([[1.0]]))
         Traceback (most recent call last):
@@ -247,24 +248,24 @@ def check_parts(
 ) -> None:
     """Refuse parts of an oracle that do not fit together; ``watched``: by a lens."""
     if plan.private and not method.private:
-        raise ValueError(
+        raise ArgumentError(
             f"{method.name} looks at the batch without noise, so it cannot be private: "
             "use it with PrivacyPlan.non_private(...)"
         )
     if ranks.world > 1 and (watched or release):
-        raise ValueError(
+        raise ArgumentError(
             "the bias is measured, and released, by a process alone: leave that out, or train "
             "without torchrun"
         )
     joint = release.noise_multipliers if release else ()
     if joint != plan.joint_noise_multipliers:
-        raise ValueError(
+        raise ArgumentError(
             f"the plan has joint_noise_multipliers={plan.joint_noise_multipliers} but the "
             f"release adds {joint}: make the plan with joint_noise_multipliers="
             "release.noise_multipliers"
         )
     if clipping.sensitivity != plan.clip_norm:
-        raise ValueError(
+        raise ArgumentError(
             f"the clipping's sensitivity {clipping.sensitivity:g} is not the plan's "
             f"clip_norm {plan.clip_norm:g}: make both the same"
         )

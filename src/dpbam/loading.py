@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from dpbam.sampling import PoissonSampler, Share, UnitIndex
-from dpbam.trees import map_rows, rows, select_rows
-
-if TYPE_CHECKING:
-    from dpbam.plan import PrivacyPlan
+from dpbam.errors import ArgumentError, ArgumentTypeError
+from dpbam.params import map_rows, rows, select_rows
+from dpbam.privacy.plan import PrivacyPlan
+from dpbam.privacy.sampling import PoissonSampler, Share, UnitIndex
 
 
 class PoissonBatches:
@@ -36,7 +35,7 @@ class PoissonBatches:
         share: this process's part of the units, where several draw one sample together.
 
     Example:
-        >>> from dpbam.plan import PrivacyPlan
+        >>> from dpbam.privacy.plan import PrivacyPlan
         >>> plan = PrivacyPlan(n=4, batch_size=4, steps=1, noise_multiplier=1.0, delta=1e-5)
         >>> data = (torch.arange(8.0).reshape(4, 2), torch.tensor([0, 1, 0, 1]))
         >>> batches = PoissonBatches(plan, data, plan.sampler())
@@ -58,13 +57,15 @@ class PoissonBatches:
         self._tensors = dataset if isinstance(dataset, tuple | list) else None
         records = rows(dataset) if self._tensors is not None else len(dataset)
         if self._tensors is not None and len(dataset) != 2:
-            raise TypeError(f"a data set of tensors is (inputs, targets), got {len(dataset)} parts")
+            raise ArgumentTypeError(
+                f"a data set of tensors is (inputs, targets), got {len(dataset)} parts"
+            )
         self._dataset, self._sampler, self._num_workers = dataset, sampler, num_workers
         self._share = share or Share()
         self._index = _unit_index(plan, units, records)
         n = self._index.n if self._index else records
         if n != plan.n:
-            raise ValueError(
+            raise ArgumentError(
                 f"the plan is for n = {plan.n} units ({plan.unit}) but the data set has {n}: the "
                 "sampling rate would be another; make the plan with the data set's size"
             )
@@ -162,7 +163,7 @@ class _Collate:
         units = torch.tensor([unit for _, unit in items], dtype=torch.int64)
         pair = default_collate([item for item, _ in items]) if items else self._empty
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise TypeError("a data set's items must be (input, target) pairs")
+            raise ArgumentTypeError("a data set's items must be (input, target) pairs")
         inputs, targets = pair
         return inputs, targets, units
 
@@ -170,7 +171,7 @@ class _Collate:
 def _records_of(dataset: Any) -> Any:
     """What can be asked for any record by its number; a loader's own batches are not Poisson."""
     if isinstance(dataset, DataLoader | IterableDataset):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"oracle.batches draws Poisson samples of its own, which a {type(dataset).__name__} "
             "cannot give: pass the data set itself, one that answers dataset[i] and len(dataset)"
         )
@@ -180,15 +181,15 @@ def _records_of(dataset: Any) -> Any:
 def _unit_index(plan: PrivacyPlan, units: Any, records: int) -> UnitIndex | None:
     if plan.unit == "record":
         if units is not None:
-            raise ValueError(
+            raise ArgumentError(
                 "units were given but the plan's unit is the record: make the plan with, for "
                 "example, unit='patient' and max_records"
             )
         return None
     if units is None:
-        raise ValueError(
+        raise ArgumentError(
             f"the plan's unit is the {plan.unit}: pass units=, the {plan.unit} of each record"
         )
     if len(np.asarray(units)) != records:
-        raise ValueError(f"units has {len(units)} entries for {records} records: one each")
+        raise ArgumentError(f"units has {len(units)} entries for {records} records: one each")
     return UnitIndex(units, plan.max_records)

@@ -26,7 +26,7 @@ from typing import ClassVar
 from torch.func import jvp
 
 from dpbam import _validate
-from dpbam.trees import Params, add, unit_vector
+from dpbam.params import Params, add, unit_vector
 
 GradFn = Callable[[Params], Params]
 Schedule = Callable[[int], float]

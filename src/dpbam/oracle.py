@@ -16,21 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from dpbam import _validate
+from dpbam.batches import LogicalBatch, Views
 from dpbam.checks import BatchSizes, check_factors, check_parts, check_step, check_units
-from dpbam.clipping import Clipping, portions, unclipped
 from dpbam.distributed import Ranks
 from dpbam.engines import Loss, PhysicalBatch, make_engine
-from dpbam.fitting import LIMIT_BYTES, MOST_ROWS, Fit, fit_rows
-from dpbam.ledger import Ledger
-from dpbam.logical import LogicalBatch, Views
+from dpbam.engines.fitting import LIMIT_BYTES, MOST_ROWS, Fit, fit_rows
+from dpbam.errors import ArgumentError
+from dpbam.loading import PoissonBatches
 from dpbam.methods import DPSGD, Method
 from dpbam.nn import check_model, check_trainable
-from dpbam.plan import PrivacyPlan
-from dpbam.randomness import Randomness, SecureRandomness
-from dpbam.sampling import PoissonSampler
-from dpbam.secure import make_noise
-from dpbam.trees import Params, accumulation_dtype, digest, doubled, shifted
-from dpbam.watching import JointRelease, Lens, StepFacts
+from dpbam.observers import JointRelease, Lens, StepFacts
+from dpbam.params import Params, accumulation_dtype, digest, doubled, shifted
+from dpbam.privacy.clipping import Clipping, portions, unclipped
+from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.plan import PrivacyPlan
+from dpbam.privacy.randomness import Randomness, SecureRandomness
+from dpbam.privacy.sampling import PoissonSampler
+from dpbam.privacy.secure_noise import make_noise
 
 SAMPLINGS = ("poisson", "unchecked")
 
@@ -57,7 +59,7 @@ class PrivateGradientOracle:
         noise_seed: with a seed, one for the noise alone, so that paired runs can share all
             draws but the noise; None: as ``seed``.
         noise: ``"fast"``, or ``"secure"``: from a cryptographic generator, exactly rounded to a
-            grid (:mod:`dpbam.secure`). Secure noise has no seed.
+            grid (:mod:`dpbam.privacy.secure_noise`). Secure noise has no seed.
         ledger: where steps are recorded; None keeps a ledger in memory.
         lens: watches the steps, for measuring; nothing that it sees is private.
         release: statistics that are released with noise beside each gradient, for example
@@ -126,7 +128,9 @@ class PrivateGradientOracle:
         self.views = Views(augment, multiplicity)
         self.randomness = Randomness(seed)
         if noise_seed is not None and seed is None:
-            raise ValueError("noise_seed needs a seed: without one all randomness is the system's")
+            raise ArgumentError(
+                "noise_seed needs a seed: without one all randomness is the system's"
+            )
         noise_seed = seed if noise_seed is None else noise_seed
         self.noise = make_noise(noise, noise_seed)
         self.ledger = plan.ledger() if ledger is None else ledger
@@ -161,10 +165,11 @@ class PrivateGradientOracle:
             units: the owner of each record, where the unit of privacy is not the record.
             num_workers: workers that read ahead, for data sets that read from disk.
         """
-        return self.plan.batches(
-            dataset, units=units, seed=self.randomness.seed, start=self.step,
-            num_workers=num_workers, secure=self.secure, share=self.ranks.share,
+        drawn = PoissonBatches(
+            self.plan, dataset, self.sampler(),
+            units=units, num_workers=num_workers, share=self.ranks.share,
         )  # fmt: skip
+        return iter(drawn)
 
     def sampler(self) -> PoissonSampler:
         """The indices of :meth:`batches`, all ranks together: a DataLoader's ``batch_sampler``."""
@@ -266,7 +271,7 @@ class PrivateGradientOracle:
     def _for_ascent(self, batch: LogicalBatch) -> Params:
         """g_hat for a method's ascent: SAM's, and refused under a private plan."""
         if self.plan.private:
-            raise ValueError(
+            raise ArgumentError(
                 f"{self.method.name} asks for the batch gradient, which is not private: ascend "
                 "along the previous private gradient, or use PrivacyPlan.non_private(...)"
             )
@@ -347,7 +352,7 @@ class PrivateGradientOracle:
         """What may have changed since the oracle was made, and what every call must bring."""
         check_model(self.model)
         if list(self._trainable()) != self._names:
-            raise ValueError(
+            raise ArgumentError(
                 "the model's trainable parameters are not those that the oracle was made for: "
                 "make a new oracle after freezing or unfreezing, with the same ledger"
             )

@@ -11,9 +11,9 @@ from scipy.stats import chi2, norm
 from torch import Tensor, nn
 
 from dpbam import PrivacyPlan, PrivateGradientOracle
-from dpbam.accounting import Charge, epsilon, total_epsilon
 from dpbam.bias import PrivateStatistics, ReleasedStatistics, release
-from dpbam.noise import GaussianNoise
+from dpbam.privacy.accounting import Charge, epsilon, total_epsilon
+from dpbam.privacy.noise import GaussianNoise
 from support import (
     ACCOUNTANTS,
     CLIPPINGS,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from dpbam.data import ShiftFlip
-from dpbam.randomness import Randomness, derive
+from dpbam.privacy.randomness import Randomness, derive
 
 SIZE = 12
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.forked import unstarted
-
-from dpbam.cli.boundary import INTERRUPTED, guarded
+from dpbam.app.cli.boundary import INTERRUPTED, guarded
+from dpbam.app.runs import Interrupted, RunConfig, execute, stored_config
+from dpbam.app.runs.folder import RunFolder
 from dpbam.distributed import Ranks, process, watch
-from dpbam.runs import Interrupted, RunConfig, execute, stored_config
-from dpbam.runs.folder import RunFolder
 from end_to_end.kill_driver import at_call, count_applied, die, plant_mistake
+from tests.forked import unstarted
 from together import as_rank
 
 POINTS: dict[str, Callable[[Callable[[], None]], None]] = {

@@ -18,8 +18,16 @@ from dpbam.bias import BiasLens
 from dpbam.checks import PlanViolation
 from dpbam.distributed import EndedElsewhere, RankLost, Ranks, watch
 from dpbam.distributed.process import ProcessRanks
-from dpbam.sampling import Share
-from support import CLIPPINGS, METHODS, cross_entropy, private_plan, quiet_plan, samples
+from dpbam.privacy.sampling import Share
+from support import (
+    CLIPPINGS,
+    METHODS,
+    cross_entropy,
+    poisson_batches,
+    private_plan,
+    quiet_plan,
+    samples,
+)
 from together import together
 
 STEPS, RECORDS = 15, 80
@@ -131,7 +139,7 @@ def test_the_trainings_go_somewhere(of):
 
 def drawn(ranks: Ranks, *, seed: int | None, secure: bool = False) -> list[list[int]]:
     plan = private_plan(n=100, batch_size=20, steps=200)
-    batches = plan.batches(samples(100), seed=seed, secure=secure, share=ranks.share)
+    batches = poisson_batches(plan, samples(100), seed=seed, secure=secure, share=ranks.share)
     return [units.tolist() for _, _, units in batches]
 
 

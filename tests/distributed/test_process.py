@@ -8,11 +8,11 @@ import time
 import pytest
 import torch
 
-from dpbam.cli.train import _asked
+from dpbam.app.cli.train import _asked
+from dpbam.app.runs import RunConfig
+from dpbam.app.runs.folder import RunFolder
 from dpbam.distributed import EndedElsewhere, RankLost, Ranks, watch
 from dpbam.distributed.process import flatten, timeout, unflatten
-from dpbam.runs import RunConfig
-from dpbam.runs.folder import RunFolder
 from together import together
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dpbam.runs import RunConfig, execute
+from dpbam.app.runs import RunConfig, execute
 from end_to_end.kill_driver import SEEDED, STEPS
 from together import together
 

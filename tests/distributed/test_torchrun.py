@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.forked import command
 
 from end_to_end.test_kill_resume import entries, outcome
+from tests.forked import command
 from together import free_port
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

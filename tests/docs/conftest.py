@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+
 from tests.docs.pages import ROOT
 
 

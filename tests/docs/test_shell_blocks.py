@@ -12,10 +12,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.docs.pages import PAGES, ROOT, Block, blocks
 
-from dpbam.cli import main
-from dpbam.cli.app import command
+from dpbam.app.cli import main
+from dpbam.app.cli.app import command
+from tests.docs.pages import PAGES, ROOT, Block, blocks
 
 LANGUAGES = {"python", "bash", "text", "toml", "json", "csv", "yaml"}
 SHORTENED = {"train", "compare"}

@@ -12,20 +12,24 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlparse
 
 import pytest
-from tests.docs.pages import ROOT
 
 import dpbam
+from tests.docs.pages import ROOT
 
 #: Flat modules whose every public function and class is for users.
+#: modules whose public names are all that they define; the others say so in ``__all__``
+OPEN = ("dpbam", "dpbam.privacy", "dpbam.training")
 MODULES = sorted(
-    f"dpbam.{found.name}"
-    for found in pkgutil.iter_modules(dpbam.__path__)
+    f"{package}.{found.name}"
+    for package in OPEN
+    for found in pkgutil.iter_modules(importlib.import_module(package).__path__)
     if not found.ispkg and not found.name.startswith("_")
 )
 PACKAGES = sorted(
-    f"dpbam.{found.name}"
-    for found in pkgutil.iter_modules(dpbam.__path__)
-    if found.ispkg and found.name != "cli"
+    f"{package}.{found.name}"
+    for package in ("dpbam", "dpbam.app")
+    for found in pkgutil.iter_modules(importlib.import_module(package).__path__)
+    if found.ispkg and found.name not in ("app", "cli", "privacy", "training")
 )
 
 
@@ -125,9 +129,9 @@ def public_names() -> list[tuple[str, str]]:
     """(package or module, name) of every public name."""
     source = Path(dpbam.__file__).parent
     found = [
-        (f"dpbam.{path.relative_to(source).parts[0]}", name)
+        (package, name)
         for package in PACKAGES
-        for path in sorted((source / package.removeprefix("dpbam.")).rglob("*.py"))
+        for path in sorted(source.joinpath(*package.split(".")[1:]).rglob("*.py"))
         for name in exported(path)
     ]
     for module in MODULES:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from tests.docs.pages import ROOT, blocks
 
 

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from dpbam.app.runs import RunConfig, execute, stored_config
+from dpbam.app.runs.folder import RunFolder
 from tests.forked import unstarted
-
-from dpbam.runs import RunConfig, execute, stored_config
-from dpbam.runs.folder import RunFolder
 
 STEPS = 8
 SEEDED = {
@@ -49,11 +48,11 @@ def plant(point: str, number: int, by: int = signal.SIGKILL) -> None:
     """Replace the function at ``point``: its ``number``-th call sends the process signal ``by``."""
     import torch
 
-    import dpbam.ledger
-    import dpbam.noise
-    import dpbam.runs.execution
-    import dpbam.runs.files
-    import dpbam.training
+    import dpbam.app.runs.execution
+    import dpbam.app.runs.files
+    import dpbam.privacy.ledger
+    import dpbam.privacy.noise
+    import dpbam.training.trainer
 
     kill = at_call(number, lambda: die(by))
 
@@ -72,20 +71,24 @@ def plant(point: str, number: int, by: int = signal.SIGKILL) -> None:
             kill()
             file.write(line[len(line) // 2 :])
 
-    os_module = dpbam.runs.files.os
+    os_module = dpbam.app.runs.files.os
     points: dict[str, Callable[[], None]] = {
-        "before the ledger write": lambda: before(dpbam.ledger, "_append"),
-        "in the middle of the ledger write": lambda: setattr(dpbam.ledger, "_append", half_line),
-        "after the ledger write": lambda: after(dpbam.ledger, "_append"),
-        "in the middle of a step": lambda: before(dpbam.noise.GaussianNoise, "add"),
+        "before the ledger write": lambda: before(dpbam.privacy.ledger, "_append"),
+        "in the middle of the ledger write": lambda: setattr(
+            dpbam.privacy.ledger, "_append", half_line
+        ),
+        "after the ledger write": lambda: after(dpbam.privacy.ledger, "_append"),
+        "in the middle of a step": lambda: before(dpbam.privacy.noise.GaussianNoise, "add"),
         "before the optimiser's step": lambda: before(torch.optim.NAdam, "step"),
         "after the optimiser's step": lambda: after(torch.optim.NAdam, "step"),
         "in the middle of a checkpoint write": lambda: _half_written(kill),
         "before the rename": lambda: before(os_module, "replace"),
         "after the rename": lambda: after(os_module, "replace"),
-        "in evaluation": lambda: before(dpbam.training, "predict_logits"),
-        "before the model is handed out": lambda: before(dpbam.runs.execution, "save_run_model"),
-        "before the statement": lambda: before(dpbam.runs.execution, "write_statement"),
+        "in evaluation": lambda: before(dpbam.training.trainer, "predict_logits"),
+        "before the model is handed out": lambda: before(
+            dpbam.app.runs.execution, "save_run_model"
+        ),
+        "before the statement": lambda: before(dpbam.app.runs.execution, "write_statement"),
     }
     points[point]()
 
@@ -158,18 +161,18 @@ def plant_mistake(name: str) -> None:
     """What tests must find, a ledger that lags or a resume that forgets; or bear: a clock."""
     import torch
 
-    import dpbam.ledger
     import dpbam.oracle
+    import dpbam.privacy.ledger
 
     if name == "the ledger is written a step late":
-        real, waiting = dpbam.ledger._append, []
+        real, waiting = dpbam.privacy.ledger._append, []
 
         def late(path, entry):
             waiting.append(entry)
             if len(waiting) > 1:
                 real(path, waiting.pop(0))
 
-        dpbam.ledger._append = late
+        dpbam.privacy.ledger._append = late
     elif name == "the clock runs backwards":
         _set_back()
     elif name == "the optimiser's state is forgotten":

@@ -19,10 +19,10 @@ from unittest import mock
 import numpy as np
 import pytest
 from PIL import Image
-from tests.forked import command, wait_until
 
 from dpbam.data import load
 from end_to_end.kill_driver import plant
+from tests.forked import command, wait_until
 
 DPBAM = [sys.executable, "-m", "dpbam"]
 TRAIN = ["train", "--data", "digits", "--method", "dp-sgd", "--epsilon", "3", "--delta", "1e-4",

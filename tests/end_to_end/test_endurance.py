@@ -13,11 +13,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from tests.forked import wait_until
 
-from dpbam.runs.checkpoint import listed
+from dpbam.app.runs.checkpoint import listed
 from end_to_end.kill_driver import SEEDED, STEPS, halting, run
 from end_to_end.test_kill_resume import KILLED, UNSEEDED, applied, entries, outcome
+from tests.forked import wait_until
 
 FUTURE = 4e9  # a time stamp in 2096
 

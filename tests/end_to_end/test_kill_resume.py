@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpbam import accounting
+from dpbam.privacy import accounting
 from end_to_end.kill_driver import SEEDED, STEPS, run
 
 KILLED = -9

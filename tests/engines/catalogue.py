@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from dpbam.engines import Engine, LoopEngine, make_engine
 from dpbam.engines.base import PhysicalBatch
 from dpbam.methods import BAM, DPSGD, Method
-from dpbam.trees import Params, shifted, unit_vector
+from dpbam.params import Params, shifted, unit_vector
 
 ROWS, STEPS, LAM, TOLERANCE = 4, 4, 0.1, 1e-8
 ENGINES = ("fused", "functional")

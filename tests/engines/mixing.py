@@ -19,9 +19,9 @@ from reference import make_batch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dpbam.clipping import FlatClipping
 from dpbam.engines import Engine, make_engine
-from dpbam.trees import Params, shifted, unit_vector
+from dpbam.params import Params, shifted, unit_vector
+from dpbam.privacy.clipping import FlatClipping
 
 C, STEPS, LAM, RECORDS, WIDTH = 0.05, 4, 0.1, 6, 4
 SLACK = 1e-6

@@ -12,12 +12,13 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers.masking_utils import AttentionMaskInterface
 
 from dpbam.engines.attention_masks import explicit_masks
 from dpbam.engines.draws import KeyedDraws
-from dpbam.randomness import derive
+from dpbam.privacy.randomness import derive
 
+masking_utils = pytest.importorskip("transformers.masking_utils", reason="transformers below 4.53")
+AttentionMaskInterface = masking_utils.AttentionMaskInterface
 # vmap runs torch's fused attention row by row
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 

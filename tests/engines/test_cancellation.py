@@ -14,11 +14,11 @@ import torch
 from reference import make_batch
 from torch import Tensor, nn
 
-from dpbam.clipping import FlatClipping
 from dpbam.engines import make_engine
 from dpbam.engines.fused import gradients
 from dpbam.methods import BAM, DPSGD, Method
 from dpbam.nn import StandardisedConv2d
+from dpbam.privacy.clipping import FlatClipping
 
 C = 1.0
 

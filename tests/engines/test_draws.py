@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dpbam.engines.draws import REFUSED, SERVED, KeyedDraws, OnlyKeyedDraws
 from dpbam.engines.recurrent import DECOMPOSED
-from dpbam.randomness import derive, keyed_bits, keyed_uniform
+from dpbam.privacy.randomness import derive, keyed_bits, keyed_uniform
 
 N = 5
 KEYS = derive(torch.arange(N), 0)

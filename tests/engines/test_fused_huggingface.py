@@ -17,7 +17,7 @@ from dpbam.engines.fused import FusedEngine
 from dpbam.interop.huggingface import causal_loss, sequence_loss, token_loss
 from dpbam.methods import BAM
 from dpbam.oracle import shifted
-from dpbam.trees import unit_vector
+from dpbam.params import unit_vector
 
 N, T, VOCABULARY = 4, 6, 20
 SMALL = {

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from dpbam.engines import LoopEngine
 from dpbam.engines.base import CannotServe, PhysicalBatch
 from dpbam.methods import BAM, DPSGD, Method
-from dpbam.trees import Params, add, norm, shifted, unit_vector
+from dpbam.params import Params, add, norm, shifted, unit_vector
 
 LAM = 0.3
 SERVED: dict[str, Callable[[], nn.Module]] = {}

@@ -12,11 +12,11 @@ from typing import Any
 
 from parsers import Parser
 
-from dpbam.audit import accountant, check_run
-from dpbam.report import draw, write_report
-from dpbam.report.catalogue import BUILDERS
-from dpbam.runs import RunConfig, execute
-from report.synthetic import write_run
+from app.report.synthetic import write_run
+from dpbam.app.audit import accountant, check_run
+from dpbam.app.report import draw, write_report
+from dpbam.app.report.catalogue import BUILDERS
+from dpbam.app.runs import RunConfig, execute
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _report(path: Path) -> Any:
 
 
 def _table(name: str, run: Path) -> None:
-    from dpbam.report.records import ReportError
+    from dpbam.app.report.records import ReportError
 
     try:
         draw(name, [run], run.parent / "figure.csv")

@@ -21,15 +21,15 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from dpbam.cli.boundary import user_sentence
+from dpbam.app.cli.boundary import user_sentence
+from dpbam.app.runs import Budget, RunConfig, load_run_model, stored_config
+from dpbam.app.runs import checkpoint as checkpoints
+from dpbam.app.runs.files import read_json_lines
 from dpbam.data import decode, labels_csv
 from dpbam.data.cifar import _read_binary, _read_python
 from dpbam.data.npz import open_npz
 from dpbam.data.sources import Options
-from dpbam.ledger import Ledger
-from dpbam.runs import Budget, RunConfig, load_run_model, stored_config
-from dpbam.runs import checkpoint as checkpoints
-from dpbam.runs.files import read_json_lines
+from dpbam.privacy.ledger import Ledger
 
 
 @dataclass(frozen=True)

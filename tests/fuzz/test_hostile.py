@@ -18,16 +18,16 @@ from parsers import PARSERS
 from PIL import Image
 from safetensors.torch import save
 
-from dpbam.cli.boundary import guarded
-from dpbam.cli.output import console, facts, table
+from dpbam.app.cli.boundary import guarded
+from dpbam.app.cli.output import console, facts, table
+from dpbam.app.report import draw, write_report
+from dpbam.app.report.records import ReportError
+from dpbam.app.runs import RunError, load_run_model
+from dpbam.app.runs import checkpoint as checkpoints
+from dpbam.app.runs.folder import RunFolder
 from dpbam.data import DataError, decode
 from dpbam.data.fetch import extract
 from dpbam.data.pickles import load_batch
-from dpbam.report import draw, write_report
-from dpbam.report.records import ReportError
-from dpbam.runs import RunError, load_run_model
-from dpbam.runs import checkpoint as checkpoints
-from dpbam.runs.folder import RunFolder
 
 
 def npz_of(folder: Path, header: bytes, body: bytes = b"") -> Path:

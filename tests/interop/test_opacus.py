@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpbam import BAM, DPSGD, Ledger, PrivacyPlan, PrivateGradientOracle
-from dpbam.accounting import Charge, total_epsilon
 from dpbam.interop.opacus import charges, record, take_over, unwrap, unwrap_optimizer
-from dpbam.randomness import Randomness
-from support import cross_entropy, smooth_net
+from dpbam.privacy.accounting import Charge, total_epsilon
+from dpbam.privacy.randomness import Randomness
+from support import cross_entropy, poisson_batches, smooth_net
 
 N, L, SEED, CLIP = 60, 12, 11, 0.6
 PLAN = PrivacyPlan(n=N, batch_size=L, steps=8, noise_multiplier=0.9, delta=1e-3, clip_norm=CLIP)
@@ -86,7 +86,7 @@ def far(a: list[Tensor], b: list[Tensor]) -> float:
 
 @pytest.fixture
 def batches() -> list[Any]:
-    return [(x, y) for x, y, _ in PLAN.batches(data(), seed=SEED)]
+    return [(x, y) for x, y, _ in poisson_batches(PLAN, data(), seed=SEED)]
 
 
 def test_training_equals_opacus_at_the_same_noise(
@@ -147,7 +147,7 @@ def test_going_on_with_bam_within_one_budget() -> None:
     ledger = record(plan.ledger(), taken.charges, run="first")
     oracle = PrivateGradientOracle(taken.model, cross_entropy, plan, BAM(0.02), ledger=ledger)
     at_start = [p.detach().clone() for p in net.parameters()]
-    for x, y, ids in plan.batches(taken.dataset):
+    for x, y, ids in poisson_batches(plan, taken.dataset):
         oracle.backward(x, y, ids)
         taken.optimizer.step()
     assert oracle.engine.name == "fused"

@@ -8,7 +8,15 @@ from torch import Tensor, nn
 
 from dpbam import BAM, PrivacyPlan, PrivateGradientOracle
 from dpbam.nn import check_model, replace_batch_norm
-from support import clip_and_sum, cross_entropy, each_gradient, flat, one_step, quiet_plan
+from support import (
+    clip_and_sum,
+    cross_entropy,
+    each_gradient,
+    flat,
+    one_step,
+    poisson_batches,
+    quiet_plan,
+)
 
 
 class BasicBlock(nn.Module):
@@ -93,7 +101,7 @@ def test_it_trains_privately(images: tuple[Tensor, Tensor]) -> None:
     oracle = PrivateGradientOracle(model, cross_entropy, plan, BAM(0.02), physical_batch_size=64)
     before = flat(dict(model.named_parameters()))
     x, y = images
-    for batch in plan.batches((x.repeat(10, 1, 1, 1), y.repeat(10))):
+    for batch in poisson_batches(plan, (x.repeat(10, 1, 1, 1), y.repeat(10))):
         oracle.backward(*batch)
         optimizer.step()
     assert oracle.engine.name == "fused"

@@ -100,7 +100,7 @@ BLOCKED = {
     "datasets", "cryptography", "tensorboard", "opacus", "lightning", "transformers", "peft",
     "accelerate", "optuna",
 }  # fmt: skip
-COMMAND = "from dpbam.cli import main; assert main({!r}.split()) == 2"
+COMMAND = "from dpbam.app.cli import main; assert main({!r}.split()) == 2"
 STATEMENTS = {
     "hf": COMMAND.format("train --epsilon 3 --epochs 1 --data hf:mnist"),
     "secure": COMMAND.format("train --epsilon 3 --epochs 1 --noise secure --out a"),

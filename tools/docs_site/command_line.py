@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dpbam.cli.app import command
+from dpbam.app.cli.app import command
 
 _HEAD = """# Command line
 

@@ -26,13 +26,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpbam import _validate, accounting
+from dpbam import _validate
+from dpbam.batches import LogicalBatch, Views
 from dpbam.bias.decomposition import dot, flat
-from dpbam.clipping import CLIPPINGS, unclipped
 from dpbam.engines import Loss, PerSampleDirections, make_engine
-from dpbam.logical import LogicalBatch, Views
+from dpbam.errors import ArgumentError
 from dpbam.methods import BAM, DPSGD
-from dpbam.plan import PrivacyPlan, replace_quietly
+from dpbam.privacy import accounting
+from dpbam.privacy.clipping import CLIPPINGS, unclipped
+from dpbam.privacy.plan import PrivacyPlan, replace_quietly
 
 WARNING = (
     "Not private: this was computed from the data without noise. Choosing a setting by it uses "
@@ -143,7 +145,7 @@ def advise(
                 pool.take(maker.directions(batch, method, value), bounds)
     truth = found[0.0]
     if truth.units < 2:
-        raise ValueError(f"advice needs at least 2 samples with finite gradients: {truth.units}")
+        raise ArgumentError(f"advice needs at least 2 samples with finite gradients: {truth.units}")
     options = tuple(p.option(truth, plan, c, value) for value, p in found.items() for c in bounds)
     now = found[lam].option(truth, plan, plan.clip_norm, lam)
     sizes = tuple(found[lam].option(truth, p, p.clip_norm, lam) for p in _resized(plan))

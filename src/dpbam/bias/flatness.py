@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from dpbam import _validate
 from dpbam.bias.decomposition import flat, norm
-from dpbam.clipping import unclipped
 from dpbam.engines import Loss, PhysicalBatch, make_engine
 from dpbam.engines.base import call_model, per_row_loss
 from dpbam.methods import DPSGD
-from dpbam.trees import Params, rows, select_rows
+from dpbam.params import Params, rows, select_rows
+from dpbam.privacy.clipping import unclipped
 
 Vector = NDArray[np.float64]
 

@@ -20,8 +20,8 @@ from dpbam import _validate
 from dpbam.bias.record import BiasRecord
 from dpbam.bias.tally import Tally
 from dpbam.engines import PerSampleDirections
-from dpbam.trees import Params
-from dpbam.watching import StepFacts
+from dpbam.observers import StepFacts
+from dpbam.params import Params
 
 Sink = Callable[[BiasRecord], None]
 

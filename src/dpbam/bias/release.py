@@ -1,7 +1,7 @@
 """A private release of what is most useful to know: norms, the share clipped, the bias's length.
 
 Released beside the gradient of the same batch, with noise of its own, as one joint Gaussian event
-(:class:`dpbam.watching.JointRelease`). With C the clipping norm, t the thresholds and B the bound:
+(:class:`dpbam.observers.JointRelease`). With C the clipping norm, t the thresholds and B the bound:
 
 ==================  ==============================================  ============  ================
 released            sum over the units of                           sensitivity   noise
@@ -29,11 +29,12 @@ from torch import Tensor
 
 from dpbam import _validate
 from dpbam.bias.decomposition import dot, flat
-from dpbam.clipping import portions
 from dpbam.engines import PerSampleDirections
-from dpbam.noise import GaussianNoise
-from dpbam.trees import Params, doubled
-from dpbam.watching import StepFacts
+from dpbam.errors import ArgumentError
+from dpbam.observers import StepFacts
+from dpbam.params import Params, doubled
+from dpbam.privacy.clipping import portions
+from dpbam.privacy.noise import GaussianNoise
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class PrivateStatistics:
             other = _validate.positive("bias_noise_multiplier", other)
             self.noise_multipliers = (self.count_multiplier, other)
         elif bias_noise_multiplier is not None:
-            raise ValueError("bias_noise_multiplier needs a bias_bound: what one unit may add")
+            raise ArgumentError("bias_noise_multiplier needs a bias_bound: what one unit may add")
         self.released: list[ReleasedStatistics] = []
         self._sink = sink or self.released.append
         self._facts: StepFacts | None = None

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from dpbam.bias.decomposition import cosine, decompose, dot, flat, norm, ratio
 from dpbam.bias.record import EDGES, QUANTILES, BiasRecord, Layer, Norms, Reading
-from dpbam.clipping import unclipped
 from dpbam.engines import PerSampleDirections
-from dpbam.trees import Params
-from dpbam.watching import StepFacts
+from dpbam.observers import StepFacts
+from dpbam.params import Params
+from dpbam.privacy.clipping import unclipped
 
 
 @dataclass

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dpbam import _validate
-from dpbam.randomness import keyed_uniform
+from dpbam.errors import ArgumentError
+from dpbam.privacy.randomness import keyed_uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,7 @@ class ShiftFlip:
             _validate.one_of("flip", self.flip, ("horizontal", "vertical"))
         _validate.one_of("padding", self.padding, ("reflect", "zero"))
         if not 0 <= _validate.number("probability", self.probability) <= 1:
-            raise ValueError(f"probability must lie between 0 and 1, got {self.probability!r}")
+            raise ArgumentError(f"probability must lie between 0 and 1, got {self.probability!r}")
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         """One view a row, of the images' dtype: [N, C, H, W], keys [N] int64 -> [N, C, H, W]."""
@@ -62,9 +63,9 @@ class ShiftFlip:
 
         n, c, h, w = images.shape
         if keys.shape != (n,):
-            raise ValueError(f"there must be one key a row: {n} rows, keys {tuple(keys.shape)}")
+            raise ArgumentError(f"there must be one key a row: {n} rows, keys {tuple(keys.shape)}")
         if self.padding == "reflect" and self.shift >= min(h, w):
-            raise ValueError(
+            raise ArgumentError(
                 f"images of {h}x{w} are too small to reflect {self.shift} pixels: "
                 "take a smaller shift, or padding='zero'"
             )

@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dpbam.errors import DPBAMError
+
 Pixels = NDArray[np.uint8]
 Indices = NDArray[np.int64]
 
@@ -24,7 +26,7 @@ _HASH_DECODED = 256  # where every record has to be decoded first, this many
 _CHUNK = 2**24  # bytes read at once while walking a set
 
 
-class DataError(ValueError):
+class DataError(DPBAMError, ValueError):
     """A data set that cannot be used; the message says what is wrong, where, and the way out."""
 
 

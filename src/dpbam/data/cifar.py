@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam.data import cifar_names
-from dpbam.data.base import ArrayImages, DataError, Pixels
+from dpbam.data.base import ArrayImages, Concatenated, DataError, Pixels
 from dpbam.data.dataset import DataSet
 from dpbam.data.fetch import Archive, extract, obtain, verify
 from dpbam.data.pickles import load_batch
@@ -77,7 +77,7 @@ def _load(name: str, split: str, layout: Layout, folder: Path) -> DataSet:
         columns["superclass"] = names[labels["coarse"]]
     return DataSet(
         name=f"{name}/{split}",
-        images=ArrayImages(np.concatenate([pixels for pixels, _ in parts])),
+        images=Concatenated([ArrayImages(pixels) for pixels, _ in parts]),
         labels=labels["fine"],
         class_names=cifar_names.CIFAR100 if columns else cifar_names.CIFAR10,
         columns=columns,

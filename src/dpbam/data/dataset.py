@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam.data.base import DataError, Images, Indices
+from dpbam.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -174,5 +175,5 @@ def to_float(images: Tensor) -> Tensor:
     import torch
 
     if images.dtype != torch.uint8:
-        raise TypeError(f"to_float takes uint8 images, got {images.dtype}")
+        raise ArgumentTypeError(f"to_float takes uint8 images, got {images.dtype}")
     return images.float().mul_(1 / 127.5).sub_(1.0)

@@ -31,6 +31,7 @@ from dpbam.data.base import ArrayImages, DataError
 from dpbam.data.dataset import DataSet
 from dpbam.data.mapped import mapped
 from dpbam.data.sources import Openers, Options
+from dpbam.errors import ArgumentError
 
 _IMAGES = {
     "train": ("train_images", "x_train", "images", "x", "data"),
@@ -158,10 +159,10 @@ class _Npz:
         with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as file:
             version = np.lib.format.read_magic(file)
             if version not in _HEADERS:
-                raise ValueError(f"{name} is an array of format {version}")
+                raise ArgumentError(f"{name} is an array of format {version}")
             shape, _, dtype = _HEADERS[version](file)
         if math.prod(shape) * max(1, dtype.itemsize) > self._sizes[name] and not dtype.hasobject:
-            raise ValueError(f"{name} claims shape {shape}, more than there is")
+            raise ArgumentError(f"{name} claims shape {shape}, more than there is")
 
     def _unpack(self, name: str, to: Path) -> None:
         """An entry of the zip is an ``.npy`` file already: copy it out."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam.data.base import DataError
+from dpbam.errors import ArgumentError
 
 _TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8", "b1")
 
@@ -48,7 +49,7 @@ class _DType:
     def __init__(self, code: str | bytes, *_: object) -> None:
         self.code = _text(code).lstrip("|<>=")
         if self.code not in _TYPES:
-            raise ValueError(f"arrays of type {code!r} are not allowed")
+            raise ArgumentError(f"arrays of type {code!r} are not allowed")
         self.order = "<"
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -78,7 +79,7 @@ class _FromBuffer:
         self.value = _from_bytes(raw, dtype, shape, order)
 
     def __setstate__(self, state: object) -> None:
-        raise ValueError("an array has its state already")
+        raise ArgumentError("an array has its state already")
 
 
 class _Scalar(_FromBuffer):
@@ -93,11 +94,11 @@ class _Latin1:
 
     def __init__(self, text: str, encoding: str) -> None:
         if encoding != "latin1":
-            raise ValueError(f"encoding {encoding!r} is not allowed")
+            raise ArgumentError(f"encoding {encoding!r} is not allowed")
         self.raw = text.encode("latin1")
 
     def __setstate__(self, state: object) -> None:
-        raise ValueError("bytes have no state")
+        raise ArgumentError("bytes have no state")
 
 
 class _Unpickler(pickle._Unpickler):

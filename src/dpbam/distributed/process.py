@@ -17,7 +17,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from dpbam.distributed.ranks import EndedElsewhere, RankLost, Ranks
 from dpbam.distributed.watch import Watch
-from dpbam.trees import Params
+from dpbam.errors import ArgumentError
+from dpbam.params import Params
 
 T = TypeVar("T")
 _TIMEOUT = "DPBAM_RANK_TIMEOUT"
@@ -149,7 +150,7 @@ def timeout() -> timedelta:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise ValueError(f"{_TIMEOUT} must be a number of seconds, got {text!r}")
+        raise ArgumentError(f"{_TIMEOUT} must be a number of seconds, got {text!r}")
     return timedelta(seconds=seconds)
 
 

@@ -10,20 +10,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from dpbam.sampling import Share
+from dpbam.errors import DPBAMError
+from dpbam.privacy.sampling import Share
 
 if TYPE_CHECKING:
-    from dpbam.trees import Params
+    from dpbam.params import Params
 
 T = TypeVar("T")
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class RankLost(ValueError):
+class RankLost(DPBAMError, ValueError):
     """Another process is gone, or out of reach; the message says which, and what to do."""
 
 
-class EndedElsewhere(ValueError):
+class EndedElsewhere(DPBAMError, ValueError):
     """Another process ended the run, and has said why: this one ends without a word."""
 
     def __init__(self) -> None:

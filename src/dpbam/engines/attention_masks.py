@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpbam.engines.batching import differs_by_row
+from dpbam.errors import ArgumentError
 
 _IMPLEMENTATIONS = ("sdpa", "eager")  # the others are kernels that vmap cannot run
 
@@ -79,7 +80,7 @@ def _explained() -> Iterator[None]:
         if "data-dependent" not in str(error):
             raise
         version = getattr(sys.modules.get("transformers"), "__version__", "")
-        raise ValueError(
+        raise ArgumentError(
             f"transformers {version} has no AttentionMaskInterface, so that padding masks cannot "
             "be built row by row: install transformers 4.53 or later, or use engine='loop'"
         ) from error

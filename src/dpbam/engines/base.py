@@ -18,17 +18,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dpbam.errors import ArgumentError, ArgumentTypeError, DPBAMError
 from dpbam.methods import Method
-from dpbam.trees import Params
+from dpbam.params import Params
 
 Loss = Callable[[Any, Any], Tensor]
 
 
-class CannotServe(ValueError):
+class CannotServe(DPBAMError, ValueError):
     """This engine cannot compute this method on this model; the message says why."""
 
 
-class StatefulModelError(ValueError):
+class StatefulModelError(DPBAMError, ValueError):
     """A forward pass changes something that a later one could read; the message names it."""
 
 
@@ -124,15 +125,15 @@ def per_row_loss(loss: Loss, output: Any, targets: Any, rows: int) -> Tensor:
     """The loss as [rows], or an error that teaches."""
     values = loss(output, targets)
     if not isinstance(values, Tensor):
-        raise TypeError(f"the loss must return a tensor, got {type(values).__name__}")
+        raise ArgumentTypeError(f"the loss must return a tensor, got {type(values).__name__}")
     if values.shape == (rows,):
         return values
     if values.ndim == 0:
-        raise ValueError(
+        raise ArgumentError(
             "the loss returned a scalar, but private training needs one value a sample: pass "
             "reduction='none', for example torch.nn.CrossEntropyLoss(reduction='none')"
         )
-    raise ValueError(
+    raise ArgumentError(
         f"the loss must return one value a sample, shape ({rows},), got {tuple(values.shape)}: "
         "reduce the other axes, for example with .flatten(1).mean(1)"
     )

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpbam.engines import keyed_dropout, keyed_samples, multihead
 from dpbam.engines.keyed import RowDraws, below_zero, refusal
 from dpbam.engines.recurrent import DECOMPOSED
+from dpbam.errors import ArgumentError
 
 SERVED = {**keyed_dropout.SERVED, **keyed_samples.SERVED}
 RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
@@ -92,7 +93,7 @@ def _decomposed(
         if not given["training"] or given["dropout_p"] == 0:
             return None
         if reason := multihead.unserved(given):
-            raise ValueError(f"{reason} together with keyed dropout: give it dropout=0")
+            raise ArgumentError(f"{reason} together with keyed dropout: give it dropout=0")
         return lambda *_, **__: multihead.forward(given)
     if func in RECURRENT:  # (..., dropout, train, ...): dropout is the one float
         at = next((i for i, a in enumerate(args) if isinstance(a, float)), None)
@@ -123,7 +124,7 @@ class OnlyKeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if _is_random_overload(func) and _dropout_p(func, args, kwargs) != 0:
-            raise ValueError(
+            raise ArgumentError(
                 f"the model draws random numbers with {func.name()} where they cannot be keyed, "
                 "such as in a part that gradient checkpointing runs again: set its dropout to 0, "
                 "or switch checkpointing off"

@@ -22,7 +22,7 @@ from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
 from dpbam.engines.opaque import Decompose
 from dpbam.engines.precision import measured
 from dpbam.methods import Method
-from dpbam.trees import Params, accumulation_dtype, map_rows, select_rows
+from dpbam.params import Params, accumulation_dtype, map_rows, select_rows
 
 
 class FunctionalEngine:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from dpbam.engines.batching import differs_by_row, version
-from dpbam.randomness import derive, keyed_bits
+from dpbam.errors import ArgumentError
+from dpbam.privacy.randomness import derive, keyed_bits
 
 Handler = Callable[..., Any]  # (row, func, *args, **kwargs) -> what func returns, but keyed
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
@@ -30,7 +31,7 @@ class RowDraws:
     def bits(self, shape: tuple[int, ...], digits: int, device: torch.device) -> Tensor:
         """The next draw: integers uniform in [0, 2^digits)."""
         if torch._C._current_graph_task_id() != -1:  # inside backward
-            raise ValueError(
+            raise ArgumentError(
                 "the model draws random numbers in a part that backward runs again (gradient "
                 "checkpointing), where they would get other numbers than in forward: set its "
                 "dropout to 0, or switch checkpointing off"
@@ -78,7 +79,7 @@ class RowDraws:
 def fill(func: Callable[..., Any], tensor: Tensor, values: Tensor) -> Tensor:
     """Write the values into the tensor, as the in-place ``func`` does."""
     if differs_by_row(values) and not differs_by_row(tensor):
-        raise ValueError(
+        raise ArgumentError(
             f"the model draws with {_name(func)} into a tensor that all rows share: draw into "
             "torch.empty(...) or x.new_empty(...) made in forward, or use torch.rand, torch.randn "
             "or torch.bernoulli"
@@ -102,10 +103,10 @@ def below_zero(args: tuple[Any, ...]) -> Tensor | None:
 
 def refusal(func: Callable[..., Any]) -> ValueError:
     """The error for a draw that cannot be keyed."""
-    return ValueError(
+    return ArgumentError(
         f"the model draws random numbers with {_name(func)}, which would depend on the "
-        "micro-batch: use torch.nn.Dropout, or draw from dpbam.randomness.keyed_uniform, or put "
-        "the model in eval"
+        "micro-batch: use torch.nn.Dropout, or draw from dpbam.privacy.randomness.keyed_uniform, "
+        "or put the model in eval"
     )
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpbam.engines.keyed import Handler, RowDraws, fill
+from dpbam.errors import ArgumentError
 
 _ALPHA = 1.7580993408473766  # SELU's scale times its alpha: what alpha dropout puts, negative
 _OFF_BY_DEFAULT = {F.alpha_dropout, F.feature_alpha_dropout}
@@ -100,7 +101,7 @@ def _arguments(
     training = given.get("training", given.get("train", func not in _OFF_BY_DEFAULT))
     p = float(given.get("p", 0.5))
     if not 0 <= p <= 1:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+        raise ArgumentError(f"dropout probability has to be between 0 and 1, but got {p}")
     in_place = given.get("inplace", False) or func.__name__.endswith("_")
     return given["input"], p, bool(training), bool(in_place)
 

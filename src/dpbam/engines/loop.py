@@ -42,7 +42,7 @@ from dpbam.engines.base import (
 from dpbam.engines.draws import KeyedDraws, OnlyKeyedDraws
 from dpbam.engines.loop_state import Kept, Modules, Surroundings
 from dpbam.methods import DPSGD, Method
-from dpbam.trees import Params, accumulation_dtype, add, inner, map_rows, norm, unit_vector
+from dpbam.params import Params, accumulation_dtype, add, inner, map_rows, norm, unit_vector
 
 
 class LoopEngine:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from dpbam.engines.base import Engine, PhysicalBatch
 from dpbam.methods import Method
-from dpbam.trees import map_rows
+from dpbam.params import map_rows
 
 _FEW = 2
 
@@ -40,6 +40,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.now, self.peak = 0, 0
         self._seen: set[int] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: torch would import its compiler (1.6 s) only to keep it out of here."""
+        return False
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dpbam.engines.batching import differs_by_row
+from dpbam.errors import ArgumentError
 
 State = tuple[Tensor, ...]
 Advance = Callable[[Tensor, State], State]
@@ -149,7 +150,7 @@ _REFUSAL = (
 
 
 def _refuse() -> NoReturn:
-    raise ValueError(_REFUSAL)
+    raise ArgumentError(_REFUSAL)
 
 
 def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, Tensor]:
@@ -194,7 +195,7 @@ def _pad_row(
 ) -> tuple[Tensor, Tensor]:
     x, lengths = data.padded, data.lengths
     if total_length < x.shape[0]:  # torch asks for one step, its batch sizes being one number
-        raise ValueError(
+        raise ArgumentError(
             "pad_packed_sequence of sequences whose lengths are data gives each row a shape of its "
             f"own: pass total_length={x.shape[0]}, the padded length, or use engine='loop'"
         )

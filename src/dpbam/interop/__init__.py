@@ -9,5 +9,5 @@ module                           extra                  for
 ===============================  =====================  ========================================
 
 All of them end in one :class:`~dpbam.oracle.PrivateGradientOracle` and one
-:class:`~dpbam.ledger.Ledger`: what an epsilon means does not depend on the way in.
+:class:`~dpbam.privacy.ledger.Ledger`: what an epsilon means does not depend on the way in.
 """

@@ -24,11 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpbam.errors import ArgumentError
 from dpbam.interop import joining
-from dpbam.ledger import Ledger
 from dpbam.methods import Method
 from dpbam.oracle import PrivateGradientOracle
-from dpbam.plan import PrivacyPlan
+from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.plan import PrivacyPlan
 
 try:
     import accelerate  # noqa: F401
@@ -116,7 +117,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """Poisson batches."""
         if self.train_dataset is None:
-            raise ValueError("training needs a train_dataset: PrivateTrainer(train_dataset=...)")
+            raise ArgumentError("training needs a train_dataset: PrivateTrainer(train_dataset=...)")
         collate = self._get_collator_with_removed_columns(self.data_collator, "training")
         return joining.poisson_loader(
             self.train_dataset, collate, self.oracle.plan, self._sampler,
@@ -132,7 +133,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self._check_shapes(inputs)
         targets = {name: inputs.pop(name) for name in self.label_names if name in inputs}
         if not targets:
-            raise ValueError(
+            raise ArgumentError(
                 f"the batch has none of the labels {self.label_names}, only {sorted(inputs)}: give "
                 "the data set a column 'labels', or name yours in TrainingArguments(label_names=)"
             )
@@ -144,7 +145,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         for name, t in inputs.items():
             known = self._shapes.setdefault(name, t.shape[1:])
             if t.shape[1:] != known:
-                raise ValueError(
+                raise ArgumentError(
                     f"{name} has shape {tuple(t.shape[1:])} a sample here and {tuple(known)} "
                     "before: pad every sample to one length (padding='max_length'), since padding "
                     "to the longest of a batch lets one sample change the others"
@@ -187,7 +188,7 @@ def sequence_loss(output: Any, labels: Tensor) -> Tensor:
     """
     logits = output.logits
     if logits.ndim != 2:
-        raise ValueError(
+        raise ArgumentError(
             f"the model's logits have shape {tuple(logits.shape)}, one prediction a token: pass "
             "per_sample_loss=causal_loss (language models) or token_loss (masked ones, tagging)"
         )
@@ -248,14 +249,16 @@ def _arguments(args: Any, plan: PrivacyPlan) -> Any:
     """A copy of the arguments with what the plan decides; refused where it cannot be served."""
     for name, (wanted, why) in _UNSERVED.items():
         if getattr(args, name, wanted) != wanted:
-            raise ValueError(f"{name}={getattr(args, name)} is not served: {why}")
+            raise ArgumentError(f"{name}={getattr(args, name)} is not served: {why}")
     if args.world_size > 1 or args.n_gpu > 1:
-        raise ValueError(
+        raise ArgumentError(
             f"{max(args.world_size, args.n_gpu)} devices are used, but the private gradient is "
             "computed by one: run on one device (CUDA_VISIBLE_DEVICES=0)"
         )
     if getattr(args, "include_num_input_tokens_seen", False) not in (False, "no"):
-        raise ValueError("include_num_input_tokens_seen tells how many samples were drawn: drop it")
+        raise ArgumentError(
+            "include_num_input_tokens_seen tells how many samples were drawn: drop it"
+        )
     args = copy.copy(args)
     args.max_steps = plan.steps
     args.max_grad_norm = 0.0  # the oracle has clipped every sample

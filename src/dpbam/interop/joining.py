@@ -8,10 +8,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from dpbam.ledger import Ledger
+from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.oracle import PrivateGradientOracle
-from dpbam.plan import PrivacyPlan, epoch_steps
-from dpbam.trees import map_rows
+from dpbam.params import map_rows
+from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.plan import PrivacyPlan, epoch_steps
 
 
 class EpochSampler:
@@ -67,17 +68,17 @@ def poisson_loader(
 ) -> DataLoader[Any]:
     """A DataLoader of Poisson batches; an empty sample is an empty batch, never a skipped one."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"a {type(dataset).__name__} gives its records in an order of its own, which Poisson "
             "sampling cannot use: pass a data set that answers dataset[i] and len(dataset)"
         )
     if plan.unit != "record":
-        raise ValueError(
+        raise ArgumentError(
             f"the plan's unit is the {plan.unit}, which a trainer's batches do not tell: write "
             "the loop yourself, with oracle.batches(data, units=...)"
         )
     if len(dataset) != plan.n:
-        raise ValueError(
+        raise ArgumentError(
             f"the plan is for n = {plan.n} records but the data set has {len(dataset)}: the "
             "sampling rate would be another; make the plan with the data set's size"
         )
@@ -97,7 +98,7 @@ def open_ledger(plan: PrivacyPlan, ledger: Ledger | Path | str) -> Ledger:
 def check_fresh(ledger: Ledger, given: Ledger | Path | str, how_to_resume: str) -> None:
     """Refuse to begin anew on the file of another run: it would be taken for this one's cost."""
     if len(ledger) and not isinstance(given, Ledger):
-        raise ValueError(
+        raise ArgumentError(
             f"{given} holds {len(ledger)} steps of an earlier run: resume it with "
             f"{how_to_resume}, or give this run a ledger of its own; to count both together, pass "
             "the ledger itself, plan.ledger(path)"
@@ -112,7 +113,7 @@ def saved(oracle: PrivateGradientOracle) -> dict[str, Any]:
 def restore(oracle: PrivateGradientOracle, state: Mapping[str, Any] | None) -> None:
     """Continue from :func:`saved`; the ledger's file keeps its entries beyond the checkpoint."""
     if state is None:
-        raise ValueError(
+        raise ArgumentError(
             "the checkpoint has no ledger, so nobody knows what its weights have cost: resume from "
             "one that a private training wrote; weights trained without private data are loaded "
             "into the model before"

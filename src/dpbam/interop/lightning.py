@@ -23,12 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.interop import joining
-from dpbam.ledger import Ledger
 from dpbam.methods import Method
 from dpbam.oracle import PrivateGradientOracle
-from dpbam.plan import PrivacyPlan
-from dpbam.trees import rows
+from dpbam.params import rows
+from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.plan import PrivacyPlan
 
 try:
     from lightning.pytorch import LightningModule
@@ -64,7 +65,7 @@ def make_private(
             says so.
         method: DPSGD(), DPSAT(lam), BAM(lam), or your own.
         ledger: the file where every step is written down before it can reach the weights; a
-            checkpoint holds a copy. A :class:`~dpbam.ledger.Ledger` is taken as it is.
+            checkpoint holds a copy. A :class:`~dpbam.privacy.ledger.Ledger` is taken as it is.
         seed: reproducible noise and samples: research only.
         options: further arguments of :class:`~dpbam.oracle.PrivateGradientOracle`.
 
@@ -83,7 +84,9 @@ def make_private(
         ('PrivateNet', 5)
     """
     if not isinstance(module, LightningModule):
-        raise TypeError(f"make_private takes a LightningModule, got {type(module).__name__}")
+        raise ArgumentTypeError(
+            f"make_private takes a LightningModule, got {type(module).__name__}"
+        )
     state = _Private(plan, method, ledger, {"seed": seed, **options})
     state.loader = _loader(data_loader, plan, joining.EpochSampler(plan, lambda: module.oracle))
     own = type(module)
@@ -116,7 +119,7 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
     def oracle(self) -> PrivateGradientOracle:
         """The private gradient oracle; there is one from the start of ``fit`` on."""
         if self._private.oracle is None:
-            raise ValueError("there is no oracle before trainer.fit(model, loader) has begun")
+            raise ArgumentError("there is no oracle before trainer.fit(model, loader) has begun")
         return self._private.oracle
 
     def on_fit_start(self) -> None:
@@ -140,7 +143,7 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
         """Refuse batches that are not the plan's."""
         super().on_train_start()
         if self.trainer.train_dataloader is not self._private.loader:
-            raise ValueError(
+            raise ArgumentError(
                 "trainer.fit got another loader than the one that make_private returned, whose "
                 "Poisson samples the plan accounts for: trainer.fit(model, loader)"
             )
@@ -210,7 +213,7 @@ def _loader(given: Any, plan: PrivacyPlan, sampler: joining.EpochSampler) -> Dat
     if not isinstance(given, DataLoader):
         given = DataLoader(given) if hasattr(given, "__getitem__") else given
     if not isinstance(given, DataLoader):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"make_private takes a DataLoader or a data set, got {type(given).__name__}: of a "
             "LightningDataModule, pass its train_dataloader()"
         )
@@ -223,23 +226,23 @@ def _loader(given: Any, plan: PrivacyPlan, sampler: joining.EpochSampler) -> Dat
 def _check_trainer(trainer: Any, module: Any) -> None:
     """What the oracle does itself, or cannot do, a Trainer must leave alone."""
     if not module.automatic_optimization:
-        raise ValueError(
+        raise ArgumentError(
             "the module optimises by hand (automatic_optimization = False), where its own "
             "manual_backward would not be private: use automatic optimisation, or a loop of your "
             "own with oracle.backward"
         )
     if trainer.world_size > 1:
-        raise ValueError(
+        raise ArgumentError(
             f"the Trainer has {trainer.world_size} processes, but the private gradient is computed "
             "by one: Trainer(devices=1)"
         )
     if trainer.accumulate_grad_batches != 1:
-        raise ValueError(
+        raise ArgumentError(
             "accumulate_grad_batches splits a batch, but the oracle splits it itself: leave it at "
             "1 and pass physical_batch_size to make_private"
         )
     if str(trainer.precision) not in _PRECISIONS:
-        raise ValueError(
+        raise ArgumentError(
             f"precision {trainer.precision} is not served: private gradients are computed in the "
             f"parameters' own precision, one of {', '.join(_PRECISIONS)}"
         )

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.optim import Optimizer
 
-from dpbam.accounting import Charge
-from dpbam.ledger import Ledger
+from dpbam.errors import ArgumentError, ArgumentTypeError
+from dpbam.privacy.accounting import Charge
+from dpbam.privacy.ledger import Ledger
 
 try:
     from opacus.data_loader import DPDataLoader
@@ -48,7 +49,7 @@ class TakenOver(NamedTuple):
 def take_over(model: Any, optimizer: Any, data_loader: Any, accountant: Any) -> TakenOver:
     """Take over a training from what ``PrivacyEngine.make_private`` returned.
 
-    Give ``charges`` to :meth:`PrivacyPlan.calibrate <dpbam.plan.PrivacyPlan.calibrate>` as
+    Give ``charges`` to :meth:`PrivacyPlan.calibrate <dpbam.privacy.plan.PrivacyPlan.calibrate>` as
     ``spent``, and to :func:`record`.
 
     Args:
@@ -77,7 +78,7 @@ def take_over(model: Any, optimizer: Any, data_loader: Any, accountant: Any) -> 
         (True, [Charge(noise_multiplier=1.0, sampling_rate=0.1, steps=1)])
     """
     if not isinstance(data_loader, DPDataLoader):
-        raise ValueError(
+        raise ArgumentError(
             f"a {type(data_loader).__name__} does not draw Poisson samples, which Opacus's "
             "accountant takes for granted (make_private with poisson_sampling=False?): its "
             "history is not what was spent, so it cannot be taken over"
@@ -99,7 +100,7 @@ def unwrap(model: Any) -> nn.Module:
     """
     inner = getattr(model, "_module", None)
     if not isinstance(inner, nn.Module) or not hasattr(model, "remove_hooks"):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{type(model).__name__} is no model that Opacus made private (a GradSampleModule): "
             "a plain module needs no unwrapping, give it to the oracle as it is"
         )
@@ -120,7 +121,7 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
         True
     """
     if not isinstance(optimizer, DPOptimizer):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{type(optimizer).__name__} is no optimiser that Opacus made private (a DPOptimizer): "
             "a plain one needs no unwrapping"
         )
@@ -144,7 +145,7 @@ def charges(accountant: Any) -> list[Charge]:
     try:
         return [Charge(float(sigma), float(q), int(steps)) for sigma, q, steps in history]
     except (TypeError, ValueError):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{type(accountant).__name__} has no history of (noise_multiplier, sample_rate, "
             "steps): pass the PrivacyEngine, its accountant, or the accountant's state_dict()"
         ) from None
@@ -168,7 +169,7 @@ def record(ledger: Ledger, charges: Sequence[Charge], *, run: str) -> Ledger:
         1.653
     """
     if not run:
-        raise ValueError("run must name the training that is taken over, for example 'opacus-1'")
+        raise ArgumentError("run must name the training that is taken over, for example 'opacus-1'")
     each = (charge for charge in charges for _ in range(charge.steps))
     ledger.take(
         {

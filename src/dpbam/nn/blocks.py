@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbam import _validate
+from dpbam.errors import ArgumentError
 from dpbam.nn.standardise import WeightStandardisation, convolution
 
 Activation = Literal["mish", "relu", "tanh"]
@@ -101,7 +102,7 @@ def check_arguments(in_channels: int, num_classes: int, weight_standardisation: 
     Example:
         >>> check_arguments(3, 10, "center")
         Traceback (most recent call last):
-        ValueError: weight_standardisation 'center' is unknown: did you mean 'centre'?
+        dpbam.errors.ArgumentError: weight_standardisation 'center' is unknown: did you mean ...
     """
     _validate.count("in_channels", in_channels)
     _validate.count("num_classes", num_classes)
@@ -115,10 +116,10 @@ def check_image(x: Tensor, model: str, least_side: int) -> None:
         >>> import torch
         >>> check_image(torch.zeros(2, 3, 4, 32), "resnet9", 8)
         Traceback (most recent call last):
-        ValueError: resnet9 needs images of at least 8x8, got 4x32: enlarge them, or ...
+        dpbam.errors.ArgumentError: resnet9 needs images of at least 8x8, got 4x32: enlarge ...
     """
     if x.ndim != 4:
-        raise ValueError(
+        raise ArgumentError(
             f"{model} takes a batch of images, shape [n, channels, height, width], got "
             f"{tuple(x.shape)}: add the missing axes, for example with .unsqueeze(1)"
         )
@@ -132,7 +133,7 @@ def check_sides(height: int, width: int, model: str, least_side: int) -> None:
         >>> check_sides(8, 8, "resnet9", 8)
     """
     if min(height, width) < least_side:
-        raise ValueError(
+        raise ArgumentError(
             f"{model} needs images of at least {least_side}x{least_side}, got {height}x{width}: "
             "enlarge them, or use 'small-cnn' (from 4x4) or 'mlp' (any size)"
         )

@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from dpbam.errors import ArgumentError, ArgumentTypeError
+
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     """Freeze the parameters whose names match a pattern: ``requires_grad`` becomes False.
@@ -28,11 +30,13 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         ['0.weight', '0.bias']
     """
     if isinstance(patterns, str):
-        raise TypeError(f"patterns must be a list of patterns, got one string: [{patterns!r}]?")
+        raise ArgumentTypeError(
+            f"patterns must be a list of patterns, got one string: [{patterns!r}]?"
+        )
     parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one by any name
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in parameters):
-            raise ValueError(_no_match(pattern, list(parameters)))
+            raise ArgumentError(_no_match(pattern, list(parameters)))
     matched = [n for n in parameters if any(fnmatchcase(n, pattern) for pattern in patterns)]
     for name in matched:
         parameters[name].requires_grad_(False)
@@ -60,7 +64,7 @@ def head_only(model: nn.Module) -> list[str]:
     """
     parametric = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
     if not parametric:
-        raise ValueError("the model has no parameters, so it has no head to train")
+        raise ArgumentError("the model has no parameters, so it has no head to train")
     model.requires_grad_(False)
     for parameter in parametric[-1].parameters(recurse=False):
         parameter.requires_grad_(True)

@@ -21,6 +21,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from dpbam import _validate
+from dpbam.errors import ArgumentError
 from dpbam.nn.blocks import (
     MOST_LAYERS,
     Activation,
@@ -134,7 +135,7 @@ class SmallCNN(nn.Module):
         super().__init__()
         check_arguments(in_channels, num_classes, weight_standardisation)
         if len(channels) != 3:
-            raise ValueError(f"channels must be three numbers, got {tuple(channels)}")
+            raise ArgumentError(f"channels must be three numbers, got {tuple(channels)}")
         a, b, c = (_validate.count("channels", k) for k in channels)
 
         def conv(fan: int, out: int) -> nn.Module:
@@ -183,7 +184,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         if len(hidden) > MOST_LAYERS:
-            raise ValueError(f"hidden must be at most {MOST_LAYERS} widths, got {len(hidden)}")
+            raise ArgumentError(f"hidden must be at most {MOST_LAYERS} widths, got {len(hidden)}")
         sizes = [_validate.count("in_features", in_features)]
         sizes += [_validate.count("hidden", width) for width in hidden]
         layers: list[nn.Module] = []

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from dpbam import _validate
+from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.nn.blocks import check_sides
 from dpbam.nn.models import MLP, ResNet9, SmallCNN
 from dpbam.nn.repair import has_batch_norm, replace_batch_norm
@@ -125,7 +126,7 @@ def _lookup(name: str) -> tuple[_Class, dict[str, Any]]:
         return _CLASSES[name], {}
     near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.4)
     guess = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(
+    raise ArgumentError(
         f"model {name!r} is unknown: {guess}There are {', '.join(_NAMES)} (any wrn-D-K), "
         "and a function of your own as 'module:function'"
     )
@@ -137,7 +138,7 @@ def _check_options(name: str, options: dict[str, Any], allowed: list[str]) -> No
             near = difflib.get_close_matches(option, allowed, n=1)
             known = ", ".join(allowed) or "none"
             hint = f"did you mean {near[0]!r}?" if near else f"its options are {known}"
-            raise ValueError(f"model {name!r} has no option {option!r}: {hint}")
+            raise ArgumentError(f"model {name!r} has no option {option!r}: {hint}")
 
 
 def _build_own(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.Module:
@@ -149,7 +150,7 @@ def _build_own(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.
     accepted = {k: v for k, v in facts.items() if takes_all or k in parameters}
     model = function(**accepted, **options)
     if not isinstance(model, nn.Module):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{name} returned {type(model).__name__}, not a torch.nn.Module: return the model"
         )
     if has_batch_norm(model):
@@ -168,16 +169,16 @@ def _import(name: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, but something that it imports is not: say that
-        raise ValueError(
+        raise ArgumentError(
             f"model {name!r}: there is no module {module_name!r} to import; put its folder on "
             "PYTHONPATH, or install it"
         ) from error
     except ValueError as error:  # an empty module name
-        raise ValueError(f"model {name!r} must read 'module:function'") from error
+        raise ArgumentError(f"model {name!r} must read 'module:function'") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         public = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
         near = difflib.get_close_matches(function_name, public, n=1)
         hint = f": did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"module {module_name!r} has no function {function_name!r}{hint}")
+        raise ArgumentError(f"module {module_name!r} has no function {function_name!r}{hint}")
     return function  # type: ignore[no-any-return]

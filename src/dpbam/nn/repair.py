@@ -29,6 +29,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from dpbam.errors import ArgumentError
 from dpbam.nn.blocks import group_count
 
 _LEAST_VECTOR_GROUP = 16  # BatchNorm1d often has one value a channel: two would become -1 and 1
@@ -46,13 +47,13 @@ def check_model(model: nn.Module) -> None:
     Example:
         >>> check_model(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
         Traceback (most recent call last):
-        ValueError: layer '1' (BatchNorm2d) mixes the samples of a batch, so that no sample's ...
+        dpbam.errors.ArgumentError: layer '1' (BatchNorm2d) mixes the samples of a batch, so ...
         >>> check_model(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval())
     """
     for path, module in model.named_modules():
         if problem := _problem(module):
             where = f"layer {path!r}" if path else "the model itself"
-            raise ValueError(f"{where} ({type(module).__name__}) {problem}")
+            raise ArgumentError(f"{where} ({type(module).__name__}) {problem}")
 
 
 def check_trainable(model: nn.Module) -> None:
@@ -64,10 +65,10 @@ def check_trainable(model: nn.Module) -> None:
     Example:
         >>> check_trainable(nn.Linear(2, 1).requires_grad_(False))
         Traceback (most recent call last):
-        ValueError: the model has no trainable parameter: ...
+        dpbam.errors.ArgumentError: the model has no trainable parameter: ...
     """
     if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(
+        raise ArgumentError(
             "the model has no trainable parameter: give it one, or unfreeze some with "
             "parameter.requires_grad_(True)"
         )
@@ -177,7 +178,7 @@ def _group_norm_of(old: nn.Module, path: str) -> nn.GroupNorm:
     _refuse_lazy(old, path)
     vectors = isinstance(old, nn.BatchNorm1d)
     if vectors and old.num_features == 1:
-        raise ValueError(
+        raise ArgumentError(
             f"layer {path!r} (BatchNorm1d) has one channel, which a group norm would make constant "
             "where it holds one value: remove it, or use GroupNorm(1, 1) if it sees sequences"
         )
@@ -196,7 +197,7 @@ def _stop_tracking(module: _InstanceNorm) -> None:
 
 def _refuse_lazy(module: nn.Module, path: str) -> None:
     if isinstance(module, LazyModuleMixin):
-        raise ValueError(
+        raise ArgumentError(
             f"layer {path!r} ({type(module).__name__}) is lazy and does not know its channels yet: "
             "run the model once on a sample, then replace"
         )

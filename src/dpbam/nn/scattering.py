@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbam import _validate
+from dpbam.errors import ArgumentError
 
 _SIGMA = 0.8  # width of a wavelet's envelope at scale 1, in pixels
 _XI = 3 * math.pi / 4  # its central frequency at scale 1
@@ -52,7 +53,7 @@ class Scattering2d(nn.Module):
         self.cell = 2**scales
         for side in image_size:
             if side % self.cell or side <= self.cell:
-                raise ValueError(
+                raise ArgumentError(
                     f"a side of {side} pixels is no multiple of 2^J = {self.cell} above it: resize "
                     "the images, or take fewer scales"
                 )

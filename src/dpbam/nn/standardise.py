@@ -33,6 +33,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from dpbam.errors import ArgumentError
+
 WeightStandardisation = Literal["none", "centre", "scale"]
 _EPS = 1e-6  # far below 1 / (3 m), the variance that torch draws weights with, for m up to 1e5
 
@@ -166,7 +168,7 @@ def standardise_convolutions(
 def _refuse_fan_in_of_one(module: nn.Module, what: str) -> None:
     assert isinstance(module.weight, Tensor)
     if module.weight[0].numel() == 1:
-        raise ValueError(
+        raise ArgumentError(
             f"{what} has a fan-in of one, so centring would make its weight zero: use a plain "
             "convolution there, a larger kernel or fewer groups"
         )

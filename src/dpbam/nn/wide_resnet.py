@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from dpbam import _validate
+from dpbam.errors import ArgumentError
 from dpbam.nn.blocks import (
     MOST_LAYERS,
     Activation,
@@ -67,7 +68,7 @@ class WideResNet(nn.Module):
         _validate.count("widen", widen)
         _validate.count("groups", groups)
         if _validate.count("depth", depth, least=10) % 6 != 4 or depth > MOST_LAYERS:
-            raise ValueError(
+            raise ArgumentError(
                 f"depth must be 6 k + 4 (10, 16, 22, 28, 40, ...), at most {MOST_LAYERS}, got "
                 f"{depth}"
             )

@@ -34,7 +34,7 @@ from dpbam.engines.fused.scaled import ScaledGradient
 from dpbam.engines.fused.uses import MatrixUse
 from dpbam.engines.fused.weights import Weight
 from dpbam.engines.precision import full_precision
-from dpbam.trees import Params
+from dpbam.params import Params
 
 
 class Ascent:

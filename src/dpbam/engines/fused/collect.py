@@ -24,7 +24,7 @@ from dpbam.engines.fused.layers.embedding import Embedding, as_linear, tied
 from dpbam.engines.fused.layers.linear import Linear
 from dpbam.engines.fused.scaled import ScaledGradient
 from dpbam.engines.fused.uses import Flow, MatrixUse, Use
-from dpbam.trees import Params
+from dpbam.params import Params
 
 
 @dataclass(frozen=True)

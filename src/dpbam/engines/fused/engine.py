@@ -45,7 +45,7 @@ from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
 from dpbam.engines.opaque import Decompose
 from dpbam.engines.precision import full_precision, measured
 from dpbam.methods import BAM, Method
-from dpbam.trees import Params, accumulation_dtype, map_rows
+from dpbam.params import Params, accumulation_dtype, map_rows
 
 __all__ = ["FusedDirections", "FusedEngine"]
 _ = attention, conv, elementwise, embedding, linear, mish, norm, pool

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dpbam.engines.base import PhysicalBatch
-from dpbam.trees import accumulation_dtype
+from dpbam.params import accumulation_dtype
 
 
 class Fold:

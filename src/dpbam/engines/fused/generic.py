@@ -22,7 +22,7 @@ from torch.func import grad, vjp, vmap
 
 from dpbam.engines.base import CannotServe
 from dpbam.engines.fused.uses import Flow
-from dpbam.trees import Params
+from dpbam.params import Params
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from dpbam.engines.fused.fold import per_unit
 from dpbam.engines.fused.layers.base import Layer, lengths
 from dpbam.engines.fused.weights import Weight
-from dpbam.trees import Params
+from dpbam.params import Params
 
 Pair = tuple[Tensor, Tensor]
 _CACHED = 2**20  # numbers, 4 MiB

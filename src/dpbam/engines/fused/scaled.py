@@ -26,7 +26,7 @@ from dpbam.engines.fused.gradients import (
     with_those_apart,
 )
 from dpbam.engines.fused.layers.centred import centre
-from dpbam.trees import Params
+from dpbam.params import Params
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 from dpbam.engines.fused.fold import Fold, reduce_to
 from dpbam.engines.fused.layers.base import Layer
 from dpbam.engines.fused.weights import Weight
-from dpbam.trees import Params
+from dpbam.params import Params
 
 Pair = tuple[Tensor, Tensor]
 Values = Sequence[Tensor | None]

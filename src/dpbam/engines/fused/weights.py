@@ -18,7 +18,7 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbam.nn.standardise import standardised
-from dpbam.trees import Params
+from dpbam.params import Params
 
 # s only moves entries about: entries of D are distinct entries of theta, so |J_s^T G| = |G|
 _SELECTIONS = {
@@ -117,8 +117,15 @@ class Weight:
         """Return J_s^T G for one gradient: [*D] -> theta's shapes."""
         if self.func is None:
             return {self.names[0]: gradient}
-        pulled: Params = self._vjp()(gradient)[0]
-        return pulled
+        theta = self._theta  # by autograd: torch.func.vjp would import torch's compiler
+        with torch.enable_grad():
+            out = self.evaluate({name: t.requires_grad_() for name, t in theta.items()})
+        if not out.requires_grad:  # a constant
+            return {name: torch.zeros_like(t) for name, t in theta.items()}
+        found = torch.autograd.grad(
+            out, list(theta.values()), gradient.to(out.dtype), materialize_grads=True
+        )
+        return dict(zip(theta, found, strict=True))
 
     def pull_each(self, gradients: Tensor) -> Params:
         """Return J_s^T G_u for every unit: [U, *D] -> [U, *theta]."""

@@ -13,6 +13,7 @@ from dpbam.engines.base import CannotServe
 from dpbam.engines.fused.layers.linear import Linear
 from dpbam.engines.fused.rules import LOOKUPS, Call, bind, generic, name_of, rule, use_matrix
 from dpbam.engines.fused.tape import Capture
+from dpbam.errors import ArgumentTypeError
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Embedding:
     # --- a derivative in ids does not exist, and a table is never centred
 
     def _none(self, *_: Any) -> Any:
-        raise TypeError("an embedding has no gradient in its ids")
+        raise ArgumentTypeError("an embedding has no gradient in its ids")
 
     gram_back = mean = mean_back = transpose_each = channels = _none
 

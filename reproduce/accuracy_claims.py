@@ -1,0 +1,266 @@
+"""Claims about accuracy: Table 1, exact against approximate BAM, and lambda."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpbam.app.compare.statistics import LEVEL, Estimate, estimate
+from dpbam.app.report.figure import Figure
+from dpbam.app.report.panels import Dots, DotSeries, Lines, Series
+from dpbam.privacy.rounding import up
+from reproduce.claims import Claim
+from reproduce.outcome import (
+    Outcome,
+    Study,
+    TextTable,
+    difference_of,
+    mean_of,
+    points,
+)
+from reproduce.recipes import recipes_folder
+from reproduce.records import Record
+
+METHODS = {
+    "dp-sgd": "DP-SGD",
+    "dp-sat": "DP-SAT",
+    "bam": "BAM",
+    "dp-sat-tuned": "DP-SAT, lambda tuned",
+    "bam-tuned": "BAM, lambda tuned",
+}
+_RIVALS = {"bam": ("dp-sgd", "dp-sat"), "bam-tuned": ("dp-sgd", "dp-sat-tuned")}
+SAME_ACCURACY = 0.01  # a point: what exact and approximate BAM may differ by and be called the same
+_GRADIENTS = {"bam": "approximate (Eq. 12)", "bam-exact": "exact (Eq. 11)"}
+Arms = Mapping[str, Mapping[int, Record]]
+
+
+def table1(studies: Sequence[Study]) -> Outcome:
+    """The paper's Table 1, with the paired differences that it lacks."""
+    found = [study for study in studies if study.records]
+    return Outcome(
+        "table1",
+        "Table 1: test accuracy",
+        tables=[_accuracies(study) for study in found],
+        figures=[f for study in found if (f := _differences_figure(study)) is not None],
+        claims=[claim for study in found for claim in _better(study)],
+        notes=[
+            "Mean over the seeds with its 95% t interval, in percent; SD beside the paper's mean "
+            "and SD over three seeds. The paper's figures are of full-size training: compare the "
+            "differences, not the levels.",
+            *(note for study in found for note in _floor_notes(study)),
+        ],
+        studies=studies,
+    )
+
+
+def _accuracies(study: Study) -> TextTable:
+    """One row an epsilon and a method: accuracy, SD, the paper's, the difference to DP-SGD."""
+    rows = []
+    for cell in study.recipe.cells():
+        arms = study.arms(cell)
+        for arm, by_seed in arms.items():
+            mean = mean_of(by_seed)
+            against = "" if arm == "dp-sgd" else _paired(arms, arm, "dp-sgd")
+            rows.append((
+                study.recipe.name.removeprefix("table1-"), up(cell['epsilon']), METHODS[arm],
+                points(mean), "" if mean.count < 2 else f"{100 * mean.deviation:.2f}",
+                paper_value(study.recipe.name, cell["epsilon"], arm), against, str(mean.count),
+            ))  # fmt: skip
+    header = ("data", "epsilon", "method", "accuracy", "SD", "paper", "against DP-SGD", "seeds")
+    return TextTable(header, rows)
+
+
+def _paired(arms: Arms, one: str, other: str) -> str:
+    if not set(arms[one]) & set(arms.get(other, {})):
+        return ""
+    return points(difference_of(arms[one], arms[other]), signed=True, digits=2)
+
+
+def _better(study: Study) -> list[Claim]:
+    """BAM against both others at each epsilon, and over all of them."""
+    return [
+        claim
+        for bam, others in _RIVALS.items()
+        for other in others
+        for claim in _better_than(study, bam, other)
+    ]
+
+
+def _better_than(study: Study, bam: str, other: str) -> list[Claim]:
+    title = study.recipe.title.partition(" at ")[0].removeprefix("Accuracy on ")
+    said = f"{METHODS[bam]}, is" if "," in METHODS[bam] else f"{METHODS[bam]} is"
+    claims, each = [], []
+    for cell in study.recipe.cells():
+        arms = study.arms(cell)
+        if not set(arms.get(bam, {})) & set(arms.get(other, {})):
+            continue
+        each.append(arms)
+        text = f"{title}, epsilon {up(cell['epsilon'])}: {said} more accurate than {METHODS[other]}"
+        found = difference_of(arms[bam], arms[other])
+        claims.append(_above(text, found, study, missed=_missed(study, arms)))
+    if len(each) > 1 and _seeds(each, bam, other):
+        text = f"{title}, all epsilons: {said} more accurate than {METHODS[other]}"
+        missed = any(_missed(study, arms) for arms in each)
+        claims.append(_above(text, _over_cells(each, bam, other), study, missed=missed))
+    return claims
+
+
+def _above(text: str, found: Estimate, study: Study, *, missed: bool) -> Claim:
+    resolution = study.recipe.resolution
+    return Claim(text, "above", found, "points", floor_missed=missed, resolution=resolution)
+
+
+def _over_cells(cells: Sequence[Arms], one: str, other: str) -> Estimate:
+    """The mean over the grid of each seed's difference: one number a seed, then over the seeds."""
+    return estimate([
+        sum(arms[one][seed].accuracy - arms[other][seed].accuracy for arms in cells) / len(cells)
+        for seed in _seeds(cells, one, other)
+    ])  # fmt: skip
+
+
+def _seeds(cells: Sequence[Arms], one: str, other: str) -> list[int]:
+    """Those that both have everywhere."""
+    return sorted(set.intersection(*(set(arms[a]) for arms in cells for a in (one, other))))
+
+
+def _missed(study: Study, arms: Arms) -> bool:
+    """Whether DP-SGD's interval is not above the floor."""
+    floor = study.recipe.floor
+    if floor is None:
+        return False
+    return "dp-sgd" not in arms or not mean_of(arms["dp-sgd"]).low > floor
+
+
+def _floor_notes(study: Study) -> list[str]:
+    if study.recipe.floor is None:
+        return []
+    floor = f"{100 * study.recipe.floor:g}%"
+    return [
+        f"{study.recipe.name}: DP-SGD has to be above {floor}, its interval too, for a verdict."
+    ]
+
+
+def paper_value(recipe: str, epsilon: float, arm: str) -> str:
+    """What the paper's Table 1 says; empty where it says nothing.
+
+    Example:
+        >>> paper_value("table1-cifar10", 2.0, "bam")
+        '68.2 ± 0.27'
+    """
+    for row in paper()["table1"]:
+        if (row["recipe"], row["epsilon"]) == (recipe, epsilon):
+            mean, *deviation = row.get(arm, [""])
+            return f"{mean}" + (f" ± {deviation[0]:.2f}" if deviation else "")
+    return ""
+
+
+def paper() -> dict[str, Any]:
+    """The paper's numbers, from ``recipes/paper.toml``."""
+    return tomllib.loads((recipes_folder() / "paper.toml").read_text(encoding="utf-8"))
+
+
+def exact(studies: Sequence[Study]) -> Outcome:
+    """Exact BAM (Eq. 11) against the approximation (Eq. 12)."""
+    study = studies[0]
+    rows, claims = [], []
+    for cell in study.recipe.cells():
+        arms, epsilon = study.arms(cell), up(cell["epsilon"])
+        rows += [
+            (epsilon, _GRADIENTS[arm], points(mean_of(by_seed)), f"{_seconds(by_seed):.0f} s",
+             str(len(by_seed)))
+            for arm, by_seed in arms.items()
+        ]  # fmt: skip
+        if set(arms.get("bam", {})) & set(arms.get("bam-exact", {})):
+            found = difference_of(arms["bam-exact"], arms["bam"])
+            text = (
+                f"Epsilon {epsilon}: the approximation of BAM costs no accuracy: exact BAM differs "
+                "by less than a point"
+            )
+            resolution = study.recipe.resolution
+            claims.append(
+                Claim(text, "same", found, "points", SAME_ACCURACY, resolution=resolution)
+            )
+    return Outcome(
+        "exact",
+        "Exact against approximate BAM",
+        tables=[TextTable(("epsilon", "BAM", "accuracy", "time per run", "seeds"), rows)],
+        claims=claims,
+        notes=[f"CIFAR-10 as in Table 1, lambda {study.records[0].config['lam']:g}. Times are "
+               "wall-clock times on a machine that did other work too."],
+        studies=studies,
+    )  # fmt: skip
+
+
+def _seconds(by_seed: Mapping[int, Record]) -> float:
+    return sum(record.seconds for record in by_seed.values()) / len(by_seed)
+
+
+def sweep(studies: Sequence[Study]) -> Outcome:
+    """Does lambda matter? Every lambda against DP-SGD, which is lambda 0."""
+    arms = studies[0].arms()
+    by_lambda = {
+        arm: 0.0 if arm == "dp-sgd" else float(next(iter(by_seed.values())).config["lam"])
+        for arm, by_seed in arms.items()
+    }
+    order = sorted(by_lambda, key=by_lambda.__getitem__)
+    others = [
+        arm for arm in order if arm != "dp-sgd" and set(arms[arm]) & set(arms.get("dp-sgd", {}))
+    ]
+    level = 1 - (1 - LEVEL) / max(1, len(others))
+    against = {arm: difference_of(arms[arm], arms["dp-sgd"], level=level) for arm in others}
+    rows = [
+        (f"{by_lambda[arm]:g}", points(mean_of(arms[arm])),
+         points(against[arm], signed=True, digits=2) if arm in against else "", str(len(arms[arm])))
+        for arm in order
+    ]  # fmt: skip
+    claims = [
+        Claim(f"lambda matters: {by_lambda[arm]:g} differs from 0", "different", found, "points")
+        for arm, found in against.items()
+    ]
+    return Outcome(
+        "lambda",
+        "BAM's lambda",
+        tables=[TextTable(("lambda", "accuracy", "against lambda 0", "seeds"), rows)],
+        figures=[_sweep_figure(arms, by_lambda, order)] if len(others) > 1 else [],
+        claims=claims,
+        notes=[f"CIFAR-10 as in Table 1, epsilon 2. The intervals of the differences are widened "
+               f"for {len(others)} comparisons (Bonferroni): together they hold at 95%."],
+        studies=studies,
+    )  # fmt: skip
+
+
+def _sweep_figure(arms: Arms, by_lambda: Mapping[str, float], order: Sequence[str]) -> Figure:
+    drawn = [arm for arm in order if by_lambda[arm] > 0]
+    means = [mean_of(arms[arm]) for arm in drawn]
+    series = Series(
+        "BAM", 2, tuple(by_lambda[arm] for arm in drawn), tuple(e.mean for e in means),
+        tuple(e.low for e in means), tuple(e.high for e in means), style="points",
+    )  # fmt: skip
+    marks = ((mean_of(arms["dp-sgd"]).mean, "DP-SGD"),) if "dp-sgd" in arms else ()
+    panel = Lines("", "lambda", "test accuracy", (series,), percent=True, log_x=True, marks=marks)
+    caption = "Mean accuracy of BAM over the seeds, with its 95% t interval, against lambda."
+    return Figure("lambda", "Accuracy against lambda", caption, "nobody", [panel])
+
+
+def _differences_figure(study: Study) -> Figure | None:
+    """Paired differences to DP-SGD with their intervals, in points."""
+    rows = []
+    for cell in study.recipe.cells():
+        arms = study.arms(cell)
+        for arm in (arm for arm in METHODS if arm != "dp-sgd"):
+            if len(set(arms.get(arm, {})) & set(arms.get("dp-sgd", {}))) > 1:
+                found = difference_of(arms[arm], arms["dp-sgd"])
+                rows.append((f"{METHODS[arm]}, epsilon {up(cell['epsilon'])}", found))
+    if not rows:
+        return None
+    values = DotSeries(
+        "", 0, tuple(100 * e.mean for _, e in rows), tuple(100 * e.low for _, e in rows),
+        tuple(100 * e.high for _, e in rows),
+    )  # fmt: skip
+    panel = Dots("", "points above DP-SGD", tuple(n for n, _ in rows), (values,), False)
+    return Figure(
+        study.recipe.name, study.recipe.title,
+        "Paired differences in test accuracy to DP-SGD, mean and 95% t interval over the seeds.",
+        "nobody", [panel],
+    )  # fmt: skip

@@ -1,0 +1,286 @@
+"""Claims about bias: Figures 1, 2, 4, 5, 6 and 7 of the paper, and the flatness of the minima.
+
+A reading of a run is its mean over the last quarter of the measured steps; of the batch-size study,
+over all of them, as in the paper. Bias and cosine are against the plain gradient g_hat, Eq. 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from dpbam.app.compare.statistics import Estimate, estimate
+from dpbam.app.report import bias_figures as draw
+from dpbam.app.report.clipping_figure import clipping
+from dpbam.app.report.decomposition_figure import decomposition
+from dpbam.app.report.figure import Figure
+from reproduce.claims import Claim
+from reproduce.outcome import (
+    Outcome,
+    Reading,
+    Study,
+    TextTable,
+    as_groups,
+    difference_of,
+    mean_of,
+    points,
+)
+from reproduce.records import Record
+
+PLAIN = draw.PLAIN
+SAME_BIAS = 0.1  # of DP-SGD's: by what DP-SAT's may differ and be called the same
+PUBLIC = "CIFAR-10 is public, so what was measured without noise may be shown."
+By = Mapping[str, Mapping[int, Record]]
+
+
+def last_quarter(record: Record, key: str, reading: str = PLAIN) -> float:
+    """The mean of a reading over the last quarter of the measured steps."""
+    measured = record.non_private_bias
+    tail = measured[-max(1, len(measured) // 4) :]
+    return fmean(float(step[reading][key]) for step in tail)
+
+
+def figure1(studies: Sequence[Study]) -> Outcome:
+    """The drawing of what clipping does: an illustration, from no data."""
+    return Outcome("fig1", "Figure 1: what clipping does", figures=[clipping()])
+
+
+def figure2(studies: Sequence[Study]) -> Outcome:
+    """Bias over training: BAM lowers it, DP-SAT does not."""
+    arms = studies[0].arms()
+    claims = []
+    for arm in _others(arms, "bam"):
+        found = difference_of(arms[arm], arms["dp-sgd"], _late("bias"))
+        claims.append(Claim(f"{arm}: BAM has less bias than DP-SGD", "below", found))
+        found = difference_of(arms[arm], arms["dp-sgd"], _late("relative_bias"))
+        text = f"{arm}: so it has relative to the gradient's length (the paper does not say so)"
+        claims.append(Claim(text, "below", found))
+        found = difference_of(arms[arm], arms["dp-sgd"])
+        claims.append(
+            Claim(f"{arm}: and it is more accurate than DP-SGD", "above", found, "points")
+        )
+    for arm in _others(arms, "dp-sat"):
+        found = difference_of(arms[arm], arms["dp-sgd"], _late("bias"))
+        margin = SAME_BIAS * mean_of(arms["dp-sgd"], _late("bias")).mean
+        text = f"{arm}: DP-SAT has the same bias as DP-SGD, to within 10%"
+        claims.append(Claim(text, "same", found, margin=margin))
+    return Outcome(
+        "fig2", "Figure 2: bias over training",
+        tables=[overview(arms)],
+        figures=_drawn(draw.bias, studies[0], "fig2"),
+        claims=claims,
+        notes=["Accuracy in percent, its paired difference in points with the 95% t interval. Bias "
+               "and cosines are means over the last quarter of the measured steps. " + PUBLIC,
+               *_record_notes(studies)],
+        studies=studies,
+    )  # fmt: skip
+
+
+def overview(arms: By) -> TextTable:
+    """All that is measured of a study, one row an arm: means over the seeds.
+
+    Accuracy in percent; its paired difference to the first arm in points, with its interval.
+    """
+    base = next(iter(arms.values()))
+    readings: dict[str, Reading] = {
+        "bias": _late("bias"),
+        "bias / gradient": _late("relative_bias"),
+        "length's share": _late("magnitude_share"),
+        "cosine": _late("cosine"),
+        "cosine with noise": _late("private_cosine"),
+    }
+    if all(record.non_private_flatness for by_seed in arms.values() for record in by_seed.values()):
+        readings["largest eigenvalue"] = lambda r: _flat(r, "non_private_top_eigenvalue")
+    rows = []
+    for arm, by_seed in arms.items():
+        shared = by_seed is not base and set(by_seed) & set(base)
+        difference = points(difference_of(by_seed, base), signed=True) if shared else ""
+        figures = [f"{mean_of(by_seed, reading).mean:.3g}" for reading in readings.values()]
+        accuracy = f"{100 * mean_of(by_seed).mean:.1f}"
+        rows.append((arm, accuracy, difference, *figures, str(len(by_seed))))
+    first = f"against {next(iter(arms))}"
+    return TextTable(("arm", "accuracy", first, *readings, "seeds"), rows)
+
+
+def figure4(studies: Sequence[Study]) -> Outcome:
+    """How well the ascent direction agrees with SAM's."""
+    ascending = {arm: by for arm, by in studies[0].arms().items() if _method(by) != "dp-sgd"}
+    rows = {"cosine with the batch gradient": alignment}
+    claims = []
+    sat = next(iter(_others(ascending, "dp-sat")), None)
+    for arm in _others(ascending, "bam") if sat else ():
+        found = difference_of(ascending[arm], ascending[sat or ""], alignment)
+        text = f"{arm}: BAM's ascent is better aligned with SAM's than DP-SAT's"
+        claims.append(Claim(text, "above", found))
+    if sat:
+        found = mean_of(ascending[sat], alignment)
+        claims.append(Claim("DP-SAT's ascent points slightly against SAM's", "below", found))
+    return Outcome(
+        "fig4", "Figure 4: alignment of the ascent step",
+        tables=[_readings(ascending, rows)],
+        figures=_drawn(draw.alignment, studies[0], "fig4"),
+        claims=claims,
+        notes=["Means over all measured steps but the first, at which DP-SAT does not ascend.",
+               *_record_notes(studies)],
+        studies=studies,
+    )  # fmt: skip
+
+
+def alignment(record: Record) -> float:
+    """Mean cosine of the ascent direction with g_hat, over the steps that have one."""
+    values = [row.get("non_private_alignment") for row in record.non_private_bias]
+    return fmean(float(value) for value in values if value is not None)
+
+
+def figure5(studies: Sequence[Study]) -> Outcome:
+    """Bigger batches, less bias?"""
+    text = "Bigger batches have less bias: ln(bias) falls with ln(batch size)"
+    slopes = _slopes(studies[0], lambda r: math.log(_all(r, "bias")))
+    claims = [Claim(text, "below", estimate(slopes))] if slopes else []
+    return _by_size("fig5", "Figure 5: bias against the batch size", "bias", studies, claims)
+
+
+def figure6(studies: Sequence[Study]) -> Outcome:
+    """Bigger batches, a better direction?"""
+    text = "Bigger batches have a better direction: the cosine rises with ln(batch size)"
+    slopes = _slopes(studies[0], lambda r: _all(r, "cosine"))
+    claims = [Claim(text, "above", estimate(slopes))] if slopes else []
+    return _by_size("fig6", "Figure 6: direction against the batch size", "cosine", studies, claims)
+
+
+def figure7(studies: Sequence[Study]) -> Outcome:
+    """The decomposition, drawn with the numbers of the runs."""
+    arms = studies[0].arms()
+    shown = {arm: by for arm, by in arms.items() if arm in ("dp-sgd", *_others(arms, "bam"))}
+    study = replace(studies[0], records=[r for by in shown.values() for r in by.values()])
+    readings: dict[str, Reading] = {
+        "a": _late("a"),
+        "c": _late("c_norm"),
+        "length's share": _late("magnitude_share"),
+        "direction's share": _late("direction_share"),
+    }
+    return Outcome(
+        "fig7", "Figure 7: the bias taken apart",
+        tables=[_readings(shown, readings)],
+        figures=_drawn(decomposition, study, "fig7"),
+        notes=["g_clip = a g_hat + c: |a - 1| is the error of length, c that of direction."],
+        studies=studies,
+    )  # fmt: skip
+
+
+def flatness(studies: Sequence[Study]) -> Outcome:
+    """BAM's minima are flatter?"""
+    arms = studies[0].arms()
+    readings: dict[str, Reading] = {
+        "largest eigenvalue": lambda r: _flat(r, "non_private_top_eigenvalue"),
+        "mean per-sample norm": lambda r: _flat(r, "non_private_mean_norm"),
+        "gradient norm": lambda r: _flat(r, "non_private_gradient_norm"),
+        "training loss": lambda r: _flat(r, "non_private_loss"),
+    }
+    claims = []
+    for arm in (*_others(arms, "bam"), *_others(arms, "dp-sat")):
+        found = difference_of(arms[arm], arms["dp-sgd"], readings["largest eigenvalue"])
+        text = f"{arm}: its minima are flatter than DP-SGD's (largest eigenvalue of the Hessian)"
+        claims.append(Claim(text, "below", found))
+    return Outcome(
+        "flatness", "Flatness of the minima",
+        tables=[_readings(arms, readings)],
+        claims=claims,
+        notes=["Of the trained models, on some training images, without noise. The paper argues "
+               "that BAM finds flatter minima (Appendix C), and measures none.",
+               *_record_notes(studies)],
+        studies=studies,
+    )  # fmt: skip
+
+
+def _late(key: str) -> Reading:
+    return lambda record: last_quarter(record, key)
+
+
+def _all(record: Record, key: str) -> float:
+    return fmean(float(step[PLAIN][key]) for step in record.non_private_bias)
+
+
+def _flat(record: Record, key: str) -> float:
+    assert record.non_private_flatness is not None  # its recipe asks for it
+    return float(record.non_private_flatness[key])
+
+
+def _method(by_seed: Mapping[int, Record]) -> str:
+    return str(next(iter(by_seed.values())).config["method"])
+
+
+def _others(arms: By, method: str) -> list[str]:
+    """The arms of a method that can be compared with DP-SGD, or stand for themselves."""
+    base = set(arms.get("dp-sgd", next(iter(arms.values()), {})))
+    return [arm for arm, by in arms.items() if _method(by) == method and base & set(by)]
+
+
+def _readings(arms: By, readings: Mapping[str, Reading]) -> TextTable:
+    """One row an arm, one column a reading."""
+    rows = []
+    for arm, by_seed in arms.items():
+        cells = [_number(mean_of(by_seed, reading)) for reading in readings.values()]
+        rows.append((arm, *cells, str(len(by_seed))))
+    return TextTable(("arm", *readings, "seeds"), rows)
+
+
+def _number(found: Estimate) -> str:
+    if found.count < 2:
+        return f"{found.mean:.4g}"
+    return f"{found.mean:.4g} [{found.low:.4g}, {found.high:.4g}]"
+
+
+def _slopes(study: Study, reading: Reading) -> list[float]:
+    """The least-squares slope of a reading on ln(batch size), of each seed that has all sizes."""
+    arms = study.arms()
+    if len(arms) < len(study.recipe.arms):
+        return []
+    seeds = set.intersection(*(set(by_seed) for by_seed in arms.values()))
+    slopes = []
+    for seed in sorted(seeds):
+        runs = [by_seed[seed] for by_seed in arms.values()]
+        x = [math.log(run.plan["batch_size"]) for run in runs]
+        y = [reading(run) for run in runs]
+        centre = fmean(x)
+        spread = sum((a - centre) ** 2 for a in x)
+        slopes.append(sum((a - centre) * b for a, b in zip(x, y, strict=True)) / spread)
+    return slopes
+
+
+def _by_size(
+    name: str, title: str, key: str, studies: Sequence[Study], claims: Sequence[Claim]
+) -> Outcome:
+    readings: dict[str, Reading] = {
+        "bias": lambda r: _all(r, "bias"),
+        "gradient's length": lambda r: _all(r, "reference_norm"),
+        "bias / gradient": lambda r: _all(r, "relative_bias"),
+        "cosine": lambda r: _all(r, "cosine"),
+        "cosine with noise": lambda r: _all(r, "private_cosine"),
+        "accuracy": lambda r: 100 * r.accuracy,
+    }
+    figures = _drawn(draw.batch_size, studies[0], name)
+    panels = [[p for p in f.panels if p.title == ("Bias" if key == "bias" else "Direction")]
+              for f in figures]  # fmt: skip
+    return Outcome(
+        name, title,
+        tables=[_readings(studies[0].arms(), readings)],
+        figures=[replace(f, panels=p) for f, p in zip(figures, panels, strict=True) if p],
+        claims=claims,
+        notes=["Means over all measured steps. The claim is judged by one slope a seed, over all "
+               "sizes.", *_record_notes(studies)],
+        studies=studies,
+    )  # fmt: skip
+
+
+def _drawn(build: Callable[[Sequence[Any]], Figure], study: Study, name: str) -> list[Figure]:
+    """The report's figure of the records: the data is public, and the figure says so."""
+    figure = build(as_groups(study.records))
+    return [replace(figure, name=name, about="nobody")] if figure.panels else []
+
+
+def _record_notes(studies: Sequence[Study]) -> list[str]:
+    return sorted({record.note for study in studies for record in study.records if record.note})

@@ -1,0 +1,225 @@
+"""The paper's Figure 3: the time of a step against the depth of the network.
+
+A net of ``depth`` convolutions of equal width (each with group norm and Mish) on small images, the
+fused engine, one thread, processor time. Ten trials of five steps each, as in the paper; the depths
+are smaller than its. Trials of one number follow one another closely, so that they are pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dpbam.app.compare.statistics import Estimate, estimate, paired_difference
+from dpbam.app.report.figure import Figure
+from dpbam.app.report.panels import Lines, Series
+from dpbam.app.runs.files import write_json
+from reproduce.claims import Claim
+from reproduce.outcome import Outcome, Study, TextTable
+from reproduce.records import machine
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dpbam.methods import Method
+
+NAMES = {"dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM-SAM", "bam-exact": "BAM-FWD-REV"}
+Step = Callable[[], None]
+Clock = Callable[[], float]
+K = TypeVar("K")
+LINEAR = 1.1  # an exponent of the growth below this counts as linear
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What to time.
+
+    Attributes:
+        depths: convolutions.
+        trials: each the mean over ``repetitions`` steps.
+        repetitions: steps a trial.
+        width: channels.
+        side: pixels.
+        batch: images.
+    """
+
+    depths: tuple[int, ...] = (4, 8, 16, 32)
+    trials: int = 10
+    repetitions: int = 5
+    width: int = 32
+    side: int = 8
+    batch: int = 16
+
+
+def measure(timing: Timing, path: Path) -> dict[str, Any]:
+    """Time every method at every depth and keep it in ``path``; what is there is not repeated.
+
+    Returns:
+        ``seconds[method][depth]``: one figure a trial; ``settings``; ``machine``.
+    """
+    import torch
+
+    if path.exists():
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        by_depth = {depth: _at(depth, timing) for depth in timing.depths}
+    finally:
+        torch.set_num_threads(threads)
+    seconds = {m: {str(d): by_depth[d][m] for d in timing.depths} for m in NAMES}
+    result = {
+        "settings": vars(timing),
+        "seconds": seconds,
+        "machine": machine({"threads": 1, "device": "cpu"}),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, result)
+    return result
+
+
+def _at(depth: int, timing: Timing) -> dict[str, list[float]]:
+    steps = {name: private_step(depth, name, timing) for name in NAMES}
+    return by_turns(steps, timing, time.process_time)
+
+
+def by_turns(steps: Mapping[K, Step], timing: Timing, now: Clock) -> dict[K, list[float]]:
+    """Seconds a step: one figure a trial.
+
+    All steps take turns within a trial, so that a busy machine is busy for all of them.
+    """
+    found: dict[K, list[float]] = {key: [] for key in steps}
+    for step in steps.values():
+        step()  # what is done once is done now
+    for _ in range(timing.trials):
+        for key, step in steps.items():
+            begin = now()
+            for _ in range(timing.repetitions):
+                step()
+            found[key].append((now() - begin) / timing.repetitions)
+    return found
+
+
+def private_step(depth: int, name: str, timing: Timing, engine: str = "fused") -> Step:
+    """One private gradient without its noise: directions, norms, clipped sum."""
+    import torch
+    from torch import nn
+
+    from dpbam.engines import FunctionalEngine, FusedEngine, PhysicalBatch
+
+    loss = nn.CrossEntropyLoss(reduction="none")
+    made = (FusedEngine if engine == "fused" else FunctionalEngine)(_net(depth, timing.width), loss)
+    method, lam = _methods()[name]
+    n = torch.arange(timing.batch)
+    images = torch.randn(timing.batch, 3, timing.side, timing.side)
+    batch = PhysicalBatch(images, n % 10, n, timing.batch, torch.ones(timing.batch), n)
+
+    def run() -> None:
+        handle = made.directions(batch, method, lam)
+        handle.weighted_sum(handle.norms().reciprocal().clamp(max=1.0))
+
+    return run
+
+
+def _net(depth: int, width: int) -> nn.Module:
+    import torch
+    from torch import nn
+
+    from dpbam.nn.blocks import conv_norm_act
+
+    torch.manual_seed(0)
+    layers = [conv_norm_act(3 if k == 0 else width, width, weight_standardisation="centre")
+              for k in range(depth)]  # fmt: skip
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+
+
+def _methods() -> dict[str, tuple[Method, float]]:
+    from dpbam.methods import BAM, DPSAT, DPSGD
+
+    return {
+        "dp-sgd": (DPSGD(), 0.0),
+        "dp-sat": (DPSAT(0.02), 0.02),
+        "bam": (BAM(0.02), 0.02),
+        "bam-exact": (BAM(0.02, exact=True), 0.02),
+    }
+
+
+def figure3(result: Mapping[str, Any], studies: Sequence[Study] = ()) -> Outcome:
+    """The figure, the growth with depth, and what BAM costs beside the others."""
+    seconds: Mapping[str, Mapping[str, list[float]]] = result["seconds"]
+    depths = [int(depth) for depth in seconds["dp-sgd"]]
+    claims = []
+    for bam in ("bam", "bam-exact"):
+        for other in ("dp-sgd", "dp-sat"):
+            text = f"{NAMES[bam]} takes longer than {NAMES[other]} (ln of the ratio)"
+            found = _log_ratio(seconds[bam], seconds[other])
+            claims.append(Claim(text, "above", found, over="trials"))
+        growth = _exponents(seconds[bam])
+        shown = estimate([value - LINEAR for value in growth])
+        text = f"{NAMES[bam]} grows at most linearly: its exponent of the depth is below {LINEAR:g}"
+        claims.append(Claim(text, "below", shown, over="trials"))
+    return Outcome(
+        "fig3", "Figure 3: time of a step against depth",
+        tables=[_table(seconds, depths)],
+        figures=[_figure(seconds, depths)],
+        claims=claims,
+        notes=["Processor time, fused engine, one thread: see the settings in the record. DP-SAT's "
+               "shift of the parameters is not timed: it is one addition a parameter."],
+        seconds=sum(sum(t) for by in seconds.values() for t in by.values())
+        * result["settings"]["repetitions"],
+        machine=result["machine"],
+        studies=studies,
+    )  # fmt: skip
+
+
+def _log_ratio(one: Mapping[str, list[float]], other: Mapping[str, list[float]]) -> Estimate:
+    """Mean over the depths of ln(one / other): one figure a trial, then over the trials."""
+    mine, its = (
+        {k: fmean(math.log(by[d][k]) for d in by) for k in range(len(next(iter(by.values()))))}
+        for by in (one, other)
+    )
+    return paired_difference(mine, its)
+
+
+def _exponents(by_depth: Mapping[str, list[float]]) -> list[float]:
+    """p of time = c depth^p, by least squares in the logarithms: one a trial."""
+    x = [math.log(int(depth)) for depth in by_depth]
+    centre = fmean(x)
+    spread = sum((a - centre) ** 2 for a in x)
+    trials = zip(*by_depth.values(), strict=True)
+    return [
+        sum((a - centre) * math.log(t) for a, t in zip(x, trial, strict=True)) / spread
+        for trial in trials
+    ]
+
+
+def _table(seconds: Mapping[str, Mapping[str, list[float]]], depths: Sequence[int]) -> TextTable:
+    rows = []
+    for method, by_depth in seconds.items():
+        means = [estimate(by_depth[str(depth)]) for depth in depths]
+        cells = [f"{1e3 * e.mean:.1f} ± {1e3 * e.deviation:.1f}" for e in means]
+        growth = estimate(_exponents(by_depth))
+        rows.append((NAMES[method], *cells, f"{growth.mean:.2f}"))
+    header = ("ms a step", *(f"{depth} layers" for depth in depths), "exponent of depth")
+    return TextTable(header, rows)
+
+
+def _figure(seconds: Mapping[str, Mapping[str, list[float]]], depths: Sequence[int]) -> Figure:
+    series = []
+    for colour, (method, by_depth) in enumerate(seconds.items()):
+        means = [estimate(by_depth[str(depth)]) for depth in depths]
+        series.append(Series(
+            NAMES[method], colour, tuple(float(d) for d in depths),
+            tuple(1e3 * e.mean for e in means), tuple(1e3 * e.low for e in means),
+            tuple(1e3 * e.high for e in means), style="points",
+        ))  # fmt: skip
+    panel = Lines("", "convolutions", "milliseconds a step", tuple(series), zero=True)
+    caption = "Processor time of a step against depth, mean and 95% t interval over the trials."
+    return Figure("fig3", "Time of a step against depth", caption, "nobody", [panel])

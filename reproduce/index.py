@@ -1,0 +1,147 @@
+"""The paper's experiments by name: which recipes each needs, and how its outcome is read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpbam.app.runs.config import ConfigError
+from reproduce import accuracy_claims, bias_claims, tuning
+from reproduce.depth import Timing, figure3, measure
+from reproduce.jobs import done
+from reproduce.outcome import Outcome, Study
+from reproduce.recipes import SCALES, Recipe, check_scale, load_recipe
+
+Build = Callable[[Sequence[Study]], Outcome]
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper, or a question to it.
+
+    Attributes:
+        build: from the recipes' finished runs to the outcome; None: it times, and trains nothing.
+        pocket: recipes of the pocket scale.
+        desk: recipes of the desk scale.
+        full: recipes at full size.
+    """
+
+    build: Build | None
+    pocket: tuple[str, ...] = ()
+    desk: tuple[str, ...] = ()
+    full: tuple[str, ...] = ()
+
+    @property
+    def scales(self) -> list[str]:
+        """Where it has recipes; the pocket scale for one that trains nothing."""
+        return [scale for scale in SCALES if self._names(scale)] or ["pocket"]
+
+    def recipes(self, scale: str) -> list[Recipe]:
+        """Its recipes of a scale."""
+        return [load_recipe(name, scale) for name in self._names(scale)]
+
+    def _names(self, scale: str) -> tuple[str, ...]:
+        return {"pocket": self.pocket, "desk": self.desk, "full": self.full}[scale]
+
+
+def _of(recipe: str, build: Build) -> Experiment:
+    return Experiment(build, pocket=(recipe,), full=(recipe,))
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "tuning": Experiment(
+        tuning.tuning,
+        pocket=("tune-cifar10", "tune-pneumonia", "tune-lambda-cifar10", "tune-lambda-pneumonia"),
+        desk=("tune-cifar10", "tune-long-cifar10", "tune-lambda-cifar10"),
+    ),
+    "table1": Experiment(
+        accuracy_claims.table1,
+        pocket=("table1-cifar10", "table1-pneumonia"),
+        desk=("table1-cifar10",),
+        full=("table1-cifar10", "table1-cifar100", "table1-imagenet32"),
+    ),
+    "fig1": Experiment(bias_claims.figure1),
+    "fig2": _of("methods", bias_claims.figure2),
+    "fig3": Experiment(None),
+    "fig4": _of("methods", bias_claims.figure4),
+    "fig5": _of("batch-size", bias_claims.figure5),
+    "fig6": _of("batch-size", bias_claims.figure6),
+    "fig7": _of("methods", bias_claims.figure7),
+    "exact": Experiment(accuracy_claims.exact, pocket=("exact",), desk=("exact",), full=("exact",)),
+    "lambda": _of("lambda", accuracy_claims.sweep),
+    "flatness": _of("methods", bias_claims.flatness),
+}
+
+
+def chosen(name: str, scale: str = "pocket") -> list[str]:
+    """Return the experiments of a scale that a name stands for.
+
+    Raises:
+        ConfigError: if there is no such scale, no such experiment, or not at that scale.
+
+    Example:
+        >>> chosen("fig2"), len(chosen("all")), chosen("all", "desk")
+        (['fig2'], 12, ['tuning', 'table1', 'exact'])
+        >>> chosen("fig8")
+        Traceback (most recent call last):
+        dpbam.app.runs.config.ConfigError: there is no experiment 'fig8': did you mean 'fig7'?
+        >>> chosen("fig2", "desk")
+        Traceback (most recent call last):
+        dpbam.app.runs.config.ConfigError: fig2 has no recipe of scale desk: choose pocket or full
+    """
+    check_scale(scale)
+    if name == ALL:
+        return [known for known in EXPERIMENTS if scale in EXPERIMENTS[known].scales]
+    if name not in EXPERIMENTS:
+        near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(EXPERIMENTS)}"
+        raise ConfigError(f"there is no experiment {name!r}: {hint}")
+    scales = EXPERIMENTS[name].scales
+    if scale not in scales:
+        raise ConfigError(f"{name} has no recipe of scale {scale}: choose {' or '.join(scales)}")
+    return [name]
+
+
+def recipes_of(names: Sequence[str], scale: str) -> list[Recipe]:
+    """Every recipe that the experiments need, once, in order."""
+    found = [recipe for name in names for recipe in EXPERIMENTS[name].recipes(scale)]
+    return list({recipe.name: recipe for recipe in found}.values())
+
+
+def outcome(name: str, scale: str, out: Path, seeds: int | None = None) -> Outcome | None:
+    """What the finished runs of an experiment say; None if there are none yet.
+
+    Raises:
+        ConfigError: if a record does not fit its recipe, or runs of one seed are no pair.
+    """
+    experiment = EXPERIMENTS[name]
+    if experiment.build is None:
+        path = timing_path(out)
+        return figure3(measure(Timing(), path)) if path.exists() else None
+    recipes = experiment.recipes(scale)
+    studies = [Study(r, done(r, out, seeds), len(r.runs(seeds))) for r in recipes]
+    if recipes and not any(study.records for study in studies):
+        return None
+    return experiment.build(studies)
+
+
+def outcomes(
+    names: Sequence[str], scale: str, out: Path, seeds: int | None = None
+) -> dict[str, Outcome | None]:
+    """Return the outcomes of those of the experiments that the scale has, None without a record."""
+    own = [name for name in names if scale in EXPERIMENTS[name].scales]
+    return {name: outcome(name, scale, out, seeds) for name in own}
+
+
+def timing_path(out: Path) -> Path:
+    """Where the times of Figure 3 are kept."""
+    return out / "pocket" / "depth" / "times.json"
+
+
+def take_times(names: Sequence[str], out: Path) -> None:
+    """Time the steps, if an experiment needs it and it has not been done."""
+    if any(EXPERIMENTS[name].build is None for name in names):
+        measure(Timing(), timing_path(out))

@@ -1,0 +1,171 @@
+"""What an experiment came to: tables, figures, claims, and where they come from.
+
+Everything is computed from records, so that the same records give the same page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpbam.app.compare.statistics import LEVEL, Estimate, estimate, paired_difference
+from dpbam.app.report.figure import Figure
+from dpbam.app.report.groups import Group, groups
+from dpbam.app.report.records import Run
+from reproduce.claims import Claim
+from reproduce.recipes import Recipe
+from reproduce.records import Record
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of finished text."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def to_markdown(self) -> str:
+        """As GitHub and mkdocs read it.
+
+        Example:
+            >>> print(TextTable(("arm", "accuracy"), [("bam", "40.1")]).to_markdown())
+            | arm | accuracy |
+            |---|---|
+            | bam | 40.1 |
+        """
+        lines = [self.header, ["---"] * len(self.header), *self.rows]
+        return "\n".join(_line(cells) for cells in lines)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A recipe and its finished runs.
+
+    Attributes:
+        recipe: what was asked for.
+        records: what there is.
+        asked: how many runs there should be.
+    """
+
+    recipe: Recipe
+    records: Sequence[Record]
+    asked: int
+
+    def arms(self, cell: Mapping[str, Any] | None = None) -> dict[str, dict[int, Record]]:
+        """Arm -> seed -> record, in the recipe's order, of one place in the grid."""
+        found: dict[str, dict[int, Record]] = {arm: {} for arm in self.recipe.arms}
+        for record in self.records:
+            if cell is None or record.cell == cell:
+                found[record.arm][record.seed] = record
+        return {arm: by_seed for arm, by_seed in found.items() if by_seed}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment came to.
+
+    Attributes:
+        name: as ``python -m reproduce`` takes it.
+        title: a few words.
+        tables: of finished text.
+        figures: to draw.
+        claims: judged.
+        notes: what a reader must know.
+        studies: where it comes from.
+        seconds: of work that has no study.
+        machine: likewise.
+    """
+
+    name: str
+    title: str
+    tables: Sequence[TextTable] = ()
+    figures: Sequence[Figure] = ()
+    claims: Sequence[Claim] = ()
+    notes: Sequence[str] = ()
+    studies: Sequence[Study] = ()
+    seconds: float = 0.0
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+    def provenance(self) -> dict[str, Any]:
+        """Runs, time, machine and commits."""
+        records = [record for study in self.studies for record in study.records]
+        machines = [self.machine] if self.machine else []
+        machines += [record.machine for record in records]
+        return {
+            "runs": len(records),
+            "asked": sum(study.asked for study in self.studies),
+            "seconds": self.seconds + sum(record.seconds for record in records),
+            "processors": _distinct(f"{m['processor']}, {m['cores']} cores" for m in machines),
+            "torch": _distinct(m["torch"] for m in machines),
+            "commits": _distinct(m["commit"] for m in machines),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "claims": [claim.to_dict() for claim in self.claims],
+            "tables": [{"header": list(t.header), "rows": list(t.rows)} for t in self.tables],
+            "notes": list(self.notes),
+            "provenance": self.provenance(),
+        }
+
+
+Reading = Callable[[Record], float]
+
+
+def accuracy(record: Record) -> float:
+    """The reading that most claims are about."""
+    return record.accuracy
+
+
+def mean_of(by_seed: Mapping[int, Record], reading: Reading = accuracy) -> Estimate:
+    """The mean of a reading over the seeds."""
+    return estimate([reading(record) for record in by_seed.values()])
+
+
+def difference_of(
+    one: Mapping[int, Record],
+    other: Mapping[int, Record],
+    reading: Reading = accuracy,
+    level: float = LEVEL,
+) -> Estimate:
+    """The paired difference of a reading."""
+    mine, its = ({s: reading(r) for s, r in by_seed.items()} for by_seed in (one, other))
+    return paired_difference(mine, its, level)
+
+
+def as_groups(records: Iterable[Record]) -> tuple[Group, ...]:
+    """Records as the report's figures take them."""
+    return groups([
+        Run(
+            name=f"seed {record.seed}",
+            config={**record.config},
+            statement={"sampling_rate": record.plan["batch_size"] / record.plan["n"]},
+            bias=tuple(dict(row) for row in record.non_private_bias),
+        )
+        for record in records
+    ])  # fmt: skip
+
+
+def points(found: Estimate, *, signed: bool = False, digits: int = 1) -> str:
+    """A share in percent with its interval.
+
+    Example:
+        >>> points(estimate([0.40, 0.42]))
+        '41.0 [28.3, 53.7]'
+    """
+    sign = "+" if signed else ""
+    mean, low, high = (f"{100 * x:{sign}.{digits}f}" for x in (found.mean, found.low, found.high))
+    return mean if found.count < 2 else f"{mean} [{low}, {high}]"
+
+
+def _distinct(values: Iterable[Any]) -> list[str]:
+    return sorted({str(value) for value in values if value})
+
+
+def _line(cells: Sequence[str]) -> str:
+    bars = "|".join(cells) if set(cells) == {"---"} else " | ".join(cells)
+    return f"|{bars}|" if set(cells) == {"---"} else f"| {bars} |"

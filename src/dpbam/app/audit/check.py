@@ -1,0 +1,292 @@
+"""``dpbam audit RUN``: does what a run folder says agree with itself, and with a second accountant?
+
+Reads only; repairs nothing. Every check gives one finding, right or wrong, in words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dpbam.app.audit.accountant import bracket
+from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.files import read_json
+from dpbam.app.runs.fixed_state import difference
+from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.result import RunError
+from dpbam.app.runs.statement import to_markdown
+from dpbam.errors import ArgumentError
+from dpbam.privacy.accounting import Charge, total_epsilon
+from dpbam.privacy.rounding import down, up
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_MOST_LEDGER = 2**30  # bytes
+_MOST_KINDS = 20  # of steps: a run has one, and a few more if its settings were changed
+
+
+class Finding(NamedTuple):
+    """One check: what was asked, whether it is right, and what was seen."""
+
+    check: str
+    right: bool
+    seen: str
+
+
+class Evidence(NamedTuple):
+    """What the folder holds."""
+
+    folder: RunFolder
+    facts: dict[str, Any]
+    config: RunConfig
+    entries: list[dict[str, Any]]
+    torn: bool
+    statement: dict[str, Any]
+
+    @property
+    def charges(self) -> list[Charge]:
+        """The ledger's steps, equal ones together."""
+        counts = Counter((float(e["noise_multiplier"]), float(e["sampling_rate"]))
+                         for e in self.entries)  # fmt: skip
+        return [Charge(sigma, q, k) for (sigma, q), k in sorted(counts.items())]
+
+
+def check_run(run: str | Path) -> list[Finding]:
+    """Every finding about the run folder ``run``.
+
+    Raises:
+        RunError: if there is no finished run, or a file cannot be read.
+    """
+    folder = RunFolder(run)
+    for path in (folder.facts, folder.ledger, folder.statement_json, folder.config):
+        if not path.is_file():
+            raise RunError(f"{path} is missing: an audit needs the folder of a finished run")
+    strangers = list(folder.strangers())
+    if strangers:
+        return [Finding("no link leads out of the folder, all files are plain", False,
+                        strangers[0])]  # fmt: skip
+    facts = folder.read_facts()
+    entries, torn = _read_ledger(folder.ledger)
+    evidence = Evidence(
+        folder, facts, RunConfig.from_file(folder.config), entries, torn,
+        read_json(folder.statement_json),
+    )  # fmt: skip
+    if len(evidence.charges) > _MOST_KINDS:  # each takes an accountant seconds
+        seen = f"{len(evidence.charges)} on the ledger"
+        return [Finding("a run has few kinds of steps (sigma, q)", False, seen)]
+    return [finding for check in _CHECKS for finding in _checked(check, evidence)]
+
+
+def signed_off(findings: list[Finding]) -> bool:
+    """Whether nothing is wrong."""
+    return all(f.right for f in findings)
+
+
+def _checked(
+    check: Callable[[Evidence], Iterator[Finding]], evidence: Evidence
+) -> Iterator[Finding]:
+    """The findings of a check; a file without the field that it asks for is a finding, too."""
+    try:
+        yield from check(evidence)
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        name = check.__name__.strip("_").replace("_", " ")
+        yield Finding(name, False, f"a field is missing or of the wrong kind: {error}")
+
+
+def _epsilon(e: Evidence) -> Iterator[Finding]:
+    stated, delta = _number(e.statement["epsilon"]), float(e.statement["delta"])
+    first = total_epsilon(e.charges, delta, accountant=e.config.accountant)
+    yield _same("the statement's epsilon is the ledger's", stated, first)
+    low, high = bracket(e.charges, delta)
+    yield Finding(
+        "a second accountant agrees",
+        stated >= low * (1 - 1e-6),
+        f"stated {up(stated, 7)}; second accountant: between {down(low, 7)} and {up(high, 7)}; "
+        f"by Renyi divergences {up(total_epsilon(e.charges, delta, accountant='rdp'), 7)}",
+    )
+    if e.config.epsilon is not None:
+        seen = f"{up(stated, 7)} of {up(e.config.epsilon, 7)}"
+        yield Finding("epsilon is within its target", stated <= e.config.epsilon, seen)
+
+
+def _ledger(e: Evidence) -> Iterator[Finding]:
+    yield Finding("the ledger ends in a whole line", not e.torn, e.folder.ledger.name)
+    keys = Counter((x["stream"], x["step"]) for x in e.entries)
+    twice = [key for key, count in keys.items() if count > 1]
+    yield Finding("no noise is used twice", not twice, f"{len(twice)} steps of a stream repeat")
+    steps = {int(x["step"]) for x in e.entries}
+    taken = int(e.statement["steps"])
+    missing = taken - sum(0 <= step < taken for step in steps)  # no list of them: it may be long
+    yield Finding("every step is on the ledger", not missing, f"{missing} are missing")
+    seeds = {str(x["stream"]).startswith("seed-") for x in e.entries}
+    yield Finding(
+        "the ledger's streams are seeded as the statement says",
+        seeds <= {bool(e.statement["seeded"])}, f"seeded: {e.statement['seeded']}",
+    )  # fmt: skip
+
+
+def _mechanism(e: Evidence) -> Iterator[Finding]:
+    s, f, private = e.statement, e.facts, e.config.private
+    rate = e.config.batch_size / int(f["n"])
+    sigmas = {c.noise_multiplier for c in e.charges}
+    expected = _charged(float(f["noise_multiplier"]), e.config.joint_noise_multipliers)
+    yield Finding(
+        "the ledger's sigma is the run's",
+        all(math.isclose(sigma, expected, rel_tol=1e-9) for sigma in sigmas),
+        f"{sorted(sigmas)}; {expected}",
+    )
+    yield _same("the statement's charged sigma is the ledger's",
+                _number(s["charged_noise_multiplier"]), expected)  # fmt: skip
+    rates = {c.sampling_rate for c in e.charges}
+    yield Finding("the ledger's q is batch size / n", rates <= {rate}, f"{sorted(rates)}; {rate}")
+    yield _same("the statement's sigma is the run's", _number(s["noise_multiplier"]),
+                float(f["noise_multiplier"]))  # fmt: skip
+    yield _same("the statement's q is batch size / n", float(s["sampling_rate"]), rate)
+    yield _same("the statement's n is the run's", float(s["units"]), float(f["n"]))
+    yield _same("the statement's delta is the run's", float(s["delta"]), float(f["delta"]))
+    yield Finding("all charged steps are stated", int(s["charged_steps"]) == len(e.entries),
+                  f"{s['charged_steps']} stated, {len(e.entries)} on the ledger")  # fmt: skip
+    if private:
+        yield _same("the statement's C is the configured one", _number(s["clip_norm"]),
+                    e.config.clip_norm)  # fmt: skip
+    seeded = e.config.seed is not None
+    yield Finding("a seeded run says so", bool(s["seeded"]) == seeded, f"seeded: {seeded}")
+
+
+def _configuration(e: Evidence) -> Iterator[Finding]:
+    began = RunConfig.from_mapping(e.facts["config"])
+    before, now = began.to_mapping(), e.config.to_mapping()
+    before["delta"] = float(e.facts["delta"])
+    names = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
+    yield Finding("config.toml is what the run began with", not names, ", ".join(names) or "same")
+    text = e.folder.statement.read_text(encoding="utf-8") if e.folder.statement.is_file() else ""
+    restored = {k: _infinite(v) for k, v in e.statement.items()}
+    yield Finding("the statement for people is the one for machines",
+                  text == to_markdown(restored), e.folder.statement.name)  # fmt: skip
+    yield Finding("method is as configured", e.statement["method"] == e.config.method,
+                  str(e.statement["method"]))  # fmt: skip
+
+
+def _checkpoints(e: Evidence) -> Iterator[Finding]:
+    from dpbam.app.runs import checkpoint
+
+    if not checkpoint.listed(e.folder.checkpoints):
+        yield Finding("a checkpoint is there", False, "none")
+        return
+    try:
+        latest = checkpoint.load_latest(e.folder.checkpoints, str(e.facts["run"]))
+    except RunError as error:
+        yield Finding("the checkpoint is whole and of this run", False, str(error))
+        return
+    assert latest is not None
+    step = int(latest.state["oracle"]["step"])
+    yield Finding("the checkpoint is whole and of this run", True, f"step {step}")
+    yield Finding("the ledger covers the checkpoint", step <= len(e.entries),
+                  f"step {step}, {len(e.entries)} charged")  # fmt: skip
+    yield Finding("the statement's steps are the checkpoint's", step == int(e.statement["steps"]),
+                  f"{step}; {e.statement['steps']}")  # fmt: skip
+    yield _model(e, latest.state)
+
+
+def _fixed(e: Evidence) -> Iterator[Finding]:
+    """Buffers and frozen parameters are published as they were before the model saw data."""
+    what = "what is published besides trained parameters is as before training"
+    weights = _weights(e)
+    if isinstance(weights, str):
+        yield Finding(what, False, weights)
+        return
+    recorded = e.facts["initial_tensors"]
+    wrong = difference(weights, recorded)
+    yield Finding(what, not wrong, wrong or f"{len(recorded['fixed'])} tensors, bit-identical")
+
+
+def _weights(e: Evidence) -> dict[str, Tensor] | str:
+    """The published tensors, or why they cannot be read."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(e.folder.weights)
+    except (OSError, SafetensorError) as error:
+        return str(error)
+
+
+def _model(e: Evidence, state: dict[str, Any]) -> Finding:
+    """The published weights are those of the last checkpoint (its average, if it has one)."""
+    import torch
+
+    what = "the model handed out is the checkpoint's"
+    weights = _weights(e)
+    if isinstance(weights, str):
+        return Finding(what, False, weights)
+    expected = {**state["model"], **(state["average"] or {})}
+    odd = [
+        k for k in {*weights, *expected}
+        if k not in weights or k not in expected or not torch.equal(weights[k], expected[k])
+    ]  # fmt: skip
+    return Finding(what, not odd, f"{len(odd)} of {len(expected)} tensors differ")
+
+
+def _published(e: Evidence) -> Iterator[Finding]:
+    paid = {e.folder.statistics.name} if e.config.release_norms else set()
+    allowed, listed = {*PUBLISHABLE, *paid}, set(e.statement["may_be_published"])
+    yield Finding("only harmless files are listed for publishing", listed <= allowed,
+                  ", ".join(sorted(listed)))  # fmt: skip
+    yield Finding("statistics are released only where they are paid for",
+                  bool(paid) or not e.folder.statistics.exists(),
+                  e.folder.statistics.name)  # fmt: skip
+    marked = [n for n in sorted(allowed) if _mentions(e.folder.path / n, b"non_private")]
+    yield Finding("nothing non-private is in them", not marked, ", ".join(marked) or "nothing")
+
+
+_CHECKS = (_epsilon, _ledger, _mechanism, _configuration, _checkpoints, _fixed, _published)
+
+
+def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """All entries, and whether the last line is torn; read here, not by the ledger's own code."""
+    if path.stat().st_size > _MOST_LEDGER:
+        raise RunError(f"{path} is too large for a ledger")
+    raw = path.read_bytes()
+    entries = []
+    for number, line in enumerate(raw.split(b"\n")[:-1], 1):
+        try:
+            entry = json.loads(line)
+            sigma, q = float(entry["noise_multiplier"]), float(entry["sampling_rate"])
+            if not ((sigma == 0 or 1e-6 <= sigma <= 1e9) and 0 < q <= 1):
+                raise ArgumentError(f"sigma {sigma}, q {q}")
+            if type(entry["step"]) is not int or entry["step"] < 0:
+                raise ArgumentError(f"step {entry['step']!r:.20}")
+            _ = entry["stream"]
+        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
+            raise RunError(f"{path} line {number} is not a ledger entry ({error})") from None
+        entries.append(entry)
+    return entries, not raw.endswith(b"\n")
+
+
+def _mentions(path: Path, word: bytes) -> bool:
+    return path.is_file() and word in path.read_bytes()
+
+
+def _charged(sigma: float, others: Iterable[float]) -> float:
+    """sigma_joint with 1 / sigma_joint^2 = sum_k 1 / sigma_k^2; 0, no promise, without noise."""
+    if not sigma:
+        return 0.0
+    return float(sum(s**-2 for s in (sigma, *others)) ** -0.5)
+
+
+def _number(value: Any) -> float:
+    """A JSON number, or the word for infinity."""
+    return math.inf if value == "infinite" else float(value)
+
+
+def _infinite(value: Any) -> Any:
+    return math.inf if value == "infinite" else value
+
+
+def _same(check: str, one: float, other: float) -> Finding:
+    return Finding(check, math.isclose(one, other, rel_tol=1e-9), f"{one!r}; {other!r}")

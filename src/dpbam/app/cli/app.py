@@ -1,0 +1,133 @@
+"""The tree of commands. A command's module is imported when the command is used."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from dpbam._version import __version__
+from dpbam.app.cli.output import plain_examples
+
+# The name of each command, which is that of its module, and the first sentence of its help.
+COMMANDS = {
+    "train": "Train a classifier with differential privacy, and write a privacy statement.",
+    "compare": "Train several methods with paired seeds, and compare their accuracy.",
+    "search": "Search for hyper-parameters: DP-SGD's first, then lambda for DP-SAT and BAM.",
+    "evaluate": "Evaluate a run's model on labelled data, as a whole, by class and by sub-group.",
+    "predict": "Predict images with a run's model: a label and the probability of every class.",
+    "report": "Write one self-contained HTML page about one run, or several side by side.",
+    "plot": "Draw one figure of one run or several, or write its data.",
+    "audit": "Attack the private mechanism and bound its epsilon from below; or check a "
+    "finished run.",
+    "bias": "Measure the bias that clipping puts into a model's gradients: its length and "
+    "direction.",
+    "demo": "Compare DP-SGD, DP-SAT, BAM and training without privacy on digits, in a few minutes.",
+    "epsilon": "Calculate the epsilon of a training with a given noise multiplier.",
+    "calibrate": "Find the least noise multiplier for a number of steps; or, given one, the most "
+    "steps.",
+    "data": "List, fetch and check data sets.",
+}
+_HELP = (
+    "Train on sensitive images with differential privacy: DP-SGD, DP-SAT and BAM, which measures "
+    "and removes the bias that clipping puts into gradients."
+)
+_EPILOG = plain_examples(
+    "dpbam demo",
+    "dpbam train --data digits --epsilon 3 --out runs/digits",
+    "dpbam train --help",
+)
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name; looking one up imports its module."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return _built(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Root(TyperGroup):
+    """``dpbam`` itself: lists the commands without importing them.
+
+    Its help is set by click and not by rich, whose modules take longer to import than everything
+    else that ``dpbam --help`` needs.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "commands": _Commands()})
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names, in the order of the table."""
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each name with the first sentence of its help."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def command() -> Any:
+    """Return the whole command line as one click command."""
+    app = typer.Typer(
+        cls=_Root, help=_HELP, epilog=_EPILOG, rich_markup_mode=None, context_settings=_SETTINGS,
+        invoke_without_command=True,
+    )  # fmt: skip
+    app.callback()(_root)
+    return typer.main.get_command(app)
+
+
+def _built(name: str) -> Any:
+    """Import a command's module and build its click command; of several, a group of them."""
+    module = import_module(f"dpbam.app.cli.{name}")
+    if not hasattr(module, "COMMANDS"):
+        return single(name, module.run, module.EXAMPLES)
+    app = typer.Typer(
+        help=COMMANDS[name], epilog=module.EXAMPLES, no_args_is_help=True, rich_markup_mode="rich",
+        add_completion=False, context_settings=_SETTINGS,
+    )  # fmt: skip
+    for inner, (function, text) in module.COMMANDS.items():
+        app.command(inner, help=_help(function), epilog=text)(function)
+    return typer.main.get_command(app)
+
+
+def single(name: str, function: Callable[..., None], examples: str) -> Any:
+    """Return the click command of one function: its docstring is the help."""
+    app = typer.Typer(rich_markup_mode="rich", add_completion=False, context_settings=_SETTINGS)
+    app.command(name, help=_help(function), epilog=examples)(function)
+    return typer.main.get_command(app)
+
+
+def _help(function: Callable[..., None]) -> str:
+    """The docstring, each paragraph one line, so that it wraps where the screen ends."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dpbam {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="The version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)

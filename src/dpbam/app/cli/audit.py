@@ -1,0 +1,138 @@
+"""``dpbam audit``: attack the mechanism as shipped, or check a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpbam.app.cli.output import console, examples, facts, number, print_json, table
+from dpbam.privacy.rounding import down, up
+
+if TYPE_CHECKING:
+    from dpbam.app.audit import AuditResult, Target
+
+EXAMPLES = examples(
+    "dpbam audit runs/digits",
+    "dpbam audit --epsilon 4 --trials 8000 --jobs 2 --out audits/one-step",
+    "dpbam audit --canary random --method bam --n 100 --batch-size 10 --steps 50",
+    "dpbam audit --canaries 500 --n 1000 --batch-size 100 --steps 50",
+    "dpbam audit --canary mislabelled --n 200 --batch-size 40 --steps 20 --trials 200 --jobs 2",
+)
+
+
+def run(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A finished run, to be checked.")
+    ] = None,
+    canary: Annotated[
+        str, typer.Option(help="dirac or random gradients; mislabelled or blank images.")
+    ] = "dirac",
+    canaries: Annotated[
+        int, typer.Option(help="1: many runs. More: one run, each in it by a coin.")
+    ] = 1,
+    epsilon: Annotated[float, typer.Option(help="The claim; noise is calibrated to it.")] = 4.0,
+    delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
+    n: Annotated[int | None, typer.Option("--n", help="Units of privacy.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Expected; q = batch size / n.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps of a training.")] = 1,
+    method: Annotated[str, typer.Option(help="dp-sgd, dp-sat or bam.")] = "dp-sgd",
+    clipping: Annotated[str, typer.Option(help="flat, automatic or per-layer.")] = "flat",
+    engine: Annotated[str, typer.Option(help="auto, fused or functional.")] = "auto",
+    noise: Annotated[str, typer.Option(help="fast or secure.")] = "fast",
+    trials: Annotated[int, typer.Option(help="Runs, half of them with the canary.")] = 2000,
+    confidence: Annotated[float, typer.Option(help="Of each lower bound.")] = 0.95,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Keeps trials, result and plot; the same again goes on.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One line of JSON, for scripts.")] = False,
+) -> None:
+    """Attack the private mechanism and bound its epsilon from below; or check a finished run.
+
+    Without RUN: canaries are put into trainings by the code that trains, and an attacker tells from
+    what is released whether they were there. A lower bound above the claim is a bug; exit code 1.
+
+    With RUN: epsilon is computed again from the ledger by a second accountant, and configuration,
+    ledger, statement, checkpoint and model are checked against one another, buffers and frozen
+    parameters against their record from before training; exit code 1 if anything is wrong.
+    """
+    if folder is not None:
+        _check(folder, json)
+        return
+    from dpbam.app.audit import Target
+
+    size = n if n is not None else max(4, canaries + 1)
+    target = Target(
+        canary=canary, canaries=canaries, epsilon=epsilon, delta=delta, n=size,
+        batch_size=size if batch_size is None else batch_size, steps=steps, method=method,
+        clipping=clipping, engine=engine, noise=noise,
+    )  # fmt: skip
+    result = _attack(target, trials, confidence, jobs, out, quiet=json)
+    if json:
+        print_json(result.to_dict())
+    else:
+        _show(result, out)
+    if result.violated:
+        raise typer.Exit(1)
+
+
+def _attack(
+    target: Target, trials: int, confidence: float, jobs: int, out: Path | None, *, quiet: bool
+) -> AuditResult:
+    from rich.progress import Progress
+
+    from dpbam.app.audit import audit
+    from dpbam.app.audit.plot import save_plot
+    from dpbam.app.runs.files import write_json
+
+    with Progress(console=console(stderr=True), disable=quiet, transient=True) as bar:
+        task = bar.add_task("trials", total=trials if target.canaries == 1 else 1)
+        result = audit(
+            target, trials=trials, confidence=confidence, jobs=jobs, out=out,
+            progress=lambda done, _: bar.update(task, completed=done),
+        )  # fmt: skip
+    if out is not None:
+        write_json(out / "audit.json", result.to_dict())
+        save_plot(result, out / "audit.png")
+    return result
+
+
+def _show(result: AuditResult, out: Path | None) -> None:
+    target = result.target
+    rows: dict[str, object] = {
+        "mechanism": f"{target.method}, q = {target.batch_size / target.n:.4g}, "
+        f"{target.steps} steps, {target.noise} noise",
+        "attack": f"{target.canaries} {target.canary} canaries, {result.trials} runs",
+        "claimed epsilon": f"{up(result.claimed)} at delta {number(target.delta)}",
+    }
+    for bound in result.bounds:
+        rows[f"at least ({bound.name})"] = (
+            f"{down(bound.epsilon)}, with confidence {bound.confidence:g}"
+        )
+    rows["verdict"] = result.verdict
+    if out is not None:
+        rows["files"] = f"{out / 'audit.json'}, {out / 'audit.png'}"
+    console().print(facts(rows))
+
+
+def _check(folder: Path, as_json: bool) -> None:
+    from dpbam.app.audit import check_run
+    from dpbam.app.audit.check import signed_off
+
+    findings = check_run(folder)
+    good = signed_off(findings)
+    if as_json:
+        print_json({"signed_off": good, "findings": [f._asdict() for f in findings]})
+    else:
+        rows = [("right" if f.right else "WRONG", f.check, f.seen) for f in findings]
+        screen = console()
+        screen.print(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
+        wrong = sum(not f.right for f in findings)
+        screen.print(
+            "signed off: everything agrees" if good else f"not signed off: {wrong} checks failed",
+            markup=False,
+        )
+    if not good:
+        raise typer.Exit(1)

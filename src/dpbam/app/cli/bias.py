@@ -1,0 +1,141 @@
+"""``dpbam bias``: what clipping does to a model's gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpbam.app.cli.flags import resumed_config, run_config, with_flags
+from dpbam.app.cli.output import console, examples, facts, number, percent, print_json, table
+from dpbam.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dpbam.app.runs import RunConfig
+    from dpbam.app.runs.bias import Measured
+
+EXAMPLES = examples(
+    "dpbam bias runs/digits",
+    "dpbam bias runs/digits --method dp-sgd --clip-norm 4 --batches 8",
+    "dpbam bias --data cifar10 --model resnet9 --model-option width=0.25 --batch-size 256 --advise",
+    "dpbam bias runs/digits --flatness --json",
+)
+_WORDS = {
+    "bias": "bias, its length",
+    "relative_bias": "bias over the gradient's length",
+    "a": "a: what is left along the gradient",
+    "c_norm": "|c|: what was added beside it",
+    "magnitude_share": "share of the bias that is length",
+    "direction_share": "share of the bias that is direction",
+    "cosine": "cosine, clipped with unclipped",
+    "private_cosine": "cosine, noised with unclipped",
+    "noise_share": "noise's share of the squared error",
+}
+_SHARES = ("relative_bias", "magnitude_share", "direction_share", "noise_share")
+
+
+def _bias(
+    flags: dict[str, Any],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run folder: its model is measured.")
+    ] = None,
+    batches: Annotated[int, typer.Option(help="Poisson batches to measure on.")] = 4,
+    advise: Annotated[
+        bool, typer.Option("--advise", help="What other C, lambda and batch sizes would do.")
+    ] = False,
+    flatness: Annotated[
+        bool, typer.Option("--flatness", help="L_Z, L_BAO and the Hessian's top eigenvalue.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One line of JSON, for scripts.")] = False,
+) -> None:
+    """Measure the bias that clipping puts into a model's gradients: its length and direction.
+
+    With RUN: the model of a finished run, or the latest checkpoint of one that has not ended, on
+    the run's own data; flags change the run's settings. Without: a model with new weights on
+    --data. None of what is shown is private.
+    """
+    from dpbam.app.runs.bias import measure
+
+    settings = _settings(folder, flags)
+    found = measure(settings, run=folder, batches=batches, advice=advise, flatness=flatness)
+    if json:
+        print_json(found.to_dict())
+    else:
+        _show(console(), settings, found)
+
+
+run = with_flags(_bias)
+
+
+def _settings(folder: Path | None, flags: dict[str, Any]) -> RunConfig:
+    """The run's own settings, or the flags'; epsilon 8 where nothing says how much noise."""
+    if folder is not None:
+        return resumed_config(folder, flags)
+    if "data" not in flags:
+        raise ArgumentError("give a run folder, or --data to measure a new model on")
+    private = flags.get("method") not in ("sgd", "sam")
+    if private and "noise_multiplier" not in flags:
+        flags = {"epsilon": 8.0, **flags}
+    return run_config(None, flags)
+
+
+def _show(screen: Console, settings: RunConfig, found: Measured) -> None:
+    from dpbam.app.runs.bias import NOTE
+
+    record = found.records[-1]
+    plain, own = found.means("plain"), found.means("own")
+    rows = [(words, _cell(name, plain), _cell(name, own)) for name, words in _WORDS.items()]
+    title = f"{settings.method} on {settings.data}, mean of {len(found.records)} batches"
+    screen.print(table(("", "against the plain gradient", "against its own"), rows, title=title))
+    norms = record.non_private_norms
+    screen.print(
+        facts(
+            {
+                "clipped": f"{percent(record.non_private_clip_share)} of the last batch",
+                "norms": f"median {_at(norms.quantiles, 3)}, 95% below {_at(norms.quantiles, 5)}; "
+                f"C is {number(record.clip_norm)}",
+                "noise, its length": number(record.noise_norm),
+                "ascent alignment": _number(record.non_private_alignment),
+            }
+        )
+    )
+    layers = record.non_private_layers.items()
+    header = ("layer", "share of squared norms", "relative bias", "cosine")
+    screen.print(
+        table(header, [(name, percent(layer.share or 0.0), percent(layer.relative_bias),
+                        number(layer.cosine)) for name, layer in layers])
+    )  # fmt: skip
+    if found.flatness:
+        screen.print(facts(_flatness(found)))
+    if found.advice:
+        screen.print(str(found.advice), markup=False, soft_wrap=True)
+    screen.print(NOTE, markup=False, soft_wrap=True)
+
+
+def _flatness(found: Measured) -> dict[str, object]:
+    assert found.flatness is not None
+    flat = found.flatness
+    return {
+        "L, mean loss": flat.non_private_loss,
+        "L_Z": flat.non_private_l_z,
+        "L_BAO": flat.non_private_l_bao,
+        "slack L_BAO - L_Z": flat.non_private_slack,
+        "Hessian's largest eigenvalue": flat.non_private_top_eigenvalue or 0.0,
+    }
+
+
+def _cell(name: str, means: dict[str, float] | None) -> str:
+    if means is None:
+        return "-"
+    return percent(means[name]) if name in _SHARES else number(means[name])
+
+
+def _at(quantiles: tuple[float, ...], k: int) -> str:
+    return number(quantiles[k]) if quantiles else "-"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else number(value)

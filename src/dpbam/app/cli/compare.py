@@ -1,0 +1,158 @@
+"""``dpbam compare``: several methods, paired seeds, one table."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpbam.app.cli.boundary import INTERRUPTED
+from dpbam.app.cli.flags import merged, with_flags
+from dpbam.app.cli.output import console, examples, print_json, table
+from dpbam.privacy.rounding import up
+
+if TYPE_CHECKING:
+    from dpbam.app.compare.comparison import Comparison
+    from dpbam.app.compare.pool import PlannedRun
+    from dpbam.app.compare.statistics import Estimate
+
+EXAMPLES = examples(
+    "dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both",
+    "dpbam compare --data digits --epsilon 3 --method bam:0.02 --method bam:0.05 "
+    "--method bam-exact:0.02 --seeds 5 --out runs/lambdas",
+    "dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private --out runs/five",
+    "dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json",
+)
+_ENOUGH = 5
+METHODS = ("dp-sgd", "dp-sat", "bam")
+
+
+def _compare(
+    flags: dict[str, Any],
+    out: Annotated[Path, typer.Option(help="A folder for all runs and comparison.json.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="METHOD or METHOD:LAMBDA, also bam-exact; repeatable, the baseline first."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many paired seeds.")] = 3,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Runs at a time, each in its own process.")] = 1,
+    include_non_private: Annotated[
+        bool, typer.Option("--include-non-private", help="Add SGD without privacy beside them.")
+    ] = False,
+    share_noise: Annotated[
+        bool, typer.Option("--share-noise", help="Research only: the same noise in all methods.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="A .toml file of settings; flags override it.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Train several methods with paired seeds, and compare their accuracy.
+
+    Runs of one seed share data order and initial weights, not noise. The same command again keeps
+    finished runs and resumes the others. Seeded runs are for research: do not publish their models.
+    """
+    from dpbam import _validate
+    from dpbam.app.compare.comparison import Contender, plan_runs
+
+    settings = {k: v for k, v in merged(config, flags).items() if k not in ("method", "seed")}
+    _validate.count("--seeds", seeds)
+    runs = plan_runs(
+        settings,
+        [Contender.parse(text) for text in method or METHODS],
+        range(_validate.count("--first-seed", first_seed, least=0), first_seed + seeds),
+        out,
+        include_non_private=include_non_private,
+        share_noise=share_noise,
+    )
+    result = carry_out(runs, out, jobs, json)
+    if json:
+        print_json(result.to_dict())
+    else:
+        show(result, out)
+
+
+run = with_flags(_compare, leave_out=("method", "seed"))
+
+
+def carry_out(runs: list[PlannedRun], out: Path, jobs: int, quiet: bool) -> Comparison:
+    """Do the runs, with a live table unless ``quiet``."""
+    from dpbam.app.cli.live import LiveComparison
+    from dpbam.app.compare.comparison import compare
+    from dpbam.app.compare.pool import Stopped
+
+    try:
+        if quiet:
+            return compare(runs, out, jobs=jobs)
+        with LiveComparison(runs) as live:
+            return compare(runs, out, jobs=jobs, watcher=live)
+    except Stopped:
+        message = f"stopped, and saved in {out}: the same command goes on, and keeps finished runs"
+        console(stderr=True).print(message, markup=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def show(result: Comparison, out: Path) -> None:
+    """The means, the paired differences, and what the figures mean."""
+    baseline, *others = result.names
+    count = len(result.accuracies(baseline))
+    screen = console()
+    means = [_mean(result, name) for name in result.names]
+    title = f"{count} paired seeds, mean [95% t interval], points"
+    screen.print(
+        table(("contender", "epsilon", "test accuracy", "SD", "a run"), means, title=title)
+    )
+    if others:
+        against = [(name, *_against(result, name)) for name in others]
+        header = ("contender", "difference", "d_z", "visible from", "verdict")
+        screen.print(table(header, against, title=f"Paired, against {baseline}"))
+    cost = up(result.total_epsilon())
+    lines = [
+        "Verdict: better or worse where the 95% interval of the paired difference excludes 0. "
+        "d_z: mean over SD of the paired differences. Visible from: the true difference that this "
+        "many seeds would show in 80% of repetitions."
+    ]
+    lines += [f"Publishing all private runs together would cost epsilon {cost}."]
+    lines += ["They are seeded, so that the noise can be recomputed: research only."]
+    if count < _ENOUGH:
+        lines += [f"With fewer than {_ENOUGH} seeds the intervals say little."]
+    lines += [f"Results: {out / 'comparison.json'}; every run has its folder in {out}"]
+    screen.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:
+    """The cells of a contender's accuracy."""
+    runs, mean = [run for run in result.runs if run.name == name], result.mean(name)
+    seconds = sum(run.seconds for run in runs) / len(runs)
+    return (
+        name, up(runs[0].epsilon), _points(mean), _one_point(mean.deviation),
+        f"{seconds:.0f} s",
+    )  # fmt: skip
+
+
+def _against(result: Comparison, name: str) -> tuple[str, str, str, str]:
+    """The cells of a contender's paired difference to the baseline."""
+    found = result.difference(name)
+    effect = "" if math.isnan(found.effect_size) else f"{found.effect_size:+.2f}"
+    return (
+        _points(found, signed=True), effect, _one_point(found.smallest_detectable),
+        result.verdict(name),
+    )  # fmt: skip
+
+
+def _one_point(value: float) -> str:
+    return "" if math.isnan(value) else f"{100 * value:.1f}"
+
+
+def _points(estimate: Estimate, *, signed: bool = False) -> str:
+    """Mean and interval in percentage points."""
+    sign = "+" if signed else ""
+    mean, low, high = (100 * x for x in (estimate.mean, estimate.low, estimate.high))
+    if estimate.count == 1:
+        return f"{mean:{sign}.1f}"
+    return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"

@@ -1,0 +1,106 @@
+"""``dpbam data``: which data sets there are, fetching them, checking one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpbam.app.cli.output import console, examples, print_json, table
+
+if TYPE_CHECKING:
+    from dpbam.data import DataSet
+
+EXAMPLES = examples(
+    "dpbam data list",
+    "dpbam data fetch cifar10",
+    "dpbam data check ./scans --image-size 64 --unit patient",
+)
+
+Spec = Annotated[str, typer.Argument(metavar="DATA", help="A name, a path, or module:function.")]
+Root = Annotated[Path | None, typer.Option(help="Where downloads live (or set DPBAM_DATA).")]
+ImageSize = Annotated[int | None, typer.Option(help="Side to resize a folder's images to.")]
+Channels = Annotated[int | None, typer.Option(help="1 (grey) or 3 (RGB) to convert them to.")]
+Unit = Annotated[str | None, typer.Option(help="Column of the unit of privacy, e.g. patient.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON, for scripts.")]
+
+
+def list_(json: Json = False) -> None:
+    """List every kind of data set, and how to ask for it."""
+    from dpbam.data import data_root, list_sources
+
+    sources = list_sources()
+    if json:
+        keys = ("name", "spec", "summary", "downloads")
+        print_json([{key: getattr(info, key) for key in keys} for info in sources])
+        return
+    rows = [(s.spec, s.summary, "yes" if s.downloads else "") for s in sources]
+    console().print(table(("--data", "what it is", "fetched"), rows, left=3))
+    console().print(f"Downloads live in {data_root()}; DPBAM_DATA changes that.", soft_wrap=True)
+
+
+def fetch(name: Spec, root: Root = None) -> None:
+    """Download a data set, if it is not there, and check its checksum."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    from dpbam.data import load_pair
+
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        pair = load_pair(
+            name,
+            root=root,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    for part in pair:
+        print(_describe(part))
+
+
+def check(
+    data: Spec,
+    root: Root = None,
+    image_size: ImageSize = None,
+    channels: Channels = None,
+    unit: Unit = None,
+    json: Json = False,
+) -> None:
+    """Read every image of a data set and list what is wrong with it; exit code 2 if anything is.
+
+    What it prints is about private records: for the operator, not for publication.
+    """
+    from dpbam.data import check_source
+
+    problems = check_source(data, root=root, image_size=image_size, channels=channels, unit=unit)
+    if json:
+        print_json({"data": data, "problems": problems})
+    else:
+        for problem in problems:
+            print(f"- {problem}")
+        print(f"{data}: {_count(len(problems))}")
+    if problems:
+        raise typer.Exit(2)
+
+
+def _describe(part: DataSet) -> str:
+    channels, height, width = part.shape
+    kind = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
+    return f"{part.name}: {len(part)} {kind} images {height}x{width}, {part.num_classes} classes"
+
+
+def _count(problems: int) -> str:
+    if not problems:
+        return "no problems found"
+    return f"{problems} problem{'s' if problems > 1 else ''}"
+
+
+COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "list": (list_, examples("dpbam data list", "dpbam data list --json")),
+    "fetch": (fetch, examples("dpbam data fetch cifar10", "dpbam data fetch hf:mnist")),
+    "check": (
+        check,
+        examples("dpbam data check digits", "dpbam data check ./scans --unit patient --json"),
+    ),
+}

@@ -1,0 +1,129 @@
+"""How commands print: tables for people, JSON for scripts. What a command finds goes to stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dpbam.privacy.rounding import up
+
+if TYPE_CHECKING:
+    from rich.console import Console, JustifyMethod
+    from rich.table import Table
+    from rich.text import Text
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the present stdout or stderr."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+
+
+def examples(*commands: str) -> str:
+    """The examples below a command's help, one a line."""
+    lines = ["[bold]Examples[/bold]", *(f"$ {command}" for command in commands)]
+    return "\n\n".join(lines)
+
+
+def plain_examples(*commands: str) -> str:
+    r"""Return the same without markup, for help set by click; ``\b`` keeps its lines apart."""
+    return "\n".join(["\b", "Examples:", *(f"  $ {command}" for command in commands)])
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON, as every JSON reader takes it."""
+    print(to_json(value))
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON as every reader takes it: NaN becomes null, infinity the word "infinite".
+
+    Example:
+        >>> to_json({"epsilon": float("inf")})
+        '{"epsilon": "infinite"}'
+    """
+    from dpbam.app.runs.files import plain
+
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def printable(text: str) -> str:
+    r"""Text from a file, without what would steer the terminal; lines stay lines.
+
+    Example:
+        >>> printable("cat\x1b[2J") == "cat\ufffd[2J"
+        True
+    """
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+def facts(rows: Mapping[str, object], *, title: str | None = None) -> Table:
+    """A table of names and values, without lines."""
+    from rich.table import Table
+
+    grid = Table(
+        title=_title(title), show_header=False, box=None, pad_edge=False, title_justify="left"
+    )
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(name, _text(_shown(name, value)))
+    return grid
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", left: int = 1
+) -> Table:
+    """A table with a header; the first ``left`` columns hold text, the others numbers."""
+    from rich.table import Table
+
+    grid = Table(title=_title(title), title_justify="left", header_style="bold")
+    for k, name in enumerate(header):
+        justify: JustifyMethod = "left" if k < left else "right"
+        grid.add_column(_text(name), justify=justify, overflow="fold")  # nothing is cut off
+    for row in rows:
+        grid.add_row(*map(_text, row))
+    return grid
+
+
+def _text(value: object) -> Text:
+    """As it is: a class may be called "[/red]", which rich would take for markup."""
+    from rich.text import Text
+
+    return Text(printable(str(value)))
+
+
+def _title(title: str | None) -> Text | None:
+    from rich.text import Text
+
+    return Text(printable(title), style="table.title") if title else None
+
+
+def _shown(name: str, value: object) -> object:
+    """A float in four digits; an epsilon rounded up."""
+    if not isinstance(value, float):
+        return value
+    return up(value) if "epsilon" in name else number(value)
+
+
+def number(value: float) -> str:
+    """Four significant digits.
+
+    Example:
+        >>> number(7.99912), number(float("inf")), number(1e-5), number(50_000.0)
+        ('7.999', 'infinite', '1e-05', '5e+04')
+    """
+    return "infinite" if math.isinf(value) else f"{value:.4g}"
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """A share as a percentage.
+
+    Example:
+        >>> percent(0.9234)
+        '92.3%'
+    """
+    return f"{100 * value:.{digits}f}%"

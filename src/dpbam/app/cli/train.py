@@ -1,0 +1,201 @@
+"""``dpbam train``: one private training."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpbam.app.cli.boundary import INTERRUPTED
+from dpbam.app.cli.flags import resumed_config, run_config, with_flags
+from dpbam.app.cli.output import console, examples, facts, number, percent, print_json
+from dpbam.errors import ArgumentError
+from dpbam.privacy.rounding import up
+
+if TYPE_CHECKING:
+    from dpbam.app.runs import RunConfig, RunResult
+    from dpbam.distributed import Ranks
+    from dpbam.training.events import Reporter
+
+EXAMPLES = examples(
+    "dpbam train --data digits --epsilon 3 --epochs 60 --lr 0.01 --out runs/digits",
+    "dpbam train --data cifar10 --model resnet9 --model-option width=0.25 --method bam "
+    "--epsilon 8 --batch-size 4096 --augment-multiplicity 4 --out runs/cifar",
+    "dpbam train --data ./scans --image-size 64 --unit patient --epsilon 8 --dry-run",
+    "dpbam train --config run.toml --lr 0.002 --out runs/second",
+    "dpbam train --resume --out runs/second",
+    "torchrun --nproc-per-node 2 -m dpbam train --config run.toml --out runs/third",
+)
+
+
+def _train(
+    flags: dict[str, Any],
+    config: Annotated[
+        Path | None, typer.Option(help="A .toml file of these settings; flags override it.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder. By default a new one in runs/.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan: sigma, steps, epsilon, memory.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="One line, at the end.")] = False,
+    json_lines: Annotated[
+        bool, typer.Option("--json-lines", help="JSON on stdout, an event a line, for scripts.")
+    ] = False,
+) -> None:
+    """Train a classifier with differential privacy, and write a privacy statement.
+
+    Give a data set and a budget (--epsilon). The run folder then holds the model, its metrics and
+    the statement. Ctrl-C saves; --resume goes on.
+    """
+    from dpbam.distributed import joined
+
+    with joined() as ranks:
+        settings, folder, going_on = ranks.from_leader(lambda: _asked(config, flags, out, resume))
+        if not ranks.leads:
+            warnings.simplefilter("ignore", UserWarning)  # the leader gives them
+        elif dry_run:
+            _show_plan(settings, json_lines)
+        if dry_run:
+            return
+        result = _execute(settings, folder, going_on, _reporting(ranks, quiet, json_lines), ranks)
+    if result is None:
+        raise typer.Exit(INTERRUPTED)
+    if ranks.leads:
+        _show_result(result, settings, quiet, json_lines)
+
+
+run = with_flags(_train)
+
+
+def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines: bool) -> None:
+    if json_lines:
+        print_json({"event": "end", **_end(result)})
+    elif quiet:
+        spent = up(result.epsilon)
+        print(f"accuracy {percent(result.accuracy)}, epsilon {spent}: {result.out}")
+    else:
+        console().print(facts(_summary(result, settings)))
+
+
+def _asked(
+    config: Path | None, flags: dict[str, Any], out: Path | None, resume: bool
+) -> tuple[RunConfig, Path, bool]:
+    """Settings, run folder, and whether to resume: also when torchrun starts us once more."""
+    from dpbam.app.runs.folder import RunFolder
+    from dpbam.distributed import launched
+
+    if out is None and launched():
+        raise ArgumentError("several processes need --out, so that they can be started once more")
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if restarts and out is not None and RunFolder(out).facts.exists():
+        config, resume = None, True
+    settings = _settings(config, flags, out, resume)
+    return settings, out or _new_folder(settings), resume
+
+
+def _settings(
+    config: Path | None, flags: dict[str, Any], out: Path | None, resume: bool
+) -> RunConfig:
+    """From a file and flags, or, to resume, from the run folder and flags."""
+    if not resume:
+        return run_config(config, flags)
+    if out is None:
+        raise ArgumentError("--resume needs --out, the folder of the run to go on with")
+    if config is not None:
+        raise ArgumentError("--resume takes the run's own configuration: leave --config out")
+    return resumed_config(out, flags)
+
+
+def _reporting(
+    ranks: Ranks, quiet: bool, json_lines: bool
+) -> AbstractContextManager[Reporter | None]:
+    """Who hears of the progress; of several processes, the leader."""
+    from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
+
+    if (quiet and not json_lines) or not ranks.leads:
+        return nullcontext(None)
+    return nullcontext(JsonLinesReporter()) if json_lines else LiveReporter()
+
+
+def _execute(
+    settings: RunConfig,
+    folder: Path,
+    resume: bool,
+    reporting: AbstractContextManager[Reporter | None],
+    ranks: Ranks,
+) -> RunResult | None:
+    """The result; None if it was stopped, and saved."""
+    from dpbam.app.runs import Interrupted, execute
+
+    try:
+        with reporting as reporter:
+            return execute(settings, folder, resume=resume, reporter=reporter, ranks=ranks)
+    except Interrupted as stop:
+        if ranks.leads:
+            console(stderr=True).print(str(stop), markup=False, soft_wrap=True)
+        return None
+
+
+def _show_plan(settings: RunConfig, as_json: bool) -> None:
+    with console(stderr=True).status("loading PyTorch") as status:
+        from dpbam.app.runs import prepare
+
+        prepared = prepare(settings, estimate=True, on_phase=lambda phase: status.update(phase))
+        summary = prepared.summary()
+    if as_json:
+        print_json(summary)
+        return
+    memory = summary.pop("estimated_memory_bytes") / 2**20
+    rows = {name.replace("_", " "): value for name, value in summary.items()}
+    if settings.physical_batch_size is None:
+        rows["physical batch size"] = f"about {summary['physical_batch_size']}, chosen to fit"
+    rows["estimated memory"] = f"{memory:.0f} MiB"
+    console().print(facts(rows, title="the plan (nothing was trained or written)"))
+
+
+def _new_folder(settings: RunConfig) -> Path:
+    name = re.sub(r"[^\w.-]+", "-", Path(settings.data).name or "run").strip("-.")
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{name}-{settings.method}-{now}"
+
+
+def _end(result: RunResult) -> dict[str, Any]:
+    return {
+        "status": result.status,
+        "accuracy": result.accuracy,
+        "epsilon": result.epsilon,
+        "delta": result.delta,
+        "steps": result.steps,
+        "seconds": result.seconds,
+        "out": str(result.out),
+    }
+
+
+def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
+    from dpbam.app.runs.folder import PUBLISHABLE
+
+    last = result.evaluations[-1]
+    rows: dict[str, object] = {
+        "status": result.status,
+        "accuracy": f"{percent(result.accuracy)} of {last.records} test records",
+    }
+    if settings.private:
+        budget = f" of {up(settings.epsilon)}" if settings.epsilon else ""
+        rows["epsilon"] = f"{up(result.epsilon)}{budget} at delta {number(result.delta)}"
+    else:
+        rows["epsilon"] = "infinite: this is a reference without privacy, not to be published"
+    rows["folder"] = result.out
+    if settings.private:
+        rows["publish"] = ", ".join(PUBLISHABLE)
+        rows["keep"] = "everything else, non-private/ above all, is for the operator alone"
+        rows["note"] = "accuracy on private held-out records is a release of its own"
+    return rows

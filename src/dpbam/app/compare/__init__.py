@@ -1,0 +1,1 @@
+"""Many runs side by side, and what they say together."""

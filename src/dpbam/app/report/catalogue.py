@@ -1,0 +1,73 @@
+"""Every figure by name, in the order of the report."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+
+from dpbam.app.report import bias_figures as of_bias
+from dpbam.app.report import evaluation_figures as of_evaluation
+from dpbam.app.report import norm_figures as of_norms
+from dpbam.app.report import released_figures as of_released
+from dpbam.app.report import training_figures as of_training
+from dpbam.app.report.clipping_figure import clipping
+from dpbam.app.report.decomposition_figure import decomposition
+from dpbam.app.report.figure import Figure
+from dpbam.app.report.groups import Group
+from dpbam.app.report.records import ReportError
+
+Builder = Callable[[Sequence[Group]], Figure]
+
+#: Section of the report -> its figures.
+SECTIONS: dict[str, dict[str, Builder]] = {
+    "Accuracy": {
+        "accuracy": of_training.accuracy,
+        "classes": of_evaluation.classes,
+        "confusion": of_evaluation.confusion,
+        "groups": of_evaluation.subgroups,
+    },
+    "Clipping bias": {
+        "bias": of_bias.bias,
+        "decomposition": decomposition,
+        "direction": of_bias.direction,
+        "noise": of_bias.noise,
+        "relative-bias": of_bias.relative,
+        "alignment": of_bias.alignment,
+        "batch-size": of_bias.batch_size,
+    },
+    "Released with noise": {
+        "released-norms": of_released.norms,
+        "released-clipping": of_released.clipping,
+    },
+    "Gradient norms": {
+        "norms": of_norms.norms,
+        "histogram": of_norms.histogram,
+        "clip-share": of_norms.clip_share,
+        "loss": of_training.loss,
+        "layers": of_norms.layers,
+        "flatness": of_bias.flatness,
+    },
+}
+
+BUILDERS: dict[str, Builder] = {
+    "clipping": clipping,
+    **{name: build for section in SECTIONS.values() for name, build in section.items()},
+}
+
+
+def build(name: str, groups: Sequence[Group]) -> Figure:
+    """The figure ``name`` of the runs in ``groups``.
+
+    Raises:
+        ReportError: if there is no such figure.
+
+    Example:
+        >>> build("biass", [])
+        Traceback (most recent call last):
+        dpbam.app.report.records.ReportError: there is no figure 'biass': did you mean 'bias'?
+    """
+    if name not in BUILDERS:
+        near = difflib.get_close_matches(name, BUILDERS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(BUILDERS)}"
+        raise ReportError(f"there is no figure {name!r}: {hint}")
+    return BUILDERS[name](groups)

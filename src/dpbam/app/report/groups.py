@@ -1,0 +1,123 @@
+"""Runs beside one another: gathered by what they do, named by what tells them apart, as curves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpbam.app.report.panels import Numbers, Series
+from dpbam.app.report.records import Run
+from dpbam.privacy.rounding import up
+
+LETTERS = {"lam": "λ", "clip_norm": "C", "epsilon": "ε", "noise_multiplier": "σ", "delta": "δ"}
+PALETTE_SIZE = 8
+
+#: Settings that make no difference to the method: runs which differ in nothing else are one group.
+NOT_COMPARED = frozenset((
+    "seed", "noise_seed", "device", "engine", "physical_batch_size", "num_workers",
+    "checkpoint_every", "eval_every", "data_root", "budget", "measure_bias", "tensorboard",
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone, drawn in one colour."""
+
+    label: str
+    colour: int
+    runs: tuple[Run, ...]
+
+
+def groups(runs: Sequence[Run]) -> tuple[Group, ...]:
+    """Runs gathered by what they do, in the order given; labels name what tells groups apart.
+
+    Example:
+        >>> runs = [Run(str(k), {"method": "bam", "lam": lam, "seed": k}, {})
+        ...         for k, lam in enumerate((0.02, 0.02, 0.005))]
+        >>> [(group.label, len(group.runs)) for group in groups(runs)]
+        [('BAM, λ 0.02', 2), ('BAM, λ 0.005', 1)]
+    """
+    gathered: dict[str, list[Run]] = {}
+    for run in runs:
+        key = {k: v for k, v in run.config.items() if k not in NOT_COMPARED} | {"data": run.data}
+        gathered.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(run)
+    members = list(gathered.values())
+    labels = _labels([m[0] for m in members])
+    return tuple(
+        Group(label, k % PALETTE_SIZE, tuple(m))
+        for k, (label, m) in enumerate(zip(labels, members, strict=True))
+    )
+
+
+def curves(
+    all_groups: Iterable[Group], points: Callable[[Run], tuple[Numbers, Numbers]]
+) -> tuple[Series, ...]:
+    """One curve a group: its run's, or the mean of its runs with each of them faintly behind."""
+    drawn: list[Series] = []
+    for group in all_groups:
+        found = [(run.name, *points(run)) for run in group.runs]
+        found = [f for f in found if f[1]]
+        if len(found) > 1:
+            drawn += [Series(name, group.colour, x, y, style="faint") for name, x, y in found]
+            x, y = _mean_curve([(x, y) for _, x, y in found])
+            drawn.append(Series(group.label, group.colour, x, y))
+        elif found:
+            drawn.append(Series(group.label, group.colour, found[0][1], found[0][2]))
+    return tuple(drawn)
+
+
+def numbers(rows: Iterable[dict[str, Any]], *path: str) -> Numbers:
+    """One number a row, found along ``path``; NaN where there is none.
+
+    Example:
+        >>> numbers([{"a": {"b": 1}}, {"a": None}], "a", "b")
+        (1.0, nan)
+    """
+    return tuple(_number(row, path) for row in rows)
+
+
+def _number(row: Any, path: Sequence[str]) -> float:
+    for key in path:
+        row = row.get(key) if isinstance(row, dict) else None
+    return float(row) if isinstance(row, int | float) else float("nan")
+
+
+def _mean_curve(found: list[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
+    """The mean where all curves have a point."""
+    at = [dict(zip((round(v, 6) for v in x), y, strict=True)) for x, y in found]
+    common = sorted(set.intersection(*(set(a) for a in at)))
+    return tuple(common), tuple(sum(a[x] for a in at) / len(at) for x in common)
+
+
+def _labels(runs: list[Run]) -> list[str]:
+    """The method, and whatever else differs between runs of the same method."""
+    labels = []
+    for run in runs:
+        same = [other for other in runs if other.method == run.method]
+        differing = sorted(
+            key
+            for key in set().union(*(other.config for other in same)) - NOT_COMPARED
+            if len({str(other.config.get(key)) for other in same}) > 1
+        )
+        parts = [
+            f"{LETTERS.get(k, k.replace('_', ' '))} {_short(k, run.config.get(k))}"
+            for k in differing[:3]
+        ]
+        labels.append(", ".join([run.method, *parts]))
+    return [
+        label if labels.count(label) == 1 else f"{label}, {run.name}"
+        for label, run in zip(labels, runs, strict=True)
+    ]
+
+
+def _letter(setting: str) -> str:
+    return LETTERS.get(setting, setting.replace("_", " "))
+
+
+def _short(name: str, value: Any) -> str:
+    text = str(value)
+    if isinstance(value, float):
+        text = up(value) if name == "epsilon" else f"{value:g}"
+    return text if len(text) <= 24 else f"{text[:23]}…"

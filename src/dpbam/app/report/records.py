@@ -1,0 +1,243 @@
+"""Reads run folders: what a report is made of.
+
+=========================  ==============================================================
+file                       what is taken from it
+=========================  ==============================================================
+config.toml                what was asked for
+privacy-statement.json     what was spent, and what may be published
+statistics.jsonl           norms and bias that were released with noise
+metrics.jsonl              accuracy on the test data over training
+non-private/               for the operator only:
+  run.json                 versions and machine; the plan, while there is no statement yet
+  training.jsonl           training loss
+  bias.jsonl               measured steps of the bias lens
+  evaluation-test.json     confusion, classes and sub-groups (``dpbam evaluate --save``)
+=========================  ==============================================================
+
+A missing file leaves its panels empty, with a sentence why; only the configuration must be there.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.formats import check_format
+from dpbam.errors import DPBAMError
+
+CONFIG = "config.toml"
+METHODS = {"dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM", "sgd": "SGD", "sam": "SAM"}
+
+#: Settings that may be in a report for publication: those of the method. Paths say where data live,
+#: and a seed lets anyone compute the noise and take it away.
+PUBLIC_SETTINGS = frozenset((
+    "model", "model_options", "method", "epsilon", "noise_multiplier", "delta", "lam", "gradient",
+    "clip_norm", "clipping", "batch_size", "epochs", "optimizer", "lr", "momentum", "weight_decay",
+    "schedule", "augment_multiplicity", "shift", "flip", "augment_probability", "ema", "swa",
+    "freeze", "head_only", "unit", "max_records", "accountant", "noise", "release_norms",
+    "release_bias",
+))  # fmt: skip
+
+Rows = tuple[dict[str, Any], ...]
+
+
+class ReportError(DPBAMError, ValueError):
+    """A run that cannot be reported on: one sentence with the way out."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run folder holds.
+
+    Attributes:
+        name: the folder's name.
+        config: the configuration, as written.
+        statement: the privacy statement.
+        metrics: evaluations over training, in order.
+        evaluation: by class and sub-group; None if there is none. Not private.
+        steps: per-step rows. Not private.
+        bias: measured steps. Not private.
+        environment: versions and machine.
+        statistics: what was released beside the gradients, with noise.
+    """
+
+    name: str
+    config: dict[str, Any]
+    statement: dict[str, Any]
+    metrics: Rows = ()
+    evaluation: dict[str, Any] | None = None
+    steps: Rows = ()
+    bias: Rows = ()
+    environment: dict[str, Any] = field(default_factory=dict)
+    statistics: Rows = ()
+
+    @property
+    def method(self) -> str:
+        """As people write it: DP-SGD, BAM."""
+        name = str(self.config.get("method", "run"))
+        return METHODS.get(name, name)
+
+    @property
+    def data(self) -> str:
+        """The data set's name, as the statement has it; never a path."""
+        tested = (self.statement.get("evaluated_on") or {}).get("set")
+        return str(tested or self.config.get("data", "data")).removesuffix("/test").split("/")[-1]
+
+    def publishable(self, *, public_test_data: bool) -> Run:
+        """The same run without anything that is not private, named by its statement.
+
+        A folder's name is the operator's, and often tells the seed; so do the settings.
+
+        Raises:
+            ReportError: if there is no privacy statement to publish under, or it forbids that.
+        """
+        if self.statement.get("unfinished"):
+            raise ReportError(
+                f"{self.name} has no privacy statement yet, so nothing of it may be published: "
+                "finish its training first (dpbam train --resume)"
+            )
+        if self.statement.get("may_be_published") == []:
+            raise ReportError(
+                f"the privacy statement of {self.name} lets nothing be published, as that of a "
+                "search's trial: report on the search's folder best"
+            )
+        return Run(
+            name=f"run {str(self.statement.get('run', '?'))[:8]}",
+            config={k: v for k, v in self.config.items() if k in PUBLIC_SETTINGS},
+            statement=self.statement,
+            statistics=self.statistics,
+            metrics=self.metrics if public_test_data else (),
+            evaluation=self.evaluation if public_test_data else None,
+        )
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+    """The runs in ``folders``: each is a run, or holds runs, as a comparison's folder does.
+
+    Runs within a folder come in the order of :data:`METHODS`. A name that two runs share is made
+    longer by the folder above.
+
+    Raises:
+        ReportError: if there is no run.
+    """
+    found = [path for folder in folders for path in _runs_within(Path(folder))]
+    names = Counter(path.name for path in found)
+    return [
+        replace(read_run(p), name=p.name if names[p.name] == 1 else f"{p.parent.name}/{p.name}")
+        for p in found
+    ]
+
+
+def _runs_within(folder: Path) -> list[Path]:
+    """The folder itself, or the run folders one or two levels below it, resolved."""
+    folder = folder.resolve()
+    if (folder / CONFIG).exists() or not folder.is_dir():
+        return [folder]
+    below = {p.parent for depth in ("*", "*/*") for p in folder.glob(f"{depth}/{CONFIG}")}
+    return sorted(below, key=lambda p: (_rank(p), str(p))) or [folder]
+
+
+def _rank(path: Path) -> int:
+    """The place of the method that a run's folder, or the one above it, is named after."""
+    folders = [f"{name}-" for name in (path.name, path.parent.name)]  # bam, or bam-0.02
+    named = [k for k, m in enumerate(METHODS) if any(f.startswith(f"{m}-") for f in folders)]
+    return named[0] if named else len(METHODS)
+
+
+def read_run(folder: str | Path) -> Run:
+    """Everything a report needs from a run folder, or from the files of one that are published.
+
+    Raises:
+        ReportError: if the folder is no run, or a file in it is damaged.
+        RunError: if a link in it leads out.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ReportError(f"{folder} is not a folder: name a run folder, as dpbam train --out made")
+    RunFolder(folder).check_links()  # what a link leads to may be another's, and secret
+    config, non_private = folder / CONFIG, folder / "non-private"
+    stated = _maybe(folder / "privacy-statement.json")
+    if not config.exists() and not stated:
+        raise ReportError(
+            f"{folder} has no config.toml: it is not a run folder, or its training never began"
+        )
+    metrics = _rows(folder / "metrics.jsonl")
+    facts = _maybe(non_private / "run.json")
+    return Run(
+        name=folder.resolve().name,
+        config=_parsed(config, tomllib.loads) if config.exists() else _settings(stated),
+        statement=stated or _unfinished(facts, metrics),
+        metrics=metrics,
+        statistics=_rows(folder / "statistics.jsonl"),
+        evaluation=_maybe(non_private / "evaluation-test.json") or None,
+        steps=_rows(non_private / "training.jsonl"),
+        bias=_rows(non_private / "bias.jsonl"),
+        environment={
+            **facts.get("versions", {}),
+            **{k: facts[k] for k in ("device", "threads", "physical_batch_size") if k in facts},
+        },
+    )
+
+
+def _settings(stated: dict[str, Any]) -> dict[str, Any]:
+    """The settings that a privacy statement tells; its epsilon is what was spent, not a setting."""
+    return {k: v for k, v in stated.items() if k in PUBLIC_SETTINGS - {"epsilon"}}
+
+
+def _unfinished(facts: dict[str, Any], metrics: Rows) -> dict[str, Any]:
+    """What is known of a run without a statement."""
+    config = facts.get("config", {})
+    return {
+        "unfinished": True,
+        "private": config.get("method") not in ("sgd", "sam"),
+        "epsilon": metrics[-1].get("epsilon") if metrics else 0.0,
+        "seeded": config.get("seed") is not None,
+        "must_not_be_published": ["everything: the training has not finished"],
+        **{k: facts.get(k) for k in ("delta", "noise_multiplier", "sampling_rate", "clip_norm")},
+    }
+
+
+def _maybe(path: Path) -> dict[str, Any]:
+    """A JSON file's values, of a format that is known; empty where there is none."""
+    values = _parsed(path, json.loads) if path.exists() else {}
+    check_format(path, values)
+    return values
+
+
+def _rows(path: Path) -> Rows:
+    """The lines of a JSON-lines file, by step; a missing file is empty.
+
+    A torn last line is left out. Of a step that was taken again after a crash, the last line holds.
+    """
+    if not path.exists():
+        return ()
+    whole = path.read_bytes().split(b"\n")[:-1]
+    rows = [_parsed_line(path, number, line) for number, line in enumerate(whole, 1)]
+    by_step = {row.get("step", number): row for number, row in enumerate(rows)}
+    return tuple(by_step[step] for step in sorted(by_step))
+
+
+def _parsed_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:  # lists within lists within lists
+        raise ReportError(f"{path} line {number} is not JSON ({error}): restore the file") from None
+    if not isinstance(row, dict) or not isinstance(row.get("step", 0), int):
+        raise ReportError(f"{path} line {number} is not an object of a step: restore the file")
+    return row
+
+
+def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    try:
+        values = parse(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"{path} cannot be read ({error}): restore the file") from None
+    if not isinstance(values, dict):
+        raise ReportError(f"{path} does not hold names and values: restore the file")
+    return values

@@ -1,0 +1,111 @@
+"""Figures of what was released beside the gradients: noised, paid for, and public.
+
+A row is one line of ``statistics.jsonl``; names are those of
+:class:`dpbam.bias.ReleasedStatistics`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dpbam.app.report.bias_figures import epochs
+from dpbam.app.report.figure import Figure
+from dpbam.app.report.groups import Group, curves
+from dpbam.app.report.norm_figures import over_time
+from dpbam.app.report.panels import Lines, Numbers, Panel
+from dpbam.app.report.records import Rows, Run
+
+NOT_RELEASED = (
+    "Nothing was released beside the gradients. Train with --release-norms 20 to spend a little of "
+    "the budget on it: such figures may be published."
+)
+
+
+def norms(groups: Sequence[Group]) -> Figure:
+    """Noised histograms of the norms over training."""
+    panels = []
+    for group in groups:
+        rows = _whole(group.runs[0])
+        if rows:
+            edges = [t / rows[0]["clip_norm"] for t in rows[0]["thresholds"]]
+            counts = [row["counts"] for row in rows]
+            panels.append(over_time(group, group.runs[0], rows, counts, edges))
+    return Figure(
+        "released-norms",
+        "Norms of the samples, as released",
+        "Histograms of the per-sample norms over training, with noise that the privacy statement "
+        "covers. Rows above C are cut.",
+        about="nobody",
+        panels=panels,
+        missing=NOT_RELEASED,
+        wide=True,
+    )
+
+
+def clipping(groups: Sequence[Group]) -> Figure:
+    """The share above C and the bias's length, each smoothed over a twentieth of training."""
+    share = curves(groups, lambda run: _smooth(run, _whole(run), _share))
+    bias = curves(groups, lambda run: _smooth(run, _with_bias(run), _bias_square))
+    panels: list[Panel] = []
+    if share:
+        panels.append(Lines("Share of samples above C", "epoch", "share", share, percent=True,
+                            zero=True))  # fmt: skip
+    if bias:
+        panels.append(Lines("Square of the bias's length", "epoch", "bias²", bias, zero=True))
+    return Figure(
+        "released-clipping",
+        "Clipping, as released",
+        "The share of samples that are cut, and the bias against the method's own unclipped "
+        "gradient, of contributions bounded by B; means over a twentieth of training.",
+        about="nobody",
+        panels=panels,
+        missing=NOT_RELEASED,
+        same_scale=False,
+    )
+
+
+def _whole(run: Run) -> Rows:
+    """The rows that hold what a release writes: the file may come from anywhere."""
+    rows = [row for row in run.statistics if _is_whole(row)]
+    return tuple(row for row in rows if row["thresholds"] == rows[0]["thresholds"])
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    lists = [row.get("thresholds"), row.get("counts")]
+    if not all(isinstance(v, list) and all(isinstance(x, int | float) for x in v) for v in lists):
+        return False
+    clip_norm = row.get("clip_norm")
+    sized = len(row["counts"]) == len(row["thresholds"]) + 1 > 1
+    return sized and isinstance(clip_norm, int | float) and clip_norm > 0
+
+
+def _with_bias(run: Run) -> Rows:
+    return tuple(row for row in _whole(run) if isinstance(row.get("bias"), int | float))
+
+
+def _share(row: dict[str, Any]) -> float:
+    """Noised count above C over noised count of all; a share all the same."""
+    below = sum(t <= row["clip_norm"] for t in row["thresholds"])
+    total = sum(row["counts"])
+    return min(1.0, max(0.0, sum(row["counts"][below:]) / total)) if total > 0 else math.nan
+
+
+def _bias_square(row: dict[str, Any]) -> float:
+    """Squares, since their noise averages out (but for those cut off at zero)."""
+    return float(row["bias"]) ** 2
+
+
+def _smooth(
+    run: Run, rows: Rows, value: Callable[[dict[str, Any]], float]
+) -> tuple[Numbers, Numbers]:
+    """(epochs, means over a twentieth of the steps each)."""
+    if not rows:
+        return (), ()
+    values = [value(row) for row in rows]
+    size = math.ceil(len(values) / 20)
+    starts = range(0, len(values), size)
+    parts = [[v for v in values[k : k + size] if math.isfinite(v)] for k in starts]
+    means = tuple(sum(part) / len(part) if part else math.nan for part in parts)
+    return epochs(run, tuple(rows[k] for k in starts)), means

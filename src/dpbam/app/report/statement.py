@@ -1,0 +1,197 @@
+"""Privacy statements as the report shows them: one run in full, several beside one another."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpbam.app.report.groups import Group
+from dpbam.app.report.records import Run
+from dpbam.app.report.tables import Cell, Head, Row, Table, shown
+from dpbam.privacy.accounting import Charge, total_epsilon
+from dpbam.privacy.rounding import up
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The first section of a report.
+
+    Attributes:
+        epsilon: the main number: a run's own, or that of all runs together; empty if neither is.
+        promise: what it means.
+        share: of the configured budget, what is spent, in percent; None if there is no budget.
+        facts: of one run; empty for several.
+        notes: (subject, sentence), each said once.
+        publishable: files that may be published.
+        perhaps: files that may be if the test records are not sensitive.
+        withheld: files that must not.
+        warnings: (subject, sentence) for the top of the page.
+        table: of several runs; None for one.
+    """
+
+    epsilon: str
+    promise: str
+    share: float | None
+    facts: Pairs
+    notes: Pairs
+    publishable: tuple[str, ...]
+    perhaps: tuple[str, ...]
+    withheld: tuple[str, ...]
+    warnings: Pairs
+    table: Table | None = None
+
+
+def privacy(groups: Sequence[Group]) -> Privacy:
+    """What the runs promise, one by one and together."""
+    runs = [run for group in groups for run in group.runs]
+    statements = [run.statement for run in runs]
+    alone = len(runs) == 1
+    epsilon, promise = _one(runs[0]) if alone else _together(runs)
+    return Privacy(
+        epsilon=epsilon,
+        promise=promise,
+        share=_share(runs[0]) if alone else None,
+        facts=_facts(statements[0]) if alone else (),
+        notes=tuple(dict.fromkeys(note for s in statements for note in _notes(s))),
+        publishable=_files(statements, "may_be_published"),
+        perhaps=_files(statements, "may_be_published_if_the_test_records_are_not_sensitive"),
+        withheld=_files(statements, "must_not_be_published"),
+        warnings=_warnings(runs),
+        table=None if alone else _table(groups),
+    )
+
+
+def _one(run: Run) -> tuple[str, str]:
+    s = run.statement
+    if not s.get("private", True):
+        return "∞", "This model is not private: it was trained without noise, as a reference."
+    return up(_epsilon(s)), f"at δ = {shown(s.get('delta'))}, for every {s.get('unit', 'record')}"
+
+
+def _together(runs: Sequence[Run]) -> tuple[str, str]:
+    """The cost of publishing every private run of one data set: their steps composed."""
+    private = [run for run in runs if run.statement.get("private", True)]
+    if len(private) < 2 or len({run.data for run in private}) > 1:
+        return "", "Each run has a budget of its own, in the table."
+    if any(run.statement.get("unfinished") for run in private):
+        return "", "Not all runs have finished: each has a budget of its own, in the table."
+    delta = max(float(run.statement["delta"]) for run in private)
+    accountant = str(private[0].config.get("accountant", "pld"))
+    total = total_epsilon(_charges(private), delta, accountant=accountant)
+    return up(total), (
+        f"at δ = {shown(delta)}, if all {len(private)} private models are published: they were "
+        "trained on the same data, and their budgets add up. Published alone, each costs what the "
+        "table says."
+    )
+
+
+def _charges(runs: Sequence[Run]) -> list[Charge]:
+    """What the runs were charged, equal steps counted together."""
+    steps: Counter[tuple[float, float]] = Counter()
+    for run in runs:
+        s = run.statement
+        steps[(s["charged_noise_multiplier"], s["sampling_rate"])] += s["charged_steps"]
+    return [Charge(sigma, q, count) for (sigma, q), count in steps.items()]
+
+
+def _epsilon(s: dict[str, Any]) -> float:
+    value = s.get("epsilon")
+    return float(value) if isinstance(value, int | float) else float("inf")
+
+
+def _share(run: Run) -> float | None:
+    budget = run.config.get("epsilon")
+    if not budget or not run.statement.get("private", True):
+        return None
+    share = 100 * _epsilon(run.statement) / float(budget)
+    return min(100.0, math.ceil(share * 10) / 10)  # shown with one digit, never rounded down
+
+
+def _facts(s: dict[str, Any]) -> Pairs:
+    steps = shown(s.get("steps"))
+    if s.get("charged_steps", s.get("steps")) != s.get("steps"):
+        steps = f"{steps}, {s['charged_steps']} charged"
+    rows = {
+        "units in the training set": f"{s['units']:,}" if "units" in s else None,
+        "neighbours": s.get("neighbouring_relation"),
+        "method": s.get("method"),
+        "noise multiplier σ": s.get("noise_multiplier"),
+        "clipping norm C": s.get("clip_norm"),
+        "sampling rate q": s.get("sampling_rate"),
+        "expected batch size": s.get("expected_batch_size"),
+        "steps": steps,
+        "accountant": s.get("accountant"),
+    }
+    return tuple((name, shown(value)) for name, value in rows.items() if value is not None)
+
+
+def _notes(s: dict[str, Any]) -> Pairs:
+    evaluated, budget = s.get("evaluated_on"), s.get("budget")
+    notes = {
+        "Sampling": s.get("sampling"),
+        "Noise": s.get("noise_mode"),
+        "Initial weights": s.get("initial_weights"),
+        "Tuning": s.get("tuned_on"),
+        "Evaluation": evaluated
+        and f"{evaluated['set']}, {evaluated['records']:,} records, {evaluated['times']} times; "
+        f"{evaluated['note']}",
+        "Budget of the data set": budget
+        and f"{budget['file']}: {up(budget['taken'])} of ε = {up(budget['epsilon'])} taken, at "
+        f"δ = {budget['delta']:g}",
+    }
+    return tuple((name, f"{text}.") for name, text in notes.items() if text)
+
+
+def _files(statements: Sequence[dict[str, Any]], key: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(file for s in statements for file in s.get(key, ())))
+
+
+def _warnings(runs: Sequence[Run]) -> Pairs:
+    """What a reader must know before anything else."""
+    cases = (
+        ("Research only", "seeded: whoever knows the seed can subtract the noise. Do not publish "
+         "such a model of sensitive data", lambda s: s.get("seeded")),
+        ("Not private", "trained without noise, as a reference: publishing such a model may "
+         "reveal its training data", lambda s: not s.get("private", True)),
+        ("Not finished", "there is no privacy statement yet; epsilon is what was spent at the "
+         "last evaluation", lambda s: s.get("unfinished")),
+    )  # fmt: skip
+    found = []
+    for title, text, holds in cases:
+        names = [run.name for run in runs if holds(run.statement)]
+        whose = "All runs are" if len(names) == len(runs) else f"{', '.join(names)}:"
+        if names:
+            whose = "The run is" if len(runs) == 1 else whose
+            found.append((title, f"{whose} {text}."))
+    return tuple(found)
+
+
+def _table(groups: Sequence[Group]) -> Table:
+    heads = (Head("run"), Head("method"), Head("ε", True), Head("δ", True), Head("σ", True),
+             Head("q", True), Head("steps", True), Head("C", True), Head("noise"))  # fmt: skip
+    rows = []
+    for group in groups:
+        for run in group.runs:
+            s = run.statement
+            private = s.get("private", True)
+            numbers = [
+                _number(s.get(key))
+                for key in ("delta", "noise_multiplier", "sampling_rate", "steps", "clip_norm")
+            ]
+            epsilon = Cell(up(_epsilon(s)) if private else "∞", _epsilon(s) if private else 1e300)
+            noise = ("seeded" if s.get("seeded") else "fresh") if private else "none"
+            first = (Cell(run.name, colour=group.colour), Cell(group.label), epsilon)
+            rows.append(Row((*first, *numbers, Cell(noise))))
+    return Table(heads, tuple(rows), sortable=True)
+
+
+def _number(value: Any) -> Cell:
+    """Four digits; what is infinite is not to be had, and comes last."""
+    if not isinstance(value, int | float):
+        return Cell("–")
+    return Cell(shown(float(f"{value:.4g}")), value)

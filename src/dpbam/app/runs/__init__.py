@@ -1,0 +1,33 @@
+"""Runs: configuration, run folder, checkpoints, privacy statement, a data set's budget.
+
+Importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+from dpbam.app.runs.budget import Budget
+from dpbam.app.runs.config import ConfigError, RunConfig, default_delta, read_file
+from dpbam.app.runs.execution import execute
+from dpbam.app.runs.folder import stored_config
+from dpbam.app.runs.model_file import RunModel, load_run_model
+from dpbam.app.runs.preparation import Prepared, prepare
+from dpbam.app.runs.result import Interrupted, RunError, RunResult
+from dpbam.app.runs.settling import release_reservation
+
+__all__ = [
+    "Budget",
+    "ConfigError",
+    "Interrupted",
+    "Prepared",
+    "RunConfig",
+    "RunError",
+    "RunModel",
+    "RunResult",
+    "default_delta",
+    "execute",
+    "load_run_model",
+    "prepare",
+    "read_file",
+    "release_reservation",
+    "stored_config",
+]

@@ -1,0 +1,175 @@
+"""From a configuration to the objects that train: model, method, optimiser, schedule, average."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim import SGD as TorchSGD
+from torch.optim import NAdam, Optimizer
+from torch.optim.adam import Adam
+from torch.optim.adamw import AdamW
+
+from dpbam.app.runs.config import ConfigError, RunConfig
+from dpbam.bias import PrivateStatistics, ReleasedStatistics
+from dpbam.data import DataSet, ShiftFlip
+from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, Method
+from dpbam.nn import build_model, freeze, head_only
+from dpbam.training.averaging import WeightAverage, dense, exponential
+from dpbam.training.trainer import augmentation
+
+
+def make_device(name: str) -> torch.device:
+    """The device called ``name``; "auto" is a GPU where there is one.
+
+    Raises:
+        ConfigError: if there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch without CUDA asserts
+        raise ConfigError(f"device {name!r} is not to be had here: try cpu, or auto") from None
+    return device
+
+
+def make_model(config: RunConfig, train: DataSet) -> nn.Module:
+    """The model for this data, with its initial weights, frozen as asked, on its device.
+
+    Unseeded weights are drawn under a new seed from the operating system, not from torch's
+    generator as it stands: what a process did before, perhaps with the data, is not in them.
+    """
+    model = build_model(
+        config.model,
+        in_channels=train.shape[0],
+        image_size=(train.shape[1], train.shape[2]),
+        num_classes=train.num_classes,
+        seed=secrets.randbits(48) if config.seed is None else config.seed,
+        **config.model_options,
+    )
+    if config.init is not None:
+        load_initial(model, config.init)
+    if config.head_only:
+        head_only(model)
+    if config.freeze:
+        freeze(model, config.freeze)
+    return model.to(make_device(config.device))
+
+
+def load_initial(model: nn.Module, path: Path) -> list[str]:
+    """Put the weights of a safetensors file into the model.
+
+    Every parameter must be in the file, in its shape, but for the last layer's: pre-training had
+    other classes. What else the file holds is left alone.
+
+    Returns:
+        The names that keep their own weights.
+
+    Raises:
+        ConfigError: if the file cannot be read, or does not fit.
+    """
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"init {path} cannot be read as safetensors: {error}") from None
+    own = model.state_dict()
+    fits = {k: v for k, v in found.items() if k in own and v.shape == own[k].shape}
+    missing = [name for name in own if name not in fits]
+    head = _head(model)
+    strangers = [name for name in missing if name.rpartition(".")[0] != head]
+    if strangers:
+        wrong = next((n for n in strangers if n in found), strangers[0])
+        got = f"has shape {list(found[wrong].shape)}" if wrong in found else "is missing"
+        raise ConfigError(
+            f"init {path} does not fit the model: {wrong} {got}, not {list(own[wrong].shape)}; "
+            "give the model that it was saved from (its name and its model_options)"
+        )
+    model.load_state_dict({**own, **fits})
+    return missing
+
+
+def _head(model: nn.Module) -> str:
+    """The path of the last module with parameters of its own."""
+    return [name.rpartition(".")[0] for name, _ in model.named_parameters()][-1]
+
+
+def make_method(config: RunConfig) -> Method:
+    """The method, with its lambda."""
+    if config.method == "bam":
+        return BAM(config.lam, exact=config.gradient == "exact")
+    made: dict[str, Callable[[], Method]] = {
+        "dp-sgd": DPSGD,
+        "dp-sat": lambda: DPSAT(config.lam),
+        "sgd": SGD,
+        "sam": lambda: SAM(config.lam),
+    }
+    return made[config.method]()
+
+
+def make_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
+    """The optimiser of ``torch.optim`` over the trainable parameters."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.optimizer == "sgd":
+        return TorchSGD(trained, momentum=config.momentum, **common)
+    classes: dict[str, type[NAdam] | type[Adam] | type[AdamW]] = {
+        "nadam": NAdam,
+        "adam": Adam,
+        "adamw": AdamW,
+    }
+    return classes[config.optimizer](trained, **common)
+
+
+def make_schedule(name: str, steps: int) -> Callable[[int], float]:
+    """A factor on the learning rate by step; T = ``steps``.
+
+    Example:
+        >>> [round(make_schedule("cosine", 4)(t), 3) for t in range(4)]
+        [1.0, 0.854, 0.5, 0.146]
+        >>> make_schedule("linear", 4)(1)
+        0.75
+    """
+    schedules: dict[str, Callable[[int], float]] = {
+        "constant": lambda t: 1.0,
+        "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t / steps)),
+        "linear": lambda t: 1 - t / steps,
+    }
+    return schedules[name]
+
+
+def make_average(config: RunConfig, model: nn.Module, steps: int) -> WeightAverage | None:
+    """The average of the weights, if one is asked for."""
+    if config.ema is not None:
+        return WeightAverage(model, exponential(config.ema))
+    if config.swa is not None:
+        return WeightAverage(model, dense(round(config.swa * steps)))
+    return None
+
+
+def make_augment(config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """What turns uint8 images into views and floats."""
+    if config.augment_multiplicity == 0:
+        return augmentation()
+    flip = None if config.flip == "none" else config.flip
+    return augmentation(ShiftFlip(config.shift, flip, config.augment_probability))
+
+
+def make_release(
+    config: RunConfig, sink: Callable[[ReleasedStatistics], None] | None = None
+) -> PrivateStatistics | None:
+    """What is released beside the gradients, or nothing. Norms are counted between C 2^k."""
+    if config.release_norms is None:
+        return None
+    thresholds = [config.clip_norm * 2.0**k for k in range(-4, 9)]
+    return PrivateStatistics(
+        thresholds, noise_multiplier=config.release_norms, bias_bound=config.release_bias, sink=sink
+    )

@@ -1,0 +1,301 @@
+"""From a configuration to a finished run folder.
+
+Order is what keeps the count true: the run's facts are on disk before its budget is reserved, the
+reservation before the first step, every step on the ledger before it reaches the parameters, and
+the checkpoint after both. Whatever the moment of a crash, what is on disk counts at least what was
+released.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpbam.app.runs import settling
+from dpbam.app.runs.budget import Budget
+from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.files import disk_error, sync_folder, write_atomic, write_json
+from dpbam.app.runs.fixed_state import check_unchanged, initial_tensors
+from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.following import follow
+from dpbam.app.runs.interrupt import graceful
+from dpbam.app.runs.model_file import save_run_model
+from dpbam.app.runs.preparation import Prepared, check_ledger, most_charges, prepare
+from dpbam.app.runs.recorder import Recorder, TensorBoard
+from dpbam.app.runs.result import Interrupted, RunError, RunResult
+from dpbam.app.runs.resume import check_config, check_prepared, new_facts
+from dpbam.app.runs.statement import statement, write_statement
+from dpbam.distributed import EndedElsewhere, RankLost, Ranks
+from dpbam.privacy.accounting import Charge
+from dpbam.training.events import Reporter, Several, StartReport
+
+if TYPE_CHECKING:
+    from dpbam.bias import BiasLens
+    from dpbam.privacy.ledger import Ledger
+    from dpbam.training.trainer import Ending, Trainer
+
+
+def execute(
+    config: RunConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    reporter: Reporter | None = None,
+    ranks: Ranks | None = None,
+) -> RunResult:
+    """Train as ``config`` says into the run folder ``out``.
+
+    Args:
+        config: what to do. To resume, start from :func:`dpbam.app.runs.stored_config`; what may be
+            changed then is in :mod:`dpbam.app.runs.resume`.
+        out: must not exist or be empty, unless ``resume``.
+        resume: go on with the run in ``out``; a finished one is finished again, at no cost.
+        reporter: hears of the progress.
+        ranks: the processes that train together, each of which calls this. The leader alone
+            touches the run folder and hears of progress; all get the same result.
+
+    Raises:
+        RunError: if the folder, its lock, a checkpoint or the budget stands in the way.
+        ConfigError: if the configuration cannot be used.
+        dpbam.data.DataError: if the data cannot.
+        Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
+        dpbam.distributed.RankLost: if another process is gone; a checkpoint is saved.
+    """
+    folder, listener, ranks = RunFolder(out), reporter or Reporter(), ranks or Ranks()
+    with folder.opened(resume=resume) if ranks.leads else nullcontext():
+        begin = _resumed if resume else _begun
+        facts, prepared = begin(folder, config, ranks)
+        if ranks.leads:
+            return _Session(folder, facts, prepared, listener, ranks).run()
+        return follow(prepared, folder.path, ranks)
+
+
+def _begun(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str, Any], Prepared]:
+    """A new run: refused before anything is written, or on disk."""
+    prepared = prepare(config)
+    facts = ranks.from_leader(lambda: new_facts(prepared, ranks.world))
+    if ranks.world > 1:
+        check_prepared(facts, prepared, ranks.world)
+    if config.budget is not None and ranks.leads:
+        Budget(config.budget)  # refuse a missing one before the folder holds a run
+    return facts, prepared
+
+
+def _resumed(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str, Any], Prepared]:
+    """A run taken up again, with the sigma and, on the same device, the physical batch it had."""
+    facts = ranks.from_leader(folder.read_facts)
+    check_config(facts, config)
+    stored, kept = RunConfig.from_mapping(facts["config"]), config
+    if (config.device, config.engine) == (stored.device, stored.engine):
+        rows = config.physical_batch_size or facts["physical_batch_size"]
+        kept = config.replace(physical_batch_size=rows)
+    prepared = prepare(kept, noise_multiplier=facts["noise_multiplier"] or None)
+    check_prepared(facts, prepared, ranks.world)
+    now = {"config": config.to_mapping(), "physical_batch_size": prepared.physical_batch_size}
+    return {**facts, **now}, prepared
+
+
+class _Session:
+    """One process's work on a run: the leader's, of several."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        facts: dict[str, Any],
+        prepared: Prepared,
+        reporter: Reporter,
+        ranks: Ranks,
+    ) -> None:
+        self.folder, self.facts, self.prepared, self.ranks = folder, facts, prepared, ranks
+        self.recorder = Recorder(folder)
+        board = [TensorBoard(folder)] if prepared.config.tensorboard else []
+        self.reporter = Several(self.recorder, *board, reporter)
+        self._saved = (time.monotonic(), -1)  # when, and at which step
+
+    def run(self) -> RunResult:
+        from dpbam.app.runs import checkpoint
+
+        config, plan = self.prepared.config, self.prepared.plan
+        latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
+        ledger = self._ledger()
+        oracle = self.prepared.oracle(ledger, self._lens(), self.recorder.on_release, self.ranks)
+        trainer = self.prepared.trainer(oracle, self.reporter)
+        if latest:
+            self._load(trainer, latest.state)
+            check_unchanged(trainer.model, self.facts)
+        else:  # new weights, which have seen no data
+            self.facts["initial_tensors"] = initial_tensors(trainer.model)
+        check_ledger(plan, ledger, trainer.oracle.step)
+        trainer.max_charges = most_charges(config, plan, ledger, trainer.oracle.step)
+        self._write_down(trainer.max_charges, ledger)
+        trainer.evaluations = self.recorder.rewind(trainer.oracle.step)
+        self.ranks.from_leader(trainer.state_dict)  # all ranks begin with the same weights
+
+        began = time.monotonic()
+        self._announce(trainer)
+        with graceful(self.reporter.on_message if self.ranks.world == 1 else _silent) as stop:
+            try:
+                ending = self._train(trainer, stop)
+            except BaseException:
+                with suppress(RunError):  # what ended the training is what counts
+                    settling.note(config.budget, self.facts["run"], ledger)
+                raise
+        result = self.ranks.from_leader(
+            lambda: self._finish(trainer, ending, time.monotonic() - began)
+        )
+        if result is None:
+            raise Interrupted(self.folder.path, trainer.oracle.step, plan.steps)
+        return result
+
+    def _ledger(self) -> Ledger:
+        """The run's ledger: a new run's is empty, one that has begun must have its file."""
+        plan = self.prepared.plan
+        if self.folder.facts.exists():
+            return settling.stored_ledger(self.folder, plan.delta, plan.accountant)
+        return plan.ledger(self.folder.ledger)
+
+    def _lens(self) -> BiasLens | None:
+        """What measures the bias along the way, if that was asked for."""
+        from dpbam.bias import BiasLens
+
+        every, plain = self.prepared.config.measure_bias, self.prepared.config.measure_plain
+        return BiasLens(self.recorder.on_bias, every=every, plain=plain) if every else None
+
+    def _load(self, trainer: Trainer, state: dict[str, Any]) -> None:
+        """Take up a checkpoint; whole as it is, it may be of another model."""
+        try:
+            trainer.load_state_dict(state)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            said = str(error).strip().splitlines()[0]
+            raise RunError(
+                f"the latest checkpoint in {self.folder.checkpoints} does not fit the run "
+                f"({said}): delete it, and resume"
+            ) from None
+
+    def _write_down(self, charges: int, ledger: Ledger) -> None:
+        """The run's facts and its ledger, then its reservation: now it can be resumed."""
+        self.folder.non_private.mkdir(exist_ok=True)
+        new = not self.folder.facts.exists()
+        if new:
+            write_atomic(self.folder.ledger, "")
+        write_json(self.folder.facts, self.facts)
+        try:
+            self._reserve(charges, ledger)
+        except ValueError:
+            if new:  # refused: as if it had never begun
+                self.folder.facts.unlink()
+                self.folder.ledger.unlink()
+            raise
+        sync_folder(self.folder.path)
+        asked = RunConfig.from_mapping(self.facts["config"])
+        resolved = asked.replace(delta=self.prepared.plan.delta)
+        write_atomic(self.folder.config, resolved.to_toml())
+
+    def _reserve(self, charges: int, ledger: Ledger) -> None:
+        path, plan = self.prepared.config.budget, self.prepared.plan
+        if path is not None:
+            whole = Charge(plan.charged_noise_multiplier, plan.sampling_rate, charges)
+            settling.reserve(path, self.folder, self.facts["run"], whole, plan.unit, ledger)
+
+    def _announce(self, trainer: Trainer) -> None:
+        from dpbam.training.trainer import count_trainable
+
+        prepared, config = self.prepared, self.prepared.config
+        for note in prepared.train.notes:
+            self.reporter.on_message(note)
+        self.reporter.on_start(
+            StartReport(
+                plan=prepared.plan,
+                step=trainer.oracle.step,
+                epsilon=config.epsilon or prepared.plan.epsilon(),
+                method=config.method,
+                model=config.model,
+                parameters=count_trainable(prepared.model),
+                physical_batch_size=prepared.physical_batch_size,
+                engine=prepared.engine,
+                device=prepared.device,
+                seeded=config.seed is not None,
+                out=self.folder.path,
+            )
+        )
+
+    def _train(self, trainer: Trainer, stop: Callable[[], bool]) -> Ending:
+        every = self.prepared.config.checkpoint_every
+
+        def after_step() -> None:
+            if stop() or time.monotonic() - self._saved[0] >= every:
+                self._save(trainer)
+
+        try:
+            ending = trainer.run(after_step=after_step, stop=stop)
+        except (RankLost, EndedElsewhere):
+            if self._saved[1] != trainer.oracle.step:
+                self._save(trainer)  # the step that failed has not reached the parameters
+            raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise disk_error(self.folder.ledger, error) from error  # the step was not released
+        if self._saved[1] != trainer.oracle.step:
+            self._save(trainer)
+        return ending
+
+    def _save(self, trainer: Trainer) -> None:
+        from dpbam.app.runs import checkpoint
+
+        check_unchanged(trainer.model, self.facts)
+        settling.note(self.prepared.config.budget, self.facts["run"], trainer.oracle.ledger)
+        path = checkpoint.save(self.folder.checkpoints, trainer.state_dict(), self.facts)
+        self._saved = (time.monotonic(), trainer.oracle.step)
+        self.reporter.on_checkpoint(path, trainer.oracle.step)
+
+    def _finish(self, trainer: Trainer, ending: Ending, seconds: float) -> RunResult | None:
+        """Settle the budget, hand out the model, make the statement. Doing it twice is harmless."""
+        if ending == "stopped":
+            return None
+        prepared, config, ledger = self.prepared, self.prepared.config, trainer.oracle.ledger
+        step, steps = trainer.oracle.step, prepared.plan.steps
+        with trainer.averaged():
+            check_unchanged(prepared.model, self.facts)
+            save_run_model(self.folder, prepared.model, config, prepared.train)
+        budget = self._settle(ledger)
+        values = statement(
+            prepared, ledger, run=self.facts["run"], steps=step,
+            evaluations=self.recorder.evaluated(seeded=config.seed is not None), budget=budget,
+        )  # fmt: skip
+        write_statement(self.folder, values)
+        self.reporter.on_end(_ending(ending, step, steps, len(ledger)))
+        return RunResult(
+            out=self.folder.path,
+            status=ending,
+            plan=prepared.plan,
+            steps=step,
+            charged=len(ledger),
+            epsilon=values["epsilon"],
+            delta=prepared.plan.delta,
+            evaluations=tuple(trainer.evaluations),
+            seconds=seconds,
+        )
+
+    def _settle(self, ledger: Ledger) -> dict[str, Any] | None:
+        path = self.prepared.config.budget
+        if path is None:
+            return None
+        return settling.settle(path, self.folder, self.facts["run"], ledger)
+
+
+def _silent(message: str) -> None:
+    """Of several processes none speaks of a signal: all get it, and the leader says how it ends."""
+
+
+def _ending(ending: str, step: int, steps: int, charged: int) -> str:
+    if ending == "complete":
+        return f"complete: {step} steps"
+    return (
+        f"the privacy budget ended at step {step} of {steps}: {charged - step} steps were lost in "
+        "crashes and are paid for; the model is that of the last step"
+    )

@@ -1,0 +1,132 @@
+"""The model that is handed out: ``model.safetensors`` and ``model.json``, no pickle.
+
+The two hold the released weights and what a loader has to know, nothing about the training data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpbam._version import __version__
+from dpbam.app.runs.files import read_json, write_atomic, write_json
+from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.formats import FORMAT, check_format
+from dpbam.app.runs.own_code import check_code
+from dpbam.app.runs.result import RunError
+from dpbam.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dpbam.app.runs.config import RunConfig
+    from dpbam.data import DataSet
+
+
+@dataclass(frozen=True)
+class RunModel:
+    """A run's model, ready to predict.
+
+    Attributes:
+        module: in eval mode; takes float images as :func:`dpbam.data.to_float` makes them.
+        class_names: one an output.
+        image_shape: (C, H, W) that it was trained on.
+        facts: everything in ``model.json``.
+    """
+
+    module: nn.Module
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    facts: dict[str, Any]
+
+
+def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train: DataSet) -> None:
+    """Write the two files from the model as it stands."""
+    from safetensors.torch import save
+
+    weights = {k: v.detach().cpu().clone().contiguous() for k, v in model.state_dict().items()}
+    facts = {
+        "format": FORMAT,
+        "dpbam": __version__,
+        "model": config.model,
+        "model_options": config.model_options,
+        "image_shape": list(train.shape),
+        "class_names": list(train.class_names),
+        "input": "uint8 images to float32: x / 127.5 - 1",
+        "method": config.method,
+    }
+    write_atomic(folder.weights, save(weights))
+    write_json(folder.model, facts)
+
+
+def load_run_model(
+    run: str | Path, *, device: str = "cpu", own_model: str | None = None
+) -> RunModel:
+    """The model of a finished run folder (or of a folder that holds just the two files).
+
+    Args:
+        run: the folder.
+        device: where to put the model.
+        own_model: the "module:function" that makes the model, if it is the user's own. It is
+            imported and called; a ``model.json`` that names any other code is refused, so nothing
+            in a stranger's folder is executed.
+
+    Raises:
+        RunError: if there is no model, or it is damaged.
+        ConfigError: if it asks for code to be run that ``own_model`` does not name.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from dpbam.nn import build_model
+
+    folder = RunFolder(run)
+    if not folder.model.exists() or not folder.weights.exists():
+        going = folder.facts.exists()
+        hint = "its training has not ended: resume it first" if going else "give a run folder"
+        raise RunError(f"there is no model in {folder.path}: {hint}")
+    folder.check_links()
+    facts = read_json(folder.model)
+    check_format(folder.model, facts)
+    check_code(facts, {"model"} if own_model == facts.get("model") else (), folder.model)
+    try:
+        channels, height, width = facts["image_shape"]
+        names = tuple(facts["class_names"])
+        build = partial(
+            build_model,
+            facts["model"],
+            in_channels=channels,
+            image_size=(height, width),
+            num_classes=len(names),
+            **facts["model_options"],
+        )
+        weights = load_file(folder.weights)
+        if ":" not in str(facts["model"]):  # a model of the user's own may need real tensors
+            _check_sizes(build, weights)
+        module = build()
+        module.load_state_dict(weights)
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
+            ValueError, SafetensorError) as error:  # fmt: skip
+        raise RunError(
+            f"the model in {folder.path} cannot be loaded ({_first_line(error)}): restore "
+            f"{folder.model.name} and {folder.weights.name}, or resume the run to write them again"
+        ) from None
+    return RunModel(module.eval().to(device), names, (channels, height, width), facts)
+
+
+def _check_sizes(build: Callable[[], nn.Module], weights: dict[str, Tensor]) -> None:
+    """Build without memory first: a model larger than its weights is refused before it is made."""
+    import torch
+
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in build().state_dict().items()}
+    odd = [n for n in {*shapes, *weights} if n not in weights or weights[n].shape != shapes.get(n)]
+    if odd:
+        raise ArgumentError(f"{min(odd)} is not of the shape that the model asks for")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(":")

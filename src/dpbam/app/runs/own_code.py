@@ -1,0 +1,55 @@
+"""Code that a file names: followed only if the user names it, too.
+
+A model or a data set may be a function of the user's own, ``module:function``. On the command line
+that is the user's word. In a file (a configuration, a run folder, a ``model.json``) it may be a
+stranger's: ``os:system`` is a function as well, with the file's options for its arguments. So a
+file may only repeat what the user says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from dpbam.app.runs.config import ConfigError
+
+
+def check_code(values: Mapping[str, object], said: Collection[str], where: object) -> None:
+    """Refuse settings of a file that name code, unless the user set them on the command line.
+
+    Args:
+        values: settings from a file, by name.
+        said: the names of those that the user gave, which take the file's place.
+        where: the file or folder, for the message.
+
+    Raises:
+        ConfigError: naming the code, and the flag that allows it.
+
+    Example:
+        >>> check_code({"model": "resnet9", "data": "hf:cifar10"}, {}, "run.toml")
+        >>> check_code({"model": "my_nets:small"}, {"model"}, "run.toml")
+        >>> check_code({"model": "os:system"}, {}, "run.toml")
+        Traceback (most recent call last):
+        dpbam.app.runs.config.ConfigError: run.toml names code to run, os:system, as its model: if \
+you trust it, name it on the command line too, --model os:system
+    """
+    for name in ("data", "model"):
+        spec = str(values.get(name) or "")
+        if name not in said and names_code(name, spec):
+            raise ConfigError(
+                f"{where} names code to run, {spec}, as its {name}: if you trust it, name it on "
+                f"the command line too, --{name} {spec}"
+            )
+
+
+def names_code(name: str, spec: str) -> bool:
+    """Whether the model or data set ``spec`` is a function that would be imported and called.
+
+    Example:
+        >>> names_code("data", "hf:cifar10"), names_code("data", "my_scans:load")
+        (False, True)
+    """
+    if name == "model":
+        return ":" in spec
+    from dpbam.data.registry import is_function
+
+    return is_function(spec)

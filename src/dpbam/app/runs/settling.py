@@ -1,0 +1,109 @@
+"""A run and its data set's budget: what it reserves, reports on the way, and settles.
+
+The ledger on disk is what is settled, after it was checked: it must be there and readable, hold no
+less than the run in memory and the latest checkpoint have seen, and no less than the budget knows
+of. So neither a lost ledger nor a run folder restored from an old copy gives anything back.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dpbam.app.runs.budget import Budget
+from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.result import RunError
+from dpbam.privacy.accounting import Charge
+from dpbam.privacy.ledger import Ledger
+
+
+def reserve(
+    path: Path, folder: RunFolder, run: str, whole: Charge, unit: str, ledger: Ledger
+) -> None:
+    """Reserve ``whole`` for the run in ``folder``, whose ledger holds ``ledger``.
+
+    Raises:
+        RunError: if the budget does not hold it, the folder is a copy of a run that is still there,
+            or its ledger holds less than the budget knows of.
+    """
+    budget, label = Budget(path), str(folder.path.absolute())
+    for entry in budget.entries():
+        if entry.run == run and entry.label != label and RunFolder(entry.label).facts.exists():
+            raise RunError(
+                f"{label} is a copy of the run in {entry.label}, and the budget would count "
+                "the two as one: go on with that one, or start a new run"
+            )
+    budget.reserve(run, [whole], unit=unit, label=label, spent=ledger.charges())
+
+
+def note(path: Path | None, run: str, ledger: Ledger) -> None:
+    """Tell the budget, if there is one, what the ledger holds by now."""
+    if path is not None:
+        Budget(path).note(run, ledger.charges())
+
+
+def settle(path: Path, folder: RunFolder, run: str, ledger: Ledger) -> dict[str, Any]:
+    """Settle by the ledger on disk, which must hold what ``ledger`` has; how the budget stands.
+
+    Raises:
+        RunError: if the ledger is missing, damaged, or not what the run in memory was charged.
+    """
+    budget, stored = Budget(path), stored_ledger(folder, ledger.delta, ledger.accountant)
+    if stored.charges() != ledger.charges():
+        raise RunError(
+            f"{folder.ledger} holds {len(stored)} steps, but this run was charged {len(ledger)}: "
+            "it was changed meanwhile; restore it from a backup, and resume to settle the budget"
+        )
+    budget.settle(run, stored.charges())
+    epsilon, delta = budget.total
+    return {"file": path.name, "epsilon": epsilon, "delta": delta, "taken": budget.epsilon()}
+
+
+def release_reservation(out: str | Path) -> None:
+    """Settle the budget of a run that will not be resumed by what its ledger holds.
+
+    Raises:
+        RunError: if a process is at work on it, it has no budget, or its ledger is missing,
+            damaged, or holds less than its checkpoint or the budget knows of.
+    """
+    from dpbam.app.runs import checkpoint
+
+    folder = RunFolder(out)
+    with folder.opened(resume=True):
+        facts = folder.read_facts()
+        config = RunConfig.from_mapping(facts["config"])
+        if config.budget is None:
+            raise RunError(f"the run in {folder.path} has no budget file")
+        ledger = stored_ledger(folder, facts["delta"], config.accountant)
+        latest = checkpoint.load_latest(folder.checkpoints, facts["run"])
+        check_steps(ledger, int(latest.state["oracle"]["step"]) if latest else 0)
+        Budget(config.budget).settle(facts["run"], ledger.charges())
+
+
+def stored_ledger(folder: RunFolder, delta: float, accountant: str) -> Ledger:
+    """The ledger of a run that has begun, from disk.
+
+    Raises:
+        RunError: if there is none: a run makes it, empty, before its first step.
+        ValueError: if it is damaged.
+    """
+    if not folder.ledger.is_file():
+        raise RunError(
+            f"{folder.ledger} is missing: restore it from a backup; without it there is no record "
+            "of what was spent"
+        )
+    return Ledger(delta, accountant, folder.ledger)
+
+
+def check_steps(ledger: Ledger, step: int) -> None:
+    """Refuse a ledger with fewer steps than the parameters have seen.
+
+    Raises:
+        RunError: with both counts.
+    """
+    if len(ledger) < step:
+        raise RunError(
+            f"{ledger.path} holds {len(ledger)} steps, but the checkpoint has seen {step}: restore "
+            "it from a backup; without it nobody knows what was spent"
+        )

@@ -1,0 +1,225 @@
+"""What a search found, and what may be said of it.
+
+====================================  ==================================================
+file                                  may be published
+====================================  ==================================================
+``result.json``                       yes: how it was paid for, and the best
+``best/``                             yes, all of it: the chosen model and its statement
+``non-private/trials.json``           never: all trials, and how many there were
+``non-private/trials/METHOD/NNNN``    no: each is marked by ``NOT-FOR-RELEASE.md``
+``non-private/search.db``             never: Optuna's storage
+====================================  ==================================================
+
+What is published is copied out of the chosen trial's run folder, file by file. So nothing that
+tells trials apart (their index, number, folders, seeds, times) is in it or in its name.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpbam.app.runs.files import read_json, write_atomic, write_json
+from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.statement import write_statement
+from dpbam.app.search.search import Search
+from dpbam.app.search.selection import search_epsilon
+from dpbam.app.search.studies import StageStudy
+from dpbam.privacy.accounting import Charge, accountant_version, total_epsilon
+from dpbam.privacy.rounding import up
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+MARK = "NOT-FOR-RELEASE.md"
+_ALL_EVALUATED = "Every other trial of the search was evaluated on them, too"
+BEST = "best"  # the folder that is published
+_PUBLIC = "the search was made on data declared public or synthetic: it costs no privacy"
+_NOTHING = (
+    "NOT ACCOUNTED: the hyper-parameters were chosen by {trials} trainings on the same data, which "
+    "this epsilon does not cover; all of them together, were they published, cost epsilon {all}"
+)
+_ACCOUNTED = (
+    "accounted: this is the best of a random number of independent trials ({draw}; {stages} such "
+    "selections, one after the other), of which the others are not released; epsilon covers the "
+    "whole search (Papernot and Steinke 2022){score}"
+)
+_PUBLIC_SCORE = ", given that the test records, by which the best was chosen, are public"
+_NOISED_SCORE = (
+    "; the score was the number of test records that a trial gets right, with Gaussian noise of "
+    "deviation {noise:g}, which is in it, too"
+)
+_NOT_FOR_RELEASE = """# Not for release
+
+This is a trial of a search. {why}
+Its privacy statement speaks of this training alone.
+"""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        search: as it was done.
+        stages: every stage's study.
+        best: the best trial of all, with its stage; None if no trial was drawn.
+        epsilon: what publishing the best model costs: accounted, the whole search; otherwise that
+            training alone.
+        epsilon_of_all: what publishing all trials would cost; None in an accounted search.
+        delta: of both.
+    """
+
+    search: Search
+    stages: tuple[StageStudy, ...]
+    best: tuple[StageStudy, FrozenTrial] | None
+    epsilon: float
+    epsilon_of_all: float | None
+    delta: float
+
+    @property
+    def trial(self) -> RunFolder | None:
+        """The run folder of the best trial: for the operator, and perhaps on another machine."""
+        return None if self.best is None else RunFolder(self.best[0].out(self.best[1].number))
+
+    def statement(self) -> str:
+        """How the search was paid for, in one sentence."""
+        search = self.search
+        if search.accounted:
+            noise = search.score_noise
+            score = _PUBLIC_SCORE if noise is None else _NOISED_SCORE.format(noise=noise)
+            return _ACCOUNTED.format(
+                draw=search.repetitions.describe(), stages=len(self.stages), score=score
+            )
+        if search.pay == "public":
+            return _PUBLIC
+        cost = up(self.epsilon_of_all or 0.0)
+        return _NOTHING.format(trials=sum(s.count for s in self.stages), all=cost)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``result.json``: of an accounted search the best trial, and nothing of the others."""
+        search, best = self.search, self.best
+        values: dict[str, Any] = {
+            "format": 1,
+            "paid": search.pay,
+            "epsilon_covers_the_search": search.pay != "nothing",
+            "statement": self.statement(),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "research_only": search.settings.get("seed") is not None,
+            "sampler": search.sampler,
+            "pruner": search.pruner,
+            "best": None if best is None else {"method": best[0].stage.method, **_shown(best[1])},
+            "folder": None if best is None else BEST,
+        }
+        if not search.accounted:
+            each = {s.stage.method: _shown(s.best()) for s in self.stages}
+            together = self.epsilon_of_all
+            return values | {
+                "best_of_each_method": each,
+                "epsilon_of_all_trials_together": together,
+            }
+        return values | {
+            "accountant": accountant_version("rdp"),
+            "number_of_trials": f"secret, drawn from: {search.repetitions.describe()}",
+            "noise_multiplier": search.settings["noise_multiplier"],
+            "score_noise": search.score_noise,
+        }
+
+
+def conclude(search: Search, studies: Sequence[StageStudy], out: Path) -> SearchResult:
+    """Find the best, state the cost, mark the other trials; write ``result.json``."""
+    winners = [(study, one) for study in studies if (one := study.best()) is not None]
+    best = max(winners, key=lambda pair: pair[1].value or 0.0, default=None)
+    trials = [trial for study in studies for trial in study.trials()]
+    charges = [Charge(*c) for t in trials for c in t.user_attrs.get("charges", [])]
+    delta = next((t.user_attrs["delta"] for t in trials if "delta" in t.user_attrs),
+                 search.settings.get("delta", 0.0))  # fmt: skip
+    alone = 0.0 if best is None else float(best[1].user_attrs["epsilon"])
+    if search.accounted:
+        result = SearchResult(
+            search, tuple(studies), best, _whole(search, charges, delta), None, delta
+        )
+    else:
+        together = total_epsilon(charges, delta, accountant="rdp")
+        result = SearchResult(search, tuple(studies), best, alone, together, delta)
+    _mark(result)
+    _publish(result, out / BEST)
+    write_json(out / "result.json", result.to_dict())
+    (out / "non-private").mkdir(exist_ok=True)
+    rows = [{"method": s.stage.method, **_row(t)} for s in studies for t in s.trials()]
+    write_json(out / "non-private" / "trials.json", {"trials": rows})
+    return result
+
+
+def _whole(search: Search, charges: Sequence[Charge], delta: float) -> float:
+    """Epsilon of the search; a trial that lost steps in a crash has paid for more than planned."""
+    if not charges:
+        return 0.0
+    most = max(charges, key=lambda charge: charge.steps)
+    return search_epsilon(
+        most, delta, search.repetitions, stages=len(search.methods), score_noise=search.score_noise
+    )
+
+
+def _publish(result: SearchResult, best: Path) -> None:
+    """Copy what may be published of the chosen trial, with the statement that names the search."""
+    shutil.rmtree(best, ignore_errors=True)
+    source = result.trial
+    if source is None or not source.weights.exists():
+        return  # nothing was drawn, or the trial is on another machine, which publishes it
+    best.mkdir()
+    target = RunFolder(best)
+    for path in (source.weights, source.model, source.statistics):
+        if path.exists():
+            write_atomic(best / path.name, path.read_bytes())
+    files = [*PUBLISHABLE, *([target.statistics.name] if target.statistics.exists() else [])]
+    stored = read_json(source.statement_json)
+    evaluated = stored["evaluated_on"]
+    values = {
+        **stored,
+        "tuned_on": result.statement(),
+        "evaluated_on": {**evaluated, "note": f"{evaluated['note']}. {_ALL_EVALUATED}"},
+        "may_be_published": files,
+        "may_be_published_if_the_test_records_are_not_sensitive": [],
+        "must_not_be_published": ["../non-private/"],
+    }
+    if result.search.accounted:
+        values |= {"epsilon": result.epsilon, "accountant": accountant_version("rdp")}
+    write_statement(target, values)
+
+
+def _mark(result: SearchResult) -> None:
+    """Say in every trial's folder what it is; of an accounted search none may leave as it is."""
+    for study in result.stages:
+        for trial in study.trials():
+            folder = RunFolder(study.out(trial.number))
+            if folder.statement_json.exists():  # else on another machine, or pruned: no model
+                _mark_trial(folder, result)
+
+
+def _mark_trial(folder: RunFolder, result: SearchResult) -> None:
+    values = {**read_json(folder.statement_json), "tuned_on": result.statement()}
+    if result.search.accounted:
+        why = f"The epsilon of the search holds if {BEST}/ alone is released."
+        forbidden = [*values["may_be_published"], *values["must_not_be_published"]]
+        values |= {"may_be_published": [], "must_not_be_published": list(dict.fromkeys(forbidden))}
+    elif result.search.pay == "nothing":
+        why = "Every further trial that is published costs its own epsilon on top."
+    else:
+        why = "It was made on data declared public or synthetic: releasing it would do no harm."
+    write_statement(folder, values)
+    write_atomic(folder.path / MARK, _NOT_FOR_RELEASE.format(why=why))
+
+
+def _shown(trial: FrozenTrial | None) -> dict[str, Any]:
+    """The score and what was varied, in this stage and before."""
+    return {} if trial is None else {"score": trial.value, **trial.user_attrs.get("settings", {})}
+
+
+def _row(trial: FrozenTrial) -> dict[str, Any]:
+    facts = {k: v for k, v in trial.user_attrs.items() if k in ("epsilon", "seconds", "charges")}
+    return {"number": trial.number, "state": trial.state.name, **_shown(trial), **facts}

@@ -1,0 +1,200 @@
+"""What choosing the best of several private trainings costs, and how many there may be.
+
+Papernot and Steinke (2022): train K times, with hyper-parameters drawn anew each time, and release
+the best model alone. If K is fixed, the choice can cost as much as releasing all K. If K is random,
+drawn independently of the data and never told, it costs little more than one training:
+
+====================================  ========================================================
+K is drawn from                       then, with a trial's RDP eps(alpha) at order alpha,
+====================================  ========================================================
+Poisson of mean m                     eps(a) + m delta + log(m) / (a - 1), delta that of the
+                                      trial at epsilon log(1 + 1 / (a - 1))
+truncated negative binomial of        eps(a) + (1 + eta) min_b ((1 - 1/b) eps(b) +
+mean m and shape eta (1: geometric)   log(1/gamma) / b) + log(m) / (a - 1)
+====================================  ========================================================
+
+dp-accounting's RDP accountant computes both, as its ``RepeatAndSelectDpEvent``. What it takes for
+granted, and what a search therefore keeps to: trials are independent and alike (no sampler or
+pruner that looks at others), K is not published, and the score by which the best is chosen is
+public or private itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpbam import _validate
+from dpbam.errors import ArgumentError
+from dpbam.privacy.accounting import Charge, quiet
+from dpbam.privacy.rounding import up
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+DISTRIBUTIONS = ("poisson", "negative-binomial")
+_MOST_NOISE = 2.0**17
+_MOST = 10**6  # a draw above it says that the shape is a mistake
+
+
+@dataclass(frozen=True)
+class Repetitions:
+    """How the number of trials K is drawn.
+
+    Attributes:
+        mean: E[K] = m, at least 1.
+        distribution: "poisson" (K may be 0: then nothing is released), or "negative-binomial",
+            truncated to K >= 1.
+        shape: eta of the latter: 1 is the geometric distribution, 0 the logarithmic one. The
+            smaller, the cheaper in privacy and the more K scatters.
+
+    Example:
+        >>> import numpy as np
+        >>> Repetitions(10.0).draw(np.random.default_rng(0))
+        11
+        >>> Repetitions(10.0, "negative-binomial", shape=1.0).gamma()
+        0.1
+    """
+
+    mean: float
+    distribution: str = "poisson"
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        _validate.one_of("distribution", self.distribution, DISTRIBUTIONS)
+        if not (math.isfinite(self.mean) and self.mean >= 1):
+            raise ArgumentError(f"the mean number of trials must be at least 1, got {self.mean!r}")
+        _validate.non_negative("shape", self.shape)
+        if self.distribution != "poisson" and self.mean == 1:
+            raise ArgumentError("a mean of 1 leaves nothing to choose from: take more trials")
+
+    def draw(self, generator: Generator) -> int:
+        """K."""
+        if self.distribution == "poisson":
+            return int(generator.poisson(self.mean))
+        gamma = self.gamma()
+        if self.shape == 0:
+            return int(generator.logseries(1 - gamma))
+        while True:  # the negative binomial, given that it is not 0
+            count = int(generator.negative_binomial(self.shape, gamma))
+            if 0 < count <= _MOST:
+                return count
+            if count:
+                raise ArgumentError(f"{count} trials were drawn: take a larger --shape, or fewer")
+
+    def gamma(self) -> float:
+        """The gamma of the negative binomial: the root of E[K] = m.
+
+        E[K] = eta (1 - gamma) / (gamma (1 - gamma^eta)),
+        at eta = 0: (1 / gamma - 1) / log(1 / gamma)
+        """
+        from scipy.optimize import brentq
+
+        if self.shape == 1:
+            return 1 / self.mean
+
+        def excess(log_gamma: float) -> float:
+            gamma, decay = math.exp(log_gamma), -math.expm1(self.shape * log_gamma)
+            factor = self.shape / decay if self.shape else -1 / log_gamma
+            return factor * (1 - gamma) / gamma - self.mean
+
+        return math.exp(brentq(excess, -50.0, -1e-9, xtol=1e-14))
+
+    def event(self, trial: Any) -> Any:
+        """dp-accounting's event of the whole selection, ``trial`` being that of one training."""
+        import dp_accounting
+
+        shape = math.inf if self.distribution == "poisson" else self.shape
+        return dp_accounting.dp_event.RepeatAndSelectDpEvent(trial, self.mean, shape)
+
+    def describe(self) -> str:
+        """For a statement."""
+        if self.distribution == "poisson":
+            return f"Poisson, mean {self.mean:g}"
+        return f"truncated negative binomial, shape {self.shape:g}, mean {self.mean:g}"
+
+
+def trial_event(charge: Charge, score_noise: float | None = None) -> Any:
+    """dp-accounting's event of one trial: its steps and, if it is noised, its score.
+
+    Args:
+        charge: sigma, q and the steps.
+        score_noise: the deviation of the noise on the number of held-out records that the trial
+            gets right, which one record changes by at most 1; None if those records are public.
+    """
+    import dp_accounting as dp
+
+    step = dp.PoissonSampledDpEvent(
+        charge.sampling_rate, dp.GaussianDpEvent(charge.noise_multiplier)
+    )
+    training = dp.SelfComposedDpEvent(step, charge.steps)
+    if score_noise is None:
+        return training
+    return dp.ComposedDpEvent([training, dp.GaussianDpEvent(score_noise)])
+
+
+def search_epsilon(
+    charge: Charge,
+    delta: float,
+    repetitions: Repetitions,
+    *,
+    stages: int = 1,
+    score_noise: float | None = None,
+) -> float:
+    """Epsilon of a whole search of ``stages`` selections, one after the other, by RDP.
+
+    Example:
+        >>> one = Charge(4.0, 0.1, 100)
+        >>> round(search_epsilon(one, 1e-5, Repetitions(10.0)), 2)
+        2.45
+    """
+    import dp_accounting as dp
+
+    _validate.probability("delta", delta)
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    with quiet():
+        accountant.compose(repetitions.event(trial_event(charge, score_noise)), stages)
+        return float(accountant.get_epsilon(delta))
+
+
+def search_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    steps: int,
+    repetitions: Repetitions,
+    *,
+    stages: int = 1,
+    score_noise: float | None = None,
+) -> float:
+    """The least sigma of a trial (to a relative 1e-4) with which the whole search keeps to epsilon.
+
+    Example:
+        >>> sigma = search_noise_multiplier(2.0, 1e-5, 0.1, 100, Repetitions(10.0))
+        >>> search_epsilon(Charge(sigma, 0.1, 100), 1e-5, Repetitions(10.0)) <= 2.0
+        True
+    """
+    _validate.positive("epsilon", epsilon)
+
+    def within(sigma: float) -> bool:
+        charge = Charge(sigma, sampling_rate, steps)
+        spent = search_epsilon(charge, delta, repetitions, stages=stages, score_noise=score_noise)
+        return spent <= epsilon
+
+    if not within(_MOST_NOISE):
+        raise ArgumentError(
+            f"no noise keeps this search within epsilon {up(epsilon)}: "
+            + ("noise the score more, or " if score_noise is not None else "")
+            + "take fewer trials or methods, or a larger epsilon"
+        )
+    high = 1.0
+    while not within(high):
+        high *= 2
+    low = high / 2
+    while within(low) and low > 1e-2:
+        low, high = low / 2, low
+    while high > low * (1 + 1e-4):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if within(middle) else (middle, high)
+    return high

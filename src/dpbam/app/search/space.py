@@ -1,0 +1,161 @@
+"""What a search may vary: a range or a list of values for fields of a run's configuration.
+
+==========================  =====================================================
+text                        meaning
+==========================  =====================================================
+``lr=1e-4..1e-2:log``       any value between, uniform in the logarithm
+``momentum=0..0.95``        any value between, uniform
+``batch_size=256..1024``    a field of whole numbers: any whole number between
+``batch_size=256,512``      one of these
+``optimizer=sgd,nadam``     one of these
+==========================  =====================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from dpbam.app.runs.config import ConfigError, RunConfig, read_file
+from dpbam.app.runs.own_code import check_code
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+_NOT_VARIED = (
+    "data",
+    "data_root",
+    "method",
+    "budget",
+    "seed",
+    "noise_seed",
+    "unit",
+    "model_options",
+)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Where one field's values come from: ``choices``, or ``low`` to ``high``.
+
+    Example:
+        >>> Domain.parse("lr", "1e-4..1e-2:log")
+        Domain(name='lr', low=0.0001, high=0.01, log=True, whole=False, choices=())
+        >>> Domain.parse("batch_size", "256,512").choices
+        (256, 512)
+        >>> Domain.parse("lrr", "1..2")
+        Traceback (most recent call last):
+        dpbam.app.runs.config.ConfigError: lrr cannot be varied: did you mean lr?
+    """
+
+    name: str
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    whole: bool = False
+    choices: tuple[Any, ...] = ()
+
+    @classmethod
+    def parse(cls, name: str, text: str) -> Domain:
+        """From the text after ``NAME=``.
+
+        Raises:
+            ConfigError: one sentence that names the field.
+        """
+        _check_name(name)
+        span, colon, mark = text.partition(":")
+        if ".." not in span:
+            return cls(name, choices=tuple(_value(part) for part in text.split(",")))._checked()
+        low, _, high = span.partition("..")
+        try:
+            bounds = float(low), float(high)
+        except ValueError:
+            raise ConfigError(
+                f"{name} must vary like 1e-4..1e-2:log or 256,512, got {text!r}"
+            ) from None
+        if colon and mark != "log":
+            raise ConfigError(f"after the range of {name} may stand :log, got :{mark}")
+        return cls(name, *bounds, log=bool(colon), whole=_whole(name))._checked()
+
+    def suggest(self, trial: Trial) -> Any:
+        """Draw a value; of a trial taken up again, the value that it had."""
+        if self.choices:
+            return trial.suggest_categorical(self.name, self.choices)
+        if self.whole:
+            return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(self.name, self.low, self.high, log=self.log)
+
+    def end(self, which: int) -> Any:
+        """The first (0) or the last (-1) value."""
+        if self.choices:
+            return self.choices[which]
+        bound = (self.low, self.high)[which]
+        return int(bound) if self.whole else bound
+
+    def _checked(self) -> Domain:
+        if self.choices:
+            for choice in self.choices:
+                _try(self.name, choice)
+            return self
+        if not self.low < self.high:
+            raise ConfigError(
+                f"the range of {self.name} must rise, got {self.low:g}..{self.high:g}"
+            )
+        if self.log and self.low <= 0:
+            raise ConfigError(
+                f"a range in the logarithm must be above 0, got {self.name} {self.low:g}"
+            )
+        for which in (0, -1):
+            _try(self.name, self.end(which))
+        return self
+
+
+def parse_space(texts: Iterable[str], file: Path | None = None) -> dict[str, Domain]:
+    """The space of ``NAME=...`` texts, which win over those of a TOML file of names and texts.
+
+    Example:
+        >>> list(parse_space(["lr=1e-3..1e-1:log", "clip_norm=0.5,1"]))
+        ['lr', 'clip_norm']
+    """
+    found: dict[str, str] = {}
+    for name, value in (read_file(file) if file is not None else {}).items():
+        for choice in value if isinstance(value, list) else str(value).split(","):
+            check_code({name: choice}, (), file)
+        found[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--vary must be like lr=1e-4..1e-2:log, got {text!r}")
+        found[name.strip().replace("-", "_")] = value.strip()
+    return {name: Domain.parse(name, text) for name, text in found.items()}
+
+
+def _check_name(name: str) -> None:
+    known = [field for field in RunConfig.model_fields if field not in _NOT_VARIED]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+        raise ConfigError(f"{name} cannot be varied: {hint}")
+
+
+def _whole(name: str) -> bool:
+    kind = RunConfig.model_fields[name].annotation
+    return kind is int or int in get_args(kind)
+
+
+def _value(text: str) -> Any:
+    """A choice as TOML reads it, else as text."""
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def _try(name: str, value: Any) -> None:
+    """Refuse a value that no run takes."""
+    needs: Mapping[str, Any] = {} if name in ("epsilon", "noise_multiplier") else {"epsilon": 1.0}
+    RunConfig(**needs, **{name: value})

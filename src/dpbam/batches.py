@@ -1,0 +1,151 @@
+"""The logical batch: one Poisson sample, whole, and its split into physical batches.
+
+A unit of privacy may have several records (a patient's images), and every record K augmented
+views. Both are rows of the unit, averaged before it is clipped. Units are never split, and a row's
+random draws hang on a key of its own, so the split does not change the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpbam import _validate
+from dpbam.engines.base import PhysicalBatch
+from dpbam.errors import ArgumentError
+from dpbam.params import map_rows, rows, select_rows
+from dpbam.privacy.randomness import Randomness, derive
+
+_AUGMENT = 1 << 20  # separates a view's augmentation draws from its dropout draws
+
+
+@dataclass(frozen=True)
+class Views:
+    """Augmentation multiplicity: K augmented views a row.
+
+    Attributes:
+        augment: (inputs, keys [N]) -> inputs; None leaves the inputs as they are.
+        multiplicity: K.
+    """
+
+    augment: Callable[[Any, Tensor], Any] | None = None
+    multiplicity: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.count("multiplicity", self.multiplicity)
+
+    def of(self, inputs: Any, keys: Tensor) -> tuple[Any, Tensor]:
+        """[N] rows -> [N K] views with keys of their own."""
+        k = self.multiplicity
+        keys = torch.stack([derive(keys, view) for view in range(k)], dim=1).flatten()
+        if k > 1:
+            inputs = map_rows(lambda t: t.repeat_interleave(k, dim=0), inputs)
+        if self.augment is not None:
+            inputs = self.augment(inputs, derive(keys, _AUGMENT))
+            if rows(inputs) != len(keys):
+                raise ArgumentError(
+                    f"augment returned {rows(inputs)} rows for {len(keys)}: it must change each "
+                    "row by itself, and neither add nor drop any"
+                )
+        return inputs, keys
+
+
+@dataclass(frozen=True)
+class LogicalBatch:
+    """The rows of one Poisson sample, ordered by unit.
+
+    Attributes:
+        inputs: leading axis N.
+        targets: leading axis N.
+        ids: [N] ascending; the unit of each row, a number that stays the same from step to step.
+        places: [N] the row's place within its unit.
+        keys: [N] what a row's random draws hang on.
+    """
+
+    inputs: Any
+    targets: Any
+    ids: Tensor
+    places: Tensor
+    keys: Tensor
+
+    @classmethod
+    def of(cls, inputs: Any, targets: Any, units: Tensor | None, max_records: int) -> LogicalBatch:
+        """Order rows by unit and check that no unit has more rows than the plan allows."""
+        n = rows(inputs)
+        if rows(targets) != n:
+            raise ArgumentError(f"{n} inputs but {rows(targets)} targets: one target each")
+        ids = torch.arange(n) if units is None else torch.as_tensor(units).long().cpu()
+        if ids.shape != (n,):
+            raise ArgumentError(f"units must have shape ({n},), got {tuple(ids.shape)}")
+        order = torch.argsort(ids, stable=True)
+        if not torch.equal(order, torch.arange(n)):
+            ids = ids[order]
+            inputs, targets = select_rows((inputs, targets), order)
+        places = torch.arange(n) - torch.searchsorted(ids, ids)
+        if n and int(places.max()) >= max_records:
+            worst = int(ids[int(places.argmax())])
+            raise ArgumentError(
+                f"unit {worst} has {int(places.max()) + 1} rows in one batch, but the plan allows "
+                f"{max_records}: a sample may enter a step once; raise the plan's max_records if "
+                "units have several records"
+            )
+        return cls(inputs, targets, ids, places, torch.zeros_like(ids))
+
+    @property
+    def size(self) -> int:
+        """The number of units. Not private."""
+        return len(torch.unique_consecutive(self.ids))
+
+    def keyed(self, randomness: Randomness, step: int) -> LogicalBatch:
+        """With row keys of (seed, step, unit, place)."""
+        return replace(self, keys=derive(randomness.keys("rows", step, self.ids), self.places))
+
+    def split(self, most_rows: int, views: Views, device: torch.device) -> Iterator[PhysicalBatch]:
+        """Physical batches of whole units: at most ``most_rows`` views, or one unit."""
+        _validate.count("physical_batch_size", most_rows)
+        _, counts = torch.unique_consecutive(self.ids, return_counts=True)
+        ends = counts.cumsum(0).tolist()
+        allowed = max(1, most_rows // views.multiplicity)
+        start = unit = 0
+        while unit < len(ends):
+            last = unit
+            while last + 1 < len(ends) and ends[last + 1] - start <= allowed:
+                last += 1
+            yield self._slice(start, ends[last], counts[unit : last + 1], views, device)
+            start, unit = ends[last], last + 1
+
+    def _slice(
+        self, start: int, end: int, counts: Tensor, views: Views, device: torch.device
+    ) -> PhysicalBatch:
+        k = views.multiplicity
+        inputs, targets, keys, counts = map_rows(
+            lambda t: t.to(device),
+            (*map_rows(lambda t: t[start:end], (self.inputs, self.targets, self.keys)), counts),
+        )
+        inputs, keys = views.of(inputs, keys)
+        inputs, targets = map_rows(_within_reach, (inputs, targets))
+        if k > 1:
+            targets = map_rows(lambda t: t.repeat_interleave(k, dim=0), targets)
+        unit = torch.arange(len(counts), device=device).repeat_interleave(counts * k)
+        weights = (1.0 / (counts * k).double())[unit]
+        return PhysicalBatch(inputs, targets, unit, len(counts), weights, keys)
+
+
+def _within_reach(t: Tensor) -> Tensor:
+    """A number beyond the fourth root of the largest float becomes NaN, and its unit zero.
+
+    Squares of squares of what is left are finite. Whether an engine's products overflow, and so
+    whether a unit counts, hangs on their order, and that on the shape of the whole batch; this rule
+    looks at the unit alone. Infinity and the largest number itself stay: as inputs they are masks.
+    """
+    if not t.is_floating_point():
+        return t
+    largest = torch.finfo(t.dtype).max
+    reach = torch.finfo(torch.float64 if t.dtype == torch.float64 else torch.float32).max ** 0.25
+    if largest <= reach:  # float16
+        return t
+    return torch.where((t.abs() > reach) & (t.abs() < largest), torch.nan, t)

@@ -1,1 +1,0 @@
-"""Comparisons and studies: many runs, and what they say together."""

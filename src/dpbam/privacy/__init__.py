@@ -1,0 +1,1 @@
+"""What the guarantee is made of: plan, accounting, ledger, sampling, clipping, noise."""

@@ -1,0 +1,255 @@
+"""The privacy plan: one frozen object from which sampler, noise and accountant are made.
+
+It holds public facts only. q, the sampler, the noise's standard deviation and the accountant's
+event are all derived here and nowhere else, so that they cannot disagree.
+
+Symbols: n units of privacy, l the expected batch size, q = l / n, T steps, C the clipping norm,
+sigma the noise multiplier.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dpbam import _validate
+from dpbam.errors import ArgumentError
+from dpbam.privacy import accounting
+from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.randomness import Randomness, SecureRandomness
+from dpbam.privacy.sampling import PoissonSampler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dpbam.privacy.clipping import Clipping
+
+RELATION = "add or remove one unit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyPlan:
+    """What a private training will do, as far as privacy is concerned.
+
+    Attributes:
+        n: number of units of privacy (records, or patients), a public fact.
+        batch_size: l, the expected number of units a step. The sum is divided by it, whatever
+            the realised number.
+        steps: T.
+        noise_multiplier: sigma; the noise's standard deviation is sigma times the sensitivity.
+        delta: the delta of (epsilon, delta); below 1/n, or a warning says why.
+        clip_norm: C.
+        clipping: ``"flat"`` (the paper's), ``"automatic"`` or ``"per-layer"``.
+        unit: ``"record"``, or the name of what owns several records, such as ``"patient"``.
+        max_records: the most records of one unit that enter a step; 1 for records.
+        accountant: ``"pld"`` (tight) or ``"rdp"``.
+        private: False only by way of :meth:`non_private`: then epsilon is infinite.
+        joint_noise_multipliers: of statistics that are released beside each gradient, from the
+            same batch (:class:`dpbam.bias.PrivateStatistics`). Each step is then charged at
+            1 / sigma_joint^2 = 1 / sigma^2 + sum_k 1 / sigma_k^2.
+
+    Example:
+        >>> plan = PrivacyPlan(n=50_000, batch_size=4096, steps=1000, noise_multiplier=1.731,
+        ...                    delta=1e-5, clip_norm=1.0)
+        >>> plan.sampling_rate, round(plan.epsilon(), 2)
+        (0.08192, 8.0)
+    """
+
+    n: int
+    batch_size: int
+    steps: int
+    noise_multiplier: float
+    delta: float
+    clip_norm: float = 1.0
+    clipping: str = "flat"
+    unit: str = "record"
+    max_records: int = 1
+    accountant: str = "pld"
+    private: bool = True
+    joint_noise_multipliers: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _validate.count("n", self.n)
+        _validate.count("batch_size", self.batch_size)
+        _validate.count("steps", self.steps)
+        _validate.count("max_records", self.max_records)
+        _validate.one_of("accountant", self.accountant, accounting.ACCOUNTANTS)
+        _validate.one_of("clipping", self.clipping, ("flat", "automatic", "per-layer"))
+        _validate.probability("delta", self.delta)
+        self._check_sizes()
+        self._check_noise()
+        for sigma in self.joint_noise_multipliers:
+            _validate.positive("each of joint_noise_multipliers", sigma)
+
+    def _check_sizes(self) -> None:
+        if self.batch_size > self.n:
+            raise ArgumentError(
+                f"batch_size {self.batch_size} exceeds the {self.n} units of the data set: the "
+                "expected batch is at most everything (batch_size = n is full-batch training)"
+            )
+        if self.unit == "record" and self.max_records != 1:
+            raise ArgumentError(
+                f"max_records is {self.max_records} but the unit is a record: name what owns "
+                "several records, for example unit='patient'"
+            )
+        if self.private and self.delta > 1 / self.n:
+            warnings.warn(
+                f"delta {self.delta:g} is above 1/n = {1 / self.n:.2g}: such a delta allows "
+                "publishing a whole record; choose one well below 1/n",
+                stacklevel=4,
+            )
+
+    def _check_noise(self) -> None:
+        if self.private:
+            hint = "training without noise is PrivacyPlan.non_private(...)"
+            _validate.positive("noise_multiplier", self.noise_multiplier, hint=hint)
+            hint = "training without clipping is PrivacyPlan.non_private(...)"
+            _validate.positive("clip_norm", self.clip_norm, hint=hint)
+            return
+        _validate.non_negative("noise_multiplier", self.noise_multiplier)
+        if self.clip_norm != math.inf:
+            _validate.positive("clip_norm", self.clip_norm)
+        elif self.noise_multiplier:
+            raise ArgumentError("noise is scaled by clip_norm: without clipping there can be none")
+
+    @classmethod
+    def calibrate(
+        cls,
+        *,
+        epsilon: float,
+        delta: float,
+        n: int,
+        batch_size: int,
+        epochs: float | None = None,
+        steps: int | None = None,
+        accountant: str = "pld",
+        spent: Sequence[accounting.Charge] = (),
+        **options: Any,
+    ) -> PrivacyPlan:
+        """The plan with the least noise that keeps within (epsilon, delta).
+
+        Give ``epochs`` or ``steps``; an epoch is n / batch_size steps. ``spent`` is what earlier
+        training on the same data has cost (a ledger's ``charges()``): it and the plan together
+        keep within epsilon; the plan's own :meth:`epsilon` is then less. ``options`` are further
+        fields of the plan, such as ``clip_norm``. Statistics released beside the gradients have
+        their share of the budget first: sigma grows until all together keep within it.
+
+        Example:
+            >>> plan = PrivacyPlan.calibrate(epsilon=3, delta=1e-4, n=1437, batch_size=512,
+            ...                              epochs=20)
+            >>> plan.steps, plan.epsilon() <= 3
+            (56, True)
+        """
+        steps = _steps(n, batch_size, epochs, steps)
+        _validate.positive("epsilon", epsilon)
+        draft = cls(n=n, batch_size=batch_size, steps=steps, noise_multiplier=1.0, delta=delta,
+                    accountant=accountant, **options)  # fmt: skip
+        joint = accounting.noise_multiplier(
+            epsilon, delta, draft.sampling_rate, steps, accountant=accountant, spent=spent
+        )
+        sigma = accounting.remaining_noise_multiplier(joint, draft.joint_noise_multipliers)
+        return replace_quietly(draft, noise_multiplier=sigma)
+
+    @classmethod
+    def non_private(
+        cls,
+        *,
+        n: int,
+        batch_size: int,
+        epochs: float | None = None,
+        steps: int | None = None,
+        clip_norm: float = math.inf,
+        noise_multiplier: float = 0.0,
+        **options: Any,
+    ) -> PrivacyPlan:
+        """A plan that promises nothing: by default neither clipping nor noise; epsilon is infinite.
+
+        For references and for research on clipping alone.
+
+        Example:
+            >>> PrivacyPlan.non_private(n=100, batch_size=10, steps=5).epsilon()
+            inf
+        """
+        options.setdefault("delta", 1 / (10 * max(n, 1)))
+        return cls(n=n, batch_size=batch_size, steps=_steps(n, batch_size, epochs, steps),
+                   noise_multiplier=noise_multiplier, clip_norm=clip_norm, private=False,
+                   **options)  # fmt: skip
+
+    @property
+    def sampling_rate(self) -> float:
+        """q = l / n, never one over the number of batches."""
+        return self.batch_size / self.n
+
+    @property
+    def epochs(self) -> float:
+        """Expected passes over the data: T q."""
+        return self.steps * self.sampling_rate
+
+    @property
+    def charged_noise_multiplier(self) -> float:
+        """What a step is charged at: sigma, joined with the statistics'; 0 if not private."""
+        if not self.private:
+            return 0.0
+        return accounting.joint_noise_multiplier(
+            (self.noise_multiplier, *self.joint_noise_multipliers)
+        )
+
+    def epsilon(self, steps: int | None = None) -> float:
+        """Epsilon after ``steps`` steps (default: all) at the plan's delta."""
+        if not self.private:
+            return math.inf
+        count = self.steps if steps is None else steps
+        sigma = self.charged_noise_multiplier
+        return accounting.epsilon(
+            sigma, self.sampling_rate, count, self.delta, accountant=self.accountant
+        )
+
+    def clipper(self) -> Clipping:
+        """The clipping object; it knows its sensitivity."""
+        from dpbam.privacy.clipping import CLIPPINGS
+
+        return CLIPPINGS[self.clipping](self.clip_norm)
+
+    def ledger(self, path: Path | None = None) -> Ledger:
+        """A ledger that reports at this plan's delta and by its accountant."""
+        return Ledger(self.delta, self.accountant, path)
+
+    def sampler(
+        self, *, seed: int | None = None, start: int = 0, secure: bool = False
+    ) -> PoissonSampler:
+        """The Poisson sampler of this plan's units; a ``batch_sampler`` for a DataLoader."""
+        if secure and seed is not None:
+            raise ArgumentError("secure draws cannot have a seed: leave one of the two out")
+        randomness = SecureRandomness() if secure else Randomness(seed)
+        return PoissonSampler(self.n, self.sampling_rate, self.steps, randomness, start=start)
+
+
+def replace_quietly(plan: PrivacyPlan, **changes: Any) -> PrivacyPlan:
+    """The plan with changes, without repeating the warnings that the first one gave."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return replace(plan, **changes)
+
+
+def _steps(n: int, batch_size: int, epochs: float | None, steps: int | None) -> int:
+    """Steps as given, or epochs * n / l, rounded."""
+    _validate.count("n", n)
+    _validate.count("batch_size", batch_size)
+    if (epochs is None) == (steps is None):
+        raise ArgumentError("give either epochs or steps, and not both")
+    if steps is not None:
+        return _validate.count("steps", steps)
+    return epoch_steps(n, batch_size, _validate.positive("epochs", epochs))
+
+
+def epoch_steps(n: int, batch_size: int, epochs: float) -> int:
+    """The steps of ``epochs`` expected passes: epochs * n / l, rounded, and at least one.
+
+    Example:
+        >>> epoch_steps(50_000, 4096, 75)
+        916
+    """
+    return max(1, round(epochs * n / batch_size))

@@ -1,0 +1,135 @@
+"""Poisson sampling: every unit enters a batch on its own with probability q.
+
+Guarantee: at each step every one of n units is included independently with probability q, at most
+once, independently across steps. This is what the accountant's amplification assumes; shuffling
+or drawing with replacement is something else and needs another accountant.
+
+The batch size is random (mean q n, variance q (1 - q) n) and may be 0; an empty batch is a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpbam import _validate
+from dpbam.errors import ArgumentError
+from dpbam.privacy.randomness import Randomness
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The units of one of several processes: those i with i mod of = rank. All, if there is one.
+
+    The shares are disjoint and leave nothing out, so that the parts of a Poisson sample that fall
+    into them are together the whole sample, and no unit is on two ranks.
+
+    Attributes:
+        rank: from 0.
+        of: how many shares there are.
+
+    Example:
+        >>> Share(1, 3).owns(np.array([0, 1, 2, 3, 4]))
+        array([False,  True, False, False,  True])
+    """
+
+    rank: int = 0
+    of: int = 1
+
+    def owns(self, units: Indices) -> NDArray[np.bool_]:
+        """Which of these units are in the share."""
+        owned: NDArray[np.bool_] = units % self.of == self.rank
+        return owned
+
+
+class PoissonSampler:
+    """Yields the indices of ``steps`` Poisson batches; works as a DataLoader's ``batch_sampler``.
+
+    Args:
+        n: number of units of privacy.
+        sampling_rate: q.
+        steps: number of batches in all.
+        randomness: unseeded draws come from the operating system's entropy.
+        start: the first step, for a resumed run; a seeded sampler goes on where it would have been.
+
+    Example:
+        >>> sampler = PoissonSampler(n=1000, sampling_rate=0.1, steps=3, randomness=Randomness(0))
+        >>> [len(batch) for batch in sampler]
+        [95, 113, 110]
+    """
+
+    def __init__(
+        self,
+        n: int,
+        sampling_rate: float,
+        steps: int,
+        randomness: Randomness | None = None,
+        *,
+        start: int = 0,
+    ) -> None:
+        self.n = _validate.count("n", n)
+        self.sampling_rate = _validate.positive("sampling_rate", sampling_rate)
+        if sampling_rate > 1:
+            raise ArgumentError(f"sampling_rate must be at most 1, got {sampling_rate}")
+        self.steps = _validate.count("steps", steps, least=0)
+        self.start = _validate.count("start", start, least=0)
+        self.randomness = randomness or Randomness()
+
+    def indices(self, step: int) -> Indices:
+        """The units of one step, ascending: {i : u_i < q}, u_i uniform in [0, 1)."""
+        uniform = self.randomness.uniform("sampling", step, self.n)
+        return np.flatnonzero(uniform < self.sampling_rate)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in range(self.start, self.steps):
+            yield self.indices(step).tolist()
+
+    def __len__(self) -> int:
+        return max(0, self.steps - self.start)
+
+
+class UnitIndex:
+    """Which records belong to which unit of privacy, with a cap on records per unit.
+
+    Args:
+        labels: one a record: the patient (or other owner) that the record belongs to.
+        max_records: the most records of one unit that enter a batch. A unit with more contributes
+            that many of its own, drawn anew at each step: a choice that depends on the unit alone.
+
+    Raises:
+        ValueError: if a record has no owner: NaN, None or an empty name.
+
+    Example:
+        >>> index = UnitIndex(["ann", "bob", "ann", "ann"], max_records=2)
+        >>> index.n
+        2
+        >>> records, units = index.records(np.array([0, 1]), np.random.default_rng(0))
+        >>> units.tolist()
+        [0, 0, 1]
+    """
+
+    def __init__(self, labels: object, max_records: int) -> None:
+        self.max_records = _validate.count("max_records", max_records)
+        _validate.owners("unit of privacy", labels)
+        names, codes = np.unique(np.asarray(labels), return_inverse=True)
+        self.n = len(names)
+        self._order = np.argsort(codes, kind="stable")
+        self._starts = np.searchsorted(codes[self._order], np.arange(self.n + 1))
+
+    def records(self, units: Indices, generator: np.random.Generator) -> tuple[Indices, Indices]:
+        """The records of these units and, beside each, its unit: two arrays [N]."""
+        chosen = [self._of(unit, generator) for unit in units]
+        sizes = [len(c) for c in chosen]
+        flat = np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
+        return flat, np.repeat(units, sizes)
+
+    def _of(self, unit: int, generator: np.random.Generator) -> Indices:
+        own = self._order[self._starts[unit] : self._starts[unit + 1]]
+        if len(own) <= self.max_records:
+            return own
+        return np.sort(generator.choice(own, self.max_records, replace=False))

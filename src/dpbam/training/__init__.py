@@ -1,0 +1,1 @@
+"""From a private gradient to a trained model: trainer, averaging, evaluation, events."""

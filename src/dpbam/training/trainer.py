@@ -1,0 +1,305 @@
+"""The training loop: sampler -> oracle -> optimiser -> average, with evaluations between.
+
+Only :meth:`PrivateGradientOracle.backward` looks at the training data in a way that reaches the
+model. The loop adds nothing private: its schedule and averages are functions of the step and of
+what was released.
+
+Of several ranks each trains on its own units; the leader alone evaluates and reports.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dpbam.data import DataSet, to_float
+from dpbam.oracle import PrivateGradientOracle
+from dpbam.params import map_rows
+from dpbam.privacy.plan import PrivacyPlan
+from dpbam.training.averaging import WeightAverage
+from dpbam.training.evaluation import evaluating, predict_logits
+from dpbam.training.events import Evaluation, Reporter, StepReport
+
+Ending = Literal["complete", "stopped", "budget ended"]
+
+_LOSS_EVERY = 10  # steps between looks at the training loss
+_LOSS_ROWS = 64  # rows of the batch that such a look takes
+_GRID = 10  # values of epsilon that a run's progress shows
+
+
+def constant(step: int) -> float:
+    """The schedule that leaves the learning rate alone.
+
+    Example:
+        >>> constant(100)
+        1.0
+    """
+    return 1.0
+
+
+class Trainer:
+    """Trains the oracle's model on a data set of images.
+
+    Args:
+        oracle: computes private gradients; its model, plan, method, seed and ledger are used. Its
+            ``augment`` must turn uint8 images into floats, for example :func:`augmentation`.
+        optimizer: of ``torch.optim``, over the trainable parameters.
+        train: the training set.
+        test: what :meth:`evaluate` looks at.
+        units: the owner of each training record, where the unit of privacy is not the record.
+        schedule: from the step (from 0) to a factor on the learning rate; no private data.
+        average: an average of the weights; then it is what is evaluated.
+        eval_every: steps between evaluations. The last step is evaluated in any case.
+        max_charges: the most steps that the ledger may hold; None: no more than the plan has.
+        num_workers: threads that read batches ahead.
+        reporter: hears of the progress.
+
+    Example:
+        >>> from dpbam.data import load_pair
+        >>> from dpbam.nn import build_model
+        >>> train, test = load_pair("digits")
+        >>> model = build_model("mlp", in_channels=1, image_size=8, num_classes=10, seed=0)
+        >>> plan = PrivacyPlan(n=len(train), batch_size=100, steps=2, noise_multiplier=1.0,
+        ...                    delta=1e-4, accountant="rdp")
+        >>> oracle = PrivateGradientOracle(model, nn.CrossEntropyLoss(reduction="none"), plan,
+        ...                                augment=augmentation())
+        >>> trainer = Trainer(oracle, torch.optim.SGD(model.parameters(), lr=0.1), train, test)
+        >>> trainer.run(), trainer.evaluations[-1].step
+        ('complete', 2)
+    """
+
+    def __init__(
+        self,
+        oracle: PrivateGradientOracle,
+        optimizer: Optimizer,
+        train: DataSet,
+        test: DataSet,
+        *,
+        units: NDArray[Any] | None = None,
+        schedule: Callable[[int], float] = constant,
+        average: WeightAverage | None = None,
+        eval_every: int | None = None,
+        max_charges: int | None = None,
+        num_workers: int = 0,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self.oracle, self.optimizer = oracle, optimizer
+        self.train, self.test, self.units = train, test, units
+        self.schedule, self.average = schedule, average
+        self.eval_every, self.max_charges = eval_every, max_charges
+        self.num_workers, self.reporter = num_workers, reporter or Reporter()
+        self.evaluations: list[Evaluation] = []
+        self._base_lr = [group["lr"] for group in optimizer.param_groups]
+        self._curve = EpsilonCurve(oracle.plan)
+        self._began = (time.monotonic(), oracle.step)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+        return self.oracle.model
+
+    @property
+    def charged(self) -> int:
+        """Steps paid for. A seeded replay is the same release, and costs nothing anew."""
+        oracle = self.oracle
+        return oracle.step if oracle.randomness.seeded else len(oracle.ledger)
+
+    def run(
+        self,
+        *,
+        after_step: Callable[[], None] = lambda: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Ending:
+        """Train to the plan's end, or until ``stop()`` or the budget says so.
+
+        Args:
+            after_step: called when a step is complete, evaluation included: the time to save.
+            stop: asked between steps; if it is true on any rank, all stop.
+        """
+        oracle, plan, ranks = self.oracle, self.oracle.plan, self.oracle.ranks
+        self._began = (time.monotonic(), oracle.step)
+        batches = oracle.batches(self.train, units=self.units, num_workers=self.num_workers)
+        for images, labels, units in batches:  # uint8 [N, C, H, W], int64 [N], int64 [N]
+            rows, spent, asked = ranks.sums(len(images), self._is_spent(), stop())
+            if spent:
+                self._evaluate_once()
+                return "budget ended"
+            if asked:
+                return "stopped"
+            loss = self._non_private_loss(images, labels)
+            lr = self._set_learning_rate()
+            oracle.backward(images, labels, units)  # on the ledger, then into .grad
+            self.optimizer.step()
+            if self.average:
+                self.average.update(oracle.step - 1)
+            if ranks.leads:
+                self.reporter.on_step(self._report(lr, int(rows), loss))
+                if oracle.step == plan.steps or oracle.step % (self.eval_every or plan.steps) == 0:
+                    self.evaluate()
+            after_step()
+        self._evaluate_once()  # a run that was resumed at its end
+        return "complete"
+
+    def _is_spent(self) -> bool:
+        """Whether the budget has ended: the leader knows, since it has the ledger."""
+        limit = self.max_charges
+        return self.oracle.ranks.leads and limit is not None and self.charged >= limit
+
+    def _report(self, lr: float, rows: int, loss: float | None) -> StepReport:
+        plan, step = self.oracle.plan, self.oracle.step
+        began, first = self._began
+        elapsed = time.monotonic() - began
+        return StepReport(
+            step=step,
+            steps=plan.steps,
+            epoch=step * plan.sampling_rate,
+            epsilon=self._curve.bound(self.charged),
+            lr=lr,
+            seconds=elapsed,
+            seconds_left=elapsed / (step - first) * (plan.steps - step),
+            non_private_batch_size=rows,
+            non_private_loss=loss,
+        )
+
+    def evaluate(self) -> Evaluation:
+        """The model that would be handed out, on the test data."""
+        with self.averaged():
+            logits, labels = predict_logits(self.model, self.test)
+        plan, step = self.oracle.plan, self.oracle.step
+        result = Evaluation(
+            step=step,
+            epoch=step * plan.sampling_rate,
+            epsilon=plan.epsilon(self.charged),
+            accuracy=float((logits.argmax(1) == labels).double().mean()),
+            loss=float(F.cross_entropy(logits.double(), labels)),
+            records=len(labels),
+        )
+        self.evaluations.append(result)
+        self.reporter.on_evaluation(result)
+        return result
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The model holds its averaged weights inside, if there is an average."""
+        return self.average.applied() if self.average else nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that resuming needs, apart from the ledger; random draws hang on the step."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "oracle": self.oracle.state_dict(),
+            "average": self.average.state_dict() if self.average else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        device = next(self.model.parameters()).device
+        previous = state["oracle"]["previous"]
+        if previous is not None:
+            previous = map_rows(lambda g: g.to(device), previous)
+        self.oracle.load_state_dict({**state["oracle"], "previous": previous})
+        if self.average:
+            self.average.load_state_dict(state["average"])
+
+    def _evaluate_once(self) -> None:
+        """Evaluate, unless the present step has been."""
+        if not self.oracle.ranks.leads:
+            return
+        if not self.evaluations or self.evaluations[-1].step != self.oracle.step:
+            self.evaluate()
+
+    def _set_learning_rate(self) -> float:
+        """lr_t = lr * schedule(t)."""
+        factor = self.schedule(self.oracle.step)
+        for group, base in zip(self.optimizer.param_groups, self._base_lr, strict=True):
+            group["lr"] = base * factor
+        return float(self._base_lr[0] * factor)
+
+    @torch.no_grad()
+    def _non_private_loss(self, images: Tensor, labels: Tensor) -> float | None:
+        """The mean loss of some rows, now and then: a glance for the operator, never published."""
+        if self.oracle.step % _LOSS_EVERY or not len(images) or not self.oracle.ranks.leads:
+            return None
+        device = next(self.model.parameters()).device
+        some, targets = images[:_LOSS_ROWS].to(device), labels[:_LOSS_ROWS].to(device)
+        with evaluating(self.model):
+            return float(F.cross_entropy(self.model(to_float(some)), targets))
+
+
+def augmentation(
+    draw: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The oracle's ``augment`` for uint8 images: draw views (if at all), then to float.
+
+    It runs on the device on one physical batch at a time, so that a logical batch of thousands of
+    images with K views each is never held as floats.
+
+    Example:
+        >>> images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+        >>> augmentation()(images, torch.tensor([1, 2])).dtype
+        torch.float32
+    """
+    if draw is None:
+        return lambda images, keys: to_float(images)
+    return lambda images, keys: to_float(draw(images, keys))
+
+
+class EpsilonCurve:
+    """Epsilon by the number of charged steps, rounded up to a grid: cheap enough for every step.
+
+    Example:
+        >>> plan = PrivacyPlan(n=1000, batch_size=100, steps=20, noise_multiplier=2.0, delta=1e-4,
+        ...                    accountant="rdp")
+        >>> curve = EpsilonCurve(plan)
+        >>> curve.bound(11) == plan.epsilon(12) and curve.bound(20) == plan.epsilon()
+        True
+    """
+
+    def __init__(self, plan: PrivacyPlan) -> None:
+        self._plan = plan
+        self._width = max(1, math.ceil(plan.steps / _GRID))
+        self._known: dict[int, float] = {}
+
+    def bound(self, charged: int) -> float:
+        """At least the epsilon of ``charged`` steps, and no more than that of the next grid one."""
+        point = math.ceil(charged / self._width) * self._width
+        if charged <= self._plan.steps:
+            point = min(point, self._plan.steps)
+        if point not in self._known:
+            self._known[point] = self._plan.epsilon(point)
+        return self._known[point]
+
+
+def evaluation_steps(plan: PrivacyPlan, epochs: int | None) -> int:
+    """Steps between evaluations: ``epochs`` expected passes, or a tenth of the run if None.
+
+    Example:
+        >>> plan = PrivacyPlan(n=1000, batch_size=100, steps=200, noise_multiplier=1.0, delta=1e-4)
+        >>> evaluation_steps(plan, 2), evaluation_steps(plan, None)
+        (20, 20)
+    """
+    if epochs is None:
+        return max(1, math.ceil(plan.steps / _GRID))
+    return max(1, round(epochs / plan.sampling_rate))
+
+
+def count_trainable(model: nn.Module) -> int:
+    """How many numbers are trained.
+
+    Example:
+        >>> count_trainable(nn.Linear(2, 3))
+        9
+    """
+    return int(np.sum([p.numel() for p in model.parameters() if p.requires_grad]))

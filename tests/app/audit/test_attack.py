@@ -1,0 +1,107 @@
+"""Attacks on the mechanism as shipped; with a mistake planted they refute it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpbam.app.audit import Target, audit
+from dpbam.app.audit.attack import CANARIES, play, train
+from dpbam.app.audit.plot import save_plot
+from dpbam.app.runs import RunError
+from dpbam.privacy.noise import GaussianNoise
+
+ONE_STEP = Target(epsilon=4.0, delta=1e-5, engine="functional")
+
+
+def test_the_claim_stands_and_half_the_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = audit(ONE_STEP, trials=240)
+    assert not result.violated
+    assert result.claimed == pytest.approx(4.0, abs=1e-3)
+    real = GaussianNoise.add
+
+    def half(self: GaussianNoise, sums: object, std: float, step: int) -> object:
+        return real(self, sums, std / 2, step)
+
+    monkeypatch.setattr(GaussianNoise, "add", half)
+    refuted = audit(ONE_STEP, trials=240)
+    assert refuted.violated
+    assert "refuted" in refuted.verdict
+
+
+@pytest.mark.parametrize("canary", CANARIES)
+def test_one_run_with_many_canaries_stands(canary: str) -> None:
+    target = Target(canary=canary, canaries=20, n=60, batch_size=12, steps=3, engine="functional")
+    result = audit(target)
+    assert result.trials == 1
+    assert len(result.present) + len(result.absent) == 20
+    assert not result.violated
+
+
+def test_one_run_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(
+        canary="random", canaries=100, n=110, batch_size=110, epsilon=1.0, engine="functional"
+    )
+    assert not audit(target).violated
+    monkeypatch.setattr(GaussianNoise, "add", lambda self, sums, std, step, **_: dict(sums))
+    assert audit(target).violated
+
+
+def test_a_present_canary_moves_the_score_by_the_clipping_norm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(GaussianNoise, "add", lambda self, sums, std, step, **_: dict(sums))
+    target = replace(ONE_STEP, clip_norm=0.5, n=3, batch_size=3)
+    scores = [float(train(target, torch.tensor([there]))) for there in (True, False)]
+    assert scores[0] - scores[1] == pytest.approx(0.5 / 3)
+
+
+def test_absent_rows_never_reach_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpbam.oracle import PrivateGradientOracle
+
+    seen: list[int] = []
+    real = PrivateGradientOracle.backward
+
+    def watched(self: PrivateGradientOracle, x: object, y: object, units: torch.Tensor) -> None:
+        seen.append(len(units))
+        real(self, x, y, units)
+
+    monkeypatch.setattr(PrivateGradientOracle, "backward", watched)
+    play(ONE_STEP, 0)
+    play(ONE_STEP, 1)
+    assert seen == [3, 4]
+
+
+def test_an_audit_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    first = audit(ONE_STEP, trials=20, out=tmp_path)
+    again = audit(ONE_STEP, trials=30, out=tmp_path)
+    assert again.present[: len(first.present)] == first.present
+    with pytest.raises(RunError, match="another audit"):
+        audit(replace(ONE_STEP, epsilon=5.0), trials=20, out=tmp_path)
+    save_plot(again, tmp_path / "audit.png")
+    assert (tmp_path / "audit.png").stat().st_size > 1000
+
+
+def test_damaged_trials_are_told(tmp_path: Path) -> None:
+    audit(ONE_STEP, trials=16, out=tmp_path)
+    with (tmp_path / "trials.jsonl").open("a") as file:
+        file.write('{"number": "x"}\n')
+    with pytest.raises(RunError, match="damaged"):
+        audit(ONE_STEP, trials=18, out=tmp_path)
+
+
+def test_secure_noise_is_attacked_alike() -> None:
+    target = replace(ONE_STEP, noise="secure")
+    assert not audit(target, trials=60).violated
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"canary": "yellow"}, "canary"), ({"method": "sgd"}, "method"), ({"canaries": 9}, "exceed")],
+)
+def test_targets_are_checked(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Target(**wrong)

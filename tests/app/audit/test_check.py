@@ -1,0 +1,166 @@
+"""A second look at a run folder signs off an honest one, and names every tampering."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from dpbam.app.audit import accountant, check_run
+from dpbam.app.audit.check import signed_off
+from dpbam.app.cli import main
+from dpbam.app.runs import RunConfig, RunError, execute
+
+CONFIG = RunConfig(
+    data="digits", model="mlp", method="dp-sgd", epsilon=3.0, epochs=1, batch_size=400,
+    engine="functional", num_workers=0, ema=0.9,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second accountant on a coarser grid: a wider bracket, sooner."""
+    monkeypatch.setattr(accountant, "_POINTS", 2**15)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("audited") / "run"
+    execute(CONFIG, out)
+    return out
+
+
+@pytest.fixture
+def run(honest: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(honest, tmp_path / "run"))
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_ledger(run: Path, change: Callable[[list[dict[str, object]]], object]) -> None:
+    path = run / "ledger.jsonl"
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    change(entries)
+    path.write_text("".join(json.dumps(e) + "\n" for e in entries))
+
+
+def other_weights(run: Path) -> None:
+    weights = {k: v + 1 for k, v in load_file(run / "model.safetensors").items()}
+    save_file(weights, run / "model.safetensors")
+
+
+def damage_checkpoint(run: Path) -> None:
+    path = next((run / "checkpoints").iterdir())
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def tear(run: Path) -> None:
+    with (run / "ledger.jsonl").open("a") as file:
+        file.write('{"stream')
+
+
+def link_out(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to("/etc/hostname")
+
+
+def statement(**changes: object) -> Callable[[Path], None]:
+    return lambda run: edit_json(run / "privacy-statement.json", **changes)
+
+
+TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "epsilon": (statement(epsilon=1.0), "a second accountant agrees"),
+    "epsilon a little": (statement(epsilon=2.9), "a second accountant agrees"),
+    "delta": (statement(delta=0.1), "the statement's delta is the run's"),
+    "sigma": (statement(noise_multiplier=9.0), "the statement's sigma is the run's"),
+    "clip norm": (statement(clip_norm=2.0), "the statement's C is the configured one"),
+    "units": (statement(units=10), "the statement's n is the run's"),
+    "steps": (statement(charged_steps=1), "all charged steps are stated"),
+    "seeded": (statement(seeded=True), "a seeded run says so"),
+    "method": (statement(method="bam"), "method is as configured"),
+    "published": (
+        statement(may_be_published=["ledger.jsonl"]),
+        "only harmless files are listed for publishing",
+    ),
+    "a field gone": (statement(evaluated_on=None), "configuration"),
+    "prose": (
+        lambda run: (run / "privacy-statement.md").write_text("all is well"),
+        "the statement for people is the one for machines",
+    ),
+    "a step removed": (
+        lambda run: edit_ledger(run, lambda e: e.pop(1)), "every step is on the ledger",
+    ),
+    "a step twice": (
+        lambda run: edit_ledger(run, lambda e: e.append(e[0])), "no noise is used twice",
+    ),
+    "a ledger's sigma": (
+        lambda run: edit_ledger(run, lambda e: e[0].update(noise_multiplier=99.0)),
+        "the ledger's sigma is the run's",
+    ),
+    "a ledger's rate": (
+        lambda run: edit_ledger(run, lambda e: e[0].update(sampling_rate=0.01)),
+        "the ledger's q is batch size / n",
+    ),
+    "a torn ledger": (tear, "the ledger ends in a whole line"),
+    "configuration": (
+        lambda run: (run / "config.toml").write_text(CONFIG.replace(delta=1e-4, lr=1).to_toml()),
+        "config.toml is what the run began with",
+    ),
+    "weights": (other_weights, "the model handed out is the checkpoint's"),
+    "checkpoint": (damage_checkpoint, "the checkpoint is whole and of this run"),
+    "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "a checkpoint is there"),
+    "private facts published": (
+        lambda run: edit_json(run / "model.json", non_private_loss=1.0),
+        "nothing non-private is in them",
+    ),
+    "a link out": (link_out, "no link leads out of the folder, all files are plain"),
+}  # fmt: skip
+
+
+def test_an_honest_run_is_signed_off(run: Path) -> None:
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    findings = check_run(run)
+    assert signed_off(findings), [f for f in findings if not f.right]
+    assert len(findings) >= 20
+    assert before == {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}  # only read
+
+
+@pytest.mark.parametrize("name", TAMPERED)
+def test_tampering_is_named(name: str, run: Path) -> None:
+    tamper, check = TAMPERED[name]
+    tamper(run)
+    assert check in [f.check for f in check_run(run) if not f.right]
+
+
+def test_the_command_signs_off_or_fails(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["signed_off"] is True
+    edit_json(run / "privacy-statement.json", epsilon=1.0)
+    assert main(["audit", str(run)]) == 1
+    assert "not signed off" in capsys.readouterr().out
+
+
+def test_the_command_attacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["audit", "--trials", "16", "--engine", "functional", "--out", str(tmp_path / "a")]
+    assert main([*command, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["claimed_epsilon"] == pytest.approx(4.0, abs=1e-3)
+    assert (tmp_path / "a" / "audit.png").exists()
+    assert main(command) == 0
+    assert "at least (gaussian)" in capsys.readouterr().out
+
+
+def test_what_is_no_finished_run_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="finished run"):
+        check_run(tmp_path)
+    (run / "ledger.jsonl").write_text("nonsense\n")
+    with pytest.raises(RunError, match="line 1"):
+        check_run(run)

@@ -1,0 +1,84 @@
+"""Flags and configuration files together make one checked configuration."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from dpbam.app.cli.flags import FLAGS, merged, run_config, with_flags
+from dpbam.app.runs import RunConfig
+
+
+def given(*args, leave_out=()):
+    """What a command gets of its flags."""
+    seen = {}
+
+    def command(flags):
+        seen.update(flags)
+
+    app = typer.Typer()
+    app.command()(with_flags(command, leave_out=leave_out))
+    typer.main.get_command(app).main(args=[str(a) for a in args], standalone_mode=False)
+    return seen
+
+
+def test_every_field_of_a_run_has_a_flag_but_the_noise_seed():
+    assert set(RunConfig.model_fields) - set(FLAGS) == {"noise_seed"}
+    assert set(FLAGS) <= set(RunConfig.model_fields)
+
+
+def test_only_flags_really_given_are_passed_on():
+    assert given() == {}
+    assert given("--lr", 0.005) == {"lr": 0.005}  # though it is the default
+
+
+def test_flags_that_are_not_plain_values():
+    flags = given(
+        "--image-size", "64x48", "--model-option", "width=0.25", "--model-option",
+        "activation=tanh", "--freeze", "conv1.*", "--freeze", "*.bias", "--head-only",
+    )  # fmt: skip
+    assert flags == {
+        "image_size": (64, 48),
+        "model_options": {"width": 0.25, "activation": "tanh"},
+        "freeze": ["conv1.*", "*.bias"],
+        "head_only": True,
+    }
+
+
+@pytest.mark.parametrize("text", ["big", "64x", "1x2x3", "-4"])
+def test_an_image_size_that_is_none(text):
+    with pytest.raises(ValueError, match="64x48"):
+        given("--image-size", text)
+
+
+@pytest.mark.parametrize("text", ["width", "=3"])
+def test_a_model_option_that_is_none(text):
+    with pytest.raises(ValueError, match=r"width=0\.25"):
+        given("--model-option", text)
+
+
+def test_flags_override_a_file(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('method = "dp-sgd"\nepsilon = 8\nlr = 0.1\n[model_options]\nwidth = 0.25\n')
+    config = run_config(file, {"lr": 0.2})
+    assert (config.method, config.epsilon, config.lr) == ("dp-sgd", 8, 0.2)
+    assert config.model_options == {"width": 0.25}
+
+
+def test_a_flag_takes_the_place_of_its_alternative_in_the_file(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("epsilon = 8\nema = 0.9\n")
+    config = run_config(file, {"noise_multiplier": 2.0, "swa": 0.5})
+    assert (config.epsilon, config.noise_multiplier, config.ema, config.swa) == (None, 2, None, 0.5)
+    assert merged(file, {}) == {"epsilon": 8, "ema": 0.9}
+
+
+def test_the_help_shows_the_configurations_own_defaults(dpbam):
+    text = " ".join(dpbam("train", "--help").out.replace("│", " ").split())
+    assert f"Learning rate [{RunConfig(epsilon=1).lr:g}]" in text
+    assert f"Expected units a step [{RunConfig(epsilon=1).batch_size}]" in text
+
+
+def test_a_command_may_leave_flags_out():
+    with pytest.raises(Exception, match="No such option"):
+        given("--seed", 1, leave_out=("seed",))

@@ -1,0 +1,310 @@
+"""Run folders that are damaged, taken, or not what a command wants: one sentence, no change."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpbam.app.cli import main
+
+from .helpers import QUICK, npz, one_sentence, snapshot
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run, not to be changed."""
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    args = [*QUICK, "--seed", "1", "--checkpoint-every", "0", "--quiet", "--out", str(out)]
+    assert main(["train", *args]) == 0
+    return out
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of it."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def damage(path, content=b"damaged"):
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def checkpoints(run):
+    return sorted((run / "checkpoints").iterdir())
+
+
+def wrong_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+RESUME = {
+    "checkpoint damaged": (
+        lambda r: [damage(p) for p in checkpoints(r)],
+        "safetensors is damaged: delete it",
+    ),
+    "checkpoint truncated": (
+        lambda r: [cut(p) for p in checkpoints(r)],
+        "safetensors is damaged: delete it",
+    ),
+    "a bit of a checkpoint": (
+        lambda r: [wrong_byte(p) for p in checkpoints(r)],
+        "safetensors is damaged: delete it",
+    ),
+    "ledger damaged": (
+        lambda r: damage(r / "ledger.jsonl", b"{}\n"),
+        "line 1 is not a ledger entry",
+    ),
+    "ledger lost": (lambda r: (r / "ledger.jsonl").unlink(), "ledger.jsonl is missing"),
+    "ledger emptied": (lambda r: (r / "ledger.jsonl").write_text(""), "holds 0 steps"),
+    "a ledger's 1e300": (
+        lambda r: (r / "ledger.jsonl").write_text(
+            (r / "ledger.jsonl")
+            .read_text()
+            .replace('"noise_multiplier": 1', '"noise_multiplier": 1e300, "x": 1')
+        ),
+        "line 1 is not a ledger entry",
+    ),
+    "ledger of another run": (
+        lambda r: (r / "ledger.jsonl").write_text(
+            (r / "ledger.jsonl")
+            .read_text()
+            .replace('"noise_multiplier": 1', '"noise_multiplier": 2')
+        ),
+        "not this run's ledger",
+    ),
+    "facts damaged": (lambda r: damage(r / "non-private" / "run.json"), "run.json is damaged"),
+    "facts lost": (lambda r: shutil.rmtree(r / "non-private"), "no run to resume"),
+}
+
+
+@pytest.mark.parametrize(("harm", "says"), RESUME.values(), ids=RESUME)
+def test_resuming_a_damaged_run(harm, says, dpbam, run):
+    harm(run)
+    before = snapshot(run)
+    one_sentence(dpbam("train", "--resume", "--out", run, "--quiet"), says)
+    assert snapshot(run) == before
+
+
+CHANGED = {
+    "lr": ["--lr", 1],
+    "data": ["--data", "cifar10"],
+    "batch size": ["--batch-size", 32],
+    "clip norm": ["--clip-norm", 2],
+    "sigma": ["--noise-multiplier", 2],
+    "method": ["--method", "bam"],
+    "seed": ["--seed", 2],
+    "delta": ["--delta", 1e-5],
+}
+
+
+@pytest.mark.parametrize("flags", CHANGED.values(), ids=CHANGED)
+def test_resuming_with_other_flags(flags, dpbam, run):
+    before = snapshot(run)
+    one_sentence(dpbam("train", "--resume", "--out", run, *flags), "when the run began")
+    assert snapshot(run) == before
+
+
+def test_resuming_a_finished_run_changes_nothing(dpbam, run):
+    before = snapshot(run)
+    ended = dpbam("train", "--resume", "--out", run, "--quiet")
+    assert ended.code == 0, ended.err
+    after = snapshot(run)
+    for name in ("model.safetensors", "ledger.jsonl", "metrics.jsonl", "privacy-statement.json"):
+        assert after[name] == before[name]
+
+
+def test_other_data_behind_the_runs_back(dpbam, tmp_path):
+    data, out = npz(tmp_path / "a.npz"), tmp_path / "out"
+    args = [*QUICK, "--batch-size", 8, "--data", data, "--out", out]
+    assert dpbam("train", *args, "--quiet").code == 0
+    npz(data, labels=np.arange(40) // 3 % 2)
+    before = snapshot(out)
+    one_sentence(dpbam("train", "--resume", "--out", out), "not the data that the run began with")
+    assert snapshot(out) == before
+
+
+def test_a_second_run_in_a_folder(dpbam, run):
+    before = snapshot(run)
+    one_sentence(dpbam("train", *QUICK, "--out", run), "holds a run already")
+    assert snapshot(run) == before
+
+
+def test_a_folder_of_something_else(dpbam, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    one_sentence(dpbam("train", *QUICK, "--out", tmp_path), "is not empty")
+    assert list(snapshot(tmp_path)) == ["thesis.txt"]
+
+
+def test_a_file_in_place_of_a_folder(dpbam, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    one_sentence(dpbam("train", *QUICK, "--out", tmp_path / "out"), "cannot be made")
+    one_sentence(dpbam("train", *QUICK, "--out", tmp_path / "out" / "x"), "cannot be made")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_runs_in_one_folder_at_once(resume, dpbam, run, tmp_path):
+    """The lock is the system's: another process that holds it is a run at work."""
+    out = run if resume else tmp_path / "new"
+    out.mkdir(exist_ok=True)
+    holder = os.open(out / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        args = ["--resume"] if resume else QUICK
+        one_sentence(dpbam("train", *args, "--out", out), "another run is at work")
+    finally:
+        os.close(holder)
+
+
+def test_resuming_nothing(dpbam, tmp_path):
+    one_sentence(dpbam("train", "--resume", "--out", tmp_path / "no"), "no run folder")
+    one_sentence(dpbam("train", "--resume", "--out", tmp_path), "no run to resume")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_and_a_configuration_file(dpbam, run):
+    ended = dpbam("train", "--resume", "--out", run, "--config", run / "config.toml")
+    one_sentence(ended, "leave --config out")
+
+
+BUDGETS = {
+    "missing": (None, "there is no budget file"),
+    "damaged": ("hello", "budget.json is damaged"),
+}
+
+
+@pytest.mark.parametrize(("content", "says"), BUDGETS.values(), ids=BUDGETS)
+def test_a_budget_that_cannot_be_read(content, says, dpbam, tmp_path):
+    budget = tmp_path / "budget.json"
+    if content:
+        budget.write_text(content)
+    before = snapshot(tmp_path)
+    one_sentence(dpbam("train", *QUICK, "--budget", budget, "--out", tmp_path / "out"), says)
+    assert snapshot(tmp_path) == before
+
+
+MODEL = {
+    "weights damaged": (lambda r: damage(r / "model.safetensors"), "model.safetensors"),
+    "weights truncated": (lambda r: cut(r / "model.safetensors"), "model.safetensors"),
+    "weights lost": (lambda r: (r / "model.safetensors").unlink(), "there is no model"),
+    "facts damaged": (lambda r: damage(r / "model.json"), "model.json"),
+    "facts incomplete": (lambda r: damage(r / "model.json", b"{}"), "model.json"),
+    "no run": (shutil.rmtree, "no model"),
+}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+@pytest.mark.parametrize(("harm", "says"), MODEL.values(), ids=MODEL)
+def test_a_damaged_model(harm, says, command, dpbam, run, tmp_path):
+    harm(run)
+    files = [npz(tmp_path / "a.npz")] if command == "predict" else []
+    one_sentence(dpbam(command, run, *files), says)
+
+
+EVALUATE = {
+    "unknown data": (["--data", "digitz"], "did you mean 'digits'?"),
+    "column": (["--by", "sex"], "no column 'sex'"),
+    "split": (["--split", "exam"], "no split 'exam'"),
+}
+
+
+@pytest.mark.parametrize(("args", "says"), EVALUATE.values(), ids=EVALUATE)
+def test_evaluating_what_is_not_there(args, says, dpbam, finished):
+    one_sentence(dpbam("evaluate", finished, *args), says)
+
+
+def test_evaluating_images_of_another_shape(dpbam, finished, tmp_path):
+    data = npz(tmp_path / "a.npz", images=np.zeros((40, 9, 9), np.uint8))
+    one_sentence(dpbam("evaluate", finished, "--data", data), "the model takes")
+
+
+def bad_image(path):
+    path.write_text("not an image")
+    return path
+
+
+PREDICT = {
+    "text file": (lambda p: [bad_image(p / "a.png")], "a.png"),
+    "missing": (lambda p: [p / "no.png"], "no.png"),
+    "folder": (lambda p: [p], "a folder"),
+    "format": (lambda p: [npz(p / "a.npz"), "--format", "cvs"], "did you mean 'csv'?"),
+    "nothing": (lambda p: [], "FILES"),
+    "out": (lambda p: [npz(p / "a.npz"), "--out", p / "no" / "p.csv"], "cannot be written"),
+}
+
+
+@pytest.mark.parametrize(("make", "says"), PREDICT.values(), ids=PREDICT)
+def test_predicting_what_is_not_there(make, says, dpbam, finished, tmp_path):
+    args = make(tmp_path)
+    before = snapshot(tmp_path)
+    ended = dpbam("predict", finished, *args)
+    one_sentence(ended, says)
+    assert ended.out == ""
+    assert snapshot(tmp_path) == before
+
+
+COMPARE = {
+    "the same method twice": (["--method", "bam:0.1", "--method", "bam:0.1"], "once"),
+    "no lambda": (["--method", "bam:much"], "bam:0.02"),
+    "unknown method": (["--method", "bma"], "did you mean 'bam'?"),
+    "no seeds": (["--seeds", 0], "--seeds"),
+    "no jobs": (["--jobs", 0], "jobs"),
+    "batch above n": (["--batch-size", 5000], "exceeds"),
+    "freeze": (["--freeze", "conv9.*"], "matches no parameter"),
+    "data": (["--data", "digitz"], "did you mean 'digits'?"),
+}
+
+
+@pytest.mark.parametrize(("args", "says"), COMPARE.values(), ids=COMPARE)
+def test_comparing_what_cannot_be(args, says, dpbam, tmp_path):
+    base = ["--noise-multiplier", 1, "--accountant", "rdp", "--out", tmp_path / "out"]
+    one_sentence(dpbam("compare", *base, *args), says)
+    assert not (tmp_path / "out").exists()
+
+
+DISK = "dpbam.app.runs.files.os.fsync"
+
+
+def test_a_full_disk(dpbam, tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(DISK, full)
+    one_sentence(dpbam("train", *QUICK, "--out", tmp_path / "out"), "No space left on device")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 64 KiB, where this process may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no small disk may be mounted: run the tests as root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_really_fills_up(dpbam, small_disk, tmp_path):
+    """The model alone needs 38 KiB and the checkpoint three times that: then room is made."""
+    out = small_disk / "out"
+    one_sentence(dpbam("train", *QUICK, "--out", out, "--quiet"), "No space left on device")
+    spent = len((out / "ledger.jsonl").read_text().splitlines())
+    subprocess.run(["mount", "-o", "remount,size=10m", str(small_disk)], check=True)
+    assert dpbam("train", "--resume", "--out", out, "--quiet").code == 0
+    statement = json.loads((out / "privacy-statement.json").read_text())
+    assert statement["charged_steps"] >= spent

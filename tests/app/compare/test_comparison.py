@@ -1,0 +1,212 @@
+"""Comparisons: what paired runs share, what they must not share, and going on after a stop."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpbam.app.compare.comparison import Comparison, Contender, compare, noise_seed, plan_runs
+from dpbam.app.compare.pool import FinishedRun
+from dpbam.app.runs import ConfigError
+from dpbam.data import load_pair
+from dpbam.privacy.accounting import Charge, total_epsilon
+from tests.forked import forked_workers
+
+SETTINGS = {"noise_multiplier": 1.0, "accountant": "rdp", "model": "mlp", "batch_size": 64,
+            "epochs": 0.2, "device": "cpu", "num_workers": 0}  # fmt: skip
+BOTH = [Contender("dp-sgd"), Contender("bam", 0.05)]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("comparison")
+    runs = plan_runs(SETTINGS, BOTH, [0, 1], out, include_non_private=True)
+    with forked_workers():
+        return out, runs, compare(runs, out, jobs=2)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def noise_streams(runs):
+    """(stream, step) of every release of every run."""
+    return [(e["stream"], e["step"]) for run in runs for e in lines(run.out / "ledger.jsonl")]
+
+
+def batches(run):
+    return [
+        entry["non_private_batch_size"]
+        for entry in lines(run.out / "non-private" / "training.jsonl")
+        if "non_private_batch_size" in entry
+    ]
+
+
+def test_every_run_has_its_folder_and_its_place(done):
+    _, runs, result = done
+    assert [(r.name, r.seed) for r in result.runs] == [(r.name, r.seed) for r in runs]
+    assert [str(r.out) for r in runs] == [r.out for r in result.runs]
+    assert all((r.out / "privacy-statement.md").exists() for r in runs)
+    assert result.names == ("dp-sgd", "bam-0.05", "sgd")
+
+
+def test_runs_of_one_seed_share_their_batches_and_runs_of_another_do_not(done):
+    _, runs, _ = done
+    by_seed = {seed: [batches(r) for r in runs if r.seed == seed] for seed in (0, 1)}
+    assert len(by_seed[0][0]) == runs[0].config.plan(1438).steps
+    for same in by_seed.values():
+        assert all(sizes == same[0] for sizes in same)
+    assert by_seed[0][0] != by_seed[1][0]
+
+
+def test_no_noise_is_drawn_twice(done):
+    _, runs, _ = done
+    streams = noise_streams([run for run in runs if run.config.private])
+    assert len(set(streams)) == len(streams)
+
+
+def test_shared_noise_would_be_noticed(tmp_path):
+    """Negative control: asked for, the two methods do share their noise streams."""
+    runs = plan_runs(SETTINGS, BOTH, [0], tmp_path, share_noise=True)
+    compare(runs, tmp_path)
+    streams = noise_streams(runs)
+    assert len(set(streams)) == len(streams) // 2
+
+
+def test_the_file_says_what_the_result_says(done):
+    out, _, result = done
+    saved = json.loads((out / "comparison.json").read_text())
+    mine = saved["contenders"]["bam-0.05"]
+    assert mine["accuracy"]["mean"] == result.mean("bam-0.05").mean
+    assert mine["difference_to_first"]["count"] == 2
+    assert mine["verdict"] == result.verdict("bam-0.05")
+    assert [r["epsilon"] for r in saved["runs"] if r["name"] == "sgd"] == ["infinite"] * 2
+
+
+def test_all_runs_together_cost_more_than_one(done):
+    _, _, result = done
+    private = [r for r in result.runs if r.name != "sgd"]
+    charges = [Charge(1.0, 64 / 1438, r.charged) for r in private]
+    assert result.total_epsilon() == total_epsilon(charges, private[0].delta, accountant="rdp")
+    assert result.total_epsilon() > private[0].epsilon
+
+
+def test_going_on_keeps_finished_runs_and_makes_up_lost_ones(done, tmp_path):
+    out, _, before = done
+    again = shutil.copytree(out, tmp_path / "again")
+    shutil.rmtree(again / "bam-0.05" / "seed-1")
+    kept = (again / "bam-0.05" / "seed-0" / "ledger.jsonl").stat().st_mtime_ns
+    runs = plan_runs(SETTINGS, BOTH, [0, 1], again, include_non_private=True)
+    after = compare(runs, again, jobs=1)
+    assert [r.accuracy for r in after.runs] == [r.accuracy for r in before.runs]
+    assert (again / "bam-0.05" / "seed-0" / "ledger.jsonl").stat().st_mtime_ns == kept
+
+
+def test_other_settings_are_refused(done):
+    out, _, _ = done
+    runs = plan_runs({**SETTINGS, "lr": 0.5}, BOTH, [0, 1], out)
+    with pytest.raises(ConfigError, match="another lr"):
+        compare(runs, out)
+
+
+def test_the_reference_has_no_noise_and_no_epsilon(tmp_path):
+    settings = {"epsilon": 3.0}
+    runs = plan_runs(settings, [Contender("bam")], [4], tmp_path, include_non_private=True)
+    assert [r.config.private for r in runs] == [True, False]
+    assert [r.config.seed for r in runs] == [4, 4]
+    assert runs[1].config.epsilon is None
+
+
+def test_noise_seeds_differ():
+    seeds = {noise_seed(s, m) for s in range(50) for m in ("dp-sgd", "dp-sat", "bam")}
+    assert len(seeds) == 150
+
+
+def test_lambda_is_the_contenders_own(tmp_path):
+    runs = plan_runs({"epsilon": 3.0, "lam": 0.3}, [*BOTH, Contender("dp-sat")], [0], tmp_path)
+    assert [r.config.lam for r in runs] == [0.3, 0.05, 0.3]
+
+
+def test_one_method_may_stand_beside_itself(tmp_path):
+    texts = ("bam:0.02", "bam:0.05", "bam-exact:0.02", "bam")
+    runs = plan_runs({"epsilon": 3.0}, [Contender.parse(t) for t in texts], [0], tmp_path)
+    assert [r.name for r in runs] == ["bam-0.02", "bam-0.05", "bam-exact-0.02", "bam"]
+    assert [r.config.gradient for r in runs] == [
+        "approximate",
+        "approximate",
+        "exact",
+        "approximate",
+    ]
+    assert len({r.out for r in runs}) == len({r.config.noise_seed for r in runs}) == 4
+    with pytest.raises(ConfigError, match="each contender may be there once"):
+        plan_runs({"epsilon": 3.0}, [Contender("bam", 0.02)] * 2, [0], tmp_path)
+
+
+def test_a_planted_result_is_caught(done, tmp_path):
+    """One method is given better data, the test images among its own: refused, not ranked."""
+    train, test = load_pair("digits")
+    images, labels = train.batch(np.arange(len(train)))
+    extra, known = test.batch(np.arange(len(test)))
+    n = len(test)
+    better = {"train_images": np.concatenate([images[n:], extra])[:, 0],
+              "train_labels": np.concatenate([labels[n:], known]),
+              "test_images": extra.numpy()[:, 0], "test_labels": known.numpy()}  # fmt: skip
+    np.savez(tmp_path / "better.npz", **better)
+    honest, other = plan_runs(SETTINGS, BOTH, [0], tmp_path / "runs")
+    planted = replace(other, config=other.config.replace(data=str(tmp_path / "better.npz")))
+    with pytest.raises(ConfigError, match="do not share their training data"):
+        compare([honest, planted], tmp_path / "runs")
+
+
+def finished(name, seed, accuracy, **pairing):
+    return FinishedRun(name, seed, accuracy, 3.0, 1e-4, 1.0, 0.1, "pld", 10, 1.0, "out", pairing)
+
+
+def test_means_and_differences():
+    runs = [finished("a", 0, 0.8), finished("b", 0, 0.9), finished("a", 1, 0.6),
+            finished("b", 1, 0.8)]  # fmt: skip
+    result = Comparison(("a", "b"), tuple(runs))
+    assert result.mean("a").mean == pytest.approx(0.7)
+    assert result.difference("b").mean == pytest.approx(0.15)
+    assert result.difference("b").low < 0 < result.difference("b").high
+
+
+def test_no_winner_without_an_interval_that_says_so():
+    def judged(*differences):
+        pairs = enumerate(differences)
+        runs = [r for s, d in pairs for r in (finished("a", s, 0.5), finished("b", s, 0.5 + d))]
+        return Comparison(("a", "b"), tuple(runs)).verdict("b")
+
+    assert judged(0.02) == "no winner"  # one seed has no interval
+    assert judged(0.05, 0.01, -0.01) == "no winner"  # the mean is above, the interval holds 0
+    assert judged(0.02, 0.021, 0.022) == "better"
+    assert judged(-0.02, -0.021, -0.022) == "worse"
+
+
+def simulated(rng, shift=0.0, seeds=5):
+    """A method against itself, as paired runs vary: by the seed, by the noise, by 10,000 images."""
+    luck = rng.normal(0.6, 0.01, seeds)
+    runs = []
+    for name, add in (("a", 0.0), ("b", shift)):
+        p = luck + add + rng.normal(0, 0.006, seeds)
+        accuracies = rng.binomial(10_000, p) / 10_000
+        runs += [finished(name, seed, float(x)) for seed, x in enumerate(accuracies)]
+    return Comparison(("a", "b"), tuple(runs))
+
+
+def covered(shift):
+    rng = np.random.default_rng(0)
+    return np.mean([simulated(rng, shift).verdict("b") == "no winner" for _ in range(2000)])
+
+
+def test_a_method_is_not_better_than_itself():
+    assert 0.935 <= covered(0.0) <= 0.965
+
+
+def test_a_real_difference_would_be_noticed():
+    """Negative control: with a method that is a point better the same simulation fails."""
+    assert covered(0.01) < 0.8

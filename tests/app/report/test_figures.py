@@ -1,0 +1,210 @@
+"""The figures' numbers against the records that they are drawn from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpbam.app.report.catalogue import BUILDERS, SECTIONS, build
+from dpbam.app.report.groups import Group, groups
+from dpbam.app.report.panels import Arrows, Dots, Lines, Matrix
+from dpbam.app.report.records import read_run
+from tests.app.report.synthetic import CLASSES, write_run
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> tuple[Group, ...]:
+    folders = [write_run(tmp_path / m, method=m) for m in ("dp-sgd", "dp-sat", "bam")]
+    return groups([read_run(folder) for folder in folders])
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> tuple[Group, ...]:
+    return groups([read_run(write_run(tmp_path / "bare", measured=False, evaluated=False))])
+
+
+@pytest.mark.parametrize("name", [n for n in BUILDERS if n not in ("batch-size", "clipping")])
+def test_every_figure_has_panels_and_a_place(name: str, three: tuple[Group, ...]) -> None:
+    figure = build(name, three)
+    assert figure.name == name
+    assert figure.panels
+    assert len({type(panel) for panel in figure.panels}) == 1
+    assert any(name in section for section in SECTIONS.values())
+
+
+def test_every_figure_says_why_it_is_empty(bare: tuple[Group, ...]) -> None:
+    for name in BUILDERS:
+        figure = build(name, bare)
+        assert figure.panels or figure.missing.endswith(".")
+
+
+def test_only_figures_of_public_facts_may_be_published(three: tuple[Group, ...]) -> None:
+    about = {name: build(name, three).about for name in BUILDERS}
+    assert {n for n, a in about.items() if a == "nobody"} == {
+        "clipping", "released-norms", "released-clipping",
+    }  # fmt: skip
+    assert {n for n, a in about.items() if a == "test"} == {
+        "accuracy", "classes", "confusion", "groups",
+    }  # fmt: skip
+
+
+def test_bias_is_the_recorded_one_against_epochs(three: tuple[Group, ...]) -> None:
+    figure = build("bias", three)
+    assert len(figure.panels) == 2  # the two readings
+    panel = figure.panels[0]
+    assert isinstance(panel, Lines)
+    run = three[2].runs[0]
+    assert panel.series[2].label == "BAM"
+    assert panel.series[2].y[5] == run.bias[5]["non_private_against_plain"]["bias"]
+    assert panel.series[2].x[5] == pytest.approx(5 * 0.1)  # step * q
+
+
+def test_figure_seven_is_drawn_to_scale(three: tuple[Group, ...]) -> None:
+    panel = build("decomposition", three).panels[2]
+    assert isinstance(panel, Arrows)
+    vectors = {a.role: (a.end[0] - a.start[0], a.end[1] - a.start[1]) for a in panel.arrows[:5]}
+    bias, length, sideways = vectors["bias"], vectors["magnitude"], vectors["direction"]
+    assert bias == pytest.approx((length[0] + sideways[0], length[1] + sideways[1]))
+    ends = [row["non_private_against_plain"] for row in three[2].runs[0].bias[-6:]]
+    assert 1 + length[0] == pytest.approx(sum(r["a"] for r in ends) / 6)
+    ratio = sum(r["c_norm"] / r["reference_norm"] for r in ends) / 6
+    assert sideways == pytest.approx((0, ratio))
+    left, bottom, right, top = panel.bounds
+    for x, y in (*panel.trail, *(a.end for a in panel.arrows)):
+        assert left <= x <= right
+        assert bottom <= y <= top
+
+
+def test_a_short_clipped_gradient_is_drawn_again_enlarged(three: tuple[Group, ...]) -> None:
+    panel = build("decomposition", three).panels[0]  # DP-SGD: a = 0.2, |c| = 0.1
+    assert isinstance(panel, Arrows)
+    small, large = panel.arrows[3], panel.arrows[-1]
+    assert large.label == "g clip, 2×"
+    assert len(list(panel.rows())) == 5  # the data know nothing of it
+    grown = (large.end[0] - large.start[0], large.end[1] - large.start[1])
+    assert grown == pytest.approx((2 * small.end[0], 2 * small.end[1]))
+    assert len(build("decomposition", three).panels[2].arrows) == 5  # type: ignore[union-attr]
+
+
+def test_where_nothing_is_clipped_there_is_nothing_to_take_apart(tmp_path: Path) -> None:
+    figure = build("decomposition", groups([read_run(write_run(tmp_path / "r", method="sgd"))]))
+    assert not figure.panels
+    assert figure.missing.startswith("Nothing was clipped")
+
+
+def test_without_a_plain_reading_the_own_one_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "sat", method="dp-sat", plain=False)
+    panel = build("decomposition", groups([read_run(folder)])).panels[0]
+    assert panel.title == "DP-SAT (against its own gradient)"
+    figure = build("bias", groups([read_run(folder)]))
+    assert len(figure.panels) == 1
+    assert figure.panels[0].title == "Against the method's own gradient"
+    assert "DP-SAT: against its own gradient alone" in figure.caption
+
+
+def test_levels_are_the_recorded_ones() -> None:
+    from dpbam.app.report.norm_figures import LEVELS
+    from dpbam.bias.record import QUANTILES
+
+    assert LEVELS == QUANTILES
+
+
+def test_norms_show_quantiles_and_c(three: tuple[Group, ...]) -> None:
+    panel = build("norms", three).panels[0]
+    assert isinstance(panel, Lines)
+    wide, narrow, median = panel.series
+    assert (wide.low[0], wide.high[0]) == (1.0, 8.0)  # the 5% and 95% of the first step
+    assert (narrow.low[0], median.y[0], narrow.high[0]) == (2.0, 3.0, 4.0)
+    assert panel.marks == ((1.0, "C = 1"),)
+
+
+def test_without_clipping_there_is_no_c_to_mark(tmp_path: Path) -> None:
+    panel = build("norms", groups([read_run(write_run(tmp_path / "r", method="sgd"))])).panels[0]
+    assert isinstance(panel, Lines)
+    assert panel.marks == ()
+
+
+def test_batch_sizes_need_two_and_are_in_order(tmp_path: Path, three: tuple[Group, ...]) -> None:
+    assert not build("batch-size", three).panels
+    folders = [write_run(tmp_path / f"b{b}", method="dp-sgd", batch_size=b) for b in (200, 50)]
+    panel = build("batch-size", groups([read_run(f) for f in folders])).panels[0]
+    assert isinstance(panel, Lines)
+    assert panel.series[0].x == (50.0, 200.0)
+
+
+def test_confusion_is_shaded_by_row(three: tuple[Group, ...]) -> None:
+    panel = build("confusion", three).panels[0]
+    assert isinstance(panel, Matrix)
+    assert panel.row_names == panel.column_names == CLASSES
+    shares = [[v / sum(row) for v in row] for row in panel.values]
+    full = max(map(max, shares))
+    assert [s * full for s in panel.shades[1]] == pytest.approx(shares[1])
+    assert max(map(max, panel.shades)) == 1
+    evaluation = three[0].runs[0].evaluation
+    assert evaluation is not None
+    assert [list(row) for row in panel.values] == evaluation["confusion"]
+
+
+def test_the_worst_group_comes_first(three: tuple[Group, ...]) -> None:
+    panel = build("groups", three).panels[0]
+    assert isinstance(panel, Dots)
+    assert panel.title == "sex"
+    assert panel.categories == ("f (100)", "m (100)")
+    series = panel.series[0]
+    assert all(a < v < b for a, v, b in zip(series.low, series.values, series.high, strict=True))
+
+
+def test_reference_runs_have_no_budget_to_draw_against(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "sgd", method="sgd")
+    assert len(build("accuracy", groups([read_run(folder)])).panels) == 1
+
+
+def test_figure_one_is_the_bias_of_its_own_vectors() -> None:
+    panel = build("clipping", []).panels[0]
+    assert isinstance(panel, Arrows)
+    by_role: dict[str, list[tuple[float, float]]] = {}
+    for a in panel.arrows:
+        by_role.setdefault(a.role, []).append(a.end)
+    assert all(math.hypot(*cut) <= 1 + 1e-9 for cut in by_role["cut"])
+    (k1, k2), (clipped,) = by_role["cut"], by_role["clipped"]
+    assert clipped == pytest.approx(((k1[0] + k2[0]) / 2, (k1[1] + k2[1]) / 2))
+    assert by_role["bias"] == [clipped]
+
+
+def test_histograms_are_shares_of_the_recorded_counts(three: tuple[Group, ...]) -> None:
+    panel = build("histogram", three).panels[0]
+    assert isinstance(panel, Matrix)
+    counts = [row["non_private_norms"]["counts"] for row in three[0].runs[0].bias]
+    assert len(panel.column_names) <= 24
+    for column in zip(*panel.values, strict=True):
+        assert sum(column) == pytest.approx(1.0)
+    assert panel.row_names[-1] == "≤ 0.5 C"  # the shortest norms that there are, 2^-1 C
+    size = math.ceil(len(counts) / 24)
+    first = [sum(c[6] for c in counts[:size]), sum(sum(c) for c in counts[:size])]
+    assert panel.values[-1][0] == pytest.approx(first[0] / first[1])
+
+
+def test_released_figures_are_of_noised_numbers_alone(three: tuple[Group, ...]) -> None:
+    share, bias = build("released-clipping", three).panels
+    assert isinstance(share, Lines)
+    assert isinstance(bias, Lines)
+    assert bias.series[0].y[0] == pytest.approx(4.0)  # the square of the released length
+    rows = three[0].runs[0].statistics
+    size = math.ceil(len(rows) / 20)
+    expected = [57 / (97 + row["counts"][0] - 10) for row in rows[:size]]
+    assert share.series[0].y[0] == pytest.approx(sum(expected) / size)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{}, {"counts": "x"}, {"thresholds": [1, "a"]}, {"counts": [1.0]}, {"clip_norm": 0}],
+)
+def test_a_strange_line_among_the_released_is_left_out(three, broken) -> None:
+    good = three[0].runs[0].statistics[0]
+    row = {"step": 1, **broken} if not broken else {**good, **broken}
+    run = replace(three[0].runs[0], statistics=(row,))
+    for name in ("released-norms", "released-clipping"):
+        assert not build(name, [replace(three[0], runs=(run,))]).panels

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpbam.app.report.html import render
+from dpbam.app.report.records import Run, read_run
+from tests.app.report.page import Page
+from tests.app.report.synthetic import CLASSES, SECRET, write_run
+
+NASTY = '</script><img src=x onerror="window.pwned=1"><!-- \'&'
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return read_run(write_run(tmp_path / "ward-seven"))
+
+
+def test_the_page_stands_alone(run: Run) -> None:
+    text = render([run])
+    page = Page(text)
+    assert all(a.startswith("#") or a == "data:," for a in page.addresses)
+    assert "@import" not in text
+    assert "url(http" not in text
+    assert "default-src 'none'" in text
+
+
+RELEASED = {"released-norms", "released-clipping"}
+
+
+def test_every_panel_is_there_with_its_data_and_its_mark(run: Run) -> None:
+    text = render([run])
+    page = Page(text)
+    assert page.figures == set(page.data)
+    assert {"accuracy", "bias", "decomposition", "norms", "confusion", "groups"} <= page.figures
+    for name in page.figures:
+        card = text[text.index(f'id="figure-{name}"') :]
+        head = card[: card.index("</header>")]
+        about_test = name in ("accuracy", "classes", "confusion", "groups")
+        mark = "test records: publish only if public" if about_test else "not private: operator"
+        assert (mark in head) == (name not in RELEASED), name
+
+
+def test_publishable_leaves_out_panels_and_their_data(run: Run) -> None:
+    text = render([run], publishable=True)
+    assert set(Page(text).data) == RELEASED
+    for leak in ("non_private", "decomposition", "clip-share", *CLASSES, run.name, "/home/alice"):
+        assert leak not in text, leak
+    assert "not private: operator only" not in text.split("<script")[0]
+
+
+def test_the_leaks_looked_for_are_in_the_operators_page(run: Run) -> None:
+    """The control of the test above: it could find them."""
+    text = render([run])
+    for leak in ("decomposition", "clip-share", *CLASSES, run.name, "/home/alice"):
+        assert leak in text, leak
+    loss = Page(text).data["loss"]
+    assert f"{SECRET:.5g}" in json.dumps(loss)
+
+
+def test_public_test_data_keep_accuracy_alone(run: Run) -> None:
+    page = Page(render([run], publishable=True, public_test_data=True))
+    assert page.figures == {"accuracy", "classes", "confusion", "groups"} | RELEASED
+    assert all(f["mark"] == "" for f in page.data.values())  # type: ignore[index]
+
+
+def test_a_seed_is_never_published(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run-90210", seed=90210))
+    assert "90210" in render([run])
+    public = render([run], publishable=True, public_test_data=True)
+    assert "90210" not in public
+    assert "Research only" in public
+
+
+def test_names_from_outside_cannot_break_out(tmp_path: Path) -> None:
+    nasty = read_run(write_run(tmp_path / "x", classes=(NASTY, "dog", "ship")))
+    run = Run(NASTY, {**nasty.config, "model": NASTY}, nasty.statement, nasty.metrics,
+              nasty.evaluation, nasty.steps, nasty.bias, nasty.environment)  # fmt: skip
+    text = render([run, read_run(write_run(tmp_path / "y", method="dp-sgd"))])
+    page = Page(text)
+    assert "img" not in page.tags
+    assert page.tags.count("script") == 2
+    assert NASTY in json.dumps(page.data, ensure_ascii=False).replace('\\"', '"')
+
+
+def test_a_comparison_highlights_what_differs(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / m, method=m)) for m in ("dp-sgd", "bam")]
+    text = render(runs)
+    changed = text[text.index('id="configuration"') :].split('class="changed"')
+    assert len(changed) == 2  # the method
+    assert "dp-sgd" in changed[1].split("</tr>")[0]
+
+
+def test_empty_sections_say_why(tmp_path: Path) -> None:
+    text = render([read_run(write_run(tmp_path / "a", measured=False, evaluated=False))])
+    assert "The bias was not measured in this run." in text
+    assert "dpbam evaluate RUN --save" in text
+
+
+def test_a_long_measured_run_stays_small(tmp_path: Path) -> None:
+    """75 epochs, every step measured, 100 classes: under 3 MB."""
+    classes = tuple(f"class {k}" for k in range(100))
+    folder = write_run(tmp_path / "long", epochs=75, batch_size=25, classes=classes)
+    run = read_run(folder)
+    assert len(run.bias) == 3000
+    assert len(render([run]).encode()) < 3_000_000

@@ -1,0 +1,139 @@
+"""What a resumed run may change, and what it is refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from dpbam.app.runs import RunError, execute, stored_config
+from dpbam.privacy.noise import GaussianNoise
+
+
+def begin(config, out):
+    """Start a run that dies at its fifth step."""
+    real = GaussianNoise.add
+
+    def add(self, sums, std, at):
+        if at == 4:
+            raise RuntimeError("dead")
+        return real(self, sums, std, at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GaussianNoise, "add", add)
+        with pytest.raises(RuntimeError, match="dead"):
+            execute(config, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def dead(tiny, tmp_path_factory):
+    """The folder of a run that died, for tests to copy."""
+    return begin(tiny, tmp_path_factory.mktemp("dead") / "run")
+
+
+@pytest.fixture
+def begun(tiny, dead, tmp_path):
+    """Gives the folder of a run that died at its fifth step."""
+
+    def found(**changes):
+        out = tmp_path / "run"
+        return begin(tiny.replace(**changes), out) if changes else shutil.copytree(dead, out)
+
+    return found
+
+
+def resume(out, **changes):
+    return execute(stored_config(out).replace(**changes), out, resume=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise_multiplier": 1.0}, {"clip_norm": 2.0}, {"batch_size": 90}, {"seed": 6},
+        {"seed": None}, {"method": "bam"}, {"delta": 1e-3}, {"lr": 0.5}, {"clipping": "automatic"},
+        {"accountant": "pld"}, {"optimizer": "sgd"}, {"budget": "other.json"}, {"ema": 0.9},
+        {"device": "cuda"}, {"physical_batch_size": 7}, {"engine": "functional"},
+        {"data": "cifar10"}, {"model_options": {"hidden": [9]}}, {"augment_multiplicity": 2},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_the_accountant_was_told_cannot_change(begun, changes):
+    out = begun()
+    before = (out / "ledger.jsonl").read_bytes()
+    (name,) = changes
+    with pytest.raises(RunError, match=f"{name} was .* when the run began and cannot become"):
+        resume(out, **changes)
+    assert (out / "ledger.jsonl").read_bytes() == before
+
+
+def test_speed_may_change_in_an_unseeded_run(begun):
+    out = begun(seed=None, lr=0.03)
+    result = resume(out, physical_batch_size=50, engine="functional", num_workers=1, eval_every=1)
+    assert (result.steps, result.charged, result.status) == (8, 8, "complete")
+    assert stored_config(out).physical_batch_size == 50
+
+
+def test_more_epochs_are_charged(begun):
+    out = begun()
+    result = resume(out, epochs=2)
+    assert (result.steps, result.charged) == (16, 16)
+    assert result.epsilon == result.plan.epsilon(16)
+
+
+def test_more_epochs_than_the_budget_holds_are_refused(begun):
+    out = begun(noise_multiplier=None, epsilon=1.0)
+    with pytest.raises(RunError, match=r"2 epochs would spend epsilon .* of the run's 1"):
+        resume(out, epochs=2)
+    assert resume(out).epsilon <= 1.0
+
+
+@pytest.mark.parametrize("shape", [{"schedule": "cosine"}, {"swa": 0.5}])
+def test_epochs_stay_where_the_shape_of_training_hangs_on_them(begun, shape):
+    out = begun(**shape)
+    with pytest.raises(RunError, match="epochs was 1"):
+        resume(out, epochs=2)
+
+
+def test_other_data_is_refused(begun, tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (1500, 8, 8), np.uint8)
+    labels = np.arange(1500) % 10
+    path = tmp_path / "set.npz"
+    np.savez(path, images=images, labels=labels)
+    out = begun(data=str(path))
+    images[0] ^= 255
+    np.savez(path, images=images, labels=labels)
+    with pytest.raises(RunError, match="is not the data that the run began with"):
+        resume(out)
+
+
+def test_another_number_of_threads_is_refused_in_a_seeded_run(begun):
+    out = begun()
+    facts = json.loads((out / "non-private" / "run.json").read_text())
+    facts["threads"] += 1
+    (out / "non-private" / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(RunError, match=f"set OMP_NUM_THREADS={facts['threads']}"):
+        resume(out)
+
+
+def test_a_ledger_that_lost_steps_is_refused(begun):
+    out = begun()
+    lines = (out / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (out / "ledger.jsonl").write_text("".join(lines[:2]))
+    with pytest.raises(RunError, match="holds 2 steps, but the checkpoint has seen 4"):
+        resume(out)
+
+
+def test_a_ledger_of_another_mechanism_is_refused(begun):
+    out = begun()
+    ledger = (out / "ledger.jsonl").read_text()
+    (out / "ledger.jsonl").write_text(ledger.replace("4.0", "5.0"))
+    with pytest.raises(RunError, match="not this run's ledger"):
+        resume(out)
+
+
+def test_without_checkpoints_the_run_starts_over_and_pays_for_what_was_lost(begun):
+    out = begun(seed=None, checkpoint_every=1000)
+    result = resume(out)
+    assert (result.steps, result.charged) == (8, 12)
+    assert result.epsilon == result.plan.epsilon(12)

@@ -1,0 +1,393 @@
+"""A search: what is refused, what is varied, what is stated, and that a killed one goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpbam.app.cli import main
+from dpbam.app.report import ReportError, write_report
+from dpbam.app.runs import ConfigError, execute, load_run_model
+from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.search import trials
+from dpbam.app.search.result import MARK, SearchResult, conclude
+from dpbam.app.search.search import Search
+from dpbam.app.search.selection import search_epsilon
+from dpbam.app.search.space import parse_space
+from dpbam.app.search.studies import StageStudy, number_of_trials
+from dpbam.app.search.trials import do_trials, score
+from dpbam.privacy.accounting import Charge
+from dpbam.privacy.ledger import Ledger
+from end_to_end.kill_driver import plant
+from tests.forked import command
+
+from .test_selection import fits
+
+BEST = "best"
+SETTINGS = {
+    "data": "digits", "model": "mlp", "model_options": {"hidden": [8]}, "noise_multiplier": 2.0,
+    "delta": 1e-4, "epochs": 0.5, "batch_size": 256, "accountant": "rdp",
+}  # fmt: skip
+
+
+def a_search(**changes: Any) -> Search:
+    values = {"settings": SETTINGS, "pay": "nothing", "trials": 3, "methods": ("dp-sgd", "bam")}
+    return Search(**{**values, "space": parse_space(["lr=1e-3..1e-1:log"]), **changes})
+
+
+def varied(name: str, text: str) -> dict[str, Any]:
+    fixed = {k: v for k, v in SETTINGS.items() if k != name}
+    return {"settings": fixed, "space": parse_space([f"{name}={text}"])}
+
+
+def accounted(**changes: Any) -> Search:
+    return a_search(**{"pay": "accounted", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sampler": "tpe"}, "independent"),
+        ({"sampler": "qmc"}, "independent"),
+        ({"pruner": "median"}, "independent"),
+        ({"pruner": "hyperband"}, "independent"),
+        (varied("batch_size", "64,128"), "batch_size changes what a trial costs"),
+        (varied("epochs", "1..2"), "epochs changes what a trial costs"),
+        ({"settings": {**SETTINGS, "budget": "b.json"}}, "budget"),
+        ({"settings": {**SETTINGS, "release_norms": 50.0}}, "release_norms"),
+        ({"settings": {**SETTINGS, "unit": "patient"}, "score_noise": 9.0}, "one patient may have"),
+        ({"score_noise": 0.0}, "score_noise"),
+        ({"distribution": "fixed"}, "distribution"),
+    ],
+)
+def test_what_cannot_be_accounted_is_refused(changes: dict[str, Any], says: str) -> None:
+    accounted()  # which is fine
+    with pytest.raises(ValueError, match=says):
+        accounted(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"pay": "later"}, "pay"),
+        ({"sampler": "rnadom"}, "did you mean 'random'"),
+        ({"methods": ("bam", "bam")}, "once"),
+        ({"methods": ("bma",)}, "did you mean 'bam'"),
+        ({"space": {}}, "nothing to vary"),
+        ({"settings": {**SETTINGS, "lr": 0.1}}, "both fixed and varied"),
+        ({"settings": {"data": "digits"}}, "epsilon"),
+        ({"score_noise": 9.0}, "accounted"),
+    ],
+)
+def test_wrong_searches_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        a_search(**changes)
+
+
+def test_adaptive_samplers_serve_where_nothing_is_accounted() -> None:
+    assert a_search(sampler="tpe", pruner="hyperband", pay="public").sampler == "tpe"
+
+
+def test_a_single_method_with_lambda_varies_all_at_once() -> None:
+    space = parse_space(["lr=1e-3..1e-1:log", "lam=0.01..0.1"])
+    (stage,) = a_search(methods=("bam",), space=space).stages()
+    assert list(stage.space) == ["lr", "lam"]
+
+
+def test_the_number_of_trials_of_a_search_is_drawn_as_claimed() -> None:
+    search = accounted(trials=8)
+    stage = search.stages()[0]
+    seeds = iter(range(10**6))
+
+    def draw(_: object, of: Search = search) -> int:
+        seeded = replace(of, settings={**of.settings, "seed": next(seeds)})
+        return number_of_trials(seeded, stage)
+
+    assert fits(draw, search.repetitions)
+    assert not fits(lambda g: draw(g, a_search(trials=8)), search.repetitions)  # a fixed number
+
+
+def test_an_unseeded_number_is_not_always_the_same() -> None:
+    search = accounted(trials=50)
+    assert len({number_of_trials(search, search.stages()[0]) for _ in range(20)}) > 1
+
+
+def test_a_noised_score_has_the_noise_that_is_charged() -> None:
+    search = accounted(score_noise=4.0)
+    result: Any = SimpleNamespace(evaluations=[SimpleNamespace(accuracy=0.7, records=200)])
+    noise = random.Random(0)
+    counts = 200 * np.array([score(search, result, noise) for _ in range(4000)])
+    assert counts.mean() == pytest.approx(140, abs=4 * 4 / 4000**0.5)
+    assert counts.std() == pytest.approx(4.0, rel=0.06)
+    assert score(replace(search, score_noise=None), result, noise) == 0.7
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Trials that train nothing: accuracy falls with the distance of lr from 0.01."""
+    done: list[Any] = []
+
+    def execute(config: Any, out: Path, *, resume: bool, reporter: Any) -> Any:
+        done.append((config, out))
+        accuracy = 1 / (1 + abs(np.log(config.lr / 0.01))) - config.lam
+        for step in (1, 2):
+            reporter.on_evaluation(SimpleNamespace(step=step, accuracy=accuracy))
+        return SimpleNamespace(
+            evaluations=[SimpleNamespace(accuracy=accuracy, records=100)], epsilon=1.0,
+            delta=1e-4, seconds=0.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr(trials, "execute", execute)
+    return done
+
+
+SAMPLED = [("random", "none"), ("tpe", "median"), ("qmc", "hyperband")]
+MORE = [choice for choice in product(*zip(*SAMPLED, strict=True)) if choice not in SAMPLED]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "pruner"),
+    [*SAMPLED, *(pytest.param(*choice, marks=pytest.mark.slow) for choice in MORE)],
+)
+def test_lambda_is_searched_with_the_best_of_the_first_stage(
+    sampler: str, pruner: str, stub: list[Any], tmp_path: Path
+) -> None:
+    search = a_search(sampler=sampler, pruner=pruner, trials=6)
+    studies = do_trials(search, tmp_path)
+    first, second = stub[:6], stub[6:]
+    assert len(second) == 6
+    assert len({config.lr for config, _ in first}) == 6
+    best = studies[0].best()
+    assert best is not None
+    assert {config.lr for config, _ in second} == {best.params["lr"]}
+    assert len({config.lam for config, _ in second}) == 6
+    if pruner == "none":
+        result = conclude(search, studies, tmp_path).to_dict()
+        assert result["best_of_each_method"]["bam"]["lr"] == best.params["lr"]
+        assert result["best"]["score"] == max(t.value for s in studies for t in s.trials())
+
+
+def test_the_same_command_again_keeps_finished_trials(stub: list[Any], tmp_path: Path) -> None:
+    do_trials(a_search(), tmp_path)
+    do_trials(a_search(), tmp_path)
+    assert len(stub) == 6
+    with pytest.raises(ConfigError, match="begun with other trials"):
+        do_trials(a_search(trials=4), tmp_path)
+
+
+def test_a_trial_left_behind_keeps_its_parameters(stub: list[Any], tmp_path: Path) -> None:
+    search = a_search(methods=("dp-sgd",), trials=2)
+    study = StageStudy(search, search.stages()[0], tmp_path, None)
+    with study.claimed() as trial, study.claimed() as other:
+        assert trial is not None
+        assert other is not None  # held by somebody: not given out twice
+        assert {trial.number, other.number} == {0, 1}
+        lr = search.space["lr"].suggest(trial)
+    do_trials(search, tmp_path)  # both were given up
+    assert stub[0][0].lr == lr
+    assert len(stub) == 2
+
+
+def test_machines_with_one_storage_share_a_search(stub: list[Any], tmp_path: Path) -> None:
+    url, search = f"sqlite:///{tmp_path / 'shared.db'}", a_search(methods=("dp-sgd",), trials=3)
+    here, there = (
+        StageStudy(search, search.stages()[0], tmp_path / name, url) for name in ("here", "there")
+    )
+    with here.claimed() as trial:
+        assert trial is not None
+    with there.claimed() as other:  # what lies in the other machine's folder is left to it
+        assert other is not None
+        assert other.number != trial.number
+    with here.claimed() as again:
+        assert again is not None
+        assert again.number == trial.number
+    with pytest.raises(ConfigError, match="another --name"):
+        StageStudy(replace(search, trials=4), search.stages()[0], tmp_path / "third", url)
+
+
+def test_of_no_trials_nothing_is_released(
+    stub: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpbam.app.search.studies.number_of_trials", lambda *a: 0)
+    search = accounted()
+    result = conclude(search, do_trials(search, tmp_path), tmp_path)
+    assert result.best is None
+    assert not stub
+
+
+@pytest.fixture(scope="module")
+def paid(tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchResult, Path]:
+    """A real accounted search, seeded, of a few trials."""
+    out = tmp_path_factory.mktemp("search")
+    settings = {k: v for k, v in SETTINGS.items() if k not in ("noise_multiplier", "delta")}
+    search = accounted(
+        settings={**settings, "epsilon": 2.0, "seed": 3}, trials=2, score_noise=8.0
+    ).calibrated()
+    return conclude(search, do_trials(search, out), out), out
+
+
+def test_epsilon_covers_the_search_and_no_more_is_asked_for(
+    paid: tuple[SearchResult, Path],
+) -> None:
+    result, out = paid
+    assert result.trial is not None
+    spent = Ledger(1e-4, path=result.trial.ledger).charges()[0]
+    whole = search_epsilon(
+        Charge(spent.noise_multiplier, 256 / 1438, spent.steps), 1e-4, result.search.repetitions,
+        stages=2, score_noise=8.0,
+    )  # fmt: skip
+    statement = json.loads(RunFolder(out / BEST).statement_json.read_text())
+    said = json.loads((out / "result.json").read_text())
+    assert said["epsilon"] == statement["epsilon"] == pytest.approx(whole)
+    assert 1.99 < whole <= 2.0
+    assert statement["tuned_on"].startswith("accounted: this is the best of a random number")
+    assert "RDP" in statement["accountant"]
+
+
+def test_the_best_alone_may_be_released(paid: tuple[SearchResult, Path]) -> None:
+    result, out = paid
+    folders = [s.out(t.number) for s in result.stages for t in s.trials()]
+    assert len(folders) > 1
+    for folder in folders:
+        assert json.loads(RunFolder(folder).statement_json.read_text())["may_be_published"] == []
+        assert (folder / MARK).exists()
+    best = RunFolder(out / BEST)
+    listed = json.loads(best.statement_json.read_text())["may_be_published"]
+    assert sorted(listed) == sorted(p.name for p in best.path.iterdir())
+    assert result.trial is not None
+    assert best.weights.read_bytes() == result.trial.weights.read_bytes()
+    assert load_run_model(best.path).facts["model"] == "mlp"
+
+
+def published(out: Path) -> dict[str, bytes]:
+    """Every file that a search leaves outside its non-private folder, by name."""
+    inner = out / "non-private"
+    paths = [p for p in out.rglob("*") if p.is_file() and not p.is_relative_to(inner)]
+    return {p.relative_to(out).as_posix(): p.read_bytes() for p in paths}
+
+
+def test_nothing_published_tells_of_other_trials(paid: tuple[SearchResult, Path]) -> None:
+    result, out = paid
+    files = published(out)
+    assert sorted(files) == sorted(["result.json", *(f"best/{name}" for name in PUBLISHABLE)])
+    text = b" ".join(files.values()).decode(errors="replace")
+    secrets = [str(out), "trials/"]
+    for study in result.stages:
+        for trial in study.trials():
+            facts = RunFolder(study.out(trial.number)).read_facts()
+            chosen = result.trial is not None and study.out(trial.number) == result.trial.path
+            secrets += [str(facts["config"]["seed"]), f"{trial.number:04d}/"]
+            secrets += [] if chosen else [facts["run"], facts["initial_weights"]]
+    assert len(secrets) > 8
+    assert not [secret for secret in secrets if secret in text]
+    said = json.loads(files["result.json"])
+    assert said["number_of_trials"] == "secret, drawn from: Poisson, mean 2"
+    unchosen = {t.value for s in result.stages for t in s.trials()} - {said["best"]["score"]}
+    assert unchosen
+    assert not any(str(score) in text for score in unchosen)
+
+
+def test_a_report_for_publication_is_one_of_the_winner(
+    paid: tuple[SearchResult, Path], tmp_path: Path
+) -> None:
+    result, out = paid
+    page = write_report([out / BEST], tmp_path / "page.html", publishable=True).read_text()
+    assert "this is the best of a random number of independent trials" in page
+    assert result.trial is not None
+    assert str(result.trial.read_facts()["config"]["seed"]) not in page
+    assert f"{result.trial.path.name}/" not in page
+    with pytest.raises(ReportError, match="lets nothing be published"):
+        write_report([result.trial.path], tmp_path / "page.html", publishable=True)
+
+
+@pytest.mark.parametrize("pay", ["accounted", "nothing"])
+def test_what_is_published_is_a_function_of_the_winner_alone(tmp_path: Path, pay: str) -> None:
+    """The same winner as one of two trials and as the eighth of twelve: the same bytes.
+
+    An unaccounted search is the control: it states how many trials there were.
+    """
+    search = a_search(pay=pay, methods=("dp-sgd",))
+    settings = {"lr": 0.01}
+    execute(search.config(search.stages()[0], settings), tmp_path / "winner")
+
+    def concluded(name: str, count: int, winner: int) -> dict[str, bytes]:
+        out = tmp_path / name
+        place = out / "non-private" / "trials" / "dp-sgd"
+
+        def trial(number: int) -> Any:
+            shutil.copytree(tmp_path / "winner", place / f"{number:04d}")
+            value = 0.9 if number == winner else 0.1 + number / 100
+            attributes = {"settings": settings, "epsilon": 1.0, "delta": 1e-4, "seconds": number,
+                          "charges": [(2.0, 256 / 1438, 3)]}  # fmt: skip
+            state = SimpleNamespace(name="COMPLETE")
+            return SimpleNamespace(number=number, value=value, state=state, user_attrs=attributes)
+
+        done = [trial(number) for number in range(count)]
+        study: Any = SimpleNamespace(
+            stage=search.stages()[0], count=count, trials=lambda: done,
+            best=lambda: done[winner], out=lambda number: place / f"{number:04d}",
+        )  # fmt: skip
+        conclude(search, [study], out)
+        return published(out)
+
+    same = concluded("few", 2, 0) == concluded("many", 12, 7)
+    assert same == (pay == "accounted")
+
+
+def test_an_unaccounted_search_says_so_everywhere(tmp_path: Path) -> None:
+    search = a_search(methods=("dp-sgd",), trials=2)
+    result = conclude(search, do_trials(search, tmp_path), tmp_path)
+    said = json.loads((tmp_path / "result.json").read_text())
+    assert said["epsilon_covers_the_search"] is False
+    assert said["statement"].startswith("NOT ACCOUNTED")
+    assert said["epsilon_of_all_trials_together"] > said["epsilon"]
+    assert result.trial is not None
+    for folder in (result.trial, RunFolder(tmp_path / BEST)):
+        assert "NOT ACCOUNTED" in folder.statement.read_text()
+
+
+COMMAND = [
+    "search", "--data", "digits", "--model", "mlp", "--noise-multiplier", "4", "--accountant",
+    "rdp", "--model-option", "hidden=[8]", "--epochs", "1", "--batch-size", "180",
+    "--checkpoint-every", "0", "--pay", "nothing",
+    "--method", "dp-sgd", "--trials", "2", "--vary", "lr=1e-3..1e-1:log", "--json",
+]  # fmt: skip
+
+
+def test_a_killed_search_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "search"
+    again = [*COMMAND, "--out", str(out)]
+    second = RunFolder(out / "non-private" / "trials" / "dp-sgd" / "0001")
+    told = tmp_path / "told.txt"
+    killed = partial(plant, "after the optimiser's step", 8 + 6)  # the second trial's sixth
+    process = command(*again, cwd=tmp_path, stdout=told, stderr=told, first=killed)
+    process.join()
+    assert process.exitcode == -9, told.read_text()
+    lr = json.loads(second.facts.read_text())["config"]["lr"]
+    first = (out / "non-private" / "trials" / "dp-sgd" / "0000" / "ledger.jsonl").read_bytes()
+    before = second.ledger.read_bytes()
+
+    assert main(again) == 0
+
+    rows = json.loads((out / "non-private" / "trials.json").read_text())["trials"]
+    assert [row["state"] for row in rows] == ["COMPLETE", "COMPLETE"]
+    assert rows[1]["lr"] == lr  # the trial that was killed, not another
+    assert (
+        out / "non-private" / "trials" / "dp-sgd" / "0000" / "ledger.jsonl"
+    ).read_bytes() == first  # kept
+    assert second.ledger.read_bytes().startswith(before)  # from its checkpoint, all steps counted
+    steps = json.loads(second.statement_json.read_text())["steps"]
+    assert len(second.ledger.read_bytes().splitlines()) <= steps + 2
+    assert json.loads(capsys.readouterr().out)["best"]["score"] == max(row["score"] for row in rows)

@@ -1,0 +1,256 @@
+"""Sampler, accountant and ledger: they agree, nothing is skipped, nothing is under-counted."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from checks import check_poisson
+from dpbam import Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam import oracle as oracle_module
+from dpbam.loading import PoissonBatches
+from dpbam.privacy import accounting
+from dpbam.privacy import ledger as ledger_module
+from dpbam.privacy.sampling import PoissonSampler, UnitIndex
+from planting import Mistake, catches
+from support import cross_entropy, poisson_batches, private_plan, samples, sized_oracle, smooth_net
+
+
+def check_sampling_is_as_accounted() -> None:
+    """What an oracle draws is Poisson at the rate that the ledger was charged with."""
+    plan = private_plan(n=150, batch_size=40, steps=300)
+    (x, y), model = samples(150), smooth_net()
+    drawn = [units.numpy() for _, _, units in poisson_batches(plan, (x, y), seed=3)]
+    assert len(drawn) == plan.steps, "a step was skipped"
+    oracle = sized_oracle(model, cross_entropy, plan)
+    oracle.backward(x[:4], y[:4])
+    (charge,) = oracle.ledger.charges()
+    assert charge.noise_multiplier == plan.noise_multiplier
+    check_poisson(drawn, 150, charge.sampling_rate)
+    assert charge.sampling_rate == 40 / 150
+
+
+def check_empty_batches_are_steps() -> None:
+    plan = private_plan(n=100, batch_size=1, steps=30)
+    x, y = samples(100)
+    sizes = [len(units) for _, _, units in poisson_batches(plan, (x, y), seed=0)]
+    assert len(sizes) == 30
+    assert 0 in sizes
+
+
+def check_groups_are_sampled_as_groups() -> None:
+    """Patients are drawn at q, and one of them brings at most the cap."""
+    owners = np.arange(120) // 4
+    plan = private_plan(n=30, batch_size=6, steps=400, unit="patient", max_records=3)
+    x, y = samples(120)
+    drawn = [units.numpy() for _, _, units in poisson_batches(plan, (x, y), units=owners, seed=5)]
+    assert max(np.bincount(units).max() for units in drawn if len(units)) <= 3
+    check_poisson([np.unique(units) for units in drawn], 30, 0.2)
+
+
+def check_calibration() -> None:
+    sigma = accounting.noise_multiplier(1.0, 1e-5, 1.0, 2)
+    assert accounting.epsilon(sigma, 1.0, 2, 1e-5) <= 1.0
+
+
+def check_accountant_composes_every_step() -> None:
+    """One Gaussian step at q = 1 has a closed form; 16 of them are one with sigma / 4."""
+    once = accounting.epsilon(1.0, 1.0, 1, 1e-5)
+    assert accounting.epsilon(4.0, 1.0, 16, 1e-5) == pytest.approx(once, rel=1e-3)
+    a, b = 1 / 2, once
+    cdf = torch.distributions.Normal(0.0, 1.0).cdf
+    delta = float(cdf(torch.tensor(a - b).double()))
+    delta -= math.exp(once) * float(cdf(torch.tensor(-a - b).double()))
+    assert delta == pytest.approx(1e-5, rel=0.01)
+
+
+def check_ledger_comes_first() -> None:
+    """When the ledger is charged nothing has reached .grad, and it is on disk on return."""
+    model, (x, y) = smooth_net(), samples(4)
+    with tempfile.TemporaryDirectory() as folder:
+        path, seen = Path(folder) / "ledger.jsonl", []
+
+        class Watching(Ledger):
+            def charge(self, *args, **kwargs) -> None:
+                seen.append(all(p.grad is None for p in model.parameters()))
+                super().charge(*args, **kwargs)
+                seen.append(len(Ledger(1e-3, path=path)) == 1)
+
+        ledger = Watching(1e-3, path=path)
+        sized_oracle(model, cross_entropy, private_plan(), ledger=ledger).backward(x, y)
+    assert seen == [True, True]
+
+
+def run(path: Path, seed: int | None, steps: int, scale: float = 1.0) -> int:
+    """A process of its own, as far as the ledger can tell: entries afterwards."""
+    model, (x, y) = smooth_net(), samples(4)
+    ledger = Ledger(1e-3, path=path)
+    oracle = sized_oracle(model, cross_entropy, private_plan(), seed=seed, ledger=ledger)
+    for _ in range(steps):
+        oracle.backward(scale * x, y)
+    return len(Ledger(1e-3, path=path))
+
+
+def check_replays() -> None:
+    """The same release free of charge; another one refused; an unseeded one charged again."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, other = Path(folder) / "seeded", Path(folder) / "unseeded"
+        assert [run(path, 1, 2), run(path, 1, 3)] == [2, 3]
+        refused = False
+        try:
+            run(path, 1, 1, scale=2.0)
+        except ValueError:
+            refused = True
+        assert refused, "the same noise on two sums"
+        assert [run(other, None, 2), run(other, None, 2)] == [2, 4]
+
+
+# --- the mistakes
+
+
+def one_over_the_number_of_batches(original):
+    return property(lambda self: 1 / math.ceil(self.n / self.batch_size))
+
+
+def another_rate(original):
+    def sampler(self, **options):
+        right = original(self, **options)
+        right.sampling_rate *= 1.2
+        return right
+
+    return sampler
+
+
+def shuffled(original):
+    def indices(self, step):
+        size = round(self.n * self.sampling_rate)
+        batches = self.n // size
+        order = np.random.default_rng(step // batches).permutation(self.n)
+        return np.sort(order[step % batches * size :][:size])
+
+    return indices
+
+
+def drawn_with_replacement(original):
+    def indices(self, step):
+        generator = self.randomness.generator("sampling", step)
+        return generator.integers(self.n, size=generator.binomial(self.n, self.sampling_rate))
+
+    return indices
+
+
+def truncated(original):
+    return lambda self, step: original(self, step)[: round(self.n * self.sampling_rate)]
+
+
+def empty_ones_left_out(original):
+    return lambda self: (sample for sample in original(self) if len(sample[1]))
+
+
+def every_record(original):
+    return lambda self, unit, generator: self._order[self._starts[unit] : self._starts[unit + 1]]
+
+
+def sampled_by_record(original):
+    """Records drawn at q, each bringing its patient along."""
+
+    def records(self, units, generator):
+        chosen = np.flatnonzero(generator.random(len(self._order)) < 0.2)
+        owner = np.searchsorted(self._starts, chosen, side="right") - 1
+        return self._order[chosen], owner
+
+    return records
+
+
+def the_low_end(original):
+    return lambda *args: original(*args) * 0.999
+
+
+def one_step_whatever_the_count(original):
+    def on_grid(charges, delta, accountant, grid):
+        return original(tuple(c._replace(steps=1) for c in charges), delta, accountant, grid)
+
+    return on_grid
+
+
+def grad_first(original):
+    def privatised(self, total):
+        for n, p in self._trainable().items():
+            p.grad = total[n]
+        return original(self, total)
+
+    return privatised
+
+
+def not_written(original):
+    return lambda path, entry: None
+
+
+def every_replay_is_free(original):
+    def charge(self, stream, step, **fields):
+        if ("any", step) not in self._releases:
+            original(self, "any", step, **fields)
+
+    return charge
+
+
+def a_digest_that_says_nothing(original):
+    return lambda released: "released"
+
+
+Oracle = PrivateGradientOracle
+MISTAKES = {
+    "q = 1 / len(loader)": Mistake(
+        check_sampling_is_as_accounted,
+        PrivacyPlan,
+        "sampling_rate",
+        one_over_the_number_of_batches,
+    ),
+    "a sampler with another rate": Mistake(
+        check_sampling_is_as_accounted, PrivacyPlan, "sampler", another_rate
+    ),
+    "a shuffled sampler": Mistake(
+        check_sampling_is_as_accounted, PoissonSampler, "indices", shuffled
+    ),
+    "a sampler with replacement": Mistake(
+        check_sampling_is_as_accounted, PoissonSampler, "indices", drawn_with_replacement
+    ),
+    "batches cut to the expected size": Mistake(
+        check_sampling_is_as_accounted, PoissonSampler, "indices", truncated
+    ),
+    "empty batches left out": Mistake(
+        check_empty_batches_are_steps, PoissonBatches, "_samples", empty_ones_left_out
+    ),
+    "no cap on a group's records": Mistake(
+        check_groups_are_sampled_as_groups, UnitIndex, "_of", every_record
+    ),
+    "groups sampled by record": Mistake(
+        check_groups_are_sampled_as_groups, UnitIndex, "records", sampled_by_record
+    ),
+    "calibration that overshoots": Mistake(
+        check_calibration, accounting, "_polished_sigma", the_low_end
+    ),
+    "an accountant that forgets steps": Mistake(
+        check_accountant_composes_every_step, accounting, "_on_grid", one_step_whatever_the_count
+    ),
+    ".grad before the ledger": Mistake(check_ledger_comes_first, Oracle, "_privatised", grad_first),
+    "a ledger that is not on disk": Mistake(
+        check_ledger_comes_first, ledger_module, "_append", not_written
+    ),
+    "an unseeded replay that is not charged": Mistake(
+        check_replays, Ledger, "charge", every_replay_is_free
+    ),
+    "another release taken for a replay": Mistake(
+        check_replays, oracle_module, "digest", a_digest_that_says_nothing
+    ),
+}
+
+
+@catches(MISTAKES)
+def test_the_check_catches(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake.catch(monkeypatch)

@@ -1,0 +1,340 @@
+"""What is summed: clipped after averaging, float32 norms, one mask, DP-SAT's public ascent."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from dpbam import BAM, DPSAT, DPSGD, PrivateGradientOracle
+from dpbam import methods as methods_module
+from dpbam import oracle as oracle_module
+from dpbam.batches import LogicalBatch, Views
+from dpbam.engines import functional
+from dpbam.engines.draws import KeyedDraws
+from dpbam.privacy.randomness import derive, keyed_uniform
+from planting import Mistake, catches
+from support import (
+    clip_and_sum,
+    cross_entropy,
+    each_gradient,
+    flat,
+    gradients,
+    one_step,
+    private_plan,
+    quiet_plan,
+    samples,
+    sized_oracle,
+    smooth_net,
+)
+
+L = 10
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, atol: float = 1e-10) -> None:
+    assert float((found - expected).abs().max()) < atol  # False for NaN, too
+
+
+def check_division() -> None:
+    """By the declared expected batch size, whatever was realised."""
+    model, (x, y) = smooth_net(), samples(7)
+    expected = clip_and_sum(each_gradient(model, x, y), 0.5) / L
+    assert_close(flat(one_step(model, quiet_plan(0.5), x, y)), expected)
+
+
+def tripled(x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return x * (1 + 2 * keyed_uniform(keys, (1,)).to(x.dtype))
+
+
+def check_views_are_averaged_before_the_clip() -> None:
+    model, (x, y), seen = smooth_net(), samples(4), []
+
+    def augment(x, keys):
+        seen.append(tripled(x, keys))
+        return seen[-1]
+
+    options = {"augment": augment, "multiplicity": 3, "engine": "functional"}
+    options["physical_batch_size"] = 12  # choosing one would augment, too
+    found = flat(one_step(model, quiet_plan(0.3), x, y, **options))
+    each = [flat(g) for g in each_gradient(model, seen[0], y.repeat_interleave(3))]
+    means = [torch.stack(each[3 * i : 3 * i + 3]).mean(0) for i in range(4)]
+    assert_close(found, clip_and_sum([{"d": m} for m in means], 0.3) / L)
+
+
+def check_padding_has_no_weight() -> None:
+    model, (x, y) = smooth_net(), samples(6)
+    each = [flat(g) for g in each_gradient(model, x, y)]
+    means = [torch.stack(each[:4]).mean(0), torch.stack(each[4:]).mean(0)]
+    plan = quiet_plan(0.3, unit="patient", max_records=4)
+    units = torch.tensor([0, 0, 0, 0, 1, 1])
+    found = one_step(model, plan, x, y, units=units, engine="functional")
+    assert_close(flat(found), clip_and_sum([{"d": m} for m in means], 0.3) / L)
+
+
+def check_half_precision_norms() -> None:
+    """4096 entries of 1e-4: their squares vanish in float16, their norm is 6.4e-3."""
+    model = nn.Linear(4096, 1, bias=False).half()
+    x, y = torch.full((1, 4096), 1e-4, dtype=torch.float16), torch.zeros(1)
+    found = one_step(
+        model, quiet_plan(1e-3, batch_size=1), x, y, loss=lambda out, y: out[:, 0],
+        engine="functional",
+    )  # fmt: skip
+    assert float(flat(found).norm()) <= 1e-3 * 1.01
+
+
+def check_bad_samples_vanish() -> None:
+    model, (x, y) = smooth_net(), samples(5)
+    expected = flat(one_step(model, quiet_plan(0.5), x[1:], y[1:], engine="functional"))
+    x[0] = torch.nan
+    assert_close(flat(one_step(model, quiet_plan(0.5), x, y, engine="functional")), expected)
+
+
+def check_bam_at_a_zero_gradient() -> None:
+    model = nn.Linear(4, 3, bias=False).double()
+    engine = functional.FunctionalEngine(model, cross_entropy)
+    batch = LogicalBatch.of(torch.zeros(2, 4).double(), torch.zeros(2).long(), None, 1)
+    (physical,) = batch.split(2, Views(), torch.device("cpu"))
+    for method in (BAM(0.1), BAM(0.1, exact=True)):
+        assert engine.directions(physical, method, 0.1).norms().tolist() == [[0, 0]]
+
+
+def dropout_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def check_micro_batches() -> None:
+    """Dropout, augmentation and views, in one piece and in four."""
+    model, (x, y), found = dropout_net(), samples(8), []
+    for size in (1000, 5):
+        options = {"seed": 1, "physical_batch_size": size, "augment": tripled, "multiplicity": 2}
+        found.append(flat(one_step(model, quiet_plan(0.5), x, y, method=BAM(0.1), **options)))
+    assert_close(*found)
+
+
+def check_one_mask_for_both_gradients() -> None:
+    """Towards lambda = 0 BAM is the plain gradient, if both passes drop the same."""
+    model, (x, y) = dropout_net(), samples(8)
+    options = {"seed": 1, "engine": "functional"}
+    plain = flat(one_step(model, quiet_plan(), x, y, **options))
+    bam = flat(one_step(model, quiet_plan(), x, y, method=BAM(1e-9), **options))
+    assert_close(plain, bam, atol=1e-6)
+
+
+def check_batch_norm_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    refused = False
+    try:
+        sized_oracle(model, cross_entropy, private_plan())
+    except ValueError:
+        refused = True
+    assert refused
+
+
+def check_a_sample_enters_once() -> None:
+    """A sample may enter a logical batch once."""
+    model, (x, y), refused = smooth_net(), samples(3), False
+    try:
+        one_step(model, private_plan(), x, y, units=torch.tensor([1, 2, 1]))
+    except ValueError:
+        refused = True
+    assert refused
+
+
+# --- DP-SAT
+
+
+def after_two_steps(method: methods_module.Method) -> tuple[torch.Tensor, torch.Tensor]:
+    """(first release, second release) of DP-SAT over three micro-batches, noise included."""
+    model, (x, y) = smooth_net(), samples(9)
+    plan = quiet_plan(0.5, noise_multiplier=2.0)
+    oracle = sized_oracle(
+        model, cross_entropy, plan, method, engine="functional", physical_batch_size=3, seed=1
+    )
+    before = flat(dict(model.named_parameters()))
+    oracle.backward(x, y)
+    first = flat(gradients(model))
+    oracle.backward(x, y)
+    after = flat(dict(model.named_parameters()))
+    assert torch.equal(before, after), "the ascent was not undone exactly"
+    return first, flat(gradients(model))
+
+
+def check_dp_sat() -> None:
+    """The second step is DP-SGD's at theta + lambda * (what the first released) / its norm."""
+    lam = 0.3
+    first, second = after_two_steps(DPSAT(lam))
+    model, (x, y) = smooth_net(), samples(9)
+    start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.nn.utils.vector_to_parameters(start + lam * first / first.norm(), model.parameters())
+    plan = quiet_plan(0.5, noise_multiplier=2.0)
+    plain = sized_oracle(model, cross_entropy, plan, DPSGD(), engine="functional", seed=1)
+    plain.load_state_dict({"step": 1, "previous": None})
+    plain.backward(x, y)
+    assert_close(second, flat(gradients(model)))
+
+
+# --- the mistakes
+
+
+def by_the_realised_batch(original):
+    def backward(self, inputs, targets, units=None):
+        original(self, inputs, targets, units)
+        for p in self.model.parameters():
+            p.grad *= self.plan.batch_size / len(inputs)
+
+    return backward
+
+
+def each_view_clipped(original):
+    def clipped_sum(self, batch, lam, lens):
+        total = self._zeros()
+        for physical in self._physical(batch):
+            n = len(physical.unit)
+            views = replace(physical, unit=torch.arange(n), units=n, weights=torch.ones(n).double())
+            directions = self.engine.directions(views, self.method, lam)
+            factors = self.clipping.factors(directions.norms()) * physical.weights
+            for name, part in directions.weighted_sum(factors).items():
+                total[name] += part
+        return total
+
+    return clipped_sum
+
+
+def padding_counts(original):
+    def by_unit(batch):
+        inputs, targets, weights, keys = original(batch)
+        return inputs, targets, torch.full_like(weights, 1 / weights.shape[1]), keys
+
+    return by_unit
+
+
+def as_it_comes(original):
+    return lambda dtype: dtype
+
+
+def plain_product(original):
+    return lambda factors, d: (factors @ functional._rows(d)).reshape(d.shape[1:])
+
+
+def divided_by_zero(original):
+    def unit_vector(tree):
+        length = torch.stack([g.square().sum() for g in tree.values()]).sum().sqrt()
+        return {n: g / length for n, g in tree.items()}
+
+    return unit_vector
+
+
+def keyed_by_place_in_the_micro_batch(original):
+    def of(self, inputs, keys):
+        return original(self, inputs, torch.arange(len(keys)))
+
+    return of
+
+
+def a_new_mask_each_pass(original):
+    passes = iter(range(10**6))
+    return lambda self, keys: original(self, derive(keys, next(passes)))
+
+
+def looks_away(original):
+    return lambda model: None
+
+
+def every_row_a_unit(original):
+    return staticmethod(lambda inputs, targets, units, most: original(inputs, targets, None, most))
+
+
+def along_the_sum_without_noise(original):
+    def write(self, released):
+        original(self, released)
+        std = self.plan.noise_multiplier * self.plan.clip_norm
+        zeros = {n: torch.zeros_like(t) for n, t in released.items()}
+        noise = self.noise.add(zeros, std, self.step - 1)
+        self._previous = {n: t - noise[n] / self.plan.batch_size for n, t in released.items()}
+
+    return write
+
+
+def undone_by_subtraction(original):
+    @contextmanager
+    def shifted(parameters, shift):
+        with torch.no_grad():
+            for n, p in parameters.items():
+                p.add_(shift[n] if shift else 0)
+            yield
+            for n, p in parameters.items():
+                p.sub_(shift[n] if shift else 0)
+
+    return shifted
+
+
+def again_for_each_micro_batch(original):
+    def clipped_sum(self, batch, lam, lens):
+        total = self._zeros()
+        shift = self.method.ascent(lam, self._previous, dict)
+        saved = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        for physical in self._physical(batch):
+            directions = self.engine.directions(physical, self.method, lam)
+            factors = self.clipping.factors(directions.norms())
+            for name, part in directions.weighted_sum(factors).items():
+                total[name] += part
+            with torch.no_grad():
+                for n, p in self.model.named_parameters():
+                    p.add_(shift[n] if shift else 0)
+        self.model.load_state_dict(saved)
+        return total
+
+    return clipped_sum
+
+
+Oracle = PrivateGradientOracle
+MISTAKES = {
+    "divided by the realised batch": Mistake(
+        check_division, Oracle, "backward", by_the_realised_batch
+    ),
+    "each view clipped by itself": Mistake(
+        check_views_are_averaged_before_the_clip, Oracle, "_clipped_sum", each_view_clipped
+    ),
+    "padding with a weight": Mistake(
+        check_padding_has_no_weight, functional, "_by_unit", padding_counts
+    ),
+    "norms in float16": Mistake(
+        check_half_precision_norms, functional, "accumulation_dtype", as_it_comes
+    ),
+    "a factor of 0 times NaN": Mistake(
+        check_bad_samples_vanish, functional, "_contract", plain_product
+    ),
+    "0 / 0 in BAM's ascent": Mistake(
+        check_bam_at_a_zero_gradient, methods_module, "unit_vector", divided_by_zero
+    ),
+    "draws by place in the micro-batch": Mistake(
+        check_micro_batches, Views, "of", keyed_by_place_in_the_micro_batch
+    ),
+    "another mask in BAM's second gradient": Mistake(
+        check_one_mask_for_both_gradients, KeyedDraws, "__init__", a_new_mask_each_pass
+    ),
+    "batch norm let through": Mistake(
+        check_batch_norm_is_refused, oracle_module, "check_model", looks_away
+    ),
+    "a sample twice in a logical batch": Mistake(
+        check_a_sample_enters_once, LogicalBatch, "of", every_row_a_unit
+    ),
+    "DP-SAT along the gradient without noise": Mistake(
+        check_dp_sat, Oracle, "_write", along_the_sum_without_noise
+    ),
+    "DP-SAT's ascent undone by subtraction": Mistake(
+        check_dp_sat, oracle_module, "shifted", undone_by_subtraction
+    ),
+    "DP-SAT's ascent once per micro-batch": Mistake(
+        check_dp_sat, Oracle, "_clipped_sum", again_for_each_micro_batch
+    ),
+}
+
+
+@catches(MISTAKES)
+def test_the_check_catches(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake.catch(monkeypatch)

@@ -1,0 +1,256 @@
+"""What the oracle is handed: refused before a charge where the plan does not account for it.
+
+Own loop here; the trainers are in ``tests/training/test_trainer.py`` and ``tests/interop``, two
+ranks in ``tests/distributed/test_oracle.py``. Each claim fails with the check of it planted wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpbam import Clipping, FlatClipping, PerLayerClipping, PrivateGradientOracle
+from dpbam import oracle as oracle_module
+from dpbam.checks import BatchSizes, PlanViolation
+from dpbam.privacy import clipping as clipping_module
+from planting import Mistake, catches
+from support import cross_entropy, private_plan, samples, smooth_net
+
+N, L = 400, 40
+
+
+def oracle_of(
+    clipping: Clipping | None = None, *, sampling: str = "poisson", **fields: Any
+) -> PrivateGradientOracle:
+    plan = private_plan(**{"n": N, "batch_size": L, "steps": 60, **fields})
+    return PrivateGradientOracle(
+        smooth_net(), cross_entropy, plan, clipping=clipping, physical_batch_size=64, seed=0,
+        sampling=sampling,
+    )  # fmt: skip
+
+
+def steps_until_refused(oracle: PrivateGradientOracle, batches: Iterable[Any], words: str) -> int:
+    """Steps taken before a refusal, which says ``words`` and leaves no trace; fails without."""
+    refusal, before = "nothing was refused", None
+    for batch in batches:
+        before = (oracle.step, len(oracle.ledger), oracle.model[0].weight.grad)
+        try:
+            oracle.backward(*batch)
+        except PlanViolation as error:
+            refusal = str(error)
+            break
+    assert words in refusal
+    assert before == (oracle.step, len(oracle.ledger), oracle.model[0].weight.grad)
+    return oracle.step
+
+
+def shuffled(epochs: int = 6, **options: Any) -> Iterable[Any]:
+    loader = DataLoader(TensorDataset(*samples(N)), L, shuffle=True, drop_last=True, **options)
+    return (batch for _ in range(epochs) for batch in loader)
+
+
+# --- the claims
+
+
+def check_a_shuffled_loader_is_refused() -> None:
+    """At its 12th step: P[X = 40]^10 of Binomial(401, 0.1) is above 1e-12, ^11 below."""
+    assert steps_until_refused(oracle_of(), shuffled(), "12 batches in a row have 40") == 11
+
+
+def check_an_impossible_batch_is_refused() -> None:
+    """Ten times the expected size, as a batch of everything is."""
+    assert steps_until_refused(oracle_of(), [samples(N)], "the batch has 400 units") == 0
+
+
+def check_records_of_one_owner_count_as_one() -> None:
+    """Sizes are in units: 80 rows of one patient are one unit, where 80 patients are expected."""
+    x, y = samples(80)
+    oracle = oracle_of(unit="patient", max_records=80, n=800, batch_size=80)
+    one_patient = [(x, y, torch.zeros(80, dtype=torch.long))]
+    assert steps_until_refused(oracle, one_patient, "the batch has 1 units") == 0
+
+
+def check_a_full_batch_is_full() -> None:
+    """q = 1."""
+    oracle = oracle_of(n=L)
+    oracle.backward(*samples(L - 1))
+    oracle.backward(*samples(L + 1))
+    assert steps_until_refused(oracle, [samples(L - 2)], "whole data set, n = 40") == 2
+
+
+def check_no_step_beyond_the_plan() -> None:
+    """Also after a resume at the plan's end."""
+    words = "all 3 steps of the plan are taken"
+    oracle = oracle_of(steps=3)
+    data = samples(N)
+    batches = [*oracle.batches(data), next(oracle_of().batches(data))]
+    assert steps_until_refused(oracle, batches, words) == 3
+    resumed = oracle_of(steps=3)
+    resumed.load_state_dict(oracle.state_dict())
+    assert list(resumed.batches(data)) == []
+    assert steps_until_refused(resumed, batches, words) == 3
+
+
+class Lenient(FlatClipping):
+    """A clipping of a user's own that forgets to clip."""
+
+    def scales(self, norms: Tensor) -> Tensor:
+        return torch.ones_like(norms)
+
+
+class EachWhole(PerLayerClipping):
+    """Every layer to C by itself: together sqrt(2) C."""
+
+    def scales(self, norms: Tensor) -> Tensor:
+        return clipping_module._bounded(norms, self.clip_norm)
+
+
+class Trusting(FlatClipping):
+    """Leaves a unit with NaN in it as it is."""
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return torch.ones_like(norms)
+
+
+def check_a_clipping_keeps_its_sensitivity() -> None:
+    """A factor of 1 for all units, and layers that are each clipped to the whole C."""
+    for make in (Lenient, EachWhole):
+        oracle = oracle_of(make(0.01), clip_norm=0.01)
+        words = f"{make.__name__} lets a unit through with norm"
+        assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
+
+
+def check_bad_units_have_factor_zero() -> None:
+    """NaN is not below C."""
+    x, y = samples(L)
+    x[3] = torch.nan
+    oracle = oracle_of(Trusting(1e9), clip_norm=1e9)
+    assert steps_until_refused(oracle, [(x, y)], "Trusting returned a factor") == 0
+
+
+# --- what passes
+
+
+def test_the_oracles_own_batches_pass_and_end_with_the_plan() -> None:
+    oracle = oracle_of(steps=100, n=60, batch_size=6)
+    for batch in oracle.batches(samples(60)):
+        oracle.backward(*batch)
+    assert oracle.step == len(oracle.ledger) == 100
+
+
+def test_a_second_attempt_at_a_step_is_not_a_second_batch() -> None:
+    """Eleven equal batches pass; a step that failed for another reason is not one of them."""
+    oracle, (x, y) = oracle_of(), samples(L)
+    for _ in range(20):
+        with pytest.raises(IndexError):
+            oracle.backward(x, y + 7)  # no such class
+    for _ in range(11):
+        oracle.backward(x, y)
+    assert oracle.step == 11
+
+
+def test_a_run_of_equal_sizes_starts_again_on_resume() -> None:
+    """No batch size is kept in a state that may be handed out."""
+    oracle, batch = oracle_of(), samples(L)
+    for _ in range(11):
+        oracle.backward(*batch)
+    assert set(oracle.state_dict()) == {"step", "previous"}
+    oracle.load_state_dict({"step": 11, "previous": None})
+    assert steps_until_refused(oracle, [batch] * 20, "12 batches in a row have 40") == 22
+
+
+@pytest.mark.parametrize("step", [-1, 2.5, None])
+def test_a_state_with_an_impossible_step_is_refused(step: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match="the state's step must be"):
+        oracle_of().load_state_dict({"step": step, "previous": None})
+
+
+# --- batches that are not drawn by the plan
+
+
+def test_unchecked_batches_are_charged_without_amplification() -> None:
+    oracle = oracle_of(steps=3, accountant="rdp", sampling="unchecked")
+    for batch in [samples(N)] * 3:
+        oracle.backward(*batch)
+    full = private_plan(n=N, batch_size=N, steps=3, accountant="rdp")
+    assert oracle.ledger.epsilon() == full.epsilon()
+    assert oracle.ledger.epsilon() > 2 * oracle.plan.epsilon()
+    with pytest.raises(PlanViolation, match="all 3 steps"):
+        oracle.backward(*samples(N))
+
+
+def test_an_unknown_sampling_is_refused() -> None:
+    with pytest.raises(ValueError, match="sampling 'poison' is unknown: did you mean 'poisson'"):
+        PrivateGradientOracle(smooth_net(), cross_entropy, private_plan(), sampling="poison")
+
+
+# --- the mistakes
+
+
+def nothing(original: Any) -> Any:
+    return lambda *args: None
+
+
+def always_likely(original: Any) -> Any:
+    return lambda self, size: 1.0
+
+
+def counts_rows(original: Any) -> Any:
+    return property(lambda self: len(self.ids))
+
+
+def group_by_group(original: Any) -> Any:
+    """Each group against the whole sensitivity."""
+
+    def check(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
+        for one, scale in zip(norms, factors, strict=True):
+            original(clipping, one[None], scale[None])
+
+    return check
+
+
+def finite_units_alone(original: Any) -> Any:
+    def check(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
+        fine = norms.isfinite().all(dim=0)
+        original(clipping, norms[:, fine], factors[:, fine])
+
+    return check
+
+
+MISTAKES = {
+    "equal batches do not count": Mistake(
+        check_a_shuffled_loader_is_refused, BatchSizes, "count", nothing
+    ),
+    "equal batches count as likely": Mistake(
+        check_a_shuffled_loader_is_refused, BatchSizes, "_most_likely", always_likely
+    ),
+    "any size is likely": Mistake(
+        check_an_impossible_batch_is_refused, BatchSizes, "_tail", always_likely
+    ),
+    "rows counted for units": Mistake(
+        check_records_of_one_owner_count_as_one, oracle_module.LogicalBatch, "size", counts_rows
+    ),
+    "any full batch": Mistake(check_a_full_batch_is_full, BatchSizes, "_check_whole", nothing),
+    "steps without end": Mistake(
+        check_no_step_beyond_the_plan, oracle_module, "check_step", nothing
+    ),
+    "factors as they come": Mistake(
+        check_a_clipping_keeps_its_sensitivity, oracle_module, "check_factors", nothing
+    ),
+    "each group against the whole C": Mistake(
+        check_a_clipping_keeps_its_sensitivity, oracle_module, "check_factors", group_by_group
+    ),
+    "NaN left out of the check": Mistake(
+        check_bad_units_have_factor_zero, oracle_module, "check_factors", finite_units_alone
+    ),
+}
+
+
+@catches(MISTAKES)
+def test_the_check_catches(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake.catch(monkeypatch)

@@ -1,0 +1,180 @@
+"""Noise: once per logical batch, sigma C on every coordinate, never the same twice.
+
+The batches here have gradients of exactly zero, so that the released gradient times l is the noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from checks import check_gaussian, check_uncorrelated
+from dpbam import DPSGD, PrivateGradientOracle
+from dpbam.privacy import noise as noise_module
+from dpbam.privacy.noise import GaussianNoise
+from dpbam.privacy.randomness import Randomness
+from planting import Mistake, catches
+from support import cross_entropy, private_plan
+
+SIGMA, C, L, ROWS = 2.0, 0.5, 10, 5
+
+
+def silent_oracle(seed: int | None = 7) -> PrivateGradientOracle:
+    """Without biases, on inputs of zero, no gradient: layers of 60 x 60 twice, and 2 x 60."""
+    model = nn.Sequential(
+        nn.Linear(60, 60, bias=False), nn.Linear(60, 60, bias=False), nn.Linear(60, 2, bias=False)
+    )
+    plan = private_plan(noise_multiplier=SIGMA, clip_norm=C, batch_size=L)
+    return PrivateGradientOracle(
+        model, cross_entropy, plan, DPSGD(), engine="functional", physical_batch_size=2, seed=seed
+    )
+
+
+def noise_of(oracle: PrivateGradientOracle, steps: int = 1) -> list[list[np.ndarray]]:
+    """The noise of each step, by parameter."""
+    found = []
+    for _ in range(steps):
+        oracle.backward(torch.zeros(ROWS, 60), torch.zeros(ROWS, dtype=torch.long))
+        found.append([p.grad.flatten().numpy() * L for p in oracle.model.parameters()])
+    return found
+
+
+def check_scale() -> None:
+    """N(0, (sigma C)^2) on each parameter, whatever the number of rows and micro-batches."""
+    for part in noise_of(silent_oracle())[0]:
+        check_gaussian(part, SIGMA * C)
+
+
+def check_independence() -> None:
+    """Across parameters of one step, and across steps."""
+    first, second = noise_of(silent_oracle(), steps=2)
+    check_uncorrelated(first[0], first[1])
+    for a, b in zip(first, second, strict=True):
+        check_uncorrelated(a, b)
+
+
+def check_resume_draws_anew() -> None:
+    """Two unseeded processes at the same step, as after a crash."""
+    one, two = (noise_of(silent_oracle(seed=None))[0][0] for _ in range(2))
+    assert (one == two).mean() < 0.01
+
+
+def check_own_generator() -> None:
+    """Whoever knows torch's seed cannot redraw the noise, nor does noise disturb the model's."""
+    found, states = [], []
+    for _ in range(2):
+        oracle = silent_oracle(seed=None)
+        torch.manual_seed(3)
+        found.append(noise_of(oracle)[0][0])
+        states.append(torch.get_rng_state())
+    torch.manual_seed(3)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert (found[0] == found[1]).mean() < 0.01
+
+
+def check_empty_batch_is_noise() -> None:
+    """A noise-only step, at full scale, and counted."""
+    oracle = silent_oracle()
+    oracle.backward(torch.zeros(0, 60), torch.zeros(0, dtype=torch.long))
+    assert (oracle.step, len(oracle.ledger)) == (1, 1)
+    for p in oracle.model.parameters():
+        assert p.grad is not None
+        check_gaussian(p.grad.flatten().numpy() * L, SIGMA * C)
+
+
+# --- the mistakes
+
+
+def scaled(factor: float):
+    def wrong(original):
+        return lambda self, sums, std, step: original(self, sums, factor * std, step)
+
+    return wrong
+
+
+def once_per_micro_batch(original):
+    def clipped_sum(self, batch, lam, lens):
+        total = original(self, batch, lam, lens)
+        for k, _ in enumerate(self._physical(batch)):
+            total = self.noise.add(total, SIGMA * C, 1000 + k)
+        return total
+
+    return clipped_sum
+
+
+def scaled_by_the_realised_batch(original):
+    def backward(self, inputs, targets, units=None):
+        self.plan = replace(self.plan, noise_multiplier=SIGMA * len(inputs) / L)
+        return original(self, inputs, targets, units)
+
+    return backward
+
+
+def missing_on_the_last(original):
+    def add(self, sums, std, step):
+        *_, last = sums
+        return {**original(self, sums, std, step), last: sums[last]}
+
+    return add
+
+
+def the_same_in_every_leaf(original):
+    def add(self, sums, std, step):
+        return {n: original(self, {n: s}, std, step)[n] for n, s in sums.items()}
+
+    return add
+
+
+def the_same_at_every_step(original):
+    return lambda self, name, step: original(self, name, 0)
+
+
+def a_constant_key(original):
+    return lambda self, name, step: original(Randomness(0), name, step)
+
+
+def torchs_generator(original):
+    return lambda generator, like: torch.randn(like.shape)
+
+
+def skips_an_empty_batch(original):
+    def backward(self, inputs, targets, units=None):
+        if len(inputs):
+            original(self, inputs, targets, units)
+
+    return backward
+
+
+Oracle = PrivateGradientOracle
+MISTAKES = {
+    "two thirds of it": Mistake(check_scale, GaussianNoise, "add", scaled(2 / 3)),
+    "three halves of it": Mistake(check_scale, GaussianNoise, "add", scaled(3 / 2)),
+    "none": Mistake(check_scale, GaussianNoise, "add", scaled(0)),
+    "per micro-batch": Mistake(check_scale, Oracle, "_clipped_sum", once_per_micro_batch),
+    "by the realised batch": Mistake(check_scale, Oracle, "backward", scaled_by_the_realised_batch),
+    "not on one parameter": Mistake(check_scale, GaussianNoise, "add", missing_on_the_last),
+    "the same in two leaves": Mistake(
+        check_independence, GaussianNoise, "add", the_same_in_every_leaf
+    ),
+    "the same at two steps": Mistake(
+        check_independence, Randomness, "generator", the_same_at_every_step
+    ),
+    "the same after a resume": Mistake(
+        check_resume_draws_anew, Randomness, "generator", a_constant_key
+    ),
+    "from torch's generator": Mistake(
+        check_own_generator, noise_module, "_standard_normal", torchs_generator
+    ),
+    "an empty batch skipped": Mistake(
+        check_empty_batch_is_noise, Oracle, "backward", skips_an_empty_batch
+    ),
+}
+
+
+@catches(MISTAKES)
+def test_the_check_catches(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake.catch(monkeypatch)

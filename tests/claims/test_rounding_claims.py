@@ -1,0 +1,203 @@
+"""Rounding: what float32 adds to the sensitivity is bounded, and secure noise allows for it."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpbam import PrivateGradientOracle, oracle
+from dpbam.batches import LogicalBatch
+from dpbam.privacy import secure_noise
+from dpbam.privacy.clipping import CLIPPINGS, ROUNDING
+from dpbam.privacy.randomness import SecureRandomness
+from dpbam.privacy.secure_noise import SecureGaussianNoise, grid
+from planting import Mistake, catches
+from support import clipped_sum, quiet_plan
+
+UNITS, C = 65_536, 0.7
+ENGINES = ["functional", "fused"]  # those that add several units in float32
+
+
+def moves(engine: str, physical: int, width: int = 1) -> list[float]:
+    """How far the sum of 65,536 aligned gradients of norm C moves without one of them.
+
+    The gradient of a unit is its input. All are clipped, so exact sums move by C; the first unit
+    to go shifts all others to other places in their physical batches.
+    """
+    torch.manual_seed(0)
+    model, plan = nn.Linear(width, 1, bias=False), quiet_plan(C, n=UNITS, batch_size=UNITS)
+    private = PrivateGradientOracle(
+        model, first_output, plan, engine=engine, physical_batch_size=physical
+    )
+    x = (torch.rand(width) + 0.5) * (1 + torch.rand(UNITS, 1))
+    y = torch.zeros(UNITS)
+    whole = clipped_sum(private, x, y)
+    return [
+        float((whole - clipped_sum(private, x[kept], y[kept])).norm())
+        for kept in (slice(1, None), slice(0, -1))
+    ]
+
+
+def first_output(output: Tensor, targets: Tensor) -> Tensor:
+    return output[:, 0]
+
+
+def check_moves(engine: str, physical: int, width: int = 1) -> None:
+    """C (1 +- 2^-11): more is a broken promise, less is the same rounding in the other direction.
+
+    With one coordinate any float32 sum fails: at 65,536 C = 45,875 float32 is spaced by 2^-8, and
+    C = 0.7 lies 0.2 of a spacing, 1.1e-3 C, from the nearest multiple.
+    """
+    for moved in moves(engine, physical, width):
+        assert abs(moved / C - 1) <= ROUNDING, f"moves by C (1 + {moved / C - 1:.2g})"
+
+
+def check_many_physical_batches() -> None:
+    check_moves("functional", 4096)
+
+
+def check_one_physical_batch() -> None:
+    check_moves("functional", UNITS)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("physical", [pytest.param(1024, marks=pytest.mark.slow), 8192, UNITS])
+def test_one_of_65536_aligned_gradients_moves_the_sum_by_C(engine: str, physical: int) -> None:
+    check_moves(engine, physical)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("physical", "width"), [(64, 8), (512, 8), (1024, 8), (4096, 32)])
+def test_the_same_for_wider_gradients(engine: str, physical: int, width: int) -> None:
+    check_moves(engine, physical, width)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_sums_are_float64_and_gradients_have_the_dtype_of_their_parameter(
+    dtype: torch.dtype,
+) -> None:
+    model = nn.Linear(3, 1, bias=False).to(dtype)
+    private = PrivateGradientOracle(
+        model, first_output, quiet_plan(C), engine="functional", physical_batch_size=2
+    )
+    batch = LogicalBatch.of(torch.ones(5, 3, dtype=dtype), torch.zeros(5), None, 1)
+    summed = private._clipped_sum(batch.keyed(private.randomness, 0), 0.0, [])["weight"]
+    private.backward(torch.ones(5, 3, dtype=dtype), torch.zeros(5))
+    assert summed.dtype == torch.float64
+    assert float(summed.norm()) == pytest.approx(5 * C, rel=1e-3)
+    assert model.weight.grad is not None
+    assert model.weight.grad.dtype == dtype
+
+
+# --- secure noise's allowance
+
+
+class Words(SecureRandomness):
+    """Stands in for the generator: every word is the same, and every further bit 0."""
+
+    def __init__(self, word: int) -> None:
+        super().__init__()
+        self.word = word
+
+    def words(self, count: int) -> np.ndarray:
+        return np.full(count, self.word, dtype=np.uint64)
+
+    def raw(self, count: int) -> bytes:
+        return bytes(count)
+
+
+def drawn(word: int, sums: Tensor, std: float) -> Tensor:
+    return SecureGaussianNoise(Words(word)).add({"w": sums}, std, 0)["w"]
+
+
+def at(deviations: float) -> int:
+    """The word whose draw is that many standard deviations."""
+    return int(NormalDist().cdf(-deviations) * 2.0**64) << 1
+
+
+def check_allowance(sigmas: tuple[float, ...] = (1.0,)) -> None:
+    """Noise over sensitivity is sigma at least, in the worst case of clips and of sums.
+
+    Clips: the largest of 1000 norms. Sums: the bound that the tests above hold them to.
+    """
+    norms = torch.linspace(1, 9, 1000)[None]
+    clipped = max(float((kind(C).factors(norms) * norms).max()) for kind in CLIPPINGS.values())
+    most = max(clipped, C * (1 + ROUNDING))
+    for sigma in sigmas:
+        std = sigma * C
+        scale = float(drawn(at(1.0), torch.zeros(1, dtype=torch.float64), std)) + grid(std)
+        assert scale >= sigma * most, f"sigma {sigma:g} is {scale / most:.6g} in truth"
+
+
+def check_sums_are_not_rounded_before_the_noise(sigma: float) -> None:
+    """The cell that s + noise falls into is that of the exact sum, at every sigma.
+
+    Two sums a hundredth of a cell apart, on two sides of a cell's edge. If they were rounded first,
+    they would be a cell apart in each of d coordinates, whatever the noise, and that is more than C
+    from some sigma on. Rounded after it, they differ only where the edge falls between them.
+    """
+    std, many = sigma * C, 4096
+    spacing = grid(std)
+    pair = [torch.full((many,), (0.5 + e) * spacing, dtype=torch.float64) for e in (-5e-3, 5e-3)]
+    words = np.random.default_rng(0).integers(0, 2**64, many, dtype=np.uint64)
+    source = Words(0)
+    source.words = lambda count: words  # type: ignore[method-assign]
+    below, above = (SecureGaussianNoise(source).add({"w": s}, std, 0)["w"] for s in pair)
+    cells = (above - below) / spacing
+    assert set(cells.tolist()) <= {0.0, 1.0}
+    assert 0 < float(cells.mean()) < 0.02  # one in a hundred; seeded
+
+
+@pytest.mark.parametrize("sigma", [1.0, 255.0, 257.0, 1e4, 1e8])
+def test_secure_noise_holds_at_every_sigma(sigma: float) -> None:
+    check_allowance((sigma,))
+    check_sums_are_not_rounded_before_the_noise(sigma)
+
+
+def check_large_sigma() -> None:
+    check_sums_are_not_rounded_before_the_noise(1e4)
+
+
+# --- the mistakes
+
+
+def in_float32(original):
+    return lambda tree: tree
+
+
+def in_one_portion(original):
+    return lambda factors: iter([factors])
+
+
+def none(original):
+    return lambda std: std
+
+
+def rounded_first(original):
+    return lambda self, s, spacing, deviation: original(
+        self, (s / spacing).round() * spacing, spacing, deviation
+    )
+
+
+MISTAKES = {
+    "physical batches added in float32": Mistake(
+        check_many_physical_batches, oracle, "doubled", in_float32
+    ),
+    "65,536 units added in float32": Mistake(
+        check_one_physical_batch, oracle, "portions", in_one_portion
+    ),
+    "a secure-noise allowance of zero": Mistake(check_allowance, secure_noise, "raised", none),
+    "a sum rounded before its noise": Mistake(
+        check_large_sigma, SecureGaussianNoise, "_one", rounded_first
+    ),
+}
+
+
+@catches(MISTAKES)
+def test_the_check_catches(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake.catch(monkeypatch)

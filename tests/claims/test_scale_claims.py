@@ -1,0 +1,123 @@
+"""Noise, closely: its scale to 2%, its tails, and parameters of one element; fast and secure.
+
+Fast noise is seeded here. Secure noise cannot be: its checks have the false-alarm rate of
+``check_normal``, 3e-10 each.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from checks import check_normal
+from dpbam import PrivateGradientOracle
+from dpbam.privacy.noise import GaussianNoise
+from dpbam.privacy.secure_noise import SecureGaussianNoise, make_noise
+from planting import Mistake, catches
+from support import cross_entropy, private_plan
+
+SIGMA, C, L = 2.0, 0.5, 10
+STD = {"fast": SIGMA * C, "secure": SIGMA * C * (1 + 2.0**-10)}  # with secure noise's allowance
+SHAPES: dict[str, tuple[int, ...]] = {"scalar": (), "vector": (1,), "matrix": (1, 1)}
+EACH = 60  # parameters of each of these shapes
+
+
+class ManyScalars(nn.Module):
+    """A matrix of 200,000 elements, and parameters of one; without gradients on inputs of zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.zeros(2, 100_000))
+        self.ones = nn.ParameterDict(
+            {f"{kind}{k}": nn.Parameter(torch.zeros(shape))
+             for kind, shape in SHAPES.items() for k in range(EACH)}
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.stack([p.reshape(()) for p in self.ones.values()]).sum()
+        return x @ self.matrix[:, :4].T * scale
+
+
+def released(kind: str) -> dict[str, torch.Tensor]:
+    """One step without gradients, times l: the noise of each parameter."""
+    model, plan = ManyScalars(), private_plan(noise_multiplier=SIGMA, clip_norm=C, batch_size=L)
+    oracle = PrivateGradientOracle(
+        model, cross_entropy, plan, engine="functional", physical_batch_size=4, noise=kind,
+        seed=7 if kind == "fast" else None,
+    )  # fmt: skip
+    oracle.backward(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
+    return {n: p.grad.flatten().double() * L for n, p in model.named_parameters()}
+
+
+def check_scale_and_tails(kind: str) -> None:
+    check_normal(released(kind)["matrix"].numpy(), STD[kind])
+
+
+def check_one_element_parameters(kind: str) -> None:
+    """Every shape of one element has noise of full scale, each parameter its own."""
+    noise = released(kind)
+    for shape in SHAPES:
+        draws = torch.cat([d for n, d in noise.items() if n.startswith(f"ones.{shape}")])
+        assert len(draws.unique()) == EACH
+        check_normal(draws.numpy(), STD[kind])
+
+
+def of(kind: str, check):
+    def noise_of_this_kind() -> None:
+        check(kind)
+
+    noise_of_this_kind.__name__ = check.__name__
+    return noise_of_this_kind
+
+
+@pytest.mark.parametrize("kind", STD)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_has_the_shape_and_dtype_of_the_sum(kind: str, dtype: torch.dtype) -> None:
+    shapes = [(), (1,), (1, 1), (0,), (3, 0), (2, 3)]
+    sums = {str(shape): torch.zeros(shape, dtype=dtype) for shape in shapes}
+    out = make_noise(kind, None).add(sums, 1.0, 0)
+    assert {n: (t.shape, t.dtype) for n, t in out.items()} == {
+        n: (t.shape, t.dtype) for n, t in sums.items()
+    }
+    assert all(bool((t != 0).all()) for t in out.values())
+
+
+# --- the mistakes
+
+
+def at_98_hundredths(original):
+    return lambda self, sums, std, step: original(self, sums, 0.98 * std, step)
+
+
+def cut_off_at_3_sigma(original):
+    def add(self, sums, std, step):
+        noise = original(self, {n: torch.zeros_like(s) for n, s in sums.items()}, std, step)
+        return {n: s + noise[n].clamp(-3 * std, 3 * std) for n, s in sums.items()}
+
+    return add
+
+
+def not_on_one_element(original):
+    def add(self, sums, std, step):
+        noised = original(self, sums, std, step)
+        return {n: s if s.numel() == 1 else noised[n] for n, s in sums.items()}
+
+    return add
+
+
+PLANTED = {
+    "at 0.98 of its scale": (check_scale_and_tails, at_98_hundredths),
+    "cut off at 3 sigma": (check_scale_and_tails, cut_off_at_3_sigma),
+    "none on one-element parameters": (check_one_element_parameters, not_on_one_element),
+}
+MISTAKES = {
+    f"{name} ({kind})": Mistake(of(kind, check), owner, "add", wrong)
+    for name, (check, wrong) in PLANTED.items()
+    for kind, owner in {"fast": GaussianNoise, "secure": SecureGaussianNoise}.items()
+}
+
+
+@catches(MISTAKES)
+def test_the_check_catches(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake.catch(monkeypatch)

@@ -1,0 +1,193 @@
+"""Adding one unit, whatever it holds, moves the un-noised sum by at most C."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dpbam import DPSGD, PrivateGradientOracle
+from dpbam.batches import LogicalBatch
+from dpbam.engines import functional
+from planting import Mistake, catches
+from support import (
+    CLIPPINGS,
+    METHODS,
+    SERVED,
+    cross_entropy,
+    flat,
+    gradients,
+    in_turn,
+    quiet_plan,
+    sized_oracle,
+)
+
+C, L = 0.5, 10
+value = st.one_of(
+    st.floats(-3, 3),
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.sampled_from([1e15, 1e77, -1e150, 1e308, float("nan"), float("inf"), 0.0]),
+)
+row = st.lists(value, min_size=3, max_size=3)
+
+
+class Neighbours:
+    """One oracle, asked for the sum of a batch with and without one more unit."""
+
+    def __init__(self, engine: str, method: str, clipping: str, records: int) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Linear(3, 4), nn.SiLU(), nn.Dropout(0.2), nn.Linear(4, 2)
+        ).double()
+        group = {"unit": "patient", "max_records": records} if records > 1 else {}
+        plan = quiet_plan(C, clipping=clipping, **group)
+        self.oracle = sized_oracle(
+            self.model, cross_entropy, plan, METHODS[method](0.3), engine=engine
+        )
+
+    def sum(self, rows: list[list[float]], units: list[int]) -> Tensor:
+        """l times the gradient at step 1: the clipped sum, DP-SAT's ascent included."""
+        x = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)
+        previous = {n: torch.ones_like(p) for n, p in self.model.named_parameters()}
+        self.oracle.load_state_dict({"step": 1, "previous": previous})
+        self.oracle.backward(x, torch.arange(len(x)) % 2, torch.tensor(units, dtype=torch.long))
+        return flat(gradients(self.model)) * L
+
+    def check(self, others: list[list[float]], added: list[list[float]], at: int) -> None:
+        units = list(range(0, 2 * len(others), 2))
+        without = self.sum(others, units)
+        moved = (self.sum(others + added, units + [2 * at - 1] * len(added)) - without).norm()
+        assert float(moved) <= C * (1 + 1e-5), f"moved by {float(moved)}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "clipping", "records"), in_turn(SERVED, CLIPPINGS, [1, 3])
+)
+def test_one_unit_moves_the_sum_by_at_most_c(
+    engine: str, method: str, clipping: str, records: int
+) -> None:
+    neighbours = Neighbours(engine, method, clipping, records)
+
+    @settings(max_examples=12)
+    @given(
+        others=st.lists(row, max_size=3),
+        added=st.lists(row, min_size=1, max_size=records),
+        at=st.integers(0, 3),
+    )
+    def run(others: list[list[float]], added: list[list[float]], at: int) -> None:
+        neighbours.check(others, added, at)
+
+    run()
+
+
+@pytest.mark.parametrize(("engine", "method", "clipping"), in_turn(SERVED, CLIPPINGS))
+def test_an_input_near_overflow_counts_or_not_whatever_the_others_are(
+    engine: str, method: str, clipping: str
+) -> None:
+    """Two rows more make the batch another shape, and the fused engine choose another way."""
+    neighbours = Neighbours(engine, method, clipping, 3)
+    for x in (1e76, 1.35e154, 1e200):
+        neighbours.check([[x, 0.0, 0.0], [0.0] * 3], [[0.0] * 3] * 2, 0)
+
+
+# --- the same check on planted mistakes
+
+LOUD = [[30.0, -20.0, 10.0]]
+OFTEN = [LOUD] * 8  # a new oracle draws dropout anew; one draw in forty hides a mistake
+USUAL = [[0.3, -0.2, 0.9], [1.0, 0.5, -0.4]]
+
+
+def check_of(method: str, records: int = 1, *added: list[list[float]]):
+    def sum_on_neighbouring_batches() -> None:
+        for rows in added:
+            Neighbours("functional", method, "flat", records).check(USUAL, rows, 1)
+
+    return sum_on_neighbouring_batches
+
+
+def factor_times_nan(original):
+    """0 * NaN is NaN: behind the oracle's check of the factors, which are right."""
+    return lambda self, factors: original(self, torch.where(factors == 0, torch.nan, factors))
+
+
+def clips_what_it_does_not_sum(original):
+    """Factors from the plain gradient, the perturbed one summed."""
+
+    def clipped_sum(self, batch, lam, lens):
+        total = self._zeros()
+        for physical in self._physical(batch):
+            plain = self.engine.directions(physical, DPSGD(), 0.0).norms()
+            perturbed = self.engine.directions(physical, self.method, lam)
+            for name, part in perturbed.weighted_sum(self.clipping.factors(plain)).items():
+                total[name] += part
+        return total
+
+    return clipped_sum
+
+
+def one_norm_a_parameter(original):
+    """Every parameter clipped to C by itself: the whole may reach C sqrt(parameters)."""
+
+    def weighted_sum(self, factors):
+        own = {n: functional._rows(d).norm(dim=1) for n, d in self._d.items()}
+        return {n: functional._contract((C / own[n]).clamp(max=1), d) for n, d in self._d.items()}
+
+    return weighted_sum
+
+
+def every_record_a_unit(original):
+    def of(inputs, targets, units, max_records):
+        return original(inputs, targets, None, max_records)
+
+    return staticmethod(of)
+
+
+def no_clipping(original):
+    return lambda self, factors: original(self, torch.ones_like(factors))
+
+
+def batch_mean_removed(original):
+    """A direction that depends on the other samples too."""
+
+    def weighted_sum(self, factors):
+        mean = {n: d.mean(0) for n, d in self._d.items()}
+        return {n: t - len(d) * 3 * mean[n] for (n, t), d in
+                zip(original(self, factors).items(), self._d.values(), strict=True)}  # fmt: skip
+
+    return weighted_sum
+
+
+BAD = [[[float("nan")] * 3], [[float("inf"), 0.0, 0.0]]]
+RECORDS = [[30.0, -20.0, 10.0], [25.0, -25.0, 12.0], [28.0, -22.0, 9.0]]
+Directions = functional.FunctionalDirections
+MISTAKES = {
+    "no clipping": Mistake(check_of("dp-sgd", 1, *OFTEN), Directions, "weighted_sum", no_clipping),
+    "a factor of 0 times NaN": Mistake(
+        check_of("dp-sgd", 1, *BAD), Directions, "weighted_sum", factor_times_nan
+    ),
+    "the plain gradient clipped, the perturbed one summed": Mistake(
+        check_of("bam", 1, [[0.5, 0.1, -0.3]], [[0.0, 0.01, 0.0]], USUAL[:1], USUAL[1:]),
+        PrivateGradientOracle,
+        "_clipped_sum",
+        clips_what_it_does_not_sum,
+    ),
+    "each parameter clipped to C": Mistake(
+        check_of("dp-sgd", 1, *OFTEN), Directions, "weighted_sum", one_norm_a_parameter
+    ),
+    "each record of a group clipped to C": Mistake(
+        check_of("dp-sgd", 3, *[RECORDS] * 8),
+        LogicalBatch,
+        "of",
+        every_record_a_unit,
+    ),
+    "a direction that looks at the other samples": Mistake(
+        check_of("bam", 1, *OFTEN), Directions, "weighted_sum", batch_mean_removed
+    ),
+}
+
+
+@catches(MISTAKES)
+def test_the_check_catches(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake.catch(monkeypatch)

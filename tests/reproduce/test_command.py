@@ -1,0 +1,85 @@
+"""``python -m reproduce`` at the command line: what it writes, what it says, what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from reproduce import recipes
+from tests.app.cli.helpers import one_sentence
+from tests.reproduce.tiny import TEXT
+
+OPTIONS = {"epochs": 0.1, "clip_norms": "[1.0]", "flatness": "true"}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder of recipes in which the methods' recipe is a tiny one."""
+    (tmp_path / "recipes" / "pocket").mkdir(parents=True)
+    text = TEXT.format(**OPTIONS).replace("seeds = 2", "seeds = 1")
+    (tmp_path / "recipes" / "pocket" / "methods.toml").write_text(text)
+    monkeypatch.setattr(recipes, "recipes_folder", lambda: tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_from_nothing_to_a_verdict_and_not_twice(place, reproduce):
+    ended = reproduce("fig2", "--docs", "docs")
+    assert ended.code == 0, ended.err
+    assert "3/3 bam" in ended.err
+    assert "inconclusive" in ended.out
+    result = json.loads((place / "results" / "pocket" / "fig2.json").read_text())
+    assert result["provenance"]["runs"] == 3
+    assert "### Figure 2" in (place / "docs" / "results.md").read_text()
+    assert (place / "docs" / "results" / "pocket" / "fig2.svg").exists()
+    assert "Desk scale" not in (place / "docs" / "results.md").read_text()  # fig2 has no recipe
+    again = reproduce("fig2")
+    assert again.code == 0
+    assert "3/3" not in again.err  # nothing was trained
+
+
+def test_only_trains_what_matches(place, reproduce):
+    ended = reproduce("fig2", "--only", "dp-sgd-*", "--only", "*-seed-7")
+    one_sentence(ended, "'*-seed-7' matches no run")
+    ended = reproduce("fig2", "--only", "dp-sgd-*")
+    assert ended.code == 0, ended.err
+    records = place.glob("results/pocket/methods/*.json")
+    assert [path.stem for path in records] == ["dp-sgd-clip_norm-1-seed-0"]
+
+
+def test_a_dry_run_trains_nothing(place, reproduce):
+    ended = reproduce("fig2", "--dry-run")
+    assert ended.code == 0, ended.err
+    assert "0/1" in ended.out
+    assert "GPU hours are missing" in ended.out
+    assert not (place / "results").exists()
+    assert not (place / "runs").exists()
+
+
+def test_steps_keep_nothing(place, reproduce):
+    ended = reproduce("fig2", "--steps", "1")
+    assert ended.code == 0, ended.err
+    assert ended.out.count("1 steps of") == 3
+    assert not (place / "results").exists()
+
+
+def test_only_report_says_what_is_missing(place, reproduce):
+    ended = reproduce("fig2", "--only-report")
+    assert (ended.code, ended.out.strip()) == (0, "fig2: no finished run yet")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["fig8"], "there is no experiment 'fig8': did you mean 'fig7'?"),
+        (["fig2", "--scale", "huge"], "--scale must be pocket, desk or full"),
+        (["fig2", "--scale", "desk"], "fig2 has no recipe of scale desk: choose pocket or full"),
+        (["fig2", "--seeds", "0"], "seeds"),
+        (["fig2", "--only", "sam-*"], "--only 'sam-*' matches no run: a name is such as dp-sgd-"),
+        (["table1"], "there is no pocket recipe"),
+        (["fig2", "--storage", "nowhere"], "the storage nowhere cannot be used"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(place, reproduce, args, says):
+    one_sentence(reproduce(*args), says)

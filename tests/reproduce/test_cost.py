@@ -1,0 +1,48 @@
+"""What a recipe costs: counted on a step, and in proportion to what is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpbam.app.runs import RunConfig
+from reproduce.cost import GPU_FLOPS, GPU_USED, one_step, recipe_costs, take_steps
+from reproduce.cost import _blank as blank
+from tests.reproduce.tiny import tiny
+
+
+def test_a_linear_model_costs_what_it_costs(tmp_path):
+    """DP-SGD by the fused engine on x -> W x: forward, and twice as much again for the sum."""
+    recipe = tiny(tmp_path)
+    config = RunConfig(model="mlp", model_options={"hidden": []}, noise_multiplier=1.0,
+                       method="dp-sgd", device="cpu", seed=0)  # fmt: skip
+    step = one_step(config, config.plan(recipe.images), blank(recipe))
+    forward = 2 * 64 * 10  # a multiplication and an addition a weight
+    assert forward <= step.flops_per_row <= 4 * forward
+
+
+def test_costs_of_a_recipe(tmp_path):
+    costs = {cost.name: cost for cost in recipe_costs(tiny(tmp_path), tmp_path)}
+    sgd, bam = costs["dp-sgd-clip_norm-1"], costs["bam-clip_norm-1"]
+    assert (sgd.done, sgd.asked, sgd.steps) == (0, 2, 4)
+    assert sgd.passes == 4 * 64
+    assert sgd.noise_multiplier == 1.0
+    assert sgd.memory > 0
+    assert sgd.rows == 512  # all that are ever computed at once: this net is small
+    assert 1.5 < bam.flops / sgd.flops < 4  # a second gradient, at the sample's own point
+    assert sgd.gpu_hours_left == pytest.approx(2 * sgd.flops / (GPU_FLOPS * GPU_USED) / 3600)
+
+
+def test_twice_the_epochs_cost_twice_as_much(tmp_path):
+    short = recipe_costs(tiny(tmp_path / "a", epochs=1.0), tmp_path)[0]
+    long = recipe_costs(tiny(tmp_path / "b", epochs=2.0), tmp_path)[0]
+    assert long.flops / short.flops == pytest.approx(long.steps / short.steps)
+    assert long.memory == short.memory
+
+
+def test_real_steps_are_taken_on_real_data(tmp_path):
+    recipe = tiny(tmp_path)
+    taken = take_steps(recipe.runs()[0].config, 2)
+    assert len(taken.rows) == len(taken.losses) == 2
+    assert all(30 < rows < 110 for rows in taken.rows)  # Poisson around 64
+    assert all(before != after for before, after in taken.losses)
+    assert 0 < taken.epsilon < 10

@@ -1,0 +1,62 @@
+"""The laptop recipe's committed records, and the page that shows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from dpbam.app.runs import RunConfig
+from reproduce.laptop import laptop_config
+
+ROOT = Path(__file__).parents[2]
+RECORDS = sorted((ROOT / "results" / "laptop").glob("*.json"))
+PAGE = (ROOT / "docs" / "laptop.md").read_text()
+
+
+def record(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def scored(on: str, epsilon: float) -> list[dict[str, Any]]:
+    found = map(record, RECORDS)
+    return [r for r in found if (r["scored_on"], r["epsilon_asked"]) == (on, epsilon)]
+
+
+def settings(found: dict[str, Any]) -> str:
+    lr, clip_norm = found["config"]["lr"], found["config"]["clip_norm"]
+    return f"| {found['epsilon_asked']:g} | {lr:g} | {clip_norm:g} | {found['steps']} |"
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_a_record_keeps_its_promise(path: Path) -> None:
+    found = record(path)
+    tuned = found["scored_on"] != "test"
+    assert found["epsilon"] <= found["epsilon_asked"]
+    assert found["delta"] == 1e-5
+    assert found["n"] == (45_000 if tuned else 50_000)
+    assert found["config"]["data"].endswith("_tuning") == tuned
+    if tuned:
+        assert f"{settings(found)} {100 * found['accuracy']:.2f}% |" in PAGE
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 2.0, 8.0])
+def test_the_page_has_the_mean_of_five_seeds_with_the_best_settings(epsilon: float) -> None:
+    runs, tries = scored("test", epsilon), scored("held-out training records", epsilon)
+    assert sorted(r["seed"] for r in runs) == [0, 1, 2, 3, 4]
+    best = max(tries, key=lambda r: r["accuracy"])
+    for run in runs:
+        now = laptop_config(epsilon, run["seed"])
+        assert RunConfig.from_mapping(run["config"]) == now
+        assert (now.lr, now.clip_norm, run["steps"]) == (
+            best["config"]["lr"], best["config"]["clip_norm"], best["steps"],
+        )  # fmt: skip
+    accuracies = [100 * r["accuracy"] for r in runs]
+    row = f"{settings(runs[0])} 5 | {fmean(accuracies):.2f}% | {stdev(accuracies):.2f} |"
+    assert row in PAGE
+    if epsilon < 8:
+        readme = (ROOT / "README.md").read_text()
+        assert f"{fmean(accuracies):.1f}% at epsilon {epsilon:g}" in readme

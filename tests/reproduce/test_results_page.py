@@ -1,0 +1,112 @@
+"""The committed results: every record fits its recipe, and the page's numbers are theirs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from reproduce.bias_claims import figure2
+from reproduce.index import EXPERIMENTS, outcomes
+from reproduce.jobs import done, records_folder
+from reproduce.outcome import Study
+from reproduce.recipes import load_recipe, recipe_names
+from reproduce.results_page import PAGE_SCALES, page, section
+from reproduce.tuning import best_lambda, best_rate, best_trial
+
+ROOT = Path(__file__).parents[2]
+RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+
+
+@pytest.mark.parametrize(
+    ("scale", "name"), [(scale, name) for scale in PAGE_SCALES for name in recipe_names(scale)]
+)
+def test_committed_records_fit_their_recipe(scale, name):
+    recipe = load_recipe(name, scale)
+    records = done(recipe, RESULTS)  # refuses other settings, and runs that are no pair
+    folder = records_folder(recipe, RESULTS)
+    others = [load_recipe(other, scale) for other in recipe_names(scale)]
+    known = {run.name for o in others if o.records == recipe.records for run in o.runs()}
+    assert {path.stem for path in folder.glob("*.json")} <= known
+    for record in records:
+        assert record.epsilon <= record.config["epsilon"] + 1e-6
+        assert 0 < record.accuracy < 1
+
+
+def test_the_page_is_what_the_records_say():
+    again = page({scale: outcomes(list(EXPERIMENTS), scale, RESULTS) for scale in PAGE_SCALES})
+    assert (DOCS / "results.md").read_text(encoding="utf-8") == again
+
+
+def test_a_changed_record_would_be_noticed():
+    """Negative control: one accuracy is a point higher, and the page's part is another one."""
+    recipe = load_recipe("methods")
+    records = done(recipe, RESULTS)
+    planted = [replace(records[0], accuracy=records[0].accuracy + 0.01), *records[1:]]
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    true, false = (
+        section(figure2([Study(recipe, found, len(recipe.runs()))]), "results/pocket/")
+        for found in (records, planted)
+    )
+    assert true in text
+    assert false not in text
+
+
+def test_the_pages_figures_are_there():
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    figures = re.findall(r"\]\((results/[^)]+)\)", text)
+    assert len(figures) >= 5
+    for figure in figures:
+        assert (DOCS / figure).stat().st_size > 100
+
+
+@pytest.mark.parametrize("data", ["cifar10", "pneumonia"])
+def test_every_method_trains_with_its_best_rate(data):
+    tuning, table = load_recipe(f"tune-{data}"), load_recipe(f"table1-{data}")
+    study = Study(tuning, done(tuning, RESULTS), 9)
+    assert len(study.records) == study.asked
+    for run in table.runs(1):
+        assert run.config.lr == best_rate(study, run.config.method)
+
+
+@pytest.mark.parametrize("data", ["cifar10", "pneumonia"])
+def test_lambda_is_the_papers_and_the_best_of_what_was_tried(data):
+    tuning, table = load_recipe(f"tune-lambda-{data}"), load_recipe(f"table1-{data}")
+    study = Study(tuning, done(tuning, RESULTS), 24)
+    assert len(study.records) == study.asked
+    for method, papers in (("dp-sat", 0.086), ("bam", 0.02)):
+        best = best_lambda(study, method)
+        assert table.arms[method]["lam"] == papers
+        tuned = table.arms.get(f"{method}-tuned", table.arms[method])
+        assert tuned["lam"] == best
+
+
+def tuned(name):
+    """A tuning study at desk scale, the recipe that depends on it, and that one's records."""
+    recipe, table = load_recipe(name, "desk"), load_recipe("table1-cifar10", "desk")
+    return Study(recipe, done(recipe, RESULTS), len(recipe.runs())), table, done(table, RESULTS)
+
+
+def test_desk_scale_trains_with_the_best_rate():
+    study, table, records = tuned("tune-long-cifar10")
+    if len(study.records) < study.asked:
+        assert not records  # nothing was trained before
+        pytest.skip("the learning rate has trials without a record")
+    best = best_trial(study, "dp-sgd")["lr"]
+    assert {run.config.lr for run in table.runs(1)} == {best}
+    assert {run.config.lr for run in load_recipe("tune-lambda-cifar10", "desk").runs()} == {best}
+
+
+@pytest.mark.parametrize("method", ["dp-sat", "bam"])
+def test_desk_scale_trains_with_the_best_lambda(method):
+    study, table, records = tuned("tune-lambda-cifar10")
+    tried = [arm for arm, fields in study.recipe.arms.items() if fields["method"] == method]
+    if not set(tried) <= set(study.arms()):
+        assert method not in {record.config["method"] for record in records}
+        pytest.skip(f"lambda of {method} has trials without a record")
+    best = best_lambda(study, method)
+    assert table.arms[method]["lam"] == best
+    if method == "bam":
+        assert load_recipe("exact", "desk").arms["bam-exact"]["lam"] == best

@@ -1,0 +1,64 @@
+"""A recipe that trains in a second: digits, a small net, two methods, two seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reproduce import jobs
+from reproduce.recipes import Recipe, read_recipe
+from reproduce.sharing import SharedRuns
+
+TEXT = """
+title = "Tiny"
+seeds = 2
+images = 1438
+shape = [1, 8, 8]
+classes = 10
+flatness = {flatness}
+floor = 0.05
+
+[setting]
+data = "digits"
+model = "mlp"
+noise_multiplier = 1.0
+delta = 1e-4
+accountant = "rdp"
+batch_size = 64
+epochs = {epochs}
+device = "cpu"
+num_workers = 0
+checkpoint_every = 0
+measure_bias = 2
+measure_plain = true
+
+[grid]
+clip_norm = {clip_norms}
+
+[arms.dp-sgd]
+method = "dp-sgd"
+
+[arms.dp-sat]
+method = "dp-sat"
+lam = 0.05
+
+[arms.bam]
+method = "bam"
+lam = 0.05
+"""
+
+
+def tiny(folder: Path, *, epochs=0.2, clip_norms=(1.0,), flatness=False) -> Recipe:
+    path = folder / "pocket" / "tiny.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = {"epochs": epochs, "clip_norms": list(clip_norms), "flatness": str(flatness).lower()}
+    path.write_text(TEXT.format(**values))
+    return read_recipe(path)
+
+
+def machine(folder: Path, url: str | None = None, seeds: int | None = None) -> None:
+    """Do what is missing of the recipe in ``folder``, alone or sharing by a database."""
+    jobs._POLL = 0.1
+    shared = SharedRuns(url, heartbeat=0.2, patience=8) if url else None
+    recipe = read_recipe(folder / "pocket" / "tiny.toml")
+    left = jobs.missing([recipe], folder / "results", seeds)
+    jobs.carry_out(left, folder / "runs", shared=shared)
