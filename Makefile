@@ -31,10 +31,10 @@ test-deps:  ## what some tests need of the system: a browser and its driver, and
 	tools/test_deps.sh
 
 test: lint  ## everything that continuous integration runs
-	$(SERIAL) $(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+	$(SERIAL) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"
 
 test-all: lint  ## the slow tests too, and a floor under what the tests reach of the code
-	$(SERIAL) $(BIN)/python -m pytest --numprocesses 2 --cov
+	$(SERIAL) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --cov
 
 prove: $(VENV)/installed-dev  ## plant every mistake and see it caught; attack the code as it is
 	$(SERIAL) $(BIN)/python tests/claims/prove.py --jobs 2 --out benchmarks/results/prove.json

@@ -6,7 +6,7 @@ import gc
 import os
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -20,6 +20,13 @@ def pytest_collection_finish() -> None:
     """What is imported stays: the garbage collector need not look at it in every test."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for no examples in the tests themselves, and import no helper that no test imports."""
+    found = yield
+    return [each for each in found if type(each).__name__ != "DoctestModule"]
 
 
 class Entropy:

@@ -46,6 +46,7 @@ def test_sums_and_what_the_leader_says():
     assert together(3, work) == [([3.0, 4.5], {"rank": 0})] * 3
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_is_not_called_lost(monkeypatch):
     monkeypatch.setattr(watch, "BEAT", 0.5)
     monkeypatch.setenv("DPBAM_RANK_TIMEOUT", "3")

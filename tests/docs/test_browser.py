@@ -13,7 +13,7 @@ from browsing import Driver, chromium, needs_chromium, requests
 pytest.importorskip("selenium", reason="selenium is in the dev extra")
 from selenium.webdriver.common.by import By
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow]  # the site takes long to build
 PAGES = ("index", "method", "choosing", "cookbook", "reference/methods", "reference/command-line")
 
 

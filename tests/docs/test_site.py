@@ -16,7 +16,8 @@ import pytest
 import dpbam
 from tests.docs.pages import ROOT
 
-#: Flat modules whose every public function and class is for users.
+pytestmark = pytest.mark.slow  # the site takes a quarter of a minute to build
+
 #: modules whose public names are all that they define; the others say so in ``__all__``
 OPEN = ("dpbam", "dpbam.privacy", "dpbam.training")
 MODULES = sorted(

@@ -112,6 +112,7 @@ def test_an_unseeded_run_never_under_counts(tmp_path, point, number):
     assert statement["epsilon"] == accounting.epsilon(sigma, q, len(paid), 1e-4, accountant="rdp")
 
 
+@pytest.mark.slow
 def test_a_killed_run_stops_where_its_budget_ends(tmp_path):
     config = {k: v for k, v in UNSEEDED.items() if k != "noise_multiplier"}
     config |= {"epsilon": 2.0, "checkpoint_every": 1000, "schedule": "constant"}

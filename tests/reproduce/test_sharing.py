@@ -127,6 +127,7 @@ def test_two_machines_share_the_runs_and_both_have_all_records(tmp_path):
     assert len(records(folders[0])) == 6
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_killed_machine_are_done_by_the_other(tmp_path):
     killed, other = tmp_path / "killed", tmp_path / "other"
     for folder in (killed, other):

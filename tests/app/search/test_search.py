@@ -364,6 +364,7 @@ COMMAND = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
