@@ -10,19 +10,19 @@ import typer
 
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.output import console, examples, number, table
+from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
     from reproduce.jobs import Job
     from reproduce.outcome import Outcome
     from reproduce.recipes import Recipe
-    from reproduce.sharing import SharedRuns
 
 EXAMPLES = examples(
     "python -m reproduce fig2",
     "python -m reproduce all --jobs 2",
     "python -m reproduce table1 --scale desk --only 'dp-sgd-epsilon-10-*'",
-    "python -m reproduce all --jobs 2 --storage postgresql://host/db",
+    "python -m reproduce all --shard 3/8",
     "python -m reproduce table1 --scale full --dry-run",
     "python -m reproduce table1 --scale full --steps 1 --batch-size 8",
     "python -m reproduce all --only-report --docs docs",
@@ -60,13 +60,12 @@ def run(
     pneumonia: Annotated[
         Path | None, typer.Option(help="pneumoniamnist.npz [beside the downloads].")
     ] = None,
-    storage: Annotated[
-        str | None,
+    shard: Annotated[
+        str,
         typer.Option(
-            help="Share the runs with other machines through this database (an SQLAlchemy URL).",
-            metavar="URL",
+            help="Train every N-th run, from the I-th on: one of N machines' share.", metavar="I/N"
         ),
-    ] = None,
+    ] = "1/1",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what is missing and what it costs.")
     ] = False,
@@ -84,8 +83,8 @@ def run(
 
     Each finished run leaves a small record; the same command again, also after a kill, keeps those
     and goes on with what was begun. A claim is reproduced, not reproduced, or inconclusive by the
-    95% t interval of paired differences. With one --storage, several machines share the runs, and
-    each ends with all records; the runs of one that is gone are taken over.
+    95% t interval of paired differences. Of n machines each takes --shard i/n; their records belong
+    in one folder.
     """
     from dpbam import _validate
     from reproduce.index import chosen, recipes_of, take_times
@@ -102,8 +101,7 @@ def run(
         _take_steps(recipes, _validate.count("--steps", steps), batch_size)
         return
     if not only_report:
-        shared = _share(recipes, out, seeds, storage) if storage else None
-        _train(missing(recipes, out, seeds, only or ()), work, jobs, shared)
+        _train(missing(recipes, out, seeds, only or (), _shard(shard)), work, jobs)
         take_times(names, out)
     _report(names, scale, out, seeds)
     if docs is not None:
@@ -116,16 +114,15 @@ def _set_pneumonia(path: Path) -> None:
     os.environ[PNEUMONIA] = str(path.absolute())  # processes of their own inherit it
 
 
-def _share(recipes: list[Recipe], out: Path, seeds: int | None, url: str) -> SharedRuns:
-    from reproduce.jobs import offer
-    from reproduce.sharing import SharedRuns
+def _shard(text: str) -> tuple[int, int]:
+    """I/N as two numbers."""
+    first, _, machines = text.partition("/")
+    if not (first.isdecimal() and machines.isdecimal() and 1 <= int(first) <= int(machines)):
+        raise ArgumentError(f"--shard must be I/N with 1 <= I <= N, such as 3/8, got {text!r}")
+    return int(first), int(machines)
 
-    shared = SharedRuns(url)
-    offer(recipes, out, seeds, shared)
-    return shared
 
-
-def _train(jobs: list[Job], work: Path, processes: int, shared: SharedRuns | None) -> None:
+def _train(jobs: list[Job], work: Path, processes: int) -> None:
     from dpbam.app.compare.pool import Stopped
     from reproduce.jobs import carry_out
     from reproduce.progress import Overall
@@ -134,7 +131,7 @@ def _train(jobs: list[Job], work: Path, processes: int, shared: SharedRuns | Non
         return
     try:
         with Overall(jobs) as overall:
-            carry_out(jobs, work, processes=processes, watcher=overall, shared=shared)
+            carry_out(jobs, work, processes=processes, watcher=overall)
     except Stopped:
         message = "stopped, and saved: the same command goes on, and keeps finished runs"
         console(stderr=True).print(message, markup=False, soft_wrap=True)

@@ -2,35 +2,22 @@
 
 A finished run is its record under ``out``. One that was begun has a run folder under ``work``, and
 goes on from its last checkpoint. So the same call again, after whatever end, does what is missing.
-Machines that share a database share the runs: see :mod:`reproduce.sharing`.
+Of n machines, or n jobs of a scheduler, each does one share of the runs.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
-import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from dpbam.app.compare.pairing import check_pairs
-from dpbam.app.compare.pool import FinishedRun, PlannedRun, Stopped, Watcher, run_all
+from dpbam.app.compare.pool import FinishedRun, PlannedRun, Watcher, run_all
 from dpbam.app.runs.config import ConfigError
 from reproduce.recipes import Recipe, RecipeRun
-from reproduce.records import (
-    Record,
-    comparable,
-    find_record,
-    keep_record,
-    record_path,
-    write_record,
-)
-from reproduce.sharing import SharedRuns
-
-_POLL = 5.0  # seconds between two looks at what other machines have done
+from reproduce.records import Record, find_record, write_record
 
 
 @dataclass(frozen=True)
@@ -40,13 +27,6 @@ class Job:
     recipe: Recipe
     run: RecipeRun
     folder: Path
-
-    @property
-    def key(self) -> str:
-        """The same on all machines, and another for other settings."""
-        settings = json.dumps(comparable(self.run.config), sort_keys=True, default=str)
-        digest = hashlib.sha256(settings.encode()).hexdigest()[:16]
-        return f"{self.recipe.scale}/{self.recipe.records}/{self.run.name} {digest}"
 
     def planned(self, work: Path) -> PlannedRun:
         """For the pool; another configuration has another run folder."""
@@ -75,7 +55,11 @@ def done(recipe: Recipe, out: Path, seeds: int | None = None) -> list[Record]:
 
 
 def missing(
-    recipes: Sequence[Recipe], out: Path, seeds: int | None = None, only: Sequence[str] = ()
+    recipes: Sequence[Recipe],
+    out: Path,
+    seeds: int | None = None,
+    only: Sequence[str] = (),
+    shard: tuple[int, int] = (1, 1),
 ) -> list[Job]:
     """Return the runs without a record, each once, recipe by recipe.
 
@@ -84,6 +68,8 @@ def missing(
         out: the folder of the records.
         seeds: in place of the recipes'.
         only: shell patterns, one of which a run's name has to match; all runs without any.
+        shard: (i, n): every n-th run, from the i-th on. It does not depend on what is done, so
+            that n machines do every run once.
 
     Raises:
         ConfigError: if a pattern matches no run of the recipes, finished or not.
@@ -93,7 +79,8 @@ def missing(
         folder = records_folder(recipe, out)
         for run in recipe.runs(seeds):
             jobs.setdefault((folder, run.name), Job(recipe, run, folder))
-    wanted = _matching(list(jobs.values()), only)
+    first, machines = shard
+    wanted = _matching(list(jobs.values()), only)[first - 1 :: machines]
     return [job for job in wanted if find_record(job.folder, job.run) is None]
 
 
@@ -109,61 +96,24 @@ def _matching(jobs: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
 
 
 def carry_out(
-    jobs: Sequence[Job],
-    work: Path,
-    *,
-    processes: int = 1,
-    watcher: JobWatcher | None = None,
-    shared: SharedRuns | None = None,
+    jobs: Sequence[Job], work: Path, *, processes: int = 1, watcher: Watcher | None = None
 ) -> None:
     """Do them; each one's record is written as soon as it is finished.
-
-    With ``shared``, together with all machines that share them: this one does those that nobody
-    else does, and ends when all are done.
 
     Raises:
         Stopped: after Ctrl-C, when what was running has saved.
     """
-    if not jobs:
-        return
-    recording = _Recording(jobs, work, watcher, shared)
-    if shared is None:
+    if jobs:
+        recording = _Recording(jobs, work, watcher)
         run_all(recording.planned, processes, recording)
-        return
-    try:
-        with shared.alive():
-            while left := recording.copied_from_elsewhere():
-                if not run_all(recording.planned, processes, recording, recording.claim):
-                    if watcher:
-                        watcher.waiting(left)
-                    time.sleep(_POLL)
-    except KeyboardInterrupt:
-        raise Stopped from None
-
-
-class JobWatcher(Watcher, Protocol):
-    """Hears how the runs get on, here and on other machines."""
-
-    def elsewhere(self, index: int, record: Record) -> None:
-        """Run ``index`` was done by another machine."""
-
-    def waiting(self, left: int) -> None:
-        """Other machines do all of the ``left`` runs that are left."""
 
 
 class _Recording:
     """Writes the record of each finished run, then passes the word on."""
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        work: Path,
-        watcher: JobWatcher | None,
-        shared: SharedRuns | None,
-    ) -> None:
-        self._jobs, self._watcher, self._shared = jobs, watcher, shared
+    def __init__(self, jobs: Sequence[Job], work: Path, watcher: Watcher | None) -> None:
+        self._jobs, self._watcher = jobs, watcher
         self.planned = [job.planned(work) for job in jobs]
-        self._left = set(range(len(jobs)))
 
     def progress(self, index: int, step: int, steps: int) -> None:
         """Run ``index`` has done ``step`` of ``steps``."""
@@ -174,40 +124,5 @@ class _Recording:
         """Run ``index`` is done."""
         job, out = self._jobs[index], self.planned[index].out
         write_record(job.folder, job.run, out, flatness=job.recipe.flatness)
-        self._left.discard(index)
-        if self._shared:
-            text = record_path(job.folder, job.run).read_text(encoding="utf-8")
-            keep_record(job.folder, job.run, self._shared.finish(job.key, text))
         if self._watcher:
             self._watcher.finished(index, run)
-
-    def claim(self, index: int) -> bool:
-        """Whether this machine is to do run ``index``."""
-        assert self._shared is not None
-        return index in self._left and self._shared.claim(self._jobs[index].key)
-
-    def copied_from_elsewhere(self) -> int:
-        """Keep what other machines have done; how many runs are left."""
-        assert self._shared is not None
-        done = self._shared.finished()
-        for index in sorted(self._left):
-            job = self._jobs[index]
-            text = self._shared.record(job.key) if job.key in done else None
-            if text is not None:
-                record = keep_record(job.folder, job.run, text)
-                self._left.discard(index)
-                if self._watcher:
-                    self._watcher.elsewhere(index, record)
-        return len(self._left)
-
-
-def offer(recipes: Sequence[Recipe], out: Path, seeds: int | None, shared: SharedRuns) -> None:
-    """Show the other machines the records that are here already."""
-    known = shared.finished()
-    for recipe in recipes:
-        folder = records_folder(recipe, out)
-        for run in recipe.runs(seeds):
-            job, path = Job(recipe, run, folder), record_path(folder, run)
-            if job.key not in known and find_record(folder, run) is not None:
-                first = shared.finish(job.key, path.read_text(encoding="utf-8"))
-                keep_record(folder, run, first)

@@ -10,7 +10,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from dpbam.app.cli.output import console, percent
 from dpbam.app.compare.pool import FinishedRun
 from reproduce.jobs import Job
-from reproduce.records import Record
 
 _COST = {"bam": 2.2, "sam": 2.0}  # of a DP-SGD step
 
@@ -27,7 +26,6 @@ class Overall:
         self._weights = [weight(job) for job in jobs]
         self._done = [0.0 for _ in jobs]
         self._finished = 0
-        self._said = ""
         self._console = console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.fields[count]} runs"),
@@ -58,27 +56,13 @@ class Overall:
 
     def finished(self, index: int, run: FinishedRun) -> None:
         """Run ``index`` is done."""
-        self._count(index, f"{percent(run.accuracy)} in {run.seconds:.0f} s")
-
-    def elsewhere(self, index: int, record: Record) -> None:
-        """Run ``index`` was done by another machine."""
-        self._count(index, f"{percent(record.accuracy)}, by another machine")
-
-    def waiting(self, left: int) -> None:
-        """Other machines do the rest."""
-        said = f"waiting for {left} that others have claimed"
-        if not self._console.is_terminal and said != self._said:
-            self._console.print(said, markup=False)
-        self._said = said
-        self._update(said)
-
-    def _count(self, index: int, said: str) -> None:
         self._done[index] = self._weights[index]
         self._finished += 1
         self._update("")
         if not self._console.is_terminal:
-            line = f"{self._finished}/{len(self._names)} {self._names[index]}: {said}"
-            self._console.print(line, markup=False)
+            count = f"{self._finished}/{len(self._names)}"
+            said = f"{percent(run.accuracy)} in {run.seconds:.0f} s"
+            self._console.print(f"{count} {self._names[index]}: {said}", markup=False)
 
     def _update(self, now: str) -> None:
         count = f"{self._finished}/{len(self._names)}"

@@ -102,13 +102,6 @@ def comparable(config: RunConfig) -> dict[str, Any]:
     return {f: getattr(config, f) for f in RunConfig.model_fields if f not in _FREE}
 
 
-def keep_record(folder: Path, run: RecipeRun, text: str) -> Record:
-    """Write a record that another machine has made."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(record_path(folder, run), text)
-    return read_record(record_path(folder, run))
-
-
 def read_record(path: Path) -> Record:
     """The record in a file.
 

@@ -78,7 +78,8 @@ def test_only_report_says_what_is_missing(place, reproduce):
         (["fig2", "--seeds", "0"], "seeds"),
         (["fig2", "--only", "sam-*"], "--only 'sam-*' matches no run: a name is such as dp-sgd-"),
         (["table1"], "there is no pocket recipe"),
-        (["fig2", "--storage", "nowhere"], "the storage nowhere cannot be used"),
+        (["fig2", "--shard", "3/2"], "--shard must be I/N with 1 <= I <= N"),
+        (["fig2", "--shard", "2"], "--shard must be I/N with 1 <= I <= N"),
     ],
 )
 def test_what_cannot_be_done_is_refused(place, reproduce, args, says):

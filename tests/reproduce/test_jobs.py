@@ -93,7 +93,7 @@ def test_a_study_gathers_by_arm_and_place(finished):
 
 def killed_in_the_middle(folder: Path) -> str:
     """Start, kill by SIGKILL when the second run is some steps on; that run's name."""
-    process = started(machine, folder, None, 1)
+    process = started(machine, folder, 1)
     try:
         while process.is_alive():
             ledgers = sorted(folder.glob("runs/pocket/tiny/dp-sat-*/ledger.jsonl"))
@@ -118,7 +118,7 @@ def test_a_kill_loses_nothing_but_time(tmp_path):
     begun = ledger.read_text()
     assert not first.with_name("dp-sat-clip_norm-1-seed-0.json").exists()
     for folder in (disturbed, whole):
-        machine(folder, None, 1)
+        machine(folder, 1)
     assert first.stat().st_mtime_ns == kept
     assert ledger.read_text().startswith(begun.rpartition("\n")[0])  # gone on with, not begun anew
     for name in ("dp-sgd", "dp-sat", "bam"):
@@ -126,3 +126,15 @@ def test_a_kill_loses_nothing_but_time(tmp_path):
         one, other = read_record(disturbed / path), read_record(whole / path)
         assert (one.accuracy, one.pairing) == (other.accuracy, other.pairing)
         assert one.non_private_bias == other.non_private_bias
+
+
+@pytest.mark.parametrize("machines", [1, 2, 4])
+def test_shards_are_every_run_once(tmp_path, machines):
+    recipe = tiny(tmp_path)
+    shards = [
+        [job.run.name for job in missing([recipe], tmp_path, 3, shard=(i + 1, machines))]
+        for i in range(machines)
+    ]
+    whole = [job.run.name for job in missing([recipe], tmp_path, 3)]
+    assert sorted(name for shard in shards for name in shard) == sorted(whole)
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1

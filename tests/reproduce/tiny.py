@@ -6,7 +6,6 @@ from pathlib import Path
 
 from reproduce import jobs
 from reproduce.recipes import Recipe, read_recipe
-from reproduce.sharing import SharedRuns
 
 TEXT = """
 title = "Tiny"
@@ -55,10 +54,7 @@ def tiny(folder: Path, *, epochs=0.2, clip_norms=(1.0,), flatness=False) -> Reci
     return read_recipe(path)
 
 
-def machine(folder: Path, url: str | None = None, seeds: int | None = None) -> None:
-    """Do what is missing of the recipe in ``folder``, alone or sharing by a database."""
-    jobs._POLL = 0.1
-    shared = SharedRuns(url, heartbeat=0.2, patience=8) if url else None
+def machine(folder: Path, seeds: int | None = None) -> None:
+    """Do what is missing of the recipe in ``folder``."""
     recipe = read_recipe(folder / "pocket" / "tiny.toml")
-    left = jobs.missing([recipe], folder / "results", seeds)
-    jobs.carry_out(left, folder / "runs", shared=shared)
+    jobs.carry_out(jobs.missing([recipe], folder / "results", seeds), folder / "runs")

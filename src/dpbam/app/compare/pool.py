@@ -85,20 +85,18 @@ def run_all(
     runs: Sequence[PlannedRun],
     jobs: int,
     watcher: Watcher | None = None,
-    claim: Callable[[int], bool] = lambda index: True,
 ) -> list[FinishedRun]:
     """All runs, in the order given.
 
     One job works in this process. With more, each has a process of its own with one thread, since
-    runs side by side use the cores better than threads within a run do. ``claim`` is asked before a
-    run begins; one that it refuses is left out.
+    runs side by side use the cores better than threads within a run do.
 
     Raises:
         Stopped: after Ctrl-C, when what was running has saved.
         RunError: if a run cannot be done; finished ones are kept.
     """
     if jobs == 1:
-        return _one_by_one(runs, watcher, claim)
+        return _one_by_one(runs, watcher)
     context = multiprocessing.get_context("spawn")
     told, stop = context.Queue(), context.Event()
     with ProcessPoolExecutor(
@@ -107,8 +105,7 @@ def run_all(
         initializer=_begin,
         initargs=(told, stop),
     ) as pool:
-        claimed = (k for k in range(len(runs)) if claim(k))  # each when there is room for it
-        begun = ((pool.submit(_in_worker, k, runs[k]), k) for k in claimed)
+        begun = ((pool.submit(_in_worker, k, run), k) for k, run in enumerate(runs))
         try:
             with _terminated_like_ctrl_c():
                 return _collect(begun, jobs, told, watcher)
@@ -134,15 +131,11 @@ def _terminated_like_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _one_by_one(
-    runs: Sequence[PlannedRun], watcher: Watcher | None, claim: Callable[[int], bool]
-) -> list[FinishedRun]:
+def _one_by_one(runs: Sequence[PlannedRun], watcher: Watcher | None) -> list[FinishedRun]:
     from dpbam.app.runs import Interrupted
 
     results = []
     for index, run in enumerate(runs):
-        if not claim(index):
-            continue
         try:
             results.append(_work(run, _Telling(index, watcher.progress if watcher else None)))
         except (Interrupted, KeyboardInterrupt):

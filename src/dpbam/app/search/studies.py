@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpbam.app.compare.database import unusable
 from dpbam.app.runs.config import ConfigError
 from dpbam.app.runs.files import locked
 from dpbam.app.runs.result import RunError
+from dpbam.app.search.database import unusable
 from dpbam.app.search.search import Search, Stage
 
 if TYPE_CHECKING:
