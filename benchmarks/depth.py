@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -21,9 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from reproduce.depth import NAMES, Timing, by_turns, private_step
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
 
-HERE = Path(__file__).parent
+from reproduce.depth import NAMES, Timing, by_turns, private_step  # noqa: E402
+
 Row = dict[str, Any]
 ENGINES = ("fused", "functional")
 

@@ -1,6 +1,6 @@
 """Recipes: an experiment as a TOML file, and the runs that it asks for.
 
-They live in the folder ``recipes/`` of the project (inside the package, once it is installed):
+They live in the folder ``recipes/`` of the project; neither it nor this package is installed.
 ``full/NAME.toml`` has the paper's settings, ``desk/NAME.toml`` what two cores can train in days,
 with enough seeds to tell methods apart, and ``pocket/NAME.toml`` what they can train in hours::
 

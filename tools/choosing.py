@@ -6,15 +6,18 @@ One is the accountant's, the others are read from the records in results/pocket.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
-from dpbam import PrivacyPlan
-from reproduce.bias_claims import overview
-from reproduce.jobs import done
-from reproduce.outcome import Study
-from reproduce.recipes import load_recipe
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from dpbam import PrivacyPlan  # noqa: E402
+from reproduce.bias_claims import overview  # noqa: E402
+from reproduce.jobs import done  # noqa: E402
+from reproduce.outcome import Study  # noqa: E402
+from reproduce.recipes import load_recipe  # noqa: E402
+
 PAGE = ROOT / "docs" / "choosing.md"
 N, DELTA, EPOCHS = 50_000, 1e-5, 30
 #: What matters less for a choice.

@@ -101,7 +101,7 @@ def below_zero(args: tuple[Any, ...]) -> Tensor | None:
     return torch.zeros(drawn.shape, dtype=torch.bool, device=drawn.device)
 
 
-def refusal(func: Callable[..., Any]) -> ValueError:
+def refusal(func: Callable[..., Any]) -> ArgumentError:
     """The error for a draw that cannot be keyed."""
     return ArgumentError(
         f"the model draws random numbers with {_name(func)}, which would depend on the "

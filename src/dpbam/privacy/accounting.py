@@ -195,7 +195,7 @@ def checked(charge: Charge) -> Charge:
     to 1e9: what lies outside overflows, or takes the accountant forever.
 
     Raises:
-        ValueError, TypeError: one sentence with the name and the value.
+        ArgumentError, ArgumentTypeError: one sentence with the name and the value.
 
     Example:
         >>> checked(Charge(1.0, 0.1, 10))

@@ -169,7 +169,7 @@ def prepare(
         on_phase: hears what is being done, before it is.
 
     Raises:
-        ConfigError, dpbam.data.DataError, ValueError: one sentence each.
+        dpbam.errors.DPBAMError: one sentence.
     """
     from dpbam.app.runs import build
     from dpbam.data import load_pair
