@@ -559,6 +559,6 @@ def numpy_draws_that_permute_the_rows() -> Mixing:
 HARMLESS_ALONE = {
     "hook on an activation", "saved tensors replaced", "function with its own vmap rule",
     "function that mixes in backward", "operator with its own vmap rule",
-    "numpy draws that permute the rows",
+    "numpy draws that permute the rows", "draws that permute the rows",
 }  # fmt: skip
 mixing.STATEFUL -= HARMLESS_ALONE

@@ -21,6 +21,11 @@ from catalogue import (
 from dpbam.engines import make_engine
 from support import in_turn
 
+# torch's advice on its own kernels, once in a process
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
+]
 #: of each kind some, a second each
 SAMPLE = [
     "mlp", "group norm after a frozen layer", "conv2d depthwise", "LSTM", "flattened tokens",
