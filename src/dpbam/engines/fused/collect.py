@@ -89,6 +89,8 @@ def _factorable(uses: list[Use]) -> list[list[MatrixUse]] | None:
     for use in uses:
         if not isinstance(use, MatrixUse) or len(use.names) != 1:
             return None
+        if use.weight.narrow:  # a clipped sum must not be rounded: round unit by unit instead
+            return None
         groups[use.weight.key].append(use)
     if not all(_one_kind(group) for group in groups.values()):
         return None
@@ -187,7 +189,11 @@ def _materialised(uses: list[Use], flow: Flow, plain: PlainPass | None) -> list[
             if isinstance(use, GenericUse):
                 use = replace(use, direction=plain.direction(use.names))
             if isinstance(use, MatrixUse) and use.weight.scaled:
-                raise CannotServe(f"{use.names[0]} is scaled in one use and bare in another")
+                raise CannotServe(
+                    f"{use.names[0]} is standardised with a scale, and that in low precision or in "
+                    "some of its uses only"
+                )
         for name, part in use.materialise(flow).items():
+            part = part.to(torch.promote_types(part.dtype, torch.float32))
             total[name] = total[name] + part if name in total else part
     return [Materialised(name, value) for name, value in total.items()]

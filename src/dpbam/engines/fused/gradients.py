@@ -124,15 +124,19 @@ class Factored:
         return replace(self, pairs=[(a.detach(), b.detach()) for a, b in self.pairs])
 
     def norm(self, *, differentiable: bool = False) -> Norm:
-        """|G_u|^2, by the cheaper of materialising G_u and not."""
+        """|G_u|^2; units whose parts cancel are set apart."""
+        norm = self.raw_norm(differentiable=differentiable)
+        exact = differentiable or norm.materialised is not None
+        return norm if exact else set_apart(self, norm)
+
+    def raw_norm(self, *, differentiable: bool = False) -> Norm:
+        """|G_u|^2 of D's gradient, by the cheaper of materialising G_u and not."""
         by_gram = self.prefers_gram(twice=differentiable)
         if differentiable:
             return self._differentiable_norm(by_gram)
         if by_gram:
-            norm = Norm(self._in_parts(self._bytes()[0], self._ghost), by_gram=True)
-        else:
-            norm = self._materialised_norm()
-        return norm if norm.materialised is not None else set_apart(self, norm)
+            return Norm(self._in_parts(self._bytes()[0], self._ghost), by_gram=True)
+        return self._materialised_norm()
 
     def prefers_gram(self, *, twice: bool = False) -> bool:
         """Whether Gram matrices are the cheaper way, within the memory limit."""
@@ -224,12 +228,15 @@ class Factored:
 
     def _differentiable_norm(self, by_gram: bool) -> Norm:
         flat = [t for pair in self.pairs for t in pair]
-        if by_gram:
-            square, *matrices = GhostNorm.apply(self.layer, *flat)  # type: ignore[no-untyped-call]
-            if set_apart(self.detached(), Norm(square.detach(), by_gram=True)).by_gram:
-                return Norm(square, grams=dict(zip(_blocks(self.pairs), matrices, strict=True)))
-        square = MaterialisedNorm.apply(self.layer, *flat)  # type: ignore[no-untyped-call]
-        return Norm(square)
+        if not by_gram:
+            return Norm(MaterialisedNorm.apply(self.layer, *flat))  # type: ignore[no-untyped-call]
+        square, *matrices = GhostNorm.apply(self.layer, *flat)  # type: ignore[no-untyped-call]
+        lost = ill_conditioned(self.detached().sizes(), square.detach())
+        if len(lost):
+            some = [t[lost] for t in flat]
+            redone = MaterialisedNorm.apply(self.layer, *some)  # type: ignore[no-untyped-call]
+            square = square.index_put((lost,), redone)
+        return Norm(square, grams=dict(zip(_blocks(self.pairs), matrices, strict=True)))
 
 
 # --- units whose parts cancel
@@ -248,22 +255,30 @@ class Factors(Protocol):
 def set_apart(gradient: Factors, norm: Norm) -> Norm:
     """Return the norm with those units materialised whose parts cancel, or overflow.
 
-    |G_u|^2 as a sum of products is off by eps sizes^2, and a weighted sum of parts by eps sizes: a
-    unit whose parts cancel could pass the clip unseen, or drown the others. A unit with
-    |G_u|^2 <= sqrt(eps) sizes^2 is therefore materialised, and its norm and its share of the sum
-    are of the same numbers. For the others the norm is right to sqrt(eps) / 2. The rule looks at
-    one unit alone.
+    |G_u|^2 as a sum of products is off by some eps sizes^2, and a weighted sum of parts by some eps
+    sizes: a unit whose parts cancel could pass the clip unseen, or drown the others. Such a unit is
+    materialised, and its norm and its share of the sum are of the same numbers.
     """
-    sizes = gradient.sizes()
-    least = torch.finfo(norm.square.dtype).eps ** 0.5 * sizes.square()
-    well = (norm.square > least) & norm.square.isfinite() & least.isfinite()
-    lost = (~(well | (sizes == 0))).nonzero()[:, 0]
+    lost = ill_conditioned(gradient.sizes(), norm.square)
     if not len(lost):
         return norm
     values = gradient.some(lost)
     redone = values.reshape(len(lost), -1).square().sum(1)
     square = norm.square.index_put((lost,), redone.to(norm.square.dtype))
     return Norm(square, apart=(lost, values))
+
+
+def ill_conditioned(sizes: Tensor, square: Tensor) -> Tensor:
+    """[k]: the units with |G_u|^2 <= 3 sqrt(eps) sizes^2. The rule looks at one unit alone.
+
+    For the others the norm is right to about sqrt(eps): 3e-4 in float32, within what
+    :data:`dpbam.privacy.clipping.ROUNDING` allows. ``sizes`` is in float64, where nothing of
+    float32 under- or overflows, so that a unit is passed over only if its gradient is zero.
+    """
+    least = 3 * torch.finfo(square.dtype).eps ** 0.5 * sizes.square()
+    well = (square > least) & square.isfinite()
+    lost: Tensor = (~(well | (sizes == 0))).nonzero()[:, 0]
+    return lost
 
 
 def with_those_apart(

@@ -71,7 +71,7 @@ class ScaledGradient:
             kappa = kappa + self.along
         layer = self.base.layer
         pairs = [(a, b * layer.channels(r, b).to(b.dtype)) for a, b in self.base.pairs]
-        first = replace(self.base, pairs=pairs).norm(differentiable=differentiable).square
+        first = replace(self.base, pairs=pairs).raw_norm(differentiable=differentiable).square
         norm = Norm(first + (2 * r * kappa * rho + kappa.square() * v2).sum(1))
         return norm if differentiable else set_apart(self, norm)
 

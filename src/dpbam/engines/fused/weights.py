@@ -113,6 +113,14 @@ class Weight:
         """Whether D is standardised with a scale: the one matrix that is not linear in theta."""
         return self.centred and bool(self.args[1])
 
+    @property
+    def narrow(self) -> bool:
+        """Whether s is computed in less than float32, so that J_s^T rounds what it is given."""
+        if self.func is None:
+            return False
+        low = self.tensor.dtype in (torch.float16, torch.bfloat16)
+        return low or any(inside.narrow for inside in self._inside())
+
     def pull(self, gradient: Tensor) -> Params:
         """Return J_s^T G for one gradient: [*D] -> theta's shapes."""
         if self.func is None:

@@ -98,8 +98,9 @@ class Layer(Protocol):
 
 
 def lengths(x: Tensor) -> Tensor:
-    """[U, ...] -> [U]: |x_u|."""
-    found: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    """[U, ...] -> [U]: |x_u|, in float64, which MPS has not."""
+    dtype = x.dtype if x.device.type == "mps" else torch.float64
+    found: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=dtype)
     return found
 
 

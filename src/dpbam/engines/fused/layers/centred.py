@@ -53,6 +53,14 @@ class Centred:
         """f(P weight, a), so that <G'_u, V> = sum_t <b_t, f(P V, a)_t>."""
         return self.layer.apply(centre(weight.unsqueeze(0)).squeeze(0), a)
 
+    def apply_each(self, weights: Tensor, a: Tensor) -> Tensor:
+        """f(P weights_u, a_u): what rounding left of a mean would be multiplied by sum(a)."""
+        return self.layer.apply_each(centre(weights), a)
+
+    def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
+        """f(P weights_u, .)^T b_u."""
+        return self.layer.transpose_each(centre(weights), b, like)
+
 
 def centre(g: Tensor) -> Tensor:
     """[U, o, *rest]: g less its mean over the rest, by unit and channel."""

@@ -119,8 +119,9 @@ class Conv:
         return total
 
     def size(self, a: Tensor) -> Tensor:
-        """A pixel is in at most ceil(k / stride) patches along each axis."""
-        overlap = [-(-k // s) for k, s in zip(self.shape[2:], self.stride, strict=True)]
+        """Every (s / gcd(s, d))-th offset of a kernel meets a pixel: ceil(k gcd(s, d) / s) do."""
+        axes = zip(self.shape[2:], self.stride, self.dilation, strict=True)
+        overlap = [-(-k * math.gcd(s, d) // s) for k, s, d in axes]
         return lengths(a) * math.sqrt(math.prod(overlap))
 
     def mean(self, a: Tensor) -> Tensor:

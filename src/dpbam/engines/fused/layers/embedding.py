@@ -39,8 +39,9 @@ class Embedding:
         return (a[:, :, None] == c[:, None, :]).to(torch.get_default_dtype())
 
     def size(self, a: Tensor) -> Tensor:
-        """T one-hot rows, each of length 1."""
-        return torch.full(a.shape[:1], a.shape[1] ** 0.5, device=a.device)
+        """|G_u|^2 <= c |B|^2, with c how often the most frequent id occurs."""
+        most = a.mode(1).values
+        return (a == most[:, None]).sum(1).sqrt()
 
     def rows(self, b: Tensor) -> Tensor:
         """[U, T, d]."""
