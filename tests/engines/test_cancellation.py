@@ -52,11 +52,24 @@ def images(offset: float) -> Tensor:
     return offset + torch.randn(6, 8, 5, 5)
 
 
+class Product(nn.Module):
+    """A matrix product in bfloat16: the weight is a function of the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.bfloat16() @ self.weight.bfloat16()).float()
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "differences of 1 at 1e4": (Difference, lambda: pairs(1e4)),
     "differences of 1 at 1e6": (Difference, lambda: pairs(1e6)),
     "centred weights, images at 1e4": (lambda: Standardised(False), lambda: images(1e4)),
     "scaled weights, images at 1e4": (lambda: Standardised(True), lambda: images(1e4)),
+    "scaled weights, images at 30": (lambda: Standardised(True), lambda: images(30.0)),
+    "weights in bfloat16": (Product, lambda: 3 + 0.1 * torch.randn(6, 16)),
 }
 
 
@@ -101,3 +114,51 @@ def test_a_record_whose_parts_cancel_wholly_does_not_drown_the_others() -> None:
     huge = torch.full((1, 2, 64), 1e9)
     before = clipped_sum(model, x, DPSGD())
     assert float((clipped_sum(model, torch.cat([x, huge]), DPSGD()) - before).norm()) <= 1e-6 * C
+
+
+@pytest.mark.parametrize("offset", [10.0, 30.0, 300.0])
+@pytest.mark.parametrize("scale", [False, True])
+@pytest.mark.parametrize("method", [DPSGD(), BAM(0.1, exact=True)], ids=["dp-sgd", "exact"])
+def test_norms_through_standardised_weights_agree_with_a_loop_in_float64(
+    offset: float, scale: bool, method: Method
+) -> None:
+    torch.manual_seed(0)
+    model, x = Standardised(scale), images(offset)
+
+    def norms(engine: str, model: nn.Module, x: Tensor) -> Tensor:
+        names = {n: 0 for n, _ in model.named_parameters()}
+        made = make_engine(engine, model, lambda out, y: (out.sum(1) - y).square(), names)
+        batch = make_batch(x, torch.arange(len(x)) % 4, len(x))
+        return made.directions(batch, method, method.lam_at(0)).norms().double()
+
+    found, wanted = norms("fused", model, x), norms("loop", model.double(), x.double())
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(("inputs", "slopes"), [(1e-23, 1e15), (2e-23, 1e18), (1e15, 1e-25)])
+def test_squares_that_underflow_hide_no_gradient(inputs: float, slopes: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(256, 32, bias=False)
+    x, target = inputs * torch.randn(4, 256), torch.randn(4, 32)
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return slopes * (out * y).sum(1)
+
+    def norms(engine: str) -> Tensor:
+        made = make_engine(engine, model, loss, {"weight": 0})
+        return made.directions(make_batch(x, target, 4), DPSGD(), 0.0).norms()
+
+    torch.testing.assert_close(norms("fused"), norms("loop"), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"), [(3, 1, 2), (3, 2, 2), (3, 3, 3), (5, 4, 2)]
+)
+def test_a_gradient_is_no_longer_than_its_parts(kernel: int, stride: int, dilation: int) -> None:
+    from dpbam.engines.fused.layers.base import lengths
+    from dpbam.engines.fused.layers.conv import Conv
+
+    size = 4 * stride + dilation * (kernel - 1) + 1
+    layer = Conv((1, 1, kernel), (stride,), (0,), (dilation,), (size,))
+    a, b = torch.ones(1, 1, 1, size), torch.ones(1, 1, 1, 5)
+    assert float(lengths(layer.materialise(a, b))) <= float(layer.size(a) * lengths(b))

@@ -165,8 +165,16 @@ class Factored:
         return self.weight.pull(self._contracted(factors).view(self.weight.tensor.shape))
 
     def sizes(self) -> Tensor:
-        """[U]: |A| |B| >= sum_t |a_t| |b_t| >= |G_u|; far above |G_u|, the parts cancel."""
-        parts = [self.layer.size(a) * lengths(b) for a, b in self.pairs]
+        """[U]: |A| |B| >= sum_t |a_t| |b_t| >= |G_u|; far above |G_u|, the parts cancel.
+
+        Infinite where the squares of a or of b underflow.
+        """
+        number = torch.finfo(self.pairs[0][1].dtype)
+        least, parts = (number.tiny / number.eps) ** 0.5, []
+        for a, b in self.pairs:
+            left, right = self.layer.size(a), lengths(b)
+            product, shorter = left * right, torch.minimum(left, right)
+            parts.append(product.masked_fill((shorter < least) & (product > 0), torch.inf))
         return torch.stack(parts).sum(0)
 
     def some(self, places: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ class Weight:
         theta = self._theta  # by autograd: torch.func.vjp would import torch's compiler
         with torch.enable_grad():
             out = self.evaluate({name: t.requires_grad_() for name, t in theta.items()})
-        if not out.requires_grad:  # a constant
+        if not (out.requires_grad or torch.is_inference_mode_enabled()):  # a constant
             return {name: torch.zeros_like(t) for name, t in theta.items()}
         found = torch.autograd.grad(
             out, list(theta.values()), gradient.to(out.dtype), materialize_grads=True
