@@ -17,7 +17,8 @@ NaN or infinite in any group    nothing at all: factor 0 in all groups
 
 Norms are float32 or better; a float32 sum of squares overflows at norms near 1e19, which counts as
 infinite, and may vanish below 1e-18, so C must be well above that. Rounding may exceed the bound by
-a relative 1e-6.
+a relative 1e-6; by 3e-4 where the parts of a direction cancel nearly so far that the fused engine
+would materialise it.
 
 Summing rounds too. A float32 sum of r aligned directions of norm C is off by about r 2^-24 C, and
 one unit more or less rounds it differently: at r = 65,536 that moved the sum by C (1 + 0.002). So
