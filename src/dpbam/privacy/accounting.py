@@ -268,11 +268,12 @@ def _by_pld(spent: Sequence[Charge], delta: float, grid: float) -> float:
     return float(whole.get_epsilon_for_delta(delta))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _step_loss(sigma: float, q: float, grid: float) -> PrivacyLossDistribution:
     """One step's privacy loss, between data sets that differ by one added or removed unit.
 
-    It takes most of the time, and does not depend on the number of steps.
+    It takes most of the time, and does not depend on the number of steps. Few are kept: one of a
+    large loss takes tens of megabytes.
     """
     import dp_accounting
     from dp_accounting.pld import privacy_loss_distribution

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -15,9 +17,10 @@ class Ended(NamedTuple):
     err: str
 
 
-@pytest.fixture
-def dpbam(capsys, tmp_path):
-    """Run ``dpbam`` in this process.
+def runner(
+    main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Ended]:
+    """Return a function that runs a command in this process.
 
     The temporary folder's path holds the test's name, in which a word that a message should say
     may be found by chance: it is taken out of what was printed.
@@ -31,3 +34,9 @@ def dpbam(capsys, tmp_path):
         return Ended(code, printed.out.replace(hide, "TMP"), printed.err.replace(hide, "TMP"))
 
     return run
+
+
+@pytest.fixture
+def dpbam(capsys, tmp_path):
+    """Run ``dpbam`` in this process."""
+    return runner(main, capsys, tmp_path)
