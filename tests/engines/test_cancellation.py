@@ -15,6 +15,7 @@ from reference import make_batch
 from torch import Tensor, nn
 
 from dpbam.engines import make_engine
+from dpbam.engines.base import CannotServe
 from dpbam.engines.fused import gradients
 from dpbam.methods import BAM, DPSGD, Method
 from dpbam.nn import StandardisedConv2d
@@ -187,3 +188,11 @@ def test_slices_that_overlap_are_seen_through_casts() -> None:
         return made.directions(make_batch(x, torch.ones(4), 4), DPSGD(), 0.0).norms()
 
     torch.testing.assert_close(norms("fused"), norms("loop"), rtol=1e-5, atol=0)
+
+
+def test_bams_ascent_through_a_cast_to_bfloat16_is_refused() -> None:
+    """s(theta + step) rounds the sum: adding s(step) was 6% off."""
+    names = {"weight": 0}
+    made = make_engine("fused", Product(), nn.CrossEntropyLoss(reduction="none"), names)
+    with pytest.raises(CannotServe, match="weight is moved through a cast to low precision"):
+        made.directions(make_batch(torch.randn(6, 16), torch.arange(6) % 4, 6), BAM(0.1), 0.1)

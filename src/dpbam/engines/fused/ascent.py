@@ -125,6 +125,8 @@ class Ascent:
         """[U, *D]: eps_u J_s g_u for a weight that is linear, from materialised gradients."""
         if not weight.linear:
             raise CannotServe(f"{weight.names[0]} is moved through a non-linear function")
+        if weight.narrow:  # s(theta + step) rounds the sum, not the step
+            raise CannotServe(f"{weight.names[0]} is moved through a cast to low precision")
         missing = [n for n in weight.names if n not in self._values]
         if self._factored.intersection(missing):
             raise CannotServe("the forward pass takes other steps at other parameters")
