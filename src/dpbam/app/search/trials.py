@@ -17,7 +17,7 @@ from dpbam.app.runs import Interrupted, execute
 from dpbam.app.runs.config import ConfigError
 from dpbam.app.runs.files import write_atomic
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.result import RunError, RunResult
+from dpbam.app.runs.run import RunError, RunResult
 from dpbam.app.search.search import Search, Stage
 from dpbam.app.search.studies import StageStudy, trial_seed
 from dpbam.data import DataError
