@@ -1,4 +1,4 @@
-"""The command line: ``dpbam COMMAND``. One module a command, each thin, torch imported late."""
+"""The command line: ``dpbam COMMAND``. Commands are thin, and import torch when they need it."""
 
 from __future__ import annotations
 

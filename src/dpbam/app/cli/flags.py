@@ -16,6 +16,10 @@ from dpbam.app.runs.folder import stored_config
 from dpbam.app.runs.own_code import check_code
 from dpbam.app.runs.settings import Setting, settings
 
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="A .toml file of these settings; flags override it."),
+]
 _ALTERNATIVES = (("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "head_only"))
 
 
@@ -47,9 +51,9 @@ def with_flags(
 
 
 def merged(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a configuration file, if there is one, overridden by the flags.
+    """Return the values of a configuration file, if there is one, overridden by the flags.
 
-    A flag also takes the place of its alternative: ``--noise-multiplier`` that of a file's epsilon.
+    A flag also replaces its alternative: ``--noise-multiplier`` a file's epsilon.
     """
     values = read_file(file) if file is not None else {}
     check_code(values, flags, file)
@@ -60,12 +64,11 @@ def merged(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_config(file: Path | None, flags: Mapping[str, Any]) -> RunConfig:
-    """The run that a file and the flags ask for, checked."""
     return RunConfig.from_mapping(merged(file, flags))
 
 
 def resumed_config(run: Path, flags: Mapping[str, Any]) -> RunConfig:
-    """The run in a folder, with the flags in place of what it began with."""
+    """Return the configuration of the run in a folder, overridden by the flags."""
     stored = stored_config(run)
     check_code(stored.to_mapping(), flags, run)
     return stored.replace(**flags)

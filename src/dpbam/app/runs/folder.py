@@ -57,6 +57,11 @@ class RunFolder:
         self.facts = self.non_private / "run.json"
         self.training_log = self.non_private / "training.jsonl"
 
+    @property
+    def started(self) -> bool:
+        """Whether a run was begun here, finished or not."""
+        return self.facts.exists()
+
     def read_facts(self) -> dict[str, Any]:
         """What was settled when the run began.
 
