@@ -59,11 +59,11 @@ def counting(
 @contextmanager
 def resumable(out: Path, what: str = "runs") -> Iterator[None]:
     """Exit with the code of Ctrl-C where runs were stopped, and say how to resume them."""
-    from dpbam.app.compare.pool import Stopped
+    from dpbam.app.compare.pool import StoppedError
 
     try:
         yield
-    except Stopped:
+    except StoppedError:
         note(f"stopped, and saved in {out}: the same command resumes, and keeps finished {what}")
         raise typer.Exit(INTERRUPTED) from None
 

@@ -32,6 +32,7 @@ from dpbam.app.runs.settings import (
 )
 from dpbam.app.runs.toml import to_toml
 from dpbam.errors import ArgumentError, DPBAMError
+from dpbam.methods import is_private
 from dpbam.privacy.plan import PrivacyPlan, epoch_steps
 
 _data, _privacy, _method, _model, _training, _run = (
@@ -80,10 +81,10 @@ class RunConfig(BaseModel):
         "Most records of one unit in a step.", unset="8; 1 where the unit is a record"
     )
     accountant: Literal["pld", "rdp"] = _privacy("The accountant. pld is tighter.", "pld")
-    noise: Literal["fast", "secure"] = _privacy(
+    noise: Literal["standard", "secure"] = _privacy(
         "Generator of noise and sampling. secure is cryptographic and safe from floating-point "
         "attacks, and has no seed.",
-        "fast",
+        "standard",
     )
     budget: Path | None = _privacy("The data set's budget file, shared by its runs.")
     release_norms: Positive | None = _privacy(
@@ -184,7 +185,7 @@ class RunConfig(BaseModel):
             )
         if self.noise == "secure" and self.seed is not None:
             raise ArgumentError(
-                "secure noise cannot have a seed: leave seed out, or take noise fast"
+                "secure noise cannot have a seed: leave seed out, or take standard noise"
             )
         if self.release_bias is not None and self.release_norms is None:
             raise ArgumentError("release_bias needs release_norms: the noise multiplier of both")
@@ -206,7 +207,7 @@ class RunConfig(BaseModel):
     @property
     def private(self) -> bool:
         """Whether the method promises anything."""
-        return self.method not in ("sgd", "sam")
+        return is_private(self.method)
 
     @property
     def joint_noise_multipliers(self) -> tuple[float, ...]:
