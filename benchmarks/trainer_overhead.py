@@ -73,6 +73,7 @@ def measure(options: argparse.Namespace, out: Path) -> None:
     folder = RunFolder(out)
     folder.non_private.mkdir()
     oracle = prepared.oracle(prepared.plan.ledger(folder.ledger))
+    fit = prepared.fit(oracle)
     trainer = prepared.trainer(oracle, Recorder(folder))
     trainer.eval_every = None
 
@@ -111,9 +112,9 @@ def measure(options: argparse.Namespace, out: Path) -> None:
     total = marks[-1] - marks[0] - rest
     must = sum(watch.seconds[name] for name in ("engine", "noise", "optimiser"))
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {prepared.device}, "
-          f"{prepared.engine} engine, {config.method}")  # fmt: skip
+          f"{fit.engine} engine, {config.method}")  # fmt: skip
     print(f"ResNet-9 width {options.width:g}, batch {options.batch_size}, {options.views} views, "
-          f"physical batch {prepared.physical_batch_size}, {steps} steps")  # fmt: skip
+          f"physical batch {fit.rows}, {steps} steps")  # fmt: skip
     print(f"{'seconds a step':<28}{total / steps:10.4f}")
     for name, seconds in sorted(watch.seconds.items(), key=lambda item: -item[1]):
         print(f"  {name:<26}{seconds / steps:10.4f}  {seconds / total:7.2%}")

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from dpbam.app.runs.config import ConfigError, RunConfig
-from dpbam.app.runs.files import plain, write_atomic
+from dpbam.app.runs.facts import versions
+from dpbam.app.runs.files import current_config, plain, write_atomic
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.formats import current_config
-from dpbam.app.runs.resume import versions
 from reproduce.recipes import RecipeRun
 
 #: Fields that change neither what a run computes nor what it promises.

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from dpbam.app.runs.toml import to_toml
+from dpbam.app.runs.files import to_toml
 
 CLASSES = ("heron", "walrus", "yacht")
 SECRET = 0.123454321  # a training loss that must not leave the operator's page

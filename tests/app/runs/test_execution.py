@@ -11,11 +11,11 @@ from dpbam.app.runs import (
     RunConfig,
     RunInterruptedError,
     execute,
-    footprint,
     load_run_model,
     prepare,
     stored_config,
 )
+from dpbam.app.runs.preparation import peak
 from dpbam.data import load
 from dpbam.training.evaluation import predict_logits
 from dpbam.training.events import Reporter
@@ -149,7 +149,7 @@ def test_a_unit_of_privacy_with_several_records(tiny, tmp_path):
 def test_a_dry_run_writes_nothing_and_shows_the_plan(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     phases = []
-    summary = prepare(tiny, estimate=True, on_phase=phases.append).summary()
+    summary = prepare(tiny, on_phase=phases.append).summary(phases.append)
     assert phases == [
         "reading the data", "calibrating the noise", "measuring the memory of a step"
     ]  # fmt: skip
@@ -165,13 +165,13 @@ def test_the_dry_runs_memory_is_that_of_a_step(tiny, method):
     config = tiny.replace(
         method=method, model="small-cnn", model_options={}, physical_batch_size=128
     )
-    prepared = prepare(config, estimate=True)
-    step = footprint.peak(prepared.oracle(), prepared.train, 128)
-    assert prepared.fit.rows == 128
-    assert prepared.fit.bytes == pytest.approx(step, rel=0.3)
+    prepared = prepare(config)
+    step, fit = peak(prepared.oracle(), prepared.train, 128), prepared.estimated_fit()
+    assert fit.rows == 128
+    assert fit.bytes == pytest.approx(step, rel=0.3)
 
 
 def test_a_given_physical_batch_size_is_the_dry_runs(tiny):
-    fit = prepare(tiny.replace(physical_batch_size=24), estimate=True).fit
+    fit = prepare(tiny.replace(physical_batch_size=24)).estimated_fit()
     assert fit.rows == 24
-    assert fit.bytes < prepare(tiny, estimate=True).fit.bytes
+    assert fit.bytes < prepare(tiny).estimated_fit().bytes

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpbam.app.audit.accountant import bracket
 from dpbam.app.runs.config import RunConfig, read_file
-from dpbam.app.runs.files import read_json
-from dpbam.app.runs.fixed_state import difference
+from dpbam.app.runs.facts import difference
+from dpbam.app.runs.files import current_config, read_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
-from dpbam.app.runs.formats import current_config
 from dpbam.app.runs.run import RunError
 from dpbam.app.runs.statement import to_markdown
 from dpbam.errors import ArgumentError

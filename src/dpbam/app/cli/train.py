@@ -149,8 +149,7 @@ def _show_plan(settings: RunConfig, as_json: bool) -> None:
     with console(stderr=True).status("loading PyTorch") as status:
         from dpbam.app.runs import prepare
 
-        prepared = prepare(settings, estimate=True, on_phase=lambda phase: status.update(phase))
-        summary = prepared.summary()
+        summary = prepare(settings, on_phase=status.update).summary(status.update)
     if as_json:
         print_json(summary)
         return

@@ -170,7 +170,7 @@ def compare(
     for run in runs:
         _check_folder(run)
     for run in {run.name: run for run in runs if not run.started}.values():
-        prepare(run.config, estimate=True)  # refuse what cannot work before anything is written
+        prepare(run.config).estimated_fit()  # refuse what cannot work before anything is written
     finished = run_all(runs, _validate.count("jobs", jobs), watcher)
     names = tuple(dict.fromkeys(run.name for run in runs))
     result = Comparison(names, tuple(finished))

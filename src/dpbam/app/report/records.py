@@ -27,8 +27,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dpbam.app.runs.files import check_format, current_config
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.formats import check_format, current_config
 from dpbam.errors import DPBAMError
 from dpbam.methods import is_private
 

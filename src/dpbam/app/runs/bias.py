@@ -93,16 +93,16 @@ def measure(
     prepared = prepare(config, noise_multiplier=_sigma(config, run))
     if run is not None:
         _load_weights(prepared, run)
-    oracle = prepared.oracle()
     lens = BiasLens(eta=True, plain=True)
-    oracle.observer = lens
+    oracle = prepared.oracle(observer=lens)
+    rows = prepared.fit(oracle).rows
     drawn = oracle.batches(prepared.train, units=prepared.units)
     for images, labels, units in islice(drawn, batches):
         oracle.backward(images, labels, units)  # its ledger is in memory: nothing is released
     return Measured(
         tuple(lens.records),
-        _advise(prepared) if advice else None,
-        _flatness(prepared) if flatness else None,
+        _advise(prepared, rows) if advice else None,
+        _flatness(prepared, rows) if flatness else None,
     )
 
 
@@ -142,7 +142,7 @@ def _some(prepared: Prepared) -> tuple[Tensor, Tensor]:
     return to_float(images).to(prepared.device), labels.to(prepared.device)
 
 
-def _advise(prepared: Prepared) -> Advice:
+def _advise(prepared: Prepared, rows: int) -> Advice:
     from torch import nn
 
     from dpbam.bias import advise
@@ -151,11 +151,11 @@ def _advise(prepared: Prepared) -> Advice:
     lam = prepared.config.lam if method == "bam" else 0.0
     return advise(
         prepared.model, loss, prepared.plan, [_some(prepared)], lam=lam,
-        physical_batch_size=prepared.physical_batch_size,
+        physical_batch_size=rows,
     )  # fmt: skip
 
 
-def _flatness(prepared: Prepared) -> Flatness:
+def _flatness(prepared: Prepared, rows: int) -> Flatness:
     from torch import nn
 
     from dpbam.bias import measure_flatness
@@ -163,5 +163,5 @@ def _flatness(prepared: Prepared) -> Flatness:
     loss = nn.CrossEntropyLoss(reduction="none")
     return measure_flatness(
         prepared.model, loss, *_some(prepared), lam=prepared.config.lam,
-        physical_batch_size=prepared.physical_batch_size,
+        physical_batch_size=rows,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from dpbam import _validate
+from dpbam.app.runs.files import to_toml
 from dpbam.app.runs.settings import (
     Count,
     Every,
@@ -30,7 +31,6 @@ from dpbam.app.runs.settings import (
     Share,
     setting,
 )
-from dpbam.app.runs.toml import to_toml
 from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import is_private
 from dpbam.privacy.plan import PrivacyPlan, epoch_steps

@@ -1,32 +1,38 @@
 """From a configuration to a finished run folder.
 
-Order is what keeps the count true: the run's facts are on disk before its budget is reserved, the
+The order keeps the count true: the run's facts are on disk before its budget is reserved, the
 reservation before the first step, every step on the ledger before it reaches the parameters, and
-the checkpoint after both. Whatever the moment of a crash, what is on disk counts at least what was
+the checkpoint after both. After a crash at any moment, what is on disk counts at least what was
 released.
 """
 
 from __future__ import annotations
 
 import errno
+import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dpbam.app.runs import settling
 from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.facts import (
+    check_config,
+    check_prepared,
+    check_unchanged,
+    initial_tensors,
+    new_facts,
+)
 from dpbam.app.runs.files import disk_error, sync_folder, write_atomic, write_json
-from dpbam.app.runs.fixed_state import check_unchanged, initial_tensors
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.following import follow
-from dpbam.app.runs.interrupt import graceful
 from dpbam.app.runs.model_file import save_run_model
-from dpbam.app.runs.preparation import Prepared, check_ledger, most_charges, prepare
+from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.app.runs.recorder import Recorder, TensorBoard
-from dpbam.app.runs.resume import check_config, check_prepared, new_facts
 from dpbam.app.runs.run import RunError, RunInterruptedError, RunResult, RunSpec
 from dpbam.app.runs.statement import statement, write_statement
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks
@@ -35,6 +41,7 @@ from dpbam.training.events import Reporter, Several, StartReport
 
 if TYPE_CHECKING:
     from dpbam.bias import BiasLens
+    from dpbam.engines.fitting import Fit
     from dpbam.privacy.ledger import Ledger
     from dpbam.training.trainer import Ending, Trainer
 
@@ -51,12 +58,12 @@ def execute(
 
     Args:
         config: what to do. To resume, start from :func:`dpbam.app.runs.stored_config`; what may be
-            changed then is in :mod:`dpbam.app.runs.resume`.
+            changed then is in :mod:`dpbam.app.runs.facts`.
         out: must not exist or be empty, unless ``resume``.
-        resume: go on with the run in ``out``; a finished one is finished again, at no cost.
-        reporter: hears of the progress.
+        resume: continue the run in ``out``; a finished one is finished again, at no cost.
+        reporter: is called with the progress.
         ranks: the processes that train together, each of which calls this. The leader alone
-            touches the run folder and hears of progress; all get the same result.
+            touches the run folder and reports progress; all get the same result.
 
     Raises:
         RunError: if the folder, its lock, a checkpoint or the budget stands in the way.
@@ -71,11 +78,11 @@ def execute(
         facts, prepared = begin(folder, config, ranks)
         if ranks.leads:
             return _Session(folder, facts, prepared, listener, ranks).run()
-        return follow(prepared, folder.path, ranks)
+        return _follow(prepared, folder.path, ranks)
 
 
 def _begun(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str, Any], Prepared]:
-    """A new run: refused before anything is written, or on disk."""
+    """Prepare a new run, which is refused before anything is written."""
     prepared = prepare(config)
     facts = ranks.from_leader(lambda: new_facts(prepared, ranks.world))
     if ranks.world > 1:
@@ -86,7 +93,7 @@ def _begun(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str
 
 
 def _resumed(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str, Any], Prepared]:
-    """A run taken up again, with the sigma and, on the same device, the physical batch it had."""
+    """Prepare a run again, with its sigma and, on the same device, its physical batch size."""
     facts = ranks.from_leader(folder.read_facts)
     check_config(facts, config)
     stored, kept = RunConfig.from_mapping(facts["config"]), config
@@ -95,8 +102,26 @@ def _resumed(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[s
         kept = config.replace(physical_batch_size=rows)
     prepared = prepare(kept, noise_multiplier=facts["noise_multiplier"] or None)
     check_prepared(facts, prepared, ranks.world)
-    now = {"config": config.to_mapping(), "physical_batch_size": prepared.physical_batch_size}
-    return {**facts, **now}, prepared
+    return {**facts, "config": config.to_mapping()}, prepared
+
+
+def _follow(prepared: Prepared, out: Path, ranks: Ranks) -> RunResult:
+    """Train on a rank that does not lead, from the leader's weights and step; write nothing.
+
+    The ledger here stays empty: what is released is charged where it is released.
+    """
+    trainer = prepared.trainer(prepared.oracle(ranks=ranks), Reporter())
+    trainer.load_state_dict(ranks.from_leader(trainer.state_dict))
+    with graceful(_silent) as stop:
+        trainer.run(stop=stop)
+        result = ranks.from_leader(_leaders_result)
+    if result is None:
+        raise RunInterruptedError(out, trainer.oracle.step, prepared.plan.steps)
+    return result
+
+
+def _leaders_result() -> RunResult | None:
+    raise AssertionError("the leader has a result of its own")
 
 
 class _Session:
@@ -123,20 +148,22 @@ class _Session:
         latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
         ledger = self._ledger()
         oracle = self.prepared.oracle(ledger, self._lens(), self.recorder.on_release, self.ranks)
+        fit = self.prepared.fit(oracle)
+        self.facts["physical_batch_size"] = fit.rows
         trainer = self.prepared.trainer(oracle, self.reporter)
         if latest:
             self._load(trainer, latest.state)
             check_unchanged(trainer.model, self.facts)
         else:  # new weights, which have seen no data
             self.facts["initial_tensors"] = initial_tensors(trainer.model)
-        check_ledger(plan, ledger, trainer.oracle.step)
-        trainer.max_charges = most_charges(config, plan, ledger, trainer.oracle.step)
+        settling.check_ledger(plan, ledger, oracle.step)
+        trainer.max_charges = settling.most_charges(config, plan, ledger, oracle.step)
         self._write_down(trainer.max_charges, ledger)
-        trainer.evaluations = self.recorder.rewind(trainer.oracle.step)
+        trainer.evaluations = self.recorder.rewind(oracle.step)
         self.ranks.from_leader(trainer.state_dict)  # all ranks begin with the same weights
 
         began = time.monotonic()
-        self._announce(trainer)
+        self._announce(oracle.step, fit)
         with graceful(self.reporter.on_message if self.ranks.world == 1 else _silent) as stop:
             try:
                 ending = self._train(trainer, stop)
@@ -148,25 +175,25 @@ class _Session:
             lambda: self._finish(trainer, ending, time.monotonic() - began)
         )
         if result is None:
-            raise RunInterruptedError(self.folder.path, trainer.oracle.step, plan.steps)
+            raise RunInterruptedError(self.folder.path, oracle.step, plan.steps)
         return result
 
     def _ledger(self) -> Ledger:
-        """The run's ledger: a new run's is empty, one that has begun must have its file."""
+        """Return the run's ledger: empty for a new run; one that has begun must have its file."""
         plan = self.prepared.plan
-        if self.folder.facts.exists():
+        if self.folder.started:
             return settling.stored_ledger(self.folder, plan.delta, plan.accountant)
         return plan.ledger(self.folder.ledger)
 
     def _lens(self) -> BiasLens | None:
-        """What measures the bias along the way, if that was asked for."""
+        """Return what measures the bias along the way, if that was asked for."""
         from dpbam.bias import BiasLens
 
         every, plain = self.prepared.config.measure_bias, self.prepared.config.measure_plain
         return BiasLens(self.recorder.on_bias, every=every, plain=plain) if every else None
 
     def _load(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        """Take up a checkpoint; whole as it is, it may be of another model."""
+        """Load a checkpoint, which may be whole and yet of another model."""
         try:
             trainer.load_state_dict(state)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -177,9 +204,9 @@ class _Session:
             ) from None
 
     def _write_down(self, charges: int, ledger: Ledger) -> None:
-        """The run's facts and its ledger, then its reservation: now it can be resumed."""
+        """Write the run's facts and its ledger, then its reservation: now it can be resumed."""
         self.folder.non_private.mkdir(exist_ok=True)
-        new = not self.folder.facts.exists()
+        new = not self.folder.started
         if new:
             write_atomic(self.folder.ledger, "")
         write_json(self.folder.facts, self.facts)
@@ -201,7 +228,7 @@ class _Session:
             whole = Charge(plan.charged_noise_multiplier, plan.sampling_rate, charges)
             settling.reserve(path, self.folder, self.facts["run"], whole, plan.unit, ledger)
 
-    def _announce(self, trainer: Trainer) -> None:
+    def _announce(self, step: int, fit: Fit) -> None:
         from dpbam.training.trainer import count_trainable
 
         prepared, config = self.prepared, self.prepared.config
@@ -210,13 +237,13 @@ class _Session:
         self.reporter.on_start(
             StartReport(
                 plan=prepared.plan,
-                step=trainer.oracle.step,
+                step=step,
                 epsilon=config.epsilon or prepared.plan.epsilon(),
                 method=config.method,
                 model=config.model,
                 parameters=count_trainable(prepared.model),
-                physical_batch_size=prepared.physical_batch_size,
-                engine=prepared.engine,
+                physical_batch_size=fit.rows,
+                engine=fit.engine,
                 device=prepared.device,
                 seeded=config.seed is not None,
                 out=self.folder.path,
@@ -233,16 +260,18 @@ class _Session:
         try:
             ending = trainer.run(after_step=after_step, stop=stop)
         except (RankLostError, EndedElsewhereError):
-            if self._saved[1] != trainer.oracle.step:
-                self._save(trainer)  # the step that failed has not reached the parameters
+            self._save_once(trainer)  # the step that failed has not reached the parameters
             raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise disk_error(self.folder.ledger, error) from error  # the step was not released
+        self._save_once(trainer)
+        return ending
+
+    def _save_once(self, trainer: Trainer) -> None:
         if self._saved[1] != trainer.oracle.step:
             self._save(trainer)
-        return ending
 
     def _save(self, trainer: Trainer) -> None:
         from dpbam.app.runs import checkpoint
@@ -262,10 +291,10 @@ class _Session:
         with trainer.averaged():
             check_unchanged(prepared.model, self.facts)
             save_run_model(self.folder, prepared.model, config, prepared.train)
-        budget = self._settle(ledger)
         values = statement(
             prepared, ledger, run=self.facts["run"], steps=step,
-            evaluations=self.recorder.evaluated(seeded=config.seed is not None), budget=budget,
+            evaluations=self.recorder.evaluated(seeded=config.seed is not None),
+            budget=settling.settle(config.budget, self.folder, self.facts["run"], ledger),
         )  # fmt: skip
         write_statement(self.folder, values)
         self.reporter.on_end(_ending(ending, step, steps, len(ledger)))
@@ -282,16 +311,6 @@ class _Session:
             pairing=self.folder.pairing(),
         )
 
-    def _settle(self, ledger: Ledger) -> dict[str, Any] | None:
-        path = self.prepared.config.budget
-        if path is None:
-            return None
-        return settling.settle(path, self.folder, self.facts["run"], ledger)
-
-
-def _silent(message: str) -> None:
-    """Of several processes none speaks of a signal: all get it, and the leader says how it ends."""
-
 
 def _ending(ending: str, step: int, steps: int, charged: int) -> str:
     if ending == "complete":
@@ -300,3 +319,39 @@ def _ending(ending: str, step: int, steps: int, charged: int) -> str:
         f"the privacy budget ended at step {step} of {steps}: {charged - step} steps were lost in "
         "crashes and are paid for; the model is that of the last step"
     )
+
+
+@contextmanager
+def graceful(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Inside, Ctrl-C or SIGTERM makes the yielded function true; a second one acts as usual.
+
+    Example:
+        >>> with graceful(print) as stop:
+        ...     signal.raise_signal(signal.SIGTERM)
+        ...     stop()
+        stopping after this step, with a checkpoint; once more stops at once
+        True
+    """
+    asked = False
+    before: dict[signal.Signals, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        restore()
+        say("stopping after this step, with a checkpoint; once more stops at once")
+
+    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        restore()
+
+
+def _silent(message: str) -> None:
+    """Say nothing: of several processes all get a signal, and the leader reports the end."""

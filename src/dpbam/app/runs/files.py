@@ -1,4 +1,7 @@
-"""Files that survive a crash: whole or not there at all, and locks that die with their process."""
+"""The files of a run folder: written whole or not at all, JSON, TOML, their format, and locks.
+
+A file's format is a number, so that another version can read or refuse it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,17 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dpbam.app.runs.run import RunError
+
+FORMAT = 2  # docs/formats.md says when it grows
+_OLDEST = 1
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -44,13 +52,13 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def disk_error(path: Path, error: OSError) -> RunError:
-    """What to tell the operator about a file that cannot be written."""
-    hint = "free some space, then resume" if error.errno == errno.ENOSPC else "see to it, and retry"
+    """Return the error for a file that cannot be written."""
+    hint = "free some space, then resume" if error.errno == errno.ENOSPC else "fix it, and retry"
     return RunError(f"{path} cannot be written ({error.strerror or error}): {hint}")
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on disk, too: a rename is safe only then."""
+    """Write the names in a folder to disk: a rename is safe only then."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -59,16 +67,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Plain values as JSON, atomically."""
     write_atomic(path, json.dumps(plain(values), indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        RunError: if it is not there, or not a JSON object.
-    """
+    """Read a JSON object; RunError if there is none."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -81,7 +84,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def append_json_line(path: Path, values: dict[str, Any]) -> None:
-    """Append one line of JSON; on return it is with the system, safe from the process's death."""
+    """Append one line of JSON; on return the system has it, also if the process is killed."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(plain(values)) + "\n")
@@ -90,7 +93,7 @@ def append_json_line(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; a torn last one is left out."""
+    """Read all whole lines; a torn last one is left out, and a missing file is empty."""
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]
@@ -99,12 +102,12 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged ({error}): restore it from a backup") from None
     if not all(isinstance(row, dict) for row in rows):
-        raise RunError(f"{path} must hold a JSON object a line: restore it from a backup")
+        raise RunError(f"{path} must hold a JSON object per line: restore it from a backup")
     return rows
 
 
 def keep_json_lines(path: Path, last_step: int) -> list[dict[str, Any]]:
-    """Drop the lines of steps after ``last_step``, which a resumed run takes again."""
+    """Drop the lines of steps after ``last_step``, which a resumed run repeats."""
     if not path.exists():
         return []
     kept = [line for line in read_json_lines(path) if line["step"] <= last_step]
@@ -113,7 +116,7 @@ def keep_json_lines(path: Path, last_step: int) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null and the word "infinite"."""
+    """Replace what JSON has not: NaN by null, and infinity by the word "infinite"."""
     if isinstance(value, dict):
         return {key: plain(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -125,14 +128,11 @@ def plain(value: Any) -> Any:
 
 @contextmanager
 def locked(path: Path, *, busy: str | None = None) -> Iterator[None]:
-    """Hold the lock file at ``path``. The system frees it when its process ends, however it ends.
+    """Hold the lock file at ``path``; the system frees it when the process ends, however it does.
 
     Args:
         path: the lock file, created if missing.
-        busy: what to say if another process holds it; None waits for it.
-
-    Raises:
-        RunError: with ``busy``.
+        busy: the RunError if another process holds it; None waits for it.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -146,3 +146,73 @@ def locked(path: Path, *, busy: str | None = None) -> Iterator[None]:
         yield
     finally:
         os.close(handle)  # which frees the lock
+
+
+def check_format(path: Path, values: Mapping[str, Any]) -> None:
+    """Refuse a file of a format that this version cannot read.
+
+    A file without a number was written before there were numbers, in format 1.
+
+    Example:
+        >>> check_format(Path("model.json"), {"format": 7})
+        Traceback (most recent call last):
+        dpbam.app.runs.run.RunError: model.json is of format 7, and this dpbam reads...
+    """
+    found = values.get("format", 1)
+    if isinstance(found, int) and _OLDEST <= found <= FORMAT:
+        return
+    newer = isinstance(found, int) and found > FORMAT
+    way = "use a newer dpbam, or the one that wrote it" if newer else "restore it from a backup"
+    raise RunError(
+        f"{path} is of format {found!r}, and this dpbam reads formats up to {FORMAT}: {way}"
+    )
+
+
+def current_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored configuration in the words of the current format.
+
+    Format 1 called standard noise "fast".
+
+    Example:
+        >>> current_config({"noise": "fast", "lr": 0.1})
+        {'noise': 'standard', 'lr': 0.1}
+    """
+    return {**values, "noise": "standard"} if values.get("noise") == "fast" else dict(values)
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Format names and plain values as TOML; a mapping within becomes a table, at the end.
+
+    (Python's own library only reads TOML.)
+
+    Example:
+        >>> print(to_toml({"lr": 0.1, "freeze": ["conv1.*"], "model_options": {"width": 0.25}}))
+        lr = 0.1
+        freeze = ["conv1.*"]
+        <BLANKLINE>
+        [model_options]
+        width = 0.25
+        <BLANKLINE>
+    """
+    flat = [f"{_key(k)} = {_value(v)}" for k, v in values.items() if not isinstance(v, Mapping)]
+    for name, table in values.items():
+        if isinstance(table, Mapping) and table:
+            flat += ["", f"[{_key(name)}]"]
+            flat += [f"{_key(k)} = {_value(v)}" for k, v in table.items()]
+    return "\n".join(flat) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    """Format one value: TOML's strings, numbers, booleans and arrays read as JSON's do."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items())
+        return "{" + inner + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    return json.dumps(value).replace("\x7f", "\\u007f")

@@ -26,8 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.files import locked, read_json, read_json_lines
-from dpbam.app.runs.formats import FORMAT, check_format, current_config
+from dpbam.app.runs.files import (
+    FORMAT,
+    check_format,
+    current_config,
+    locked,
+    read_json,
+    read_json_lines,
+)
 from dpbam.app.runs.run import RunError
 
 PUBLISHABLE = ("model.safetensors", "model.json", "privacy-statement.md", "privacy-statement.json")

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpbam._version import __version__
-from dpbam.app.runs.files import read_json, write_atomic, write_json
+from dpbam.app.runs.files import FORMAT, check_format, read_json, write_atomic, write_json
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.formats import FORMAT, check_format
 from dpbam.app.runs.own_code import check_code
 from dpbam.app.runs.run import RunError
 from dpbam.errors import ArgumentError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,8 +14,6 @@ from numpy.typing import NDArray
 
 from dpbam import _validate
 from dpbam.app.runs.config import ConfigError, RunConfig
-from dpbam.app.runs.run import RunError
-from dpbam.app.runs.settling import check_steps
 from dpbam.privacy import accounting
 from dpbam.privacy.plan import RELATION, PrivacyPlan
 
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
     from dpbam.training.events import Reporter
     from dpbam.training.trainer import Trainer
 
+_FEW_ROWS = 16  # with fewer, parts of a step that do not grow still dominate
+Phase = Callable[[str], None]
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -42,7 +44,6 @@ class Prepared:
         test: the test set.
         plan: sigma, q, steps, n and epsilon.
         model: on its device, with its initial weights.
-        fit: rows computed at once, the engine that serves, and the memory of a step.
     """
 
     config: RunConfig
@@ -50,17 +51,6 @@ class Prepared:
     test: DataSet
     plan: PrivacyPlan
     model: nn.Module
-    fit: Fit
-
-    @property
-    def physical_batch_size(self) -> int:
-        """Rows computed at once."""
-        return self.fit.rows
-
-    @property
-    def engine(self) -> str:
-        """The engine that serves."""
-        return self.fit.engine
 
     @property
     def units(self) -> NDArray[Any] | None:
@@ -69,7 +59,6 @@ class Prepared:
 
     @property
     def device(self) -> str:
-        """Where the model is."""
         return str(next(self.model.parameters()).device)
 
     def oracle(
@@ -79,21 +68,71 @@ class Prepared:
         on_release: Callable[[ReleasedStatistics], None] | None = None,
         ranks: Ranks | None = None,
     ) -> PrivateGradientOracle:
-        """The oracle of this run, writing to ``ledger``, watched by ``observer``.
+        """Make the oracle that trains this run.
 
-        ``on_release`` hears of the statistics that are released beside the gradients; ``ranks`` are
-        the processes that train together.
+        Args:
+            ledger: where steps are recorded; None: in memory.
+            observer: watches the steps; nothing it sees is private.
+            on_release: called with the statistics that are released with each gradient.
+            ranks: the processes that train together.
         """
-        rows = self.physical_batch_size
-        return _oracle(
-            self.config, self.plan, self.model, rows, ledger, on_release,
-            observer=observer, ranks=ranks,
-        )  # fmt: skip
+        from torch import nn
+
+        from dpbam.app.runs import build
+        from dpbam.engines.compute import Compute
+        from dpbam.oracle import PrivateGradientOracle
+
+        config = self.config
+        return PrivateGradientOracle(
+            self.model,
+            nn.CrossEntropyLoss(reduction="none"),
+            self.plan,
+            build.make_method(config),
+            augment=build.make_augment(config),
+            multiplicity=max(1, config.augment_multiplicity),
+            seed=config.seed,
+            noise_seed=config.noise_seed,
+            noise=config.noise,
+            ledger=ledger,
+            statistics=build.make_release(config, on_release),
+            observer=observer,
+            compute=Compute(engine=config.engine, physical_batch_size=config.physical_batch_size),
+            ranks=ranks,
+        )
+
+    def fit(self, oracle: PrivateGradientOracle) -> Fit:
+        """Choose the oracle's physical batch size, unless it is given; measured on a blank image.
+
+        Raises:
+            dpbam.errors.DPBAMError: if no step is possible: a shift too large for the images.
+        """
+        import torch
+
+        blank = torch.zeros(1, *self.train.shape, dtype=torch.uint8)
+        return oracle.fit(blank, torch.zeros(1, dtype=torch.int64))
+
+    def estimated_fit(self) -> Fit:
+        """Estimate the rows that fit and their memory, from the line through two small batches.
+
+        A run itself measures ever larger batches (:meth:`fit`), which takes several times as long,
+        and its choice may differ by some rows.
+        """
+        from dpbam.engines.fitting import LIMIT_BYTES, MOST_ROWS, Fit
+
+        oracle = self.oracle()
+        each = oracle.views.multiplicity  # rows per unit
+        units = max(2, _FEW_ROWS // each)
+        few, more = peak(oracle, self.train, units), peak(oracle, self.train, 2 * units)
+        share = max(1.0, (more - few) / (each * units))  # bytes per row
+        rows = oracle.physical_batch_size
+        if rows is None:
+            most = each * max(1, MOST_ROWS // each)
+            rows = int(min(most, max(each, each * units + (0.9 * LIMIT_BYTES - few) / share)))
+        return Fit(rows, oracle.engine.name, int(few + share * max(0, rows - each * units)))
 
     def trainer(
         self, oracle: PrivateGradientOracle, reporter: Reporter, max_charges: int | None = None
     ) -> Trainer:
-        """The trainer of this run."""
         from dpbam.app.runs import build
         from dpbam.training.trainer import Trainer, evaluation_steps
 
@@ -112,11 +151,14 @@ class Prepared:
             reporter=reporter,
         )
 
-    def summary(self) -> dict[str, Any]:
-        """The plan in plain values, in the order to show them."""
+    def summary(self, on_phase: Phase = lambda phase: None) -> dict[str, Any]:
+        """Return the plan in plain values, in the order to show them."""
         from dpbam.training.trainer import count_trainable
 
-        plan = self.plan
+        on_phase("measuring the memory of a step")
+        plan, fit = self.plan, self.estimated_fit()
+        parameters = sum(p.numel() for p in self.model.parameters())
+        trained = count_trainable(self.model)
         return {
             "data": self.train.name,
             "n": plan.n,
@@ -133,41 +175,31 @@ class Prepared:
             "epochs": plan.epochs,
             "accountant": accounting.accountant_version(plan.accountant),
             "model": self.config.model,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "trained_parameters": count_trainable(self.model),
-            "engine": self.engine,
+            "parameters": parameters,
+            "trained_parameters": trained,
+            "engine": fit.engine,
             "device": self.device,
-            "physical_batch_size": self.physical_batch_size,
-            "estimated_memory_bytes": self.estimated_memory(),
+            "physical_batch_size": fit.rows,
+            # weights, optimiser and averages; a logical batch of uint8; a step
+            "estimated_memory_bytes": 4 * (6 * trained + parameters)
+            + plan.batch_size * plan.max_records * math.prod(self.train.shape)
+            + fit.bytes,
             "seeded": self.config.seed is not None,
         }
-
-    def estimated_memory(self) -> int:
-        """Bytes: weights, optimiser and averages, a logical batch of uint8, and a measured step."""
-        from dpbam.training.trainer import count_trainable
-
-        weights = 4 * (
-            6 * count_trainable(self.model) + sum(p.numel() for p in self.model.parameters())
-        )
-        batch = self.plan.batch_size * self.plan.max_records * math.prod(self.train.shape)
-        return int(weights + batch + self.fit.bytes)
 
 
 def prepare(
     config: RunConfig,
     *,
     noise_multiplier: float | None = None,
-    estimate: bool = False,
-    on_phase: Callable[[str], None] = lambda phase: None,
+    on_phase: Phase = lambda phase: None,
 ) -> Prepared:
     """Load the data, make the plan, build the model; write nothing.
 
     Args:
         config: what to do.
         noise_multiplier: the sigma found before, for a run that is resumed.
-        estimate: estimate the memory of a step and the rows that fit from two small batches, in
-            place of measuring ever larger ones: for a plan that is shown and not carried out.
-        on_phase: hears what is being done, before it is.
+        on_phase: called with what is done next.
 
     Raises:
         dpbam.errors.DPBAMError: one sentence.
@@ -191,91 +223,28 @@ def prepare(
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
     on_phase("calibrating the noise")
-    plan = config.plan(n, noise_multiplier=noise_multiplier)
-    on_phase("measuring the memory of a step")
-    oracle = _oracle(config, plan, model, config.physical_batch_size, None)
-    fit = _estimated(oracle, train) if estimate else _fit(oracle, train)
-    return Prepared(config, train, test, plan, model, fit)
+    return Prepared(config, train, test, config.plan(n, noise_multiplier=noise_multiplier), model)
 
 
-def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int) -> int:
-    """The most steps that the ledger may hold: those of the plan and, unseeded, those replayed.
+def peak(oracle: PrivateGradientOracle, train: DataSet, units: int) -> int:
+    """Measure the most bytes alive at once in one step on ``units`` blank images.
 
-    Where replays would carry it beyond the configured epsilon, as many as stay within.
+    Memory does not depend on the values.
     """
-    replays = max(0, len(ledger) - step) if config.seed is None else 0
-    total = max(plan.steps, step) + replays
-    if config.epsilon is None or not replays or plan.epsilon(total) <= config.epsilon:
-        return total
-    return accounting.max_steps(
-        config.epsilon,
-        plan.delta,
-        plan.charged_noise_multiplier,
-        plan.sampling_rate,
-        accountant=plan.accountant,
-    )
+    import torch
 
+    from dpbam.batches import LogicalBatch
+    from dpbam.engines.memory import peak_bytes
 
-def check_ledger(plan: PrivacyPlan, ledger: Ledger, step: int) -> None:
-    """Refuse a ledger with fewer steps than the parameters have seen, or of another mechanism."""
-    check_steps(ledger, step)
-    for charge in ledger.charges():
-        if charge[:2] != (plan.charged_noise_multiplier, plan.sampling_rate):
-            raise RunError(
-                f"{ledger.path} holds steps at sigma {charge.noise_multiplier:g} and sampling rate "
-                f"{charge.sampling_rate:g}, not this run's {plan.charged_noise_multiplier:g} and "
-                f"{plan.sampling_rate:g}: it is not this run's ledger; restore it from a backup"
-            )
+    blank = torch.zeros(units, *train.shape, dtype=torch.uint8)
+    batch = LogicalBatch.of(blank, torch.zeros(units, dtype=torch.int64), None, 1)
+    device = next(oracle.model.parameters()).device
+    rows = units * oracle.views.multiplicity
+    physical = next(batch.split(rows, oracle.views, device))
+    with warnings.catch_warnings():  # the run's own engine will report what stands in its way
+        warnings.simplefilter("ignore")
+        return peak_bytes(oracle.engine, physical, oracle.method, oracle.method.lam_at(0))
 
 
 def _units(config: RunConfig, train: DataSet) -> NDArray[Any] | None:
     return None if config.unit == "record" else train.column(config.unit)
-
-
-def _oracle(
-    config: RunConfig,
-    plan: PrivacyPlan,
-    model: nn.Module,
-    physical_batch_size: int | None,
-    ledger: Ledger | None,
-    on_release: Callable[[ReleasedStatistics], None] | None = None,
-    *,
-    observer: Observer | None = None,
-    ranks: Ranks | None = None,
-) -> PrivateGradientOracle:
-    from torch import nn
-
-    from dpbam.app.runs import build
-    from dpbam.engines.compute import Compute
-    from dpbam.oracle import PrivateGradientOracle
-
-    return PrivateGradientOracle(
-        model,
-        nn.CrossEntropyLoss(reduction="none"),
-        plan,
-        build.make_method(config),
-        augment=build.make_augment(config),
-        multiplicity=max(1, config.augment_multiplicity),
-        seed=config.seed,
-        noise_seed=config.noise_seed,
-        noise=config.noise,
-        ledger=ledger,
-        statistics=build.make_release(config, on_release),
-        observer=observer,
-        compute=Compute(engine=config.engine, physical_batch_size=physical_batch_size),
-        ranks=ranks,
-    )
-
-
-def _estimated(oracle: PrivateGradientOracle, train: DataSet) -> Fit:
-    from dpbam.app.runs.footprint import estimated_fit
-
-    return estimated_fit(oracle, train)
-
-
-def _fit(oracle: PrivateGradientOracle, train: DataSet) -> Fit:
-    """How many rows fit, tried on a blank image; also refuses a shift too large for the images."""
-    import torch
-
-    blank = torch.zeros(1, *train.shape, dtype=torch.uint8)
-    return oracle.fit(blank, torch.zeros(1, dtype=torch.int64))

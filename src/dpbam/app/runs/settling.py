@@ -1,4 +1,4 @@
-"""A run and its data set's budget: what it reserves, reports on the way, and settles.
+"""A run's ledger and its data set's budget: what is reserved, noted along the way, and settled.
 
 The ledger on disk is what is settled, after it was checked: it must be there and readable, hold no
 less than the run in memory and the latest checkpoint have seen, and no less than the budget knows
@@ -14,8 +14,9 @@ from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.run import RunError
-from dpbam.privacy.accounting import Charge
+from dpbam.privacy.accounting import Charge, max_steps
 from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.plan import PrivacyPlan
 
 
 def reserve(
@@ -29,26 +30,28 @@ def reserve(
     """
     budget, label = Budget(path), str(folder.path.absolute())
     for entry in budget.entries():
-        if entry.run == run and entry.label != label and RunFolder(entry.label).facts.exists():
+        if entry.run == run and entry.label != label and RunFolder(entry.label).started:
             raise RunError(
                 f"{label} is a copy of the run in {entry.label}, and the budget would count "
-                "the two as one: go on with that one, or start a new run"
+                "the two as one: resume that one, or start a new run"
             )
     budget.reserve(run, [whole], unit=unit, label=label, spent=ledger.charges())
 
 
 def note(path: Path | None, run: str, ledger: Ledger) -> None:
-    """Tell the budget, if there is one, what the ledger holds by now."""
+    """Record in the budget, if there is one, what the ledger holds by now."""
     if path is not None:
         Budget(path).note(run, ledger.charges())
 
 
-def settle(path: Path, folder: RunFolder, run: str, ledger: Ledger) -> dict[str, Any]:
-    """Settle by the ledger on disk, which must hold what ``ledger`` has; how the budget stands.
+def settle(path: Path | None, folder: RunFolder, run: str, ledger: Ledger) -> dict[str, Any] | None:
+    """Settle the budget, if there is one, by the ledger on disk, and return how it stands.
 
     Raises:
         RunError: if the ledger is missing, damaged, or not what the run in memory was charged.
     """
+    if path is None:
+        return None
     budget, stored = Budget(path), stored_ledger(folder, ledger.delta, ledger.accountant)
     if stored.charges() != ledger.charges():
         raise RunError(
@@ -82,12 +85,7 @@ def release_reservation(out: str | Path) -> None:
 
 
 def stored_ledger(folder: RunFolder, delta: float, accountant: str) -> Ledger:
-    """The ledger of a run that has begun, from disk.
-
-    Raises:
-        RunError: if there is none: a run makes it, empty, before its first step.
-        ValueError: if it is damaged.
-    """
+    """Read the ledger of a run that has begun: it is made, empty, before the first step."""
     if not folder.ledger.is_file():
         raise RunError(
             f"{folder.ledger} is missing: restore it from a backup; without it there is no record "
@@ -97,13 +95,39 @@ def stored_ledger(folder: RunFolder, delta: float, accountant: str) -> Ledger:
 
 
 def check_steps(ledger: Ledger, step: int) -> None:
-    """Refuse a ledger with fewer steps than the parameters have seen.
-
-    Raises:
-        RunError: with both counts.
-    """
+    """Refuse a ledger with fewer steps than the parameters have seen."""
     if len(ledger) < step:
         raise RunError(
             f"{ledger.path} holds {len(ledger)} steps, but the checkpoint has seen {step}: restore "
-            "it from a backup; without it nobody knows what was spent"
+            "it from a backup; without it there is no record of what was spent"
         )
+
+
+def check_ledger(plan: PrivacyPlan, ledger: Ledger, step: int) -> None:
+    """Refuse a ledger with fewer steps than the parameters have seen, or of another mechanism."""
+    check_steps(ledger, step)
+    for charge in ledger.charges():
+        if charge[:2] != (plan.charged_noise_multiplier, plan.sampling_rate):
+            raise RunError(
+                f"{ledger.path} holds steps at sigma {charge.noise_multiplier:g} and sampling rate "
+                f"{charge.sampling_rate:g}, not this run's {plan.charged_noise_multiplier:g} and "
+                f"{plan.sampling_rate:g}: it is not this run's ledger; restore it from a backup"
+            )
+
+
+def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int) -> int:
+    """Return the most steps that the ledger may hold: the plan's and, unseeded, those replayed.
+
+    Where replays would carry it beyond the configured epsilon, as many as stay within.
+    """
+    replays = max(0, len(ledger) - step) if config.seed is None else 0
+    total = max(plan.steps, step) + replays
+    if config.epsilon is None or not replays or plan.epsilon(total) <= config.epsilon:
+        return total
+    return max_steps(
+        config.epsilon,
+        plan.delta,
+        plan.charged_noise_multiplier,
+        plan.sampling_rate,
+        accountant=plan.accountant,
+    )

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpbam._version import __version__
-from dpbam.app.runs.files import write_atomic, write_json
+from dpbam.app.runs.files import FORMAT, write_atomic, write_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
-from dpbam.app.runs.formats import FORMAT
 from dpbam.privacy import accounting
 from dpbam.privacy.plan import RELATION
 from dpbam.privacy.rounding import up

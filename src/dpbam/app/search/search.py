@@ -140,7 +140,7 @@ class Search:
         first = self.config(self.stages()[0], {}, accountant="rdp")
         sigma = first.noise_multiplier
         known = first.replace(epsilon=None, noise_multiplier=sigma or 1.0)
-        plan = prepare(known, estimate=True).plan
+        plan = prepare(known).plan
         if sigma is None:
             assert first.epsilon is not None  # a configuration has one of the two
             sigma = search_noise_multiplier(

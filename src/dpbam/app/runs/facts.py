@@ -1,4 +1,4 @@
-"""What a run settles when it begins, and what may differ when it is resumed.
+"""A run's facts: what it settles when it begins, and what must be the same when it is resumed.
 
 ============================================  ==================================================
 field                                         may change on resume
@@ -6,11 +6,16 @@ field                                         may change on resume
 num_workers, eval_every, checkpoint_every,    yes
 data_root, tensorboard, measure_bias
 epochs                                        with a constant schedule and without swa, whose
-                                              shape hangs on it; within the configured epsilon
+                                              shape depends on it; within the configured epsilon
 device, engine, physical_batch_size, and      unseeded only: they change the last bits, and a
 the number of processes                       seeded run is the same to the bit
-everything else                               no: it is what the accountant was told
+everything else                               no: the accountant counts on it
 ============================================  ==================================================
+
+Buffers and frozen parameters are published with the trained ones. A forward pass that wrote into
+them would publish facts about the training data without noise. So a run records the SHA-256 of
+every tensor before its model has seen data, refuses to save or publish if a tensor that is not
+trained differs, and ``dpbam audit`` compares the published file with the record.
 """
 
 from __future__ import annotations
@@ -18,18 +23,20 @@ from __future__ import annotations
 import hashlib
 import platform
 import secrets
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from dpbam._version import __version__
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.fixed_state import initial_tensors, update_digest
-from dpbam.app.runs.formats import FORMAT
+from dpbam.app.runs.files import FORMAT
 from dpbam.app.runs.run import RunError
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
-    from torch import nn
+    from hashlib import _Hash
+
+    from torch import Tensor, nn
 
     from dpbam.app.runs.preparation import Prepared
 
@@ -40,7 +47,7 @@ _FREE_UNSEEDED = {"device", "engine", "physical_batch_size"}
 
 
 def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
-    """What a new run settles. Not for publishing: it holds a fingerprint of the data."""
+    """Return what a new run settles. Not for publishing: it holds a fingerprint of the data."""
     import torch
 
     plan = prepared.plan
@@ -53,7 +60,6 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
         "delta": plan.delta,
         "sampling_rate": plan.sampling_rate,
         "clip_norm": plan.clip_norm if plan.private else None,
-        "physical_batch_size": prepared.physical_batch_size,
         "device": prepared.device,
         "threads": torch.get_num_threads(),
         "ranks": world,
@@ -65,17 +71,8 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
     }
 
 
-def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over names and values of all parameters and buffers: runs that begin alike agree."""
-    digest = hashlib.sha256()
-    for name, values in sorted(model.state_dict().items()):
-        digest.update(f"{name} ".encode())
-        update_digest(digest, values)
-    return digest.hexdigest()
-
-
 def versions() -> dict[str, str]:
-    """Of what computes."""
+    """Return the versions of what computes."""
     names = ("torch", "numpy", "dp-accounting", "safetensors")
     return {"dpbam": __version__, "python": platform.python_version()} | {
         name: version(name) for name in names
@@ -83,11 +80,7 @@ def versions() -> dict[str, str]:
 
 
 def check_config(facts: dict[str, Any], config: RunConfig) -> None:
-    """Refuse a configuration that the run was not begun with.
-
-    Raises:
-        RunError: naming the first field that may not change.
-    """
+    """Refuse a configuration that the run was not begun with, naming the field that differs."""
     stored, new = RunConfig.from_mapping(facts["config"]), config
     free = _FREE | (_FREE_UNSEEDED if stored.seed is None else set())
     if stored.schedule == "constant" and stored.swa is None:
@@ -103,12 +96,9 @@ def check_config(facts: dict[str, Any], config: RunConfig) -> None:
 
 
 def check_prepared(facts: dict[str, Any], prepared: Prepared, world: int = 1) -> None:
-    """Refuse changed data, more epochs than the budget holds, and a seeded run's other machine.
+    """Refuse changed data, more epochs than the budget allows, and a seeded run's other machine.
 
     Of several ranks each checks the data that it has, against the leader's.
-
-    Raises:
-        RunError: one sentence.
     """
     config, plan = prepared.config, prepared.plan
     if prepared.train.fingerprint() != facts["non_private_fingerprint"] or plan.n != facts["n"]:
@@ -126,7 +116,7 @@ def check_prepared(facts: dict[str, Any], prepared: Prepared, world: int = 1) ->
 
 
 def _check_machine(facts: dict[str, Any], world: int) -> None:
-    """A seeded run goes on bit by bit: the same torch, the same number of threads and ranks."""
+    """A seeded run is the same to the bit: the same torch, the same number of threads and ranks."""
     import torch
 
     if torch.__version__.partition("+")[0] != facts["versions"]["torch"].partition("+")[0]:
@@ -149,3 +139,75 @@ def _check_machine(facts: dict[str, Any], world: int) -> None:
 
 def _show(value: object) -> str:
     return "unset" if value is None else str(value)
+
+
+def initial_tensors(model: nn.Module) -> dict[str, dict[str, str]]:
+    """Return SHA-256 of every tensor by name: ``trained`` parameters, and ``fixed`` others.
+
+    A tied parameter is listed under each of its names.
+    """
+    trained = {n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    digests = {name: tensor_digest(value) for name, value in model.state_dict().items()}
+    return {
+        "trained": {name: value for name, value in digests.items() if name in trained},
+        "fixed": {name: value for name, value in digests.items() if name not in trained},
+    }
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return SHA-256 over names and values of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, values in sorted(model.state_dict().items()):
+        digest.update(f"{name} ".encode())
+        _update(digest, values)
+    return digest.hexdigest()
+
+
+def tensor_digest(values: Tensor) -> str:
+    """Return SHA-256 over shape, type and bits of a tensor.
+
+    Example:
+        >>> import torch
+        >>> tensor_digest(torch.tensor(0.0)) == tensor_digest(torch.tensor(-0.0))
+        False
+    """
+    digest = hashlib.sha256()
+    _update(digest, values)
+    return digest.hexdigest()
+
+
+def _update(digest: _Hash, values: Tensor) -> None:
+    import torch
+
+    digest.update(f"{tuple(values.shape)} {values.dtype} ".encode())
+    digest.update(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+def difference(tensors: Mapping[str, Tensor], recorded: Mapping[str, Mapping[str, str]]) -> str:
+    """Describe what besides trained parameters is not as recorded; empty if everything is.
+
+    Args:
+        tensors: a model's state dict, or what its file holds.
+        recorded: what :func:`initial_tensors` returned before training.
+    """
+    fixed, trained = recorded["fixed"], recorded["trained"]
+    for name in sorted({*tensors, *fixed, *trained}):
+        if name not in tensors:
+            return f"{name} is missing"
+        if name not in fixed and name not in trained:
+            return f"{name} was not there before training"
+        if name in fixed and tensor_digest(tensors[name]) != fixed[name]:
+            return f"{name} differs from what it was before training"
+    return ""
+
+
+def check_unchanged(model: nn.Module, facts: Mapping[str, Any]) -> None:
+    """Refuse to save or publish a model whose buffers or frozen parameters were written to."""
+    recorded = facts.get("initial_tensors")
+    if not isinstance(recorded, dict):
+        raise RunError("the run has no record of its model before training: start a new run")
+    if wrong := difference(model.state_dict(), recorded):
+        raise RunError(
+            f"{wrong}, though it is not trained: what a forward pass writes there comes from the "
+            "data without noise, so nothing is saved or published; keep no state in the model"
+        )
