@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,10 +72,12 @@ def _search(
     others; with one --storage, on several machines at once.
     """
     from dpbam import _validate
-    from dpbam.app.search.search import METHODS, Search, require_optuna
+    from dpbam.app.runs.config import ConfigError
+    from dpbam.app.search.search import METHODS, Search
     from dpbam.app.search.space import parse_space
 
-    require_optuna()
+    if find_spec("optuna") is None:
+        raise ConfigError("a search needs optuna: pip install 'dpbam[search]'")
     _validate.count("--workers", workers)
     search = Search(
         settings={k: v for k, v in merged(config, flags).items() if k != "method"},
@@ -132,7 +135,7 @@ def carry_out(
     search: Search, out: Path, storage: str | None, name: str, workers: int
 ) -> SearchResult:
     """Do the trials, with a line for each on stderr."""
-    from dpbam.app.compare.pool import Stopped
+    from dpbam.app.runs.pool import Stopped
     from dpbam.app.search.result import conclude
     from dpbam.app.search.trials import do_trials
 
@@ -144,7 +147,7 @@ def carry_out(
     if search.pay == "nothing":
         screen.print("[bold red]not accounted:[/] epsilon will not cover this search")
     try:
-        studies = do_trials(search, out, url=storage, name=name, workers=workers, tell=tell)
+        studies = do_trials(search, out, url=storage, name=name, workers=workers, log=tell)
     except Stopped:
         tell(f"stopped, and saved in {out}: the same command goes on, and keeps finished trials")
         raise typer.Exit(INTERRUPTED) from None
