@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dpbam.app.compare.pairing import fingerprints
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.app.runs.files import plain, write_atomic
 from dpbam.app.runs.folder import RunFolder
@@ -138,7 +137,7 @@ def _collected(run: RecipeRun, out: Path, flatness: bool) -> Record:
         accuracy=metrics[-1]["accuracy"],
         accuracy_curve=[[m["step"], m["accuracy"]] for m in metrics],
         seconds=log[-1]["seconds"],
-        pairing=fingerprints(out),
+        pairing=files.pairing(),
         machine=machine(facts),
         non_private_bias=_lines(files.non_private / "bias.jsonl"),
         non_private_flatness=_flatness(run.config, out) if flatness else None,

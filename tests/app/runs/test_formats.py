@@ -10,7 +10,7 @@ from dpbam.app.report.records import read_run
 from dpbam.app.runs import execute, load_run_model, stored_config
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.formats import FORMAT, check_format
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 
 READERS = {
     "model.json": load_run_model,

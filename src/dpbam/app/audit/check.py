@@ -17,7 +17,7 @@ from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.fixed_state import difference
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 from dpbam.app.runs.statement import to_markdown
 from dpbam.errors import ArgumentError
 from dpbam.privacy.accounting import Charge, total_epsilon

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpbam.app.runs.files import append_json_line, read_json, read_json_lines, write_json
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 
 _CHUNK = 50  # trials that a process plays before it reports
 

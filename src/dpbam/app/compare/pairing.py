@@ -1,7 +1,7 @@
 """Whether runs are really paired: same data, same initial weights, same batches for one seed.
 
 A method that was given better data, other batches or other weights would win for a reason that is
-not the method. So each run leaves digests of the three behind, and a comparison checks them.
+not the method. So each run has digests of the three, and a comparison checks them.
 
 ==================  ==============================================================================
 digest              of what
@@ -18,14 +18,10 @@ They come from the data without noise: they are for public data and for the oper
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from dpbam.app.runs.config import ConfigError
-from dpbam.app.runs.folder import RunFolder
 
 WHAT = {
     "data": "training data",
@@ -49,21 +45,6 @@ class Paired(Protocol):
     @property
     def pairing(self) -> Mapping[str, str]:
         """Its digests."""
-
-
-def fingerprints(out: Path) -> dict[str, str]:
-    """The digests of the run in the folder ``out``."""
-    folder = RunFolder(out)
-    facts = folder.read_facts()
-    lines = folder.training_log.read_text(encoding="utf-8").splitlines()
-    sizes = [json.loads(line)["non_private_batch_size"] for line in lines]
-    return {
-        "data": facts["non_private_fingerprint"][:16],
-        "test_data": facts["non_private_test_fingerprint"][:16],
-        "initial_weights": facts["initial_weights"][:16],
-        "batch_size": str(facts["config"]["batch_size"]),
-        "batches": hashlib.sha256(repr(sizes).encode()).hexdigest()[:16],
-    }
 
 
 def check_pairs(runs: Sequence[Paired]) -> None:

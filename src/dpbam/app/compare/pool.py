@@ -17,10 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpbam.app.compare.pairing import fingerprints
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 from dpbam.data import DataError
 from dpbam.training.events import Reporter, StepReport
 
@@ -243,7 +242,7 @@ def _work(run: PlannedRun, reporter: Reporter) -> FinishedRun:
         charged=result.charged,
         seconds=result.seconds,
         out=str(run.out),
-        pairing=fingerprints(run.out),
+        pairing=dict(result.pairing),
     )
 
 

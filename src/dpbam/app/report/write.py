@@ -12,7 +12,7 @@ from dpbam.app.report.figure import Figure
 from dpbam.app.report.groups import groups
 from dpbam.app.report.html import render, report_figures
 from dpbam.app.report.records import ReportError, read_runs
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 
 PathLike = str | Path
 

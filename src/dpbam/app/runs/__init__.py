@@ -11,7 +11,7 @@ from dpbam.app.runs.execution import execute
 from dpbam.app.runs.folder import stored_config
 from dpbam.app.runs.model_file import RunModel, load_run_model
 from dpbam.app.runs.preparation import Prepared, prepare
-from dpbam.app.runs.result import Interrupted, RunError, RunResult
+from dpbam.app.runs.run import Interrupted, RunError, RunRecord, RunResult, RunSpec
 from dpbam.app.runs.settling import release_reservation
 
 __all__ = [
@@ -22,7 +22,9 @@ __all__ = [
     "RunConfig",
     "RunError",
     "RunModel",
+    "RunRecord",
     "RunResult",
+    "RunSpec",
     "default_delta",
     "execute",
     "load_run_model",

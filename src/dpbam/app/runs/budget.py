@@ -31,7 +31,7 @@ from typing import Any
 
 from dpbam import _validate
 from dpbam.app.runs.files import locked, read_json, write_json
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 from dpbam.errors import ArgumentTypeError
 from dpbam.privacy.accounting import Charge, checked, total_epsilon
 from dpbam.privacy.rounding import up
@@ -75,7 +75,7 @@ class Budget:
         0.92
         >>> budget.reserve("second", [Charge(1.0, 0.1, 100)], unit="record")
         Traceback (most recent call last):
-        dpbam.app.runs.result.RunError: this run would exceed epsilon 3 ... both together 6.919
+        dpbam.app.runs.run.RunError: this run would exceed epsilon 3 ... both together 6.919
         >>> folder.cleanup()
     """
 

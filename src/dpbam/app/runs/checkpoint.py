@@ -24,7 +24,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from dpbam.app.runs.files import write_atomic
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 from dpbam.params import Params
 
 _HEADER = "dpbam"

@@ -26,8 +26,8 @@ from dpbam.app.runs.interrupt import graceful
 from dpbam.app.runs.model_file import save_run_model
 from dpbam.app.runs.preparation import Prepared, check_ledger, most_charges, prepare
 from dpbam.app.runs.recorder import Recorder, TensorBoard
-from dpbam.app.runs.result import Interrupted, RunError, RunResult
 from dpbam.app.runs.resume import check_config, check_prepared, new_facts
+from dpbam.app.runs.run import Interrupted, RunError, RunResult, RunSpec
 from dpbam.app.runs.statement import statement, write_statement
 from dpbam.distributed import EndedElsewhere, RankLost, Ranks
 from dpbam.privacy.accounting import Charge
@@ -270,7 +270,7 @@ class _Session:
         write_statement(self.folder, values)
         self.reporter.on_end(_ending(ending, step, steps, len(ledger)))
         return RunResult(
-            out=self.folder.path,
+            spec=RunSpec(config.method, config, self.folder.path),
             status=ending,
             plan=prepared.plan,
             steps=step,
@@ -279,6 +279,7 @@ class _Session:
             delta=prepared.plan.delta,
             evaluations=tuple(trainer.evaluations),
             seconds=seconds,
+            pairing=self.folder.pairing(),
         )
 
     def _settle(self, ledger: Ledger) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:

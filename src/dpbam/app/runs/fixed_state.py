@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 
 if TYPE_CHECKING:
     from hashlib import _Hash

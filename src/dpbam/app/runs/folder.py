@@ -18,6 +18,7 @@ file                           what it holds                               may b
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.files import locked, read_json
+from dpbam.app.runs.files import locked, read_json, read_json_lines
 from dpbam.app.runs.formats import check_format
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 
 PUBLISHABLE = ("model.safetensors", "model.json", "privacy-statement.md", "privacy-statement.json")
 _LOCK = ".lock"
@@ -73,6 +74,21 @@ class RunFolder:
         if not isinstance(facts.get("config"), dict) or not isinstance(facts.get("run"), str):
             raise RunError(f"{self.facts} is damaged: restore it from a backup")
         return facts
+
+    def pairing(self) -> dict[str, str]:
+        """Digest what runs of one seed must share: data, initial weights, and the batches' sizes.
+
+        They come from the data without noise: for public data, and for the operator.
+        """
+        facts = self.read_facts()
+        sizes = [row.get("non_private_batch_size") for row in read_json_lines(self.training_log)]
+        return {
+            "data": str(facts.get("non_private_fingerprint"))[:16],
+            "test_data": str(facts.get("non_private_test_fingerprint"))[:16],
+            "initial_weights": str(facts.get("initial_weights"))[:16],
+            "batch_size": str(facts["config"].get("batch_size")),
+            "batches": hashlib.sha256(repr(sizes).encode()).hexdigest()[:16],
+        }
 
     @contextmanager
     def opened(self, *, resume: bool) -> Iterator[None]:

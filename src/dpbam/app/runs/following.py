@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpbam.app.runs.interrupt import graceful
-from dpbam.app.runs.result import Interrupted, RunResult
+from dpbam.app.runs.run import Interrupted, RunResult
 from dpbam.training.events import Reporter
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 
 FORMAT = 1  # docs/formats.md says when it grows
 _OLDEST = 1
@@ -23,7 +23,7 @@ def check_format(path: Path, values: Mapping[str, Any]) -> None:
     Example:
         >>> check_format(Path("model.json"), {"format": 7})
         Traceback (most recent call last):
-        dpbam.app.runs.result.RunError: model.json is of format 7, and this dpbam reads format 1...
+        dpbam.app.runs.run.RunError: model.json is of format 7, and this dpbam reads format 1...
     """
     found = values.get("format", 1)
     if isinstance(found, int) and _OLDEST <= found <= FORMAT:

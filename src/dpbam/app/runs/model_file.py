@@ -16,7 +16,7 @@ from dpbam.app.runs.files import read_json, write_atomic, write_json
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.formats import FORMAT, check_format
 from dpbam.app.runs.own_code import check_code
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 from dpbam.errors import ArgumentError
 
 if TYPE_CHECKING:

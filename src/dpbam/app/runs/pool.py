@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from dpbam.app.runs.result import Interrupted, RunError
+from dpbam.app.runs.run import Interrupted, RunError
 from dpbam.errors import DPBAMError
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpbam import _validate
 from dpbam.app.runs.config import ConfigError, RunConfig
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 from dpbam.app.runs.settling import check_steps
 from dpbam.privacy import accounting
 from dpbam.privacy.plan import RELATION, PrivacyPlan

@@ -25,7 +25,7 @@ from dpbam._version import __version__
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.fixed_state import initial_tensors, update_digest
 from dpbam.app.runs.formats import FORMAT
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import Ledger
 

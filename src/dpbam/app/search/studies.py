@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam.app.runs.config import ConfigError
 from dpbam.app.runs.files import locked
-from dpbam.app.runs.result import RunError
+from dpbam.app.runs.run import RunError
 from dpbam.app.search.search import Search, Stage
 
 if TYPE_CHECKING:

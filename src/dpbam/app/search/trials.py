@@ -13,7 +13,7 @@ from dpbam.app.runs import execute
 from dpbam.app.runs.files import write_atomic
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.pool import Send, run_tasks
-from dpbam.app.runs.result import RunResult
+from dpbam.app.runs.run import RunResult
 from dpbam.app.search.search import Search, Stage
 from dpbam.app.search.studies import StageStudy, trial_seed
 from dpbam.privacy.ledger import Ledger
