@@ -15,8 +15,8 @@ from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
     from dpbam.app.compare.comparison import Comparison
-    from dpbam.app.compare.pool import PlannedRun
     from dpbam.app.compare.statistics import Estimate
+    from dpbam.app.runs import RunSpec
 
 EXAMPLES = examples(
     "dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both",
@@ -80,17 +80,17 @@ def _compare(
 run = with_flags(_compare, leave_out=("method", "seed"))
 
 
-def carry_out(runs: list[PlannedRun], out: Path, jobs: int, quiet: bool) -> Comparison:
-    """Do the runs, with a live table unless ``quiet``."""
-    from dpbam.app.cli.live import LiveComparison
+def carry_out(runs: list[RunSpec], out: Path, jobs: int, quiet: bool) -> Comparison:
+    """Do the runs, with a progress bar unless ``quiet``."""
+    from dpbam.app.cli.progress import RunsProgress
     from dpbam.app.compare.comparison import compare
-    from dpbam.app.compare.pool import Stopped
+    from dpbam.app.runs.pool import Stopped
 
     try:
         if quiet:
             return compare(runs, out, jobs=jobs)
-        with LiveComparison(runs) as live:
-            return compare(runs, out, jobs=jobs, watcher=live)
+        with RunsProgress(runs) as progress:
+            return compare(runs, out, jobs=jobs, watcher=progress)
     except Stopped:
         message = f"stopped, and saved in {out}: the same command goes on, and keeps finished runs"
         console(stderr=True).print(message, markup=False, soft_wrap=True)
@@ -127,7 +127,7 @@ def show(result: Comparison, out: Path) -> None:
 
 def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:
     """The cells of a contender's accuracy."""
-    runs, mean = [run for run in result.runs if run.name == name], result.mean(name)
+    runs, mean = [run for run in result.runs if run.arm == name], result.mean(name)
     seconds = sum(run.seconds for run in runs) / len(runs)
     return (
         name, up(runs[0].epsilon), _points(mean), _one_point(mean.deviation),

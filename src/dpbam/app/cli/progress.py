@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from dpbam.app.cli.output import console, number, percent, print_json
+from dpbam.app.runs import RunResult, RunSpec
 from dpbam.privacy.rounding import up
 from dpbam.training.events import Evaluation, Reporter, StartReport, StepReport
 
@@ -87,6 +96,66 @@ class LiveReporter(Reporter):
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
+
+
+class RunsProgress:
+    """One bar over several runs: how many are finished, the time left, and what runs now.
+
+    Its unit is the cost of a run, so that longer runs do not mislead the time left. Where stderr is
+    not a terminal, each finished run is a line.
+
+    Args:
+        runs: the runs.
+        costs: of each, in any unit; None: all the same.
+    """
+
+    def __init__(self, runs: Sequence[RunSpec], costs: Sequence[float] | None = None) -> None:
+        self._names = [run.name for run in runs]
+        self._costs = list(costs or [1.0] * len(runs))
+        self._done = [0.0] * len(runs)
+        self._finished = 0
+        self._console = console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.fields[count]} runs"),
+            BarColumn(bar_width=32),
+            TextColumn("{task.percentage:3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[now]}[/dim]"),
+            console=self._console,
+            transient=True,
+            speed_estimate_period=600,
+        )
+        self._task = self._bar.add_task("", total=sum(self._costs), count="", now="")
+
+    def __enter__(self) -> RunsProgress:
+        self._update("")
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def progress(self, index: int, step: int, steps: int) -> None:
+        """Move the bar; a late message does not move it back."""
+        self._done[index] = max(self._done[index], self._costs[index] * step / steps)
+        self._update(f"{self._names[index]} {step}/{steps}")
+
+    def finished(self, index: int, result: RunResult) -> None:
+        """Count the run."""
+        self._done[index] = self._costs[index]
+        self._finished += 1
+        self._update("")
+        if not self._console.is_terminal:
+            found = f"accuracy {percent(result.accuracy)} in {result.seconds:.0f} s"
+            self._console.print(f"{self._count()} {self._names[index]}: {found}", markup=False)
+
+    def _update(self, now: str) -> None:
+        self._bar.update(self._task, completed=sum(self._done), count=self._count(), now=now)
+
+    def _count(self) -> str:
+        return f"{self._finished}/{len(self._names)}"
 
 
 class JsonLinesReporter(Reporter):

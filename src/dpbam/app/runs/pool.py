@@ -1,8 +1,8 @@
 """Worker processes for runs: results in order, messages on the way, and a stop that saves.
 
-Comparisons, searches and the paper's experiments all use :func:`run_tasks`. With one job, the tasks
-run in the calling process. With more, each job is a process with one thread, because runs in
-parallel use the cores better than threads within one run do.
+:func:`run_tasks` runs any tasks, :func:`train_all` the runs of a comparison. With one job, they run
+in the calling process. With more, each job is a process with one thread, because runs in parallel
+use the cores better than threads within one run do.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from dpbam.app.runs.run import Interrupted, RunError
+from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.run import Interrupted, RunError, RunResult, RunSpec
 from dpbam.errors import DPBAMError
+from dpbam.training.events import Reporter, StepReport
 
 T = TypeVar("T")
 Send = Callable[[Any], None]
@@ -36,6 +40,58 @@ _busy = threading.Lock()  # in a worker: held while a task runs
 
 class Stopped(Exception):
     """Ctrl-C or SIGTERM ended the tasks; the runs in progress have saved a checkpoint."""
+
+
+class Watcher(Protocol):
+    """Displays or records the progress of several runs."""
+
+    def progress(self, index: int, step: int, steps: int) -> None:
+        """Run ``index`` has done ``step`` of ``steps``."""
+
+    def finished(self, index: int, result: RunResult) -> None:
+        """Run ``index`` is finished."""
+
+
+def train_all(
+    specs: Sequence[RunSpec], jobs: int = 1, watcher: Watcher | None = None
+) -> list[RunResult]:
+    """Start or resume all runs, at most ``jobs`` at a time, and return their results in order.
+
+    Raises:
+        Stopped: after Ctrl-C or SIGTERM, when the runs in progress have saved.
+        RunError: if a run fails; finished ones are kept.
+    """
+    tasks = [partial(_train, spec) for spec in specs]
+    if watcher is None:
+        return run_tasks(tasks, jobs)
+
+    def report(index: int, report: tuple[int, int]) -> None:
+        watcher.progress(index, *report)
+
+    return run_tasks(tasks, jobs, on_message=report, on_result=watcher.finished)
+
+
+def _train(spec: RunSpec, send: Send) -> RunResult:
+    from dpbam.app.runs.execution import execute
+
+    resume = RunFolder(spec.out).facts.exists()
+    try:
+        result = execute(spec.config, spec.out, resume=resume, reporter=_Progress(send))
+    except DPBAMError as error:
+        raise RunError(f"{spec.name}: {error}") from error
+    return replace(result, spec=spec)
+
+
+class _Progress(Reporter):
+    """Sends the number of steps done, at most twice per second."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self._next = send, 0.0
+
+    def on_step(self, report: StepReport) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + 2 * _PERIOD
+            self._send((report.step, report.steps))
 
 
 def _ignore(index: int, value: Any) -> None:
