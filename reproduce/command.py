@@ -28,8 +28,6 @@ EXAMPLES = examples(
     "python -m reproduce all --only-report --docs docs",
 )
 _GIB = 2**30
-_INTERRUPTED = 130  # the exit code after Ctrl-C
-_METHOD_COST = {"bam": 2.2, "sam": 2.0}  # in DP-SGD steps
 
 
 def run(
@@ -124,26 +122,24 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _train(jobs: list[Job], out: Path, processes: int) -> None:
-    from dpbam.app.cli.progress import RunsProgress
-    from dpbam.app.runs.pool import Stopped
+    from dpbam.app.cli.progress import RunsDisplay, resumable
     from reproduce.records import carry_out
 
     if not jobs:
         return
-    try:
-        with RunsProgress([run for _, run in jobs], [cost(job) for job in jobs]) as progress:
-            carry_out(jobs, out, processes=processes, watcher=progress)
-    except Stopped:
-        message = "stopped, and saved: the same command resumes, and keeps finished runs"
-        console(stderr=True).print(message, markup=False, soft_wrap=True)
-        raise typer.Exit(_INTERRUPTED) from None
+    with (
+        resumable(out),
+        RunsDisplay([run.name for _, run in jobs], list(map(cost, jobs))) as display,
+    ):
+        carry_out(jobs, out, processes=processes, watcher=display)
 
 
 def cost(job: Job) -> float:
-    """Return the pixels that a run sees, times the cost of its method's step: 2.2 for BAM."""
-    recipe, config = job[0], job[1].config
-    views = config.epochs * recipe.images * max(1, config.augment_multiplicity)
-    return views * math.prod(recipe.shape[1:]) * _METHOD_COST.get(config.method, 1.0)
+    """Return the cost of a run, relative to one image of one pixel."""
+    from dpbam.app.cli import progress
+
+    recipe, run = job
+    return progress.cost(run.config) * recipe.images * math.prod(recipe.shape[1:])
 
 
 def _report(names: list[str], scale: str, out: Path, seeds: int | None) -> None:

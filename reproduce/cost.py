@@ -134,7 +134,7 @@ def _flops_per_row(prepared: Prepared) -> float:
     counted = next(batches)
     with FlopCounterMode(display=False) as counter:
         oracle.backward(*counted)
-    return counter.get_total_flops() / len(counted[1])
+    return float(counter.get_total_flops() / len(counted[1]))
 
 
 def _blank(recipe: Recipe, folder: Path) -> str:

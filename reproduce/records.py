@@ -15,7 +15,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from dpbam.app.compare.pairing import check_pairs
 from dpbam.app.runs import ConfigError, RunConfig, RunFolder, RunRecord, RunResult, RunSpec
 from dpbam.app.runs.bias import measure
 from dpbam.app.runs.files import plain, read_json_lines, write_atomic
+from dpbam.app.runs.formats import current_config
 from dpbam.app.runs.pool import Watcher, train_all
 from reproduce.recipes import WORK, Recipe
 
@@ -69,8 +70,9 @@ def read_record(path: Path) -> RunRecord:
         ConfigError: if the file is not one.
     """
     try:
-        return RunRecord(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        record = RunRecord(**json.loads(path.read_text(encoding="utf-8")))
+        return replace(record, config=current_config(record.config))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"the record {path} cannot be read ({error}): restore it") from None
 
 
@@ -137,7 +139,7 @@ def carry_out(
     """Train the runs; the record of each is written under ``out`` as soon as it is finished.
 
     Raises:
-        Stopped: after Ctrl-C, when the runs in progress have saved.
+        StoppedError: after Ctrl-C, when the runs in progress have saved.
     """
     if jobs:
         train_all([run for _, run in jobs], processes, _Recording(jobs, out, watcher))

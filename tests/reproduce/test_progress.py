@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpbam.app.cli.progress import RunsProgress
+from dpbam.app.cli.progress import RunsDisplay
 from reproduce.command import cost
 from reproduce.records import missing
 from tests.reproduce.tiny import tiny
@@ -16,7 +16,7 @@ def test_costs_and_lines(tmp_path, capsys):
     sgd, sat, bam = costs = [cost(job) for job in jobs]
     assert sgd == sat == pytest.approx(0.2 * 1438 * 64)
     assert bam == pytest.approx(2.2 * sgd)
-    with RunsProgress([run for _, run in jobs], costs) as progress:
+    with RunsDisplay([run.name for _, run in jobs], costs) as progress:
         progress.progress(0, 1, 4)
         progress.finished(1, finished("dp-sat", 0, 0.5))
         progress.progress(0, 0, 4)  # a late message does not move the bar back
@@ -24,4 +24,4 @@ def test_costs_and_lines(tmp_path, capsys):
         assert task.completed == pytest.approx(0.25 * sgd + sat)
         assert task.total == pytest.approx(sgd + sat + bam)
     said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
-    assert said == ["1/3 dp-sat-clip_norm-1-seed-0: accuracy 50.0% in 1 s"]
+    assert said == ["1/3 dp-sat-clip_norm-1-seed-0: 50.0% in 1 s"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import typer
 
-from dpbam.app.cli.flags import FLAGS, merged, run_config, with_flags
+from dpbam.app.cli.flags import merged, run_config, with_flags
 from dpbam.app.runs import RunConfig
+from dpbam.app.runs.settings import settings
 
 
 def given(*args, leave_out=()):
@@ -23,8 +24,18 @@ def given(*args, leave_out=()):
 
 
 def test_every_field_of_a_run_has_a_flag_but_the_noise_seed():
-    assert set(RunConfig.model_fields) - set(FLAGS) == {"noise_seed"}
-    assert set(FLAGS) <= set(RunConfig.model_fields)
+    flags = {one.name: one.flag for one in settings(RunConfig)}
+    assert list(flags) == list(RunConfig.model_fields)
+    assert [name for name, flag in flags.items() if not flag] == ["noise_seed"]
+    assert flags["clip_norm"] == "--clip-norm"
+    assert flags["model_options"] == "--model-option"
+
+
+def test_a_field_defines_the_help_of_its_flag():
+    helps = {one.name: one.help for one in settings(RunConfig)}
+    assert helps["accountant"] == "The accountant: pld or rdp [pld]. pld is tighter."
+    assert helps["head_only"] == "Train the last layer alone."
+    assert "[chosen to fit]" in helps["physical_batch_size"]
 
 
 def test_only_flags_really_given_are_passed_on():
@@ -76,7 +87,7 @@ def test_a_flag_takes_the_place_of_its_alternative_in_the_file(tmp_path):
 def test_the_help_shows_the_configurations_own_defaults(dpbam):
     text = " ".join(dpbam("train", "--help").out.replace("│", " ").split())
     assert f"Learning rate [{RunConfig(epsilon=1).lr:g}]" in text
-    assert f"Expected units a step [{RunConfig(epsilon=1).batch_size}]" in text
+    assert f"Expected units per step [{RunConfig(epsilon=1).batch_size}]" in text
 
 
 def test_a_command_may_leave_flags_out():

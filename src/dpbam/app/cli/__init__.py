@@ -1,4 +1,4 @@
-"""The command line: ``dpbam COMMAND``. One thin module per command; torch is imported late."""
+"""The command line: ``dpbam COMMAND``. Commands are thin, and import torch when they need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The tree of commands. A command's module is imported when the command is used."""
+"""The tree of commands. A command's module is imported when the command is used.
+
+Each module has ``COMMANDS``: the function of each of its commands, whose docstring is the help, and
+the examples below it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from typer.core import TyperGroup
 from dpbam._version import __version__
 from dpbam.app.cli.output import plain_examples
 
-# The name of each command, which is that of its module, and the first sentence of its help.
+# The name of each command, and the first sentence of its help.
 COMMANDS = {
     "train": "Train a classifier with differential privacy, and write a privacy statement.",
     "compare": "Train several methods with paired seeds, and compare their accuracy.",
@@ -32,6 +36,12 @@ COMMANDS = {
     "steps.",
     "data": "List, fetch and check data sets.",
 }
+_MODULES = {
+    "calibrate": "calculators",
+    "epsilon": "calculators",
+    "plot": "report",
+    "predict": "evaluate",
+}  # of a command whose module has another name
 _HELP = (
     "Train on sensitive images with differential privacy: DP-SGD, DP-SAT and BAM, which measures "
     "and removes the bias that clipping puts into gradients."
@@ -45,7 +55,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name; looking one up imports its module."""
+    """Commands by name; looking one up imports its module."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in COMMANDS:
@@ -62,25 +72,23 @@ class _Commands(Mapping[str, Any]):
 class _Root(TyperGroup):
     """``dpbam`` itself: lists the commands without importing them.
 
-    Its help is set by click and not by rich, whose modules take longer to import than everything
-    else that ``dpbam --help`` needs.
+    Its help is formatted by click and not by rich, whose modules take longer to import than
+    everything else that ``dpbam --help`` needs.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**settings, "commands": _Commands()})
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names, in the order of the table."""
         return list(COMMANDS)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write each name with the first sentence of its help."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
 
 def command() -> Any:
-    """Return the whole command line as one click command."""
+    """Return the whole command line as a click command."""
     app = typer.Typer(
         cls=_Root, help=_HELP, epilog=_EPILOG, rich_markup_mode=None, context_settings=_SETTINGS,
         invoke_without_command=True,
@@ -90,10 +98,10 @@ def command() -> Any:
 
 
 def _built(name: str) -> Any:
-    """Import a command's module and build its click command; of several, a group of them."""
-    module = import_module(f"dpbam.app.cli.{name}")
-    if not hasattr(module, "COMMANDS"):
-        return single(name, module.run, module.EXAMPLES)
+    """Import a command's module and build its click command, or the group of its commands."""
+    module = import_module(f"dpbam.app.cli.{_MODULES.get(name, name)}")
+    if name in module.COMMANDS:
+        return single(name, *module.COMMANDS[name])
     app = typer.Typer(
         help=COMMANDS[name], epilog=module.EXAMPLES, no_args_is_help=True, rich_markup_mode="rich",
         add_completion=False, context_settings=_SETTINGS,
@@ -104,14 +112,14 @@ def _built(name: str) -> Any:
 
 
 def single(name: str, function: Callable[..., None], examples: str) -> Any:
-    """Return the click command of one function: its docstring is the help."""
+    """Return the click command of a function, whose docstring is the help."""
     app = typer.Typer(rich_markup_mode="rich", add_completion=False, context_settings=_SETTINGS)
     app.command(name, help=_help(function), epilog=examples)(function)
     return typer.main.get_command(app)
 
 
 def _help(function: Callable[..., None]) -> str:
-    """The docstring, each paragraph one line, so that it wraps where the screen ends."""
+    """Return the docstring, each paragraph one line, so that it wraps where the screen ends."""
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 

@@ -7,22 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpbam.app.cli.output import console, examples, facts, number, print_json, table
+from dpbam.app.cli.output import Json, console, examples, facts, number, print_json, say, table
 from dpbam.privacy.rounding import down, up
 
 if TYPE_CHECKING:
     from dpbam.app.audit import AuditResult, Target
 
-EXAMPLES = examples(
-    "dpbam audit runs/digits",
-    "dpbam audit --epsilon 4 --trials 8000 --jobs 2 --out audits/one-step",
-    "dpbam audit --canary random --method bam --n 100 --batch-size 10 --steps 50",
-    "dpbam audit --canaries 500 --n 1000 --batch-size 100 --steps 50",
-    "dpbam audit --canary mislabelled --n 200 --batch-size 40 --steps 20 --trials 200 --jobs 2",
-)
 
-
-def run(
+def audit(
     folder: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A finished run, to be checked.")
     ] = None,
@@ -40,19 +32,20 @@ def run(
     method: Annotated[str, typer.Option(help="dp-sgd, dp-sat or bam.")] = "dp-sgd",
     clipping: Annotated[str, typer.Option(help="flat, automatic or per-layer.")] = "flat",
     engine: Annotated[str, typer.Option(help="auto, fused or functional.")] = "auto",
-    noise: Annotated[str, typer.Option(help="fast or secure.")] = "fast",
+    noise: Annotated[str, typer.Option(help="standard or secure.")] = "standard",
     trials: Annotated[int, typer.Option(help="Runs, half of them with the canary.")] = 2000,
     confidence: Annotated[float, typer.Option(help="Of each lower bound.")] = 0.95,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="Keeps trials, result and plot; the same again goes on.")
+        Path | None, typer.Option(help="Keeps trials, result and plot; the same again resumes.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One line of JSON, for scripts.")] = False,
+    json: Json = False,
 ) -> None:
     """Attack the private mechanism and bound its epsilon from below; or check a finished run.
 
-    Without RUN: canaries are put into trainings by the code that trains, and an attacker tells from
-    what is released whether they were there. A lower bound above the claim is a bug; exit code 1.
+    Without RUN: canaries are put into trainings by the code that trains, and an attacker guesses
+    from what is released whether they were there. A lower bound above the claim is a bug; exit
+    code 1.
 
     With RUN: epsilon is computed again from the ledger by a second accountant, and configuration,
     ledger, statement, checkpoint and model are checked against one another, buffers and frozen
@@ -78,21 +71,33 @@ def run(
         raise typer.Exit(1)
 
 
+COMMANDS = {
+    "audit": (
+        audit,
+        examples(
+            "dpbam audit runs/digits",
+            "dpbam audit --epsilon 4 --trials 8000 --jobs 2 --out audits/one-step",
+            "dpbam audit --canary random --method bam --n 100 --batch-size 10 --steps 50",
+            "dpbam audit --canaries 500 --n 1000 --batch-size 100 --steps 50",
+            "dpbam audit --canary mislabelled --n 200 --batch-size 40 --steps 20 --trials 200 "
+            "--jobs 2",
+        ),
+    )
+}
+
+
 def _attack(
     target: Target, trials: int, confidence: float, jobs: int, out: Path | None, *, quiet: bool
 ) -> AuditResult:
-    from rich.progress import Progress
-
     from dpbam.app.audit import audit
     from dpbam.app.audit.plot import save_plot
+    from dpbam.app.cli.progress import counting
     from dpbam.app.runs.files import write_json
 
-    with Progress(console=console(stderr=True), disable=quiet, transient=True) as bar:
-        task = bar.add_task("trials", total=trials if target.canaries == 1 else 1)
+    with counting("trials", trials if target.canaries == 1 else 1, quiet=quiet) as update:
         result = audit(
-            target, trials=trials, confidence=confidence, jobs=jobs, out=out,
-            progress=lambda done, _: bar.update(task, completed=done),
-        )  # fmt: skip
+            target, trials=trials, confidence=confidence, jobs=jobs, out=out, progress=update
+        )
     if out is not None:
         write_json(out / "audit.json", result.to_dict())
         save_plot(result, out / "audit.png")
@@ -127,12 +132,8 @@ def _check(folder: Path, as_json: bool) -> None:
         print_json({"signed_off": good, "findings": [f._asdict() for f in findings]})
     else:
         rows = [("right" if f.right else "WRONG", f.check, f.seen) for f in findings]
-        screen = console()
-        screen.print(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
+        console().print(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
         wrong = sum(not f.right for f in findings)
-        screen.print(
-            "signed off: everything agrees" if good else f"not signed off: {wrong} checks failed",
-            markup=False,
-        )
+        say("signed off: everything agrees" if good else f"not signed off: {wrong} checks failed")
     if not good:
         raise typer.Exit(1)

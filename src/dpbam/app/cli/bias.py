@@ -8,26 +8,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpbam.app.cli.flags import resumed_config, run_config, with_flags
-from dpbam.app.cli.output import console, examples, facts, number, percent, print_json, table
+from dpbam.app.cli.output import (
+    Json,
+    console,
+    examples,
+    facts,
+    number,
+    percent,
+    print_json,
+    say,
+    table,
+)
 from dpbam.errors import ArgumentError
+from dpbam.methods import is_private
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dpbam.app.runs import RunConfig
     from dpbam.app.runs.bias import Measured
+    from dpbam.bias import Flatness
 
-EXAMPLES = examples(
-    "dpbam bias runs/digits",
-    "dpbam bias runs/digits --method dp-sgd --clip-norm 4 --batches 8",
-    "dpbam bias --data cifar10 --model resnet9 --model-option width=0.25 --batch-size 256 --advise",
-    "dpbam bias runs/digits --flatness --json",
-)
 _WORDS = {
     "bias": "bias, its length",
     "relative_bias": "bias over the gradient's length",
     "a": "a: what is left along the gradient",
-    "c_norm": "|c|: what was added beside it",
+    "c_norm": "|c|: what was added perpendicular to it",
     "magnitude_share": "share of the bias that is length",
     "direction_share": "share of the bias that is direction",
     "cosine": "cosine, clipped with unclipped",
@@ -49,7 +55,7 @@ def _bias(
     flatness: Annotated[
         bool, typer.Option("--flatness", help="L_Z, L_BAO and the Hessian's top eigenvalue.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One line of JSON, for scripts.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure the bias that clipping puts into a model's gradients: its length and direction.
 
@@ -67,17 +73,27 @@ def _bias(
         _show(console(), settings, found)
 
 
-run = with_flags(_bias)
+COMMANDS = {
+    "bias": (
+        with_flags(_bias),
+        examples(
+            "dpbam bias runs/digits",
+            "dpbam bias runs/digits --method dp-sgd --clip-norm 4 --batches 8",
+            "dpbam bias --data cifar10 --model resnet9 --model-option width=0.25 --batch-size 256 "
+            "--advise",
+            "dpbam bias runs/digits --flatness --json",
+        ),
+    )
+}
 
 
 def _settings(folder: Path | None, flags: dict[str, Any]) -> RunConfig:
-    """The run's own settings, or the flags'; epsilon 8 where nothing says how much noise."""
+    """Return the run's settings, or the flags'; epsilon 8 where nothing sets the noise."""
     if folder is not None:
         return resumed_config(folder, flags)
     if "data" not in flags:
         raise ArgumentError("give a run folder, or --data to measure a new model on")
-    private = flags.get("method") not in ("sgd", "sam")
-    if private and "noise_multiplier" not in flags:
+    if is_private(flags.get("method")) and "noise_multiplier" not in flags:
         flags = {"epsilon": 8.0, **flags}
     return run_config(None, flags)
 
@@ -91,33 +107,27 @@ def _show(screen: Console, settings: RunConfig, found: Measured) -> None:
     title = f"{settings.method} on {settings.data}, mean of {len(found.records)} batches"
     screen.print(table(("", "against the plain gradient", "against its own"), rows, title=title))
     norms = record.non_private_norms
-    screen.print(
-        facts(
-            {
-                "clipped": f"{percent(record.non_private_clip_share)} of the last batch",
-                "norms": f"median {_at(norms.quantiles, 3)}, 95% below {_at(norms.quantiles, 5)}; "
-                f"C is {number(record.clip_norm)}",
-                "noise, its length": number(record.noise_norm),
-                "ascent alignment": _number(record.non_private_alignment),
-            }
-        )
-    )
-    layers = record.non_private_layers.items()
-    header = ("layer", "share of squared norms", "relative bias", "cosine")
-    screen.print(
-        table(header, [(name, percent(layer.share or 0.0), percent(layer.relative_bias),
-                        number(layer.cosine)) for name, layer in layers])
-    )  # fmt: skip
+    values = {
+        "clipped": f"{percent(record.non_private_clip_share)} of the last batch",
+        "norms": f"median {_at(norms.quantiles, 3)}, 95% below {_at(norms.quantiles, 5)}; "
+        f"C is {number(record.clip_norm)}",
+        "noise, its length": number(record.noise_norm),
+        "ascent alignment": _number(record.non_private_alignment),
+    }
+    screen.print(facts(values))
+    layers = [
+        (name, percent(layer.share or 0.0), percent(layer.relative_bias), number(layer.cosine))
+        for name, layer in record.non_private_layers.items()
+    ]
+    screen.print(table(("layer", "share of squared norms", "relative bias", "cosine"), layers))
     if found.flatness:
-        screen.print(facts(_flatness(found)))
+        screen.print(facts(_flatness(found.flatness)))
     if found.advice:
-        screen.print(str(found.advice), markup=False, soft_wrap=True)
-    screen.print(NOTE, markup=False, soft_wrap=True)
+        say(str(found.advice), screen)
+    say(NOTE, screen)
 
 
-def _flatness(found: Measured) -> dict[str, object]:
-    assert found.flatness is not None
-    flat = found.flatness
+def _flatness(flat: Flatness) -> dict[str, object]:
     return {
         "L, mean loss": flat.non_private_loss,
         "L_Z": flat.non_private_l_z,

@@ -1,14 +1,14 @@
-"""Where errors end: one sentence for what a user can mend, a traceback for what we have to.
+"""Where errors end: one sentence for what a user can fix, a traceback for a bug in dpbam.
 
 ===============================================  ===================================  =========
 what was raised                                  what is shown                        exit code
 ===============================================  ===================================  =========
 a wrong flag or value (typer's errors)           its sentence                         2
 a ``dpbam.errors.DPBAMError``                    its sentence                         2
-OSError: a full disk, a missing file             what the system says, and the file   2
+OSError: a full disk, a missing file             the system's message, and the file   2
 out of memory                                    what to make smaller                 2
-Ctrl-C                                           (the command has said how to resume) 130
-anything else                                    a traceback: it is a bug of ours     1
+Ctrl-C                                           (the command printed how to resume)  130
+anything else                                    a traceback: it is a bug in dpbam    1
 ===============================================  ===================================  =========
 
 ``DPBAM_TRACEBACK=1`` in the environment shows the traceback of every error.
@@ -46,13 +46,13 @@ def guarded(command: Callable[[], int]) -> int:
         if sentence is None:
             print("error: this is a bug in dpbam, please report it", file=sys.stderr)
             return BUG
-        if sentence:  # a group without a command has shown its help, and says no more
+        if sentence:  # empty: a group without a command has shown its help
             print(f"error: {sentence}", file=sys.stderr)
         return USER_ERROR
 
 
 def user_sentence(error: Exception) -> str | None:
-    """What to tell the user about ``error``, in one line; None if it is a bug of ours.
+    """Return the message for the user, in one line; None if ``error`` is a bug in dpbam.
 
     Example:
         >>> user_sentence(FileNotFoundError(2, "No such file or directory", "run.toml"))
@@ -79,14 +79,14 @@ def _about_file(error: OSError) -> str:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """torch has its own class on a GPU and a plain RuntimeError on the CPU."""
+    """Whether torch ran out of memory: a class of its own on a GPU, RuntimeError on the CPU."""
     if not isinstance(error, RuntimeError):
         return False
     return "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def _one_line(message: str) -> str:
-    """Without what would steer the terminal: a message may quote a file."""
+    """Remove what would control the terminal: a message may quote a file."""
     from dpbam.app.cli.output import printable
 
     return printable(" ".join(message.split()))
@@ -95,7 +95,7 @@ def _one_line(message: str) -> str:
 @contextmanager
 def _warnings_as_sentences() -> Iterator[None]:
     """Show a UserWarning as a line of its own on stderr, once, without file and line number."""
-    told: set[str] = set()
+    shown: set[str] = set()
 
     def show(
         message: Warning | str,
@@ -106,8 +106,8 @@ def _warnings_as_sentences() -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         text = _one_line(str(message))
-        if text not in told:
-            told.add(text)
+        if text not in shown:
+            shown.add(text)
             print(f"warning: {text}", file=sys.stderr)
 
     with warnings.catch_warnings():

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpbam.app.cli.boundary import INTERRUPTED
-from dpbam.app.cli.flags import merged, with_flags
-from dpbam.app.cli.output import console, examples, print_json, table
+from dpbam.app.cli.flags import ConfigFile, merged, with_flags
+from dpbam.app.cli.output import Json, console, examples, print_json, say, table
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
     from dpbam.app.compare.statistics import Estimate
     from dpbam.app.runs import RunSpec
 
-EXAMPLES = examples(
-    "dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both",
-    "dpbam compare --data digits --epsilon 3 --method bam:0.02 --method bam:0.05 "
-    "--method bam-exact:0.02 --seeds 5 --out runs/lambdas",
-    "dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private --out runs/five",
-    "dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json",
-)
 _ENOUGH = 5
 METHODS = ("dp-sgd", "dp-sat", "bam")
 
@@ -42,15 +34,13 @@ def _compare(
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     jobs: Annotated[int, typer.Option(help="Runs at a time, each in its own process.")] = 1,
     include_non_private: Annotated[
-        bool, typer.Option("--include-non-private", help="Add SGD without privacy beside them.")
+        bool, typer.Option("--include-non-private", help="Add SGD without privacy.")
     ] = False,
     share_noise: Annotated[
         bool, typer.Option("--share-noise", help="Research only: the same noise in all methods.")
     ] = False,
-    config: Annotated[
-        Path | None, typer.Option(help="A .toml file of settings; flags override it.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    config: ConfigFile = None,
+    json: Json = False,
 ) -> None:
     """Train several methods with paired seeds, and compare their accuracy.
 
@@ -77,36 +67,43 @@ def _compare(
         show(result, out)
 
 
-run = with_flags(_compare, leave_out=("method", "seed"))
+COMMANDS = {
+    "compare": (
+        with_flags(_compare, leave_out=("method", "seed")),
+        examples(
+            "dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 "
+            "--out runs/both",
+            "dpbam compare --data digits --epsilon 3 --method bam:0.02 --method bam:0.05 "
+            "--method bam-exact:0.02 --seeds 5 --out runs/lambdas",
+            "dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private "
+            "--out runs/five",
+            "dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json",
+        ),
+    )
+}
 
 
 def carry_out(runs: list[RunSpec], out: Path, jobs: int, quiet: bool) -> Comparison:
-    """Do the runs, with a progress bar unless ``quiet``."""
-    from dpbam.app.cli.progress import RunsProgress
+    """Do the runs, with a bar unless ``quiet``."""
+    from dpbam.app.cli.progress import RunsDisplay, cost, resumable
     from dpbam.app.compare.comparison import compare
-    from dpbam.app.runs.pool import Stopped
 
-    try:
+    with resumable(out):
         if quiet:
             return compare(runs, out, jobs=jobs)
-        with RunsProgress(runs) as progress:
-            return compare(runs, out, jobs=jobs, watcher=progress)
-    except Stopped:
-        message = f"stopped, and saved in {out}: the same command goes on, and keeps finished runs"
-        console(stderr=True).print(message, markup=False, soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
+        with RunsDisplay([run.name for run in runs], [cost(run.config) for run in runs]) as display:
+            return compare(runs, out, jobs=jobs, watcher=display)
 
 
 def show(result: Comparison, out: Path) -> None:
-    """The means, the paired differences, and what the figures mean."""
+    """Print the means, the paired differences, and what the figures mean."""
     baseline, *others = result.names
     count = len(result.accuracies(baseline))
     screen = console()
     means = [_mean(result, name) for name in result.names]
     title = f"{count} paired seeds, mean [95% t interval], points"
-    screen.print(
-        table(("contender", "epsilon", "test accuracy", "SD", "a run"), means, title=title)
-    )
+    header = ("contender", "epsilon", "test accuracy", "SD", "per run")
+    screen.print(table(header, means, title=title))
     if others:
         against = [(name, *_against(result, name)) for name in others]
         header = ("contender", "difference", "d_z", "visible from", "verdict")
@@ -120,13 +117,12 @@ def show(result: Comparison, out: Path) -> None:
     lines += [f"Publishing all private runs together would cost epsilon {cost}."]
     lines += ["They are seeded, so that the noise can be recomputed: research only."]
     if count < _ENOUGH:
-        lines += [f"With fewer than {_ENOUGH} seeds the intervals say little."]
+        lines += [f"With fewer than {_ENOUGH} seeds the intervals are wide."]
     lines += [f"Results: {out / 'comparison.json'}; every run has its folder in {out}"]
-    screen.print("\n".join(lines), markup=False, soft_wrap=True)
+    say("\n".join(lines), screen)
 
 
 def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:
-    """The cells of a contender's accuracy."""
     runs, mean = [run for run in result.runs if run.arm == name], result.mean(name)
     seconds = sum(run.seconds for run in runs) / len(runs)
     return (
@@ -136,7 +132,6 @@ def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:
 
 
 def _against(result: Comparison, name: str) -> tuple[str, str, str, str]:
-    """The cells of a contender's paired difference to the baseline."""
     found = result.difference(name)
     effect = "" if math.isnan(found.effect_size) else f"{found.effect_size:+.2f}"
     return (
@@ -150,7 +145,7 @@ def _one_point(value: float) -> str:
 
 
 def _points(estimate: Estimate, *, signed: bool = False) -> str:
-    """Mean and interval in percentage points."""
+    """Format mean and interval in percentage points."""
     sign = "+" if signed else ""
     mean, low, high = (100 * x for x in (estimate.mean, estimate.low, estimate.high))
     if estimate.count == 1:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpbam.app.cli.output import console, examples, print_json, table
+from dpbam.app.cli.output import Json, console, examples, print_json, say, table
 
 if TYPE_CHECKING:
     from dpbam.data import DataSet
@@ -24,7 +24,6 @@ Root = Annotated[Path | None, typer.Option(help="Where downloads live (or set DP
 ImageSize = Annotated[int | None, typer.Option(help="Side to resize a folder's images to.")]
 Channels = Annotated[int | None, typer.Option(help="1 (grey) or 3 (RGB) to convert them to.")]
 Unit = Annotated[str | None, typer.Option(help="Column of the unit of privacy, e.g. patient.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON, for scripts.")]
 
 
 def list_(json: Json = False) -> None:
@@ -38,23 +37,19 @@ def list_(json: Json = False) -> None:
         return
     rows = [(s.spec, s.summary, "yes" if s.downloads else "") for s in sources]
     console().print(table(("--data", "what it is", "fetched"), rows, left=3))
-    console().print(f"Downloads live in {data_root()}; DPBAM_DATA changes that.", soft_wrap=True)
+    say(f"Downloads live in {data_root()}; DPBAM_DATA changes that.")
 
 
 def fetch(name: Spec, root: Root = None) -> None:
     """Download a data set, if it is not there, and check its checksum."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
+    from dpbam.app.cli.progress import counting
     from dpbam.data import load_pair
 
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        pair = load_pair(
-            name,
-            root=root,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    with counting(name, None, *columns) as update:
+        pair = load_pair(name, root=root, progress=update)
     for part in pair:
         print(_describe(part))
 

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpbam.app.cli.compare import carry_out, show
-from dpbam.app.cli.output import console, examples, number, percent
+from dpbam.app.cli.output import examples, note, number, percent, say
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
     from dpbam.app.compare.comparison import Comparison
-
-EXAMPLES = examples("dpbam demo", "dpbam demo --seeds 3 --out runs/three")
 
 SETTINGS: dict[str, Any] = {
     "data": "digits",
@@ -34,11 +32,11 @@ SETTINGS: dict[str, Any] = {
 LAMBDAS = {"dp-sgd": None, "dp-sat": 0.02, "bam": 0.02}
 
 
-def run(
+def demo(
     out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("runs/demo"),
     seeds: Annotated[int, typer.Option(help="How many paired seeds.")] = 5,
     jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time; by default a core each.")
+        int | None, typer.Option(help="Runs at a time; by default one per core.")
     ] = None,
 ) -> None:
     """Compare DP-SGD, DP-SAT, BAM and training without privacy on digits, in a few minutes.
@@ -48,27 +46,27 @@ def run(
     """
     from dpbam import _validate
     from dpbam.app.compare.comparison import Contender, plan_runs
+    from dpbam.app.report import write_report
 
     contenders = [Contender(method, lam) for method, lam in LAMBDAS.items()]
     seeds = _validate.count("--seeds", seeds)
     runs = plan_runs(SETTINGS, contenders, range(seeds), out, include_non_private=True)
-    console(stderr=True).print(
+    note(
         f"Training on scikit-learn's handwritten digits: {len(runs)} runs, a few minutes. "
-        "sgd is without privacy.",
-        soft_wrap=True,
+        "sgd is without privacy."
     )
     result = carry_out(runs, out, jobs or min(len(runs), os.cpu_count() or 1), quiet=False)
-    console().print(headline(result), markup=False, soft_wrap=True)
+    say(headline(result))
     show(result, out)
-    console().print(bias_sentence(result), markup=False, soft_wrap=True)
-    from dpbam.app.report import write_report
+    say(bias_sentence(result))
+    say(f"Report: {write_report([out], out / 'report.html')}")
 
-    page = write_report([out], out / "report.html")
-    console().print(f"Report: {page}", markup=False, soft_wrap=True)
+
+COMMANDS = {"demo": (demo, examples("dpbam demo", "dpbam demo --seeds 3 --out runs/three"))}
 
 
 def headline(result: Comparison) -> str:
-    """The accuracy of each method, and at which epsilon."""
+    """Return the accuracy of each method, and at which epsilon."""
     private = next(run for run in result.runs if run.arm == result.names[0])
     accuracy = {name: percent(result.mean(name).mean) for name in result.names}
     *methods, reference = (f"{value} with {name}" for name, value in accuracy.items())
@@ -79,7 +77,7 @@ def headline(result: Comparison) -> str:
 
 
 def bias_sentence(result: Comparison) -> str:
-    """What BAM did to the length of the clipping bias, paired by seed. Not private."""
+    """Return what BAM did to the length of the clipping bias, paired by seed. Not private."""
     baseline, bam = result.names[0], next(name for name in result.names if name.startswith("bam"))
     before, after = (_biases(result, name) for name in (baseline, bam))
     change = mean(after.values()) / mean(before.values()) - 1
@@ -93,7 +91,7 @@ def bias_sentence(result: Comparison) -> str:
 
 
 def _biases(result: Comparison, name: str) -> dict[int | None, float]:
-    """The mean length of the bias over the measured steps, by seed."""
+    """Return the mean length of the bias over the measured steps, by seed."""
     from dpbam.app.report.records import read_run
 
     rows = {run.seed: read_run(run.out).bias for run in result.runs if run.arm == name}

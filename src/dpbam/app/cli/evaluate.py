@@ -1,36 +1,53 @@
-"""``dpbam evaluate``: how good a run's model is, as a whole, by class and by sub-group."""
+"""``dpbam evaluate`` and ``dpbam predict``: a run's model on labelled data, and on images."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpbam.app.cli.output import console, examples, facts, percent, print_json, table
+from dpbam.app.cli.output import (
+    Json,
+    console,
+    examples,
+    facts,
+    note,
+    percent,
+    print_json,
+    say,
+    table,
+    to_json,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dpbam.app.runs import RunModel
     from dpbam.app.runs.metrics import Evaluation, Scores, Share
+    from dpbam.app.runs.predict import Prediction
     from dpbam.data import DataSet
 
-EXAMPLES = examples(
-    "dpbam evaluate runs/digits --data digits",
-    "dpbam evaluate runs/scans --data ./scans --by sex --by folder1 --save",
-    "dpbam evaluate runs/scans --data other-hospital.npz --json",
-)
 CAVEAT = (
     "These figures come from the records themselves, without noise: on private held-out records "
     "they are a release of their own, which the run's epsilon does not cover."
 )
+FORMATS = ("csv", "json")
 _MOST_COLUMNS = 12  # of a confusion matrix that fits on a screen
 
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
+OwnModel = Annotated[
+    str | None, typer.Option(help="The run's own module:function, which you trust to be run.")
+]
 
-def run(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+
+def evaluate(
+    run: Run,
     data: Annotated[
         str | None, typer.Option(help="A data set, as for train. By default the run's own.")
     ] = None,
@@ -42,11 +59,9 @@ def run(
         str | None, typer.Option(help="Column of the unit of privacy, if a part is held out.")
     ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where downloads live.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    model: Annotated[
-        str | None, typer.Option(help="The run's own module:function, which you trust to be run.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    device: Device = "cpu",
+    model: OwnModel = None,
+    json: Json = False,
     save: Annotated[
         bool, typer.Option("--save", help="Keep the JSON in the run's non-private folder.")
     ] = False,
@@ -57,25 +72,77 @@ def run(
     matrix, and the worst sub-group.
     """
     from dpbam.app.runs import load_run_model
+    from dpbam.app.runs.files import write_json
     from dpbam.app.runs.predict import evaluate_dataset
 
     loaded = load_run_model(run, device=device, own_model=model)
     dataset = _load(run, loaded, data, split, unit, data_root)
     result = evaluate_dataset(loaded, dataset, by or ())
     report = {"data": dataset.name, "split": split, **result.to_dict(), "note": CAVEAT}
-    saved = _save(run, split, report) if save else None
     if json:
         print_json(report)
     else:
         _show(console(), dataset, result)
-    if saved:
-        console(stderr=True).print(f"saved as {saved}", markup=False, soft_wrap=True)
+    if save:
+        path = run / "non-private" / f"evaluation-{split}.json"
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, report)
+        note(f"saved as {path}")
+
+
+def predict(
+    run: Run,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILES...", help="Image files, or .npz arrays.")
+    ],
+    format: Annotated[str, typer.Option(help="csv or json.")] = "csv",
+    out: Annotated[Path | None, typer.Option(help="A file to write; otherwise stdout.")] = None,
+    device: Device = "cpu",
+    model: OwnModel = None,
+) -> None:
+    """Predict images with a run's model: a label and the probability of every class.
+
+    Image files are resized to what the model takes. Nothing is written if one cannot be read.
+    """
+    from dpbam import _validate
+    from dpbam.app.runs import load_run_model
+    from dpbam.app.runs.files import write_atomic
+    from dpbam.app.runs.predict import predict_files
+
+    _validate.one_of("--format", format, FORMATS)
+    loaded = load_run_model(run, device=device, own_model=model)
+    predictions = list(predict_files(loaded, files))
+    text = _csv(predictions, loaded.class_names) if format == "csv" else _json(predictions)
+    if out is None:
+        print(text, end="")
+    else:
+        write_atomic(out, text)
+
+
+COMMANDS = {
+    "evaluate": (
+        evaluate,
+        examples(
+            "dpbam evaluate runs/digits --data digits",
+            "dpbam evaluate runs/scans --data ./scans --by sex --by folder1 --save",
+            "dpbam evaluate runs/scans --data other-hospital.npz --json",
+        ),
+    ),
+    "predict": (
+        predict,
+        examples(
+            "dpbam predict runs/scans one.png two.png",
+            "dpbam predict runs/scans new/*.png --out predictions.csv",
+            "dpbam predict runs/digits batch.npz --format json",
+        ),
+    ),
+}
 
 
 def _load(
     run: Path, model: RunModel, data: str | None, split: str, unit: str | None, root: Path | None
 ) -> DataSet:
-    """The data set, resized to what the model takes; the run's own is held out as the run did."""
+    """Load the data, resized to what the model takes; the run's own is held out as the run did."""
     from dpbam.app.runs import stored_config
     from dpbam.app.runs.own_code import check_code
     from dpbam.data import load
@@ -96,38 +163,25 @@ def _same(one: str, other: str) -> bool:
     return one == other or Path(one).resolve() == Path(other).resolve()
 
 
-def _save(run: Path, split: str, report: dict[str, Any]) -> Path:
-    from dpbam.app.runs.files import write_json
-
-    path = run / "non-private" / f"evaluation-{split}.json"
-    path.parent.mkdir(exist_ok=True)
-    write_json(path, report)
-    return path
-
-
 def _show(screen: Console, dataset: DataSet, result: Evaluation) -> None:
     scores = result.scores
-    screen.print(
-        facts(
-            {
-                "data": f"{dataset.name}, {len(dataset)} records",
-                "accuracy": f"{_share(scores.accuracy)} (95% Wilson)",
-                "balanced accuracy": percent(scores.balanced_accuracy),
-                "AUC": _figure(scores.auc),
-                "calibration error": percent(scores.calibration_error),
-            }
-        )
-    )
+    values = {
+        "data": f"{dataset.name}, {len(dataset)} records",
+        "accuracy": f"{_share(scores.accuracy)} (95% Wilson)",
+        "balanced accuracy": percent(scores.balanced_accuracy),
+        "AUC": _figure(scores.auc),
+        "calibration error": percent(scores.calibration_error),
+    }
+    screen.print(facts(values))
     rows = [(name, share.count, _share(share)) for name, share in result.classes.items()]
     screen.print(table(("class", "records", "recognised"), rows))
     for column in result.groups:
         _show_groups(screen, column, result)
     if len(result.classes) <= _MOST_COLUMNS:
         counts = zip(result.classes, result.confusion.tolist(), strict=True)
-        screen.print(
-            table(("label \\ predicted", *result.classes), [(name, *row) for name, row in counts])
-        )
-    screen.print(CAVEAT, markup=False, soft_wrap=True)
+        header = ("label \\ predicted", *result.classes)
+        screen.print(table(header, [(name, *row) for name, row in counts]))
+    say(CAVEAT, screen)
 
 
 def _show_groups(screen: Console, column: str, result: Evaluation) -> None:
@@ -157,3 +211,17 @@ def _share(share: Share) -> str:
 
 def _figure(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _csv(predictions: Sequence[Prediction], class_names: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "label", *(f"p({name})" for name in class_names)])
+    for one in predictions:
+        probabilities = (f"{one.probabilities[name]:.6f}" for name in class_names)
+        writer.writerow([one.file, one.label, *probabilities])
+    return text.getvalue()
+
+
+def _json(predictions: Sequence[Prediction]) -> str:
+    return to_json([vars(one) for one in predictions], indent=2) + "\n"

@@ -1,11 +1,13 @@
-"""How commands print: tables for people, JSON for scripts. What a command finds goes to stdout."""
+"""How commands print: tables for people, JSON for scripts; results on stdout, notes on stderr."""
 
 from __future__ import annotations
 
-import json
+import json as json_
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from dpbam.privacy.rounding import up
 
@@ -15,31 +17,50 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
+Json = Annotated[bool, typer.Option("--json", help="One line of JSON, for scripts.")]
+
+
 def console(*, stderr: bool = False) -> Console:
-    """A console on the present stdout or stderr."""
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, soft_wrap=False)
 
 
+def say(text: str, screen: Console | None = None) -> None:
+    """Print a line as it is, wrapped by the terminal alone."""
+    (screen or console()).print(text, markup=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Print a line on stderr."""
+    say(text, console(stderr=True))
+
+
 def examples(*commands: str) -> str:
-    """The examples below a command's help, one a line."""
+    """Format the examples below a command's help, one per line."""
     lines = ["[bold]Examples[/bold]", *(f"$ {command}" for command in commands)]
     return "\n\n".join(lines)
 
 
 def plain_examples(*commands: str) -> str:
-    r"""Return the same without markup, for help set by click; ``\b`` keeps its lines apart."""
+    r"""Format them without markup, for help set by click; ``\b`` keeps its lines apart."""
     return "\n".join(["\b", "Examples:", *(f"  $ {command}" for command in commands)])
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON, as every JSON reader takes it."""
     print(to_json(value))
 
 
+def print_facts(values: Mapping[str, object], *, json: bool) -> None:
+    """Print names and values, as JSON or as a table."""
+    if json:
+        print_json(values)
+    else:
+        console().print(facts(values))
+
+
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON as every reader takes it: NaN becomes null, infinity the word "infinite".
+    """Format as standard JSON: NaN becomes null, infinity the word "infinite".
 
     Example:
         >>> to_json({"epsilon": float("inf")})
@@ -47,11 +68,11 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     """
     from dpbam.app.runs.files import plain
 
-    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json_.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def printable(text: str) -> str:
-    r"""Text from a file, without what would steer the terminal; lines stay lines.
+    r"""Replace what would control the terminal in text from a file; lines stay lines.
 
     Example:
         >>> printable("cat\x1b[2J") == "cat\ufffd[2J"
@@ -61,7 +82,7 @@ def printable(text: str) -> str:
 
 
 def facts(rows: Mapping[str, object], *, title: str | None = None) -> Table:
-    """A table of names and values, without lines."""
+    """Return a table of names and values, without lines."""
     from rich.table import Table
 
     grid = Table(
@@ -77,7 +98,7 @@ def facts(rows: Mapping[str, object], *, title: str | None = None) -> Table:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", left: int = 1
 ) -> Table:
-    """A table with a header; the first ``left`` columns hold text, the others numbers."""
+    """Return a table with a header; the first ``left`` columns hold text, the others numbers."""
     from rich.table import Table
 
     grid = Table(title=_title(title), title_justify="left", header_style="bold")
@@ -90,7 +111,7 @@ def table(
 
 
 def _text(value: object) -> Text:
-    """As it is: a class may be called "[/red]", which rich would take for markup."""
+    """Return text as it is: a class may be called "[/red]", which rich would take for markup."""
     from rich.text import Text
 
     return Text(printable(str(value)))
@@ -103,14 +124,14 @@ def _title(title: str | None) -> Text | None:
 
 
 def _shown(name: str, value: object) -> object:
-    """A float in four digits; an epsilon rounded up."""
+    """Return a float in four digits, an epsilon rounded up."""
     if not isinstance(value, float):
         return value
     return up(value) if "epsilon" in name else number(value)
 
 
 def number(value: float) -> str:
-    """Four significant digits.
+    """Format with four significant digits.
 
     Example:
         >>> number(7.99912), number(float("inf")), number(1e-5), number(50_000.0)
@@ -120,7 +141,7 @@ def number(value: float) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """A share as a percentage.
+    """Format a share as a percentage.
 
     Example:
         >>> percent(0.9234)

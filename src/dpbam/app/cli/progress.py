@@ -1,51 +1,150 @@
-"""What an operator sees while a run trains: a live line, or JSON lines for scripts."""
+"""What an operator sees while work is going on: bars on stderr, or JSON lines for scripts.
+
+Bars are transient; what a log should keep (evaluations, finished runs) is a line of its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
+import typer
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
-from dpbam.app.cli.output import console, number, percent, print_json
-from dpbam.app.runs import RunResult, RunSpec
+from dpbam.app.cli.boundary import INTERRUPTED
+from dpbam.app.cli.output import console, note, number, percent, print_json, say
 from dpbam.privacy.rounding import up
 from dpbam.training.events import Evaluation, Reporter, StartReport, StepReport
 
+if TYPE_CHECKING:
+    from dpbam.app.runs import RunConfig, RunResult
 
-class LiveReporter(Reporter):
-    """A progress bar on stderr: epoch, step, time left, epsilon, and the loss, marked non-private.
+_COST = {"bam": 2.2, "sam": 2.0}  # of a step, relative to DP-SGD's
 
-    Evaluations are lines of their own, so that a log keeps them.
+
+def bar(*columns: ProgressColumn, quiet: bool = False, **settings: Any) -> Progress:
+    """Return a bar on stderr that disappears when it is done."""
+    return Progress(
+        *columns, console=console(stderr=True), disable=quiet, transient=True, **settings
+    )
+
+
+@contextmanager
+def counting(
+    what: str, total: float | None, *columns: ProgressColumn, quiet: bool = False
+) -> Iterator[Callable[[float, float | None], None]]:
+    """Show a bar; the yielded function takes how much is done, and of how much."""
+    with bar(*(columns or Progress.get_default_columns()), quiet=quiet) as progress:
+        task = progress.add_task(what, total=total)
+
+        def update(done: float, total: float | None = None) -> None:
+            progress.update(task, completed=done, total=total)
+
+        yield update
+
+
+@contextmanager
+def resumable(out: Path, what: str = "runs") -> Iterator[None]:
+    """Exit with the code of Ctrl-C where runs were stopped, and say how to resume them."""
+    from dpbam.app.runs.pool import StoppedError
+
+    try:
+        yield
+    except StoppedError:
+        note(f"stopped, and saved in {out}: the same command resumes, and keeps finished {what}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+class RunsDisplay:
+    """One bar over many runs, and a line per finished run.
+
+    Its unit is what a run costs, so that the time left is right where some runs take longer.
+
+    Args:
+        names: of the runs.
+        costs: of each, relative to each other.
     """
 
+    def __init__(self, names: Sequence[str], costs: Sequence[float]) -> None:
+        self._names, self._costs = names, costs
+        self._done = [0.0 for _ in names]
+        self._finished = 0
+        self._bar = bar(
+            TextColumn("{task.fields[count]} runs"),
+            BarColumn(bar_width=32),
+            TextColumn("{task.percentage:3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[now]}[/dim]"),
+            speed_estimate_period=600,
+        )
+        self._task = self._bar.add_task("", total=sum(costs), count="", now="")
+
+    def __enter__(self) -> Self:
+        self._update("")
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def progress(self, index: int, step: int, steps: int) -> None:
+        """Run ``index`` has done ``step`` of ``steps``."""
+        self._done[index] = max(self._done[index], self._costs[index] * step / steps)
+        self._update(f"{self._names[index]} {step}/{steps}")
+
+    def finished(self, index: int, result: RunResult) -> None:
+        """Run ``index`` is done."""
+        self._done[index] = self._costs[index]
+        self._finished += 1
+        self._update("")
+        found = f"{percent(result.accuracy)} in {result.seconds:.0f} s"
+        say(f"{self._count} {self._names[index]}: {found}", self._bar.console)
+
+    @property
+    def _count(self) -> str:
+        return f"{self._finished}/{len(self._names)}"
+
+    def _update(self, now: str) -> None:
+        self._bar.update(self._task, completed=sum(self._done), count=self._count, now=now)
+
+
+def cost(config: RunConfig) -> float:
+    """Return the cost of a run per record of its data, relative to an epoch of DP-SGD."""
+    views = config.epochs * max(1, config.augment_multiplicity)
+    return views * _COST.get(config.method, 1.0)
+
+
+class LiveReporter(Reporter):
+    """One run's bar: epoch, step, time left, epsilon, and the loss, marked non-private."""
+
     def __init__(self) -> None:
-        self._console = console(stderr=True)
-        self._bar = Progress(
+        self._bar = bar(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(bar_width=24),
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             TimeRemainingColumn(),
             TextColumn("epsilon {task.fields[epsilon]}"),
             TextColumn("[dim]{task.fields[loss]}[/dim]"),
-            console=self._console,
-            transient=True,
         )
         self._task: TaskID | None = None
         self._epsilon = math.inf
         self._epochs = 0.0
 
-    def __enter__(self) -> LiveReporter:
+    def __enter__(self) -> Self:
         return self  # the bar appears when there is something to show
 
     def __exit__(self, *_: object) -> None:
@@ -53,7 +152,6 @@ class LiveReporter(Reporter):
             self._bar.stop()
 
     def on_start(self, report: StartReport) -> None:
-        """Say what runs, and show the bar."""
         plan = report.plan
         self._epsilon, self._epochs = report.epsilon, plan.epochs
         self._say(
@@ -71,7 +169,6 @@ class LiveReporter(Reporter):
         self._bar.start()
 
     def on_step(self, report: StepReport) -> None:
-        """Move the bar."""
         if self._task is None:
             return
         loss = report.non_private_loss
@@ -84,105 +181,38 @@ class LiveReporter(Reporter):
         )
 
     def on_evaluation(self, report: Evaluation) -> None:
-        """A line."""
         self._say(
             f"epoch {report.epoch:5.1f}  accuracy {percent(report.accuracy)}  "
             f"epsilon {up(report.epsilon)}"
         )
 
     def on_message(self, message: str) -> None:
-        """A line."""
         self._say(message)
 
     def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
-
-
-class RunsProgress:
-    """One bar over several runs: how many are finished, the time left, and what runs now.
-
-    Its unit is the cost of a run, so that longer runs do not mislead the time left. Where stderr is
-    not a terminal, each finished run is a line.
-
-    Args:
-        runs: the runs.
-        costs: of each, in any unit; None: all the same.
-    """
-
-    def __init__(self, runs: Sequence[RunSpec], costs: Sequence[float] | None = None) -> None:
-        self._names = [run.name for run in runs]
-        self._costs = list(costs or [1.0] * len(runs))
-        self._done = [0.0] * len(runs)
-        self._finished = 0
-        self._console = console(stderr=True)
-        self._bar = Progress(
-            TextColumn("{task.fields[count]} runs"),
-            BarColumn(bar_width=32),
-            TextColumn("{task.percentage:3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[now]}[/dim]"),
-            console=self._console,
-            transient=True,
-            speed_estimate_period=600,
-        )
-        self._task = self._bar.add_task("", total=sum(self._costs), count="", now="")
-
-    def __enter__(self) -> RunsProgress:
-        self._update("")
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def progress(self, index: int, step: int, steps: int) -> None:
-        """Move the bar; a late message does not move it back."""
-        self._done[index] = max(self._done[index], self._costs[index] * step / steps)
-        self._update(f"{self._names[index]} {step}/{steps}")
-
-    def finished(self, index: int, result: RunResult) -> None:
-        """Count the run."""
-        self._done[index] = self._costs[index]
-        self._finished += 1
-        self._update("")
-        if not self._console.is_terminal:
-            found = f"accuracy {percent(result.accuracy)} in {result.seconds:.0f} s"
-            self._console.print(f"{self._count()} {self._names[index]}: {found}", markup=False)
-
-    def _update(self, now: str) -> None:
-        self._bar.update(self._task, completed=sum(self._done), count=self._count(), now=now)
-
-    def _count(self) -> str:
-        return f"{self._finished}/{len(self._names)}"
+        say(line, self._bar.console)
 
 
 class JsonLinesReporter(Reporter):
-    """One JSON object a line on stdout, each with its ``event``.
+    """One JSON object per line on stdout, each with its ``event``.
 
     Schedulers keep what a job prints, so nothing non-private is printed: no loss, no batch size,
-    and no times, which tell the batch size.
+    and no times, which depend on the batch size.
     """
 
     def on_start(self, report: StartReport) -> None:
-        """``start``, with the whole plan."""
         _event("start", report)
 
     def on_step(self, report: StepReport) -> None:
-        """``step``."""
         _event("step", report)
 
     def on_evaluation(self, report: Evaluation) -> None:
-        """``evaluation``."""
         _event("evaluation", report)
 
     def on_checkpoint(self, path: Path, step: int) -> None:
-        """``checkpoint``."""
         print_json({"event": "checkpoint", "path": str(path), "step": step})
 
     def on_message(self, message: str) -> None:
-        """``message``."""
         print_json({"event": "message", "message": message})
 
 

@@ -1,4 +1,4 @@
-"""``dpbam report``: one HTML page about one run or several."""
+"""``dpbam report`` and ``dpbam plot``: a page about runs, and one figure alone."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from dpbam.app.cli.output import console, examples
+from dpbam.app.cli.output import examples, note
 
-EXAMPLES = examples(
-    "dpbam report runs/digits",
-    "dpbam report runs/both --out comparison.html --figures figures",
-    "dpbam report runs/digits --publishable --public-test-data --out public.html",
+_NAMES = (
+    "accuracy, classes, confusion, groups, bias, decomposition, direction, noise, relative-bias, "
+    "alignment, batch-size, norms, histogram, clip-share, loss, layers, flatness, released-norms, "
+    "released-clipping; or clipping, without a run"
 )
 
 
-def run(
+def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[
         Path | None,
@@ -43,19 +43,59 @@ def run(
     """
     from dpbam.app.report import write_report
 
-    folders = [path for path in runs if path.is_dir() or len(runs) == 1]  # of runs/*, the folders
+    folders = _folders(runs)
     page = write_report(
         folders, out or _place(folders, publishable), publishable=publishable,
         public_test_data=public_test_data, title=title, figures=figures,
     )  # fmt: skip
     print(page)
     if not publishable:
-        note = "For the operator only; --publishable writes a page that may be published."
-        console(stderr=True).print(note, markup=False, soft_wrap=True)
+        note("For the operator only; --publishable writes a page that may be published.")
+
+
+def plot(
+    figure: Annotated[str, typer.Argument(metavar="FIGURE", help=f"One of {_NAMES}.")],
+    out: Annotated[Path, typer.Option(help="A .pdf, .svg, .png, or .csv for the data.")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders.")
+    ] = None,
+) -> None:
+    """Draw one figure of one run or several, or write its data.
+
+    A figure that shows data without noise is marked as such.
+    """
+    from dpbam.app.report import draw
+
+    print(draw(figure, _folders(runs or []), out))
+
+
+COMMANDS = {
+    "report": (
+        report,
+        examples(
+            "dpbam report runs/digits",
+            "dpbam report runs/both --out comparison.html --figures figures",
+            "dpbam report runs/digits --publishable --public-test-data --out public.html",
+        ),
+    ),
+    "plot": (
+        plot,
+        examples(
+            "dpbam plot accuracy runs/digits --out accuracy.pdf",
+            "dpbam plot bias runs/both --out bias.csv",
+            "dpbam plot clipping --out figure-1.svg",
+        ),
+    ),
+}
+
+
+def _folders(paths: list[Path]) -> list[Path]:
+    """Of several paths, as ``runs/*`` gives them, keep the folders."""
+    return [path for path in paths if path.is_dir() or len(paths) == 1]
 
 
 def _place(folders: list[Path], publishable: bool) -> Path:
-    """Of one run, a page for the operator goes where nobody publishes from."""
+    """Return the page's path; the operator's page of one run is not where runs are published."""
     name = "report-publishable.html" if publishable else "report.html"
     if len(folders) != 1:
         return Path(name)

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpbam.app.cli.boundary import INTERRUPTED
-from dpbam.app.cli.flags import merged, with_flags
-from dpbam.app.cli.output import console, examples, facts, percent, print_json, table
+from dpbam.app.cli.flags import ConfigFile, merged, with_flags
+from dpbam.app.cli.output import (
+    Json,
+    console,
+    examples,
+    facts,
+    note,
+    percent,
+    print_json,
+    say,
+    table,
+)
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
@@ -18,13 +27,6 @@ if TYPE_CHECKING:
     from dpbam.app.search.search import Search
     from dpbam.app.search.studies import StageStudy
 
-EXAMPLES = examples(
-    "dpbam search --data digits --epsilon 3 --pay public --vary lr=1e-3..1e-1:log --out runs/s",
-    "dpbam search --data scans --epsilon 3 --pay accounted --score public --vary lr=1e-3..1e-1:log "
-    "--trials 10 --out runs/s",
-    "dpbam search --config run.toml --space space.toml --pay nothing --sampler tpe --workers 2 "
-    "--storage postgresql://host/db --out runs/s",
-)
 _SHOWN = 10  # trials of each stage in the table
 _ENOUGH = 10  # trials from which on importances say something
 
@@ -58,13 +60,11 @@ def _search(
         str | None, typer.Option(help="A database that several machines share [a file in out].")
     ] = None,
     name: Annotated[str, typer.Option(help="Of the search, in a shared database.")] = "search",
-    config: Annotated[
-        Path | None, typer.Option(help="A .toml file of settings; flags override it.")
-    ] = None,
+    config: ConfigFile = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be searched and its cost.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Search for hyper-parameters: DP-SGD's first, then lambda for DP-SAT and BAM.
 
@@ -101,7 +101,19 @@ def _search(
         show(result, out)
 
 
-run = with_flags(_search, leave_out=("method",))
+COMMANDS = {
+    "search": (
+        with_flags(_search, leave_out=("method",)),
+        examples(
+            "dpbam search --data digits --epsilon 3 --pay public --vary lr=1e-3..1e-1:log "
+            "--out runs/s",
+            "dpbam search --data scans --epsilon 3 --pay accounted --score public "
+            "--vary lr=1e-3..1e-1:log --trials 10 --out runs/s",
+            "dpbam search --config run.toml --space space.toml --pay nothing --sampler tpe "
+            "--workers 2 --storage postgresql://host/db --out runs/s",
+        ),
+    )
+}
 
 
 def score_noise(pay: str, text: str | None) -> float | None:
@@ -135,22 +147,14 @@ def carry_out(
     search: Search, out: Path, storage: str | None, name: str, workers: int
 ) -> SearchResult:
     """Do the trials, with a line for each on stderr."""
-    from dpbam.app.runs.pool import Stopped
+    from dpbam.app.cli.progress import resumable
     from dpbam.app.search.result import conclude
     from dpbam.app.search.trials import do_trials
 
-    screen = console(stderr=True)
-
-    def tell(text: str) -> None:
-        screen.print(text, markup=False, soft_wrap=True)
-
     if search.pay == "nothing":
-        screen.print("[bold red]not accounted:[/] epsilon will not cover this search")
-    try:
-        studies = do_trials(search, out, url=storage, name=name, workers=workers, log=tell)
-    except Stopped:
-        tell(f"stopped, and saved in {out}: the same command goes on, and keeps finished trials")
-        raise typer.Exit(INTERRUPTED) from None
+        console(stderr=True).print("[bold red]not accounted:[/] epsilon will not cover this search")
+    with resumable(out, "trials"):
+        studies = do_trials(search, out, url=storage, name=name, workers=workers, log=note)
     return conclude(search, studies, out)
 
 
@@ -172,7 +176,7 @@ def show(result: SearchResult, out: Path) -> None:
         "epsilon": f"{up(result.epsilon)} at delta {result.delta:g}",
     }
     screen.print(facts(rows))
-    screen.print(_where(result, out), markup=False, soft_wrap=True)
+    say(_where(result, out), screen)
     style = {"nothing": "bold red", "accounted": "green"}.get(result.search.pay, "")
     screen.print(result.statement(), markup=False, soft_wrap=True, style=style)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpbam.app.cli.boundary import INTERRUPTED
-from dpbam.app.cli.flags import resumed_config, run_config, with_flags
-from dpbam.app.cli.output import console, examples, facts, number, percent, print_json
+from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, with_flags
+from dpbam.app.cli.output import console, examples, facts, note, number, percent, print_json
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
 
@@ -23,38 +23,26 @@ if TYPE_CHECKING:
     from dpbam.distributed import Ranks
     from dpbam.training.events import Reporter
 
-EXAMPLES = examples(
-    "dpbam train --data digits --epsilon 3 --epochs 60 --lr 0.01 --out runs/digits",
-    "dpbam train --data cifar10 --model resnet9 --model-option width=0.25 --method bam "
-    "--epsilon 8 --batch-size 4096 --augment-multiplicity 4 --out runs/cifar",
-    "dpbam train --data ./scans --image-size 64 --unit patient --epsilon 8 --dry-run",
-    "dpbam train --config run.toml --lr 0.002 --out runs/second",
-    "dpbam train --resume --out runs/second",
-    "torchrun --nproc-per-node 2 -m dpbam train --config run.toml --out runs/third",
-)
-
 
 def _train(
     flags: dict[str, Any],
-    config: Annotated[
-        Path | None, typer.Option(help="A .toml file of these settings; flags override it.")
-    ] = None,
+    config: ConfigFile = None,
     out: Annotated[
         Path | None, typer.Option(help="The run folder. By default a new one in runs/.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan: sigma, steps, epsilon, memory.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="One line, at the end.")] = False,
     json_lines: Annotated[
-        bool, typer.Option("--json-lines", help="JSON on stdout, an event a line, for scripts.")
+        bool, typer.Option("--json-lines", help="JSON on stdout, an event per line, for scripts.")
     ] = False,
 ) -> None:
     """Train a classifier with differential privacy, and write a privacy statement.
 
     Give a data set and a budget (--epsilon). The run folder then holds the model, its metrics and
-    the statement. Ctrl-C saves; --resume goes on.
+    the statement. Ctrl-C saves; --resume continues.
     """
     from dpbam.distributed import joined
 
@@ -73,7 +61,20 @@ def _train(
         _show_result(result, settings, quiet, json_lines)
 
 
-run = with_flags(_train)
+COMMANDS = {
+    "train": (
+        with_flags(_train),
+        examples(
+            "dpbam train --data digits --epsilon 3 --epochs 60 --lr 0.01 --out runs/digits",
+            "dpbam train --data cifar10 --model resnet9 --model-option width=0.25 --method bam "
+            "--epsilon 8 --batch-size 4096 --augment-multiplicity 4 --out runs/cifar",
+            "dpbam train --data ./scans --image-size 64 --unit patient --epsilon 8 --dry-run",
+            "dpbam train --config run.toml --lr 0.002 --out runs/second",
+            "dpbam train --resume --out runs/second",
+            "torchrun --nproc-per-node 2 -m dpbam train --config run.toml --out runs/third",
+        ),
+    )
+}
 
 
 def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines: bool) -> None:
@@ -89,14 +90,14 @@ def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines
 def _asked(
     config: Path | None, flags: dict[str, Any], out: Path | None, resume: bool
 ) -> tuple[RunConfig, Path, bool]:
-    """Settings, run folder, and whether to resume: also when torchrun starts us once more."""
+    """Return settings, folder, and whether to resume: also when torchrun restarts the process."""
     from dpbam.app.runs.folder import RunFolder
     from dpbam.distributed import launched
 
     if out is None and launched():
-        raise ArgumentError("several processes need --out, so that they can be started once more")
+        raise ArgumentError("several processes need --out, so that they can be restarted")
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    if restarts and out is not None and RunFolder(out).facts.exists():
+    if restarts and out is not None and RunFolder(out).started:
         config, resume = None, True
     settings = _settings(config, flags, out, resume)
     return settings, out or _new_folder(settings), resume
@@ -105,11 +106,10 @@ def _asked(
 def _settings(
     config: Path | None, flags: dict[str, Any], out: Path | None, resume: bool
 ) -> RunConfig:
-    """From a file and flags, or, to resume, from the run folder and flags."""
     if not resume:
         return run_config(config, flags)
     if out is None:
-        raise ArgumentError("--resume needs --out, the folder of the run to go on with")
+        raise ArgumentError("--resume needs --out, the folder of the run")
     if config is not None:
         raise ArgumentError("--resume takes the run's own configuration: leave --config out")
     return resumed_config(out, flags)
@@ -118,7 +118,7 @@ def _settings(
 def _reporting(
     ranks: Ranks, quiet: bool, json_lines: bool
 ) -> AbstractContextManager[Reporter | None]:
-    """Who hears of the progress; of several processes, the leader."""
+    """Return what shows the progress; of several processes, only the leader's does."""
     from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
 
     if (quiet and not json_lines) or not ranks.leads:
@@ -133,15 +133,15 @@ def _execute(
     reporting: AbstractContextManager[Reporter | None],
     ranks: Ranks,
 ) -> RunResult | None:
-    """The result; None if it was stopped, and saved."""
-    from dpbam.app.runs import Interrupted, execute
+    """Return the result; None if the run was stopped, and saved."""
+    from dpbam.app.runs import RunInterruptedError, execute
 
     try:
         with reporting as reporter:
             return execute(settings, folder, resume=resume, reporter=reporter, ranks=ranks)
-    except Interrupted as stop:
+    except RunInterruptedError as stop:
         if ranks.leads:
-            console(stderr=True).print(str(stop), markup=False, soft_wrap=True)
+            note(str(stop))
         return None
 
 

@@ -182,7 +182,7 @@ def compare(
     Raises:
         ConfigError: if a folder holds a run with other settings, or runs of one seed are not
             paired.
-        Stopped: after Ctrl-C, when the runs in progress have saved.
+        StoppedError: after Ctrl-C, when the runs in progress have saved.
     """
     new = [run for run in runs if not RunFolder(run.out).facts.exists()]
     for run in runs:

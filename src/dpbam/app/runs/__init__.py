@@ -11,17 +11,17 @@ from dpbam.app.runs.execution import execute
 from dpbam.app.runs.folder import RunFolder, stored_config
 from dpbam.app.runs.model_file import RunModel, load_run_model
 from dpbam.app.runs.preparation import Prepared, prepare
-from dpbam.app.runs.run import Interrupted, RunError, RunRecord, RunResult, RunSpec
+from dpbam.app.runs.run import RunError, RunInterruptedError, RunRecord, RunResult, RunSpec
 from dpbam.app.runs.settling import release_reservation
 
 __all__ = [
     "Budget",
     "ConfigError",
-    "Interrupted",
     "Prepared",
     "RunConfig",
     "RunError",
     "RunFolder",
+    "RunInterruptedError",
     "RunModel",
     "RunRecord",
     "RunResult",

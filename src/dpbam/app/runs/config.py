@@ -10,18 +10,34 @@ import difflib
 import json
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from dpbam import _validate
+from dpbam.app.runs.settings import (
+    Count,
+    Every,
+    FromZero,
+    ImageSize,
+    NonNegative,
+    Options,
+    Patterns,
+    Positive,
+    Probability,
+    Share,
+    setting,
+)
 from dpbam.app.runs.toml import to_toml
 from dpbam.errors import ArgumentError, DPBAMError
+from dpbam.methods import is_private
 from dpbam.privacy.plan import PrivacyPlan, epoch_steps
 
-DEFAULT_GRADIENT: Literal["approximate", "exact"] = "approximate"  # the paper's
-NON_PRIVATE = ("sgd", "sam")
+_data, _privacy, _method, _model, _training, _run = (
+    partial(setting, panel) for panel in ("Data", "Privacy", "Method", "Model", "Training", "Run")
+)
 
 
 class ConfigError(DPBAMError, ValueError):
@@ -29,62 +45,9 @@ class ConfigError(DPBAMError, ValueError):
 
 
 class RunConfig(BaseModel):
-    """One training run. Fields are named as the flags of ``dpbam train``, with underscores.
+    """One training run: what ``dpbam train`` takes as flags, or as keys of a TOML file.
 
-    Attributes:
-        data: a data set's name or path, as :func:`dpbam.data.load_pair` takes it.
-        data_root: where downloads live; None: the default.
-        image_size: what to resize images of a folder to: one number, or (height, width).
-        channels: 1 or 3, what to convert images of a folder to.
-        model: a model's name, as :func:`dpbam.nn.build_model` takes it, or ``module:function``.
-        model_options: the model's own options, such as ``{"width": 0.25}``.
-        method: "dp-sgd", "dp-sat", "bam"; or a reference without privacy: "sgd", "sam".
-        epsilon: the privacy budget; sigma is calibrated to it. Give it or noise_multiplier.
-        noise_multiplier: sigma itself.
-        delta: None: the largest power of ten that is at most 1/(2n), :func:`default_delta`.
-        lam: the paper's lambda, for "bam", "dp-sat" and "sam".
-        gradient: BAM's: "approximate" (Eq. 12) or "exact" (Eq. 11).
-        clip_norm: C.
-        clipping: "flat", "automatic" or "per-layer".
-        batch_size: the expected number of units a step.
-        physical_batch_size: rows computed at once; None: chosen. Changes memory only.
-        epochs: expected passes over the data.
-        optimizer: "nadam", "sgd", "adam" or "adamw".
-        lr: the learning rate.
-        momentum: of "sgd".
-        weight_decay: of the optimiser.
-        schedule: "constant", "cosine" or "linear": a function of the step alone.
-        augment_multiplicity: K augmented views a sample; 0: no augmentation.
-        shift: the furthest shift of a view, in pixels.
-        flip: "horizontal", "vertical" or "none".
-        augment_probability: of the shift and of the flip, each.
-        ema: decay of an exponential moving average of the weights; None: none.
-        swa: from which share of the run on (0..1) the weights of every step are averaged; None.
-        init: a safetensors file of public weights to start from.
-        freeze: shell patterns of parameter names that are not trained.
-        head_only: train the last layer alone.
-        unit: "record", or the column that says whose record it is.
-        max_records: the most records of one unit in a step; None: 1 for records, 8 otherwise.
-        budget: a budget file of the data set, shared by its runs.
-        seed: reproducible, research only; None takes the system's entropy.
-        noise_seed: in a seeded run, the noise's own seed, so that paired runs share data order and
-            initial weights but not noise; None: as ``seed``.
-        noise: "fast"; or "secure": noise and Poisson draws from a cryptographic generator, the
-            noise exactly rounded to a grid. It has no seed.
-        device: "auto", "cpu", "cuda", "cuda:1", "mps".
-        engine: "auto", "fused" or "functional". Changes speed only.
-        accountant: "pld" or "rdp".
-        eval_every: epochs between evaluations; None: some ten in a run. The end is evaluated too.
-        checkpoint_every: seconds between checkpoints; 0: after every step.
-        num_workers: threads that read ahead; 0 reads when needed.
-        tensorboard: also write curves for TensorBoard, into ``non-private/``.
-        release_norms: sigma_1: release with every step, noised, how many units have norms in which
-            range; it shares the budget with the gradients. None: nothing.
-        release_bias: B: release the length of the bias too, of contributions clipped to B and with
-            the same sigma_1. None: no.
-        measure_bias: steps between measurements of the clipping bias, which are written to
-            ``non-private/bias.jsonl``; None: none. Costs up to a fifth of a measured step.
-        measure_plain: measure DP-SAT's bias against the plain gradient too: another pass.
+    Each field defines its flag, its help and its row of the configuration page.
 
     Example:
         >>> config = RunConfig(method="bam", epsilon=3, epochs=5)
@@ -97,96 +60,112 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    data: str = "digits"
-    data_root: Path | None = None
-    image_size: int | tuple[int, int] | None = None
-    channels: Literal[1, 3] | None = None
-    model: str = "small-cnn"
-    model_options: dict[str, Any] = {}
-    method: Literal["dp-sgd", "dp-sat", "bam", "sgd", "sam"] = "bam"
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
-    lam: float = 0.02
-    gradient: Literal["approximate", "exact"] = DEFAULT_GRADIENT
-    clip_norm: float = 1.0
-    clipping: Literal["flat", "automatic", "per-layer"] = "flat"
-    batch_size: int = 512
-    physical_batch_size: int | None = None
-    epochs: float = 20.0
-    optimizer: Literal["nadam", "sgd", "adam", "adamw"] = "nadam"
-    lr: float = 0.005
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    augment_multiplicity: int = 0
-    shift: int = 4
-    flip: Literal["horizontal", "vertical", "none"] = "horizontal"
-    augment_probability: float = 0.5
-    ema: float | None = None
-    swa: float | None = None
-    init: Path | None = None
-    freeze: tuple[str, ...] = ()
-    head_only: bool = False
-    unit: str = "record"
-    max_records: int | None = None
-    budget: Path | None = None
-    seed: int | None = None
-    noise_seed: int | None = None
-    noise: Literal["fast", "secure"] = "fast"
-    device: str = "auto"
-    engine: str = "auto"
-    accountant: Literal["pld", "rdp"] = "pld"
-    eval_every: int | None = None
-    measure_bias: int | None = None
-    measure_plain: bool = False
-    release_norms: float | None = None
-    release_bias: float | None = None
-    checkpoint_every: float = 60.0
-    num_workers: int = 2
-    tensorboard: bool = False
+    data: str = _data("A data set: a name, a path, or module:function.", "digits")
+    data_root: Path | None = _data("Where downloads live (or set DPBAM_DATA).")
+    image_size: ImageSize | None = _data("Resize a folder's images: 64, or 64x48 (height x width).")
+    channels: Literal[1, 3] | None = _data("Convert a folder's images to grey or RGB.")
+
+    epsilon: Positive | None = _privacy(
+        "The budget; the noise is calibrated to it. Give it or the noise multiplier."
+    )
+    noise_multiplier: Positive | None = _privacy("Sigma, in place of epsilon.")
+    delta: Probability | None = _privacy(
+        "Delta.", unset="the largest power of ten that is at most 1/(2n)"
+    )
+    clip_norm: Positive = _privacy("C: each unit's gradient is clipped to it.", 1.0)
+    clipping: Literal["flat", "automatic", "per-layer"] = _privacy(
+        "How gradients are clipped.", "flat"
+    )
+    unit: str = _privacy("Whom privacy is promised to: record, or a COLUMN.", "record")
+    max_records: Count | None = _privacy(
+        "Most records of one unit in a step.", unset="8; 1 where the unit is a record"
+    )
+    accountant: Literal["pld", "rdp"] = _privacy("The accountant. pld is tighter.", "pld")
+    noise: Literal["standard", "secure"] = _privacy(
+        "Generator of noise and sampling. secure is cryptographic and safe from floating-point "
+        "attacks, and has no seed.",
+        "standard",
+    )
+    budget: Path | None = _privacy("The data set's budget file, shared by its runs.")
+    release_norms: Positive | None = _privacy(
+        "Also release, with this sigma (such as 20), how many units have norms in which range; "
+        "shares the budget with the gradients."
+    )
+    release_bias: Positive | None = _privacy(
+        "And the length of the bias, of contributions clipped to this B, with the same sigma."
+    )
+
+    method: Literal["dp-sgd", "dp-sat", "bam", "sgd", "sam"] = _method(
+        "The method. sgd and sam are references without privacy.", "bam"
+    )
+    lam: NonNegative = _method("The paper's lambda, of bam, dp-sat and sam.", 0.02)
+    gradient: Literal["approximate", "exact"] = _method(
+        "BAM's gradient. Eq. 12 or Eq. 11 of the paper.", "approximate"
+    )
+
+    model: str = _model("resnet9, wrn-16-4, small-cnn, mlp, module:function.", "small-cnn")
+    model_options: Options = _model(
+        "An option of the model, such as width=0.25; repeatable.", {}, flag="--model-option"
+    )
+    init: Path | None = _model("Public weights to start from, a .safetensors file.")
+    freeze: Patterns = _model("Shell pattern of parameters that are not trained; repeatable.", ())
+    head_only: bool = _model("Train the last layer alone.", False)
+
+    batch_size: Count = _training("Expected units per step.", 512)
+    physical_batch_size: Count | None = _training(
+        "Rows computed at once. Changes memory and speed only.", unset="chosen to fit"
+    )
+    epochs: Positive = _training("Expected passes over the data.", 20.0)
+    optimizer: Literal["nadam", "sgd", "adam", "adamw"] = _training("The optimiser.", "nadam")
+    lr: Positive = _training("Learning rate.", 0.005)
+    momentum: Share = _training("Momentum of the optimiser sgd.", 0.9)
+    weight_decay: NonNegative = _training("Weight decay of the optimiser.", 0.0)
+    schedule: Literal["constant", "cosine", "linear"] = _training(
+        "Schedule of the learning rate. A function of the step alone.", "constant"
+    )
+    augment_multiplicity: FromZero = _training(
+        "K augmented views per record. 0: no augmentation.", 0
+    )
+    shift: FromZero = _training("Largest shift of a view, in pixels.", 4)
+    flip: Literal["horizontal", "vertical", "none"] = _training("Flip of a view.", "horizontal")
+    augment_probability: Share = _training("Probability of the shift, and of the flip.", 0.5)
+    ema: Probability | None = _training(
+        "Hand out an exponential moving average of the weights, with this decay."
+    )
+    swa: Share | None = _training(
+        "Hand out the mean of the weights from this share of the run on (0 to 1)."
+    )
+
+    seed: FromZero | None = _run(
+        "Makes the run reproducible: for research only.", unset="the system's entropy"
+    )
+    noise_seed: FromZero | None = _run(
+        "Seed of the noise alone, so that paired runs share data order and initial weights "
+        "but not noise; needs seed.",
+        unset="seed",
+        flag="",
+    )
+    device: str = _run("auto, cpu, cuda, cuda:1, mps.", "auto")
+    engine: str = _run("auto, fused, functional or loop. Changes speed only.", "auto")
+    eval_every: Count | None = _run(
+        "Epochs between evaluations. The end is evaluated too.", unset="about ten per run"
+    )
+    measure_bias: Every | None = _run(
+        "every=N: measure the clipping bias of each Nth step, into non-private/bias.jsonl; "
+        "costs up to a fifth of such a step."
+    )
+    measure_plain: bool = _run(
+        "Measure dp-sat's bias against the plain gradient too: another pass.", False
+    )
+    checkpoint_every: NonNegative = _run("Seconds between checkpoints. 0: after every step.", 60.0)
+    num_workers: FromZero = _run("Threads that read ahead. 0: none.", 2)
+    tensorboard: bool = _run("Write curves for TensorBoard into non-private/.", False)
 
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigError(_sentence(error)) from None
-
-    @field_validator(
-        "epsilon", "noise_multiplier", "clip_norm", "epochs", "lr", "release_norms", "release_bias"
-    )
-    @classmethod
-    def _positive(cls, value: float | None, info: Any) -> float | None:
-        return value if value is None else _validate.positive(info.field_name, value)
-
-    @field_validator("lam", "weight_decay", "checkpoint_every")
-    @classmethod
-    def _non_negative(cls, value: float, info: Any) -> float:
-        return _validate.non_negative(info.field_name, value)
-
-    @field_validator("delta", "ema")
-    @classmethod
-    def _probability(cls, value: float | None, info: Any) -> float | None:
-        return value if value is None else _validate.probability(info.field_name, value)
-
-    @field_validator(
-        "batch_size", "physical_batch_size", "max_records", "eval_every", "measure_bias"
-    )
-    @classmethod
-    def _count(cls, value: int | None, info: Any) -> int | None:
-        return value if value is None else _validate.count(info.field_name, value)
-
-    @field_validator("augment_multiplicity", "shift", "seed", "noise_seed", "num_workers")
-    @classmethod
-    def _from_zero(cls, value: int | None, info: Any) -> int | None:
-        return value if value is None else _validate.count(info.field_name, value, least=0)
-
-    @field_validator("momentum", "swa", "augment_probability")
-    @classmethod
-    def _share(cls, value: float | None, info: Any) -> float | None:
-        if value is not None and not 0 <= value <= 1:
-            raise ArgumentError(f"{info.field_name} must lie between 0 and 1, got {value!r}")
-        return value
 
     @model_validator(mode="after")
     def _together(self) -> RunConfig:
@@ -206,7 +185,7 @@ class RunConfig(BaseModel):
             )
         if self.noise == "secure" and self.seed is not None:
             raise ArgumentError(
-                "secure noise cannot have a seed: leave seed out, or take noise fast"
+                "secure noise cannot have a seed: leave seed out, or take standard noise"
             )
         if self.release_bias is not None and self.release_norms is None:
             raise ArgumentError("release_bias needs release_norms: the noise multiplier of both")
@@ -228,7 +207,7 @@ class RunConfig(BaseModel):
     @property
     def private(self) -> bool:
         """Whether the method promises anything."""
-        return self.method not in NON_PRIVATE
+        return is_private(self.method)
 
     @property
     def joint_noise_multipliers(self) -> tuple[float, ...]:

@@ -27,7 +27,7 @@ from typing import Any
 
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.files import locked, read_json, read_json_lines
-from dpbam.app.runs.formats import check_format
+from dpbam.app.runs.formats import FORMAT, check_format, current_config
 from dpbam.app.runs.run import RunError
 
 PUBLISHABLE = ("model.safetensors", "model.json", "privacy-statement.md", "privacy-statement.json")
@@ -57,6 +57,11 @@ class RunFolder:
         self.facts = self.non_private / "run.json"
         self.training_log = self.non_private / "training.jsonl"
 
+    @property
+    def started(self) -> bool:
+        """Whether a run was begun here, finished or not."""
+        return self.facts.exists()
+
     def read_facts(self) -> dict[str, Any]:
         """What was settled when the run began.
 
@@ -73,7 +78,7 @@ class RunFolder:
         check_format(self.facts, facts)
         if not isinstance(facts.get("config"), dict) or not isinstance(facts.get("run"), str):
             raise RunError(f"{self.facts} is damaged: restore it from a backup")
-        return facts
+        return {**facts, "format": FORMAT, "config": current_config(facts["config"])}
 
     def pairing(self) -> dict[str, str]:
         """Digest what runs of one seed must share: data, initial weights, and the batches' sizes.

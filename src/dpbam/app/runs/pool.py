@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.run import Interrupted, RunError, RunResult, RunSpec
+from dpbam.app.runs.run import RunError, RunInterruptedError, RunResult, RunSpec
 from dpbam.errors import DPBAMError
 from dpbam.training.events import Reporter, StepReport
 
@@ -38,7 +38,7 @@ _stop: Any = None  # in a worker: set when all tasks are to save and end
 _busy = threading.Lock()  # in a worker: held while a task runs
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Ctrl-C or SIGTERM ended the tasks; the runs in progress have saved a checkpoint."""
 
 
@@ -58,7 +58,7 @@ def train_all(
     """Start or resume all runs, at most ``jobs`` at a time, and return their results in order.
 
     Raises:
-        Stopped: after Ctrl-C or SIGTERM, when the runs in progress have saved.
+        StoppedError: after Ctrl-C or SIGTERM, when the runs in progress have saved.
         RunError: if a run fails; finished ones are kept.
     """
     tasks = [partial(_train, spec) for spec in specs]
@@ -114,7 +114,7 @@ def run_tasks(
         on_result: called with a task's index and its result, as soon as it is finished.
 
     Raises:
-        Stopped: after Ctrl-C or SIGTERM, when the runs in progress have saved.
+        StoppedError: after Ctrl-C or SIGTERM, when the runs in progress have saved.
         RunError: if a task fails or its process is killed; finished ones are kept.
     """
     if jobs == 1:
@@ -128,7 +128,7 @@ def run_tasks(
             with _sigterm_as_ctrl_c():
                 return _collect(futures, jobs, messages, on_message, on_result)
         except KeyboardInterrupt:
-            raise Stopped from None
+            raise StoppedError from None
         except BrokenProcessPool:
             raise RunError(
                 "a worker process was killed, perhaps for lack of memory: run fewer at a time "
@@ -149,8 +149,8 @@ def _run_here(
     for index, task in enumerate(tasks):
         try:
             results.append(task(partial(on_message, index)))
-        except (Interrupted, KeyboardInterrupt):
-            raise Stopped from None
+        except (RunInterruptedError, KeyboardInterrupt):
+            raise StoppedError from None
         on_result(index, results[-1])
     return results
 
@@ -220,7 +220,7 @@ def _run_in_worker(index: int, task: Task[T]) -> T:
             raise KeyboardInterrupt
         try:
             return task(send)
-        except Interrupted:
+        except RunInterruptedError:
             raise KeyboardInterrupt from None
         except (DPBAMError, OSError) as error:  # RunError survives the way to the parent process
             raise RunError(str(error)) from error

@@ -30,7 +30,7 @@ is copied into the folder best when the search has ended.
 """
 
 
-class Pruned(Exception):
+class PrunedError(Exception):
     """Optuna's pruner ended the trial."""
 
 
@@ -54,7 +54,7 @@ def do_trials(
         log: called with one line per finished trial.
 
     Raises:
-        Stopped: after Ctrl-C, when the trials in progress have saved.
+        StoppedError: after Ctrl-C, when the trials in progress have saved.
         RunError: if a trial fails; finished ones are kept.
     """
     trials = out / "non-private" / "trials"
@@ -99,7 +99,7 @@ def _do_trial(
     try:
         resume = RunFolder(out).facts.exists()
         result = execute(config, out, resume=resume, reporter=_Reports(trial))
-    except Pruned:
+    except PrunedError:
         trial.set_user_attr("charges", _charges(out))
         study.study.tell(trial, state=TrialState.PRUNED)
         log(f"{label}: pruned")
@@ -159,4 +159,4 @@ class _Reports(Reporter):
         self._reported.add(evaluation.step)
         self._trial.report(evaluation.accuracy, evaluation.step)
         if self._trial.should_prune():
-            raise Pruned
+            raise PrunedError

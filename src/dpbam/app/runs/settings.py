@@ -1,0 +1,186 @@
+"""How a setting is defined once: from one field follow flag, key, type, help and reference page.
+
+A field of a pydantic model names its panel, its description and its default::
+
+    lr: Positive = setting("Training", "Learning rate.", 0.005)
+
+``--lr`` of the command line (:mod:`dpbam.app.cli.flags`), the key ``lr`` of a configuration file
+and the row of the reference page (``tools/docs_site/configuration.py``) are derived from it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, Field
+from pydantic.fields import FieldInfo
+
+from dpbam import _validate
+from dpbam.errors import ArgumentError
+
+
+def setting(
+    panel: str, description: str, default: Any = None, *, unset: str = "", flag: str | None = None
+) -> Any:
+    """Define a field.
+
+    Args:
+        panel: the group of flags it is shown in.
+        description: the help; the choices of a ``Literal`` are added to it.
+        default: its default.
+        unset: what the default None stands for, such as "chosen to fit".
+        flag: the flag, if it is not the name with dashes; empty: there is none.
+    """
+    extra: Any = {"panel": panel, "unset": unset, "flag": flag}
+    return Field(default, description=description, json_schema_extra=extra)
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a value that is not plain is written as a flag: as ``type``, which ``parse`` reads."""
+
+    type: Any
+    parse: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field, as flags and the reference page need it.
+
+    Attributes:
+        name: the field's name, which is the key of a configuration file.
+        panel: its group.
+        flag: on the command line; empty if it has none.
+        type: what the flag takes.
+        parse: turns what the flag takes into the value.
+        choices: the values that are allowed, in words; empty: any.
+        default: in words; empty if there is nothing to say.
+        description: in sentences.
+    """
+
+    name: str
+    panel: str
+    flag: str
+    type: Any
+    parse: Callable[[Any], Any]
+    choices: str
+    default: str
+    description: str
+
+    @property
+    def help(self) -> str:
+        """The description, with choices and default in its first sentence."""
+        first, dot, rest = self.description.partition(". ")
+        choices = f": {self.choices}" if self.choices else ""
+        default = f" [{self.default}]" if self.default else ""
+        return f"{first.removesuffix('.')}{choices}{default}.{dot[1:]}{rest}"
+
+
+def settings(model: type[BaseModel]) -> list[Setting]:
+    """Return the fields of ``model``, all defined by :func:`setting`, in their order."""
+    return [_setting(name, field) for name, field in model.model_fields.items()]
+
+
+def _setting(name: str, field: FieldInfo) -> Setting:
+    extra: Any = field.json_schema_extra
+    parts = [*field.metadata, *_parts(field.annotation)]
+    written = next((part for part in parts if isinstance(part, Written)), None)
+    choices = [part for part in parts if isinstance(part, str | int)]
+    plain = type(choices[0]) if choices else next((p for p in parts if isinstance(p, type)), str)
+    return Setting(
+        name=name,
+        panel=extra["panel"],
+        flag=extra["flag"] if extra["flag"] is not None else f"--{name.replace('_', '-')}",
+        type=written.type if written else plain,
+        parse=written.parse if written else lambda value: value,
+        choices=_listed(choices),
+        default=extra["unset"] or _shown(field.default),
+        description=str(field.description),
+    )
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yield the types, the choices and the metadata that a type is made of."""
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    elif get_origin(annotation) is Annotated:
+        first, *metadata = get_args(annotation)
+        yield from metadata
+        yield from _parts(first)
+    elif get_origin(annotation) in (Union, UnionType):
+        for inner in get_args(annotation):
+            yield from _parts(inner)
+    else:
+        yield annotation
+
+
+def _listed(choices: Sequence[str | int]) -> str:
+    *others, last = map(str, choices or [""])
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _shown(default: Any) -> str:
+    if default is None or isinstance(default, bool | tuple | dict):
+        return ""
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _share(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ArgumentError(f"{name} must lie between 0 and 1, got {value!r}")
+    return value
+
+
+def _from_zero(name: str, value: int) -> int:
+    return _validate.count(name, value, least=0)
+
+
+def _named(check: Callable[[str, Any], Any]) -> AfterValidator:
+    """Check a value after its type, with the field's name in the message."""
+    return AfterValidator(lambda value, info: check(str(info.field_name), value))
+
+
+def _every(text: str) -> int:
+    """``every=5``, or 5."""
+    number = text.removeprefix("every=")
+    if not number.isdecimal() or int(number) < 1:
+        raise ArgumentError(f"--measure-bias must be every=N, such as every=10, got {text!r}")
+    return int(number)
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    sides = text.lower().split("x")
+    if not all(side.isdigit() for side in sides) or len(sides) > 2:
+        raise ArgumentError(f"--image-size must be like 64 or 64x48, got {text!r}")
+    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
+
+
+def _options(texts: Sequence[str]) -> dict[str, Any]:
+    return dict(_option(text) for text in texts)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """``width=0.25`` as ("width", 0.25): the value is read as TOML, else taken as text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ArgumentError(f"--model-option must be like width=0.25, got {text!r}")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
+Positive = Annotated[float, _named(_validate.positive)]
+NonNegative = Annotated[float, _named(_validate.non_negative)]
+Probability = Annotated[float, _named(_validate.probability)]
+Share = Annotated[float, _named(_share)]
+Count = Annotated[int, _named(_validate.count)]
+FromZero = Annotated[int, _named(_from_zero)]
+Every = Annotated[Count, Written(str, _every)]
+ImageSize = Annotated[int | tuple[int, int], Written(str, _size)]
+Options = Annotated[dict[str, Any], Written(list[str], _options)]
+Patterns = Annotated[tuple[str, ...], Written(list[str], list)]
