@@ -5,24 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from dpbam.app.cli.boundary import guarded
+from dpbam.app.cli import run_function
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command with ``args`` (default: the process's own) and return the exit code."""
+    from reproduce import command
 
-    def run() -> int:
-        from dpbam.app.cli.app import single
-        from reproduce import command
-
-        result = single("reproduce", command.run, command.EXAMPLES).main(
-            args=None if args is None else list(args),
-            prog_name="python -m reproduce",
-            standalone_mode=False,
-        )
-        return result if isinstance(result, int) else 0
-
-    return guarded(run)
+    return run_function(command.run, "python -m reproduce", command.EXAMPLES, args)
 
 
 if __name__ == "__main__":

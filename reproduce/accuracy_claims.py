@@ -9,18 +9,11 @@ from typing import Any
 from dpbam.app.compare.statistics import LEVEL, Estimate, estimate
 from dpbam.app.report.figure import Figure
 from dpbam.app.report.panels import Dots, DotSeries, Lines, Series
+from dpbam.app.runs import RunRecord
 from dpbam.privacy.rounding import up
 from reproduce.claims import Claim
-from reproduce.outcome import (
-    Outcome,
-    Study,
-    TextTable,
-    difference_of,
-    mean_of,
-    points,
-)
+from reproduce.outcome import Outcome, Study, TextTable, difference_of, mean_of, points
 from reproduce.recipes import recipes_folder
-from reproduce.records import Record
 
 METHODS = {
     "dp-sgd": "DP-SGD",
@@ -30,13 +23,13 @@ METHODS = {
     "bam-tuned": "BAM, lambda tuned",
 }
 _RIVALS = {"bam": ("dp-sgd", "dp-sat"), "bam-tuned": ("dp-sgd", "dp-sat-tuned")}
-SAME_ACCURACY = 0.01  # a point: what exact and approximate BAM may differ by and be called the same
+SAME_ACCURACY = 0.01  # the margin within which exact and approximate BAM are the same
 _GRADIENTS = {"bam": "approximate (Eq. 12)", "bam-exact": "exact (Eq. 11)"}
-Arms = Mapping[str, Mapping[int, Record]]
+Arms = Mapping[str, Mapping[int, RunRecord]]
 
 
 def table1(studies: Sequence[Study]) -> Outcome:
-    """The paper's Table 1, with the paired differences that it lacks."""
+    """Compare with the paper's Table 1, and add the paired differences that it lacks."""
     found = [study for study in studies if study.records]
     return Outcome(
         "table1",
@@ -55,7 +48,7 @@ def table1(studies: Sequence[Study]) -> Outcome:
 
 
 def _accuracies(study: Study) -> TextTable:
-    """One row an epsilon and a method: accuracy, SD, the paper's, the difference to DP-SGD."""
+    """One row per epsilon and method: accuracy, SD, the paper's, the difference to DP-SGD."""
     rows = []
     for cell in study.recipe.cells():
         arms = study.arms(cell)
@@ -78,7 +71,7 @@ def _paired(arms: Arms, one: str, other: str) -> str:
 
 
 def _better(study: Study) -> list[Claim]:
-    """BAM against both others at each epsilon, and over all of them."""
+    """Judge BAM against both others at each epsilon, and over all of them."""
     return [
         claim
         for bam, others in _RIVALS.items()
@@ -112,7 +105,7 @@ def _above(text: str, found: Estimate, study: Study, *, missed: bool) -> Claim:
 
 
 def _over_cells(cells: Sequence[Arms], one: str, other: str) -> Estimate:
-    """The mean over the grid of each seed's difference: one number a seed, then over the seeds."""
+    """Average each seed's difference over the grid, then estimate the mean over the seeds."""
     return estimate([
         sum(arms[one][seed].accuracy - arms[other][seed].accuracy for arms in cells) / len(cells)
         for seed in _seeds(cells, one, other)
@@ -120,7 +113,7 @@ def _over_cells(cells: Sequence[Arms], one: str, other: str) -> Estimate:
 
 
 def _seeds(cells: Sequence[Arms], one: str, other: str) -> list[int]:
-    """Those that both have everywhere."""
+    """The seeds that both arms have in all cells."""
     return sorted(set.intersection(*(set(arms[a]) for arms in cells for a in (one, other))))
 
 
@@ -142,7 +135,7 @@ def _floor_notes(study: Study) -> list[str]:
 
 
 def paper_value(recipe: str, epsilon: float, arm: str) -> str:
-    """What the paper's Table 1 says; empty where it says nothing.
+    """Look up the paper's Table 1; empty where it has no value.
 
     Example:
         >>> paper_value("table1-cifar10", 2.0, "bam")
@@ -156,12 +149,12 @@ def paper_value(recipe: str, epsilon: float, arm: str) -> str:
 
 
 def paper() -> dict[str, Any]:
-    """The paper's numbers, from ``recipes/paper.toml``."""
+    """Read the paper's numbers from ``recipes/paper.toml``."""
     return tomllib.loads((recipes_folder() / "paper.toml").read_text(encoding="utf-8"))
 
 
 def exact(studies: Sequence[Study]) -> Outcome:
-    """Exact BAM (Eq. 11) against the approximation (Eq. 12)."""
+    """Compare exact BAM (Eq. 11) with the approximation (Eq. 12)."""
     study = studies[0]
     rows, claims = [], []
     for cell in study.recipe.cells():
@@ -192,12 +185,12 @@ def exact(studies: Sequence[Study]) -> Outcome:
     )  # fmt: skip
 
 
-def _seconds(by_seed: Mapping[int, Record]) -> float:
+def _seconds(by_seed: Mapping[int, RunRecord]) -> float:
     return sum(record.seconds for record in by_seed.values()) / len(by_seed)
 
 
 def sweep(studies: Sequence[Study]) -> Outcome:
-    """Does lambda matter? Every lambda against DP-SGD, which is lambda 0."""
+    """Judge whether lambda matters: every lambda against DP-SGD, which is lambda 0."""
     arms = studies[0].arms()
     by_lambda = {
         arm: 0.0 if arm == "dp-sgd" else float(next(iter(by_seed.values())).config["lam"])
@@ -244,7 +237,7 @@ def _sweep_figure(arms: Arms, by_lambda: Mapping[str, float], order: Sequence[st
 
 
 def _differences_figure(study: Study) -> Figure | None:
-    """Paired differences to DP-SGD with their intervals, in points."""
+    """Draw the paired differences to DP-SGD with their intervals, in points."""
     rows = []
     for cell in study.recipe.cells():
         arms = study.arms(cell)

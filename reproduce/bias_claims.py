@@ -1,22 +1,22 @@
 """Claims about bias: Figures 1, 2, 4, 5, 6 and 7 of the paper, and the flatness of the minima.
 
-A reading of a run is its mean over the last quarter of the measured steps; of the batch-size study,
+A reading of a run is its mean over the last quarter of the measured steps; in the batch-size study,
 over all of them, as in the paper. Bias and cosine are against the plain gradient g_hat, Eq. 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+
+import numpy as np
 
 from dpbam.app.compare.statistics import Estimate, estimate
-from dpbam.app.report import bias_figures as draw
-from dpbam.app.report.clipping_figure import clipping
-from dpbam.app.report.decomposition_figure import decomposition
+from dpbam.app.report.catalogue import build
 from dpbam.app.report.figure import Figure
+from dpbam.app.runs import RunRecord
 from reproduce.claims import Claim
 from reproduce.outcome import (
     Outcome,
@@ -28,28 +28,27 @@ from reproduce.outcome import (
     mean_of,
     points,
 )
-from reproduce.records import Record
 
-PLAIN = draw.PLAIN
+PLAIN = "non_private_against_plain"
 SAME_BIAS = 0.1  # of DP-SGD's: by what DP-SAT's may differ and be called the same
 PUBLIC = "CIFAR-10 is public, so what was measured without noise may be shown."
-By = Mapping[str, Mapping[int, Record]]
+By = Mapping[str, Mapping[int, RunRecord]]
 
 
-def last_quarter(record: Record, key: str, reading: str = PLAIN) -> float:
-    """The mean of a reading over the last quarter of the measured steps."""
+def last_quarter(record: RunRecord, key: str, reading: str = PLAIN) -> float:
+    """Average a reading over the last quarter of the measured steps."""
     measured = record.non_private_bias
     tail = measured[-max(1, len(measured) // 4) :]
     return fmean(float(step[reading][key]) for step in tail)
 
 
 def figure1(studies: Sequence[Study]) -> Outcome:
-    """The drawing of what clipping does: an illustration, from no data."""
-    return Outcome("fig1", "Figure 1: what clipping does", figures=[clipping()])
+    """Draw what clipping does: an illustration, from no data."""
+    return Outcome("fig1", "Figure 1: what clipping does", figures=[build("clipping", ())])
 
 
 def figure2(studies: Sequence[Study]) -> Outcome:
-    """Bias over training: BAM lowers it, DP-SAT does not."""
+    """Judge the bias over training: BAM lowers it, DP-SAT does not."""
     arms = studies[0].arms()
     claims = []
     for arm in _others(arms, "bam"):
@@ -70,7 +69,7 @@ def figure2(studies: Sequence[Study]) -> Outcome:
     return Outcome(
         "fig2", "Figure 2: bias over training",
         tables=[overview(arms)],
-        figures=_drawn(draw.bias, studies[0], "fig2"),
+        figures=_drawn("bias", studies[0], "fig2"),
         claims=claims,
         notes=["Accuracy in percent, its paired difference in points with the 95% t interval. Bias "
                "and cosines are means over the last quarter of the measured steps. " + PUBLIC,
@@ -80,7 +79,7 @@ def figure2(studies: Sequence[Study]) -> Outcome:
 
 
 def overview(arms: By) -> TextTable:
-    """All that is measured of a study, one row an arm: means over the seeds.
+    """Tabulate all measurements of a study, one row per arm: means over the seeds.
 
     Accuracy in percent; its paired difference to the first arm in points, with its interval.
     """
@@ -106,7 +105,7 @@ def overview(arms: By) -> TextTable:
 
 
 def figure4(studies: Sequence[Study]) -> Outcome:
-    """How well the ascent direction agrees with SAM's."""
+    """Compare the alignment of the ascent direction with SAM's."""
     ascending = {arm: by for arm, by in studies[0].arms().items() if _method(by) != "dp-sgd"}
     rows = {"cosine with the batch gradient": alignment}
     claims = []
@@ -121,7 +120,7 @@ def figure4(studies: Sequence[Study]) -> Outcome:
     return Outcome(
         "fig4", "Figure 4: alignment of the ascent step",
         tables=[_readings(ascending, rows)],
-        figures=_drawn(draw.alignment, studies[0], "fig4"),
+        figures=_drawn("alignment", studies[0], "fig4"),
         claims=claims,
         notes=["Means over all measured steps but the first, at which DP-SAT does not ascend.",
                *_record_notes(studies)],
@@ -129,14 +128,14 @@ def figure4(studies: Sequence[Study]) -> Outcome:
     )  # fmt: skip
 
 
-def alignment(record: Record) -> float:
-    """Mean cosine of the ascent direction with g_hat, over the steps that have one."""
+def alignment(record: RunRecord) -> float:
+    """Average the cosine of the ascent direction with g_hat, over the steps that have one."""
     values = [row.get("non_private_alignment") for row in record.non_private_bias]
     return fmean(float(value) for value in values if value is not None)
 
 
 def figure5(studies: Sequence[Study]) -> Outcome:
-    """Bigger batches, less bias?"""
+    """Judge whether larger batches have less bias."""
     text = "Bigger batches have less bias: ln(bias) falls with ln(batch size)"
     slopes = _slopes(studies[0], lambda r: math.log(_all(r, "bias")))
     claims = [Claim(text, "below", estimate(slopes))] if slopes else []
@@ -144,7 +143,7 @@ def figure5(studies: Sequence[Study]) -> Outcome:
 
 
 def figure6(studies: Sequence[Study]) -> Outcome:
-    """Bigger batches, a better direction?"""
+    """Judge whether larger batches have a better direction."""
     text = "Bigger batches have a better direction: the cosine rises with ln(batch size)"
     slopes = _slopes(studies[0], lambda r: _all(r, "cosine"))
     claims = [Claim(text, "above", estimate(slopes))] if slopes else []
@@ -152,7 +151,7 @@ def figure6(studies: Sequence[Study]) -> Outcome:
 
 
 def figure7(studies: Sequence[Study]) -> Outcome:
-    """The decomposition, drawn with the numbers of the runs."""
+    """Draw the decomposition with the numbers of the runs."""
     arms = studies[0].arms()
     shown = {arm: by for arm, by in arms.items() if arm in ("dp-sgd", *_others(arms, "bam"))}
     study = replace(studies[0], records=[r for by in shown.values() for r in by.values()])
@@ -165,14 +164,14 @@ def figure7(studies: Sequence[Study]) -> Outcome:
     return Outcome(
         "fig7", "Figure 7: the bias taken apart",
         tables=[_readings(shown, readings)],
-        figures=_drawn(decomposition, study, "fig7"),
+        figures=_drawn("decomposition", study, "fig7"),
         notes=["g_clip = a g_hat + c: |a - 1| is the error of length, c that of direction."],
         studies=studies,
     )  # fmt: skip
 
 
 def flatness(studies: Sequence[Study]) -> Outcome:
-    """BAM's minima are flatter?"""
+    """Judge whether the minima are flatter than DP-SGD's."""
     arms = studies[0].arms()
     readings: dict[str, Reading] = {
         "largest eigenvalue": lambda r: _flat(r, "non_private_top_eigenvalue"),
@@ -200,27 +199,27 @@ def _late(key: str) -> Reading:
     return lambda record: last_quarter(record, key)
 
 
-def _all(record: Record, key: str) -> float:
+def _all(record: RunRecord, key: str) -> float:
     return fmean(float(step[PLAIN][key]) for step in record.non_private_bias)
 
 
-def _flat(record: Record, key: str) -> float:
+def _flat(record: RunRecord, key: str) -> float:
     assert record.non_private_flatness is not None  # its recipe asks for it
     return float(record.non_private_flatness[key])
 
 
-def _method(by_seed: Mapping[int, Record]) -> str:
+def _method(by_seed: Mapping[int, RunRecord]) -> str:
     return str(next(iter(by_seed.values())).config["method"])
 
 
 def _others(arms: By, method: str) -> list[str]:
-    """The arms of a method that can be compared with DP-SGD, or stand for themselves."""
+    """The arms of a method that share a seed with DP-SGD, or with the first arm without it."""
     base = set(arms.get("dp-sgd", next(iter(arms.values()), {})))
     return [arm for arm, by in arms.items() if _method(by) == method and base & set(by)]
 
 
 def _readings(arms: By, readings: Mapping[str, Reading]) -> TextTable:
-    """One row an arm, one column a reading."""
+    """One row per arm, one column per reading."""
     rows = []
     for arm, by_seed in arms.items():
         cells = [_number(mean_of(by_seed, reading)) for reading in readings.values()]
@@ -235,7 +234,7 @@ def _number(found: Estimate) -> str:
 
 
 def _slopes(study: Study, reading: Reading) -> list[float]:
-    """The least-squares slope of a reading on ln(batch size), of each seed that has all sizes."""
+    """The least-squares slope of a reading on ln(batch size), per seed that has all sizes."""
     arms = study.arms()
     if len(arms) < len(study.recipe.arms):
         return []
@@ -243,11 +242,8 @@ def _slopes(study: Study, reading: Reading) -> list[float]:
     slopes = []
     for seed in sorted(seeds):
         runs = [by_seed[seed] for by_seed in arms.values()]
-        x = [math.log(run.plan["batch_size"]) for run in runs]
-        y = [reading(run) for run in runs]
-        centre = fmean(x)
-        spread = sum((a - centre) ** 2 for a in x)
-        slopes.append(sum((a - centre) * b for a, b in zip(x, y, strict=True)) / spread)
+        sizes = np.log([run.plan["batch_size"] for run in runs])
+        slopes.append(float(np.polyfit(sizes, [reading(run) for run in runs], 1)[0]))
     return slopes
 
 
@@ -262,7 +258,7 @@ def _by_size(
         "cosine with noise": lambda r: _all(r, "private_cosine"),
         "accuracy": lambda r: 100 * r.accuracy,
     }
-    figures = _drawn(draw.batch_size, studies[0], name)
+    figures = _drawn("batch-size", studies[0], name)
     panels = [[p for p in f.panels if p.title == ("Bias" if key == "bias" else "Direction")]
               for f in figures]  # fmt: skip
     return Outcome(
@@ -276,10 +272,10 @@ def _by_size(
     )  # fmt: skip
 
 
-def _drawn(build: Callable[[Sequence[Any]], Figure], study: Study, name: str) -> list[Figure]:
-    """The report's figure of the records: the data is public, and the figure says so."""
-    figure = build(as_groups(study.records))
-    return [replace(figure, name=name, about="nobody")] if figure.panels else []
+def _drawn(figure: str, study: Study, name: str) -> list[Figure]:
+    """Draw a figure of the report from records; the data is public, and so is the figure."""
+    drawn = build(figure, as_groups(study.records))
+    return [replace(drawn, name=name, about="nobody")] if drawn.panels else []
 
 
 def _record_notes(studies: Sequence[Study]) -> list[str]:

@@ -10,11 +10,11 @@ claim          verdict, from the 95% t interval of the paired difference over th
 "different"    reproduced: the interval excludes 0; else inconclusive
 =============  =================================================================================
 
-Fewer than two seeds are inconclusive, and so is a comparison whose baseline is not above its floor,
-or whose interval extends further than the recipe's resolution to either side of its mean: such a
-study lacks the power for a verdict, and needs more seeds.
-``inconclusive`` comes with the smallest true difference that these seeds would have shown in 80% of
-repetitions. Each claim is judged by itself: of twenty claims at 95%, one may fall by chance.
+A comparison is also inconclusive with fewer than two seeds, if its baseline is not above its floor,
+or if its interval extends further than the recipe's resolution to either side of its mean: such a
+study lacks the power for a verdict, and needs more seeds. An inconclusive claim states the smallest
+true difference that these seeds would have shown in 80% of repetitions. Each claim is judged by
+itself: of twenty claims at 95%, one may fail by chance.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Verdict = Literal["reproduced", "not reproduced", "inconclusive"]
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim and what was found.
+    """One claim and the difference that was found.
 
     Attributes:
         text: the claim, as a sentence.
-        kind: what it says of the difference; see the table above.
-        difference: what was found.
+        kind: what it states about the difference; see the table above.
+        difference: the estimate.
         unit: "points" (the difference is a share of 1) or "" (as it is).
         margin: of a claim that two are the same.
         over: what the interval is over.
-        floor_missed: the baseline is not above its floor, so that nothing can be said.
+        floor_missed: whether the baseline is not above its floor.
         resolution: the largest half-width of the interval that allows a verdict; None: any.
     """
 
@@ -56,7 +56,7 @@ class Claim:
 
     @property
     def verdict(self) -> Verdict:
-        """By the rule above.
+        """The verdict by the rule above.
 
         Example:
             >>> from dpbam.app.compare.statistics import estimate
@@ -84,7 +84,7 @@ class Claim:
         return self.resolution is not None and half > self.resolution
 
     def sentence(self) -> str:
-        """What was found, in words and figures."""
+        """Describe what was found."""
         d = self.difference
         if d.count < 2:
             return f"{d.count} of the {self.over}: no interval"
@@ -104,7 +104,7 @@ class Claim:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return {
             "claim": self.text,
             "kind": self.kind,
@@ -112,7 +112,7 @@ class Claim:
             "margin": self.margin,
             "floor_missed": self.floor_missed,
             "resolution": self.resolution,
-            "difference": self.difference.to_difference(),
+            "difference": self.difference.to_dict(),
             "verdict": self.verdict,
         }
 
@@ -122,7 +122,7 @@ class Claim:
 
 
 def count_verdicts(claims: Mapping[str, list[Claim]]) -> dict[Verdict, int]:
-    """How many claims of all experiments fell which way."""
+    """Count the claims of all experiments by verdict."""
     found: dict[Verdict, int] = {"reproduced": 0, "not reproduced": 0, "inconclusive": 0}
     for claim in (claim for several in claims.values() for claim in several):
         found[claim.verdict] += 1

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.output import console, examples, number, table
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
-    from reproduce.jobs import Job
     from reproduce.outcome import Outcome
     from reproduce.recipes import Recipe
+    from reproduce.records import Job
 
 EXAMPLES = examples(
     "python -m reproduce fig2",
@@ -42,7 +42,7 @@ def run(
         str, typer.Option(help="pocket (hours on two cores), desk (days) or full (the paper's).")
     ] = "pocket",
     seeds: Annotated[
-        int | None, typer.Option(help="Paired seeds, in place of the recipes'.")
+        int | None, typer.Option(help="Paired seeds, in place of the recipes'.", min=1)
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -58,37 +58,37 @@ def run(
         Path | None, typer.Option(help="Also write results.md and its figures into this folder.")
     ] = None,
     pneumonia: Annotated[
-        Path | None, typer.Option(help="pneumoniamnist.npz [beside the downloads].")
+        Path | None, typer.Option(help="pneumoniamnist.npz [next to the downloads].")
     ] = None,
     shard: Annotated[
         str,
         typer.Option(
-            help="Train every N-th run, from the I-th on: one of N machines' share.", metavar="I/N"
+            help="Train every N-th run, from the I-th on: the share of one of N machines.",
+            metavar="I/N",
         ),
     ] = "1/1",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what is missing and what it costs.")
+        bool, typer.Option("--dry-run", help="Show what is missing and what it costs.")
     ] = False,
     only_report: Annotated[
         bool, typer.Option("--only-report", help="Train nothing: report on what is there.")
     ] = False,
     steps: Annotated[
-        int | None, typer.Option(help="Take so many real steps of one run an arm, keep nothing.")
+        int | None, typer.Option(help="Only take real steps, of one run per arm.", min=1)
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="With --steps: images a step, in place of the recipe's.")
+        int | None, typer.Option(help="With --steps: images per step, in place of the recipe's.")
     ] = None,
 ) -> None:
-    """Train what is missing, then write the table or figure beside the paper's, with verdicts.
+    """Train what is missing, then write the table or figure next to the paper's, with verdicts.
 
     Each finished run leaves a small record; the same command again, also after a kill, keeps those
-    and goes on with what was begun. A claim is reproduced, not reproduced, or inconclusive by the
-    95% t interval of paired differences. Of n machines each takes --shard i/n; their records belong
+    and resumes unfinished runs. A claim is reproduced, not reproduced, or inconclusive by the 95% t
+    interval of paired differences. With n machines, each takes --shard i/n; collect their records
     in one folder.
     """
-    from dpbam import _validate
     from reproduce.index import chosen, recipes_of, take_times
-    from reproduce.jobs import missing
+    from reproduce.records import missing
 
     names = chosen(experiment, scale)
     recipes = recipes_of(names, scale)
@@ -98,10 +98,10 @@ def run(
         _show_costs(recipes, out, seeds)
         return
     if steps is not None:
-        _take_steps(recipes, _validate.count("--steps", steps), batch_size)
+        _take_steps(recipes, steps, batch_size)
         return
     if not only_report:
-        _train(missing(recipes, out, seeds, only or (), _shard(shard)), work, jobs)
+        _train(missing(recipes, out, seeds, only or (), _shard(shard), work), out, jobs)
         take_times(names, out)
     _report(names, scale, out, seeds)
     if docs is not None:
@@ -111,31 +111,35 @@ def run(
 def _set_pneumonia(path: Path) -> None:
     from reproduce.small_data import PNEUMONIA
 
-    os.environ[PNEUMONIA] = str(path.absolute())  # processes of their own inherit it
+    os.environ[PNEUMONIA] = str(path.absolute())  # worker processes inherit it
 
 
 def _shard(text: str) -> tuple[int, int]:
-    """I/N as two numbers."""
     first, _, machines = text.partition("/")
     if not (first.isdecimal() and machines.isdecimal() and 1 <= int(first) <= int(machines)):
         raise ArgumentError(f"--shard must be I/N with 1 <= I <= N, such as 3/8, got {text!r}")
     return int(first), int(machines)
 
 
-def _train(jobs: list[Job], work: Path, processes: int) -> None:
-    from dpbam.app.compare.pool import StoppedError
-    from reproduce.jobs import carry_out
-    from reproduce.progress import Overall
+def _train(jobs: list[Job], out: Path, processes: int) -> None:
+    from dpbam.app.cli.progress import RunsDisplay, resumable
+    from reproduce.records import carry_out
 
     if not jobs:
         return
-    try:
-        with Overall(jobs) as overall:
-            carry_out(jobs, work, processes=processes, watcher=overall)
-    except StoppedError:
-        message = "stopped, and saved: the same command goes on, and keeps finished runs"
-        console(stderr=True).print(message, markup=False, soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
+    with (
+        resumable(out),
+        RunsDisplay([run.name for _, run in jobs], list(map(cost, jobs))) as display,
+    ):
+        carry_out(jobs, out, processes=processes, watcher=display)
+
+
+def cost(job: Job) -> float:
+    """Return the cost of a run, relative to one image of one pixel."""
+    from dpbam.app.cli import progress
+
+    recipe, run = job
+    return progress.cost(run.config) * recipe.images * math.prod(recipe.shape[1:])
 
 
 def _report(names: list[str], scale: str, out: Path, seeds: int | None) -> None:
@@ -153,7 +157,7 @@ def _report(names: list[str], scale: str, out: Path, seeds: int | None) -> None:
 
 
 def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> None:
-    """Write the page, which has all scales that are trained here, whichever was just reported."""
+    """Write the page with all its scales, whichever was just reported."""
     from reproduce.index import ALL, EXPERIMENTS, outcomes
     from reproduce.results_page import PAGE_SCALES, write_page
 
@@ -173,7 +177,7 @@ def _show(result: Outcome) -> None:
 
 
 def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
-    """A table a recipe: runs, steps, sigma, image passes, memory, FLOPs and GPU hours."""
+    """Print a table per recipe: runs, steps, sigma, passes, memory, FLOPs and GPU hours."""
     from reproduce.cost import GPU, recipe_costs
 
     screen, hours = console(), 0.0
@@ -181,36 +185,36 @@ def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
         costs = recipe_costs(recipe, out, seeds)
         rows = [
             (c.name, f"{c.done}/{c.asked}", c.steps, number(c.noise_multiplier), f"{c.passes:.3g}",
-             f"{c.memory / _GIB:.2g} GiB, {c.rows}", f"{c.flops:.2g}", f"{c.gpu_hours:.2g} h")
+             f"{c.step.bytes / _GIB:.2g} GiB, {c.step.rows}", f"{c.flops:.2g}",
+             f"{c.gpu_hours:.2g} h")
             for c in costs
         ]  # fmt: skip
         header = ("run", "done", "steps", "sigma", "passes", "memory, rows", "FLOPs", "GPU")
         screen.print(table(header, rows, title=f"{recipe.scale} {recipe.name}: {recipe.title}"))
         hours += sum(c.gpu_hours_left for c in costs)
     screen.print(
-        f"{hours:.3g} GPU hours are missing, taking {GPU}. Passes: images forward and backward in "
-        "a run. Memory: of so many rows at once. FLOPs: counted on a step and scaled up to a run.",
+        f"{hours:.3g} GPU hours are missing, on {GPU}. Passes: images forward and backward in a "
+        "run. Memory: for that many rows at once. FLOPs: counted on a step and scaled to a run.",
         markup=False, soft_wrap=True,
     )  # fmt: skip
 
 
 def _take_steps(recipes: list[Recipe], steps: int, batch_size: int | None) -> None:
-    """Real steps on the real data: what a full-size recipe can be checked by on two cores."""
+    """Take real steps on the real data, which two cores can do even at full size."""
     from dpbam.data import DataError
     from reproduce.cost import take_steps
 
     screen = console()
     for recipe in recipes:
-        for arm in recipe.arms:
-            config = recipe.config(arm, recipe.cells()[0], recipe.first_seed)
+        for run in recipe.runs(1)[: len(recipe.arms)]:
             try:
-                found = take_steps(config, steps, batch_size)
+                found = take_steps(run.config, steps, batch_size)
             except DataError as error:
                 screen.print(f"{recipe.name}: {error}", markup=False, soft_wrap=True)
                 break
             losses = ", ".join(f"{before:.3f} -> {after:.3f}" for before, after in found.losses)
             screen.print(
-                f"{recipe.scale} {recipe.name}, {arm}: {steps} steps of {found.rows} images, loss "
-                f"{losses}, epsilon {up(found.epsilon)}",
+                f"{recipe.scale} {recipe.name}, {run.arm}: {steps} steps of {found.rows} images, "
+                f"loss {losses}, epsilon {up(found.epsilon)}",
                 markup=False, soft_wrap=True,
             )  # fmt: skip

@@ -1,17 +1,18 @@
-"""What a recipe will cost, before it is run: image passes, memory of a step, FLOPs, GPU hours.
+"""What a recipe costs before it is run: image passes, memory of a step, FLOPs, GPU hours.
 
-A real step of every arm is taken on a few rows and its floating-point operations are counted
-(:class:`torch.utils.flop_counter.FlopCounterMode`: matrix products and convolutions, which is
-nearly all). FLOPs are proportional to rows, so
+A real step of every arm is taken on a few blank images and its floating-point operations are
+counted (:class:`torch.utils.flop_counter.FlopCounterMode`: matrix products and convolutions, which
+is nearly all). FLOPs are proportional to rows, so
 
-    FLOPs of a run = FLOPs a row * multiplicity * batch size * steps
+    FLOPs of a run = FLOPs per row * multiplicity * batch size * steps
 
-An image pass is one image through the network once forward and backward; what a method does more
-than that shows in its FLOPs.
+An image pass is one image through the network once forward and backward; the additional work of a
+method shows in its FLOPs.
 """
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,36 +20,26 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpbam.app.runs import Prepared, prepare
-from dpbam.app.runs.config import RunConfig
-from dpbam.engines.fitting import LIMIT_BYTES, MOST_ROWS
-from dpbam.privacy.plan import PrivacyPlan
-from reproduce.jobs import records_folder
-from reproduce.recipes import Recipe, RecipeRun, label
-from reproduce.records import find_record
+import numpy as np
+
+from dpbam.app.runs import Prepared, RunConfig, RunSpec, prepare
+from dpbam.training.events import Reporter
+from reproduce.recipes import Recipe
+from reproduce.records import find_record, records_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dpbam.data import DataSet
-
 #: What a GPU estimate assumes: an A100's 156 TFLOP/s of TF32, a quarter of it used.
 GPU_FLOPS, GPU_USED = 156e12, 0.25
 GPU = "an A100 at a quarter of its 156 TFLOP/s (TF32)"
-_ROWS = 2  # of the step that is counted
-_ROOM = 0.9 * LIMIT_BYTES  # what a run without a physical batch size of its own may take
-_LOOK = 64  # images that the loss is taken on
+_ROWS = 4  # expected in the step that is counted
+_IMAGES = 64  # that the loss is computed on
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step takes.
-
-    Attributes:
-        flops_per_row: counted.
-        rows: computed at once: the configuration's, or what fits, by the engine's estimate.
-        bytes: of these rows, by the same estimate.
-    """
+    """The FLOPs of a step per row, the rows computed at once, and the bytes that they take."""
 
     flops_per_row: float
     rows: int
@@ -57,18 +48,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the runs of one arm and place in the grid cost, each.
+    """What each run of one arm and place in the grid costs.
 
     Attributes:
         name: arm and place.
         asked: runs.
-        done: of these.
+        done: finished ones.
         steps: of a run.
         noise_multiplier: calibrated.
         passes: images forward and backward in a run, with their augmented views.
-        rows: computed at once.
-        memory: bytes of these rows, estimated by the engine.
-        flops: of a run.
+        step: what a step takes.
     """
 
     name: str
@@ -77,9 +66,12 @@ class Cost:
     steps: int
     noise_multiplier: float
     passes: float
-    rows: int
-    memory: int
-    flops: float
+    step: Step
+
+    @property
+    def flops(self) -> float:
+        """Of a run."""
+        return self.step.flops_per_row * self.passes
 
     @property
     def gpu_hours(self) -> float:
@@ -93,98 +85,70 @@ class Cost:
 
 
 def recipe_costs(recipe: Recipe, out: Path, seeds: int | None = None) -> list[Cost]:
-    """Every arm at every place of the grid. Needs no data: the recipe has its public facts.
+    """Estimate every arm at every place of the grid; the data need not be there.
 
     Raises:
         ConfigError: if a run could not be done.
     """
-    gathered: dict[str, list[RecipeRun]] = {}
+    gathered: dict[str, list[RunSpec]] = {}
     for run in recipe.runs(seeds):
         gathered.setdefault(run.name.rpartition("-seed-")[0], []).append(run)
-    folder = records_folder(recipe, out)
-    counted: dict[str, Step] = {}
-    costs = []
+    steps: dict[str, Step] = {}  # of each arm: the privacy budget does not change it
     for runs in gathered.values():
-        finished = sum(find_record(folder, run) is not None for run in runs)
-        costs.append(_cost(recipe, runs, finished, counted))
-    return costs
+        if runs[0].arm not in steps:
+            steps[runs[0].arm] = count_step(runs[0].config, recipe)
+    return [_cost(name, runs, steps[runs[0].arm], recipe, out) for name, runs in gathered.items()]
 
 
-def _cost(
-    recipe: Recipe, runs: Sequence[RecipeRun], finished: int, counted: dict[str, Step]
-) -> Cost:
-    """``counted`` keeps the step of each arm: the budget of privacy does not change it."""
-    config, arm = runs[0].config, runs[0].arm
+def _cost(name: str, runs: Sequence[RunSpec], step: Step, recipe: Recipe, out: Path) -> Cost:
+    config, folder = runs[0].config, records_folder(recipe, out)
     plan = config.plan(recipe.images)
-    if arm not in counted:
-        counted[arm] = one_step(config, plan, _blank(recipe))
+    done = sum(find_record(folder, run) is not None for run in runs)
     passes = float(plan.steps * plan.batch_size * max(1, config.augment_multiplicity))
-    return Cost(
-        label(arm, runs[0].cell),
-        len(runs),
-        finished,
-        plan.steps,
-        plan.noise_multiplier,
-        passes,
-        counted[arm].rows,
-        counted[arm].bytes,
-        counted[arm].flops_per_row * passes,
-    )
+    return Cost(name, len(runs), done, plan.steps, plan.noise_multiplier, passes, step)
 
 
-def one_step(config: RunConfig, plan: PrivacyPlan, train: DataSet) -> Step:
-    """Take a step with clipping and noise on a few rows, and count; nothing is released.
+def count_step(config: RunConfig, recipe: Recipe) -> Step:
+    """Take steps with clipping and noise on blank images, and count; nothing is released.
 
-    A row is one view of an image: views cost the same, so one of each is enough here.
+    A row is one view of an image: all views cost the same, so one per image is enough here.
     """
-    import numpy as np
-    from torch import nn
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepared = prepare(
+            config.replace(
+                data=_blank(recipe, Path(folder)), batch_size=_ROWS, augment_multiplicity=0,
+                epochs=100.0, epsilon=None, noise_multiplier=1.0 if config.private else None,
+            )
+        )  # fmt: skip
+        fit = prepared.estimated_fit()
+        return Step(_flops_per_row(prepared), fit.rows, fit.bytes)
+
+
+def _flops_per_row(prepared: Prepared) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from dpbam.app.runs import build
-    from dpbam.engines.compute import Compute
-    from dpbam.oracle import PrivateGradientOracle
-
-    oracle = PrivateGradientOracle(
-        build.make_model(config, train), nn.CrossEntropyLoss(reduction="none"), plan,
-        build.make_method(config), seed=config.seed,
-        compute=Compute(
-            engine=config.engine, physical_batch_size=config.physical_batch_size or MOST_ROWS
-        ),
-        augment=build.make_augment(config.replace(augment_multiplicity=0)), sampling="unchecked",
-    )  # fmt: skip
-    images, labels = train.batch(np.arange(_ROWS))
-    fit = oracle.fit(images[:1], labels[:1])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        oracle.backward(images, labels)  # DP-SAT does not ascend in its first step
-        with FlopCounterMode(display=False) as counter:
-            oracle.backward(images, labels)
-    rows = config.physical_batch_size or max(1, int(MOST_ROWS * min(1.0, _ROOM / fit.bytes)))
-    return Step(counter.get_total_flops() / _ROWS, rows, int(fit.bytes * rows / fit.rows))
+    oracle = prepared.oracle()
+    batches = (batch for batch in oracle.batches(prepared.train) if len(batch[1]))
+    oracle.backward(*next(batches))  # DP-SAT does not ascend in its first step
+    counted = next(batches)
+    with FlopCounterMode(display=False) as counter:
+        oracle.backward(*counted)
+    return float(counter.get_total_flops() / len(counted[1]))
 
 
-def _blank(recipe: Recipe) -> DataSet:
-    """Blank images in the shape of the recipe's: FLOPs and memory do not hang on their values."""
-    import numpy as np
-
-    from dpbam.data import from_arrays
-
-    images = np.zeros((_ROWS, *recipe.shape), np.uint8)
-    names = [f"class {k}" for k in range(recipe.classes)]
-    labels = np.array(names)[np.arange(_ROWS) % recipe.classes]
-    return from_arrays(images, labels, class_names=names)
+def _blank(recipe: Recipe, folder: Path) -> str:
+    """Write images in the shape of the recipe's: costs do not depend on their values."""
+    count = max(recipe.classes, 2 * _ROWS)
+    images, labels = np.zeros((count, *recipe.shape), np.uint8), np.arange(count) % recipe.classes
+    path = folder / "blank.npz"
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    return str(path)
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A few steps that were taken.
-
-    Attributes:
-        rows: images of each.
-        losses: of each, on a few images of its batch, before and after. Not private.
-        epsilon: what the steps would cost.
-    """
+    """A few steps: rows, losses on some images of each batch (not private), and their epsilon."""
 
     rows: list[int]
     losses: list[tuple[float, float]]
@@ -192,21 +156,20 @@ class Taken:
 
 
 def take_steps(config: RunConfig, steps: int, batch_size: int | None = None) -> Taken:
-    """Take a few real steps of a run, on its real data, and throw the model away.
+    """Take real steps of a run on its real data, and discard the model.
 
     Args:
         config: of the run.
         steps: how many.
-        batch_size: a smaller one than the run's, with the run's noise, where its own takes hours.
+        batch_size: smaller than the run's, with the run's noise, where its own takes hours.
     """
-    from dpbam.app.runs import build
-
     prepared = prepare(config)
     if batch_size is not None:
         sigma = prepared.plan.noise_multiplier
         small = {"batch_size": batch_size, "epsilon": None, "noise_multiplier": sigma}
         prepared = prepare(config.replace(**small))
-    oracle, optimizer = prepared.oracle(), build.make_optimizer(config, prepared.model)
+    oracle = prepared.oracle()
+    optimizer = prepared.trainer(oracle, Reporter()).optimizer
     drawn = oracle.batches(prepared.train, units=prepared.units)
     rows, losses = [], []
     for images, labels, units in islice(drawn, steps):
@@ -219,12 +182,12 @@ def take_steps(config: RunConfig, steps: int, batch_size: int | None = None) -> 
 
 
 def _loss(prepared: Prepared, images: Tensor, labels: Tensor) -> float:
-    """Mean cross-entropy on a few images."""
+    """Compute the mean cross-entropy on a few images."""
     import torch
 
     from dpbam.data import to_float
 
-    few = slice(0, _LOOK)
+    few = slice(0, _IMAGES)
     with torch.no_grad():
         scores = prepared.model(to_float(images[few]).to(prepared.device))
         return float(torch.nn.functional.cross_entropy(scores, labels[few].to(prepared.device)))

@@ -1,22 +1,22 @@
 """The paper's Figure 3: the time of a step against the depth of the network.
 
 A net of ``depth`` convolutions of equal width (each with group norm and Mish) on small images, the
-fused engine, one thread, processor time. Ten trials of five steps each, as in the paper; the depths
-are smaller than its. Trials of one number follow one another closely, so that they are pairs.
+fused engine, one thread, processor time. Ten trials of five steps each, as in the paper, at smaller
+depths. Trials of one number follow one another closely, so that they are pairs.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dpbam.app.compare.statistics import Estimate, estimate, paired_difference
+import numpy as np
+
+from dpbam.app.compare.statistics import Estimate, estimate
 from dpbam.app.report.figure import Figure
 from dpbam.app.report.panels import Lines, Series
 from dpbam.app.runs.files import write_json
@@ -38,16 +38,7 @@ LINEAR = 1.1  # an exponent of the growth below this counts as linear
 
 @dataclass(frozen=True)
 class Timing:
-    """What to time.
-
-    Attributes:
-        depths: convolutions.
-        trials: each the mean over ``repetitions`` steps.
-        repetitions: steps a trial.
-        width: channels.
-        side: pixels.
-        batch: images.
-    """
+    """What to time: numbers of convolutions, trials, steps per trial, channels, pixels, images."""
 
     depths: tuple[int, ...] = (4, 8, 16, 32)
     trials: int = 10
@@ -58,10 +49,10 @@ class Timing:
 
 
 def measure(timing: Timing, path: Path) -> dict[str, Any]:
-    """Time every method at every depth and keep it in ``path``; what is there is not repeated.
+    """Time every method at every depth into ``path``, or read what is there.
 
     Returns:
-        ``seconds[method][depth]``: one figure a trial; ``settings``; ``machine``.
+        ``seconds[method][depth]``: one number per trial; ``settings``; ``machine``.
     """
     import torch
 
@@ -78,7 +69,7 @@ def measure(timing: Timing, path: Path) -> dict[str, Any]:
     result = {
         "settings": vars(timing),
         "seconds": seconds,
-        "machine": machine({"threads": 1, "device": "cpu"}),
+        "machine": machine(1, "cpu"),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, result)
@@ -91,13 +82,13 @@ def _at(depth: int, timing: Timing) -> dict[str, list[float]]:
 
 
 def by_turns(steps: Mapping[K, Step], timing: Timing, now: Clock) -> dict[K, list[float]]:
-    """Seconds a step: one figure a trial.
+    """Measure the seconds per step, one number per trial.
 
-    All steps take turns within a trial, so that a busy machine is busy for all of them.
+    All steps take turns within a trial, so that a busy machine slows all of them.
     """
     found: dict[K, list[float]] = {key: [] for key in steps}
     for step in steps.values():
-        step()  # what is done once is done now
+        step()  # what happens once happens now
     for _ in range(timing.trials):
         for key, step in steps.items():
             begin = now()
@@ -152,7 +143,7 @@ def _methods() -> dict[str, tuple[Method, float]]:
 
 
 def figure3(result: Mapping[str, Any], studies: Sequence[Study] = ()) -> Outcome:
-    """The figure, the growth with depth, and what BAM costs beside the others."""
+    """Compare the times of the methods and their growth with depth."""
     seconds: Mapping[str, Mapping[str, list[float]]] = result["seconds"]
     depths = [int(depth) for depth in seconds["dp-sgd"]]
     claims = []
@@ -180,24 +171,16 @@ def figure3(result: Mapping[str, Any], studies: Sequence[Study] = ()) -> Outcome
 
 
 def _log_ratio(one: Mapping[str, list[float]], other: Mapping[str, list[float]]) -> Estimate:
-    """Mean over the depths of ln(one / other): one figure a trial, then over the trials."""
-    mine, its = (
-        {k: fmean(math.log(by[d][k]) for d in by) for k in range(len(next(iter(by.values()))))}
-        for by in (one, other)
-    )
-    return paired_difference(mine, its)
+    """Mean over the depths of ln(one / other), one number per trial, then over the trials."""
+    mine, its = (np.log(list(by.values())).mean(axis=0) for by in (one, other))
+    return estimate([float(ratio) for ratio in mine - its])
 
 
 def _exponents(by_depth: Mapping[str, list[float]]) -> list[float]:
-    """p of time = c depth^p, by least squares in the logarithms: one a trial."""
-    x = [math.log(int(depth)) for depth in by_depth]
-    centre = fmean(x)
-    spread = sum((a - centre) ** 2 for a in x)
-    trials = zip(*by_depth.values(), strict=True)
-    return [
-        sum((a - centre) * math.log(t) for a, t in zip(x, trial, strict=True)) / spread
-        for trial in trials
-    ]
+    """p of time = c depth^p, by least squares in the logarithms, one per trial."""
+    depths = [int(depth) for depth in by_depth]
+    slopes = np.polyfit(np.log(depths), np.log(list(by_depth.values())), 1)[0]
+    return [float(slope) for slope in slopes]
 
 
 def _table(seconds: Mapping[str, Mapping[str, list[float]]], depths: Sequence[int]) -> TextTable:

@@ -1,4 +1,4 @@
-"""The paper's experiments by name: which recipes each needs, and how its outcome is read."""
+"""The paper's experiments by name: the recipes of each, and the function that reads its outcome."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpbam.app.runs.config import ConfigError
+from dpbam.app.runs import ConfigError
 from reproduce import accuracy_claims, bias_claims, tuning
 from reproduce.depth import Timing, figure3, measure
-from reproduce.jobs import done
 from reproduce.outcome import Outcome, Study
 from reproduce.recipes import SCALES, Recipe, check_scale, load_recipe
+from reproduce.records import finished
 
 Build = Callable[[Sequence[Study]], Outcome]
 ALL = "all"
@@ -20,13 +20,9 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper, or a question to it.
+    """A table or figure of the paper, or a question about it, with its recipes at each scale.
 
-    Attributes:
-        build: from the recipes' finished runs to the outcome; None: it times, and trains nothing.
-        pocket: recipes of the pocket scale.
-        desk: recipes of the desk scale.
-        full: recipes at full size.
+    ``build`` makes the outcome from the finished runs; None: the experiment measures times.
     """
 
     build: Build | None
@@ -36,11 +32,10 @@ class Experiment:
 
     @property
     def scales(self) -> list[str]:
-        """Where it has recipes; the pocket scale for one that trains nothing."""
+        """The scales with recipes; the pocket scale for an experiment without any."""
         return [scale for scale in SCALES if self._names(scale)] or ["pocket"]
 
     def recipes(self, scale: str) -> list[Recipe]:
-        """Its recipes of a scale."""
         return [load_recipe(name, scale) for name in self._names(scale)]
 
     def _names(self, scale: str) -> tuple[str, ...]:
@@ -77,7 +72,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def chosen(name: str, scale: str = "pocket") -> list[str]:
-    """Return the experiments of a scale that a name stands for.
+    """Return the experiments of a scale that a name means: one, or all.
 
     Raises:
         ConfigError: if there is no such scale, no such experiment, or not at that scale.
@@ -106,23 +101,23 @@ def chosen(name: str, scale: str = "pocket") -> list[str]:
 
 
 def recipes_of(names: Sequence[str], scale: str) -> list[Recipe]:
-    """Every recipe that the experiments need, once, in order."""
+    """Load every recipe that the experiments need, once, in order."""
     found = [recipe for name in names for recipe in EXPERIMENTS[name].recipes(scale)]
     return list({recipe.name: recipe for recipe in found}.values())
 
 
 def outcome(name: str, scale: str, out: Path, seeds: int | None = None) -> Outcome | None:
-    """What the finished runs of an experiment say; None if there are none yet.
+    """Return the outcome of the finished runs of an experiment; None if there are none yet.
 
     Raises:
-        ConfigError: if a record does not fit its recipe, or runs of one seed are no pair.
+        ConfigError: if a record does not fit its recipe, or runs of one seed are not paired.
     """
     experiment = EXPERIMENTS[name]
     if experiment.build is None:
         path = timing_path(out)
         return figure3(measure(Timing(), path)) if path.exists() else None
     recipes = experiment.recipes(scale)
-    studies = [Study(r, done(r, out, seeds), len(r.runs(seeds))) for r in recipes]
+    studies = [Study(r, finished(r, out, seeds), len(r.runs(seeds))) for r in recipes]
     if recipes and not any(study.records for study in studies):
         return None
     return experiment.build(studies)
@@ -131,17 +126,16 @@ def outcome(name: str, scale: str, out: Path, seeds: int | None = None) -> Outco
 def outcomes(
     names: Sequence[str], scale: str, out: Path, seeds: int | None = None
 ) -> dict[str, Outcome | None]:
-    """Return the outcomes of those of the experiments that the scale has, None without a record."""
+    """Return the outcomes of the experiments that the scale has; None without a record."""
     own = [name for name in names if scale in EXPERIMENTS[name].scales]
     return {name: outcome(name, scale, out, seeds) for name in own}
 
 
 def timing_path(out: Path) -> Path:
-    """Where the times of Figure 3 are kept."""
     return out / "pocket" / "depth" / "times.json"
 
 
 def take_times(names: Sequence[str], out: Path) -> None:
-    """Time the steps, if an experiment needs it and it has not been done."""
+    """Time the steps, if an experiment needs them and they are not there."""
     if any(EXPERIMENTS[name].build is None for name in names):
         measure(Timing(), timing_path(out))

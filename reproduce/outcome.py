@@ -1,4 +1,4 @@
-"""What an experiment came to: tables, figures, claims, and where they come from.
+"""The outcome of an experiment: tables, figures, claims, and the runs that they come from.
 
 Everything is computed from records, so that the same records give the same page.
 """
@@ -13,20 +13,20 @@ from dpbam.app.compare.statistics import LEVEL, Estimate, estimate, paired_diffe
 from dpbam.app.report.figure import Figure
 from dpbam.app.report.groups import Group, groups
 from dpbam.app.report.records import Run
+from dpbam.app.runs import RunRecord
 from reproduce.claims import Claim
 from reproduce.recipes import Recipe
-from reproduce.records import Record
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of finished text."""
+    """A table of formatted text."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def to_markdown(self) -> str:
-        """As GitHub and mkdocs read it.
+        """Format as GitHub and mkdocs read it.
 
         Example:
             >>> print(TextTable(("arm", "accuracy"), [("bam", "40.1")]).to_markdown())
@@ -34,27 +34,22 @@ class TextTable:
             |---|---|
             | bam | 40.1 |
         """
-        lines = [self.header, ["---"] * len(self.header), *self.rows]
-        return "\n".join(_line(cells) for cells in lines)
+        rule = "|" + "---|" * len(self.header)
+        header, *rows = (f"| {' | '.join(cells)} |" for cells in (self.header, *self.rows))
+        return "\n".join([header, rule, *rows])
 
 
 @dataclass(frozen=True)
 class Study:
-    """A recipe and its finished runs.
-
-    Attributes:
-        recipe: what was asked for.
-        records: what there is.
-        asked: how many runs there should be.
-    """
+    """A recipe, the records of its finished runs, and how many runs it asks for."""
 
     recipe: Recipe
-    records: Sequence[Record]
+    records: Sequence[RunRecord]
     asked: int
 
-    def arms(self, cell: Mapping[str, Any] | None = None) -> dict[str, dict[int, Record]]:
-        """Arm -> seed -> record, in the recipe's order, of one place in the grid."""
-        found: dict[str, dict[int, Record]] = {arm: {} for arm in self.recipe.arms}
+    def arms(self, cell: Mapping[str, Any] | None = None) -> dict[str, dict[int, RunRecord]]:
+        """Return arm -> seed -> record, in the recipe's order, of one place in the grid."""
+        found: dict[str, dict[int, RunRecord]] = {arm: {} for arm in self.recipe.arms}
         for record in self.records:
             if cell is None or record.cell == cell:
                 found[record.arm][record.seed] = record
@@ -63,19 +58,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment came to.
-
-    Attributes:
-        name: as ``python -m reproduce`` takes it.
-        title: a few words.
-        tables: of finished text.
-        figures: to draw.
-        claims: judged.
-        notes: what a reader must know.
-        studies: where it comes from.
-        seconds: of work that has no study.
-        machine: likewise.
-    """
+    """The outcome of an experiment; ``seconds`` and ``machine`` are of work without a study."""
 
     name: str
     title: str
@@ -88,7 +71,7 @@ class Outcome:
     machine: Mapping[str, Any] = field(default_factory=dict)
 
     def provenance(self) -> dict[str, Any]:
-        """Runs, time, machine and commits."""
+        """Return the number of runs, their time, machines and commits."""
         records = [record for study in self.studies for record in study.records]
         machines = [self.machine] if self.machine else []
         machines += [record.machine for record in records]
@@ -102,7 +85,7 @@ class Outcome:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return {
             "name": self.name,
             "title": self.title,
@@ -113,32 +96,29 @@ class Outcome:
         }
 
 
-Reading = Callable[[Record], float]
+Reading = Callable[[RunRecord], float]
 
 
-def accuracy(record: Record) -> float:
-    """The reading that most claims are about."""
+def accuracy(record: RunRecord) -> float:
     return record.accuracy
 
 
-def mean_of(by_seed: Mapping[int, Record], reading: Reading = accuracy) -> Estimate:
-    """The mean of a reading over the seeds."""
+def mean_of(by_seed: Mapping[int, RunRecord], reading: Reading = accuracy) -> Estimate:
     return estimate([reading(record) for record in by_seed.values()])
 
 
 def difference_of(
-    one: Mapping[int, Record],
-    other: Mapping[int, Record],
+    one: Mapping[int, RunRecord],
+    other: Mapping[int, RunRecord],
     reading: Reading = accuracy,
     level: float = LEVEL,
 ) -> Estimate:
-    """The paired difference of a reading."""
     mine, its = ({s: reading(r) for s, r in by_seed.items()} for by_seed in (one, other))
     return paired_difference(mine, its, level)
 
 
-def as_groups(records: Iterable[Record]) -> tuple[Group, ...]:
-    """Records as the report's figures take them."""
+def as_groups(records: Iterable[RunRecord]) -> tuple[Group, ...]:
+    """Convert records to what the report's figures are drawn from."""
     return groups([
         Run(
             name=f"seed {record.seed}",
@@ -151,7 +131,7 @@ def as_groups(records: Iterable[Record]) -> tuple[Group, ...]:
 
 
 def points(found: Estimate, *, signed: bool = False, digits: int = 1) -> str:
-    """A share in percent with its interval.
+    """Format a share in percent with its interval.
 
     Example:
         >>> points(estimate([0.40, 0.42]))
@@ -164,8 +144,3 @@ def points(found: Estimate, *, signed: bool = False, digits: int = 1) -> str:
 
 def _distinct(values: Iterable[Any]) -> list[str]:
     return sorted({str(value) for value in values if value})
-
-
-def _line(cells: Sequence[str]) -> str:
-    bars = "|".join(cells) if set(cells) == {"---"} else " | ".join(cells)
-    return f"|{bars}|" if set(cells) == {"---"} else f"| {bars} |"

@@ -1,8 +1,8 @@
 """Recipes: an experiment as a TOML file, and the runs that it asks for.
 
-They live in the folder ``recipes/`` of the project; neither it nor this package is installed.
+They are in the folder ``recipes/`` of the project; neither it nor this package is installed.
 ``full/NAME.toml`` has the paper's settings, ``desk/NAME.toml`` what two cores can train in days,
-with enough seeds to tell methods apart, and ``pocket/NAME.toml`` what they can train in hours::
+with enough seeds to distinguish methods, and ``pocket/NAME.toml`` what they can train in hours::
 
     title = "Table 1 on CIFAR-10"
     seeds = 5                    # 0 .. 4, paired
@@ -15,52 +15,31 @@ with enough seeds to tell methods apart, and ``pocket/NAME.toml`` what they can 
     [grid]                       # every combination of these
     epsilon = [1, 2, 10]
 
-    [arms.bam]                   # what is compared: fields of RunConfig of its own
+    [arms.bam]                   # what is compared: each arm's own fields of RunConfig
     method = "bam"
     lam = 0.02
 
-A run is called after its arm, its place in the grid and its seed: ``bam-epsilon-2-seed-0``. So a
-recipe that builds on another shares that one's records where the runs are the same.
+A run's name consists of its arm, its place in the grid and its seed: ``bam-epsilon-2-seed-0``. So a
+recipe that builds on another shares the records of the runs that both have.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from dpbam import _validate
 from dpbam.app.compare.comparison import noise_seed
-from dpbam.app.runs.config import ConfigError, RunConfig, read_file
-from dpbam.methods import is_private
+from dpbam.app.runs import ConfigError, RunConfig, RunSpec, read_file
+from dpbam.app.runs.run import label
 
 SCALES = ("pocket", "desk", "full")
-_HERE = Path(__file__).resolve()
-
-
-@dataclass(frozen=True)
-class RecipeRun:
-    """One run that a recipe asks for.
-
-    Attributes:
-        arm: what is compared.
-        cell: its place in the grid, such as {"epsilon": 2}.
-        seed: runs of one seed are paired.
-        config: what to do.
-    """
-
-    arm: str
-    cell: Mapping[str, Any]
-    seed: int
-    config: RunConfig
-
-    @property
-    def name(self) -> str:
-        """Arm, place and seed: the name of its record."""
-        return f"{label(self.arm, self.cell)}-seed-{self.seed}"
+WORK = Path("runs/reproduce")
+_RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
 
 @dataclass(frozen=True)
@@ -68,20 +47,20 @@ class Recipe:
     """One experiment.
 
     Attributes:
-        name: its file's.
+        name: of its file.
         scale: "pocket", "desk" or "full".
         title: a few words.
         setting: fields of :class:`~dpbam.app.runs.RunConfig` that all runs share.
-        arms: name -> fields of its own.
+        arms: name -> its own fields.
         grid: field -> values.
         seeds: how many paired ones.
         first_seed: the first of them.
         records: the folder of its records: its name, or the base's.
-        flatness: measure the flatness of the trained models too.
-        images: how many there are to train on; a public fact, for what is known beforehand.
+        flatness: whether to measure the flatness of the trained models.
+        images: in the training set; a public fact, for costs known beforehand.
         shape: of an image, likewise.
         classes: likewise.
-        floor: the accuracy that the first arm must be well above, for the rest to mean anything.
+        floor: the accuracy that the first arm must exceed for a verdict.
         resolution: the largest half-width of the interval of a difference in accuracy that allows a
             verdict; None: any.
     """
@@ -103,54 +82,48 @@ class Recipe:
     resolution: float | None = None
 
     def cells(self) -> list[dict[str, Any]]:
-        """Every combination of the grid's values; one empty one without a grid."""
+        """Return every combination of the grid's values; one empty one without a grid."""
         return [
             dict(zip(self.grid, c, strict=True)) for c in itertools.product(*self.grid.values())
         ]
 
-    def runs(self, seeds: int | None = None) -> list[RecipeRun]:
-        """All runs, seed by seed, so that an early end leaves whole pairs."""
-        count = _validate.count("seeds", self.seeds if seeds is None else seeds)
+    def runs(self, seeds: int | None = None, work: Path = WORK) -> list[RunSpec]:
+        """Specify all runs, seed by seed, so that an early end leaves whole pairs.
+
+        Another configuration has another run folder under ``work``.
+        """
+        count = self.seeds if seeds is None else seeds
+        if count < 1:
+            raise ConfigError(f"seeds must be at least 1, got {count}")
         return [
-            RecipeRun(arm, cell, seed, self.config(arm, cell, seed))
+            self._run(arm, cell, seed, work / self.scale / self.records)
             for seed in range(self.first_seed, self.first_seed + count)
             for cell in self.cells()
             for arm in self.arms
         ]
 
-    def config(self, arm: str, cell: Mapping[str, Any], seed: int) -> RunConfig:
-        """The configuration of one run; its noise is its own."""
+    def _run(self, arm: str, cell: Mapping[str, Any], seed: int, folder: Path) -> RunSpec:
         values = {**self.setting, **cell, **self.arms[arm], "seed": seed}
-        if is_private(values.get("method")):
-            values["noise_seed"] = noise_seed(seed, label(arm, cell))
-        return RunConfig.from_mapping(values)
-
-
-def label(arm: str, cell: Mapping[str, Any]) -> str:
-    """Arm and place in the grid.
-
-    Example:
-        >>> label("bam", {"epsilon": 2.0})
-        'bam-epsilon-2'
-    """
-    return "-".join([arm, *(f"{key}-{value:g}" for key, value in cell.items())])
+        config = RunConfig.from_mapping(values)
+        if config.private:  # each run has its own noise
+            config = config.replace(noise_seed=noise_seed(seed, label(arm, cell)))
+        digest = hashlib.sha256(config.to_toml().encode()).hexdigest()[:8]
+        return RunSpec(arm, config, folder / f"{label(arm, cell)}-seed-{seed}-{digest}", cell)
 
 
 def recipes_folder() -> Path:
-    """Where the recipes are: beside this package, in the project's folder."""
-    return _HERE.parents[1] / "recipes"
+    return _RECIPES
 
 
 def recipe_names(scale: str) -> list[str]:
-    """Those of a scale, sorted."""
     return sorted(path.stem for path in (recipes_folder() / check_scale(scale)).glob("*.toml"))
 
 
 def load_recipe(name: str, scale: str = "pocket") -> Recipe:
-    """The recipe of that name.
+    """Load a recipe by name.
 
     Raises:
-        ConfigError: if there is none, or it is not right.
+        ConfigError: if there is none, or it has a mistake.
 
     Example:
         >>> load_recipe("table1-cifar10", "full").setting["batch_size"]
@@ -165,23 +138,25 @@ def load_recipe(name: str, scale: str = "pocket") -> Recipe:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in a file; its scale is its folder's name."""
+    """Read a recipe from a file; its scale is the name of the folder."""
     values = read_file(path)
     base = values.pop("base", None)
     use = values.pop("use", [])
     known = {f.name for f in fields(Recipe)} - {"name", "scale", "records"}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise ConfigError(f"the recipe {path} has {unknown[0]!r}, which is not known")
+        raise ConfigError(f"the recipe {path} has {unknown[0]!r}, which is not known: remove it")
     values.setdefault("setting", {})
     values.setdefault("arms", {})
     if base is not None:
         values = _built_on(read_recipe(path.with_name(f"{base}.toml")), use, values)
     if not values["arms"]:
-        raise ConfigError(f"the recipe {path} has no arms: give one as [arms.NAME]")
+        raise ConfigError(f"the recipe {path} has no arms: add one as [arms.NAME]")
     lacking = [name for name in ("images", "shape", "classes") if name not in values]
     if lacking:
-        raise ConfigError(f"the recipe {path} lacks {lacking[0]}, a public fact of its data")
+        raise ConfigError(
+            f"the recipe {path} lacks {lacking[0]}, a public fact of its data: add it"
+        )
     values.setdefault("title", path.stem)
     return Recipe(**{"records": path.stem, **values, "name": path.stem, "scale": path.parent.name})
 
@@ -192,9 +167,8 @@ def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[
     if missing:
         raise ConfigError(f"the recipe {base.name} has no arm {missing[0]!r} to use")
     inherited = ("grid", "seeds", "first_seed", "floor", "resolution", "images", "shape", "classes")
-    taken = {name: getattr(base, name) for name in inherited}
     return {
-        **taken,
+        **{name: getattr(base, name) for name in inherited},
         **values,
         "records": base.records,
         "setting": {**base.setting, **values["setting"]},
@@ -203,11 +177,6 @@ def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[
 
 
 def check_scale(scale: str) -> str:
-    """Return the scale.
-
-    Raises:
-        ConfigError: if there is none of that name.
-    """
     if scale not in SCALES:
         raise ConfigError(f"--scale must be pocket, desk or full, got {scale!r}")
     return scale

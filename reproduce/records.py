@@ -1,164 +1,214 @@
-"""One small JSON file a finished run: what the tables and figures are made from, kept for good.
+"""Trains what is missing of recipes, and keeps one small JSON file per finished run.
 
-``RECORDS/NAME.json`` holds the configuration, the plan, the accuracy, digests of what paired runs
-must share, the machine, and, where it was measured, the bias and the flatness. The data of recipes
-are public: what is measured here is without noise, and may not be done with private data.
+``RECORDS/NAME.json`` is a :class:`~dpbam.app.runs.RunRecord`: configuration, plan, accuracy,
+digests of what paired runs must share, the machine, and the bias and flatness where measured. The
+data of recipes are public: the measurements are without noise, and must not be made on private
+data. An unfinished run has a run folder and resumes from its last checkpoint, so the same call
+again, after any interruption, does what is missing. With n machines, each does one shard.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dpbam.app.runs.config import ConfigError, RunConfig
-from dpbam.app.runs.facts import versions
-from dpbam.app.runs.files import current_config, plain, write_atomic
-from dpbam.app.runs.folder import RunFolder
-from reproduce.recipes import RecipeRun
+from dpbam import __version__
+from dpbam.app.compare.pairing import check_pairs
+from dpbam.app.runs import ConfigError, RunConfig, RunFolder, RunRecord, RunResult, RunSpec
+from dpbam.app.runs.bias import measure
+from dpbam.app.runs.files import current_config, plain, read_json_lines, write_atomic
+from dpbam.app.runs.pool import Watcher, train_all
+from reproduce.recipes import WORK, Recipe
 
-#: Fields that change neither what a run computes nor what it promises.
+#: Fields that change neither what a run computes nor its privacy.
 _FREE = (
     "data_root", "device", "engine", "physical_batch_size", "eval_every", "checkpoint_every",
     "num_workers", "tensorboard",
 )  # fmt: skip
+_PACKAGES = ("torch", "numpy", "dp-accounting", "safetensors")
+Job = tuple[Recipe, RunSpec]
 
 
-@dataclass(frozen=True)
-class Record:
-    """A finished run.
-
-    Attributes:
-        arm: what is compared.
-        cell: its place in the recipe's grid.
-        seed: runs of one seed are paired.
-        config: every field of :class:`~dpbam.app.runs.RunConfig`.
-        plan: the privacy plan.
-        epsilon: what was spent.
-        accuracy: on the test set.
-        accuracy_curve: (step, accuracy) over training.
-        seconds: of training.
-        pairing: see :mod:`dpbam.app.compare.pairing`.
-        machine: processor, threads, versions, commit.
-        note: what sets it apart from what the recipe says now; empty mostly.
-        non_private_bias: measured steps, as in ``non-private/bias.jsonl``.
-        non_private_flatness: of the trained model; None if not measured.
-    """
-
-    arm: str
-    cell: Mapping[str, Any]
-    seed: int
-    config: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    epsilon: float
-    accuracy: float
-    accuracy_curve: Sequence[Sequence[float]]
-    seconds: float
-    pairing: Mapping[str, str]
-    machine: Mapping[str, Any]
-    note: str = ""
-    non_private_bias: Sequence[Mapping[str, Any]] = ()
-    non_private_flatness: Mapping[str, Any] | None = None
-
-    @property
-    def name(self) -> str:
-        """The arm's."""
-        return self.arm
+def records_folder(recipe: Recipe, out: Path) -> Path:
+    return out / recipe.scale / recipe.records
 
 
-def record_path(folder: Path, run: RecipeRun) -> Path:
-    """Where the record of a run is kept."""
-    return folder / f"{run.name}.json"
-
-
-def find_record(folder: Path, run: RecipeRun) -> Record | None:
-    """The record of a run, None if it is still to be done.
+def find_record(folder: Path, run: RunSpec) -> RunRecord | None:
+    """Return the record of a run, None if it is still to be done.
 
     Raises:
         ConfigError: if it was made with other settings, or cannot be read.
     """
-    path = record_path(folder, run)
+    path = folder / f"{run.name}.json"
     if not path.exists():
         return None
     record = read_record(path)
-    before = comparable(RunConfig.from_mapping(record.config))
-    for field, now in comparable(run.config).items():
-        if before[field] != now:
+    stored = RunConfig.from_mapping(record.config)
+    for name in RunConfig.model_fields:
+        before, now = getattr(stored, name), getattr(run.config, name)
+        if name not in _FREE and before != now:
             raise ConfigError(
-                f"{path} is of a run with {field} {before[field]}, but the recipe says {now}: move "
-                "it away, or choose another --out"
+                f"{path} is of a run with {name} {before}, but the recipe says {now}: move it "
+                "away, or choose another --out"
             )
     return record
 
 
-def comparable(config: RunConfig) -> dict[str, Any]:
-    """The settings in which a record must agree with its recipe."""
-    return {f: getattr(config, f) for f in RunConfig.model_fields if f not in _FREE}
-
-
-def read_record(path: Path) -> Record:
-    """The record in a file.
+def read_record(path: Path) -> RunRecord:
+    """Read a record.
 
     Raises:
-        ConfigError: if it is not one.
+        ConfigError: if the file is not one.
     """
     try:
-        record = Record(**json.loads(path.read_text(encoding="utf-8")))
+        record = RunRecord(**json.loads(path.read_text(encoding="utf-8")))
         return replace(record, config=current_config(record.config))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"the record {path} cannot be read ({error}): restore it") from None
 
 
-def write_record(folder: Path, run: RecipeRun, out: Path, *, flatness: bool = False) -> Record:
-    """Make the record of the finished run in the run folder ``out``; all or nothing."""
-    record = Record(**json.loads(_text(_collected(run, out, flatness))))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(record_path(folder, run), _text(record))
-    return record
+def finished(recipe: Recipe, out: Path, seeds: int | None = None) -> list[RunRecord]:
+    """Return the records of a recipe, in its order.
+
+    Raises:
+        ConfigError: if a record does not fit the recipe, or runs of one seed are not paired.
+    """
+    folder = records_folder(recipe, out)
+    found = [find_record(folder, run) for run in recipe.runs(seeds)]
+    records = [record for record in found if record is not None]
+    for cell in recipe.cells():
+        check_pairs([record for record in records if record.cell == cell])
+    return records
 
 
-def _collected(run: RecipeRun, out: Path, flatness: bool) -> Record:
-    files = RunFolder(out)
-    facts, metrics = files.read_facts(), _lines(files.metrics)
-    log = _lines(files.training_log)
-    return Record(
+def missing(
+    recipes: Sequence[Recipe],
+    out: Path,
+    seeds: int | None = None,
+    only: Sequence[str] = (),
+    shard: tuple[int, int] = (1, 1),
+    work: Path = WORK,
+) -> list[Job]:
+    """Return the runs without a record, each once, recipe by recipe.
+
+    Args:
+        recipes: what was asked for.
+        out: the folder of the records.
+        seeds: in place of the recipes'.
+        only: shell patterns, one of which a run's name must match; all runs without any.
+        shard: (i, n): every n-th run, from the i-th on. It does not depend on what is finished, so
+            that n machines do every run once.
+        work: the folder of the run folders.
+
+    Raises:
+        ConfigError: if a pattern matches no run of the recipes, finished or not.
+    """
+    jobs: dict[tuple[Path, str], Job] = {}
+    for recipe in recipes:
+        for run in recipe.runs(seeds, work):
+            jobs.setdefault((records_folder(recipe, out), run.name), (recipe, run))
+    _check_patterns(only, [run.name for _, run in jobs.values()])
+    wanted = {
+        (folder, name): job
+        for (folder, name), job in jobs.items()
+        if not only or any(fnmatch.fnmatchcase(name, pattern) for pattern in only)
+    }
+    first, machines = shard
+    mine = list(wanted.items())[first - 1 :: machines]
+    return [job for (folder, _), job in mine if find_record(folder, job[1]) is None]
+
+
+def _check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
+    for pattern in patterns:
+        if names and not fnmatch.filter(names, pattern):
+            raise ConfigError(f"--only {pattern!r} matches no run: a name is such as {names[0]}")
+
+
+def carry_out(
+    jobs: Sequence[Job], out: Path, *, processes: int = 1, watcher: Watcher | None = None
+) -> None:
+    """Train the runs; the record of each is written under ``out`` as soon as it is finished.
+
+    Raises:
+        StoppedError: after Ctrl-C, when the runs in progress have saved.
+    """
+    if jobs:
+        train_all([run for _, run in jobs], processes, _Recording(jobs, out, watcher))
+
+
+class _Recording:
+    """Writes the record of each finished run, and passes progress on."""
+
+    def __init__(self, jobs: Sequence[Job], out: Path, watcher: Watcher | None) -> None:
+        self._jobs, self._out, self._watcher = jobs, out, watcher
+
+    def progress(self, index: int, step: int, steps: int) -> None:
+        if self._watcher:
+            self._watcher.progress(index, step, steps)
+
+    def finished(self, index: int, result: RunResult) -> None:
+        recipe, run = self._jobs[index]
+        record = _record(run, flatness=recipe.flatness)
+        text = json.dumps(_rounded(plain(asdict(record))), separators=(",", ":")) + "\n"
+        folder = records_folder(recipe, self._out)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / f"{run.name}.json", text)
+        if self._watcher:
+            self._watcher.finished(index, result)
+
+
+def _record(run: RunSpec, *, flatness: bool) -> RunRecord:
+    """Collect what is kept of the finished run in a run folder."""
+    folder = RunFolder(run.out)
+    facts, metrics = folder.read_facts(), read_json_lines(folder.metrics)
+    plan = run.config.plan(facts["n"], noise_multiplier=facts["noise_multiplier"] or None)
+    assert run.seed is not None  # recipes are seeded
+    return RunRecord(
         arm=run.arm,
         cell=dict(run.cell),
         seed=run.seed,
         config=run.config.to_mapping(),
-        plan=asdict(
-            run.config.plan(facts["n"], noise_multiplier=facts["noise_multiplier"] or None)
-        ),
+        plan=asdict(plan),
         epsilon=metrics[-1]["epsilon"],
         accuracy=metrics[-1]["accuracy"],
         accuracy_curve=[[m["step"], m["accuracy"]] for m in metrics],
-        seconds=log[-1]["seconds"],
-        pairing=files.pairing(),
-        machine=machine(facts),
-        non_private_bias=_lines(files.non_private / "bias.jsonl"),
-        non_private_flatness=_flatness(run.config, out) if flatness else None,
+        seconds=read_json_lines(folder.training_log)[-1]["seconds"],
+        pairing=folder.pairing(),
+        machine=machine(facts["threads"], facts["device"]),
+        non_private_bias=read_json_lines(folder.non_private / "bias.jsonl"),
+        non_private_flatness=_flatness(run) if flatness else None,
     )
 
 
-def machine(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What computed: processor, cores, threads, versions, and the commit of the code."""
+def _flatness(run: RunSpec) -> dict[str, Any]:
+    found = measure(run.config, run=run.out, batches=1, flatness=True).flatness
+    assert found is not None  # it was asked for
+    return asdict(found)
+
+
+def machine(threads: int, device: str) -> dict[str, Any]:
+    """Describe what computed: processor, cores, threads, versions, and the commit of the code."""
     return {
-        "processor": processor(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
-        "threads": facts["threads"],
-        "device": facts["device"],
-        **versions(),
-        "commit": commit(),
+        "threads": threads,
+        "device": device,
+        "dpbam": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in _PACKAGES},
+        "commit": _commit(),
     }
 
 
-def processor() -> str:
-    """The processor's name, as the system has it."""
+def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
@@ -166,7 +216,7 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def commit() -> str | None:
+def _commit() -> str | None:
     """The commit of the code, if it runs from a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=10", "HEAD"]
     try:
@@ -176,26 +226,8 @@ def commit() -> str | None:
     return done.stdout.strip()
 
 
-def _flatness(config: RunConfig, out: Path) -> dict[str, Any]:
-    from dpbam.app.runs.bias import measure
-
-    found = measure(config, run=out, batches=1, flatness=True).flatness
-    assert found is not None  # it was asked for
-    return asdict(found)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def _text(record: Record) -> str:
-    return json.dumps(_rounded(plain(asdict(record))), separators=(",", ":")) + "\n"
-
-
 def _rounded(value: Any) -> Any:
-    """Floats to six digits: these files are kept. Settings keep all of theirs."""
+    """Round floats to six digits, because these files are committed; settings keep all digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

@@ -1,11 +1,12 @@
-"""Writes outcomes down: a JSON, Markdown and figures each, and one page for the documentation.
+"""Writes outcomes as JSON, Markdown and figures, and one page of the documentation.
 
-Nothing is edited by hand: the page is a function of the committed records, and a test makes it anew
-and compares.
+Nothing is edited by hand: the page is a function of the committed records, and a test generates it
+again and compares.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -78,7 +79,6 @@ def write_page(by_scale: Mapping[str, Outcomes], docs: Path) -> Path:
 
 
 def write_figures(found: Outcome, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Every figure in every format."""
     if not found.figures:
         return []
     from dpbam.app.report import plots
@@ -87,7 +87,7 @@ def write_figures(found: Outcome, folder: Path, formats: Sequence[str] = FORMATS
 
 
 def page(by_scale: Mapping[str, Outcomes]) -> str:
-    """Return the whole page; an experiment without a finished run (None) is listed as such."""
+    """Return the page; experiments without a finished run (None) are listed."""
     parts = [_of_scale(scale, outcomes) for scale, outcomes in by_scale.items() if outcomes]
     return "\n".join([INTRODUCTION, *parts])
 
@@ -147,7 +147,4 @@ def _provenance(found: Outcome, scale: str) -> str:
 
 
 def _wrapped(text: str, width: int = 100) -> str:
-    """Lines of a readable length."""
-    import textwrap
-
     return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))

@@ -1,9 +1,8 @@
-"""How the methods were tuned: what each was tried with, and which trial was its best."""
+"""How the methods were tuned: the settings tried for each, and the best of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from reproduce.accuracy_claims import METHODS
 from reproduce.outcome import Outcome, Study, TextTable, mean_of, points
@@ -24,7 +23,7 @@ _TUNED = {
 
 
 def tuning(studies: Sequence[Study]) -> Outcome:
-    """What every method was tried with: learning rates, the same for each, then lambda."""
+    """Show the settings tried: learning rates, the same for each method, then lambda."""
     found = [study for study in studies if study.records]
     return Outcome(
         "tuning", "How the methods were tuned",
@@ -57,29 +56,3 @@ def _trials(study: Study) -> TextTable:
 def _tried(study: Study, arm: str, lr: float) -> str:
     by_seed = study.arms({"lr": lr}).get(arm)
     return "" if not by_seed else points(mean_of(by_seed))
-
-
-def best_rate(study: Study, arm: str) -> float:
-    """The learning rate with the best accuracy in a tuning study, the smallest where two tie."""
-    tried = [(r.accuracy, -float(r.cell["lr"])) for r in study.records if r.arm == arm]
-    return -max(tried)[1]
-
-
-def best_trial(study: Study, method: str) -> Mapping[str, Any]:
-    """Return the fields of the arm of a method with the best mean accuracy, the first of a tie."""
-    arms = {
-        arm: mean_of(by_seed).mean
-        for arm, by_seed in study.arms().items()
-        if study.recipe.arms[arm]["method"] == method
-    }
-    return study.recipe.arms[max(arms, key=arms.__getitem__)]
-
-
-def best_lambda(study: Study, method: str) -> float:
-    """The lambda with the best mean accuracy in a study of lambdas, the smallest where two tie."""
-    tried = {
-        float(study.recipe.arms[arm]["lam"]): mean_of(by_seed).mean
-        for arm, by_seed in study.arms().items()
-        if study.recipe.arms[arm]["method"] == method
-    }
-    return max(sorted(tried), key=tried.__getitem__)

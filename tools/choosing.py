@@ -14,9 +14,9 @@ sys.path.insert(0, str(ROOT))
 
 from dpbam import PrivacyPlan  # noqa: E402
 from reproduce.bias_claims import overview  # noqa: E402
-from reproduce.jobs import done  # noqa: E402
 from reproduce.outcome import Study  # noqa: E402
 from reproduce.recipes import load_recipe  # noqa: E402
+from reproduce.records import finished  # noqa: E402
 
 PAGE = ROOT / "docs" / "choosing.md"
 N, DELTA, EPOCHS = 50_000, 1e-5, 30
@@ -44,7 +44,7 @@ def noise_table() -> str:
 def study_table(name: str, arms: tuple[str, ...] | None = None) -> str:
     """What was measured of a recipe's runs, from the records there are; ``arms`` names some."""
     recipe = load_recipe(name)
-    found = Study(recipe, done(recipe, ROOT / "results"), len(recipe.runs())).arms()
+    found = Study(recipe, finished(recipe, ROOT / "results"), len(recipe.runs())).arms()
     wanted = {arm: by_seed for arm, by_seed in found.items() if arms is None or arm in arms}
     if not wanted:
         return "No records yet."

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dpbam.app.runs import RunRecord
 from reproduce.outcome import Study
 from reproduce.recipes import Recipe
-from reproduce.records import Record
 
 MACHINE = {"processor": "Test 1", "cores": 2, "torch": "2.0", "commit": "abc"}
 
@@ -29,7 +29,7 @@ def steps(count=8, alignment=None, **more):
 
 def record(arm, seed, accuracy, *, cell=None, method=None, lam=0.02, batch_size=64, eigenvalue=50.0,
            bias=()):  # fmt: skip
-    return Record(
+    return RunRecord(
         arm=arm, cell=cell or {}, seed=seed,
         config={"method": method or arm, "lam": lam, "batch_size": batch_size, "seed": seed},
         plan={"n": 1000, "batch_size": batch_size}, epsilon=1.0, accuracy=accuracy,

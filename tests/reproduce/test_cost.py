@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpbam.app.runs import RunConfig
-from reproduce.cost import GPU_FLOPS, GPU_USED, one_step, recipe_costs, take_steps
-from reproduce.cost import _blank as blank
+from reproduce.cost import GPU_FLOPS, GPU_USED, count_step, recipe_costs, take_steps
 from tests.reproduce.tiny import tiny
 
 
@@ -15,7 +14,7 @@ def test_a_linear_model_costs_what_it_costs(tmp_path):
     recipe = tiny(tmp_path)
     config = RunConfig(model="mlp", model_options={"hidden": []}, noise_multiplier=1.0,
                        method="dp-sgd", device="cpu", seed=0)  # fmt: skip
-    step = one_step(config, config.plan(recipe.images), blank(recipe))
+    step = count_step(config, recipe)
     forward = 2 * 64 * 10  # a multiplication and an addition a weight
     assert forward <= step.flops_per_row <= 4 * forward
 
@@ -26,8 +25,8 @@ def test_costs_of_a_recipe(tmp_path):
     assert (sgd.done, sgd.asked, sgd.steps) == (0, 2, 4)
     assert sgd.passes == 4 * 64
     assert sgd.noise_multiplier == 1.0
-    assert sgd.memory > 0
-    assert sgd.rows == 512  # all that are ever computed at once: this net is small
+    assert sgd.step.bytes > 0
+    assert sgd.step.rows == 512  # all that are ever computed at once: this net is small
     assert 1.5 < bam.flops / sgd.flops < 4  # a second gradient, at the sample's own point
     assert sgd.gpu_hours_left == pytest.approx(2 * sgd.flops / (GPU_FLOPS * GPU_USED) / 3600)
 
@@ -36,7 +35,7 @@ def test_twice_the_epochs_cost_twice_as_much(tmp_path):
     short = recipe_costs(tiny(tmp_path / "a", epochs=1.0), tmp_path)[0]
     long = recipe_costs(tiny(tmp_path / "b", epochs=2.0), tmp_path)[0]
     assert long.flops / short.flops == pytest.approx(long.steps / short.steps)
-    assert long.memory == short.memory
+    assert long.step.bytes == short.step.bytes
 
 
 def test_real_steps_are_taken_on_real_data(tmp_path):

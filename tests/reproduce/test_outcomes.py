@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reproduce import accuracy_claims, bias_claims, depth, tuning
+from reproduce import accuracy_claims, bias_claims, depth
 from reproduce.index import EXPERIMENTS, chosen
 from reproduce.recipes import SCALES
 from reproduce.results_page import page, write_outcome
 from tests.reproduce.synthetic import MACHINE, record, steps, study
+from tests.reproduce.tuned import best_lambda, best_rate, best_trial
 
 SEEDS = range(5)
 EPSILONS = {"epsilon": [1.0, 2.0]}
@@ -54,7 +55,7 @@ def test_the_best_trial_of_a_method_is_its_own():
     rows = [record("a", 0, 0.4, method="bam"), record("b", 0, 0.5, method="bam"),
             record("c", 0, 0.6, method="dp-sgd")]  # fmt: skip
     tuned = study(rows)
-    assert tuning.best_trial(tuned, "bam") is tuned.recipe.arms["b"]
+    assert best_trial(tuned, "bam") is tuned.recipe.arms["b"]
 
 
 def test_exact_is_judged_at_each_epsilon():
@@ -143,14 +144,14 @@ def test_the_best_lambda_is_the_best():
     tried = study(rows)
     for row in rows:
         tried.recipe.arms[row.arm]["lam"] = row.config["lam"]
-    assert tuning.best_lambda(tried, "bam") == 0.02
+    assert best_lambda(tried, "bam") == 0.02
 
 
 def test_the_best_rate_is_the_best():
     rows = [
         record("bam", 0, acc, cell={"lr": lr}) for lr, acc in ((1.0, 0.3), (2.0, 0.5), (4.0, 0.5))
     ]
-    assert tuning.best_rate(study(rows, grid={"lr": [1.0, 2.0, 4.0]}), "bam") == 2.0
+    assert best_rate(study(rows, grid={"lr": [1.0, 2.0, 4.0]}), "bam") == 2.0
 
 
 def methods_study(sat_bias=3.0, jitter=0.01):

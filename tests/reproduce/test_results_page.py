@@ -10,11 +10,12 @@ import pytest
 
 from reproduce.bias_claims import figure2
 from reproduce.index import EXPERIMENTS, outcomes
-from reproduce.jobs import done, records_folder
 from reproduce.outcome import Study
 from reproduce.recipes import load_recipe, recipe_names
+from reproduce.records import finished as done
+from reproduce.records import records_folder
 from reproduce.results_page import PAGE_SCALES, page, section
-from reproduce.tuning import best_lambda, best_rate, best_trial
+from tests.reproduce.tuned import best_lambda, best_rate, best_trial
 
 ROOT = Path(__file__).parents[2]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reproduce import jobs
 from reproduce.recipes import Recipe, read_recipe
+from reproduce.records import carry_out, missing
 
 TEXT = """
 title = "Tiny"
@@ -57,4 +57,5 @@ def tiny(folder: Path, *, epochs=0.2, clip_norms=(1.0,), flatness=False) -> Reci
 def machine(folder: Path, seeds: int | None = None) -> None:
     """Do what is missing of the recipe in ``folder``."""
     recipe = read_recipe(folder / "pocket" / "tiny.toml")
-    jobs.carry_out(jobs.missing([recipe], folder / "results", seeds), folder / "runs")
+    results = folder / "results"
+    carry_out(missing([recipe], results, seeds, work=folder / "runs"), results)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from dpbam.app.compare.comparison import Comparison, Contender, compare, noise_seed, plan_runs
-from dpbam.app.compare.pool import FinishedRun
 from dpbam.app.runs import ConfigError
 from dpbam.data import load_pair
 from dpbam.privacy.accounting import Charge, total_epsilon
 from tests.forked import forked_workers
+from tests.results import finished
 
 SETTINGS = {"noise_multiplier": 1.0, "accountant": "rdp", "model": "mlp", "batch_size": 64,
             "epochs": 0.2, "device": "cpu", "num_workers": 0}  # fmt: skip
@@ -48,8 +48,8 @@ def batches(run):
 
 def test_every_run_has_its_folder_and_its_place(done):
     _, runs, result = done
-    assert [(r.name, r.seed) for r in result.runs] == [(r.name, r.seed) for r in runs]
-    assert [str(r.out) for r in runs] == [r.out for r in result.runs]
+    assert [(r.arm, r.seed) for r in result.runs] == [(r.arm, r.seed) for r in runs]
+    assert [r.out for r in runs] == [r.out for r in result.runs]
     assert all((r.out / "privacy-statement.md").exists() for r in runs)
     assert result.names == ("dp-sgd", "bam-0.05", "sgd")
 
@@ -89,7 +89,7 @@ def test_the_file_says_what_the_result_says(done):
 
 def test_all_runs_together_cost_more_than_one(done):
     _, _, result = done
-    private = [r for r in result.runs if r.name != "sgd"]
+    private = [r for r in result.runs if r.arm != "sgd"]
     charges = [Charge(1.0, 64 / 1438, r.charged) for r in private]
     assert result.total_epsilon() == total_epsilon(charges, private[0].delta, accountant="rdp")
     assert result.total_epsilon() > private[0].epsilon
@@ -134,7 +134,7 @@ def test_lambda_is_the_contenders_own(tmp_path):
 def test_one_method_may_stand_beside_itself(tmp_path):
     texts = ("bam:0.02", "bam:0.05", "bam-exact:0.02", "bam")
     runs = plan_runs({"epsilon": 3.0}, [Contender.parse(t) for t in texts], [0], tmp_path)
-    assert [r.name for r in runs] == ["bam-0.02", "bam-0.05", "bam-exact-0.02", "bam"]
+    assert [r.arm for r in runs] == ["bam-0.02", "bam-0.05", "bam-exact-0.02", "bam"]
     assert [r.config.gradient for r in runs] == [
         "approximate",
         "approximate",
@@ -160,10 +160,6 @@ def test_a_planted_result_is_caught(done, tmp_path):
     planted = replace(other, config=other.config.replace(data=str(tmp_path / "better.npz")))
     with pytest.raises(ConfigError, match="do not share their training data"):
         compare([honest, planted], tmp_path / "runs")
-
-
-def finished(name, seed, accuracy, **pairing):
-    return FinishedRun(name, seed, accuracy, 3.0, 1e-4, 1.0, 0.1, "pld", 10, 1.0, "out", pairing)
 
 
 def test_means_and_differences():

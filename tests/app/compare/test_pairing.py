@@ -12,8 +12,8 @@ from dpbam.app.runs import ConfigError
 SHARED = {"data": "d", "test_data": "t", "initial_weights": "w", "batches": "b", "batch_size": "64"}
 
 
-def run(name, seed, **changes):
-    return SimpleNamespace(name=name, seed=seed, pairing={**SHARED, **changes})
+def run(arm, seed, **changes):
+    return SimpleNamespace(arm=arm, seed=seed, pairing={**SHARED, **changes})
 
 
 def test_pairs_pass():

@@ -14,8 +14,8 @@ from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
     from dpbam.app.compare.comparison import Comparison
-    from dpbam.app.compare.pool import PlannedRun
     from dpbam.app.compare.statistics import Estimate
+    from dpbam.app.runs import RunSpec
 
 _ENOUGH = 5
 METHODS = ("dp-sgd", "dp-sat", "bam")
@@ -83,7 +83,7 @@ COMMANDS = {
 }
 
 
-def carry_out(runs: list[PlannedRun], out: Path, jobs: int, quiet: bool) -> Comparison:
+def carry_out(runs: list[RunSpec], out: Path, jobs: int, quiet: bool) -> Comparison:
     """Do the runs, with a bar unless ``quiet``."""
     from dpbam.app.cli.progress import RunsDisplay, cost, resumable
     from dpbam.app.compare.comparison import compare
@@ -91,8 +91,7 @@ def carry_out(runs: list[PlannedRun], out: Path, jobs: int, quiet: bool) -> Comp
     with resumable(out):
         if quiet:
             return compare(runs, out, jobs=jobs)
-        names = [f"{run.name} seed {run.seed}" for run in runs]
-        with RunsDisplay(names, [cost(run.config) for run in runs]) as display:
+        with RunsDisplay([run.name for run in runs], [cost(run.config) for run in runs]) as display:
             return compare(runs, out, jobs=jobs, watcher=display)
 
 
@@ -124,7 +123,7 @@ def show(result: Comparison, out: Path) -> None:
 
 
 def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:
-    runs, mean = [run for run in result.runs if run.name == name], result.mean(name)
+    runs, mean = [run for run in result.runs if run.arm == name], result.mean(name)
     seconds = sum(run.seconds for run in runs) / len(runs)
     return (
         name, up(runs[0].epsilon), _points(mean), _one_point(mean.deviation),

@@ -67,7 +67,7 @@ COMMANDS = {"demo": (demo, examples("dpbam demo", "dpbam demo --seeds 3 --out ru
 
 def headline(result: Comparison) -> str:
     """Return the accuracy of each method, and at which epsilon."""
-    private = next(run for run in result.runs if run.name == result.names[0])
+    private = next(run for run in result.runs if run.arm == result.names[0])
     accuracy = {name: percent(result.mean(name).mean) for name in result.names}
     *methods, reference = (f"{value} with {name}" for name, value in accuracy.items())
     return (
@@ -90,11 +90,11 @@ def bias_sentence(result: Comparison) -> str:
     )
 
 
-def _biases(result: Comparison, name: str) -> dict[int, float]:
+def _biases(result: Comparison, name: str) -> dict[int | None, float]:
     """Return the mean length of the bias over the measured steps, by seed."""
     from dpbam.app.report.records import read_run
 
-    rows = {run.seed: read_run(run.out).bias for run in result.runs if run.name == name}
+    rows = {run.seed: read_run(run.out).bias for run in result.runs if run.arm == name}
     return {
         seed: mean(row["non_private_against_plain"]["bias"] for row in measured)
         for seed, measured in rows.items()

@@ -29,8 +29,7 @@ from dpbam.privacy.rounding import up
 from dpbam.training.events import Evaluation, Reporter, StartReport, StepReport
 
 if TYPE_CHECKING:
-    from dpbam.app.compare.pool import FinishedRun
-    from dpbam.app.runs import RunConfig
+    from dpbam.app.runs import RunConfig, RunResult
 
 _COST = {"bam": 2.2, "sam": 2.0}  # of a step, relative to DP-SGD's
 
@@ -59,7 +58,7 @@ def counting(
 @contextmanager
 def resumable(out: Path, what: str = "runs") -> Iterator[None]:
     """Exit with the code of Ctrl-C where runs were stopped, and say how to resume them."""
-    from dpbam.app.compare.pool import StoppedError
+    from dpbam.app.runs.pool import StoppedError
 
     try:
         yield
@@ -107,12 +106,12 @@ class RunsDisplay:
         self._done[index] = max(self._done[index], self._costs[index] * step / steps)
         self._update(f"{self._names[index]} {step}/{steps}")
 
-    def finished(self, index: int, run: FinishedRun) -> None:
+    def finished(self, index: int, result: RunResult) -> None:
         """Run ``index`` is done."""
         self._done[index] = self._costs[index]
         self._finished += 1
         self._update("")
-        found = f"{percent(run.accuracy)} in {run.seconds:.0f} s"
+        found = f"{percent(result.accuracy)} in {result.seconds:.0f} s"
         say(f"{self._count} {self._names[index]}: {found}", self._bar.console)
 
     @property

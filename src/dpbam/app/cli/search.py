@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,10 +72,12 @@ def _search(
     others; with one --storage, on several machines at once.
     """
     from dpbam import _validate
-    from dpbam.app.search.search import METHODS, Search, require_optuna
+    from dpbam.app.runs.config import ConfigError
+    from dpbam.app.search.search import METHODS, Search
     from dpbam.app.search.space import parse_space
 
-    require_optuna()
+    if find_spec("optuna") is None:
+        raise ConfigError("a search needs optuna: pip install 'dpbam[search]'")
     _validate.count("--workers", workers)
     search = Search(
         settings={k: v for k, v in merged(config, flags).items() if k != "method"},
@@ -151,7 +154,7 @@ def carry_out(
     if search.pay == "nothing":
         console(stderr=True).print("[bold red]not accounted:[/] epsilon will not cover this search")
     with resumable(out, "trials"):
-        studies = do_trials(search, out, url=storage, name=name, workers=workers, tell=note)
+        studies = do_trials(search, out, url=storage, name=name, workers=workers, log=note)
     return conclude(search, studies, out)
 
 

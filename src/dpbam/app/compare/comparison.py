@@ -1,8 +1,8 @@
 """Several methods on the same data with paired seeds, each run in its own folder.
 
-Runs of one seed share initial weights and Poisson batches. Their noise is independent from method
-to method: two published models with the same noise would let it cancel. (Seeded runs are research
-in any case: who knows the seed can recompute the noise.)
+Runs of one seed share initial weights and Poisson batches. Their noise is independent between
+methods: the noise of two published models with the same noise would cancel. (Seeded runs are for
+research in any case: anyone who knows the seed can recompute the noise.)
 
 ``out/CONTENDER/seed-S`` is a run folder like any other; ``out/comparison.json`` has all results.
 The same call again keeps finished runs and resumes unfinished ones.
@@ -13,18 +13,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from dpbam import _validate
 from dpbam.app.compare.pairing import check_pairs
-from dpbam.app.compare.pool import FinishedRun, PlannedRun, Watcher, run_all
 from dpbam.app.compare.statistics import Estimate, estimate, paired_difference
-from dpbam.app.runs import prepare
-from dpbam.app.runs.config import ConfigError, RunConfig
+from dpbam.app.runs import ConfigError, RunConfig, RunResult, RunSpec, prepare, stored_config
 from dpbam.app.runs.files import write_json
-from dpbam.app.runs.folder import stored_config
+from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.pool import Watcher, train_all
 from dpbam.privacy.accounting import Charge, total_epsilon
 
 REFERENCE = "sgd"  # what a method without privacy reaches
@@ -34,7 +33,7 @@ Verdict = Literal["better", "worse", "no winner"]
 
 @dataclass(frozen=True)
 class Contender:
-    """A method of the comparison; ``lam`` and ``gradient`` None take the configuration's.
+    """A method of the comparison; where ``lam`` or ``gradient`` is None, the configuration's holds.
 
     Example:
         >>> Contender.parse("bam-exact:0.05")
@@ -49,77 +48,96 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """What tells it from the others, also its folder's name."""
+        """A name that differs from the other contenders', also of the folder."""
         parts = [self.method, self.gradient, None if self.lam is None else f"{self.lam:g}"]
         return "-".join(part for part in parts if part)
 
     @classmethod
     def parse(cls, text: str) -> Contender:
-        """From ``METHOD`` or ``METHOD:LAMBDA``; ``bam-exact`` is BAM with the exact gradient."""
+        """Parse ``METHOD`` or ``METHOD:LAMBDA``; ``bam-exact`` is BAM with the exact gradient."""
         method, colon, lam = text.partition(":")
         exact = method == f"bam-{EXACT}"
         try:
             value = float(lam) if colon else None
         except ValueError:
             raise ConfigError(
-                f"a method is like bam, bam:0.02 or bam-exact:0.02, got {text!r}"
+                f"a method must be like bam, bam:0.02 or bam-exact:0.02, got {text!r}"
             ) from None
         return cls("bam" if exact else method, value, EXACT if exact else None)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs of a comparison, and what they say together. The first name is the baseline.
+    """The results of all runs, and their statistics. The first name is the baseline.
 
     Raises:
         ConfigError: if runs of one seed do not share data, initial weights and batches.
     """
 
     names: tuple[str, ...]
-    runs: tuple[FinishedRun, ...]
+    runs: tuple[RunResult, ...]
 
     def __post_init__(self) -> None:
         check_pairs(self.runs)
 
-    def accuracies(self, name: str) -> dict[int, float]:
-        """Accuracy by seed."""
-        return {run.seed: run.accuracy for run in self.runs if run.name == name}
+    def accuracies(self, name: str) -> dict[int | None, float]:
+        """Return the accuracy of each seed."""
+        return {run.seed: run.accuracy for run in self.runs if run.arm == name}
 
     def mean(self, name: str) -> Estimate:
-        """Mean accuracy over the seeds."""
+        """Estimate the mean accuracy over the seeds."""
         return estimate(list(self.accuracies(name).values()))
 
     def difference(self, name: str) -> Estimate:
-        """Mean paired difference in accuracy to the baseline."""
+        """Estimate the mean paired difference in accuracy to the baseline."""
         return paired_difference(self.accuracies(name), self.accuracies(self.names[0]))
 
     def verdict(self, name: str) -> Verdict:
-        """Whether it does better or worse than the baseline, or nobody can tell."""
+        """Judge a contender against the baseline; no winner if the interval contains 0."""
         found = self.difference(name)
-        return "better" if found.above_zero else "worse" if found.below_zero else "no winner"
+        return "better" if found.low > 0 else "worse" if found.high < 0 else "no winner"
 
     def total_epsilon(self) -> float:
-        """Epsilon of all private runs together: what publishing all of them would cost."""
+        """Return the epsilon of publishing all private runs together."""
         private = [run for run in self.runs if math.isfinite(run.epsilon)]
         if not private:
             return math.inf
-        charges = [Charge(r.noise_multiplier, r.sampling_rate, r.charged) for r in private]
-        return total_epsilon(charges, private[0].delta, accountant=private[0].accountant)
+        charges = [
+            Charge(r.plan.noise_multiplier, r.plan.sampling_rate, r.charged) for r in private
+        ]
+        return total_epsilon(charges, private[0].delta, accountant=private[0].plan.accountant)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return {
             "contenders": {
                 name: {
-                    "accuracy": self.mean(name).to_dict(),
-                    "difference_to_first": self.difference(name).to_difference(),
+                    "accuracy": asdict(self.mean(name)),
+                    "difference_to_first": self.difference(name).to_dict(),
                     "verdict": self.verdict(name) if name != self.names[0] else "baseline",
                 }
                 for name in self.names
             },
             "epsilon_of_all_private_runs": self.total_epsilon(),
-            "runs": [vars(run) for run in self.runs],
+            "runs": [_row(run) for run in self.runs],
         }
+
+
+def _row(run: RunResult) -> dict[str, Any]:
+    return {
+        "name": run.arm,
+        "seed": run.seed,
+        "accuracy": run.accuracy,
+        "epsilon": run.epsilon,
+        "delta": run.delta,
+        "noise_multiplier": run.plan.noise_multiplier,
+        "sampling_rate": run.plan.sampling_rate,
+        "accountant": run.plan.accountant,
+        "charged": run.charged,
+        "seconds": run.seconds,
+        "out": str(run.out),
+        "pairing": run.pairing,
+    }
 
 
 def plan_runs(
@@ -130,14 +148,14 @@ def plan_runs(
     *,
     include_non_private: bool = False,
     share_noise: bool = False,
-) -> list[PlannedRun]:
-    """The runs of a comparison, seed by seed; every configuration is checked.
+) -> list[RunSpec]:
+    """Specify the runs of a comparison, seed by seed; every configuration is checked.
 
     Args:
         settings: fields of :class:`~dpbam.app.runs.RunConfig` that all runs share.
         contenders: the methods; the first is the baseline.
         seeds: one set of runs each.
-        out: their folders go into it.
+        out: the folder of their run folders.
         include_non_private: add plain SGD, without clipping and noise.
         share_noise: research only: the same noise in every method.
     """
@@ -150,36 +168,36 @@ def plan_runs(
     if include_non_private and REFERENCE not in names:
         chosen.append(Contender(REFERENCE))
     return [
-        PlannedRun(c.name, seed, _config(settings, c, seed, share_noise),
-                   out / c.name / f"seed-{seed}")
+        RunSpec(c.name, _config(settings, c, seed, share_noise), out / c.name / f"seed-{seed}")
         for seed in seeds
         for c in chosen
-    ]  # fmt: skip
+    ]
 
 
 def compare(
-    runs: Sequence[PlannedRun], out: Path, *, jobs: int = 1, watcher: Watcher | None = None
+    runs: Sequence[RunSpec], out: Path, *, jobs: int = 1, watcher: Watcher | None = None
 ) -> Comparison:
-    """Do the runs, at most ``jobs`` at a time in processes of their own; write comparison.json.
+    """Do the runs, at most ``jobs`` at a time, and write ``comparison.json``.
 
     Raises:
-        ConfigError: if a folder holds a run with other settings, or runs of one seed turn out not
-            to be paired.
-        StoppedError: after Ctrl-C, when the running ones have saved.
+        ConfigError: if a folder holds a run with other settings, or runs of one seed are not
+            paired.
+        StoppedError: after Ctrl-C, when the runs in progress have saved.
     """
+    new = [run for run in runs if not RunFolder(run.out).started]
     for run in runs:
-        _check_folder(run)
-    for run in {run.name: run for run in runs if not run.started}.values():
-        prepare(run.config).estimated_fit()  # refuse what cannot work before anything is written
-    finished = run_all(runs, _validate.count("jobs", jobs), watcher)
-    names = tuple(dict.fromkeys(run.name for run in runs))
-    result = Comparison(names, tuple(finished))
+        if run not in new:
+            _check_folder(run)
+    for run in {run.arm: run for run in new}.values():
+        prepare(run.config).estimated_fit()  # refuses what cannot work before anything is written
+    results = train_all(runs, _validate.count("jobs", jobs), watcher)
+    result = Comparison(tuple(dict.fromkeys(run.arm for run in runs)), tuple(results))
     write_json(out / "comparison.json", result.to_dict())
     return result
 
 
 def noise_seed(seed: int, name: str) -> int:
-    """The noise's own seed: differs between contenders and between seeds.
+    """Derive a seed for the noise that differs between contenders and between seeds.
 
     Example:
         >>> noise_seed(0, "bam") != noise_seed(0, "dp-sgd")
@@ -201,10 +219,8 @@ def _config(
     return RunConfig.from_mapping(values)
 
 
-def _check_folder(run: PlannedRun) -> None:
-    """Refuse to go on with a run that was started with other settings."""
-    if not run.started:
-        return
+def _check_folder(run: RunSpec) -> None:
+    """Refuse to resume a run that was started with other settings."""
     before, now = stored_config(run.out).to_mapping(), run.config.to_mapping()
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     if changed:

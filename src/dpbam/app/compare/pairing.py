@@ -1,7 +1,8 @@
-"""Whether runs are really paired: same data, same initial weights, same batches for one seed.
+"""Check that runs are paired: same data, same initial weights and same batches for one seed.
 
-A method that was given better data, other batches or other weights would win for a reason that is
-not the method. So each run has digests of the three, and a comparison checks them.
+A method with better data, other batches or other weights would win for a reason that is not the
+method. So every run has digests of the three (:meth:`dpbam.app.runs.RunFolder.pairing`), and a
+comparison checks them.
 
 ==================  ==============================================================================
 digest              of what
@@ -18,10 +19,9 @@ They come from the data without noise: they are for public data and for the oper
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
-from dpbam.app.runs.config import ConfigError
+from dpbam.app.runs import ConfigError, RunRecord, RunResult
 
 WHAT = {
     "data": "training data",
@@ -31,23 +31,7 @@ WHAT = {
 }
 
 
-class Paired(Protocol):
-    """What the check needs to know of a run."""
-
-    @property
-    def name(self) -> str:
-        """Which contender's run it is."""
-
-    @property
-    def seed(self) -> int:
-        """Runs of one seed are paired."""
-
-    @property
-    def pairing(self) -> Mapping[str, str]:
-        """Its digests."""
-
-
-def check_pairs(runs: Sequence[Paired]) -> None:
+def check_pairs(runs: Sequence[RunResult | RunRecord]) -> None:
     """Refuse runs of one seed that do not share what they must.
 
     Raises:
@@ -55,22 +39,21 @@ def check_pairs(runs: Sequence[Paired]) -> None:
 
     Example:
         >>> from types import SimpleNamespace as Run
-        >>> check_pairs([Run(name="dp-sgd", seed=0, pairing={"data": "a"}),
-        ...              Run(name="bam", seed=0, pairing={"data": "b"})])
+        >>> check_pairs([Run(arm="dp-sgd", seed=0, pairing={"data": "a"}),
+        ...              Run(arm="bam", seed=0, pairing={"data": "b"})])
         Traceback (most recent call last):
         dpbam.app.runs.config.ConfigError: bam and dp-sgd of seed 0 do not share their training...
     """
-    first: dict[int, Paired] = {}
+    first: dict[int | None, RunResult | RunRecord] = {}
     for run in runs:
         other = first.setdefault(run.seed, run)
         same_size = run.pairing.get("batch_size") == other.pairing.get("batch_size")
         for key, what in WHAT.items():
-            mine, its = run.pairing.get(key), other.pairing.get(key)
-            if mine is None or its is None or (key == "batches" and not same_size):
+            pair = {run.pairing.get(key), other.pairing.get(key)}
+            if None in pair or len(pair) == 1 or (key == "batches" and not same_size):
                 continue
-            if mine != its:
-                raise ConfigError(
-                    f"{run.name} and {other.name} of seed {run.seed} do not share their {what}: "
-                    "their difference is not the methods' alone, so they are not compared; "
-                    "train them again on the same data"
-                )
+            raise ConfigError(
+                f"{run.arm} and {other.arm} of seed {run.seed} do not share their {what}, so "
+                "their difference is not the methods' alone and they are not compared: train "
+                "them again on the same data"
+            )

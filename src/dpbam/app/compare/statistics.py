@@ -1,7 +1,7 @@
 """Means and paired differences over seeds, with Student's t intervals.
 
-Paired: runs of one seed share initial weights and data order, so their difference varies less than
-the runs themselves do, and its interval is the one to read.
+Runs of one seed share initial weights and data order. Their paired difference varies less than the
+runs themselves do, so its interval is the one to read.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dpbam.errors import ArgumentError
 
 LEVEL = 0.95
 POWER = 0.8
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over ``count`` seeds and its 95% t interval; deviation and interval NaN of one seed.
+    """A mean over k seeds and its 95% t interval; deviation and interval are NaN for one seed.
 
     Attributes:
         mean: m = sum x / k.
-        deviation: s, the sample's (k - 1 in the denominator).
+        deviation: s, the sample standard deviation (k - 1 in the denominator).
         low: m - t s / sqrt(k), t the 97.5% quantile of Student's t with k - 1 degrees of freedom.
         high: m + t s / sqrt(k).
         count: k.
@@ -37,44 +38,34 @@ class Estimate:
     count: int
 
     @property
-    def above_zero(self) -> bool:
-        """The whole interval is above 0; never of one seed."""
-        return self.low > 0
-
-    @property
-    def below_zero(self) -> bool:
-        """The whole interval is below 0."""
-        return self.high < 0
-
-    @property
     def effect_size(self) -> float:
-        """Cohen's d_z = m / s, for paired differences; NaN of one seed.
+        """Cohen's d_z = m / s of paired differences; NaN for one seed.
 
         Example:
             >>> round(estimate([1.0, 2.0, 3.0]).effect_size, 6)
             2.0
         """
-        if not self.deviation > 0:
-            return math.nan
-        return self.mean / self.deviation
+        return self.mean / self.deviation if self.deviation > 0 else math.nan
 
     @property
     def smallest_detectable(self) -> float:
-        """The smallest true difference that this many seeds would have shown in 80% of repetitions.
+        """The smallest true difference that k seeds would have shown in 80% of repetitions.
 
         d s / sqrt(k), with d such that P(T > t) = 0.8 for T noncentral t with k - 1 degrees of
-        freedom and noncentrality d; s is taken as the true deviation. NaN of one seed.
+        freedom and noncentrality d; s is taken as the true deviation. NaN for one seed.
         """
+        from scipy.optimize import brentq
+        from scipy.stats import nct, t
+
         if self.count < 2:
             return math.nan
-        return _noncentrality(self.count) * self.deviation / math.sqrt(self.count)
+        freedom = self.count - 1
+        critical = t.ppf((1 + LEVEL) / 2, freedom)
+        d = brentq(lambda d: nct.sf(critical, freedom, d) - POWER, 0.1, 5 * critical)
+        return float(d) * self.deviation / math.sqrt(self.count)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-    def to_difference(self) -> dict[str, Any]:
-        """For JSON, of a paired difference: with effect size and what could have been seen."""
+        """Return plain values for JSON, with effect size and smallest detectable difference."""
         return {
             **asdict(self),
             "effect_size": self.effect_size,
@@ -83,7 +74,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate:
-    """The mean of ``values`` and its interval; ``level`` is what it covers.
+    """Estimate the mean of ``values`` with its t interval of confidence ``level``.
 
     Example:
         >>> e = estimate([0.90, 0.92, 0.94])
@@ -104,29 +95,15 @@ def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate:
 
 
 def paired_difference(
-    one: Mapping[int, float], other: Mapping[int, float], level: float = LEVEL
+    one: Mapping[K, float], other: Mapping[K, float], level: float = LEVEL
 ) -> Estimate:
-    """The mean of one[seed] - other[seed] over the seeds that both have.
+    """Estimate the mean of one[seed] - other[seed] over the seeds that both have.
 
     Example:
         >>> paired_difference({0: 0.93, 1: 0.95}, {0: 0.92, 1: 0.94}).mean
         0.01...
     """
-    shared = sorted(set(one) & set(other))
+    shared = [seed for seed in one if seed in other]
     if not shared:
         raise ArgumentError("no seed is in both: a paired difference needs shared seeds")
     return estimate([one[seed] - other[seed] for seed in shared], level)
-
-
-def _noncentrality(count: int) -> float:
-    """d with P(T > t) = POWER, T noncentral t with count - 1 degrees of freedom."""
-    from scipy.optimize import brentq
-    from scipy.stats import nct, t
-
-    freedom = count - 1
-    critical = t.ppf((1 + LEVEL) / 2, freedom)
-
-    def lacking(d: float) -> float:
-        return float(nct.sf(critical, freedom, d)) - POWER
-
-    return float(brentq(lacking, 0.1, 5 * critical))

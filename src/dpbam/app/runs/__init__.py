@@ -8,7 +8,7 @@ from __future__ import annotations
 from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.config import ConfigError, RunConfig, default_delta, read_file
 from dpbam.app.runs.execution import execute
-from dpbam.app.runs.folder import stored_config
+from dpbam.app.runs.folder import RunFolder, stored_config
 from dpbam.app.runs.model_file import RunModel, load_run_model
 from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.app.runs.run import RunError, RunInterruptedError, RunRecord, RunResult, RunSpec
@@ -20,6 +20,7 @@ __all__ = [
     "Prepared",
     "RunConfig",
     "RunError",
+    "RunFolder",
     "RunInterruptedError",
     "RunModel",
     "RunRecord",

@@ -1,4 +1,4 @@
-"""What a search found, and what may be said of it.
+"""What a search found, and what may be published of it.
 
 ====================================  ==================================================
 file                                  may be published
@@ -10,8 +10,8 @@ file                                  may be published
 ``non-private/search.db``             never: Optuna's storage
 ====================================  ==================================================
 
-What is published is copied out of the chosen trial's run folder, file by file. So nothing that
-tells trials apart (their index, number, folders, seeds, times) is in it or in its name.
+What is published is copied from the chosen trial's run folder, file by file, so that neither
+contents nor names reveal anything about other trials (index, number, folders, seeds, times).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 MARK = "NOT-FOR-RELEASE.md"
-_ALL_EVALUATED = "Every other trial of the search was evaluated on them, too"
 BEST = "best"  # the folder that is published
+_ALL_EVALUATED = "Every other trial of the search was evaluated on them, too"
 _PUBLIC = "the search was made on data declared public or synthetic: it costs no privacy"
 _NOTHING = (
     "NOT ACCOUNTED: the hyper-parameters were chosen by {trials} trainings on the same data, which "
@@ -50,12 +50,17 @@ _ACCOUNTED = (
 _PUBLIC_SCORE = ", given that the test records, by which the best was chosen, are public"
 _NOISED_SCORE = (
     "; the score was the number of test records that a trial gets right, with Gaussian noise of "
-    "deviation {noise:g}, which is in it, too"
+    "deviation {noise:g}, which epsilon covers, too"
 )
+_WHY = {
+    "accounted": f"The epsilon of the search holds if {BEST}/ alone is released.",
+    "nothing": "Every further trial that is published costs its own epsilon on top.",
+    "public": "It was made on data declared public or synthetic: releasing it would do no harm.",
+}
 _NOT_FOR_RELEASE = """# Not for release
 
 This is a trial of a search. {why}
-Its privacy statement speaks of this training alone.
+Its privacy statement covers this training alone.
 """
 
 
@@ -65,7 +70,7 @@ class SearchResult:
 
     Attributes:
         search: as it was done.
-        stages: every stage's study.
+        stages: the study of every stage.
         best: the best trial of all, with its stage; None if no trial was drawn.
         epsilon: what publishing the best model costs: accounted, the whole search; otherwise that
             training alone.
@@ -86,7 +91,7 @@ class SearchResult:
         return None if self.best is None else RunFolder(self.best[0].out(self.best[1].number))
 
     def statement(self) -> str:
-        """How the search was paid for, in one sentence."""
+        """State in one sentence how the search was paid for."""
         search = self.search
         if search.accounted:
             noise = search.score_noise
@@ -100,7 +105,7 @@ class SearchResult:
         return _NOTHING.format(trials=sum(s.count for s in self.stages), all=cost)
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``result.json``: of an accounted search the best trial, and nothing of the others."""
+        """Return plain values for ``result.json``; if accounted, of the best trial alone."""
         search, best = self.search, self.best
         values: dict[str, Any] = {
             "format": 1,
@@ -116,11 +121,9 @@ class SearchResult:
             "folder": None if best is None else BEST,
         }
         if not search.accounted:
-            each = {s.stage.method: _shown(s.best()) for s in self.stages}
-            together = self.epsilon_of_all
             return values | {
-                "best_of_each_method": each,
-                "epsilon_of_all_trials_together": together,
+                "best_of_each_method": {s.stage.method: _shown(s.best()) for s in self.stages},
+                "epsilon_of_all_trials_together": self.epsilon_of_all,
             }
         return values | {
             "accountant": accountant_version("rdp"),
@@ -131,22 +134,20 @@ class SearchResult:
 
 
 def conclude(search: Search, studies: Sequence[StageStudy], out: Path) -> SearchResult:
-    """Find the best, state the cost, mark the other trials; write ``result.json``."""
+    """Find the best trial and the cost, mark the others, and write ``result.json``."""
     winners = [(study, one) for study in studies if (one := study.best()) is not None]
     best = max(winners, key=lambda pair: pair[1].value or 0.0, default=None)
     trials = [trial for study in studies for trial in study.trials()]
     charges = [Charge(*c) for t in trials for c in t.user_attrs.get("charges", [])]
-    delta = next((t.user_attrs["delta"] for t in trials if "delta" in t.user_attrs),
-                 search.settings.get("delta", 0.0))  # fmt: skip
-    alone = 0.0 if best is None else float(best[1].user_attrs["epsilon"])
+    deltas = [t.user_attrs["delta"] for t in trials if "delta" in t.user_attrs]
+    delta = deltas[0] if deltas else search.settings.get("delta", 0.0)
     if search.accounted:
-        result = SearchResult(
-            search, tuple(studies), best, _whole(search, charges, delta), None, delta
-        )
+        epsilon, together = _whole(search, charges, delta), None
     else:
+        epsilon = 0.0 if best is None else float(best[1].user_attrs["epsilon"])
         together = total_epsilon(charges, delta, accountant="rdp")
-        result = SearchResult(search, tuple(studies), best, alone, together, delta)
-    _mark(result)
+    result = SearchResult(search, tuple(studies), best, epsilon, together, delta)
+    _mark_trials(result)
     _publish(result, out / BEST)
     write_json(out / "result.json", result.to_dict())
     (out / "non-private").mkdir(exist_ok=True)
@@ -156,7 +157,7 @@ def conclude(search: Search, studies: Sequence[StageStudy], out: Path) -> Search
 
 
 def _whole(search: Search, charges: Sequence[Charge], delta: float) -> float:
-    """Epsilon of the search; a trial that lost steps in a crash has paid for more than planned."""
+    """Epsilon of the search; a trial that lost steps in a crash has spent more than planned."""
     if not charges:
         return 0.0
     most = max(charges, key=lambda charge: charge.steps)
@@ -166,11 +167,11 @@ def _whole(search: Search, charges: Sequence[Charge], delta: float) -> float:
 
 
 def _publish(result: SearchResult, best: Path) -> None:
-    """Copy what may be published of the chosen trial, with the statement that names the search."""
+    """Copy what may be published of the chosen trial, with the statement about the search."""
     shutil.rmtree(best, ignore_errors=True)
     source = result.trial
     if source is None or not source.weights.exists():
-        return  # nothing was drawn, or the trial is on another machine, which publishes it
+        return  # no trial was drawn, or it is on another machine, which publishes it
     best.mkdir()
     target = RunFolder(best)
     for path in (source.weights, source.model, source.statistics):
@@ -192,31 +193,22 @@ def _publish(result: SearchResult, best: Path) -> None:
     write_statement(target, values)
 
 
-def _mark(result: SearchResult) -> None:
-    """Say in every trial's folder what it is; of an accounted search none may leave as it is."""
-    for study in result.stages:
-        for trial in study.trials():
-            folder = RunFolder(study.out(trial.number))
-            if folder.statement_json.exists():  # else on another machine, or pruned: no model
-                _mark_trial(folder, result)
-
-
-def _mark_trial(folder: RunFolder, result: SearchResult) -> None:
-    values = {**read_json(folder.statement_json), "tuned_on": result.statement()}
-    if result.search.accounted:
-        why = f"The epsilon of the search holds if {BEST}/ alone is released."
-        forbidden = [*values["may_be_published"], *values["must_not_be_published"]]
-        values |= {"may_be_published": [], "must_not_be_published": list(dict.fromkeys(forbidden))}
-    elif result.search.pay == "nothing":
-        why = "Every further trial that is published costs its own epsilon on top."
-    else:
-        why = "It was made on data declared public or synthetic: releasing it would do no harm."
-    write_statement(folder, values)
-    write_atomic(folder.path / MARK, _NOT_FOR_RELEASE.format(why=why))
+def _mark_trials(result: SearchResult) -> None:
+    """Mark the folder of every trial; no trial of an accounted search may be published as it is."""
+    folders = [RunFolder(s.out(t.number)) for s in result.stages for t in s.trials()]
+    for folder in folders:
+        if not folder.statement_json.exists():  # on another machine, or pruned: no model
+            continue
+        values = {**read_json(folder.statement_json), "tuned_on": result.statement()}
+        if result.search.accounted:
+            secret = [*values["may_be_published"], *values["must_not_be_published"]]
+            values |= {"may_be_published": [], "must_not_be_published": list(dict.fromkeys(secret))}
+        write_statement(folder, values)
+        write_atomic(folder.path / MARK, _NOT_FOR_RELEASE.format(why=_WHY[result.search.pay]))
 
 
 def _shown(trial: FrozenTrial | None) -> dict[str, Any]:
-    """The score and what was varied, in this stage and before."""
+    """The score, and what was varied in this stage and before."""
     return {} if trial is None else {"score": trial.value, **trial.user_attrs.get("settings", {})}
 
 

@@ -1,25 +1,24 @@
-"""A search for hyper-parameters on Optuna: what is asked for, checked, before any trial.
+"""A search for hyper-parameters on Optuna: what it varies and how it is paid for, checked.
 
-The paper's search (App. B) has one stage a method. The first method (DP-SGD) varies all there is to
-vary but lambda; every further one (DP-SAT, BAM) keeps the best of that and varies lambda alone.
+The paper's search (App. B) has one stage per method. The first method (DP-SGD) varies everything
+but lambda; each further one (DP-SAT, BAM) keeps the best of that and varies lambda alone.
 
-A search on private data is a release of its own. ``pay`` says how that is settled:
+A search on private data is a release of its own. ``pay`` is how it is paid for:
 
 =============  =====================================================================================
 public         the data is public or synthetic: nothing to pay
-nothing        unaccounted: every file and screen says that epsilon does not cover the search
+nothing        not accounted: every file and screen states that epsilon does not cover the search
 accounted      each stage is a random number of independent trials of which the best alone is
                released (:mod:`dpbam.app.search.selection`); epsilon covers all stages
 =============  =====================================================================================
 
-The trials themselves are done by :mod:`dpbam.app.search.trials`.
+:mod:`dpbam.app.search.trials` does the trials.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
 from typing import Any
 
 from dpbam import _validate
@@ -34,29 +33,29 @@ PRUNERS = ("none", "median", "hyperband")
 METHODS = ("dp-sgd", "dp-sat", "bam")
 WITH_LAMBDA = ("dp-sat", "bam", "sam")
 LAMBDA = Domain("lam", 0.002, 0.2, log=True)
-# fields that change the event of a trial, or whom it protects: alike in all trials of a selection
+# fields that change a trial's event, or the unit that it protects: the same in all its trials
 _ACCOUNTED = (
     "epsilon", "noise_multiplier", "delta", "batch_size", "epochs", "max_records", "accountant",
     "release_norms", "release_bias",
 )  # fmt: skip
 _UNACCOUNTABLE = {
     "budget": "a budget file counts steps and knows no selections",
-    "release_norms": "what is released beside the gradients is released by every trial",
+    "release_norms": "statistics released with the gradients are released by every trial",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """A search that has been checked.
+    """A search, checked when it is made.
 
     Attributes:
         settings: fields of :class:`~dpbam.app.runs.RunConfig` that all trials share.
         space: what is varied, by field.
         pay: "public", "nothing" or "accounted".
-        methods: a stage each, in this order.
-        trials: of each stage; in an accounted search their mean.
-        sampler: Optuna's: "random", "tpe" or "qmc".
-        pruner: Optuna's: "none", "median" or "hyperband".
+        methods: one stage each, in this order.
+        trials: per stage; in an accounted search their mean.
+        sampler: of Optuna: "random", "tpe" or "qmc".
+        pruner: of Optuna: "none", "median" or "hyperband".
         distribution: of the number of trials in an accounted search.
         shape: of the negative binomial distribution.
         score_noise: accounted: the deviation of the noise on the number of test records that a
@@ -89,18 +88,12 @@ class Search:
         if not self.methods or len(set(self.methods)) < len(self.methods):
             raise ConfigError(f"each method may be there once, got {', '.join(self.methods)}")
         if "method" in self.settings:
-            raise ConfigError(
-                "a search names its methods apart from the settings: leave method out"
-            )
-        for stage in self.stages():
-            if not stage.space:
-                raise ConfigError(
-                    f"{stage.method} has nothing to vary: add --vary lr=1e-4..1e-2:log"
-                )
+            raise ConfigError("a search has its methods apart from its settings: leave method out")
         varied = [name for name in self.space if name in self.settings]
         if varied:
             raise ConfigError(f"{varied[0]} is both fixed and varied: leave one of the two out")
-        self._check_trial()
+        for stage in self.stages():
+            self._check_stage(stage)
         if self.accounted:
             self._check_accounted()
         elif self.score_noise is not None:
@@ -113,11 +106,11 @@ class Search:
 
     @property
     def repetitions(self) -> Repetitions:
-        """How an accounted search draws its number of trials, for each stage."""
+        """The distribution of the number of trials of each stage, if accounted."""
         return Repetitions(float(self.trials), self.distribution, self.shape)
 
     def stages(self) -> list[Stage]:
-        """One a method; what the later ones vary is lambda."""
+        """Return one stage per method; later ones vary lambda."""
         lam = self.space.get("lam", LAMBDA)
         first, *others = self.methods
         space = {name: domain for name, domain in self.space.items() if name != "lam"}
@@ -127,13 +120,13 @@ class Search:
         return [Stage(first, space), *later]
 
     def config(self, stage: Stage, params: Mapping[str, Any], **more: Any) -> RunConfig:
-        """The configuration of one trial."""
+        """Return the configuration of one trial."""
         return RunConfig.from_mapping({**self.settings, **params, "method": stage.method, **more})
 
     def calibrated(self) -> Search:
-        """An accounted search with its trials' sigma in place of the whole search's epsilon.
+        """Return an accounted search with its trials' sigma in place of the whole search's epsilon.
 
-        Loads the data, to know n. Others are as they are.
+        Loads the data, to know n. Other searches stay as they are.
         """
         if not self.accounted:
             return self
@@ -148,32 +141,30 @@ class Search:
                 stages=len(self.methods), score_noise=self.score_noise,
             )  # fmt: skip
         settings = {k: v for k, v in self.settings.items() if k != "epsilon"}
-        return replace(self, settings={
-            **settings, "noise_multiplier": sigma, "delta": plan.delta, "accountant": "rdp",
-        })  # fmt: skip
+        calibrated = {"noise_multiplier": sigma, "delta": plan.delta, "accountant": "rdp"}
+        return replace(self, settings={**settings, **calibrated})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values: what two workers must agree on."""
-        values = {**asdict(self), "settings": {k: _plain(v) for k, v in self.settings.items()}}
-        values["space"] = {name: asdict(domain) for name, domain in self.space.items()}
-        return values
+        """Return plain values: what all workers must agree on."""
+        return {**asdict(self), "settings": {k: _plain(v) for k, v in self.settings.items()}}
 
-    def _check_trial(self) -> None:
-        """Refuse settings that no trial could have."""
-        for stage in self.stages():
-            for end in (0, -1):
-                self.config(stage, {d.name: d.end(end) for d in stage.space.values()})
+    def _check_stage(self, stage: Stage) -> None:
+        """Refuse a stage without anything to vary, or with settings that no trial could have."""
+        if not stage.space:
+            raise ConfigError(f"{stage.method} has nothing to vary: add --vary lr=1e-4..1e-2:log")
+        for end in (0, -1):
+            self.config(stage, {d.name: d.end(end) for d in stage.space.values()})
 
     def _check_accounted(self) -> None:
         if self.sampler != "random":
             raise ConfigError(
                 f"sampler {self.sampler} makes trials depend on one another, and an accounted "
-                "search needs independent ones: take random, or pay otherwise"
+                "search needs independent ones: use random, or pay otherwise"
             )
         if self.pruner != "none":
             raise ConfigError(
-                f"pruner {self.pruner} stops trials in view of others, and an accounted search "
-                "needs independent ones: take none, or pay otherwise"
+                f"pruner {self.pruner} makes trials depend on one another, and an accounted "
+                "search needs independent ones: use none, or pay otherwise"
             )
         for name in self.space:
             if name in _ACCOUNTED:
@@ -181,44 +172,35 @@ class Search:
                     f"{name} changes what a trial costs, and an accounted search needs trials of "
                     "one cost: fix it, or pay otherwise"
                 )
-        first = self.config(self.stages()[0], {})
-        for stage in self.stages():
-            if not self.config(stage, {}).private:
-                raise ConfigError(f"method {stage.method} is not private: nothing can be accounted")
         for name, why in _UNACCOUNTABLE.items():
             if self.settings.get(name) is not None:
                 raise ConfigError(f"{why}: leave {name} out of an accounted search")
-        if self.score_noise is not None and first.unit != "record":
-            raise ConfigError(
-                f"a noised score counts test records, of which one {first.unit} may have many: "
-                "declare them public, or take the record as the unit"
-            )
+        configs = [self.config(stage, {}) for stage in self.stages()]
+        for config in configs:
+            if not config.private:
+                raise ConfigError(
+                    f"method {config.method} is not private, so its trials cannot be accounted: "
+                    "leave it out"
+                )
         if self.score_noise is not None:
             _validate.positive("score_noise", self.score_noise)
+            self._check_unit(configs[0].unit)
         self.repetitions.event(None)  # refuses a wrong mean or shape
+
+    def _check_unit(self, unit: str) -> None:
+        if unit != "record":
+            raise ConfigError(
+                f"a noised score counts test records, of which one {unit} may have many: declare "
+                "them public, or use the record as the unit"
+            )
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The trials of one method.
-
-    Attributes:
-        method: as in a configuration.
-        space: what they vary.
-    """
+    """The trials of one method: the method, and what they vary."""
 
     method: str
     space: Mapping[str, Domain] = field(default_factory=dict)
-
-
-def require_optuna() -> None:
-    """Say how to install it, if it is not there.
-
-    Example:
-        >>> require_optuna()
-    """
-    if find_spec("optuna") is None:
-        raise ConfigError("a search needs optuna: pip install 'dpbam[search]'")
 
 
 def _plain(value: Any) -> Any:

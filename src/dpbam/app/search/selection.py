@@ -2,7 +2,7 @@
 
 Papernot and Steinke (2022): train K times, with hyper-parameters drawn anew each time, and release
 the best model alone. If K is fixed, the choice can cost as much as releasing all K. If K is random,
-drawn independently of the data and never told, it costs little more than one training:
+drawn independently of the data and never published, it costs little more than one training:
 
 ====================================  ========================================================
 K is drawn from                       then, with a trial's RDP eps(alpha) at order alpha,
@@ -13,10 +13,10 @@ truncated negative binomial of        eps(a) + (1 + eta) min_b ((1 - 1/b) eps(b)
 mean m and shape eta (1: geometric)   log(1/gamma) / b) + log(m) / (a - 1)
 ====================================  ========================================================
 
-dp-accounting's RDP accountant computes both, as its ``RepeatAndSelectDpEvent``. What it takes for
-granted, and what a search therefore keeps to: trials are independent and alike (no sampler or
-pruner that looks at others), K is not published, and the score by which the best is chosen is
-public or private itself.
+dp-accounting's RDP accountant computes both, as its ``RepeatAndSelectDpEvent``. The theorem
+assumes, and a search enforces, that trials are independent and identically distributed (no sampler
+or pruner that looks at others), that K is not published, and that the score by which the best is
+chosen is public or private itself.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 DISTRIBUTIONS = ("poisson", "negative-binomial")
-_MOST_NOISE = 2.0**17
-_MOST = 10**6  # a draw above it says that the shape is a mistake
+_NOISE = (1e-2, 2.0**17)  # the noise multipliers that calibration tries
+_MOST = 10**6  # a draw above it means that the shape is a mistake
 
 
 @dataclass(frozen=True)
 class Repetitions:
-    """How the number of trials K is drawn.
+    """The distribution of the number of trials K.
 
     Attributes:
         mean: E[K] = m, at least 1.
         distribution: "poisson" (K may be 0: then nothing is released), or "negative-binomial",
             truncated to K >= 1.
-        shape: eta of the latter: 1 is the geometric distribution, 0 the logarithmic one. The
-            smaller, the cheaper in privacy and the more K scatters.
+        shape: eta of the latter: 1 is the geometric distribution, 0 the logarithmic one. A smaller
+            one costs less privacy and makes K vary more.
 
     Example:
         >>> import numpy as np
@@ -67,10 +67,10 @@ class Repetitions:
             raise ArgumentError(f"the mean number of trials must be at least 1, got {self.mean!r}")
         _validate.non_negative("shape", self.shape)
         if self.distribution != "poisson" and self.mean == 1:
-            raise ArgumentError("a mean of 1 leaves nothing to choose from: take more trials")
+            raise ArgumentError("a mean of 1 leaves nothing to choose from: use more trials")
 
     def draw(self, generator: Generator) -> int:
-        """K."""
+        """Draw K."""
         if self.distribution == "poisson":
             return int(generator.poisson(self.mean))
         gamma = self.gamma()
@@ -81,10 +81,12 @@ class Repetitions:
             if 0 < count <= _MOST:
                 return count
             if count:
-                raise ArgumentError(f"{count} trials were drawn: take a larger --shape, or fewer")
+                raise ArgumentError(
+                    f"{count} trials were drawn: choose a larger --shape or fewer --trials"
+                )
 
     def gamma(self) -> float:
-        """The gamma of the negative binomial: the root of E[K] = m.
+        """Solve E[K] = m for the gamma of the negative binomial.
 
         E[K] = eta (1 - gamma) / (gamma (1 - gamma^eta)),
         at eta = 0: (1 / gamma - 1) / log(1 / gamma)
@@ -102,36 +104,17 @@ class Repetitions:
         return math.exp(brentq(excess, -50.0, -1e-9, xtol=1e-14))
 
     def event(self, trial: Any) -> Any:
-        """dp-accounting's event of the whole selection, ``trial`` being that of one training."""
+        """Return dp-accounting's event of the selection, given that of one trial."""
         import dp_accounting
 
         shape = math.inf if self.distribution == "poisson" else self.shape
         return dp_accounting.dp_event.RepeatAndSelectDpEvent(trial, self.mean, shape)
 
     def describe(self) -> str:
-        """For a statement."""
+        """Name the distribution, for a privacy statement."""
         if self.distribution == "poisson":
             return f"Poisson, mean {self.mean:g}"
         return f"truncated negative binomial, shape {self.shape:g}, mean {self.mean:g}"
-
-
-def trial_event(charge: Charge, score_noise: float | None = None) -> Any:
-    """dp-accounting's event of one trial: its steps and, if it is noised, its score.
-
-    Args:
-        charge: sigma, q and the steps.
-        score_noise: the deviation of the noise on the number of held-out records that the trial
-            gets right, which one record changes by at most 1; None if those records are public.
-    """
-    import dp_accounting as dp
-
-    step = dp.PoissonSampledDpEvent(
-        charge.sampling_rate, dp.GaussianDpEvent(charge.noise_multiplier)
-    )
-    training = dp.SelfComposedDpEvent(step, charge.steps)
-    if score_noise is None:
-        return training
-    return dp.ComposedDpEvent([training, dp.GaussianDpEvent(score_noise)])
 
 
 def search_epsilon(
@@ -142,7 +125,15 @@ def search_epsilon(
     stages: int = 1,
     score_noise: float | None = None,
 ) -> float:
-    """Epsilon of a whole search of ``stages`` selections, one after the other, by RDP.
+    """Return the epsilon of a whole search, by RDP.
+
+    Args:
+        charge: sigma, q and the steps of one trial.
+        delta: the failure probability of the guarantee.
+        repetitions: the distribution of the number of trials.
+        stages: selections, one after the other.
+        score_noise: the deviation of the noise on the number of test records that a trial gets
+            right, which one record changes by at most 1; None if those records are public.
 
     Example:
         >>> one = Charge(4.0, 0.1, 100)
@@ -152,9 +143,14 @@ def search_epsilon(
     import dp_accounting as dp
 
     _validate.probability("delta", delta)
+    noise = dp.GaussianDpEvent(charge.noise_multiplier)
+    step = dp.PoissonSampledDpEvent(charge.sampling_rate, noise)
+    trial: Any = dp.SelfComposedDpEvent(step, charge.steps)
+    if score_noise is not None:
+        trial = dp.ComposedDpEvent([trial, dp.GaussianDpEvent(score_noise)])
     accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     with quiet():
-        accountant.compose(repetitions.event(trial_event(charge, score_noise)), stages)
+        accountant.compose(repetitions.event(trial), stages)
         return float(accountant.get_epsilon(delta))
 
 
@@ -168,33 +164,32 @@ def search_noise_multiplier(
     stages: int = 1,
     score_noise: float | None = None,
 ) -> float:
-    """The least sigma of a trial (to a relative 1e-4) with which the whole search keeps to epsilon.
+    """Return the least sigma of a trial, to a relative 1e-4, that keeps a search within epsilon.
 
     Example:
         >>> sigma = search_noise_multiplier(2.0, 1e-5, 0.1, 100, Repetitions(10.0))
         >>> search_epsilon(Charge(sigma, 0.1, 100), 1e-5, Repetitions(10.0)) <= 2.0
         True
     """
+    from scipy.optimize import bisect
+
     _validate.positive("epsilon", epsilon)
 
-    def within(sigma: float) -> bool:
-        charge = Charge(sigma, sampling_rate, steps)
+    def excess(log_sigma: float) -> float:
+        charge = Charge(math.exp(log_sigma), sampling_rate, steps)
         spent = search_epsilon(charge, delta, repetitions, stages=stages, score_noise=score_noise)
-        return spent <= epsilon
+        return min(spent, 2 * epsilon) - epsilon  # finite at any sigma
 
-    if not within(_MOST_NOISE):
+    low, high = map(math.log, _NOISE)
+    if excess(high) > 0:
         raise ArgumentError(
             f"no noise keeps this search within epsilon {up(epsilon)}: "
             + ("noise the score more, or " if score_noise is not None else "")
-            + "take fewer trials or methods, or a larger epsilon"
+            + "use fewer trials or methods, or a larger epsilon"
         )
-    high = 1.0
-    while not within(high):
-        high *= 2
-    low = high / 2
-    while within(low) and low > 1e-2:
-        low, high = low / 2, low
-    while high > low * (1 + 1e-4):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if within(middle) else (middle, high)
-    return high
+    if excess(low) <= 0:
+        return math.exp(low)
+    found = bisect(excess, low, high, xtol=5e-5)
+    while excess(found) > 0:
+        found += 2e-5
+    return math.exp(found)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -27,20 +27,13 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 _NOT_VARIED = (
-    "data",
-    "data_root",
-    "method",
-    "budget",
-    "seed",
-    "noise_seed",
-    "unit",
-    "model_options",
-)
+    "data", "data_root", "method", "budget", "seed", "noise_seed", "unit", "model_options",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Where one field's values come from: ``choices``, or ``low`` to ``high``.
+    """The values that one field may take: ``choices``, or ``low`` to ``high``.
 
     Example:
         >>> Domain.parse("lr", "1e-4..1e-2:log")
@@ -61,7 +54,7 @@ class Domain:
 
     @classmethod
     def parse(cls, name: str, text: str) -> Domain:
-        """From the text after ``NAME=``.
+        """Parse the text after ``NAME=``.
 
         Raises:
             ConfigError: one sentence that names the field.
@@ -78,11 +71,11 @@ class Domain:
                 f"{name} must vary like 1e-4..1e-2:log or 256,512, got {text!r}"
             ) from None
         if colon and mark != "log":
-            raise ConfigError(f"after the range of {name} may stand :log, got :{mark}")
-        return cls(name, *bounds, log=bool(colon), whole=_whole(name))._checked()
+            raise ConfigError(f"only :log may follow the range of {name}, got :{mark}")
+        return cls(name, *bounds, log=bool(colon), whole=_is_whole(name))._checked()
 
     def suggest(self, trial: Trial) -> Any:
-        """Draw a value; of a trial taken up again, the value that it had."""
+        """Have Optuna draw a value; a resumed trial keeps the value that it had."""
         if self.choices:
             return trial.suggest_categorical(self.name, self.choices)
         if self.whole:
@@ -90,32 +83,29 @@ class Domain:
         return trial.suggest_float(self.name, self.low, self.high, log=self.log)
 
     def end(self, which: int) -> Any:
-        """The first (0) or the last (-1) value."""
+        """Return the first (0) or the last (-1) value."""
         if self.choices:
             return self.choices[which]
         bound = (self.low, self.high)[which]
         return int(bound) if self.whole else bound
 
     def _checked(self) -> Domain:
-        if self.choices:
-            for choice in self.choices:
-                _try(self.name, choice)
-            return self
-        if not self.low < self.high:
+        if not self.choices and not self.low < self.high:
             raise ConfigError(
                 f"the range of {self.name} must rise, got {self.low:g}..{self.high:g}"
             )
         if self.log and self.low <= 0:
             raise ConfigError(
-                f"a range in the logarithm must be above 0, got {self.name} {self.low:g}"
+                f"a logarithmic range must be above 0, got {self.name} from {self.low:g}"
             )
-        for which in (0, -1):
-            _try(self.name, self.end(which))
+        for value in self.choices or (self.end(0), self.end(-1)):
+            needs = {} if self.name in ("epsilon", "noise_multiplier") else {"epsilon": 1.0}
+            RunConfig(**needs, **{self.name: value})  # refuses a value that no run takes
         return self
 
 
 def parse_space(texts: Iterable[str], file: Path | None = None) -> dict[str, Domain]:
-    """The space of ``NAME=...`` texts, which win over those of a TOML file of names and texts.
+    """Parse ``NAME=...`` texts, which override those of a TOML file of names and texts.
 
     Example:
         >>> list(parse_space(["lr=1e-3..1e-1:log", "clip_norm=0.5,1"]))
@@ -142,20 +132,14 @@ def _check_name(name: str) -> None:
         raise ConfigError(f"{name} cannot be varied: {hint}")
 
 
-def _whole(name: str) -> bool:
+def _is_whole(name: str) -> bool:
     kind = RunConfig.model_fields[name].annotation
     return kind is int or int in get_args(kind)
 
 
 def _value(text: str) -> Any:
-    """A choice as TOML reads it, else as text."""
+    """Read a choice as TOML, else as text."""
     try:
         return tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()
-
-
-def _try(name: str, value: Any) -> None:
-    """Refuse a value that no run takes."""
-    needs: Mapping[str, Any] = {} if name in ("epsilon", "noise_multiplier") else {"epsilon": 1.0}
-    RunConfig(**needs, **{name: value})

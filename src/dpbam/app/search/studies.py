@@ -1,10 +1,10 @@
-"""A search's state in Optuna's storage: one study a stage, and who works on which trial.
+"""A search's state in Optuna's storage: one study per stage, and which process has which trial.
 
 Any number of processes, on any number of machines, work on one storage. Optuna numbers trials
-without gaps or repeats, so that a stage of K trials is its numbers 0 .. K-1; K stands in the study
-before the first of them. Whoever works on a trial holds a lock file beside its folder, which the
-system frees when the process dies, however it dies: then another takes the trial up, from its last
-checkpoint and with the hyper-parameters that it had.
+without gaps or repeats, so a stage of K trials is its numbers 0 .. K-1; K is in the study before
+the first of them. A process that works on a trial holds a lock file next to its folder. The system
+frees the lock when the process dies, and another process resumes the trial from its last
+checkpoint, with the hyper-parameters that it had.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 import secrets
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from dpbam.app.runs.config import ConfigError
 from dpbam.app.runs.files import locked
 from dpbam.app.runs.run import RunError
-from dpbam.app.search.database import unusable
 from dpbam.app.search.search import Search, Stage
 
 if TYPE_CHECKING:
@@ -33,7 +32,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 _PLAN, _COUNT, _OUT = "dpbam plan", "dpbam trials", "dpbam folder"
-_PATIENCE = 30.0  # seconds that the creator of a study has to say how many trials it is of
+_PATIENCE = 30.0  # seconds that the creator of a study has to write its number of trials
+_BUSY = "busy"
 
 
 class StageStudy:
@@ -44,7 +44,7 @@ class StageStudy:
         stage: which of its stages.
         out: the search's folder on this machine.
         url: of the storage, as SQLAlchemy writes it; None: a file in ``out``.
-        name: of the search, in a storage that others share.
+        name: of the search, in a shared storage.
     """
 
     def __init__(
@@ -62,38 +62,30 @@ class StageStudy:
             self.count = self._agree()
 
     def trials(self) -> list[FrozenTrial]:
-        """Trials 0 .. K-1, as far as they have begun."""
-        return [t for t in self.study.get_trials(deepcopy=False) if t.number < self.count]
+        """Return those of the trials 0 .. K-1 that have begun."""
+        return self.study.get_trials(deepcopy=False)[: self.count]
 
     def finished(self) -> bool:
-        """Whether all K are through."""
-        done = [t for t in self.trials() if t.state.is_finished()]
-        return len(done) == self.count
+        """Return whether all K trials are finished."""
+        return sum(trial.state.is_finished() for trial in self.trials()) == self.count
 
     def best(self) -> FrozenTrial | None:
-        """The one with the best score; None if there is none (K may be 0)."""
-        from optuna.trial import TrialState
-
-        done = [t for t in self.trials() if t.state is TrialState.COMPLETE]
+        """Return the complete trial with the best score, the first of a tie; None if none is."""
+        done = [trial for trial in self.trials() if trial.state.name == "COMPLETE"]
         return max(done, key=lambda t: (t.value or 0.0, -t.number), default=None)
 
     @contextmanager
     def claimed(self) -> Iterator[Trial | None]:
-        """A trial that nobody works on: one left behind, else a new one; None: all are taken."""
+        """Hold a trial: one whose process died, else a new one; None if all are taken."""
         from optuna.trial import Trial
 
-        for left in self._left():
+        for left in self._left_behind():
             with self._holding(left.number) as held:
                 if held:
-                    # taken up again by its identifier; its parameters are those it had
-                    yield Trial(self.study, left._trial_id)
+                    yield Trial(self.study, left._trial_id)  # with the parameters that it had
                     return
-        trial = (
-            self.study.ask() if len(self.study.get_trials(deepcopy=False)) < self.count else None
-        )
-        if trial is None or trial.number >= self.count:
-            if trial is not None:  # another process was faster
-                self._discard(trial)
+        trial = self._new_trial()
+        if trial is None:
             yield None
             return
         trial.set_user_attr(_OUT, self._place(trial.number))
@@ -101,46 +93,48 @@ class StageStudy:
             yield trial if held else None
 
     def out(self, number: int) -> Path:
-        """A trial's run folder."""
+        """Return a trial's run folder."""
         return self.folder / f"{number:04d}"
 
-    def _left(self) -> list[FrozenTrial]:
+    def _new_trial(self) -> Trial | None:
         from optuna.trial import TrialState
 
-        def mine(trial: FrozenTrial) -> bool:
-            return trial.user_attrs.get(_OUT) in (None, self._place(trial.number))
+        if len(self.trials()) == self.count:
+            return None
+        trial = self.study.ask()
+        if trial.number < self.count:
+            return trial
+        self.study.tell(trial, state=TrialState.FAIL)  # another process was faster
+        return None
 
-        return [t for t in self.trials() if t.state is TrialState.RUNNING and mine(t)]
+    def _left_behind(self) -> list[FrozenTrial]:
+        """Return the unfinished trials of this folder; a lock tells whether one is in progress."""
+        running = [trial for trial in self.trials() if not trial.state.is_finished()]
+        return [t for t in running if t.user_attrs.get(_OUT) in (None, self._place(t.number))]
 
     @contextmanager
     def _holding(self, number: int) -> Iterator[bool]:
-        """Hold a trial's lock; False if another process does, or the trial is done."""
+        """Hold a trial's lock; False if another process does, or the trial is finished."""
         try:
-            with locked(self.folder / f"{number:04d}.lock", busy="busy"):
-                state = next(t for t in self.trials() if t.number == number).state
-                yield not state.is_finished()
+            with locked(self.folder / f"{number:04d}.lock", busy=_BUSY):
+                yield not self.trials()[number].state.is_finished()
         except RunError as error:
-            if str(error) != "busy":
+            if str(error) != _BUSY:
                 raise
             yield False
 
     def _place(self, number: int) -> str:
         return f"{platform.node()}:{self.out(number).absolute()}"
 
-    def _discard(self, trial: Trial) -> None:
-        from optuna.trial import TrialState
-
-        self.study.tell(trial, state=TrialState.FAIL)
-
     def _agree(self) -> int:
-        """K, and the same search as all others': whoever made the study has written both."""
+        """Return K, and check that the study is of the same search; its creator writes both."""
         plan = json.dumps(self.search.to_mapping(), sort_keys=True)
         until = time.monotonic() + _PATIENCE
         while (stored := self.study.user_attrs).get(_COUNT) is None:
             if stored.get(_PLAN) is None or time.monotonic() > until:
                 self.study.set_user_attr(_PLAN, plan)
                 self.study.set_user_attr(_COUNT, number_of_trials(self.search, self.stage))
-                time.sleep(self._settling)  # should two machines write at once, the last one wins
+                time.sleep(self._settling)  # if two machines write at once, the last one wins
                 continue
             time.sleep(0.2)
         _check_same(json.loads(stored[_PLAN]), json.loads(plan))
@@ -148,7 +142,7 @@ class StageStudy:
 
 
 def number_of_trials(search: Search, stage: Stage) -> int:
-    """K: as asked, or in an accounted search drawn, once, from the system's entropy."""
+    """Return K: as asked, or in an accounted search drawn once, from the system's entropy."""
     import numpy as np
 
     if not search.accounted:
@@ -159,7 +153,7 @@ def number_of_trials(search: Search, stage: Stage) -> int:
 
 
 def trial_seed(seed: int, method: str, number: int) -> int:
-    """The seed of a trial of a seeded search: one's own, so that trials are independent.
+    """Derive the seed of one trial of a seeded search, so that trials are independent.
 
     Example:
         >>> trial_seed(0, "bam", 0) != trial_seed(0, "bam", 1)
@@ -169,35 +163,33 @@ def trial_seed(seed: int, method: str, number: int) -> int:
 
 
 def _open(search: Search, url: str, name: str) -> Study:
+    """Create or load a study. Samplers are unseeded: workers must not draw the same points."""
     import optuna
 
+    samplers: dict[str, Callable[[], BaseSampler]] = {
+        "random": optuna.samplers.RandomSampler,
+        "tpe": optuna.samplers.TPESampler,
+        "qmc": lambda: optuna.samplers.QMCSampler(warn_independent_sampling=False),
+    }
+    pruners: dict[str, Callable[[], BasePruner]] = {
+        "none": optuna.pruners.NopPruner,
+        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=4),
+        "hyperband": optuna.pruners.HyperbandPruner,
+    }
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
             return optuna.create_study(
                 storage=url, study_name=name, direction="maximize", load_if_exists=True,
-                sampler=_sampler(search), pruner=_pruner(search.pruner),
+                sampler=samplers[search.sampler](), pruner=pruners[search.pruner](),
             )  # fmt: skip
-        except Exception as error:  # whatever a database driver raises
-            raise unusable(url, error) from error
-
-
-def _sampler(search: Search) -> BaseSampler:
-    """Unseeded: workers of one search must not draw the same points."""
-    from optuna import samplers
-
-    if search.sampler == "qmc":
-        return samplers.QMCSampler(warn_independent_sampling=False)
-    return samplers.RandomSampler() if search.sampler == "random" else samplers.TPESampler()
-
-
-def _pruner(name: str) -> BasePruner:
-    from optuna import pruners
-
-    if name == "median":
-        return pruners.MedianPruner(n_startup_trials=4)
-    return pruners.NopPruner() if name == "none" else pruners.HyperbandPruner()
+        except Exception as error:  # of any database driver; the address may hold a password
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ConfigError(
+                f"the search's storage cannot be used ({reason}): check the address and the "
+                "driver of --storage"
+            ) from error
 
 
 def _check_same(before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dpbam.app.runs import ConfigError
-from reproduce import jobs
-from reproduce.jobs import carry_out, done, missing, records_folder
+from reproduce import records as kept
 from reproduce.outcome import Study
-from reproduce.records import read_record
+from reproduce.records import carry_out, missing, read_record, records_folder
+from reproduce.records import finished as done
 from tests.forked import started
 from tests.reproduce.tiny import machine, tiny
 
@@ -21,7 +21,7 @@ from tests.reproduce.tiny import machine, tiny
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reproduce")
     recipe = tiny(folder, flatness=True)
-    carry_out(missing([recipe], folder / "results"), folder / "runs")
+    carry_out(missing([recipe], folder / "results", work=folder / "runs"), folder / "results")
     return folder, recipe
 
 
@@ -45,10 +45,10 @@ def test_one_small_record_a_run_with_all_that_is_needed(finished):
 def test_nothing_is_done_twice(finished, monkeypatch):
     folder, recipe = finished
     assert missing([recipe, recipe], folder / "results") == []
-    monkeypatch.setattr(jobs, "run_all", None)  # would fail if it were called
-    carry_out([], folder / "runs")
+    monkeypatch.setattr(kept, "train_all", None)  # would fail if it were called
+    carry_out([], folder / "results")
     lacking = missing([recipe, recipe], folder / "results", seeds=3)
-    assert [job.run.name for job in lacking] == [
+    assert [run.name for _, run in lacking] == [
         f"{arm}-clip_norm-1-seed-2" for arm in ("dp-sgd", "dp-sat", "bam")
     ]
 
@@ -132,9 +132,9 @@ def test_a_kill_loses_nothing_but_time(tmp_path):
 def test_shards_are_every_run_once(tmp_path, machines):
     recipe = tiny(tmp_path)
     shards = [
-        [job.run.name for job in missing([recipe], tmp_path, 3, shard=(i + 1, machines))]
+        [run.name for _, run in missing([recipe], tmp_path, 3, shard=(i + 1, machines))]
         for i in range(machines)
     ]
-    whole = [job.run.name for job in missing([recipe], tmp_path, 3)]
+    whole = [run.name for _, run in missing([recipe], tmp_path, 3)]
     assert sorted(name for shard in shards for name in shard) == sorted(whole)
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
