@@ -125,17 +125,18 @@ def reading(t: float, method: str, rng: random.Random) -> dict[str, Any]:
 
 def evaluation(classes: tuple[str, ...], rng: random.Random) -> dict[str, Any]:
     """As ``dpbam evaluate --save`` keeps it."""
-    from dpbam.app.runs.metrics import Share
+    from dpbam.app.runs.metrics import Proportion
 
     k = len(classes)
     confusion = [[rng.randint(40, 80) if i == j else 10 for j in range(k)] for i in range(k)]
     by_class = {
-        name: Share(confusion[i][i], sum(confusion[i])).to_dict() for i, name in enumerate(classes)
+        name: Proportion(confusion[i][i], sum(confusion[i])).to_dict()
+        for i, name in enumerate(classes)
     }
-    groups = {name: {"accuracy": Share(right, 100).to_dict()} for name, right in
+    groups = {name: {"accuracy": Proportion(right, 100).to_dict()} for name, right in
               (("f", 60), ("m", 75))}  # fmt: skip
     return {
-        "accuracy": Share(200, 300).to_dict(), "classes": by_class, "confusion": confusion,
+        "accuracy": Proportion(200, 300).to_dict(), "classes": by_class, "confusion": confusion,
         "groups": {"sex": {"worst": "f", "groups": groups}},
     }  # fmt: skip
 

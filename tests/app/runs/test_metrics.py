@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
 from sklearn import metrics as reference
 
-from dpbam.app.runs.metrics import BINS, Share, calibration_error, evaluate
+from dpbam.app.runs.metrics import BINS, Proportion, calibration_error, evaluate
 
 
 def draw(rng, n=200, classes=4):
@@ -51,7 +51,9 @@ def test_confusion_has_labels_in_rows():
 def test_interval_is_wilsons(pair):
     right, count = pair
     expected = binomtest(right, count).proportion_ci(0.95, method="wilson")
-    assert Share(right, count).interval == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert Proportion(right, count).interval == pytest.approx(
+        (expected.low, expected.high), abs=1e-12
+    )
 
 
 def mean_coverage(interval):
@@ -69,7 +71,9 @@ def mean_coverage(interval):
 
 
 def test_interval_covers_as_often_as_it_says():
-    assert mean_coverage(lambda right: Share(right, 100).interval) == pytest.approx(0.95, abs=0.005)
+    assert mean_coverage(lambda right: Proportion(right, 100).interval) == pytest.approx(
+        0.95, abs=0.005
+    )
 
 
 def test_a_narrower_interval_would_be_noticed():

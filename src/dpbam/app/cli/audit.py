@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpbam.app.cli.output import Json, console, examples, facts, number, print_json, say, table
+from dpbam.app.cli.output import (
+    Json,
+    console,
+    examples,
+    facts,
+    number,
+    option,
+    print_json,
+    say,
+    table,
+)
 from dpbam.privacy.rounding import down, up
 
 if TYPE_CHECKING:
@@ -19,25 +29,23 @@ def audit(
         Path | None, typer.Argument(metavar="[RUN]", help="A finished run, to be checked.")
     ] = None,
     canary: Annotated[
-        str, typer.Option(help="dirac or random gradients; mislabelled or blank images.")
+        str, option("dirac or random gradients; mislabelled or blank images.")
     ] = "dirac",
-    canaries: Annotated[
-        int, typer.Option(help="1: many runs. More: one run, each in it by a coin.")
-    ] = 1,
-    epsilon: Annotated[float, typer.Option(help="The claim; noise is calibrated to it.")] = 4.0,
-    delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
-    n: Annotated[int | None, typer.Option("--n", help="Units of privacy.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Expected; q = batch size / n.")] = None,
-    steps: Annotated[int, typer.Option(help="Steps of a training.")] = 1,
-    method: Annotated[str, typer.Option(help="dp-sgd, dp-sat or bam.")] = "dp-sgd",
-    clipping: Annotated[str, typer.Option(help="flat, automatic or per-layer.")] = "flat",
-    engine: Annotated[str, typer.Option(help="auto, fused or functional.")] = "auto",
-    noise: Annotated[str, typer.Option(help="standard or secure.")] = "standard",
-    trials: Annotated[int, typer.Option(help="Runs, half of them with the canary.")] = 2000,
-    confidence: Annotated[float, typer.Option(help="Of each lower bound.")] = 0.95,
-    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    canaries: Annotated[int, option("1: many runs. More: one run, each in it by a coin.")] = 1,
+    epsilon: Annotated[float, option("The claim; noise is calibrated to it.")] = 4.0,
+    delta: Annotated[float, option("Its delta.")] = 1e-5,
+    n: Annotated[int | None, option("Units of privacy.", "--n")] = None,
+    batch_size: Annotated[int | None, option("Expected; q = batch size / n.")] = None,
+    steps: Annotated[int, option("Steps of a training.")] = 1,
+    method: Annotated[str, option("dp-sgd, dp-sat or bam.")] = "dp-sgd",
+    clipping: Annotated[str, option("flat, automatic or per-layer.")] = "flat",
+    engine: Annotated[str, option("auto, fused or functional.")] = "auto",
+    noise: Annotated[str, option("standard or secure.")] = "standard",
+    trials: Annotated[int, option("Runs, half of them with the canary.")] = 2000,
+    confidence: Annotated[float, option("Of each lower bound.")] = 0.95,
+    jobs: Annotated[int, option("Processes.")] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="Keeps trials, result and plot; the same again resumes.")
+        Path | None, option("Keeps trials, result and plot; the same again resumes.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -14,6 +14,7 @@ from dpbam.app.cli.output import (
     examples,
     facts,
     number,
+    option,
     percent,
     print_json,
     say,
@@ -48,12 +49,12 @@ def _bias(
     folder: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run folder: its model is measured.")
     ] = None,
-    batches: Annotated[int, typer.Option(help="Poisson batches to measure on.")] = 4,
+    batches: Annotated[int, option("Poisson batches to measure on.")] = 4,
     advise: Annotated[
-        bool, typer.Option("--advise", help="What other C, lambda and batch sizes would do.")
+        bool, option("What other C, lambda and batch sizes would do.", "--advise")
     ] = False,
     flatness: Annotated[
-        bool, typer.Option("--flatness", help="L_Z, L_BAO and the Hessian's top eigenvalue.")
+        bool, option("L_Z, L_BAO and the Hessian's top eigenvalue.", "--flatness")
     ] = False,
     json: Json = False,
 ) -> None:

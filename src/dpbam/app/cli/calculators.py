@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
 from pydantic import BaseModel
 
 from dpbam import _validate
 from dpbam.app.cli.flags import with_flags
-from dpbam.app.cli.output import Json, examples, print_facts
+from dpbam.app.cli.output import Json, examples, option, print_facts
 from dpbam.app.runs.config import default_delta
 from dpbam.app.runs.settings import setting
 from dpbam.errors import ArgumentError
@@ -62,7 +61,7 @@ class Mechanism(BaseModel):
 
 def _epsilon(
     flags: dict[str, Any],
-    noise_multiplier: Annotated[float, typer.Option(help="Sigma.")],
+    noise_multiplier: Annotated[float, option("Sigma.")],
     json: Json = False,
 ) -> None:
     """Calculate the epsilon of a training with a given noise multiplier.
@@ -87,9 +86,9 @@ def _epsilon(
 
 def _calibrate(
     flags: dict[str, Any],
-    epsilon: Annotated[float, typer.Option(help="The budget.")],
+    epsilon: Annotated[float, option("The budget.")],
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="Sigma; then the steps are calculated.")
+        float | None, option("Sigma; then the steps are calculated.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -6,10 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dpbam.app.cli.flags import ConfigFile, merged, with_flags
-from dpbam.app.cli.output import Json, console, examples, print_json, say, table
+from dpbam.app.cli.output import Json, console, examples, option, print_json, say, table
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
@@ -23,21 +21,19 @@ METHODS = ("dp-sgd", "dp-sat", "bam")
 
 def _compare(
     flags: dict[str, Any],
-    out: Annotated[Path, typer.Option(help="A folder for all runs and comparison.json.")],
+    out: Annotated[Path, option("A folder for all runs and comparison.json.")],
     method: Annotated[
         list[str] | None,
-        typer.Option(
-            help="METHOD or METHOD:LAMBDA, also bam-exact; repeatable, the baseline first."
-        ),
+        option("METHOD or METHOD:LAMBDA, also bam-exact; repeatable, the baseline first."),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many paired seeds.")] = 3,
-    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
-    jobs: Annotated[int, typer.Option(help="Runs at a time, each in its own process.")] = 1,
+    seeds: Annotated[int, option("How many paired seeds.")] = 3,
+    first_seed: Annotated[int, option("The first of them.")] = 0,
+    jobs: Annotated[int, option("Runs at a time, each in its own process.")] = 1,
     include_non_private: Annotated[
-        bool, typer.Option("--include-non-private", help="Add SGD without privacy.")
+        bool, option("Add SGD without privacy.", "--include-non-private")
     ] = False,
     share_noise: Annotated[
-        bool, typer.Option("--share-noise", help="Research only: the same noise in all methods.")
+        bool, option("Research only: the same noise in all methods.", "--share-noise")
     ] = False,
     config: ConfigFile = None,
     json: Json = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpbam.app.cli.output import Json, console, examples, print_json, say, table
+from dpbam.app.cli.output import Json, console, examples, option, print_json, say, table
 
 if TYPE_CHECKING:
     from dpbam.data import DataSet
@@ -20,10 +20,10 @@ EXAMPLES = examples(
 )
 
 Spec = Annotated[str, typer.Argument(metavar="DATA", help="A name, a path, or module:function.")]
-Root = Annotated[Path | None, typer.Option(help="Where downloads live (or set DPBAM_DATA).")]
-ImageSize = Annotated[int | None, typer.Option(help="Side to resize a folder's images to.")]
-Channels = Annotated[int | None, typer.Option(help="1 (grey) or 3 (RGB) to convert them to.")]
-Unit = Annotated[str | None, typer.Option(help="Column of the unit of privacy, e.g. patient.")]
+Root = Annotated[Path | None, option("Where downloads live (or set DPBAM_DATA).")]
+ImageSize = Annotated[int | None, option("Side to resize a folder's images to.")]
+Channels = Annotated[int | None, option("1 (grey) or 3 (RGB) to convert them to.")]
+Unit = Annotated[str | None, option("Column of the unit of privacy, e.g. patient.")]
 
 
 def list_(json: Json = False) -> None:

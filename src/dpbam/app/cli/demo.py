@@ -7,10 +7,8 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dpbam.app.cli.compare import carry_out, show
-from dpbam.app.cli.output import examples, note, number, percent, say
+from dpbam.app.cli.output import examples, note, number, option, percent, say
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
@@ -33,11 +31,9 @@ LAMBDAS = {"dp-sgd": None, "dp-sat": 0.02, "bam": 0.02}
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(help="How many paired seeds.")] = 5,
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time; by default one per core.")
-    ] = None,
+    out: Annotated[Path, option("Where the results go.")] = Path("runs/demo"),
+    seeds: Annotated[int, option("How many paired seeds.")] = 5,
+    jobs: Annotated[int | None, option("Runs at a time; by default one per core.")] = None,
 ) -> None:
     """Compare DP-SGD, DP-SAT, BAM and training without privacy on digits, in a few minutes.
 

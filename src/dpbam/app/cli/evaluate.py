@@ -17,6 +17,7 @@ from dpbam.app.cli.output import (
     examples,
     facts,
     note,
+    option,
     percent,
     print_json,
     say,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dpbam.app.runs import RunModel
-    from dpbam.app.runs.metrics import Evaluation, Scores, Share
+    from dpbam.app.runs.metrics import Metrics, Proportion, Scores
     from dpbam.app.runs.predict import Prediction
     from dpbam.data import DataSet
 
@@ -40,30 +41,28 @@ FORMATS = ("csv", "json")
 _MOST_COLUMNS = 12  # of a confusion matrix that fits on a screen
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
+Device = Annotated[str, option("cpu, cuda, ...")]
 OwnModel = Annotated[
-    str | None, typer.Option(help="The run's own module:function, which you trust to be run.")
+    str | None, option("The run's own module:function, which you trust to be run.")
 ]
 
 
 def evaluate(
     run: Run,
     data: Annotated[
-        str | None, typer.Option(help="A data set, as for train. By default the run's own.")
+        str | None, option("A data set, as for train. By default the run's own.")
     ] = None,
-    split: Annotated[str, typer.Option(help="test, val, train or all.")] = "test",
-    by: Annotated[
-        list[str] | None, typer.Option(help="A column of sub-groups, repeatable.")
-    ] = None,
+    split: Annotated[str, option("test, val, train or all.")] = "test",
+    by: Annotated[list[str] | None, option("A column of sub-groups, repeatable.")] = None,
     unit: Annotated[
-        str | None, typer.Option(help="Column of the unit of privacy, if a part is held out.")
+        str | None, option("Column of the unit of privacy, if a part is held out.")
     ] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where downloads live.")] = None,
+    data_root: Annotated[Path | None, option("Where downloads live.")] = None,
     device: Device = "cpu",
     model: OwnModel = None,
     json: Json = False,
     save: Annotated[
-        bool, typer.Option("--save", help="Keep the JSON in the run's non-private folder.")
+        bool, option("Keep the JSON in the run's non-private folder.", "--save")
     ] = False,
 ) -> None:
     """Evaluate a run's model on labelled data, as a whole, by class and by sub-group.
@@ -95,8 +94,8 @@ def predict(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILES...", help="Image files, or .npz arrays.")
     ],
-    format: Annotated[str, typer.Option(help="csv or json.")] = "csv",
-    out: Annotated[Path | None, typer.Option(help="A file to write; otherwise stdout.")] = None,
+    format: Annotated[str, option("csv or json.")] = "csv",
+    out: Annotated[Path | None, option("A file to write; otherwise stdout.")] = None,
     device: Device = "cpu",
     model: OwnModel = None,
 ) -> None:
@@ -163,7 +162,7 @@ def _same(one: str, other: str) -> bool:
     return one == other or Path(one).resolve() == Path(other).resolve()
 
 
-def _show(screen: Console, dataset: DataSet, result: Evaluation) -> None:
+def _show(screen: Console, dataset: DataSet, result: Metrics) -> None:
     scores = result.scores
     values = {
         "data": f"{dataset.name}, {len(dataset)} records",
@@ -184,7 +183,7 @@ def _show(screen: Console, dataset: DataSet, result: Evaluation) -> None:
     say(CAVEAT, screen)
 
 
-def _show_groups(screen: Console, column: str, result: Evaluation) -> None:
+def _show_groups(screen: Console, column: str, result: Metrics) -> None:
     worst = result.worst(column)
     rows = [_group(name, s, name == worst) for name, s in result.groups[column].items()]
     header = (column, "records", "accuracy", "balanced", "AUC", "calibration error")
@@ -202,7 +201,7 @@ def _group(name: str, scores: Scores, worst: bool) -> tuple[object, ...]:
     )
 
 
-def _share(share: Share) -> str:
+def _share(share: Proportion) -> str:
     if not share.count:
         return "-"
     low, high = share.interval

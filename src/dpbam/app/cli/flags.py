@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
+from dpbam.app.cli.output import option
 from dpbam.app.runs.config import RunConfig, read_file
 from dpbam.app.runs.folder import stored_config
 from dpbam.app.runs.own_code import check_code
@@ -18,7 +19,7 @@ from dpbam.app.runs.settings import Setting, settings
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", help="A .toml file of these settings; flags override it."),
+    option("A .toml file of these settings; flags override it.", "--config"),
 ]
 _ALTERNATIVES = (("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "head_only"))
 

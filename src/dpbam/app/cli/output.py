@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-Json = Annotated[bool, typer.Option("--json", help="One line of JSON, for scripts.")]
+def option(help: str, *names: str) -> Any:
+    """Describe a flag within ``Annotated``; its name is the parameter's, unless it is given."""
+    return typer.Option(*names, help=help)
+
+
+Json = Annotated[bool, option("One line of JSON, for scripts.", "--json")]
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpbam.app.cli.output import examples, note
+from dpbam.app.cli.output import examples, note, option
 
 _NAMES = (
     "accuracy, classes, confusion, groups, bias, decomposition, direction, noise, relative-bias, "
@@ -20,21 +20,17 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page. By default in the run's folder, or here for several."),
+        option("The page. By default in the run's folder, or here for several."),
     ] = None,
     publishable: Annotated[
-        bool, typer.Option("--publishable", help="Leave out everything that is not private.")
+        bool, option("Leave out everything that is not private.", "--publishable")
     ] = False,
     public_test_data: Annotated[
         bool,
-        typer.Option(
-            "--public-test-data", help="The test records are not sensitive: keep accuracy."
-        ),
+        option("The test records are not sensitive: keep accuracy.", "--public-test-data"),
     ] = False,
-    figures: Annotated[
-        Path | None, typer.Option(help="A folder for each figure as PDF and CSV.")
-    ] = None,
-    title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+    figures: Annotated[Path | None, option("A folder for each figure as PDF and CSV.")] = None,
+    title: Annotated[str | None, option("The page's title.")] = None,
 ) -> None:
     """Write one self-contained HTML page about one run, or several side by side.
 
@@ -55,7 +51,7 @@ def report(
 
 def plot(
     figure: Annotated[str, typer.Argument(metavar="FIGURE", help=f"One of {_NAMES}.")],
-    out: Annotated[Path, typer.Option(help="A .pdf, .svg, .png, or .csv for the data.")],
+    out: Annotated[Path, option("A .pdf, .svg, .png, or .csv for the data.")],
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders.")
     ] = None,

@@ -6,8 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dpbam.app.cli.flags import ConfigFile, merged, with_flags
 from dpbam.app.cli.output import (
     Json,
@@ -15,6 +13,7 @@ from dpbam.app.cli.output import (
     examples,
     facts,
     note,
+    option,
     percent,
     print_json,
     say,
@@ -33,36 +32,34 @@ _ENOUGH = 10  # trials from which on importances say something
 
 def _search(
     flags: dict[str, Any],
-    out: Annotated[Path, typer.Option(help="A folder for all trials and result.json.")],
-    pay: Annotated[
-        str, typer.Option(help="How the search is paid for: public, nothing or accounted.")
-    ],
+    out: Annotated[Path, option("A folder for all trials and result.json.")],
+    pay: Annotated[str, option("How the search is paid for: public, nothing or accounted.")],
     vary: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=LOW..HIGH[:log], or NAME=A,B,C; repeatable."),
+        option("NAME=LOW..HIGH[:log], or NAME=A,B,C; repeatable."),
     ] = None,
-    space: Annotated[Path | None, typer.Option(help="A .toml file of the same.")] = None,
+    space: Annotated[Path | None, option("A .toml file of the same.")] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="A stage each [dp-sgd, dp-sat, bam]; repeatable.")
+        list[str] | None, option("A stage each [dp-sgd, dp-sat, bam]; repeatable.")
     ] = None,
-    trials: Annotated[int, typer.Option(help="Of each stage; accounted: their mean.")] = 20,
-    sampler: Annotated[str, typer.Option(help="random, tpe or qmc.")] = "random",
-    pruner: Annotated[str, typer.Option(help="none, median or hyperband.")] = "none",
+    trials: Annotated[int, option("Of each stage; accounted: their mean.")] = 20,
+    sampler: Annotated[str, option("random, tpe or qmc.")] = "random",
+    pruner: Annotated[str, option("none, median or hyperband.")] = "none",
     score: Annotated[
-        str | None, typer.Option(help="accounted: public, or noised=S (noise on the count).")
+        str | None, option("accounted: public, or noised=S (noise on the count).")
     ] = None,
     distribution: Annotated[
-        str, typer.Option(help="accounted: of the number: poisson or negative-binomial.")
+        str, option("accounted: of the number: poisson or negative-binomial.")
     ] = "poisson",
-    shape: Annotated[float, typer.Option(help="Of negative-binomial; 1: geometric.")] = 1.0,
-    workers: Annotated[int, typer.Option(help="Trials at a time, each in its process.")] = 1,
+    shape: Annotated[float, option("Of negative-binomial; 1: geometric.")] = 1.0,
+    workers: Annotated[int, option("Trials at a time, each in its process.")] = 1,
     storage: Annotated[
-        str | None, typer.Option(help="A database that several machines share [a file in out].")
+        str | None, option("A database that several machines share [a file in out].")
     ] = None,
-    name: Annotated[str, typer.Option(help="Of the search, in a shared database.")] = "search",
+    name: Annotated[str, option("Of the search, in a shared database.")] = "search",
     config: ConfigFile = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be searched and its cost.")
+        bool, option("Show what would be searched and its cost.", "--dry-run")
     ] = False,
     json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, with_flags
-from dpbam.app.cli.output import console, examples, facts, note, number, percent, print_json
+from dpbam.app.cli.output import console, examples, facts, note, number, option, percent, print_json
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
 
@@ -27,16 +27,14 @@ if TYPE_CHECKING:
 def _train(
     flags: dict[str, Any],
     config: ConfigFile = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder. By default a new one in runs/.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    out: Annotated[Path | None, option("The run folder. By default a new one in runs/.")] = None,
+    resume: Annotated[bool, option("Resume the run in --out.", "--resume")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan: sigma, steps, epsilon, memory.")
+        bool, option("Print the plan: sigma, steps, epsilon, memory.", "--dry-run")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="One line, at the end.")] = False,
+    quiet: Annotated[bool, option("One line, at the end.", "--quiet", "-q")] = False,
     json_lines: Annotated[
-        bool, typer.Option("--json-lines", help="JSON on stdout, an event per line, for scripts.")
+        bool, option("JSON on stdout, an event per line, for scripts.", "--json-lines")
     ] = False,
 ) -> None:
     """Train a classifier with differential privacy, and write a privacy statement.

@@ -1,7 +1,6 @@
-"""Measures the bias of a run's model, or of a fresh one, on batches of its training data.
+"""Measures the clipping bias of a run's model, or of a new one, on batches of its training data.
 
-Nothing here is private: it looks at the data without noise, writes no ledger, and must stay with
-the operator.
+Nothing here is private: it reads the data without noise, and writes no ledger. For the operator.
 """
 
 from __future__ import annotations
@@ -35,27 +34,20 @@ READING = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found.
-
-    Attributes:
-        records: one a batch.
-        advice: if it was asked for.
-        flatness: likewise.
-    """
+    """One record per batch, and advice and flatness if they were asked for."""
 
     records: tuple[BiasRecord, ...]
     advice: Advice | None
     flatness: Flatness | None
 
     def means(self, reference: str) -> dict[str, float] | None:
-        """Means over the batches against "plain" or "own"; None where it was not measured."""
+        """Return means over the batches against "plain" or "own"; None if not measured."""
         readings = [getattr(record, f"non_private_against_{reference}") for record in self.records]
         if any(reading is None for reading in readings):
             return None
         return {name: fmean(getattr(reading, name) for reading in readings) for name in READING}
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "note": NOTE,
             "non_private_against_plain": self.means("plain"),
@@ -77,15 +69,12 @@ def measure(
     """Measure at fixed parameters, on Poisson batches of the training set.
 
     Args:
-        config: the run's, or of a run that might be.
+        config: the run's settings.
         run: a run folder, whose model (or latest checkpoint, if it has not ended) is measured;
             None: a model with new weights.
         batches: how many.
-        advice: what other settings would do.
-        flatness: L_Z, L_BAO and the Hessian's largest eigenvalue.
-
-    Raises:
-        RunError: if the folder has neither model nor checkpoint.
+        advice: also estimate what other settings would do.
+        flatness: also measure L_Z, L_BAO and the Hessian's largest eigenvalue.
     """
     from dpbam.bias import BiasLens
 
@@ -107,7 +96,7 @@ def measure(
 
 
 def _sigma(config: RunConfig, run: Path | None) -> float | None:
-    """The sigma that the run found, if its settings are as they were: calibrating takes seconds."""
+    """Return the run's sigma, if its settings are the same: to calibrate again takes seconds."""
     if run is None:
         return None
     facts = RunFolder(run).read_facts()
@@ -116,7 +105,7 @@ def _sigma(config: RunConfig, run: Path | None) -> float | None:
 
 
 def _load_weights(prepared: Prepared, run: Path) -> None:
-    """The model that the run hands out, or its latest checkpoint's."""
+    """Load the model that the run handed out, or its latest checkpoint's."""
     from dpbam.app.runs import checkpoint
     from dpbam.app.runs.model_file import load_run_model
 
@@ -124,15 +113,15 @@ def _load_weights(prepared: Prepared, run: Path) -> None:
     latest = None
     if not folder.model.exists():
         latest = checkpoint.load_latest(folder.checkpoints, folder.read_facts()["run"])
-    own = prepared.config.model
-    state = (
-        latest.state["model"] if latest else load_run_model(run, own_model=own).module.state_dict()
-    )
-    prepared.model.load_state_dict(state)
+    if latest:
+        prepared.model.load_state_dict(latest.state["model"])
+    else:
+        loaded = load_run_model(run, own_model=prepared.config.model)
+        prepared.model.load_state_dict(loaded.module.state_dict())
 
 
 def _some(prepared: Prepared) -> tuple[Tensor, Tensor]:
-    """A few records as the model sees them in evaluation: no augmentation."""
+    """Return a few records as the model sees them in evaluation: not augmented."""
     import numpy as np
 
     from dpbam.data import to_float

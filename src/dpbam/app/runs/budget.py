@@ -39,21 +39,13 @@ from dpbam.privacy.rounding import up
 
 @dataclass(frozen=True)
 class Entry:
-    """What one run took.
+    """What one run took."""
 
-    Attributes:
-        run: its identifier.
-        label: for people, such as its folder.
-        settled: False while it is a reservation.
-        charges: the steps that count: those reserved, or those spent.
-        spent: the steps that the run's ledger is known to have held; never lowered.
-    """
-
-    run: str
-    label: str
-    settled: bool
-    charges: tuple[Charge, ...]
-    spent: tuple[Charge, ...] = ()
+    run: str  # its identifier
+    label: str  # for people, such as its folder
+    settled: bool  # False while it is a reservation
+    charges: tuple[Charge, ...]  # the steps that count: those reserved, or those spent
+    spent: tuple[Charge, ...] = ()  # what its ledger is known to have held; never lowered
 
 
 class Budget:
@@ -61,9 +53,6 @@ class Budget:
 
     Every change is made under its lock, from the file's present content, so that any number of
     runs may share it.
-
-    Raises:
-        RunError: if the file is not there or not a budget.
 
     Example:
         >>> import tempfile
@@ -87,7 +76,7 @@ class Budget:
     def create(
         cls, path: str | Path, *, epsilon: float, delta: float, accountant: str = "pld"
     ) -> Budget:
-        """A new budget file; an existing one is refused."""
+        """Make a new budget file; an existing one is not replaced."""
         path = Path(path).resolve()
         values = {"epsilon": epsilon, "delta": delta, "accountant": accountant, "entries": []}
         _check(path, values)
@@ -99,16 +88,16 @@ class Budget:
 
     @property
     def total(self) -> tuple[float, float]:
-        """(epsilon, delta) of the whole budget."""
+        """The (epsilon, delta) of the whole budget."""
         values = self._read()
         return float(values["epsilon"]), float(values["delta"])
 
     def entries(self) -> list[Entry]:
-        """What runs have reserved and spent, in the order they came."""
+        """Return what runs have reserved and spent, in order."""
         return [_entry(e) for e in self._read()["entries"]]
 
     def epsilon(self) -> float:
-        """Epsilon of everything reserved and spent, at the budget's delta."""
+        """Return the epsilon of everything reserved and spent, at the budget's delta."""
         return _epsilon(self._read())
 
     def reserve(
@@ -120,18 +109,10 @@ class Budget:
         label: str = "",
         spent: Sequence[Charge] = (),
     ) -> None:
-        """Reserve ``charges`` for ``run``; an entry that it has already is raised, never lowered.
+        """Reserve all steps that ``run`` may take; an entry that it has is raised, never lowered.
 
-        Args:
-            run: its identifier.
-            charges: all steps that it may take, those on its ledger among them.
-            unit: the unit of privacy.
-            label: for people, such as its folder.
-            spent: what its ledger holds.
-
-        Raises:
-            RunError: if all together would exceed the budget, with what is left, or the ledger
-                holds less than it did before; then nothing has changed.
+        Refused, with nothing changed, if all runs together would exceed the budget, or the ledger,
+        which holds ``spent``, held more before.
         """
         with self._changing() as values:
             if values.setdefault("unit", unit) != unit:
@@ -154,11 +135,7 @@ class Budget:
                 )
 
     def note(self, run: str, spent: Sequence[Charge]) -> None:
-        """Record what the ledger of ``run`` holds: from now on it may not hold less.
-
-        Raises:
-            RunError: if the run has no entry, or its ledger held more before.
-        """
+        """Record what the ledger of ``run`` holds: from now on it may not hold less."""
         with self._changing() as values:
             mine = self._entry(values, run)
             known = self._known(mine, spent)
@@ -167,9 +144,8 @@ class Budget:
     def settle(self, run: str, spent: Sequence[Charge]) -> None:
         """Replace what ``run`` reserved by what its ledger holds; a settled entry is never lowered.
 
-        Raises:
-            RunError: if the run has no reservation, or its ledger held more before, or holds steps
-                that were not reserved; then nothing has changed.
+        Refused, with nothing changed, if the ledger held more before, or holds other steps than
+        those reserved.
         """
         with self._changing() as values:
             mine = self._entry(values, run)
@@ -194,7 +170,7 @@ class Budget:
         return next((_entry(e) for e in values["entries"] if e["run"] == run), None)
 
     def _known(self, mine: Entry, spent: Sequence[Charge]) -> tuple[Charge, ...]:
-        """What a ledger holds, checked against what it is known to have held."""
+        """Return what a ledger holds, checked against what it is known to have held."""
         before, now = _counts(mine.spent), _counts(checked(c) for c in spent)
         if any(now[kind] < count for kind, count in before.items()):
             raise RunError(
@@ -206,7 +182,7 @@ class Budget:
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, Any]]:
-        """The present values, to change; written back unless an error is raised."""
+        """Yield the present values, to change; write them back unless an error is raised."""
         with locked(_lock(self.path)):
             values = self._read()
             yield values
@@ -233,7 +209,7 @@ class Budget:
 
 
 def _lock(path: Path) -> Path:
-    return path.with_name(f".{path.name}.lock")  # beside it: the file itself is replaced
+    return path.with_name(f".{path.name}.lock")  # a second file: the first is replaced
 
 
 def _check(path: Path, values: dict[str, Any]) -> None:
@@ -251,7 +227,7 @@ def _check(path: Path, values: dict[str, Any]) -> None:
 
 
 def _entry(raw: dict[str, Any]) -> Entry:
-    """An entry of the file, every number checked: a count is a whole number, at least 0."""
+    """Return an entry of the file, every number checked: a count is whole, at least 0."""
     if not isinstance(raw, dict) or not isinstance(raw["settled"], bool):
         raise ArgumentTypeError(
             "an entry must have run, label, settled (true or false) and charges"
@@ -266,7 +242,7 @@ def _read_charges(rows: Any) -> tuple[Charge, ...]:
 
 
 def _counts(charges: Iterable[Charge]) -> Counter[tuple[float, float]]:
-    """Steps by kind (sigma, q), equal ones together."""
+    """Return the steps by kind (sigma, q), equal ones together."""
     steps: Counter[tuple[float, float]] = Counter()
     for sigma, q, count in charges:
         steps[sigma, q] += count
@@ -278,7 +254,7 @@ def _charges(counts: Counter[tuple[float, float]]) -> tuple[Charge, ...]:
 
 
 def _most(*parts: Sequence[Charge]) -> tuple[Charge, ...]:
-    """The larger count of each kind of steps."""
+    """Return the larger count of each kind of steps."""
     most: Counter[tuple[float, float]] = Counter()
     for part in parts:
         most |= _counts(checked(c) for c in part)
@@ -302,7 +278,7 @@ def _epsilon(values: dict[str, Any], without: str | None = None) -> float:
 
 
 def _epsilon_charges(values: dict[str, Any], without: str | None) -> tuple[Charge, ...]:
-    """All entries' steps, equal ones together: one composition."""
+    """Return all entries' steps, equal ones together: one composition."""
     entries = [_entry(e) for e in values["entries"] if e["run"] != without]
     counts = _counts(charge for entry in entries for charge in entry.charges)
     return tuple(checked(c) for c in _charges(counts))

@@ -1,4 +1,4 @@
-"""From a configuration to the objects that train: model, method, optimiser, schedule, average."""
+"""Makes what a configuration asks for: model, method, optimiser, schedule, average."""
 
 from __future__ import annotations
 
@@ -27,26 +27,22 @@ from dpbam.training.trainer import augmentation
 
 
 def make_device(name: str) -> torch.device:
-    """The device called ``name``; "auto" is a GPU where there is one.
-
-    Raises:
-        ConfigError: if there is no such device.
-    """
+    """Return the device called ``name``; "auto" is a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):  # torch without CUDA asserts
-        raise ConfigError(f"device {name!r} is not to be had here: try cpu, or auto") from None
+        raise ConfigError(f"device {name!r} is not available here: try cpu, or auto") from None
     return device
 
 
 def make_model(config: RunConfig, train: DataSet) -> nn.Module:
-    """The model for this data, with its initial weights, frozen as asked, on its device.
+    """Return the model for this data, with its initial weights, frozen as asked, on its device.
 
-    Unseeded weights are drawn under a new seed from the operating system, not from torch's
-    generator as it stands: what a process did before, perhaps with the data, is not in them.
+    Unseeded weights are drawn with a new seed from the operating system, not with the state of
+    torch's generator, which what the process did before, perhaps with the data, may have changed.
     """
     model = build_model(
         config.model,
@@ -66,16 +62,10 @@ def make_model(config: RunConfig, train: DataSet) -> nn.Module:
 
 
 def load_initial(model: nn.Module, path: Path) -> list[str]:
-    """Put the weights of a safetensors file into the model.
+    """Load the weights of a safetensors file; return the names that keep their own weights.
 
     Every parameter must be in the file, in its shape, but for the last layer's: pre-training had
-    other classes. What else the file holds is left alone.
-
-    Returns:
-        The names that keep their own weights.
-
-    Raises:
-        ConfigError: if the file cannot be read, or does not fit.
+    other classes. What else the file holds is ignored.
     """
     try:
         found = load_file(path)
@@ -98,12 +88,11 @@ def load_initial(model: nn.Module, path: Path) -> list[str]:
 
 
 def _head(model: nn.Module) -> str:
-    """The path of the last module with parameters of its own."""
+    """Return the path of the last module with parameters of its own."""
     return [name.rpartition(".")[0] for name, _ in model.named_parameters()][-1]
 
 
 def make_method(config: RunConfig) -> Method:
-    """The method, with its lambda."""
     if config.method == "bam":
         return BAM(config.lam, exact=config.gradient == "exact")
     made: dict[str, Callable[[], Method]] = {
@@ -116,7 +105,6 @@ def make_method(config: RunConfig) -> Method:
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
-    """The optimiser of ``torch.optim`` over the trainable parameters."""
     trained = [p for p in model.parameters() if p.requires_grad]
     common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer == "sgd":
@@ -130,7 +118,7 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
 
 
 def make_schedule(name: str, steps: int) -> Callable[[int], float]:
-    """A factor on the learning rate by step; T = ``steps``.
+    """Return the factor on the learning rate by step; T = ``steps``.
 
     Example:
         >>> [round(make_schedule("cosine", 4)(t), 3) for t in range(4)]
@@ -147,7 +135,6 @@ def make_schedule(name: str, steps: int) -> Callable[[int], float]:
 
 
 def make_average(config: RunConfig, model: nn.Module, steps: int) -> WeightAverage | None:
-    """The average of the weights, if one is asked for."""
     if config.ema is not None:
         return WeightAverage(model, exponential(config.ema))
     if config.swa is not None:
@@ -156,7 +143,7 @@ def make_average(config: RunConfig, model: nn.Module, steps: int) -> WeightAvera
 
 
 def make_augment(config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """What turns uint8 images into views and floats."""
+    """Return what turns uint8 images into views and floats."""
     if config.augment_multiplicity == 0:
         return augmentation()
     flip = None if config.flip == "none" else config.flip
@@ -166,7 +153,7 @@ def make_augment(config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
 def make_release(
     config: RunConfig, sink: Callable[[ReleasedStatistics], None] | None = None
 ) -> PrivateStatistics | None:
-    """What is released beside the gradients, or nothing. Norms are counted between C 2^k."""
+    """Return what is released with the gradients, if anything. Norms are counted between C 2^k."""
     if config.release_norms is None:
         return None
     thresholds = [config.clip_norm * 2.0**k for k in range(-4, 9)]

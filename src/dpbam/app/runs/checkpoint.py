@@ -1,12 +1,12 @@
-"""Checkpoints: one safetensors file each, whole or not there, never a pickle.
+"""Checkpoints: one safetensors file each, written whole or not at all, never a pickle.
 
 A file holds the tensors of a trainer's state by name, and everything else as JSON in its header::
 
     model.<parameter>          average.<parameter>
     optimizer.<index>.<key>    previous.<parameter>     (DP-SAT's previous private gradient)
 
-Its name ends in a hash of its content, so that damage shows. The last two are kept. They are not
-for publishing: the JSON holds the run's facts, among them a fingerprint of the data.
+Its name ends in a hash of its content, so that damage is detected. The last two are kept. They are
+not for publishing: the JSON holds the run's facts, among them a fingerprint of the data.
 """
 
 from __future__ import annotations
@@ -41,11 +41,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
-    """Write the checkpoint of ``Trainer.state_dict()``; on return it is safe, the oldest gone.
-
-    Raises:
-        RunError: if it cannot be written; the ones before it are untouched.
-    """
+    """Write the checkpoint of ``Trainer.state_dict()``, then delete the oldest."""
     step = int(state["oracle"]["step"])
     tensors, rest = _flatten(state)
     header = {_HEADER: json.dumps({**rest, "facts": dict(facts)})}
@@ -60,17 +56,13 @@ def save(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Pa
 
 
 def listed(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the latest last."""
+    """Return the checkpoints in a folder, the latest last."""
     there = [p for p in folder.glob("step-*.safetensors") if _NAME.fullmatch(p.name)]
     return sorted(there, key=lambda p: (_step(p), p.stat().st_mtime))
 
 
 def load_latest(folder: Path, run: str) -> Checkpoint | None:
-    """The latest checkpoint, or None if there is none yet.
-
-    Raises:
-        RunError: if it is damaged or of another run, with the way out.
-    """
+    """Load the latest checkpoint, None if there is none yet; refuse a damaged or another run's."""
     there = listed(folder)
     if not there:
         return None
@@ -83,8 +75,8 @@ def load_latest(folder: Path, run: str) -> Checkpoint | None:
         with safe_open(path, framework="pt") as file:
             rest = json.loads(file.metadata()[_HEADER])
         found = load_tensors(content)
-        # in the order in which they were saved, which safetensors does not keep: sums over
-        # parameters (DP-SAT's norm) differ in the last bit in another order
+        # safetensors does not keep the order: sums over parameters (DP-SAT's norm) in another
+        # order differ in the last bit
         state = _unflatten({name: found[name] for name in rest["names"]}, rest)
         run_of = rest["facts"]["run"]
     except (SafetensorError, *_WRONG) as error:
@@ -103,7 +95,7 @@ def _hash(content: bytes) -> str:
 
 
 def _flatten(state: Mapping[str, Any]) -> tuple[Params, dict[str, Any]]:
-    """The tensors by name, and the rest."""
+    """Return the tensors by name, and the rest."""
     optimizer, oracle = state["optimizer"], state["oracle"]
     tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in state["model"].items()}
     tensors |= {f"average.{k}": v for k, v in (state["average"] or {}).items()}

@@ -1,7 +1,6 @@
 """What a run is asked to do: one frozen, checked object, from flags, TOML or JSON.
 
-No torch here: a command line reads its options fast. What is built from it is in
-:mod:`dpbam.app.runs.build`; the privacy plan comes from :meth:`RunConfig.plan`.
+It imports no torch, so that a command line reads its options fast.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from dpbam.app.runs.files import to_toml
 from dpbam.app.runs.settings import (
     Count,
     Every,
+    Fraction,
     FromZero,
     ImageSize,
     NonNegative,
@@ -28,7 +28,6 @@ from dpbam.app.runs.settings import (
     Patterns,
     Positive,
     Probability,
-    Share,
     setting,
 )
 from dpbam.errors import ArgumentError, DPBAMError
@@ -118,7 +117,7 @@ class RunConfig(BaseModel):
     epochs: Positive = _training("Expected passes over the data.", 20.0)
     optimizer: Literal["nadam", "sgd", "adam", "adamw"] = _training("The optimiser.", "nadam")
     lr: Positive = _training("Learning rate.", 0.005)
-    momentum: Share = _training("Momentum of the optimiser sgd.", 0.9)
+    momentum: Fraction = _training("Momentum of the optimiser sgd.", 0.9)
     weight_decay: NonNegative = _training("Weight decay of the optimiser.", 0.0)
     schedule: Literal["constant", "cosine", "linear"] = _training(
         "Schedule of the learning rate. A function of the step alone.", "constant"
@@ -128,11 +127,11 @@ class RunConfig(BaseModel):
     )
     shift: FromZero = _training("Largest shift of a view, in pixels.", 4)
     flip: Literal["horizontal", "vertical", "none"] = _training("Flip of a view.", "horizontal")
-    augment_probability: Share = _training("Probability of the shift, and of the flip.", 0.5)
+    augment_probability: Fraction = _training("Probability of the shift, and of the flip.", 0.5)
     ema: Probability | None = _training(
         "Hand out an exponential moving average of the weights, with this decay."
     )
-    swa: Share | None = _training(
+    swa: Fraction | None = _training(
         "Hand out the mean of the weights from this share of the run on (0 to 1)."
     )
 
@@ -206,32 +205,27 @@ class RunConfig(BaseModel):
 
     @property
     def private(self) -> bool:
-        """Whether the method promises anything."""
+        """Whether the method gives any privacy."""
         return is_private(self.method)
 
     @property
     def joint_noise_multipliers(self) -> tuple[float, ...]:
-        """Of what is released beside the gradients."""
+        """Of what is released with the gradients."""
         if self.release_norms is None:
             return ()
         return (self.release_norms,) * (1 if self.release_bias is None else 2)
 
     @classmethod
     def from_file(cls, path: str | Path, **overrides: Any) -> RunConfig:
-        """From a ``.toml`` or ``.json`` file; ``overrides`` win.
-
-        Raises:
-            ConfigError: naming the file and what is wrong with it.
-        """
+        """Read a ``.toml`` or ``.json`` file; ``overrides`` win."""
         return cls.from_mapping({**read_file(path), **overrides})
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RunConfig:
-        """From plain values, such as parsed JSON."""
         return cls(**values)
 
     def replace(self, **changes: Any) -> RunConfig:
-        """This configuration with changes, checked again.
+        """Return this configuration with changes, checked again.
 
         Example:
             >>> RunConfig(epsilon=3).replace(seed=7).seed
@@ -240,20 +234,16 @@ class RunConfig(BaseModel):
         return RunConfig(**{**self.model_dump(exclude_unset=True), **changes})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Every field that is not None, as plain JSON values."""
+        """Return every field that is not None, as plain JSON values."""
         values: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
         return values
 
     def to_toml(self) -> str:
-        """Every field that is not None, as TOML that :meth:`from_file` reads back."""
+        """Return every field that is not None, as TOML that :meth:`from_file` reads."""
         return to_toml(self.to_mapping())
 
     def plan(self, n: int, *, noise_multiplier: float | None = None) -> PrivacyPlan:
-        """The privacy plan for n units of privacy.
-
-        Args:
-            n: how many units the training set has.
-            noise_multiplier: a sigma found before, so that a resumed run keeps it.
+        """Return the privacy plan for n units; ``noise_multiplier`` is a resumed run's sigma.
 
         Example:
             >>> RunConfig(noise_multiplier=2.0, epochs=3, batch_size=100).plan(1000).steps
@@ -283,7 +273,7 @@ class RunConfig(BaseModel):
 
 
 def default_delta(n: int) -> float:
-    """The largest power of ten that is at most 1/(2n).
+    """Return the largest power of ten that is at most 1/(2n).
 
     Example:
         >>> default_delta(50_000), default_delta(1438)
@@ -294,7 +284,7 @@ def default_delta(n: int) -> float:
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """The values of a ``.toml`` or ``.json`` configuration file, unchecked."""
+    """Read the values of a ``.toml`` or ``.json`` configuration file, unchecked."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -309,7 +299,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def _sentence(error: ValidationError) -> str:
-    """The first problem as one sentence with the field's name."""
+    """Return the first problem as one sentence with the field's name."""
     problem = error.errors(include_url=False)[0]
     message, value = str(problem["msg"]), problem.get("input")
     where = ".".join(str(part) for part in problem["loc"][:1])

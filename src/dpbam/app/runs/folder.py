@@ -69,12 +69,8 @@ class RunFolder:
         return self.facts.exists()
 
     def read_facts(self) -> dict[str, Any]:
-        """What was settled when the run began.
-
-        Raises:
-            RunError: if there is no run here.
-        """
-        if not self.facts.exists():
+        """Return what was settled when the run began."""
+        if not self.started:
             raise RunError(
                 f"there is no run to resume in {self.path}: start one without --resume"
                 if self.path.exists()
@@ -103,10 +99,9 @@ class RunFolder:
 
     @contextmanager
     def opened(self, *, resume: bool) -> Iterator[None]:
-        """Hold the folder's lock; a new run's folder is made, and is gone again if it is refused.
+        """Hold the folder's lock; a new run's folder is made, and removed if the run is refused.
 
-        Raises:
-            RunError: if another process is at work here, or the folder holds something else.
+        Refused while another process is at work here, and where the folder holds something else.
         """
         made = [] if resume else self._make()
         self._check(resume=resume)
@@ -116,15 +111,15 @@ class RunFolder:
             try:
                 yield
             except BaseException:
-                if made and not self.facts.exists():
+                if made and not self.started:
                     shutil.rmtree(self.path, ignore_errors=True)
-                    for parent in made[1:]:  # those that were made for it, if nobody uses them
+                    for parent in made[1:]:  # those that were made for it, if they are empty
                         with suppress(OSError):
                             parent.rmdir()
                 raise
 
     def _make(self) -> list[Path]:
-        """Make the folder; what was not there: itself, then its parents."""
+        """Make the folder, and return what was not there: itself, then its parents."""
         try:
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
@@ -133,7 +128,7 @@ class RunFolder:
         return made
 
     def strangers(self) -> Iterator[str]:
-        """What no run makes: links that lead out, and pipes or devices, which may never end."""
+        """Describe what no run makes: links that lead out, pipes and devices, which may not end."""
         root = self.path.resolve()
         for path in self.path.rglob("*"):
             if path.is_symlink() and not path.resolve().is_relative_to(root):
@@ -142,11 +137,7 @@ class RunFolder:
                 yield f"{path} is no plain file"
 
     def check_links(self) -> None:
-        """Refuse a folder with links out: writing through one could change any file of the user's.
-
-        Raises:
-            RunError: naming the link, or the pipe or device.
-        """
+        """Refuse a folder with links out: writing through one could change any file."""
         for what in self.strangers():
             raise RunError(f"{what}: remove it")
 
@@ -154,16 +145,15 @@ class RunFolder:
         self.check_links()
         if resume:
             self.read_facts()
-        elif self.facts.exists():
+        elif self.started:
             raise RunError(
-                f"{self.path} holds a run already: go on with it by --resume, or choose another "
-                "--out"
+                f"{self.path} holds a run already: resume it with --resume, or choose another --out"
             )
         elif not all(self._is_leftover(p) for p in self.path.iterdir()):
             raise RunError(f"{self.path} is not empty: choose another --out")
 
     def _is_leftover(self, path: Path) -> bool:
-        """Whether a run that was killed before it began may have left it: its ledger is empty."""
+        """Whether a run that was killed before it began may have left the path."""
         if path.name in (_LOCK, self.non_private.name):
             return True
         name = self.ledger.name
@@ -171,9 +161,5 @@ class RunFolder:
 
 
 def stored_config(out: str | Path) -> RunConfig:
-    """The configuration of the run in ``out``, to resume it from.
-
-    Raises:
-        RunError: if there is no run.
-    """
+    """Return the configuration of the run in ``out``, to resume it from."""
     return RunConfig.from_mapping(RunFolder(out).read_facts()["config"])

@@ -12,9 +12,9 @@ calibration error     ECE: sum_b |B_b|/N * |accuracy(B_b) - confidence(B_b)|, 15
 confusion             [K, K] counts: rows the label, columns the prediction
 ====================  ==========================================================================
 
-All are functions of the records that they are given: on private held-out records each is a release
-of its own, which training's epsilon does not cover. Intervals take the records as independent: with
-several records a patient they are too narrow.
+All are functions of the records: on private held-out records each is a release of its own, which
+training's epsilon does not cover. Intervals take the records as independent: with several records
+per patient they are too narrow.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Labels = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Share:
-    """``right`` of ``count`` records, as a share with its 95% Wilson interval.
+class Proportion:
+    """``right`` of ``count`` records, with a 95% Wilson interval.
 
     Example:
-        >>> share = Share(right=92, count=100)
+        >>> share = Proportion(right=92, count=100)
         >>> share.value, [round(x, 3) for x in share.interval]
         (0.92, [0.85, 0.959])
     """
@@ -53,7 +53,6 @@ class Share:
 
     @property
     def value(self) -> float:
-        """Right / count; NaN of nothing."""
         return self.right / self.count if self.count else math.nan
 
     @property
@@ -66,47 +65,37 @@ class Share:
         return max(0.0, (middle - half) / (n + z * z)), min(1.0, (middle + half) / (n + z * z))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {"value": self.value, "interval": list(self.interval), "count": self.count}
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The four figures of one set of records."""
+    """The four metrics of one set of records."""
 
-    accuracy: Share
+    accuracy: Proportion
     balanced_accuracy: float
     auc: float
     calibration_error: float
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {**asdict(self), "accuracy": self.accuracy.to_dict()}
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """All metrics of one model on one set.
+class Metrics:
+    """All metrics of one model on one set."""
 
-    Attributes:
-        scores: of all records.
-        classes: class name -> the share of its records that was recognised.
-        confusion: [K, K], rows the label, columns the prediction.
-        groups: column -> group -> its scores.
-    """
-
-    scores: Scores
-    classes: dict[str, Share]
-    confusion: NDArray[np.int64]
-    groups: dict[str, dict[str, Scores]]
+    scores: Scores  # of all records
+    classes: dict[str, Proportion]  # class name -> how many of its records were recognised
+    confusion: NDArray[np.int64]  # [K, K], rows the label, columns the prediction
+    groups: dict[str, dict[str, Scores]]  # column -> group -> its scores
 
     def worst(self, column: str) -> str:
-        """The group with the lowest accuracy; of two, the larger."""
+        """Return the group with the lowest accuracy; of two, the larger."""
         groups = self.groups[column]
         return min(groups, key=lambda g: (groups[g].accuracy.value, -groups[g].accuracy.count))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; figures that do not exist are NaN."""
         return {
             **self.scores.to_dict(),
             "interval": f"{LEVEL:.0%} Wilson, records independent",
@@ -127,8 +116,8 @@ def evaluate(
     labels: NDArray[Any],
     class_names: Sequence[str],
     groups: Mapping[str, NDArray[Any]] | None = None,
-) -> Evaluation:
-    """Every metric of the module's table.
+) -> Metrics:
+    """Compute every metric of the module's table.
 
     Args:
         probabilities: [N, K], each row summing to 1.
@@ -145,10 +134,10 @@ def evaluate(
     p, y = _checked(probabilities, labels, len(class_names))
     confusion = confusion_matrix(y, p.argmax(axis=1), len(class_names))
     classes = {
-        name: Share(int(confusion[k, k]), int(confusion[k].sum()))
+        name: Proportion(int(confusion[k, k]), int(confusion[k].sum()))
         for k, name in enumerate(class_names)
     }
-    return Evaluation(
+    return Metrics(
         scores=_scores(p, y),
         classes=classes,
         confusion=confusion,
@@ -157,17 +146,11 @@ def evaluate(
 
 
 def confusion_matrix(labels: Labels, predicted: Labels, classes: int) -> NDArray[np.int64]:
-    """[K, K] counts: rows the label, columns the prediction.
-
-    Example:
-        >>> confusion_matrix(np.array([0, 1, 1]), np.array([0, 0, 1]), 2).tolist()
-        [[1, 0], [1, 1]]
-    """
     return np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
 
 
 def calibration_error(confidence: Floats, correct: NDArray[np.bool_]) -> float:
-    """Expected calibration error: bins ((b-1)/15, b/15] of the winning probability.
+    """Compute the expected calibration error: bins ((b-1)/15, b/15] of the winning probability.
 
     Example:
         >>> error = calibration_error(np.array([0.8, 0.8]), np.array([True, False]))
@@ -186,7 +169,7 @@ def _scores(p: Floats, y: Labels) -> Scores:
     there = confusion.sum(axis=1) > 0
     recall = confusion.diagonal()[there] / confusion.sum(axis=1)[there]
     return Scores(
-        accuracy=Share(int(correct.sum()), len(y)),
+        accuracy=Proportion(int(correct.sum()), len(y)),
         balanced_accuracy=float(recall.mean()),
         auc=_auc(p, y),
         calibration_error=calibration_error(p.max(axis=1), correct),
@@ -194,7 +177,7 @@ def _scores(p: Floats, y: Labels) -> Scores:
 
 
 def _auc(p: Floats, y: Labels) -> float:
-    """One against the rest over the classes that occur; NaN where all records are of one class."""
+    """Average one against the rest over the classes that occur; NaN if only one class occurs."""
     from sklearn.metrics import roc_auc_score
 
     present = np.unique(y)
@@ -221,7 +204,7 @@ def _checked(p: NDArray[Any], y: NDArray[Any], classes: int) -> tuple[Floats, La
     p, y = np.asarray(p, np.float64), np.asarray(y)
     if p.ndim != 2 or p.shape[1] != classes or y.shape != p.shape[:1]:
         raise ArgumentError(
-            f"probabilities must be [N, {classes}] with a label each, got {list(p.shape)} and "
+            f"probabilities must be [N, {classes}] with one label per row, got {list(p.shape)} and "
             f"{list(y.shape)}"
         )
     if not len(y):

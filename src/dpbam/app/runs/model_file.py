@@ -1,6 +1,6 @@
 """The model that is handed out: ``model.safetensors`` and ``model.json``, no pickle.
 
-The two hold the released weights and what a loader has to know, nothing about the training data.
+They hold the released weights and what a loader has to know, nothing about the training data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RunModel:
 
     Attributes:
         module: in eval mode; takes float images as :func:`dpbam.data.to_float` makes them.
-        class_names: one an output.
+        class_names: one per output.
         image_shape: (C, H, W) that it was trained on.
         facts: everything in ``model.json``.
     """
@@ -43,7 +43,6 @@ class RunModel:
 
 
 def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train: DataSet) -> None:
-    """Write the two files from the model as it stands."""
     from safetensors.torch import save
 
     weights = {k: v.detach().cpu().clone().contiguous() for k, v in model.state_dict().items()}
@@ -64,18 +63,14 @@ def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train
 def load_run_model(
     run: str | Path, *, device: str = "cpu", own_model: str | None = None
 ) -> RunModel:
-    """The model of a finished run folder (or of a folder that holds just the two files).
+    """Load the model of a finished run folder (or of a folder that holds just the two files).
 
     Args:
         run: the folder.
         device: where to put the model.
         own_model: the "module:function" that makes the model, if it is the user's own. It is
             imported and called; a ``model.json`` that names any other code is refused, so nothing
-            in a stranger's folder is executed.
-
-    Raises:
-        RunError: if there is no model, or it is damaged.
-        ConfigError: if it asks for code to be run that ``own_model`` does not name.
+            in a folder from elsewhere is executed.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -117,14 +112,14 @@ def load_run_model(
 
 
 def _check_sizes(build: Callable[[], nn.Module], weights: dict[str, Tensor]) -> None:
-    """Build without memory first: a model larger than its weights is refused before it is made."""
+    """Refuse a model larger than its weights before it is built: build it without memory first."""
     import torch
 
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in build().state_dict().items()}
     odd = [n for n in {*shapes, *weights} if n not in weights or weights[n].shape != shapes.get(n)]
     if odd:
-        raise ArgumentError(f"{min(odd)} is not of the shape that the model asks for")
+        raise ArgumentError(f"{min(odd)} is not of the shape that the model has")
 
 
 def _first_line(error: Exception) -> str:

@@ -1,9 +1,8 @@
-"""Code that a file names: followed only if the user names it, too.
+"""Code that a file names is run only if the user names it too.
 
-A model or a data set may be a function of the user's own, ``module:function``. On the command line
-that is the user's word. In a file (a configuration, a run folder, a ``model.json``) it may be a
-stranger's: ``os:system`` is a function as well, with the file's options for its arguments. So a
-file may only repeat what the user says.
+A model or a data set may be a function, ``module:function``. In a file from elsewhere (a
+configuration, a run folder, a ``model.json``) it could be ``os:system``, with the file's options
+for its arguments. So a file may only repeat what the command line names.
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ def check_code(values: Mapping[str, object], said: Collection[str], where: objec
 
     Args:
         values: settings from a file, by name.
-        said: the names of those that the user gave, which take the file's place.
+        said: the names of the settings that the user gave, which override the file's.
         where: the file or folder, for the message.
-
-    Raises:
-        ConfigError: naming the code, and the flag that allows it.
 
     Example:
         >>> check_code({"model": "resnet9", "data": "hf:cifar10"}, {}, "run.toml")

@@ -1,4 +1,4 @@
-"""A trained run's model on images: probabilities for data sets, image files and ``.npz`` arrays."""
+"""Predictions of a run's model for data sets, image files and ``.npz`` arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.app.runs.metrics import Evaluation, evaluate
+from dpbam.app.runs.metrics import Metrics, evaluate
 from dpbam.data import DataError, DataSet, read_images, to_float
 from dpbam.data.arrays import as_images
 
@@ -26,13 +26,7 @@ _ARRAYS = ("images", "x", "data", "test_images", "x_test")
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one image.
-
-    Attributes:
-        file: its path; for row 3 of an array ``scans.npz[3]``.
-        label: the likeliest class.
-        probabilities: of every class, by name.
-    """
+    """The likeliest class and all probabilities; row 3 of an array is ``scans.npz[3]``."""
 
     file: str
     label: str
@@ -42,9 +36,7 @@ class Prediction:
 def predict_files(model: RunModel, files: Sequence[str | Path]) -> Iterator[Prediction]:
     """Predict image files (resized and converted to what the model takes) and ``.npz`` arrays.
 
-    Raises:
-        DataError: if one cannot be read; the message has its path. Every file is looked for before
-            the first is predicted.
+    A missing file is refused before the first is predicted.
     """
     paths = [Path(file) for file in files]
     for path in paths:
@@ -58,11 +50,7 @@ def predict_files(model: RunModel, files: Sequence[str | Path]) -> Iterator[Pred
 
 
 def predict_dataset(model: RunModel, dataset: DataSet) -> NDArray[np.float64]:
-    """Probabilities [N, K] of every record of a data set.
-
-    Raises:
-        DataError: if its images have another shape than those the model was trained on.
-    """
+    """Return the probabilities [N, K] of every record of a data set."""
     if dataset.shape != model.image_shape:
         raise DataError(
             f"{dataset.name} has images {list(dataset.shape)} [channels, height, width], but the "
@@ -73,8 +61,8 @@ def predict_dataset(model: RunModel, dataset: DataSet) -> NDArray[np.float64]:
     return _softmax(predict_logits(model.module, dataset)[0])
 
 
-def evaluate_dataset(model: RunModel, dataset: DataSet, by: Iterable[str] = ()) -> Evaluation:
-    """All metrics of a model on a data set, for all records and by the columns ``by``.
+def evaluate_dataset(model: RunModel, dataset: DataSet, by: Iterable[str] = ()) -> Metrics:
+    """Return all metrics of a model on a data set, for all records and by the columns ``by``.
 
     Classes are matched by name, so a data set that lacks some of the model's is evaluated too.
     """
@@ -84,7 +72,7 @@ def evaluate_dataset(model: RunModel, dataset: DataSet, by: Iterable[str] = ()) 
 
 
 def _labels_of(model: RunModel, dataset: DataSet) -> NDArray[np.int64]:
-    """The data set's labels in the model's numbering."""
+    """Return the data set's labels in the model's numbering."""
     number = {name: k for k, name in enumerate(model.class_names)}
     unknown = [name for name in dataset.class_names if name not in number]
     if unknown:
@@ -112,7 +100,7 @@ def _softmax(logits: Tensor) -> NDArray[np.float64]:
 def _chunks(
     paths: Sequence[Path], shape: tuple[int, int, int]
 ) -> Iterator[tuple[list[str], Pixels]]:
-    """Names and pixels, at most some hundred images at once, in the order given."""
+    """Yield names and pixels, at most some hundred images at once, in the order given."""
     waiting: list[Path] = []
     for path in paths:
         if path.suffix != ".npz":
@@ -130,7 +118,7 @@ def _chunks(
 
 
 def _array(path: Path, shape: tuple[int, int, int]) -> Pixels:
-    """The images of an ``.npz`` file: the array of a usual name, or the only one."""
+    """Return the images of an ``.npz`` file: the array of a usual name, or the only one."""
     try:
         # opened here: numpy leaves the file of a damaged archive open
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:

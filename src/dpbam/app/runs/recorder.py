@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 class Recorder(Reporter):
     """Appends to ``metrics.jsonl`` and, in ``non-private``, to the logs of training and bias.
 
-    The metrics hold no times, so that a resumed seeded run ends with the same file as an
-    undisturbed one.
+    The metrics hold no times, so that a seeded run ends with the same file, resumed or not.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -25,7 +24,7 @@ class Recorder(Reporter):
         self._looks = folder.non_private / "evaluations.jsonl"  # append-only: never rewound
 
     def rewind(self, step: int) -> list[Evaluation]:
-        """Drop what was written of later steps; the evaluations that are left."""
+        """Drop what was written of later steps, and return the evaluations that are left."""
         keep_json_lines(self._folder.training_log, step)
         for path in (self._bias, self._folder.statistics):
             keep_json_lines(path, step - 1)  # their steps are counted from 0
@@ -33,28 +32,24 @@ class Recorder(Reporter):
         return [Evaluation(**_finite(line)) for line in lines]
 
     def on_step(self, report: StepReport) -> None:
-        """One line in the non-private log."""
         names = ("step", "lr", "seconds", "non_private_batch_size", "non_private_loss")
         values = asdict(report)
         append_json_line(self._folder.training_log, {name: values[name] for name in names})
 
     def on_bias(self, record: BiasRecord) -> None:
-        """One line in ``non-private/bias.jsonl``: a lens's sink."""
         append_json_line(self._bias, asdict(record))
 
     def on_release(self, released: ReleasedStatistics) -> None:
-        """One line in ``statistics.jsonl``, which is private: a release's sink."""
         append_json_line(self._folder.statistics, asdict(released))
 
     def on_evaluation(self, report: Evaluation) -> None:
-        """One line in the metrics, and first one in the count of evaluations."""
-        append_json_line(self._looks, {"step": report.step})
+        append_json_line(self._looks, {"step": report.step})  # counted before it is shown
         append_json_line(self._folder.metrics, asdict(report))
 
     def evaluated(self, *, seeded: bool) -> int:
-        """How often the test data was evaluated, those evaluations counted that a restart lost.
+        """Return how often the test data was evaluated, also in steps that a restart lost.
 
-        A seeded run takes a lost step again with the same result, which is not a second release.
+        A seeded run repeats a lost step with the same result, which is not a second release.
         """
         steps = [line.get("step") for line in read_json_lines(self._looks)]
         return len(set(steps)) if seeded else len(steps)
@@ -63,7 +58,7 @@ class Recorder(Reporter):
 class TensorBoard(Reporter):
     """Writes curves for TensorBoard into ``non-private/tensorboard``; needs ``dpbam[tensorboard]``.
 
-    They show the training loss beside the accuracy, so none of them may be published.
+    They show the training loss too, so none of them may be published.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -71,13 +66,11 @@ class TensorBoard(Reporter):
         self._writer: Any = None
 
     def on_start(self, report: StartReport) -> None:
-        """Open the event file; curves of steps that are taken again are replaced."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(self._folder), purge_step=report.step + 1)
 
     def on_step(self, report: StepReport) -> None:
-        """Learning rate, epsilon, and what is not private."""
         self._writer.add_scalar("epsilon", report.epsilon, report.step)
         self._writer.add_scalar("lr", report.lr, report.step)
         self._writer.add_scalar(
@@ -87,17 +80,15 @@ class TensorBoard(Reporter):
             self._writer.add_scalar("non_private/loss", report.non_private_loss, report.step)
 
     def on_evaluation(self, report: Evaluation) -> None:
-        """Accuracy and loss on the test data."""
         self._writer.add_scalar("test/accuracy", report.accuracy, report.step)
         self._writer.add_scalar("test/loss", report.loss, report.step)
         self._writer.flush()
 
     def on_end(self, message: str) -> None:
-        """Close the event file."""
         self._writer.close()
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    """Undo what JSON cannot hold."""
+    """Restore the numbers that JSON has not."""
     words: dict[Any, float] = {None: float("nan"), "infinite": float("inf")}
     return {k: words.get(v, v) for k, v in line.items()}

@@ -1,4 +1,4 @@
-"""A run's three forms: its specification, its result, and the record that is kept of it."""
+"""The three types of a run: its specification, its result, and the record that is kept of it."""
 
 from __future__ import annotations
 
@@ -37,19 +37,12 @@ class RunInterruptedError(Exception):
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run to be done.
+    """A run to be done."""
 
-    Attributes:
-        arm: what is compared: a method, or an arm of a recipe.
-        config: the configuration.
-        out: the run folder.
-        cell: the place in a recipe's grid, such as {"epsilon": 2}.
-    """
-
-    arm: str
+    arm: str  # what is compared: a method, or an arm of a recipe
     config: RunConfig
-    out: Path
-    cell: Mapping[str, Any] = field(default_factory=dict)
+    out: Path  # the run folder
+    cell: Mapping[str, Any] = field(default_factory=dict)  # place in a grid, as {"epsilon": 2}
 
     @property
     def seed(self) -> int | None:
@@ -74,85 +67,51 @@ def label(arm: str, cell: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a finished run returned, in memory.
-
-    Attributes:
-        spec: what was asked for.
-        status: "complete", or "budget ended" where replays after a crash used up the last steps.
-        plan: the privacy plan.
-        steps: steps that reached the parameters.
-        charged: steps on the ledger; more than ``steps`` after an unseeded replay.
-        epsilon: of everything charged; infinite without privacy.
-        delta: its delta.
-        evaluations: all of them, in order; the last is of the model handed out.
-        seconds: of training in this process.
-        pairing: digests of what runs of one seed must share, :meth:`RunFolder.pairing`.
-    """
+    """What a finished run returned, in memory."""
 
     spec: RunSpec
-    status: Literal["complete", "budget ended"]
+    status: Literal["complete", "budget ended"]  # ended: replays after a crash used up the rest
     plan: PrivacyPlan
-    steps: int
-    charged: int
-    epsilon: float
+    steps: int  # that reached the parameters
+    charged: int  # steps on the ledger; more than ``steps`` after an unseeded replay
+    epsilon: float  # of everything charged; infinite without privacy
     delta: float
-    evaluations: tuple[Evaluation, ...]
-    seconds: float
-    pairing: Mapping[str, str]
+    evaluations: tuple[Evaluation, ...]  # in order; the last is of the model handed out
+    seconds: float  # of training in this process
+    pairing: Mapping[str, str]  # digests of what runs of one seed share: RunFolder.pairing
 
     @property
     def arm(self) -> str:
-        """The specification's."""
         return self.spec.arm
 
     @property
     def seed(self) -> int | None:
-        """The specification's."""
         return self.spec.seed
 
     @property
     def out(self) -> Path:
-        """The run folder."""
         return self.spec.out
 
     @property
     def accuracy(self) -> float:
-        """The last evaluation's."""
         return self.evaluations[-1].accuracy
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What is kept of a finished run, as plain values: one JSON file, for tables and figures.
-
-    Attributes:
-        arm: what is compared.
-        cell: the place in a recipe's grid.
-        seed: runs of one seed are paired.
-        config: every field of :class:`~dpbam.app.runs.RunConfig`.
-        plan: the privacy plan.
-        epsilon: what was spent.
-        accuracy: on the test set.
-        accuracy_curve: (step, accuracy) over training.
-        seconds: of training.
-        pairing: digests of what runs of one seed must share, :meth:`RunFolder.pairing`.
-        machine: processor, threads, versions, commit.
-        note: how it differs from what the recipe asks for now; mostly empty.
-        non_private_bias: measured steps, as in ``non-private/bias.jsonl``.
-        non_private_flatness: of the trained model; None if not measured.
-    """
+    """What is kept of a finished run, as plain values: one JSON file, for tables and figures."""
 
     arm: str
     cell: Mapping[str, Any]
     seed: int
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # every field of RunConfig
     plan: Mapping[str, Any]
-    epsilon: float
-    accuracy: float
-    accuracy_curve: Sequence[Sequence[float]]
-    seconds: float
+    epsilon: float  # spent
+    accuracy: float  # on the test set
+    accuracy_curve: Sequence[Sequence[float]]  # (step, accuracy) over training
+    seconds: float  # of training
     pairing: Mapping[str, str]
-    machine: Mapping[str, Any]
-    note: str = ""
-    non_private_bias: Sequence[Mapping[str, Any]] = ()
-    non_private_flatness: Mapping[str, Any] | None = None
+    machine: Mapping[str, Any]  # processor, threads, versions, commit
+    note: str = ""  # how it differs from what the recipe asks for now
+    non_private_bias: Sequence[Mapping[str, Any]] = ()  # as in non-private/bias.jsonl
+    non_private_flatness: Mapping[str, Any] | None = None  # of the trained model, if measured

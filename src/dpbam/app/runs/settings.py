@@ -49,26 +49,15 @@ class Written:
 
 @dataclass(frozen=True)
 class Setting:
-    """One field, as flags and the reference page need it.
+    """One field, as flags and the reference page need it."""
 
-    Attributes:
-        name: the field's name, which is the key of a configuration file.
-        panel: its group.
-        flag: on the command line; empty if it has none.
-        type: what the flag takes.
-        parse: turns what the flag takes into the value.
-        choices: the values that are allowed, in words; empty: any.
-        default: in words; empty if there is nothing to say.
-        description: in sentences.
-    """
-
-    name: str
+    name: str  # also the key of a configuration file
     panel: str
-    flag: str
-    type: Any
-    parse: Callable[[Any], Any]
-    choices: str
-    default: str
+    flag: str  # empty if it has none
+    type: Any  # what the flag takes
+    parse: Callable[[Any], Any]  # turns it into the value
+    choices: str  # the allowed values, in words; empty: any
+    default: str  # in words; empty if there is nothing to say
     description: str
 
     @property
@@ -129,7 +118,7 @@ def _shown(default: Any) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def _share(name: str, value: float) -> float:
+def _fraction(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise ArgumentError(f"{name} must lie between 0 and 1, got {value!r}")
     return value
@@ -177,7 +166,7 @@ def _option(text: str) -> tuple[str, Any]:
 Positive = Annotated[float, _named(_validate.positive)]
 NonNegative = Annotated[float, _named(_validate.non_negative)]
 Probability = Annotated[float, _named(_validate.probability)]
-Share = Annotated[float, _named(_share)]
+Fraction = Annotated[float, _named(_fraction)]
 Count = Annotated[int, _named(_validate.count)]
 FromZero = Annotated[int, _named(_from_zero)]
 Every = Annotated[Count, Written(str, _every)]

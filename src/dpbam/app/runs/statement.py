@@ -1,4 +1,4 @@
-"""The privacy statement: what a run promises, to whom, and what it does not.
+"""The privacy statement: what a run guarantees, for whom, and what it does not.
 
 Everything in it is public: facts of the plan, the ledger's count, names. Nothing in it was
 computed from the training data without noise.
@@ -39,15 +39,15 @@ _MODES = {"standard": _FRESH, "secure": _SECURE}
 
 def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evaluations: int,
               budget: dict[str, Any] | None = None) -> dict[str, Any]:  # fmt: skip
-    """The statement as plain values.
+    """Return the statement as plain values.
 
     Args:
         prepared: the run.
         ledger: what was spent.
         run: its identifier.
         steps: steps that reached the model.
-        evaluations: how often the test data was looked at.
-        budget: what the data set's budget stands at, if there is one.
+        evaluations: of the test data.
+        budget: how the data set's budget stands, if there is one.
     """
     plan, config = prepared.plan, prepared.config
     return {
@@ -98,13 +98,12 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
 
 
 def write_statement(folder: RunFolder, values: dict[str, Any]) -> None:
-    """Write ``privacy-statement.json`` and ``.md``."""
     write_json(folder.statement_json, values)
     write_atomic(folder.statement, to_markdown(values))
 
 
 def to_markdown(s: dict[str, Any]) -> str:
-    """The statement for people."""
+    """Format the statement for people."""
     evaluated, budget = s["evaluated_on"], s["budget"]
     rows = [
         ("Unit of privacy", s["unit"]),
@@ -199,7 +198,7 @@ def _steps(s: dict[str, Any]) -> str:
 
 
 def _initial(config: RunConfig) -> str:
-    """Where the initial weights are from; "independent of the data" only where that is known."""
+    """Describe the initial weights; "independent of the data" only where that is known."""
     if config.init is not None:
         return (
             f"from {config.init.name}, taken to be public: if they were trained on sensitive data, "
