@@ -1,4 +1,4 @@
-"""Privacy statements as the report shows them: one run in full, several beside one another."""
+"""Privacy statements as the report shows them: one run in full, several side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from dpbam.app.report.groups import Group
 from dpbam.app.report.records import Run
-from dpbam.app.report.tables import Cell, Head, Row, Table, shown
+from dpbam.app.report.tables import Table, shown
 from dpbam.privacy.accounting import Charge, total_epsilon
 from dpbam.privacy.rounding import up
 
@@ -26,7 +26,7 @@ class Privacy:
         promise: what it means.
         share: of the configured budget, what is spent, in percent; None if there is no budget.
         facts: of one run; empty for several.
-        notes: (subject, sentence), each said once.
+        notes: (subject, sentence), each once.
         publishable: files that may be published.
         perhaps: files that may be if the test records are not sensitive.
         withheld: files that must not.
@@ -86,7 +86,7 @@ def _together(runs: Sequence[Run]) -> tuple[str, str]:
     return up(total), (
         f"at δ = {shown(delta)}, if all {len(private)} private models are published: they were "
         "trained on the same data, and their budgets add up. Published alone, each costs what the "
-        "table says."
+        "table lists."
     )
 
 
@@ -154,8 +154,8 @@ def _files(statements: Sequence[dict[str, Any]], key: str) -> tuple[str, ...]:
 def _warnings(runs: Sequence[Run]) -> Pairs:
     """What a reader must know before anything else."""
     cases = (
-        ("Research only", "seeded: whoever knows the seed can subtract the noise. Do not publish "
-         "such a model of sensitive data", lambda s: s.get("seeded")),
+        ("Research only", "seeded: an attacker who knows the seed can subtract the noise. Do "
+         "not publish such a model of sensitive data", lambda s: s.get("seeded")),
         ("Not private", "trained without noise, as a reference: publishing such a model may "
          "reveal its training data", lambda s: not s.get("private", True)),
         ("Not finished", "there is no privacy statement yet; epsilon is what was spent at the "
@@ -172,26 +172,18 @@ def _warnings(runs: Sequence[Run]) -> Pairs:
 
 
 def _table(groups: Sequence[Group]) -> Table:
-    heads = (Head("run"), Head("method"), Head("ε", True), Head("δ", True), Head("σ", True),
-             Head("q", True), Head("steps", True), Head("C", True), Head("noise"))  # fmt: skip
-    rows = []
-    for group in groups:
-        for run in group.runs:
-            s = run.statement
-            private = s.get("private", True)
-            numbers = [
-                _number(s.get(key))
-                for key in ("delta", "noise_multiplier", "sampling_rate", "steps", "clip_norm")
-            ]
-            epsilon = Cell(up(_epsilon(s)) if private else "∞", _epsilon(s) if private else 1e300)
-            noise = ("seeded" if s.get("seeded") else "fresh") if private else "none"
-            first = (Cell(run.name, colour=group.colour), Cell(group.label), epsilon)
-            rows.append(Row((*first, *numbers, Cell(noise))))
-    return Table(heads, tuple(rows), sortable=True)
+    heads = ("run", "method", "ε", "δ", "σ", "q", "steps", "C", "noise")
+    return Table(heads, tuple(_row(g.label, run) for g in groups for run in g.runs))
 
 
-def _number(value: Any) -> Cell:
-    """Four digits; what is infinite is not to be had, and comes last."""
-    if not isinstance(value, int | float):
-        return Cell("–")
-    return Cell(shown(float(f"{value:.4g}")), value)
+def _row(label: str, run: Run) -> tuple[str, ...]:
+    s = run.statement
+    keys = ("delta", "noise_multiplier", "sampling_rate", "steps", "clip_norm")
+    numbers = [_number(s.get(key)) for key in keys]
+    if not s.get("private", True):
+        return (run.name, label, "∞", *numbers, "none")
+    return (run.name, label, up(_epsilon(s)), *numbers, "seeded" if s.get("seeded") else "fresh")
+
+
+def _number(value: Any) -> str:
+    return shown(float(f"{value:.4g}")) if isinstance(value, int | float) else "–"
