@@ -14,9 +14,8 @@ from typing import Any
 
 from dpbam.app.compare.statistics import Estimate, estimate
 from dpbam.app.report import bias_figures as draw
-from dpbam.app.report.clipping_figure import clipping
-from dpbam.app.report.decomposition_figure import decomposition
 from dpbam.app.report.figure import Figure
+from dpbam.app.report.vector_figures import clipping, decomposition
 from reproduce.claims import Claim
 from reproduce.outcome import (
     Outcome,
@@ -262,13 +261,10 @@ def _by_size(
         "cosine with noise": lambda r: _all(r, "private_cosine"),
         "accuracy": lambda r: 100 * r.accuracy,
     }
-    figures = _drawn(draw.batch_size, studies[0], name)
-    panels = [[p for p in f.panels if p.title == ("Bias" if key == "bias" else "Direction")]
-              for f in figures]  # fmt: skip
     return Outcome(
         name, title,
         tables=[_readings(studies[0].arms(), readings)],
-        figures=[replace(f, panels=p) for f, p in zip(figures, panels, strict=True) if p],
+        figures=_drawn(lambda groups: draw.batch_size(groups, [key]), studies[0], name),
         claims=claims,
         notes=["Means over all measured steps. The claim is judged by one slope a seed, over all "
                "sizes.", *_record_notes(studies)],

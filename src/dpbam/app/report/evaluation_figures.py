@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from dpbam.app.report.charts import Series, confusion_matrix, dots
@@ -39,9 +40,7 @@ def subgroups(groups: Sequence[Group]) -> Figure:
         column for g in groups for column in (g.runs[0].evaluation or {}).get("groups", {})
     )
     panels = [
-        panel
-        for column in columns
-        for panel in _dots(column, groups, lambda run, column=column: _subgroups(run, column))
+        panel for column in columns for panel in _dots(column, groups, partial(_subgroups, column))
     ]
     return Figure(
         "groups",
@@ -88,7 +87,7 @@ def _classes(run: Run) -> Shares:
     return dict((run.evaluation or {}).get("classes", {}))
 
 
-def _subgroups(run: Run, column: str) -> Shares:
+def _subgroups(column: str, run: Run) -> Shares:
     found = (run.evaluation or {}).get("groups", {}).get(column, {}).get("groups", {})
     return {name: scores["accuracy"] for name, scores in found.items()}
 

@@ -1,7 +1,7 @@
 """A figure: panels side by side, defined once for the page, for pictures and for CSV files.
 
 A panel is a table and a Vega-Lite view of it (https://vega.github.io/vega-lite/docs), plain data
-both. Text and axes have ``currentColor``: the page's own colour, light or dark, and black in a file.
+both. Text and axes have ``currentColor``: the page's own colour, light or dark; black in a file.
 Nothing is loaded: data are in the specification, and vl-convert may open no address.
 
 ==================  ===========================================================================

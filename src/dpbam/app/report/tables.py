@@ -39,20 +39,18 @@ def results(groups: Sequence[Group]) -> Table:
     }
     runs = [run for group in groups for run in group.runs]
     shown = {h: c for h, c in columns.items() if any(c[0](run) is not None for run in runs)}
-    rows = tuple(
-        (
-            g.label,
-            str(len(g.runs)),
-            *(_spread(map(of, g.runs), form) for of, form in shown.values()),
-        )
-        for g in groups
-    )
-    return Table(("setting", "runs", *shown), rows, marked=("bias at the end", "cosine with ĝ"))
+    rows = []
+    for g in groups:
+        spreads = [_spread(map(of, g.runs), form) for of, form in shown.values()]
+        rows.append((g.label, str(len(g.runs)), *spreads))
+    marked = ("bias at the end", "cosine with ĝ")
+    return Table(("setting", "runs", *shown), tuple(rows), marked=marked)
 
 
 def side_by_side(groups: Sequence[Group], facts: Callable[[Run], dict[str, Any]]) -> Table:
     """One row per fact, a column per group; facts that differ between groups first."""
-    same, differing = [], []
+    same: list[tuple[str, ...]] = []
+    differing: list[tuple[str, ...]] = []
     for name in dict.fromkeys(key for g in groups for run in g.runs for key in facts(run)):
         texts = [
             ", ".join(dict.fromkeys(_fact(name, facts(run).get(name)) for run in g.runs))
