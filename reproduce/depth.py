@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dpbam.app.compare.statistics import Estimate, estimate
+from dpbam.app.report.charts import Series, lines
 from dpbam.app.report.figure import Figure
-from dpbam.app.report.panels import Lines, Series
 from dpbam.app.runs.files import write_json
 from reproduce.claims import Claim
 from reproduce.outcome import Outcome, Study, TextTable
@@ -203,6 +203,6 @@ def _figure(seconds: Mapping[str, Mapping[str, list[float]]], depths: Sequence[i
             tuple(1e3 * e.mean for e in means), tuple(1e3 * e.low for e in means),
             tuple(1e3 * e.high for e in means), style="points",
         ))  # fmt: skip
-    panel = Lines("", "convolutions", "milliseconds a step", tuple(series), zero=True)
+    panel = lines("", "convolutions", "milliseconds a step", series, zero=True)
     caption = "Processor time of a step against depth, mean and 95% t interval over the trials."
     return Figure("fig3", "Time of a step against depth", caption, "nobody", [panel])
