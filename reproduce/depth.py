@@ -99,7 +99,7 @@ def by_turns(steps: Mapping[K, Step], timing: Timing, now: Clock) -> dict[K, lis
 
 
 def private_step(depth: int, name: str, timing: Timing, engine: str = "fused") -> Step:
-    """One private gradient without its noise: directions, norms, clipped sum."""
+    """Build one private gradient without its noise: directions, norms, clipped sum."""
     import torch
     from torch import nn
 
@@ -123,11 +123,14 @@ def _net(depth: int, width: int) -> nn.Module:
     import torch
     from torch import nn
 
-    from dpbam.nn.blocks import conv_norm_act
+    from dpbam.nn import StandardisedConv2d
 
     torch.manual_seed(0)
-    layers = [conv_norm_act(3 if k == 0 else width, width, weight_standardisation="centre")
-              for k in range(depth)]  # fmt: skip
+    layers: list[nn.Module] = []
+    for k in range(depth):
+        channels = 3 if k == 0 else width
+        convolution = StandardisedConv2d(channels, width, 3, padding=1, bias=False, scale=False)
+        layers += [convolution, nn.GroupNorm(width // 2, width), nn.Mish()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from dpbam.app.runs import ConfigError
 from reproduce import accuracy_claims, bias_claims, tuning
 from reproduce.depth import Timing, figure3, measure
 from reproduce.outcome import Outcome, Study
-from reproduce.recipes import SCALES, Recipe, check_scale, load_recipe
+from reproduce.recipes import SCALES, Recipe, check_scale, did_you_mean, load_recipe
 from reproduce.records import finished
 
 Build = Callable[[Sequence[Study]], Outcome]
@@ -91,8 +90,7 @@ def chosen(name: str, scale: str = "pocket") -> list[str]:
     if name == ALL:
         return [known for known in EXPERIMENTS if scale in EXPERIMENTS[known].scales]
     if name not in EXPERIMENTS:
-        near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(EXPERIMENTS)}"
+        hint = did_you_mean(name, list(EXPERIMENTS))
         raise ConfigError(f"there is no experiment {name!r}: {hint}")
     scales = EXPERIMENTS[name].scales
     if scale not in scales:
