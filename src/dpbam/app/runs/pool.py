@@ -201,9 +201,8 @@ def _follow_parent() -> None:
     """When the parent stops the tasks or dies, let the run in progress save and end."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # this is a worker
-    while parent.is_alive() and not _stop.wait(_PERIOD):
-        pass
-    _stop.set()
+    while parent.is_alive() and not _stop.is_set():  # no wait(): its set() hangs if a waiter dies
+        time.sleep(_PERIOD)
     if _busy.locked():
         os.kill(os.getpid(), signal.SIGTERM)
     with _busy:
