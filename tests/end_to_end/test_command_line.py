@@ -227,10 +227,10 @@ def stopped_with_workers(cwd):
 @pytest.mark.parametrize(
     "stopped", [stopped_alone, pytest.param(stopped_with_workers, marks=pytest.mark.slow)]
 )
-def test_a_comparison_that_is_stopped_goes_on(stopped, tmp_path):
+def test_a_stopped_comparison_resumes(stopped, tmp_path):
     code, err = stopped(tmp_path)
     assert code == 130, err
-    assert "the same command goes on" in err
+    assert "the same command resumes" in err
     assert not (tmp_path / "both" / "comparison.json").exists()
     said = " ".join(dpbam(*COMPARE, cwd=tmp_path).stdout.split())
     assert "2 paired seeds" in said

@@ -146,7 +146,7 @@ def carry_out(
     """Do the trials, with a line for each on stderr."""
     from dpbam.app.cli.progress import resumable
     from dpbam.app.search.result import conclude
-    from dpbam.app.search.trials import do_trials
+    from dpbam.app.search.studies import do_trials
 
     if search.pay == "nothing":
         console(stderr=True).print("[bold red]not accounted:[/] epsilon will not cover this search")
