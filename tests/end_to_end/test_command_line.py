@@ -228,7 +228,7 @@ def stopped_with_workers(compare, cwd):
     ("stopped", "epochs"),
     [
         (stopped_alone, 1),
-        pytest.param(stopped_with_workers, 40, marks=pytest.mark.slow),  # long after its first step
+        pytest.param(stopped_with_workers, 20, marks=pytest.mark.slow),  # long after its first step
     ],
 )
 def test_a_comparison_that_is_stopped_goes_on(stopped, epochs, tmp_path):
