@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from dpbam._jsonl import sync_folder
 from dpbam.app.runs import settling
 from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.config import RunConfig
@@ -28,7 +29,7 @@ from dpbam.app.runs.facts import (
     initial_tensors,
     new_facts,
 )
-from dpbam.app.runs.files import disk_error, sync_folder, write_atomic, write_json
+from dpbam.app.runs.files import disk_error, write_atomic, write_json
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.model_file import save_run_model
 from dpbam.app.runs.preparation import Prepared, prepare
