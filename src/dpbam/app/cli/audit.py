@@ -9,7 +9,6 @@ import typer
 
 from dpbam.app.cli.output import (
     Json,
-    console,
     examples,
     facts,
     number,
@@ -127,7 +126,7 @@ def _show(result: AuditResult, out: Path | None) -> None:
     rows["verdict"] = result.verdict
     if out is not None:
         rows["files"] = f"{out / 'audit.json'}, {out / 'audit.png'}"
-    console().print(facts(rows))
+    say(facts(rows))
 
 
 def _check(folder: Path, as_json: bool) -> None:
@@ -140,7 +139,7 @@ def _check(folder: Path, as_json: bool) -> None:
         print_json({"signed_off": good, "findings": [f._asdict() for f in findings]})
     else:
         rows = [("right" if f.right else "WRONG", f.check, f.seen) for f in findings]
-        console().print(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
+        say(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
         wrong = sum(not f.right for f in findings)
         say("signed off: everything agrees" if good else f"not signed off: {wrong} checks failed")
     if not good:

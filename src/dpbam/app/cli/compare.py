@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dpbam.app.cli.flags import ConfigFile, merged, with_flags
-from dpbam.app.cli.output import Json, console, examples, option, print_json, say, table
+from dpbam.app.cli.output import Json, examples, option, print_json, say, table
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
@@ -95,15 +95,14 @@ def show(result: Comparison, out: Path) -> None:
     """Print the means, the paired differences, and what the figures mean."""
     baseline, *others = result.names
     count = len(result.accuracies(baseline))
-    screen = console()
     means = [_mean(result, name) for name in result.names]
     title = f"{count} paired seeds, mean [95% t interval], points"
     header = ("contender", "epsilon", "test accuracy", "SD", "per run")
-    screen.print(table(header, means, title=title))
+    say(table(header, means, title=title))
     if others:
         against = [(name, *_against(result, name)) for name in others]
         header = ("contender", "difference", "d_z", "visible from", "verdict")
-        screen.print(table(header, against, title=f"Paired, against {baseline}"))
+        say(table(header, against, title=f"Paired, against {baseline}"))
     cost = up(result.total_epsilon())
     lines = [
         "Verdict: better or worse where the 95% interval of the paired difference excludes 0. "
@@ -115,7 +114,7 @@ def show(result: Comparison, out: Path) -> None:
     if count < _ENOUGH:
         lines += [f"With fewer than {_ENOUGH} seeds the intervals are wide."]
     lines += [f"Results: {out / 'comparison.json'}; every run has its folder in {out}"]
-    say("\n".join(lines), screen)
+    say("\n".join(lines))
 
 
 def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpbam.app.cli.output import Json, console, examples, option, print_json, say, table
+from dpbam.app.cli.output import Json, examples, option, print_json, say, table
 
 if TYPE_CHECKING:
     from dpbam.data import DataSet
@@ -36,7 +36,7 @@ def list_(json: Json = False) -> None:
         print_json([{key: getattr(info, key) for key in keys} for info in sources])
         return
     rows = [(s.spec, s.summary, "yes" if s.downloads else "") for s in sources]
-    console().print(table(("--data", "what it is", "fetched"), rows, left=3))
+    say(table(("--data", "what it is", "fetched"), rows, left=3))
     say(f"Downloads live in {data_root()}; DPBAM_DATA changes that.")
 
 

@@ -13,7 +13,6 @@ import typer
 
 from dpbam.app.cli.output import (
     Json,
-    console,
     examples,
     facts,
     note,
@@ -26,8 +25,6 @@ from dpbam.app.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dpbam.app.runs import RunModel
     from dpbam.app.runs.metrics import Metrics, Proportion, Scores
     from dpbam.app.runs.predict import Prediction
@@ -81,7 +78,7 @@ def evaluate(
     if json:
         print_json(report)
     else:
-        _show(console(), dataset, result)
+        _show(dataset, result)
     if save:
         path = run / "non-private" / f"evaluation-{split}.json"
         path.parent.mkdir(exist_ok=True)
@@ -162,7 +159,7 @@ def _same(one: str, other: str) -> bool:
     return one == other or Path(one).resolve() == Path(other).resolve()
 
 
-def _show(screen: Console, dataset: DataSet, result: Metrics) -> None:
+def _show(dataset: DataSet, result: Metrics) -> None:
     scores = result.scores
     values = {
         "data": f"{dataset.name}, {len(dataset)} records",
@@ -171,23 +168,23 @@ def _show(screen: Console, dataset: DataSet, result: Metrics) -> None:
         "AUC": _figure(scores.auc),
         "calibration error": percent(scores.calibration_error),
     }
-    screen.print(facts(values))
+    say(facts(values))
     rows = [(name, share.count, _share(share)) for name, share in result.classes.items()]
-    screen.print(table(("class", "records", "recognised"), rows))
+    say(table(("class", "records", "recognised"), rows))
     for column in result.groups:
-        _show_groups(screen, column, result)
+        _show_groups(column, result)
     if len(result.classes) <= _MOST_COLUMNS:
         counts = zip(result.classes, result.confusion.tolist(), strict=True)
         header = ("label \\ predicted", *result.classes)
-        screen.print(table(header, [(name, *row) for name, row in counts]))
-    say(CAVEAT, screen)
+        say(table(header, [(name, *row) for name, row in counts]))
+    say(CAVEAT)
 
 
-def _show_groups(screen: Console, column: str, result: Metrics) -> None:
+def _show_groups(column: str, result: Metrics) -> None:
     worst = result.worst(column)
     rows = [_group(name, s, name == worst) for name, s in result.groups[column].items()]
     header = (column, "records", "accuracy", "balanced", "AUC", "calibration error")
-    screen.print(table(header, rows, title=f"by {column}; the worst is {worst}"))
+    say(table(header, rows, title=f"by {column}; the worst is {worst}"))
 
 
 def _group(name: str, scores: Scores, worst: bool) -> tuple[object, ...]:

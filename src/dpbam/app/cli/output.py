@@ -31,14 +31,15 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=False)
 
 
-def say(text: str, screen: Console | None = None) -> None:
-    """Print a line as it is, wrapped by the terminal alone."""
-    (screen or console()).print(text, markup=False, soft_wrap=True)
+def say(*things: str | Table, screen: Console | None = None) -> None:
+    """Print tables, and lines as they are, wrapped by the terminal alone."""
+    for thing in things:
+        (screen or console()).print(thing, markup=False, soft_wrap=isinstance(thing, str))
 
 
 def note(text: str) -> None:
     """Print a line on stderr."""
-    say(text, console(stderr=True))
+    say(text, screen=console(stderr=True))
 
 
 def examples(*commands: str) -> str:
@@ -61,7 +62,7 @@ def print_facts(values: Mapping[str, object], *, json: bool) -> None:
     if json:
         print_json(values)
     else:
-        console().print(facts(values))
+        say(facts(values))
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:

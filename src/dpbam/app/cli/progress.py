@@ -112,7 +112,7 @@ class RunsDisplay:
         self._finished += 1
         self._update("")
         found = f"{percent(result.accuracy)} in {result.seconds:.0f} s"
-        say(f"{self._count} {self._names[index]}: {found}", self._bar.console)
+        say(f"{self._count} {self._names[index]}: {found}", screen=self._bar.console)
 
     @property
     def _count(self) -> str:
@@ -190,7 +190,7 @@ class LiveReporter(Reporter):
         self._say(message)
 
     def _say(self, line: str) -> None:
-        say(line, self._bar.console)
+        say(line, screen=self._bar.console)
 
 
 class JsonLinesReporter(Reporter):

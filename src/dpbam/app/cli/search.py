@@ -89,7 +89,7 @@ def _search(
         score_noise=score_noise(pay, score),
     ).calibrated()
     if dry_run:
-        console().print(facts(_plan(search), title="search"))
+        say(facts(_plan(search), title="search"))
         return
     result = carry_out(search, out, storage, name, workers)
     if json:
@@ -157,14 +157,13 @@ def carry_out(
 
 def show(result: SearchResult, out: Path) -> None:
     """The trials, the best of them, and how they were paid for."""
-    screen = console()
     for stage in result.stages:
-        screen.print(_table(stage, result.search.accounted))
+        say(_table(stage, result.search.accounted))
         if weights := importances(stage):
             told = ", ".join(f"{k} {percent(v, 0)}" for k, v in weights.items())
-            screen.print(f"importance for {stage.stage.method} (Optuna): {told}", markup=False)
+            say(f"importance for {stage.stage.method} (Optuna): {told}")
     if result.best is None:
-        screen.print("No trial was drawn: nothing is released. That happens with Poisson's 0.")
+        say("No trial was drawn: nothing is released. That happens with Poisson's 0.")
         return
     found = {k: v for k, v in result.to_dict()["best"].items() if k != "score"}
     rows = {
@@ -172,10 +171,10 @@ def show(result: SearchResult, out: Path) -> None:
         "score": percent(result.best[1].value or 0.0),
         "epsilon": f"{up(result.epsilon)} at delta {result.delta:g}",
     }
-    screen.print(facts(rows))
-    say(_where(result, out), screen)
+    say(facts(rows))
+    say(_where(result, out))
     style = {"nothing": "bold red", "accounted": "green"}.get(result.search.pay, "")
-    screen.print(result.statement(), markup=False, soft_wrap=True, style=style)
+    console().print(result.statement(), markup=False, soft_wrap=True, style=style)
 
 
 def _where(result: SearchResult, out: Path) -> str:

@@ -14,7 +14,17 @@ import typer
 
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, with_flags
-from dpbam.app.cli.output import console, examples, facts, note, number, option, percent, print_json
+from dpbam.app.cli.output import (
+    console,
+    examples,
+    facts,
+    note,
+    number,
+    option,
+    percent,
+    print_json,
+    say,
+)
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
 
@@ -82,7 +92,7 @@ def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines
         spent = up(result.epsilon)
         print(f"accuracy {percent(result.accuracy)}, epsilon {spent}: {result.out}")
     else:
-        console().print(facts(_summary(result, settings)))
+        say(facts(_summary(result, settings)))
 
 
 def _asked(
@@ -156,7 +166,7 @@ def _show_plan(settings: RunConfig, as_json: bool) -> None:
     if settings.physical_batch_size is None:
         rows["physical batch size"] = f"about {summary['physical_batch_size']}, chosen to fit"
     rows["estimated memory"] = f"{memory:.0f} MiB"
-    console().print(facts(rows, title="the plan (nothing was trained or written)"))
+    say(facts(rows, title="the plan (nothing was trained or written)"))
 
 
 def _new_folder(settings: RunConfig) -> Path:
