@@ -35,10 +35,10 @@ _COST = {"bam": 2.2, "sam": 2.0}  # of a step, relative to DP-SGD's
 
 
 def bar(*columns: ProgressColumn, quiet: bool = False, **settings: Any) -> Progress:
-    """Return a bar on stderr that disappears when it is done."""
-    return Progress(
-        *columns, console=console(stderr=True), disable=quiet, transient=True, **settings
-    )
+    """Return a bar on stderr that disappears when it is done; there is none in a log."""
+    screen = console(stderr=True)
+    hidden = quiet or not screen.is_interactive
+    return Progress(*columns, console=screen, disable=hidden, transient=True, **settings)
 
 
 @contextmanager

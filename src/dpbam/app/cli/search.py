@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dpbam.app.search.studies import StageStudy
 
 _SHOWN = 10  # trials of each stage in the table
-_ENOUGH = 10  # trials from which on importances say something
+_ENOUGH = 10  # trials for importances to mean something
 
 
 def _search(
@@ -65,7 +65,7 @@ def _search(
 ) -> None:
     """Search for hyper-parameters: DP-SGD's first, then lambda for DP-SAT and BAM.
 
-    Every trial is a run folder. The same command again keeps finished trials and goes on with the
+    Every trial is a run folder. The same command again keeps finished trials and resumes the
     others; with one --storage, on several machines at once.
     """
     from dpbam import _validate
@@ -114,7 +114,7 @@ COMMANDS = {
 
 
 def score_noise(pay: str, text: str | None) -> float | None:
-    """The noise that ``--score`` asks for; None: the test records are public.
+    """Return the noise that ``--score`` asks for; None: the test records are public.
 
     Example:
         >>> score_noise("accounted", "noised=10"), score_noise("accounted", "public")
@@ -156,12 +156,12 @@ def carry_out(
 
 
 def show(result: SearchResult, out: Path) -> None:
-    """The trials, the best of them, and how they were paid for."""
+    """Print the trials, the best of them, and how they were paid for."""
     for stage in result.stages:
         say(_table(stage, result.search.accounted))
         if weights := importances(stage):
-            told = ", ".join(f"{k} {percent(v, 0)}" for k, v in weights.items())
-            say(f"importance for {stage.stage.method} (Optuna): {told}")
+            listed = ", ".join(f"{k} {percent(v, 0)}" for k, v in weights.items())
+            say(f"importance for {stage.stage.method} (Optuna): {listed}")
     if result.best is None:
         say("No trial was drawn: nothing is released. That happens with Poisson's 0.")
         return
@@ -178,7 +178,7 @@ def show(result: SearchResult, out: Path) -> None:
 
 
 def _where(result: SearchResult, out: Path) -> str:
-    """What may be published, and where the operator finds the rest."""
+    """Return what may be published, and where the operator finds the rest."""
     from dpbam.app.search.result import BEST
 
     trial, best = result.trial, out / BEST
@@ -191,7 +191,7 @@ def _where(result: SearchResult, out: Path) -> str:
 
 
 def importances(stage: StageStudy) -> dict[str, float]:
-    """How much of the scores' variance each parameter explains, by Optuna; empty if too few."""
+    """Return the share of the scores' variance that each parameter explains; empty if too few."""
     from optuna.exceptions import OptunaError
     from optuna.importance import get_param_importances
 
@@ -205,7 +205,7 @@ def importances(stage: StageStudy) -> dict[str, float]:
 
 
 def _table(stage: StageStudy, accounted: bool) -> Any:
-    """The best trials of a stage, best first."""
+    """Return the best trials of a stage, best first."""
     ordered = sorted(stage.trials(), key=lambda t: -(t.value if t.value is not None else -1.0))
     names = list(stage.stage.space)
     rows = [

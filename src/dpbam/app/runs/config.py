@@ -15,7 +15,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from dpbam import _validate
-from dpbam._names import did_you_mean
 from dpbam.app.runs.files import to_toml
 from dpbam.app.runs.settings import (
     Count,
@@ -28,6 +27,7 @@ from dpbam.app.runs.settings import (
     Patterns,
     Positive,
     Probability,
+    sentence,
     setting,
 )
 from dpbam.errors import ArgumentError, DPBAMError
@@ -164,7 +164,7 @@ class RunConfig(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(_sentence(error)) from None
+            raise ConfigError(sentence(error, type(self))) from None
 
     @model_validator(mode="after")
     def _together(self) -> RunConfig:
@@ -296,24 +296,3 @@ def read_file(path: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"the configuration {path} must hold names and values, like lr = 0.1")
     return values
-
-
-def _sentence(error: ValidationError) -> str:
-    """Return the first problem as one sentence with the field's name."""
-    problem = error.errors(include_url=False)[0]
-    message, value = str(problem["msg"]), problem.get("input")
-    where = ".".join(str(part) for part in problem["loc"][:1])
-    if problem["type"] == "extra_forbidden":
-        otherwise = "see dpbam train --help for what there is"
-        return f"{where} is unknown: {did_you_mean(where, RunConfig.model_fields, otherwise)}"
-    if problem["type"] == "value_error":
-        return message.removeprefix("Value error, ")
-    if problem["type"] == "literal_error":
-        return _choice(where, value, str(problem["ctx"]["expected"]))
-    said = message.removeprefix("Input should be ").removesuffix(", unable to parse string")
-    return f"{where} must be {said.split(', unable')[0]}, got {value!r}"
-
-
-def _choice(where: str, value: object, expected: str) -> str:
-    choices = [c.strip(" '") for c in expected.replace(" or ", ",").split(",")]
-    return f"{where} {value!r} is unknown: {did_you_mean(value, choices)}"
