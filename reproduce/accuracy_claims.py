@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpbam.app.compare.statistics import LEVEL, Estimate, estimate
+from dpbam.app.report.charts import Series, dots, lines
 from dpbam.app.report.figure import Figure
-from dpbam.app.report.panels import Dots, DotSeries, Lines, Series
 from dpbam.app.runs import RunRecord
 from dpbam.privacy.rounding import up
 from reproduce.claims import Claim
@@ -231,7 +231,7 @@ def _sweep_figure(arms: Arms, by_lambda: Mapping[str, float], order: Sequence[st
         tuple(e.low for e in means), tuple(e.high for e in means), style="points",
     )  # fmt: skip
     marks = ((mean_of(arms["dp-sgd"]).mean, "DP-SGD"),) if "dp-sgd" in arms else ()
-    panel = Lines("", "lambda", "test accuracy", (series,), percent=True, log_x=True, marks=marks)
+    panel = lines("", "lambda", "test accuracy", [series], percent=True, log_x=True, marks=marks)
     caption = "Mean accuracy of BAM over the seeds, with its 95% t interval, against lambda."
     return Figure("lambda", "Accuracy against lambda", caption, "nobody", [panel])
 
@@ -247,11 +247,11 @@ def _differences_figure(study: Study) -> Figure | None:
                 rows.append((f"{METHODS[arm]}, epsilon {up(cell['epsilon'])}", found))
     if not rows:
         return None
-    values = DotSeries(
-        "", 0, tuple(100 * e.mean for _, e in rows), tuple(100 * e.low for _, e in rows),
-        tuple(100 * e.high for _, e in rows),
+    values = Series(
+        "", 0, [name for name, _ in rows], tuple(100 * e.mean for _, e in rows),
+        tuple(100 * e.low for _, e in rows), tuple(100 * e.high for _, e in rows),
     )  # fmt: skip
-    panel = Dots("", "points above DP-SGD", tuple(n for n, _ in rows), (values,), False)
+    panel = dots("", "points above DP-SGD", [values], percent=False)
     return Figure(
         study.recipe.name, study.recipe.title,
         "Paired differences in test accuracy to DP-SGD, mean and 95% t interval over the seeds.",

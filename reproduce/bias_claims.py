@@ -258,13 +258,15 @@ def _by_size(
         "cosine with noise": lambda r: _all(r, "private_cosine"),
         "accuracy": lambda r: 100 * r.accuracy,
     }
-    figures = _drawn("batch-size", studies[0], name)
-    panels = [[p for p in f.panels if p.title == ("Bias" if key == "bias" else "Direction")]
-              for f in figures]  # fmt: skip
+    shown = "Bias" if key == "bias" else "Direction"
+    figures = [
+        replace(figure, panels=[panel for panel in figure.panels if panel.title == shown])
+        for figure in _drawn("batch-size", studies[0], name)
+    ]
     return Outcome(
         name, title,
         tables=[_readings(studies[0].arms(), readings)],
-        figures=[replace(f, panels=p) for f, p in zip(figures, panels, strict=True) if p],
+        figures=figures,
         claims=claims,
         notes=["Means over all measured steps. The claim is judged by one slope a seed, over all "
                "sizes.", *_record_notes(studies)],

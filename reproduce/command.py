@@ -129,17 +129,17 @@ def _train(jobs: list[Job], out: Path, processes: int) -> None:
         return
     with (
         resumable(out),
-        RunsDisplay([run.name for _, run in jobs], list(map(cost, jobs))) as display,
+        RunsDisplay([run.name for _, run in jobs], list(map(relative_cost, jobs))) as display,
     ):
         carry_out(jobs, out, processes=processes, watcher=display)
 
 
-def cost(job: Job) -> float:
-    """Return the cost of a run, relative to one image of one pixel."""
-    from dpbam.app.cli import progress
+def relative_cost(job: Job) -> float:
+    """Return the cost of a run in pixels seen by DP-SGD."""
+    from dpbam.app.cli.progress import cost
 
     recipe, run = job
-    return progress.cost(run.config) * recipe.images * math.prod(recipe.shape[1:])
+    return cost(run.config) * recipe.images * math.prod(recipe.shape[1:])
 
 
 def _report(names: list[str], scale: str, out: Path, seeds: int | None) -> None:

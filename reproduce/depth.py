@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dpbam.app.compare.statistics import Estimate, estimate
+from dpbam.app.report.charts import Series, lines
 from dpbam.app.report.figure import Figure
-from dpbam.app.report.panels import Lines, Series
 from dpbam.app.runs.files import write_json
 from reproduce.claims import Claim
 from reproduce.outcome import Outcome, Study, TextTable
@@ -99,7 +99,7 @@ def by_turns(steps: Mapping[K, Step], timing: Timing, now: Clock) -> dict[K, lis
 
 
 def private_step(depth: int, name: str, timing: Timing, engine: str = "fused") -> Step:
-    """One private gradient without its noise: directions, norms, clipped sum."""
+    """Build one private gradient without its noise: directions, norms, clipped sum."""
     import torch
     from torch import nn
 
@@ -123,11 +123,14 @@ def _net(depth: int, width: int) -> nn.Module:
     import torch
     from torch import nn
 
-    from dpbam.nn.blocks import conv_norm_act
+    from dpbam.nn import StandardisedConv2d
 
     torch.manual_seed(0)
-    layers = [conv_norm_act(3 if k == 0 else width, width, weight_standardisation="centre")
-              for k in range(depth)]  # fmt: skip
+    layers: list[nn.Module] = []
+    for k in range(depth):
+        channels = 3 if k == 0 else width
+        convolution = StandardisedConv2d(channels, width, 3, padding=1, bias=False, scale=False)
+        layers += [convolution, nn.GroupNorm(width // 2, width), nn.Mish()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
 
 
@@ -203,6 +206,6 @@ def _figure(seconds: Mapping[str, Mapping[str, list[float]]], depths: Sequence[i
             tuple(1e3 * e.mean for e in means), tuple(1e3 * e.low for e in means),
             tuple(1e3 * e.high for e in means), style="points",
         ))  # fmt: skip
-    panel = Lines("", "convolutions", "milliseconds a step", tuple(series), zero=True)
+    panel = lines("", "convolutions", "milliseconds a step", series, zero=True)
     caption = "Processor time of a step against depth, mean and 95% t interval over the trials."
     return Figure("fig3", "Time of a step against depth", caption, "nobody", [panel])

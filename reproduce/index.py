@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpbam._names import did_you_mean
 from dpbam.app.runs import ConfigError
 from reproduce import accuracy_claims, bias_claims, tuning
 from reproduce.depth import Timing, figure3, measure
 from reproduce.outcome import Outcome, Study
-from reproduce.recipes import SCALES, Recipe, check_scale, load_recipe
+from reproduce.recipes import SCALES, Recipe, check_scale, did_you_mean, load_recipe
 from reproduce.records import finished
 
 Build = Callable[[Sequence[Study]], Outcome]
@@ -91,7 +90,8 @@ def chosen(name: str, scale: str = "pocket") -> list[str]:
     if name == ALL:
         return [known for known in EXPERIMENTS if scale in EXPERIMENTS[known].scales]
     if name not in EXPERIMENTS:
-        raise ConfigError(f"there is no experiment {name!r}: {did_you_mean(name, EXPERIMENTS)}")
+        hint = did_you_mean(name, list(EXPERIMENTS))
+        raise ConfigError(f"there is no experiment {name!r}: {hint}")
     scales = EXPERIMENTS[name].scales
     if scale not in scales:
         raise ConfigError(f"{name} has no recipe of scale {scale}: choose {' or '.join(scales)}")

@@ -1,18 +1,18 @@
 """The laptop recipe: private CIFAR-10 on two cores, by fixed features and a linear classifier.
 
-DP-SGD's noise grows with the number of weights, so the less has to be learnt the better (Tramèr and
-Boneh 2021). Nothing that looks at CIFAR-10 is learnt here but one linear layer:
+DP-SGD's noise grows with the number of weights, so it helps to learn fewer of them (Tramèr and
+Boneh 2021). From CIFAR-10, one linear layer is learnt and nothing else:
 
 1. Scattering maps of each image (:mod:`dpbam.nn.scattering`): 243 channels of 8 x 8.
-2. Their square root, which evens out strong and weak contrasts.
+2. Their square root, which reduces strong contrasts relative to weak ones.
 3. Principal axes of the channels, whitened. Their covariance is measured on *synthetic* images,
-   dead leaves (:func:`dead_leaves`), which have the statistics of photographs and nobody's data.
-4. Of an image and its mirror image the mean: half the numbers, and half the weights to noise.
-5. Each image scaled to one norm, and rounded to 8 bits with a fixed step.
+   dead leaves (:func:`dead_leaves`), which have the statistics of photographs and are public.
+4. The mean over an image and its mirror image: half the numbers, and half the weights to noise.
+5. All images scaled to the same norm, and rounded to 8 bits with a fixed step.
 
-Each image's features depend on that image alone, so one record still changes one record. They are a
-data set like any other, ``reproduce.laptop:cifar10``: training, ledger and statement are
-those of ``dpbam train``. ``...:cifar10_tuning`` holds 5,000 training records out, for tuning.
+The features of an image depend on that image alone, so one record still changes one record. They
+are a data set like any other, ``reproduce.laptop:cifar10``: training, ledger and statement are
+those of ``dpbam train``. ``reproduce.laptop:cifar10_tuning`` holds out 5,000 training records.
 
     python -m reproduce.laptop --epsilon 1 --seed 0 --out runs/laptop-1
 """
@@ -35,18 +35,17 @@ from torch import Tensor
 
 from dpbam.app.runs import RunConfig, execute
 from dpbam.app.runs.files import write_json
-from dpbam.data import DataSet, data_root, load
-from dpbam.data.base import ArrayImages
+from dpbam.data import DataSet, Images, data_root, load
 from dpbam.nn.scattering import Scattering2d, mirrored_paths
 from dpbam.privacy.rounding import up
 
 CHANNELS = 48  # principal axes kept
-WHITENING = 1.0  # 0: as the axes' variances are; 1: all axes alike
+WHITENING = 1.0  # 0: the axes keep their variances; 1: all have the same
 _SYNTHETIC = 1500  # images to measure the axes on
 _STEP = 1 / 32  # of the rounding, in units of the features' deviation
 _HELD_OUT = 5000
-_ROWS = 8  # images computed at once: what fits a core's cache
-_FORMAT = 1  # of the cache; a change of the features makes it anew
+_ROWS = 8  # images computed at once, to fit a core's cache
+_FORMAT = 1  # of the cache: raise it when the features change
 _TUNING = "reproduce.laptop:cifar10_tuning"
 _COMMON: dict[str, Any] = {
     "optimizer": "sgd",
@@ -80,10 +79,10 @@ class Axes:
 
     @classmethod
     def measured(cls, maps: Tensor, channels: int = CHANNELS, whitening: float = WHITENING) -> Axes:
-        """The ``channels`` strongest axes of maps [n, 243, y, x], axes of mirror symmetry each.
+        """Find the ``channels`` strongest axes of maps [n, 243, y, x], each with mirror symmetry.
 
         The covariance is made symmetric under mirroring. Then it does not mix the maps that
-        mirroring keeps with those that it turns round, and the axes of each are found apart.
+        mirroring keeps with those whose sign it changes, and the axes of each are found separately.
         """
         swap = _mirror_matrix(maps.shape[1] // 81)
         rows = maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1]).double()
@@ -106,11 +105,11 @@ class Axes:
         )
 
     def features(self, maps: Tensor) -> NDArray[np.uint8]:
-        """Maps [n, 243, 8, 8] -> uint8 [n, k, 8, 4], the same for an image and its mirror image."""
+        """Map [n, 243, 8, 8] to uint8 [n, k, 8, 4], the same for an image and its mirror image."""
         projected = torch.einsum("ncyx,ck->nkyx", maps - self.mean[:, None, None], self.project)
         half = projected.shape[-1] // 2
         mirrored = self.sign[:, None, None] * projected.flip(-1)
-        folded = (projected + mirrored)[..., :half]  # the other half says the same
+        folded = (projected + mirrored)[..., :half]  # the other half has the same values
         size = folded[0].numel()
         folded = folded * (
             size**0.5 / folded.flatten(1).norm(dim=1)[:, None, None, None].clamp(min=1e-9)
@@ -121,12 +120,12 @@ class Axes:
 
 
 def maps_of(images: Tensor) -> Tensor:
-    """Companded scattering maps of images in [-1, 1]: S_0, and the root of S_1 and S_2."""
+    """Compute the scattering maps of images in [-1, 1]: S_0, and the root of S_1 and S_2."""
     scattering = Scattering2d((images.shape[-2], images.shape[-1]))
     parts = []
     for rows in torch.split(images, _ROWS):
         maps = scattering(rows)
-        smooth = maps[:, :: scattering.paths].clone()  # S_0 has a sign: it stays as it is
+        smooth = maps[:, :: scattering.paths].clone()  # S_0 has a sign
         maps = maps.clamp(min=0).sqrt()
         maps[:, :: scattering.paths] = smooth
         parts.append(maps)
@@ -134,7 +133,7 @@ def maps_of(images: Tensor) -> Tensor:
 
 
 def dead_leaves(count: int, seed: int = 0, side: int = 32) -> Tensor:
-    """Synthetic images [count, 3, side, side] in [-1, 1]: opaque shapes that hide one another.
+    """Draw synthetic images [count, 3, side, side] in [-1, 1]: overlapping opaque shapes.
 
     Ellipses and boxes of all sizes, small ones more often (radius r with density r^-3), each of one
     colour with a slight slope, over one another, with some grain: edges, colours and scales occur
@@ -169,14 +168,25 @@ def _leaves(g: np.random.Generator, side: int) -> NDArray[np.float32]:
 
 
 def _mirror_matrix(colours: int) -> Tensor:
-    """The permutation of channels that mirroring makes: float64 [81 colours, 81 colours]."""
+    """The permutation of channels by mirroring: float64 [81 colours, 81 colours]."""
     paths = mirrored_paths(2, 8)
     order = torch.cat([paths + len(paths) * k for k in range(colours)])
     return torch.eye(len(order), dtype=torch.float64)[order]
 
 
+class Features(Images):
+    """Features as images of many channels: uint8 [N, C, H, W], memory-mapped."""
+
+    def __init__(self, array: NDArray[np.uint8]) -> None:
+        n, c, h, w = array.shape
+        self.shape, self._array = (n, c, h, w), array
+
+    def read(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(self._array[indices])
+
+
 def cifar10(split: str) -> DataSet:
-    """CIFAR-10's features, computed once and kept under the data root: some ten minutes."""
+    """Return CIFAR-10's features, computed once and kept under the data root: ten minutes."""
     images = load("cifar10", split=split)
     folder = data_root() / "laptop"
     key = hashlib.sha256(f"{_FORMAT} {CHANNELS} {WHITENING} {images.fingerprint()}".encode())
@@ -186,12 +196,12 @@ def cifar10(split: str) -> DataSet:
         _write(path, np.concatenate(list(_computed(images))))
     features = np.load(path, mmap_mode="r", allow_pickle=False)
     return DataSet(
-        f"cifar10-features/{split}", ArrayImages(features), images.labels, images.class_names
+        f"cifar10-features/{split}", Features(features), images.labels, images.class_names
     )
 
 
 def cifar10_tuning(split: str) -> DataSet:
-    """The training records alone: 45,000 to train on and 5,000, drawn once, to score on."""
+    """Return the training records alone: 45,000 to train on, and 5,000 fixed ones to score on."""
     whole = cifar10("train")
     order = np.random.default_rng(0).permutation(len(whole))
     chosen = order[:_HELD_OUT] if split == "test" else order[_HELD_OUT:]
@@ -214,9 +224,9 @@ def _write(path: Path, array: NDArray[Any]) -> None:
 def laptop_config(
     epsilon: float, seed: int | None = None, *, tuning: bool = False, **changes: Any
 ) -> RunConfig:
-    """The run at an epsilon: logistic regression on the features, full batches, SGD.
+    """Return the configuration at an epsilon: logistic regression, full batches, SGD.
 
-    ``changes`` are settings to try in place of the recipe's.
+    ``changes`` replace settings of the recipe.
 
     Example:
         >>> laptop_config(1.0).method
@@ -225,7 +235,7 @@ def laptop_config(
     nearest = min(_BY_EPSILON, key=lambda known: abs(known - epsilon))
     chosen = _COMMON | _BY_EPSILON[nearest] | changes
     if tuning:
-        chosen["batch_size"] -= _HELD_OUT  # all of what is left
+        chosen["batch_size"] -= _HELD_OUT  # all that are left
     return RunConfig(
         data=_TUNING if tuning else "reproduce.laptop:cifar10",
         model="mlp",
@@ -239,7 +249,7 @@ def laptop_config(
 
 
 def run_laptop(config: RunConfig, out: Path) -> dict[str, Any]:
-    """Train, and give the record of it: figures, settings, time and machine."""
+    """Train, and return the record: accuracy, settings, time and machine."""
     began, used = time.monotonic(), time.process_time()
     result = execute(config, out, resume=(out / "non-private" / "run.json").exists())
     return {
@@ -270,7 +280,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the run folder")
     parser.add_argument("--tuning", action="store_true", help="score on held-out training records")
     parser.add_argument("--record", type=Path, help="a .json file for the result")
-    tried = parser.add_argument_group("to try, in place of the recipe's")
+    tried = parser.add_argument_group("to replace settings of the recipe")
     tried.add_argument("--steps", type=int, dest="epochs", help="each over all records")
     tried.add_argument("--lr", type=float)
     tried.add_argument("--clip-norm", type=float)

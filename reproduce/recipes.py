@@ -25,17 +25,16 @@ recipe that builds on another shares the records of the runs that both have.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dpbam._names import did_you_mean
 from dpbam.app.compare.comparison import noise_seed
 from dpbam.app.runs import ConfigError, RunConfig, RunSpec, read_file
-from dpbam.app.runs.run import label
 
 SCALES = ("pocket", "desk", "full")
 WORK = Path("runs/reproduce")
@@ -104,11 +103,13 @@ class Recipe:
 
     def _run(self, arm: str, cell: Mapping[str, Any], seed: int, folder: Path) -> RunSpec:
         values = {**self.setting, **cell, **self.arms[arm], "seed": seed}
-        config = RunConfig.from_mapping(values)
+        run = RunSpec(arm, RunConfig.from_mapping(values), folder, cell)
+        config = run.config
         if config.private:  # each run has its own noise
-            config = config.replace(noise_seed=noise_seed(seed, label(arm, cell)))
+            noise = noise_seed(seed, run.name.removesuffix(f"-seed-{seed}"))
+            config = config.replace(noise_seed=noise)
         digest = hashlib.sha256(config.to_toml().encode()).hexdigest()[:8]
-        return RunSpec(arm, config, folder / f"{label(arm, cell)}-seed-{seed}-{digest}", cell)
+        return replace(run, config=config, out=folder / f"{run.name}-{digest}")
 
 
 def recipes_folder() -> Path:
@@ -173,6 +174,11 @@ def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[
         "setting": {**base.setting, **values["setting"]},
         "arms": {**{arm: base.arms[arm] for arm in use}, **values["arms"]},
     }
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
 
 
 def check_scale(scale: str) -> str:

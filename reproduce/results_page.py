@@ -79,11 +79,7 @@ def write_page(by_scale: Mapping[str, Outcomes], docs: Path) -> Path:
 
 
 def write_figures(found: Outcome, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    if not found.figures:
-        return []
-    from dpbam.app.report import plots
-
-    return [plots.save(f, folder / f"{f.name}{end}") for f in found.figures for end in formats]
+    return [f.save(folder / f"{f.name}{end}") for f in found.figures for end in formats]
 
 
 def page(by_scale: Mapping[str, Outcomes]) -> str:

@@ -1,8 +1,8 @@
-"""The pocket versions of the paper's data: real images, made small enough for two cores.
+"""The paper's data in small: real images, halved so that two cores can train on them.
 
-Each function is a data set as ``--data module:function`` takes it: called with "train" or "test".
-The ``_tuning`` ones hold a part of the *training* set out as their test set, so that settings can
-be chosen without a look at the test set. Halving takes seconds, so the result is kept.
+Each function is a data set for ``--data module:function``: called with "train" or "test". The
+``_tuning`` ones hold out a part of the *training* set as their test set, so that settings are
+chosen without the test set. Halving takes seconds, so the result is cached.
 
 Example:
     >>> import numpy as np
@@ -29,13 +29,13 @@ PNEUMONIA = "DPBAM_PNEUMONIA"
 
 @cache
 def cifar10(split: str) -> DataSet:
-    """CIFAR-10 halved to 16x16: all 50,000 and 10,000 images."""
+    """Return CIFAR-10 halved to 16x16: all 50,000 and 10,000 images."""
     return _halved_set(load("cifar10", split=split))
 
 
 @cache
 def cifar10_first(split: str) -> DataSet:
-    """The same, of the training set the first 10,000 images."""
+    """Return the same with the first 10,000 training images."""
     dataset = load("cifar10", split=split)
     few = np.arange(10_000) if split == "train" else np.arange(len(dataset))
     return _halved_set(dataset, few)
@@ -43,13 +43,13 @@ def cifar10_first(split: str) -> DataSet:
 
 @cache
 def cifar10_tuning(split: str) -> DataSet:
-    """The training set of :func:`cifar10` alone, a tenth of it held out."""
+    """Return the training set of :func:`cifar10` alone, a tenth of it held out."""
     dataset = load("cifar10", split="train")
     return _halved_set(dataset, _kept(len(dataset), split))
 
 
 def pneumonia(split: str) -> DataSet:
-    """PneumoniaMNIST, 28x28: its training and validation images together; its test images."""
+    """Return PneumoniaMNIST, 28x28: training and validation images together; test images."""
     path = pneumonia_path()
     if split == "test":
         return load(str(path), split="test")
@@ -59,28 +59,28 @@ def pneumonia(split: str) -> DataSet:
 
 
 def pneumonia_tuning(split: str) -> DataSet:
-    """The training set of :func:`pneumonia` alone, a tenth of it held out."""
+    """Return the training set of :func:`pneumonia` alone, a tenth of it held out."""
     dataset = pneumonia("train")
     return _set(dataset, *_arrays(dataset, _kept(len(dataset), split)))
 
 
 def pneumonia_path() -> Path:
-    """Where PneumoniaMNIST lies: ``$DPBAM_PNEUMONIA``, else beside the downloads.
+    """Return the path of PneumoniaMNIST: ``$DPBAM_PNEUMONIA``, else next to the downloads.
 
     Raises:
-        DataError: if it is not there, with where to get it.
+        DataError: if it is not there.
     """
     path = Path(os.environ.get(PNEUMONIA) or data_root() / "pneumoniamnist.npz")
     if not path.exists():
         raise DataError(
-            f"PneumoniaMNIST is not at {path}: get pneumoniamnist.npz from medmnist.com and put it "
-            f"there, or say where it is with --pneumonia"
+            f"PneumoniaMNIST is not at {path}: download pneumoniamnist.npz from medmnist.com to "
+            f"there, or give its path with --pneumonia"
         )
     return path
 
 
 def halved(images: Images) -> Images:
-    """[N, C, H, W] -> [N, C, H/2, W/2]: means of 2x2 squares, rounded."""
+    """Average 2x2 squares, rounded: [N, C, H, W] -> [N, C, H/2, W/2]."""
     n, c, h, w = images.shape
     squares = images.reshape(n, c, h // 2, 2, w // 2, 2)
     means: Images = squares.mean(axis=(3, 5), dtype=np.float32).round().astype(np.uint8)
@@ -88,7 +88,6 @@ def halved(images: Images) -> Images:
 
 
 def _kept(count: int, split: str) -> NDArray[np.int64]:
-    """The positions that are trained on, or held out."""
     held = np.arange(count) % HELD_OUT == 0
     return np.flatnonzero(held if split == "test" else ~held)
 

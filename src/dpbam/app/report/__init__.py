@@ -1,7 +1,7 @@
 """The report: run folders in, one self-contained HTML page out, and figures for a paper.
 
-What is drawn (:mod:`.figure`, and a module a subject) is apart from how it is drawn: by the page's
-own script, or by matplotlib. Importing this package imports neither torch nor matplotlib.
+A figure is defined once, by a function from runs to its panels (a module per subject); Altair draws
+it for the page and for files. Importing this package imports neither torch nor Altair.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures of the bias that clipping causes. All of them are not private.
+"""Figures of the bias that clipping causes, over training. None of them is private.
 
 A row is one line of ``non-private/bias.jsonl``; names are those of
 :class:`dpbam.bias.record.BiasRecord`.
@@ -7,13 +7,15 @@ A row is one line of ``non-private/bias.jsonl``; names are those of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from dpbam.app.report.figure import Figure
+from dpbam.app.report.charts import Numbers, Series, lines
+from dpbam.app.report.figure import Figure, Panel, Spec, mean
 from dpbam.app.report.groups import Group, curves, numbers
-from dpbam.app.report.panels import Lines, Numbers, Series
 from dpbam.app.report.records import Rows, Run
 
+Builder = Callable[[Sequence[Group]], Figure]
 PLAIN, OWN = "non_private_against_plain", "non_private_against_own"
 BEST = "best"
 NOT_MEASURED = (
@@ -38,146 +40,47 @@ def best(run: Run) -> str:
     return PLAIN if has(run, PLAIN) else OWN
 
 
-def over_training(groups: Sequence[Group], *path: str) -> tuple[Series, ...]:
-    """Curves of one recorded number; runs that have none of it are left out.
+def over_training(groups: Sequence[Group], path: Sequence[str]) -> tuple[Series, ...]:
+    """Curves of one recorded number; runs without it are left out.
 
     A path that begins with :data:`BEST` takes each run's best reading.
     """
 
     def points(run: Run) -> tuple[Numbers, Numbers]:
-        first, *rest = path
-        first = best(run) if first == BEST else first
-        y = numbers(run.bias, first, *rest)
+        first = best(run) if path[0] == BEST else path[0]
+        y = numbers(run.bias, first, *path[1:])
         lacking = first == PLAIN and not has(run, PLAIN)
         return ((), ()) if lacking or not any(map(math.isfinite, y)) else (epochs(run, run.bias), y)
 
     return curves(groups, points)
 
 
-def bias(groups: Sequence[Group]) -> Figure:
-    """The paper's Figure 2, in both readings."""
-    panels = [
-        Lines(title, "epoch", "length of the bias vector", over_training(groups, reading, "bias"),
-              zero=True)
-        for reading, title in (
-            (PLAIN, "Against the plain batch gradient"),
-            (OWN, "Against the method's own gradient"),
-        )
-    ]  # fmt: skip
-    return Figure(
-        "bias",
-        "Bias of the clipped gradient",
-        "Length of g_clip − ĝ over training, in two readings: ĝ is the plain batch gradient, the "
-        "paper's definition, or what the method itself would use without clipping."
-        + _own_only(groups),
-        about="training",
-        panels=[p for p in panels if p.series],
-        missing=NOT_MEASURED,
-        wide=True,
-    )
+class Reading:
+    """One recorded number over training, found along ``path`` in a row: a panel."""
+
+    def __init__(self, title: str, label: str, *path: str, **options: Any) -> None:
+        self.title, self.label, self.path, self.options = title, label, path, options
+
+    def panels(self, groups: Sequence[Group]) -> list[Panel]:
+        """The panel, or none where no run has the number."""
+        series = over_training(groups, self.path)
+        return [lines(self.title, "epoch", self.label, series, **self.options)] if series else []
 
 
-def relative(groups: Sequence[Group]) -> Figure:
-    """The bias over the gradient's length."""
-    return _single(
-        groups, "relative-bias", "Bias relative to the gradient",
-        "Length of the bias over the length of ĝ: at 100% the error is as long as the gradient.",
-        "bias / gradient length", BEST, "relative_bias", percent=True, zero=True,
-    )  # fmt: skip
+def measured(
+    name: str, title: str, caption: str, *readings: Reading, scales: Spec | None = None,
+    otherwise: str = NOT_MEASURED,
+) -> Builder:  # fmt: skip
+    """A figure of recorded numbers over training; ``otherwise`` is why a measured run has none."""
 
+    def build(groups: Sequence[Group]) -> Figure:
+        panels = [panel for reading in readings for panel in reading.panels(groups)]
+        against = any(r.path[0] in (BEST, PLAIN) for r in readings)
+        whole = caption + (_own_only(groups) if against else "")
+        missing = otherwise if any(g.runs[0].bias for g in groups) else NOT_MEASURED
+        return Figure(name, title, whole, "training", panels, missing, scales or {})
 
-def direction(groups: Sequence[Group]) -> Figure:
-    """Cosine of clipped and unclipped gradient, and which kind of error dominates."""
-    panels = (
-        Lines("Cosine with the unclipped gradient", "epoch", "cosine of ĝ clipped and ĝ",
-              over_training(groups, BEST, "cosine")),
-        Lines("Share of direction in the squared bias", "epoch", "|c|² / |bias|²",
-              over_training(groups, BEST, "direction_share"), percent=True, zero=True),
-    )  # fmt: skip
-    return Figure(
-        "direction",
-        "Direction or length?",
-        "A cosine of 1 means that clipping only shortens the gradient, which a learning rate can "
-        "make good. The share of direction is what it cannot." + _own_only(groups),
-        about="training",
-        panels=[p for p in panels if p.series],
-        missing=NOT_MEASURED,
-        same_scale=False,
-        wide=True,
-    )
-
-
-def noise(groups: Sequence[Group]) -> Figure:
-    """Bias against variance."""
-    panels = (
-        Lines("Share of the noise in the squared error", "epoch", "variance / (variance + bias²)",
-              over_training(groups, BEST, "noise_share"), percent=True, zero=True),
-        Lines("What is left of the direction", "epoch", "cosine of the released gradient and ĝ",
-              over_training(groups, BEST, "private_cosine")),
-    )  # fmt: skip
-    return Figure(
-        "noise",
-        "Bias or noise?",
-        "Above one half the noise dominates and less bias gains little; below it the bias does. "
-        "The cosine is that of the gradient as released, noise included." + _own_only(groups),
-        about="training",
-        panels=[p for p in panels if p.series],
-        missing=NOT_MEASURED,
-        same_scale=False,
-        wide=True,
-    )
-
-
-def alignment(groups: Sequence[Group]) -> Figure:
-    """The paper's Figure 4."""
-    series = over_training(groups, "non_private_alignment")
-    return Figure(
-        "alignment",
-        "Alignment of the ascent step",
-        "Cosine of the direction that the method ascends along with the current batch gradient, "
-        "SAM's direction: the previous private gradient for DP-SAT, the mean over samples for BAM.",
-        about="training",
-        panels=[Lines("", "epoch", "cosine", series, marks=((0.0, "no alignment"),))]
-        if series
-        else (),
-        missing="Only DP-SAT and BAM ascend; of DP-SAT it takes a pass more: see dpbam bias RUN."
-        if any(g.runs[0].bias for g in groups)
-        else NOT_MEASURED,
-    )
-
-
-def flatness(groups: Sequence[Group]) -> Figure:
-    """Appendix C's bound: how far L_BAO lies above L_Z."""
-    return _single(
-        groups, "flatness", "Slack of the flatness bound",
-        "L_BAO − L_Z = λ (mean of the norms − norm of the mean): never negative, and small where "
-        "minimising BAM's objective also minimises the flatness objective.",
-        "L_BAO − L_Z", "non_private_flatness_slack", zero=True,
-    )  # fmt: skip
-
-
-def batch_size(groups: Sequence[Group]) -> Figure:
-    """The paper's Figures 5 and 6: bias and cosine against the batch size."""
-    methods = list(dict.fromkeys(g.runs[0].method for g in groups))
-    panels = [
-        Lines(title, "expected batch size", label, _by_batch_size(groups, methods, key),
-              log_x=True, zero=key == "bias")
-        for key, title, label in (
-            ("bias", "Bias", "mean length of the bias vector"),
-            ("cosine", "Direction", "mean cosine of ĝ clipped and ĝ"),
-        )
-    ]  # fmt: skip
-    return Figure(
-        "batch-size",
-        "Effect of the batch size",
-        "Averages over training, one point a run. The paper's Figures 5 and 6.",
-        about="training",
-        panels=[p for p in panels if p.series],
-        missing="This needs measured runs of at least two batch sizes: train again with another "
-        "--batch-size, and name all runs.",
-        same_scale=False,
-        wide=True,
-    )
+    return build
 
 
 def _own_only(groups: Sequence[Group]) -> str:
@@ -185,43 +88,114 @@ def _own_only(groups: Sequence[Group]) -> str:
     lacking = [g.label for g in groups if has(g.runs[0], OWN) and not has(g.runs[0], PLAIN)]
     if not lacking:
         return ""
-    whose = " and ".join(lacking)
-    return f" {whose}: against its own gradient alone; the plain one would take another pass."
+    names = " and ".join(lacking)
+    return f" {names}: against its own gradient alone; the plain one would take another pass."
 
 
-def _by_batch_size(groups: Sequence[Group], methods: list[str], key: str) -> tuple[Series, ...]:
+#: The paper's Figure 2, in both readings.
+bias = measured(
+    "bias", "Bias of the clipped gradient",
+    "Length of g_clip − ĝ over training, in two readings: ĝ is the plain batch gradient, the "
+    "paper's definition, or what the method itself would use without clipping.",
+    Reading("Against the plain batch gradient", "length of the bias vector", PLAIN, "bias",
+            zero=True),
+    Reading("Against the method's own gradient", "length of the bias vector", OWN, "bias",
+            zero=True),
+    scales={"y": "shared"},
+)  # fmt: skip
+
+relative = measured(
+    "relative-bias", "Bias relative to the gradient",
+    "Length of the bias over the length of ĝ: at 100% the error is as long as the gradient.",
+    Reading("", "bias / gradient length", BEST, "relative_bias", percent=True, zero=True),
+)  # fmt: skip
+
+direction = measured(
+    "direction", "Direction or length?",
+    "A cosine of 1 means that clipping only shortens the gradient, which a learning rate can make "
+    "up for. The share of direction is what it cannot.",
+    Reading("Cosine with the unclipped gradient", "cosine of ĝ clipped and ĝ", BEST, "cosine"),
+    Reading("Share of direction in the squared bias", "|c|² / |bias|²", BEST, "direction_share",
+            percent=True, zero=True),
+)  # fmt: skip
+
+noise = measured(
+    "noise", "Bias or noise?",
+    "Above one half the noise dominates and less bias gains little; below it the bias does. The "
+    "cosine is that of the gradient as released, noise included.",
+    Reading("Share of the noise in the squared error", "variance / (variance + bias²)",
+            BEST, "noise_share", percent=True, zero=True),
+    Reading("What is left of the direction", "cosine of the released gradient and ĝ",
+            BEST, "private_cosine"),
+)  # fmt: skip
+
+#: The paper's Figure 4.
+alignment = measured(
+    "alignment", "Alignment of the ascent step",
+    "Cosine of the direction that the method ascends along with the current batch gradient, SAM's "
+    "direction: the previous private gradient for DP-SAT, the mean over samples for BAM.",
+    Reading("", "cosine", "non_private_alignment", marks=((0.0, "no alignment"),)),
+    otherwise="Only DP-SAT and BAM ascend; DP-SAT needs one more pass to measure it: see dpbam "
+    "bias RUN.",
+)  # fmt: skip
+
+#: Appendix C's bound: how far L_BAO lies above L_Z.
+flatness = measured(
+    "flatness", "Slack of the flatness bound",
+    "L_BAO − L_Z = λ (mean of the norms − norm of the mean): never negative, and small where "
+    "minimising BAM's objective also minimises the flatness objective.",
+    Reading("", "L_BAO − L_Z", "non_private_flatness_slack", zero=True),
+)  # fmt: skip
+
+clip_share = measured(
+    "clip-share", "Share of samples that are clipped",
+    "Where no sample is clipped there is no bias; where all are, all gradients count alike.",
+    Reading("", "share of samples", "non_private_clip_share", percent=True, zero=True),
+)  # fmt: skip
+
+BY_BATCH_SIZE = {
+    "bias": ("Bias", "mean length of the bias vector"),
+    "cosine": ("Direction", "mean cosine of ĝ clipped and ĝ"),
+}
+
+
+def batch_size(groups: Sequence[Group]) -> Figure:
+    """The paper's Figures 5 and 6: bias and cosine against the batch size."""
+    panels = [
+        lines(title, "expected batch size", label, series, zero=key == "bias", log_x=True)
+        for key, (title, label) in BY_BATCH_SIZE.items()
+        if (series := _by_batch_size(groups, key))
+    ]
+    return Figure(
+        "batch-size",
+        "Effect of the batch size",
+        "Averages over training, one point per run. The paper's Figures 5 and 6.",
+        "training",
+        panels,
+        "This needs measured runs of at least two batch sizes: train again with another "
+        "--batch-size, and name all runs.",
+    )
+
+
+def _by_batch_size(groups: Sequence[Group], key: str) -> list[Series]:
+    """One curve per method: the mean over training and runs at each batch size."""
     series = []
-    for colour, method in enumerate(methods):
+    for colour, method in enumerate(dict.fromkeys(g.runs[0].method for g in groups)):
         points: dict[float, list[float]] = {}
         for run in (r for g in groups for r in g.runs if r.method == method and r.bias):
-            found = [v for v in numbers(run.bias, best(run), key) if math.isfinite(v)]
-            if found:
-                points.setdefault(float(run.config["batch_size"]), []).append(mean(found))
+            found = mean(numbers(run.bias, best(run), key))
+            if math.isfinite(found):
+                points.setdefault(float(run.config["batch_size"]), []).append(found)
         if len(points) > 1:
             sizes = tuple(sorted(points))
-            means = tuple(mean(points[s]) for s in sizes)
+            means = tuple(mean(points[size]) for size in sizes)
             series.append(Series(method, colour, sizes, means, style="points"))
-    return tuple(series)
+    return series
 
 
 def last_part(rows: Rows) -> Rows:
     """The last tenth of the measured steps, one at least."""
     return rows[-max(1, round(LAST_PART * len(rows))) :]
-
-
-def mean(values: Sequence[float]) -> float:
-    """Over what is finite; NaN of nothing."""
-    finite = [v for v in values if math.isfinite(v)]
-    return sum(finite) / len(finite) if finite else math.nan
-
-
-def _single(
-    groups: Sequence[Group], name: str, title: str, caption: str, y_label: str, *path: str,
-    percent: bool = False, zero: bool = False,
-) -> Figure:  # fmt: skip
-    series = over_training(groups, *path)
-    panel = Lines("", "epoch", y_label, series, percent=percent, zero=zero)
-    return Figure(name, title, caption, "training", [panel] if series else (), NOT_MEASURED)
 
 
 def last_mean(run: Run, *path: str) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dpbam._names import did_you_mean
 from dpbam.app.report import bias_figures as of_bias
@@ -10,13 +10,11 @@ from dpbam.app.report import evaluation_figures as of_evaluation
 from dpbam.app.report import norm_figures as of_norms
 from dpbam.app.report import released_figures as of_released
 from dpbam.app.report import training_figures as of_training
-from dpbam.app.report.clipping_figure import clipping
-from dpbam.app.report.decomposition_figure import decomposition
+from dpbam.app.report import vector_figures as of_vectors
+from dpbam.app.report.bias_figures import Builder
 from dpbam.app.report.figure import Figure
 from dpbam.app.report.groups import Group
 from dpbam.app.report.records import ReportError
-
-Builder = Callable[[Sequence[Group]], Figure]
 
 #: Section of the report -> its figures.
 SECTIONS: dict[str, dict[str, Builder]] = {
@@ -28,7 +26,7 @@ SECTIONS: dict[str, dict[str, Builder]] = {
     },
     "Clipping bias": {
         "bias": of_bias.bias,
-        "decomposition": decomposition,
+        "decomposition": of_vectors.decomposition,
         "direction": of_bias.direction,
         "noise": of_bias.noise,
         "relative-bias": of_bias.relative,
@@ -42,7 +40,7 @@ SECTIONS: dict[str, dict[str, Builder]] = {
     "Gradient norms": {
         "norms": of_norms.norms,
         "histogram": of_norms.histogram,
-        "clip-share": of_norms.clip_share,
+        "clip-share": of_bias.clip_share,
         "loss": of_training.loss,
         "layers": of_norms.layers,
         "flatness": of_bias.flatness,
@@ -50,7 +48,7 @@ SECTIONS: dict[str, dict[str, Builder]] = {
 }
 
 BUILDERS: dict[str, Builder] = {
-    "clipping": clipping,
+    "clipping": of_vectors.clipping,
     **{name: build for section in SECTIONS.values() for name, build in section.items()},
 }
 

@@ -1,8 +1,8 @@
-"""What a figure is, apart from how it is drawn: plain data, for the page, for matplotlib, for CSV.
+"""A figure: panels side by side, defined once for the page, for pictures and for CSV files.
 
-A :class:`Figure` is a row of panels of one kind, see :mod:`dpbam.app.report.panels`.
-
-A figure says whose data it is ``about``; whoever draws it must put its mark on the picture:
+A panel is a table and a Vega-Lite view of it (https://vega.github.io/vega-lite/docs), plain data
+both. Text and axes have ``currentColor``: the page's own colour, light or dark; black in a file.
+Nothing is loaded: data are in the specification, and vl-convert may open no address.
 
 ==================  ===========================================================================
 about               may be published
@@ -18,17 +18,64 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from dpbam.app.report.panels import Panel
+from dpbam.app.report.records import ReportError
+
+Row = dict[str, Any]
+Spec = dict[str, Any]
 
 MARKS = {
     "training": "not private: operator only",
     "test": "test records: publish only if public",
     "nobody": "",
 }
+MOST_POINTS = 300  # drawn per curve; CSV has them all
+COLOURS = ("#3b78c4", "#d2691e", "#2a9474", "#9166c4", "#b08d1e", "#cc4a6e", "#3f9fc0", "#848b95")
+AMBER = "#b87414"
+GUIDE: Spec = {
+    "labelColor": "currentColor", "titleColor": "currentColor", "labelFontSize": 11,
+    "titleFontSize": 12, "titleFontWeight": "normal", "titleOpacity": 0.8, "labelOpacity": 0.8,
+}  # fmt: skip
+CONFIG: Spec = {
+    "background": "white",
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": {**GUIDE, "gridColor": "#8a94a0", "gridOpacity": 0.25, "domain": False,
+             "tickColor": "#8a94a0", "tickOpacity": 0.4, "labelLimit": 220},
+    "legend": {**GUIDE, "orient": "top", "labelLimit": 320, "symbolOpacity": 1,
+               "symbolStrokeWidth": 3},
+    "title": {"color": "currentColor", "fontSize": 13, "anchor": "start", "limit": 440},
+    "text": {"color": "currentColor"},
+    "mark": {"aria": False},
+}  # fmt: skip
+#: A click on a name in the legend fades the others.
+CHOSEN: Spec = {
+    "name": "chosen",
+    "select": {"type": "point", "fields": ["group"]},
+    "bind": "legend",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of a figure.
+
+    Attributes:
+        title: above it.
+        columns: of the CSV file.
+        rows: the table; a row may have further keys that only the drawing needs. Curves have
+            "series", "group" (the name in the legend) and "colour" (an index into the palette).
+        view: how it is drawn, in Vega-Lite.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[Row]
+    view: Spec
 
 
 @dataclass(frozen=True)
@@ -42,8 +89,8 @@ class Figure:
         about: "training", "test" or "nobody": whose data it shows without noise.
         panels: side by side, all of one kind; empty where there is nothing to draw.
         missing: why there is nothing to draw, and what to do about it.
-        same_scale: panels share the y axis.
-        wide: takes the whole width of the page.
+        scales: which are "shared" between panels or "independent", where not as usual.
+        params: of the whole specification.
     """
 
     name: str
@@ -52,56 +99,157 @@ class Figure:
     about: str
     panels: Sequence[Panel] = ()
     missing: str = ""
-    same_scale: bool = True
-    wide: bool = False
+    scales: Spec = field(default_factory=dict)
+    params: Sequence[Spec] = ()
 
     @property
     def mark(self) -> str:
-        """What to write on the picture; empty where it may be published."""
+        """What is written on the picture; empty where it may be published."""
         return MARKS[self.about]
 
+    def spec(self) -> Spec:
+        """The Vega-Lite specification, for the page and for every file."""
+        width = {1: 410, 2: 440, 4: 440}.get(len(self.panels), 290)
+        colour = _colour(self.panels)
+        drawn = [_drawn(panel, k, width, colour) for k, panel in enumerate(self.panels)]
+        about = filter(None, [self.title, *(panel.title for panel in self.panels), self.mark])
+        return {
+            "description": ". ".join(about),
+            "config": CONFIG,
+            "title": {"text": self.mark, "orient": "bottom", "anchor": "end", "fontSize": 11,
+                      "color": AMBER},
+            "params": list(self.params),
+            "columns": 3 if drawn[0]["width"] <= 320 else 2,
+            "spacing": 36,
+            "concat": drawn,
+            "resolve": {"scale": self.scales},
+            "usermeta": {"mark": self.mark, "columns": self.panels[0].columns},
+        }  # fmt: skip
+
     def to_csv(self) -> str:
-        """Every number of the figure, one row a point, not thinned, with its mark.
+        """Every number of the figure, one row per point, not thinned, with its mark.
 
         Example:
-            >>> from dpbam.app.report.panels import Lines, Series
-            >>> panel = Lines("", "epoch", "accuracy", (Series("BAM", 0, (1.0,), (0.5,)),))
-            >>> print(Figure("accuracy", "", "", "test", (panel,)).to_csv())
+            >>> rows = [{"panel": "", "series": "BAM", "x": 1.0, "y": math.nan}]
+            >>> panel = Panel("", ("panel", "series", "x", "y"), rows, {})
+            >>> print(Figure("accuracy", "", "", "test", [panel]).to_csv())
             # test records: publish only if public
-            panel,series,x,y,low,high
-            ,BAM,1.0,0.5,,
+            panel,series,x,y
+            ,BAM,1.0,
             <BLANKLINE>
         """
         out = io.StringIO()
-        if self.mark:
-            out.write(f"# {self.mark}\n")
-        if self.panels:
-            write = csv.writer(out, lineterminator="\n").writerow
-            write(self.panels[0].header)
-            for panel in self.panels:
-                for row in panel.rows():
-                    write([_plain(value) for value in row])
+        out.write(f"# {self.mark}\n" if self.mark else "")
+        writer = csv.writer(out, lineterminator="\n")
+        for k, panel in enumerate(self.panels):
+            writer.writerows([panel.columns] if k == 0 else [])
+            writer.writerows([_cell(row.get(c, "")) for c in panel.columns] for row in panel.rows)
         return out.getvalue()
 
-    def to_page(self) -> dict[str, Any]:
-        """For the page's script: thinned, five significant digits, no NaN."""
-        panels = [{"kind": p.kind, **asdict(p.thinned())} for p in self.panels]
-        head = {"name": self.name, "title": self.title, "mark": self.mark}
-        page = _rounded({**head, "same_scale": self.same_scale, "panels": panels})
-        assert isinstance(page, dict)
-        return page
+    def save(self, path: str | Path) -> Path:
+        """Write the picture (.svg, .png or .pdf) or the data (.csv).
+
+        Raises:
+            ReportError: if the ending is another one, or there is nothing to draw.
+        """
+        path = Path(path)
+        ending = path.suffix.lower()
+        if ending not in (".svg", ".png", ".pdf", ".csv"):
+            raise ReportError(
+                f"{path} must end in .svg, .png, .pdf or .csv, the formats of a figure"
+            )
+        if not self.panels:
+            raise ReportError(f"there is no data for {self.name!r}: {self.missing}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if ending == ".csv":
+            path.write_text(self.to_csv(), encoding="utf-8", errors="replace")
+        else:
+            path.write_bytes(picture(self.spec(), ending))
+        return path
 
 
-def _plain(value: Any) -> Any:
+def picture(spec: Spec, ending: str) -> bytes:
+    """A specification as the content of an .svg, .png or .pdf file; no address is opened."""
+    import vl_convert
+
+    if ending == ".svg":
+        return vl_convert.vegalite_to_svg(spec, allowed_base_urls=[]).encode()
+    if ending == ".png":
+        return vl_convert.vegalite_to_png(spec, scale=2, allowed_base_urls=[])
+    return vl_convert.vegalite_to_pdf(spec, allowed_base_urls=[])
+
+
+def _drawn(panel: Panel, k: int, width: int, colour: Spec | None) -> Spec:
+    """The k-th panel's view with its data, the colours of the groups, and names of its own."""
+    first, *others = panel.view["layer"]
+    params = [{**p, "name": f"{p['name']}{k}"} for p in first.get("params", ())]
+    if colour and k == 0:
+        params.append(CHOSEN)
+    return {
+        "title": panel.title,
+        "width": width,
+        "height": 240,
+        "data": {"values": [_short(row) for row in thinned(panel.rows)]},
+        **panel.view,
+        "encoding": panel.view["encoding"] | ({"color": colour} if colour else {}),
+        "layer": [{**first, "params": params}, *others],
+    }
+
+
+def _colour(panels: Sequence[Panel]) -> Spec | None:
+    """The groups' colours, the same in all panels; a legend where a panel has several."""
+    groups = [{row["group"]: row["colour"] for row in p.rows if "group" in row} for p in panels]
+    palette = {name: COLOURS[k % len(COLOURS)] for found in groups for name, k in found.items()}
+    legend = {"title": None, "columns": 3} if any(len(found) > 1 for found in groups) else None
+    scale = {"domain": list(palette), "range": list(palette.values())}
+    return (
+        {"field": "group", "type": "nominal", "scale": scale, "legend": legend} if palette else None
+    )
+
+
+def thinned(rows: Sequence[Row], most: int = MOST_POINTS) -> list[Row]:
+    """At most ``most`` points of every curve, each the mean of equally many neighbours.
+
+    Example:
+        >>> rows = [{"series": "a", "x": float(k), "y": 2.0 * k + 1} for k in range(4)]
+        >>> [row["y"] for row in thinned(rows, 2)]
+        [2.0, 6.0]
+    """
+    curves: dict[Any, list[Row]] = {}
+    for row in rows:
+        curves.setdefault(row.get("series"), []).append(row)
+    return [
+        point
+        for series, curve in curves.items()
+        for point in (curve if series is None else _buckets(curve, math.ceil(len(curve) / most)))
+    ]
+
+
+def _buckets(curve: Sequence[Row], size: int) -> Iterable[Row]:
+    if size <= 1:
+        return curve
+    parts = [curve[k : k + size] for k in range(0, len(curve), size)]
+    means = [k for k in ("x", "y", "low", "high") if k in curve[0]]
+    return [{**part[0], **{k: mean(row[k] for row in part) for k in means}} for part in parts]
+
+
+def mean(values: Iterable[float]) -> float:
+    """Over what is finite; NaN of nothing."""
+    finite = [v for v in values if math.isfinite(v)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def _cell(value: Any) -> Any:
     return "" if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _rounded(value: Any) -> Any:
-    """Five significant digits; what JSON has no word for becomes null."""
-    if isinstance(value, dict):
-        return {key: _rounded(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(v) for v in value]
+def _short(row: Row) -> Row:
+    """Five significant digits; null for what is not a number."""
+    return {name: rounded(value) for name, value in row.items()}
+
+
+def rounded(value: Any) -> Any:
+    """Five significant digits of a number, None if it is not finite; other values as they are."""
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     return value

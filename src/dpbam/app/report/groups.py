@@ -1,4 +1,4 @@
-"""Runs beside one another: gathered by what they do, named by what tells them apart, as curves."""
+"""Runs side by side: grouped by what they do, labelled by what differs, drawn as curves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpbam.app.report.panels import Numbers, Series
+from dpbam.app.report.charts import Numbers, Series
 from dpbam.app.report.records import Run
 from dpbam.privacy.rounding import up
 
@@ -31,7 +31,7 @@ class Group:
 
 
 def groups(runs: Sequence[Run]) -> tuple[Group, ...]:
-    """Runs gathered by what they do, in the order given; labels name what tells groups apart.
+    """Runs grouped by what they do, in the order given; labels name what differs.
 
     Example:
         >>> runs = [Run(str(k), {"method": "bam", "lam": lam, "seed": k}, {})
@@ -54,22 +54,23 @@ def groups(runs: Sequence[Run]) -> tuple[Group, ...]:
 def curves(
     all_groups: Iterable[Group], points: Callable[[Run], tuple[Numbers, Numbers]]
 ) -> tuple[Series, ...]:
-    """One curve a group: its run's, or the mean of its runs with each of them faintly behind."""
+    """One curve per group: its run's, or the mean of its runs with each of them faintly behind."""
     drawn: list[Series] = []
-    for group in all_groups:
-        found = [(run.name, *points(run)) for run in group.runs]
+    for g in all_groups:
+        found = [(run.name, *points(run)) for run in g.runs]
         found = [f for f in found if f[1]]
         if len(found) > 1:
-            drawn += [Series(name, group.colour, x, y, style="faint") for name, x, y in found]
+            drawn += [
+                Series(name, g.colour, x, y, style="seed", group=g.label) for name, x, y in found
+            ]
+        if found:
             x, y = _mean_curve([(x, y) for _, x, y in found])
-            drawn.append(Series(group.label, group.colour, x, y))
-        elif found:
-            drawn.append(Series(group.label, group.colour, found[0][1], found[0][2]))
+            drawn.append(Series(g.label, g.colour, x, y))
     return tuple(drawn)
 
 
 def numbers(rows: Iterable[dict[str, Any]], *path: str) -> Numbers:
-    """One number a row, found along ``path``; NaN where there is none.
+    """One number per row, found along ``path``; NaN where there is none.
 
     Example:
         >>> numbers([{"a": {"b": 1}}, {"a": None}], "a", "b")
@@ -86,13 +87,15 @@ def _number(row: Any, path: Sequence[str]) -> float:
 
 def _mean_curve(found: list[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
     """The mean where all curves have a point."""
+    if len(found) == 1:
+        return found[0]
     at = [dict(zip((round(v, 6) for v in x), y, strict=True)) for x, y in found]
     common = sorted(set.intersection(*(set(a) for a in at)))
     return tuple(common), tuple(sum(a[x] for a in at) / len(at) for x in common)
 
 
 def _labels(runs: list[Run]) -> list[str]:
-    """The method, and whatever else differs between runs of the same method."""
+    """The method, and up to three settings that differ between runs of the same method."""
     labels = []
     for run in runs:
         same = [other for other in runs if other.method == run.method]
@@ -110,10 +113,6 @@ def _labels(runs: list[Run]) -> list[str]:
         label if labels.count(label) == 1 else f"{label}, {run.name}"
         for label, run in zip(labels, runs, strict=True)
     ]
-
-
-def _letter(setting: str) -> str:
-    return LETTERS.get(setting, setting.replace("_", " "))
 
 
 def _short(name: str, value: Any) -> str:

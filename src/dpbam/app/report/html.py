@@ -1,12 +1,15 @@
-"""One self-contained HTML page: styles, scripts and data in the file, nothing from the network.
+"""One self-contained HTML page: styles, script and data in the file, nothing from the network.
 
 Text from outside (run names, class names, settings) goes through jinja2's autoescape; data go
 through its ``tojson``, which writes ``<``, ``>``, ``&`` and ``'`` as escapes, so that no name can
-end the script that holds it.
+end the script that holds it. The page's policy allows one script, by its hash.
 """
 
 from __future__ import annotations
 
+import base64
+import functools
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -21,7 +24,8 @@ from dpbam.app.report.figure import MARKS, Figure
 from dpbam.app.report.groups import Group, groups
 from dpbam.app.report.records import Run
 from dpbam.app.report.statement import privacy
-from dpbam.app.report.tables import Table, results, shown, side_by_side
+from dpbam.app.report.tables import results, shown, side_by_side
+from dpbam.app.report.vector_figures import clipping
 
 
 def report_figures(
@@ -32,18 +36,14 @@ def report_figures(
     Args:
         all_groups: the runs.
         publishable: only figures that may be published.
-        public_test_data: what is about the test records may be.
+        public_test_data: those of the test records may be.
     """
-    built = {
-        section: [build(all_groups) for build in builders.values()]
-        for section, builders in SECTIONS.items()
-    }
-    for section, figures in built.items():
+    built = {}
+    for section, builders in SECTIONS.items():
+        figures = [build(all_groups) for build in builders.values()]
         if public_test_data:
             figures = [replace(f, about="nobody") if f.about == "test" else f for f in figures]
-        if publishable:
-            figures = [f for f in figures if f.about == "nobody"]
-        built[section] = figures
+        built[section] = [f for f in figures if f.about == "nobody" or not publishable]
     return {section: figures for section, figures in built.items() if figures}
 
 
@@ -67,7 +67,10 @@ def render(
         runs = [run.publishable(public_test_data=public_test_data) for run in runs]
     all_groups = groups(runs)
     built = report_figures(all_groups, publishable=publishable, public_test_data=public_test_data)
-    statement = privacy(all_groups)
+    built["What clipping does"] = [clipping()]
+    environment = side_by_side(all_groups, lambda run: run.environment)
+    script = _script()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _environment().get_template("report.html.j2").render(
         version=__version__,
         written=f"{written.day} {written:%B %Y, %H:%M}" if written else "",
@@ -76,16 +79,14 @@ def render(
         marks=MARKS,
         publishable=publishable,
         public_test_data=public_test_data,
-        privacy=statement,
-        privacy_table=_table(statement.table) if statement.table else "",
-        results=_table(results(all_groups)) if len(runs) > 1 else "",
+        privacy=privacy(all_groups),
+        results=results(all_groups) if len(runs) > 1 else None,
         sections=[_section(name, figures) for name, figures in built.items()],
-        figures={f.name: f.to_page() for fs in built.values() for f in fs if f.panels},
-        several=len(all_groups) > 1,
-        configuration=_table(side_by_side(all_groups, lambda run: run.config)),
-        environment=_table(side_by_side(all_groups, lambda run: run.environment))
-        if any(run.environment for run in runs)
-        else "",
+        figures={f.name: f.spec() for fs in built.values() for f in fs if f.panels},
+        configuration=side_by_side(all_groups, lambda run: run.config),
+        environment=environment if environment.rows else None,
+        script=Markup(script),  # ours and the library's; no text from outside is in it
+        script_hash=Markup(f"sha256-{digest}"),
     )  # fmt: skip
 
 
@@ -93,26 +94,9 @@ def _section(name: str, figures: list[Figure]) -> dict[str, Any]:
     return {
         "id": name.lower().replace(" ", "-"),
         "title": name,
-        "figures": _laid_out([f for f in figures if f.panels]),
+        "figures": [f for f in figures if f.panels],
         "missing": [f for f in figures if not f.panels],
     }
-
-
-def _laid_out(figures: list[Figure]) -> list[tuple[Figure, bool]]:
-    """Figures with whether they take the whole width: a half one without a neighbour does, too."""
-    laid: list[tuple[Figure, bool]] = []
-    waiting: Figure | None = None
-    for figure in figures:
-        if figure.wide:
-            laid += [(waiting, True)] if waiting else []
-            laid.append((figure, True))
-            waiting = None
-        elif waiting:
-            laid += [(waiting, False), (figure, False)]
-            waiting = None
-        else:
-            waiting = figure
-    return [*laid, (waiting, True)] if waiting else laid
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -124,19 +108,22 @@ def _title(runs: Sequence[Run]) -> str:
 
 def _lead(runs: Sequence[Run], all_groups: Sequence[Group]) -> str:
     if len(runs) > 1:
-        said = f"{len(runs)} runs of {len(all_groups)} settings, side by side."
+        lead = f"{len(runs)} runs of {len(all_groups)} settings, side by side."
         if len(all_groups) < len(runs):
-            said += " Thin lines are runs that differ in their seed alone, thick ones their means."
-        return said
+            lead += " Thin lines are runs that differ in their seed alone, thick ones their means."
+        return lead
     config = runs[0].config
-    parts = {"model": "", "epochs": " epochs", "batch_size": " samples a batch"}
+    parts = {"model": "", "epochs": " epochs", "batch_size": " samples per batch"}
     facts = [f"{shown(config[k])}{unit}" for k, unit in parts.items() if k in config]
     return f"{runs[0].name}: {', '.join(facts)}."
 
 
-def _table(table: Table) -> Markup:
-    text = _environment().get_template("table.html.j2").render(**table.__dict__)
-    return Markup(text)  # its cells were escaped by the template
+@functools.cache
+def _script() -> str:
+    """Vega, Vega-Lite and Vega-Embed with the page's few lines, bundled from installed files."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle(_environment().get_template("page.js").render())
 
 
 def _environment() -> Environment:

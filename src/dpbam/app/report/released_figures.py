@@ -1,4 +1,4 @@
-"""Figures of what was released beside the gradients: noised, paid for, and public.
+"""Figures of what was released next to the gradients: noised, paid for, and public.
 
 A row is one line of ``statistics.jsonl``; names are those of
 :class:`dpbam.bias.ReleasedStatistics`.
@@ -11,16 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpbam.app.report.bias_figures import epochs
-from dpbam.app.report.figure import Figure
+from dpbam.app.report.charts import Numbers, lines
+from dpbam.app.report.figure import Figure, mean
 from dpbam.app.report.groups import Group, curves
 from dpbam.app.report.norm_figures import over_time
-from dpbam.app.report.panels import Lines, Numbers, Panel
 from dpbam.app.report.records import Rows, Run
 
 NOT_RELEASED = (
-    "Nothing was released beside the gradients. Train with --release-norms 20 to spend a little of "
-    "the budget on it: such figures may be published."
+    "Nothing was released next to the gradients. Train with --release-norms 20 to spend a little "
+    "of the budget on it: such figures may be published."
 )
+PARTS = 20  # of training, each one point
 
 
 def norms(groups: Sequence[Group]) -> Figure:
@@ -30,17 +31,15 @@ def norms(groups: Sequence[Group]) -> Figure:
         rows = _whole(group.runs[0])
         if rows:
             edges = [t / rows[0]["clip_norm"] for t in rows[0]["thresholds"]]
-            counts = [row["counts"] for row in rows]
-            panels.append(over_time(group, group.runs[0], rows, counts, edges))
+            panels.append(over_time(group, rows, [row["counts"] for row in rows], edges))
     return Figure(
         "released-norms",
         "Norms of the samples, as released",
         "Histograms of the per-sample norms over training, with noise that the privacy statement "
-        "covers. Rows above C are cut.",
-        about="nobody",
-        panels=panels,
-        missing=NOT_RELEASED,
-        wide=True,
+        "covers. Rows above C are clipped.",
+        "nobody",
+        panels,
+        NOT_RELEASED,
     )
 
 
@@ -48,21 +47,18 @@ def clipping(groups: Sequence[Group]) -> Figure:
     """The share above C and the bias's length, each smoothed over a twentieth of training."""
     share = curves(groups, lambda run: _smooth(run, _whole(run), _share))
     bias = curves(groups, lambda run: _smooth(run, _with_bias(run), _bias_square))
-    panels: list[Panel] = []
-    if share:
-        panels.append(Lines("Share of samples above C", "epoch", "share", share, percent=True,
-                            zero=True))  # fmt: skip
-    if bias:
-        panels.append(Lines("Square of the bias's length", "epoch", "bias²", bias, zero=True))
+    panels = (
+        lines("Share of samples above C", "epoch", "share", share, percent=True, zero=True),
+        lines("Square of the bias's length", "epoch", "bias²", bias, zero=True),
+    )
     return Figure(
         "released-clipping",
         "Clipping, as released",
-        "The share of samples that are cut, and the bias against the method's own unclipped "
+        "The share of samples that are clipped, and the bias against the method's own unclipped "
         "gradient, of contributions bounded by B; means over a twentieth of training.",
-        about="nobody",
-        panels=panels,
-        missing=NOT_RELEASED,
-        same_scale=False,
+        "nobody",
+        [panel for panel in panels if panel.rows],
+        NOT_RELEASED,
     )
 
 
@@ -86,7 +82,7 @@ def _with_bias(run: Run) -> Rows:
 
 
 def _share(row: dict[str, Any]) -> float:
-    """Noised count above C over noised count of all; a share all the same."""
+    """Noised count above C over noised count of all, kept between 0 and 1."""
     below = sum(t <= row["clip_norm"] for t in row["thresholds"])
     total = sum(row["counts"])
     return min(1.0, max(0.0, sum(row["counts"][below:]) / total)) if total > 0 else math.nan
@@ -103,9 +99,7 @@ def _smooth(
     """(epochs, means over a twentieth of the steps each)."""
     if not rows:
         return (), ()
-    values = [value(row) for row in rows]
-    size = math.ceil(len(values) / 20)
-    starts = range(0, len(values), size)
-    parts = [[v for v in values[k : k + size] if math.isfinite(v)] for k in starts]
-    means = tuple(sum(part) / len(part) if part else math.nan for part in parts)
-    return epochs(run, tuple(rows[k] for k in starts)), means
+    size = math.ceil(len(rows) / PARTS)
+    parts = [rows[k : k + size] for k in range(0, len(rows), size)]
+    means = tuple(mean([value(row) for row in part]) for part in parts)
+    return epochs(run, tuple(part[0] for part in parts)), means

@@ -1,4 +1,4 @@
-"""Privacy statements as the report shows them: one run in full, several beside one another."""
+"""Privacy statements as the report shows them: one run in full, several side by side."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 
 from dpbam.app.report.groups import Group
 from dpbam.app.report.records import Run
-from dpbam.app.report.tables import Cell, Head, Row, Table, shown
+from dpbam.app.report.tables import Table, shown, side_by_side
 from dpbam.privacy.accounting import Charge, total_epsilon
 from dpbam.privacy.rounding import up
-
-Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -25,25 +23,21 @@ class Privacy:
         epsilon: the main number: a run's own, or that of all runs together; empty if neither is.
         promise: what it means.
         share: of the configured budget, what is spent, in percent; None if there is no budget.
-        facts: of one run; empty for several.
-        notes: (subject, sentence), each said once.
+        facts: of the statements, a column per group.
         publishable: files that may be published.
         perhaps: files that may be if the test records are not sensitive.
         withheld: files that must not.
         warnings: (subject, sentence) for the top of the page.
-        table: of several runs; None for one.
     """
 
     epsilon: str
     promise: str
     share: float | None
-    facts: Pairs
-    notes: Pairs
+    facts: Table
     publishable: tuple[str, ...]
     perhaps: tuple[str, ...]
     withheld: tuple[str, ...]
-    warnings: Pairs
-    table: Table | None = None
+    warnings: tuple[tuple[str, str], ...]
 
 
 def privacy(groups: Sequence[Group]) -> Privacy:
@@ -56,13 +50,11 @@ def privacy(groups: Sequence[Group]) -> Privacy:
         epsilon=epsilon,
         promise=promise,
         share=_share(runs[0]) if alone else None,
-        facts=_facts(statements[0]) if alone else (),
-        notes=tuple(dict.fromkeys(note for s in statements for note in _notes(s))),
+        facts=side_by_side(groups, lambda run: _facts(run.statement)),
         publishable=_files(statements, "may_be_published"),
         perhaps=_files(statements, "may_be_published_if_the_test_records_are_not_sensitive"),
         withheld=_files(statements, "must_not_be_published"),
         warnings=_warnings(runs),
-        table=None if alone else _table(groups),
     )
 
 
@@ -86,7 +78,7 @@ def _together(runs: Sequence[Run]) -> tuple[str, str]:
     return up(total), (
         f"at δ = {shown(delta)}, if all {len(private)} private models are published: they were "
         "trained on the same data, and their budgets add up. Published alone, each costs what the "
-        "table says."
+        "table lists."
     )
 
 
@@ -112,11 +104,15 @@ def _share(run: Run) -> float | None:
     return min(100.0, math.ceil(share * 10) / 10)  # shown with one digit, never rounded down
 
 
-def _facts(s: dict[str, Any]) -> Pairs:
-    steps = shown(s.get("steps"))
+def _facts(s: dict[str, Any]) -> dict[str, str]:
+    """What a statement says, in a reader's words; epsilons rounded up."""
+    private, steps = s.get("private", True), shown(s.get("steps"))
     if s.get("charged_steps", s.get("steps")) != s.get("steps"):
         steps = f"{steps}, {s['charged_steps']} charged"
-    rows = {
+    evaluated, budget = s.get("evaluated_on"), s.get("budget")
+    facts = {
+        "ε": up(_epsilon(s)) if private else "∞",
+        "δ": s.get("delta"),
         "units in the training set": f"{s['units']:,}" if "units" in s else None,
         "neighbours": s.get("neighbouring_relation"),
         "method": s.get("method"),
@@ -126,36 +122,29 @@ def _facts(s: dict[str, Any]) -> Pairs:
         "expected batch size": s.get("expected_batch_size"),
         "steps": steps,
         "accountant": s.get("accountant"),
-    }
-    return tuple((name, shown(value)) for name, value in rows.items() if value is not None)
-
-
-def _notes(s: dict[str, Any]) -> Pairs:
-    evaluated, budget = s.get("evaluated_on"), s.get("budget")
-    notes = {
-        "Sampling": s.get("sampling"),
-        "Noise": s.get("noise_mode"),
-        "Initial weights": s.get("initial_weights"),
-        "Tuning": s.get("tuned_on"),
-        "Evaluation": evaluated
+        "sampling": s.get("sampling"),
+        "noise": s.get("noise_mode") if private else "none",
+        "initial weights": s.get("initial_weights"),
+        "tuning": s.get("tuned_on"),
+        "evaluation": evaluated
         and f"{evaluated['set']}, {evaluated['records']:,} records, {evaluated['times']} times; "
         f"{evaluated['note']}",
-        "Budget of the data set": budget
+        "budget of the data set": budget
         and f"{budget['file']}: {up(budget['taken'])} of ε = {up(budget['epsilon'])} taken, at "
         f"δ = {budget['delta']:g}",
     }
-    return tuple((name, f"{text}.") for name, text in notes.items() if text)
+    return {name: shown(value) for name, value in facts.items() if value is not None}
 
 
 def _files(statements: Sequence[dict[str, Any]], key: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(file for s in statements for file in s.get(key, ())))
 
 
-def _warnings(runs: Sequence[Run]) -> Pairs:
+def _warnings(runs: Sequence[Run]) -> tuple[tuple[str, str], ...]:
     """What a reader must know before anything else."""
     cases = (
-        ("Research only", "seeded: whoever knows the seed can subtract the noise. Do not publish "
-         "such a model of sensitive data", lambda s: s.get("seeded")),
+        ("Research only", "seeded: an attacker who knows the seed can subtract the noise. Do "
+         "not publish such a model of sensitive data", lambda s: s.get("seeded")),
         ("Not private", "trained without noise, as a reference: publishing such a model may "
          "reveal its training data", lambda s: not s.get("private", True)),
         ("Not finished", "there is no privacy statement yet; epsilon is what was spent at the "
@@ -169,29 +158,3 @@ def _warnings(runs: Sequence[Run]) -> Pairs:
             whose = "The run is" if len(runs) == 1 else whose
             found.append((title, f"{whose} {text}."))
     return tuple(found)
-
-
-def _table(groups: Sequence[Group]) -> Table:
-    heads = (Head("run"), Head("method"), Head("ε", True), Head("δ", True), Head("σ", True),
-             Head("q", True), Head("steps", True), Head("C", True), Head("noise"))  # fmt: skip
-    rows = []
-    for group in groups:
-        for run in group.runs:
-            s = run.statement
-            private = s.get("private", True)
-            numbers = [
-                _number(s.get(key))
-                for key in ("delta", "noise_multiplier", "sampling_rate", "steps", "clip_norm")
-            ]
-            epsilon = Cell(up(_epsilon(s)) if private else "∞", _epsilon(s) if private else 1e300)
-            noise = ("seeded" if s.get("seeded") else "fresh") if private else "none"
-            first = (Cell(run.name, colour=group.colour), Cell(group.label), epsilon)
-            rows.append(Row((*first, *numbers, Cell(noise))))
-    return Table(heads, tuple(rows), sortable=True)
-
-
-def _number(value: Any) -> Cell:
-    """Four digits; what is infinite is not to be had, and comes last."""
-    if not isinstance(value, int | float):
-        return Cell("–")
-    return Cell(shown(float(f"{value:.4g}")), value)

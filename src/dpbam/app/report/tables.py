@@ -1,9 +1,9 @@
-"""Tables of the report: the runs beside one another, and what they were asked to do."""
+"""Tables of the report: results by setting, and settings side by side."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,70 +14,51 @@ from dpbam.privacy.rounding import up
 
 
 @dataclass(frozen=True)
-class Head:
-    """A column's head; ``mark`` where its numbers are not private."""
-
-    text: str
-    number: bool = False
-    mark: bool = False
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell: what is shown, what it is sorted by, and a run's colour."""
-
-    text: str
-    value: float | None = None
-    colour: int | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of cells; ``changed`` where runs differ."""
-
-    cells: tuple[Cell, ...]
-    changed: bool = False
-
-
-@dataclass(frozen=True)
 class Table:
-    """A table for the page."""
+    """A table for the page.
 
-    heads: tuple[Head, ...]
-    rows: tuple[Row, ...]
-    sortable: bool = False
+    Attributes:
+        heads: of the columns.
+        rows: texts.
+        differing: so many of the first rows differ between runs.
+        marked: heads of columns that are not private.
+    """
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    differing: int = 0
+    marked: tuple[str, ...] = ()
 
 
 def results(groups: Sequence[Group]) -> Table:
-    """One row a setting: accuracy and, where measured, bias and cosine, mean ± SD over its runs."""
-    heads = [Head("setting"), Head("runs", True)]
-    columns: list[tuple[Head, Callable[[Run], float | None], str]] = [
-        (Head("final accuracy", True), _accuracy, ".1%"),
-        (Head("bias at the end", True, True), lambda run: _reading(run, "bias"), ".2f"),
-        (Head("cosine with ĝ", True, True), lambda run: _reading(run, "cosine"), ".3f"),
-    ]
+    """One row per setting: accuracy and, where measured, bias and cosine, mean ± SD over runs."""
+    columns: dict[str, tuple[Callable[[Run], float | None], str]] = {
+        "final accuracy": (_accuracy, ".1%"),
+        "bias at the end": (lambda run: _reading(run, "bias"), ".2f"),
+        "cosine with ĝ": (lambda run: _reading(run, "cosine"), ".3f"),
+    }
     runs = [run for group in groups for run in group.runs]
-    shown_columns = [c for c in columns if any(c[1](run) is not None for run in runs)]
+    shown = {h: c for h, c in columns.items() if any(c[0](run) is not None for run in runs)}
     rows = []
     for g in groups:
-        cells = [Cell(g.label, colour=g.colour), Cell(str(len(g.runs)), len(g.runs))]
-        cells += [_spread([of(run) for run in g.runs], form) for _, of, form in shown_columns]
-        rows.append(Row(tuple(cells)))
-    return Table((*heads, *(c[0] for c in shown_columns)), tuple(rows), sortable=True)
+        spreads = [_spread(map(of, g.runs), form) for of, form in shown.values()]
+        rows.append((g.label, str(len(g.runs)), *spreads))
+    marked = ("bias at the end", "cosine with ĝ")
+    return Table(("setting", "runs", *shown), tuple(rows), marked=marked)
 
 
 def side_by_side(groups: Sequence[Group], facts: Callable[[Run], dict[str, Any]]) -> Table:
-    """One row a fact, a column a group; facts that differ between groups first, and marked."""
-    names = dict.fromkeys(key for g in groups for run in g.runs for key in facts(run))
-    rows = []
-    for name in names:
-        texts = []
-        for g in groups:
-            values = dict.fromkeys(_fact(name, facts(run).get(name)) for run in g.runs)
-            texts.append(", ".join(values))  # seeds, say
-        rows.append(Row((Cell(name), *map(Cell, texts)), changed=len(set(texts)) > 1))
-    rows.sort(key=lambda row: not row.changed)
-    return Table((Head("setting"), *(Head(g.label) for g in groups)), tuple(rows))
+    """One row per fact, a column per group; facts that differ between groups first."""
+    same: list[tuple[str, ...]] = []
+    differing: list[tuple[str, ...]] = []
+    for name in dict.fromkeys(key for g in groups for run in g.runs for key in facts(run)):
+        texts = [
+            ", ".join(dict.fromkeys(_fact(name, facts(run).get(name)) for run in g.runs))
+            for g in groups
+        ]
+        (differing if len(set(texts)) > 1 else same).append((name, *texts))
+    heads = ("setting", *(g.label for g in groups))
+    return Table(heads, (*differing, *same), len(differing))
 
 
 def _fact(name: str, value: Any) -> str:
@@ -111,18 +92,14 @@ def _accuracy(run: Run) -> float | None:
 
 
 def _reading(run: Run, key: str) -> float | None:
-    for reading in (PLAIN, OWN):
-        value = last_mean(run, reading, key)
-        if value is not None:
-            return value
-    return None
+    plain = last_mean(run, PLAIN, key)
+    return last_mean(run, OWN, key) if plain is None else plain
 
 
-def _spread(values: Sequence[float | None], form: str) -> Cell:
-    """Mean ± sample standard deviation, sorted by the mean."""
+def _spread(values: Iterable[float | None], form: str) -> str:
+    """Mean ± sample standard deviation."""
     found = [v for v in values if v is not None]
     if not found:
-        return Cell("–")
-    mean = statistics.fmean(found)
+        return "–"
     spread = f" ± {statistics.stdev(found):{form}}" if len(found) > 1 else ""
-    return Cell(f"{mean:{form}}{spread}", mean)
+    return f"{statistics.fmean(found):{form}}{spread}"

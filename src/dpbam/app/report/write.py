@@ -1,4 +1,4 @@
-"""From run folders to files: the page, and figures with their data beside it."""
+"""From run folders to files: the page, and figures with their data."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from datetime import datetime
 from pathlib import Path
 
 from dpbam.app.report.catalogue import BUILDERS, build
-from dpbam.app.report.figure import Figure
 from dpbam.app.report.groups import groups
 from dpbam.app.report.html import render, report_figures
-from dpbam.app.report.records import ReportError, read_runs
+from dpbam.app.report.records import ReportError, Run, read_runs
 from dpbam.app.runs.run import RunError
 
 PathLike = str | Path
@@ -40,45 +39,37 @@ def write_report(
     """
     if not runs:
         raise ReportError("name at least one run folder")
-    with _damage_told(runs):
+    path = Path(out)
+    if path.suffix.lower() not in (".html", ".htm"):
+        path = path / "report.html"
+    with _damage_reported(runs):
         read = read_runs(runs)
         page = render(
             read, publishable=publishable, public_test_data=public_test_data, title=title,
             written=datetime.now(),
         )  # fmt: skip
-    path = Path(out)
-    if path.suffix.lower() not in (".html", ".htm"):
-        path = path / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8", errors="replace")  # half a character, in a hostile name
-    if figures is not None:
-        if publishable:
-            read = [run.publishable(public_test_data=public_test_data) for run in read]
-        with _damage_told(runs):
-            sections = report_figures(
-                groups(read), publishable=publishable, public_test_data=public_test_data
-            )
-            write_figures([f for fs in sections.values() for f in fs if f.panels], figures)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8", errors="replace")  # lone surrogates in a name
+        if figures is not None:
+            _write_figures(read, Path(figures), publishable, public_test_data)
     return path
 
 
-def write_figures(figures: Sequence[Figure], folder: PathLike) -> list[Path]:
-    """Each figure as ``name.pdf`` and ``name.csv``; the paths."""
-    from dpbam.app.report import plots
-
-    folder = Path(folder)
+def _write_figures(
+    runs: Sequence[Run], folder: Path, publishable: bool, public_test_data: bool
+) -> None:
+    """Each figure as ``name.pdf`` and ``name.csv``."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for figure in figures:
-        written.append(plots.save(figure, folder / f"{figure.name}.pdf"))
-        table = folder / f"{figure.name}.csv"
-        table.write_text(figure.to_csv(), encoding="utf-8", errors="replace")
-        written.append(table)
-    return written
+    if publishable:
+        runs = [run.publishable(public_test_data=public_test_data) for run in runs]
+    built = report_figures(groups(runs), publishable=publishable, public_test_data=public_test_data)
+    for figure in (f for figures in built.values() for f in figures if f.panels):
+        figure.save(folder / f"{figure.name}.pdf")
+        figure.save(folder / f"{figure.name}.csv")
 
 
 def draw(name: str, runs: Sequence[PathLike], out: PathLike) -> Path:
-    """Draw one figure alone; ``out`` ends in .pdf, .svg or .png, or in .csv for its data.
+    """Draw one figure alone; ``out`` ends in .svg, .png or .pdf, or in .csv for its data.
 
     Raises:
         ReportError: if there is no such figure, or nothing to draw.
@@ -91,34 +82,22 @@ def draw(name: str, runs: Sequence[PathLike], out: PathLike) -> Path:
     """
     if name in BUILDERS and name != "clipping" and not runs:
         raise ReportError(f"name the runs to draw {name!r} of")
-    with _damage_told(runs):
-        return _drawn(build(name, groups(read_runs(runs))), Path(out))
-
-
-def _drawn(figure: Figure, path: Path) -> Path:
-    """As a table, or as a picture."""
-    if path.suffix.lower() == ".csv":
-        if not figure.panels:
-            raise ReportError(f"there is no data for {figure.name!r}: {figure.missing}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(figure.to_csv(), encoding="utf-8", errors="replace")
-        return path
-    from dpbam.app.report import plots
-
-    return plots.save(figure, path)
+    with _damage_reported(runs):
+        figure = build(name, groups(read_runs(runs)))
+    return figure.save(out)
 
 
 @contextmanager
-def _damage_told(runs: Sequence[PathLike]) -> Iterator[None]:
-    """A file may be whole JSON and yet not be what a run writes: that is damage, and no bug."""
+def _damage_reported(runs: Sequence[PathLike]) -> Iterator[None]:
+    """A file may be valid JSON and yet not what a run writes: report damage, not a bug."""
     try:
         yield
     except (ReportError, RunError):
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         where = ", ".join(str(run) for run in runs)
-        said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        cause = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise ReportError(
-            f"a file in {where} lacks a field, or has one of the wrong kind ({said}): restore it "
+            f"a file in {where} lacks a field, or has one of the wrong kind ({cause}): restore it "
             "from a backup; DPBAM_TRACEBACK=1 shows where it was read"
         ) from error

@@ -1,0 +1,218 @@
+"""The kinds of panel: curves, dots with intervals, grids of cells. Each is a Vega-Lite view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dpbam.app.report.figure import Panel, Row, Spec
+
+Numbers = tuple[float, ...]
+FADED: Spec = {"condition": {"param": "chosen", "value": 1}, "value": 0.1}
+FAINT: Spec = {"condition": {"param": "chosen", "value": 0.35}, "value": 0.05}
+#: Along x, with the wheel while Ctrl is held: the wheel alone scrolls the page.
+ZOOM: Spec = {
+    "name": "zoom",
+    "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.ctrlKey]"},
+    "bind": "scales",
+}
+
+
+class Series(NamedTuple):
+    """One curve, or one value per category.
+
+    Attributes:
+        label: its name.
+        colour: index into the palette.
+        x: positions, rising; or names of categories.
+        y: values, NaN where there is none; empty for a band alone.
+        low: lower edge of a band or an interval, or empty.
+        high: its upper edge, or empty.
+        style: "line", "points" (markers on the line) or "seed" (one run of a group, drawn faintly).
+        group: the name in the legend; the label if empty.
+    """
+
+    label: str
+    colour: int
+    x: Sequence[Any]
+    y: Numbers
+    low: Numbers = ()
+    high: Numbers = ()
+    style: str = "line"
+    group: str = ""
+
+    def rows(self, title: str, x: str = "x", y: str = "y") -> list[Row]:
+        """One row per point."""
+        common = {"panel": title, "series": self.label, "group": self.group or self.label,
+                  "colour": self.colour, "style": self.style}  # fmt: skip
+        columns = {x: self.x, y: self.y, "low": self.low, "high": self.high}
+        given = {name: values for name, values in columns.items() if values}
+        points = zip(*given.values(), strict=True)
+        return [common | dict(zip(given, point, strict=True)) for point in points]
+
+
+def lines(
+    title: str, x_label: str, y_label: str, series: Sequence[Series], *, percent: bool = False,
+    zero: bool = False, log_x: bool = False, log_y: bool = False,
+    marks: Sequence[tuple[float, str]] = (),
+) -> Panel:  # fmt: skip
+    """Curves over a common x axis.
+
+    Args:
+        title: of the panel; empty where the figure's own title is enough.
+        x_label: what x is, with its unit.
+        y_label: what y is, with its unit.
+        series: the curves.
+        percent: y is a share, shown in percent.
+        zero: the y axis begins at zero.
+        log_x: x on a logarithmic scale, with ticks at the values that there are.
+        log_y: y on a logarithmic scale.
+        marks: horizontal lines, (value, name).
+    """
+    ticks = {"values": sorted({x for s in series for x in s.x})} if log_x else {"tickCount": 8}
+    x = quantity("x", title=x_label, scale=_scale(log_x), axis={**ticks, "grid": False})
+    axis = {"format": "~%" if percent else "~g", "tickCount": 6}
+    y = quantity("y", title=y_label, scale=_scale(log_y, zero), axis=axis)
+    tooltip = [text("series", title="curve"), quantity("x", title=x_label),
+               quantity("y", title=y_label, format=".3~%" if percent else ".4~g")]  # fmt: skip
+    layers = [*_curves(series, y, tooltip), *(layer for m in marks for layer in _across(*m))]
+    rows = [row for s in series for row in s.rows(title)]
+    columns = ("panel", "series", "x", "y", "low", "high")
+    return Panel(title, columns, rows, {"encoding": {"x": x}, "layer": layers})
+
+
+def _curves(series: Sequence[Series], y: Spec, tooltip: list[Spec]) -> list[Spec]:
+    """Lines, points to point at and, where there are some, faint lines of seeds, markers, bands."""
+    main, each = "datum.style != 'seed'", text("series")
+    styles = {s.style for s in series}
+    layers = [
+        {**_layer("line", main, y=y, detail=each, opacity=FADED), "params": [ZOOM]},
+        _layer("circle", main, y=y, size={"value": 90}, opacity={"value": 0}, tooltip=tooltip),
+    ]
+    if "seed" in styles:
+        thin = {"value": 1}
+        layers.append(
+            _layer(
+                "line", "datum.style == 'seed'", y=y, detail=each, opacity=FAINT, strokeWidth=thin
+            )
+        )
+    if "points" in styles:
+        layers.append(_layer("circle", "datum.style == 'points'", y=y, size={"value": 45}))
+    if any(s.low for s in series):
+        band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}, "opacity": {"value": 0.2}}
+        layers.append(_layer("area", main, detail=each, **band))
+    return layers
+
+
+def _across(value: float, name: str) -> list[Spec]:
+    """A dashed line across the panel with its name."""
+    y = {"datum": value, "type": "quantitative"}
+    dashed = {"type": "rule", "strokeDash": [5, 4], "color": "currentColor", "opacity": 0.6}
+    named = {"type": "text", "align": "left", "dy": -6, "text": name}
+    once: Spec = {"data": {"values": [{}]}}
+    return [
+        {**once, "mark": dashed, "encoding": {"x": None, "color": None, "y": y}},
+        {**once, "mark": named, "encoding": {"x": {"value": 4}, "color": None, "y": y}},
+    ]
+
+
+def dots(title: str, x_label: str, series: Sequence[Series], *, percent: bool = True) -> Panel:
+    """One value per category with its interval, categories from the top."""
+    form = "~%" if percent else "~g"
+    x = {"title": x_label, "scale": {"zero": False}, "axis": {"format": form}}
+    tooltip = [text("series", title="run"), text("category"),
+               *(quantity(name, format=form) for name in ("value", "low", "high"))]  # fmt: skip
+    ends = {"x": quantity("low", **x), "x2": {"field": "high"}}
+    view = {
+        "width": 330,
+        "height": {"step": 22 if len(series) == 1 else 13},
+        "encoding": {
+            "y": text("category", sort=None, title=None),
+            "yOffset": text("series", sort=None),
+            "opacity": FADED,
+        },
+        "layer": [
+            {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": ends},
+            {"mark": {"type": "circle", "size": 60},
+             "encoding": {"x": quantity("value", **x), "tooltip": tooltip}},
+        ],
+    }  # fmt: skip
+    rows = [row for s in series for row in s.rows(title, "category", "value")]
+    return Panel(title, ("panel", "series", "category", "value", "low", "high"), rows, view)
+
+
+Cell = tuple[str, str, float]  # row, column, value
+
+
+def grid(
+    title: str, row_label: str, cells: Sequence[Cell], value: str, *, root: bool = False
+) -> Panel:
+    """Cells over moments of training, rows from the top, shaded by their value.
+
+    Args:
+        title: of the panel.
+        row_label: what rows are.
+        cells: (row, column, value).
+        value: what the numbers are.
+        root: shades follow the square root, so that small shares show.
+    """
+    height = max(60, 15 * len({row for row, _, _ in cells}))
+    scale = {"scheme": "blues", "type": "sqrt" if root else "linear", "domainMin": 0, "clamp": True}
+    legend = {"title": value, "orient": "right", "gradientLength": min(120, height - 10)}
+    shade = quantity("value", scale=scale, legend=legend)
+    view = {"width": 330, "height": height, **_cells(row_label, "epoch", value, shade)}
+    return Panel(title, ("panel", "row", "column", "value"), _cell_rows(title, cells), view)
+
+
+def confusion_matrix(title: str, cells: Sequence[Cell]) -> Panel:
+    """Counts by true and predicted class, shaded by their share of the row."""
+    name = "share of the row"
+    legend = {"title": name, "orient": "right", "format": "~%", "gradientLength": 120}
+    shade = quantity("share", scale={"scheme": "blues", "domain": [0, 1]}, legend=legend)
+    view = _cells("true class", "predicted class", "records", shade)
+    view["encoding"]["x"]["axis"]["labelAngle"] = -90
+    count = len({row for row, _, _ in cells})
+    if count <= 20:
+        ink = {"condition": {"test": "datum.share > 0.55", "value": "white"}, "value": "#17202b"}
+        numbers = {"text": quantity("value"), "color": ink}
+        view["layer"].append({"mark": {"type": "text", "fontSize": 10}, "encoding": numbers})
+    total = {"joinaggregate": [{"op": "sum", "field": "value", "as": "total"}], "groupby": ["row"]}
+    share = {"calculate": "datum.value / max(datum.total, 1)", "as": "share"}
+    side = min(48, max(5, 420 // count)) * count
+    view |= {"transform": [total, share], "width": max(330, side), "height": max(330, side)}
+    return Panel(title, ("panel", "row", "column", "value"), _cell_rows(title, cells), view)
+
+
+def _cells(row_label: str, column_label: str, value: str, shade: Spec) -> Spec:
+    names = {"labelOverlap": True, "labelSeparation": 6, "labelAngle": 0, "ticks": False}
+    tooltip = [text("row", title=row_label), text("column", title=column_label),
+               quantity("value", title=value, format=".4~g")]  # fmt: skip
+    return {
+        "encoding": {
+            "x": text("column", sort=None, title=column_label, axis={**names}),
+            "y": text("row", sort=None, title=row_label, axis=names),
+        },
+        "layer": [{"mark": "rect", "encoding": {"color": shade, "tooltip": tooltip}}],
+    }
+
+
+def _cell_rows(title: str, cells: Sequence[Cell]) -> list[Row]:
+    return [{"panel": title, "row": row, "column": col, "value": v} for row, col, v in cells]
+
+
+def _layer(mark: str, condition: str, **encoding: Spec | list[Spec]) -> Spec:
+    return {"mark": mark, "transform": [{"filter": condition}], "encoding": encoding}
+
+
+def _scale(log: bool, zero: bool = False) -> Spec:
+    return {"type": "log", "nice": False} if log else {"zero": zero}
+
+
+def quantity(field: str, **more: Any) -> Spec:
+    """A channel of numbers."""
+    return {"field": field, "type": "quantitative", **more}
+
+
+def text(field: str, **more: Any) -> Spec:
+    """A channel of names."""
+    return {"field": field, "type": "nominal", **more}
