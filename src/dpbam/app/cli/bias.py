@@ -10,7 +10,6 @@ import typer
 from dpbam.app.cli.flags import resumed_config, run_config, with_flags
 from dpbam.app.cli.output import (
     Json,
-    examples,
     facts,
     number,
     option,
@@ -60,6 +59,13 @@ def _bias(
     With RUN: the model of a finished run, or the latest checkpoint of one that has not ended, on
     the run's own data; flags change the run's settings. Without: a model with new weights on
     --data. None of what is shown is private.
+
+    Examples:
+        $ dpbam bias runs/digits
+        $ dpbam bias runs/digits --method dp-sgd --clip-norm 4 --batches 8
+        $ dpbam bias --data cifar10 --model resnet9 --model-option width=0.25 --batch-size 256
+            --advise
+        $ dpbam bias runs/digits --flatness --json
     """
     from dpbam.app.runs.bias import measure
 
@@ -71,18 +77,7 @@ def _bias(
         _show(settings, found)
 
 
-COMMANDS = {
-    "bias": (
-        with_flags(_bias),
-        examples(
-            "dpbam bias runs/digits",
-            "dpbam bias runs/digits --method dp-sgd --clip-norm 4 --batches 8",
-            "dpbam bias --data cifar10 --model resnet9 --model-option width=0.25 --batch-size 256 "
-            "--advise",
-            "dpbam bias runs/digits --flatness --json",
-        ),
-    )
-}
+COMMANDS = {"bias": with_flags(_bias)}
 
 
 def _settings(folder: Path | None, flags: dict[str, Any]) -> RunConfig:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from dpbam import _validate
 from dpbam.app.cli.flags import with_flags
-from dpbam.app.cli.output import Json, examples, option, print_facts
+from dpbam.app.cli.output import Json, option, print_facts
 from dpbam.app.runs.config import default_delta
 from dpbam.app.runs.settings import setting
 from dpbam.errors import ArgumentError
@@ -67,6 +67,11 @@ def _epsilon(
     """Calculate the epsilon of a training with a given noise multiplier.
 
     The same for DP-SGD, DP-SAT and BAM: they cost the same.
+
+    Examples:
+        $ dpbam epsilon --noise-multiplier 1.731 --n 50000 --batch-size 4096 --steps 1000 --delta
+            1e-5
+        $ dpbam epsilon --noise-multiplier 1 --sampling-rate 0.01 --steps 500 --delta 1e-5 --json
     """
     from dpbam.privacy import accounting
 
@@ -95,6 +100,11 @@ def _calibrate(
     """Find the least noise multiplier for a number of steps; or, given one, the most steps.
 
     The epsilon of the answer never exceeds the budget.
+
+    Examples:
+        $ dpbam calibrate --epsilon 8 --n 50000 --batch-size 4096 --epochs 75 --delta 1e-5
+        $ dpbam calibrate --epsilon 8 --noise-multiplier 2 --n 50000 --batch-size 4096
+        $ dpbam calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.01 --steps 1000 --json
     """
     from dpbam.privacy import accounting
 
@@ -123,21 +133,6 @@ def _calibrate(
 
 
 COMMANDS = {
-    "epsilon": (
-        with_flags(_epsilon, Mechanism),
-        examples(
-            "dpbam epsilon --noise-multiplier 1.731 --n 50000 --batch-size 4096 --steps 1000 "
-            "--delta 1e-5",
-            "dpbam epsilon --noise-multiplier 1 --sampling-rate 0.01 --steps 500 --delta 1e-5 "
-            "--json",
-        ),
-    ),
-    "calibrate": (
-        with_flags(_calibrate, Mechanism),
-        examples(
-            "dpbam calibrate --epsilon 8 --n 50000 --batch-size 4096 --epochs 75 --delta 1e-5",
-            "dpbam calibrate --epsilon 8 --noise-multiplier 2 --n 50000 --batch-size 4096",
-            "dpbam calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.01 --steps 1000 --json",
-        ),
-    ),
+    "epsilon": with_flags(_epsilon, Mechanism),
+    "calibrate": with_flags(_calibrate, Mechanism),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dpbam.app.cli.flags import ConfigFile, merged, with_flags
-from dpbam.app.cli.output import Json, examples, option, print_json, say, table
+from dpbam.app.cli.output import Json, option, print_json, say, table
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
@@ -42,6 +42,13 @@ def _compare(
 
     Runs of one seed share data order and initial weights, not noise. The same command again keeps
     finished runs and resumes the others. Seeded runs are for research: do not publish their models.
+
+    Examples:
+        $ dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both
+        $ dpbam compare --data digits --epsilon 3 --method bam:0.02 --method bam:0.05 --method
+            bam-exact:0.02 --seeds 5 --out runs/lambdas
+        $ dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private --out runs/five
+        $ dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json
     """
     from dpbam import _validate
     from dpbam.app.compare.comparison import Contender, plan_runs
@@ -63,20 +70,7 @@ def _compare(
         show(result, out)
 
 
-COMMANDS = {
-    "compare": (
-        with_flags(_compare, leave_out=("method", "seed")),
-        examples(
-            "dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 "
-            "--out runs/both",
-            "dpbam compare --data digits --epsilon 3 --method bam:0.02 --method bam:0.05 "
-            "--method bam-exact:0.02 --seeds 5 --out runs/lambdas",
-            "dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private "
-            "--out runs/five",
-            "dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json",
-        ),
-    )
-}
+COMMANDS = {"compare": with_flags(_compare, leave_out=("method", "seed"))}
 
 
 def carry_out(runs: list[RunSpec], out: Path, jobs: int, quiet: bool) -> Comparison:

@@ -8,16 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpbam.app.cli.output import Json, examples, option, print_json, say, table
+from dpbam.app.cli.output import Json, option, print_json, say, table
 
 if TYPE_CHECKING:
     from dpbam.data import DataSet
-
-EXAMPLES = examples(
-    "dpbam data list",
-    "dpbam data fetch cifar10",
-    "dpbam data check ./scans --image-size 64 --unit patient",
-)
 
 Spec = Annotated[str, typer.Argument(metavar="DATA", help="A name, a path, or module:function.")]
 Root = Annotated[Path | None, option("Where downloads live (or set DPBAM_DATA).")]
@@ -27,7 +21,12 @@ Unit = Annotated[str | None, option("Column of the unit of privacy, e.g. patient
 
 
 def list_(json: Json = False) -> None:
-    """List every kind of data set, and how to ask for it."""
+    """List every kind of data set, and how to ask for it.
+
+    Examples:
+        $ dpbam data list
+        $ dpbam data list --json
+    """
     from dpbam.data import data_root, list_sources
 
     sources = list_sources()
@@ -41,7 +40,12 @@ def list_(json: Json = False) -> None:
 
 
 def fetch(name: Spec, root: Root = None) -> None:
-    """Download a data set, if it is not there, and check its checksum."""
+    """Download a data set, if it is not there, and check its checksum.
+
+    Examples:
+        $ dpbam data fetch cifar10
+        $ dpbam data fetch hf:mnist
+    """
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
     from dpbam.app.cli.progress import counting
@@ -65,6 +69,10 @@ def check(
     """Read every image of a data set and list what is wrong with it; exit code 2 if anything is.
 
     What it prints is about private records: for the operator, not for publication.
+
+    Examples:
+        $ dpbam data check digits
+        $ dpbam data check ./scans --unit patient --json
     """
     from dpbam.data import check_source
 
@@ -91,11 +99,4 @@ def _count(problems: int) -> str:
     return f"{problems} problem{'s' if problems > 1 else ''}"
 
 
-COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "list": (list_, examples("dpbam data list", "dpbam data list --json")),
-    "fetch": (fetch, examples("dpbam data fetch cifar10", "dpbam data fetch hf:mnist")),
-    "check": (
-        check,
-        examples("dpbam data check digits", "dpbam data check ./scans --unit patient --json"),
-    ),
-}
+COMMANDS: dict[str, Callable[..., None]] = {"list": list_, "fetch": fetch, "check": check}

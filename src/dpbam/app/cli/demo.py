@@ -8,7 +8,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dpbam.app.cli.compare import carry_out, show
-from dpbam.app.cli.output import examples, note, number, option, percent, say
+from dpbam.app.cli.output import note, number, option, percent, say
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ def demo(
 
     Epsilon 3, a small convolutional net, five paired seeds; the bias of clipping is measured, too.
     The same command again shows the results that are there.
+
+    Examples:
+        $ dpbam demo
+        $ dpbam demo --seeds 3 --out runs/three
     """
     from dpbam import _validate
     from dpbam.app.compare.comparison import Contender, plan_runs
@@ -58,7 +62,7 @@ def demo(
     say(f"Report: {write_report([out], out / 'report.html')}")
 
 
-COMMANDS = {"demo": (demo, examples("dpbam demo", "dpbam demo --seeds 3 --out runs/three"))}
+COMMANDS = {"demo": demo}
 
 
 def headline(result: Comparison) -> str:

@@ -13,7 +13,6 @@ import typer
 
 from dpbam.app.cli.output import (
     Json,
-    examples,
     facts,
     note,
     option,
@@ -66,6 +65,11 @@ def evaluate(
 
     Accuracy with a 95% Wilson interval, balanced accuracy, AUC, calibration error, the confusion
     matrix, and the worst sub-group.
+
+    Examples:
+        $ dpbam evaluate runs/digits --data digits
+        $ dpbam evaluate runs/scans --data ./scans --by sex --by folder1 --save
+        $ dpbam evaluate runs/scans --data other-hospital.npz --json
     """
     from dpbam.app.runs import load_run_model
     from dpbam.app.runs.files import write_json
@@ -99,6 +103,11 @@ def predict(
     """Predict images with a run's model: a label and the probability of every class.
 
     Image files are resized to what the model takes. Nothing is written if one cannot be read.
+
+    Examples:
+        $ dpbam predict runs/scans one.png two.png
+        $ dpbam predict runs/scans new/*.png --out predictions.csv
+        $ dpbam predict runs/digits batch.npz --format json
     """
     from dpbam import _validate
     from dpbam.app.runs import load_run_model
@@ -115,24 +124,7 @@ def predict(
         write_atomic(out, text)
 
 
-COMMANDS = {
-    "evaluate": (
-        evaluate,
-        examples(
-            "dpbam evaluate runs/digits --data digits",
-            "dpbam evaluate runs/scans --data ./scans --by sex --by folder1 --save",
-            "dpbam evaluate runs/scans --data other-hospital.npz --json",
-        ),
-    ),
-    "predict": (
-        predict,
-        examples(
-            "dpbam predict runs/scans one.png two.png",
-            "dpbam predict runs/scans new/*.png --out predictions.csv",
-            "dpbam predict runs/digits batch.npz --format json",
-        ),
-    ),
-}
+COMMANDS = {"evaluate": evaluate, "predict": predict}
 
 
 def _load(

@@ -42,17 +42,6 @@ def note(text: str) -> None:
     say(text, screen=console(stderr=True))
 
 
-def examples(*commands: str) -> str:
-    """Format the examples below a command's help, one per line."""
-    lines = ["[bold]Examples[/bold]", *(f"$ {command}" for command in commands)]
-    return "\n\n".join(lines)
-
-
-def plain_examples(*commands: str) -> str:
-    r"""Format them without markup, for help set by click; ``\b`` keeps its lines apart."""
-    return "\n".join(["\b", "Examples:", *(f"  $ {command}" for command in commands)])
-
-
 def print_json(value: Any) -> None:
     print(to_json(value))
 

@@ -10,7 +10,6 @@ from dpbam.app.cli.flags import ConfigFile, merged, with_flags
 from dpbam.app.cli.output import (
     Json,
     console,
-    examples,
     facts,
     note,
     option,
@@ -67,6 +66,13 @@ def _search(
 
     Every trial is a run folder. The same command again keeps finished trials and resumes the
     others; with one --storage, on several machines at once.
+
+    Examples:
+        $ dpbam search --data digits --epsilon 3 --pay public --vary lr=1e-3..1e-1:log --out runs/s
+        $ dpbam search --data scans --epsilon 3 --pay accounted --score public --vary
+            lr=1e-3..1e-1:log --trials 10 --out runs/s
+        $ dpbam search --config run.toml --space space.toml --pay nothing --sampler tpe --workers 2
+            --storage postgresql://host/db --out runs/s
     """
     from dpbam import _validate
     from dpbam.app.runs.config import ConfigError
@@ -98,19 +104,7 @@ def _search(
         show(result, out)
 
 
-COMMANDS = {
-    "search": (
-        with_flags(_search, leave_out=("method",)),
-        examples(
-            "dpbam search --data digits --epsilon 3 --pay public --vary lr=1e-3..1e-1:log "
-            "--out runs/s",
-            "dpbam search --data scans --epsilon 3 --pay accounted --score public "
-            "--vary lr=1e-3..1e-1:log --trials 10 --out runs/s",
-            "dpbam search --config run.toml --space space.toml --pay nothing --sampler tpe "
-            "--workers 2 --storage postgresql://host/db --out runs/s",
-        ),
-    )
-}
+COMMANDS = {"search": with_flags(_search, leave_out=("method",))}
 
 
 def score_noise(pay: str, text: str | None) -> float | None:

@@ -16,7 +16,6 @@ from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, with_flags
 from dpbam.app.cli.output import (
     console,
-    examples,
     facts,
     note,
     number,
@@ -51,6 +50,15 @@ def _train(
 
     Give a data set and a budget (--epsilon). The run folder then holds the model, its metrics and
     the statement. Ctrl-C saves; --resume continues.
+
+    Examples:
+        $ dpbam train --data digits --epsilon 3 --epochs 60 --lr 0.01 --out runs/digits
+        $ dpbam train --data cifar10 --model resnet9 --model-option width=0.25 --method bam
+            --epsilon 8 --batch-size 4096 --augment-multiplicity 4 --out runs/cifar
+        $ dpbam train --data ./scans --image-size 64 --unit patient --epsilon 8 --dry-run
+        $ dpbam train --config run.toml --lr 0.002 --out runs/second
+        $ dpbam train --resume --out runs/second
+        $ torchrun --nproc-per-node 2 -m dpbam train --config run.toml --out runs/third
     """
     from dpbam.distributed import joined
 
@@ -69,20 +77,7 @@ def _train(
         _show_result(result, settings, quiet, json_lines)
 
 
-COMMANDS = {
-    "train": (
-        with_flags(_train),
-        examples(
-            "dpbam train --data digits --epsilon 3 --epochs 60 --lr 0.01 --out runs/digits",
-            "dpbam train --data cifar10 --model resnet9 --model-option width=0.25 --method bam "
-            "--epsilon 8 --batch-size 4096 --augment-multiplicity 4 --out runs/cifar",
-            "dpbam train --data ./scans --image-size 64 --unit patient --epsilon 8 --dry-run",
-            "dpbam train --config run.toml --lr 0.002 --out runs/second",
-            "dpbam train --resume --out runs/second",
-            "torchrun --nproc-per-node 2 -m dpbam train --config run.toml --out runs/third",
-        ),
-    )
-}
+COMMANDS = {"train": with_flags(_train)}
 
 
 def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines: bool) -> None:
