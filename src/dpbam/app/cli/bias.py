@@ -18,12 +18,12 @@ from dpbam.app.cli.output import (
     say,
     table,
 )
+from dpbam.app.runs import RunConfig
+from dpbam.app.runs.bias import NOTE, Measured, measure
 from dpbam.errors import ArgumentError
 from dpbam.methods import is_private
 
 if TYPE_CHECKING:
-    from dpbam.app.runs import RunConfig
-    from dpbam.app.runs.bias import Measured
     from dpbam.bias import Flatness
 
 _WORDS = {
@@ -67,8 +67,6 @@ def _bias(
             --advise
         $ dpbam bias runs/digits --flatness --json
     """
-    from dpbam.app.runs.bias import measure
-
     settings = _settings(folder, flags)
     found = measure(settings, run=folder, batches=batches, advice=advise, flatness=flatness)
     if json:
@@ -92,7 +90,6 @@ def _settings(folder: Path | None, flags: dict[str, Any]) -> RunConfig:
 
 
 def _show(settings: RunConfig, found: Measured) -> None:
-    from dpbam.app.runs.bias import NOTE
 
     record = found.records[-1]
     plain, own = found.means("plain"), found.means("own")

@@ -12,6 +12,7 @@ from dpbam.app.cli.output import Json, option, print_facts
 from dpbam.app.runs.config import default_delta
 from dpbam.app.runs.settings import setting
 from dpbam.errors import ArgumentError
+from dpbam.privacy import accounting
 
 
 class Mechanism(BaseModel):
@@ -73,8 +74,6 @@ def _epsilon(
             1e-5
         $ dpbam epsilon --noise-multiplier 1 --sampling-rate 0.01 --steps 500 --delta 1e-5 --json
     """
-    from dpbam.privacy import accounting
-
     mechanism = Mechanism(**flags)
     q, count, delta = mechanism.q(), mechanism.count(), mechanism.chosen_delta()
     accountant = mechanism.accountant
@@ -106,8 +105,6 @@ def _calibrate(
         $ dpbam calibrate --epsilon 8 --noise-multiplier 2 --n 50000 --batch-size 4096
         $ dpbam calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.01 --steps 1000 --json
     """
-    from dpbam.privacy import accounting
-
     mechanism = Mechanism(**flags)
     q, delta, accountant = mechanism.q(), mechanism.chosen_delta(), mechanism.accountant
     if noise_multiplier is None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+from dpbam import _validate
 from dpbam.app.cli.flags import ConfigFile, merged, with_flags
 from dpbam.app.cli.output import Json, option, print_json, say, table
+from dpbam.app.cli.progress import RunsDisplay, cost, resumable
+from dpbam.app.compare.comparison import Comparison, Contender, compare, plan_runs
+from dpbam.app.compare.statistics import Estimate
+from dpbam.app.runs import RunSpec
 from dpbam.privacy.rounding import up
-
-if TYPE_CHECKING:
-    from dpbam.app.compare.comparison import Comparison
-    from dpbam.app.compare.statistics import Estimate
-    from dpbam.app.runs import RunSpec
 
 _ENOUGH = 5
 METHODS = ("dp-sgd", "dp-sat", "bam")
@@ -50,9 +50,6 @@ def _compare(
         $ dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private --out runs/five
         $ dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json
     """
-    from dpbam import _validate
-    from dpbam.app.compare.comparison import Contender, plan_runs
-
     settings = {k: v for k, v in merged(config, flags).items() if k not in ("method", "seed")}
     _validate.count("--seeds", seeds)
     runs = plan_runs(
@@ -75,9 +72,6 @@ COMMANDS = {"compare": with_flags(_compare, leave_out=("method", "seed"))}
 
 def carry_out(runs: list[RunSpec], out: Path, jobs: int, quiet: bool) -> Comparison:
     """Do the runs, with a bar unless ``quiet``."""
-    from dpbam.app.cli.progress import RunsDisplay, cost, resumable
-    from dpbam.app.compare.comparison import compare
-
     with resumable(out):
         if quiet:
             return compare(runs, out, jobs=jobs)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dpbam.app.cli.output import Json, option, print_json, say, table
-
-if TYPE_CHECKING:
-    from dpbam.data import DataSet
+from dpbam.data import DataSet, check_source, data_root, list_sources, load_pair
 
 Spec = Annotated[str, typer.Argument(metavar="DATA", help="A name, a path, or module:function.")]
 Root = Annotated[Path | None, option("Where downloads live (or set DPBAM_DATA).")]
@@ -27,8 +25,6 @@ def list_(json: Json = False) -> None:
         $ dpbam data list
         $ dpbam data list --json
     """
-    from dpbam.data import data_root, list_sources
-
     sources = list_sources()
     if json:
         keys = ("name", "spec", "summary", "downloads")
@@ -49,7 +45,6 @@ def fetch(name: Spec, root: Root = None) -> None:
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
     from dpbam.app.cli.progress import counting
-    from dpbam.data import load_pair
 
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with counting(name, None, *columns) as update:
@@ -74,8 +69,6 @@ def check(
         $ dpbam data check digits
         $ dpbam data check ./scans --unit patient --json
     """
-    from dpbam.data import check_source
-
     problems = check_source(data, root=root, image_size=image_size, channels=channels, unit=unit)
     if json:
         print_json({"data": data, "problems": problems})

@@ -7,10 +7,11 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from dpbam import _validate
 from dpbam.app.cli.output import (
     Json,
     facts,
@@ -22,12 +23,12 @@ from dpbam.app.cli.output import (
     table,
     to_json,
 )
-
-if TYPE_CHECKING:
-    from dpbam.app.runs import RunModel
-    from dpbam.app.runs.metrics import Metrics, Proportion, Scores
-    from dpbam.app.runs.predict import Prediction
-    from dpbam.data import DataSet
+from dpbam.app.runs import RunModel, load_run_model, stored_config
+from dpbam.app.runs.files import write_atomic, write_json
+from dpbam.app.runs.metrics import Metrics, Proportion, Scores
+from dpbam.app.runs.own_code import check_code
+from dpbam.app.runs.predict import Prediction, evaluate_dataset, predict_files
+from dpbam.data import DataSet, load
 
 CAVEAT = (
     "These figures come from the records themselves, without noise: on private held-out records "
@@ -71,10 +72,6 @@ def evaluate(
         $ dpbam evaluate runs/scans --data ./scans --by sex --by folder1 --save
         $ dpbam evaluate runs/scans --data other-hospital.npz --json
     """
-    from dpbam.app.runs import load_run_model
-    from dpbam.app.runs.files import write_json
-    from dpbam.app.runs.predict import evaluate_dataset
-
     loaded = load_run_model(run, device=device, own_model=model)
     dataset = _load(run, loaded, data, split, unit, data_root)
     result = evaluate_dataset(loaded, dataset, by or ())
@@ -109,11 +106,6 @@ def predict(
         $ dpbam predict runs/scans new/*.png --out predictions.csv
         $ dpbam predict runs/digits batch.npz --format json
     """
-    from dpbam import _validate
-    from dpbam.app.runs import load_run_model
-    from dpbam.app.runs.files import write_atomic
-    from dpbam.app.runs.predict import predict_files
-
     _validate.one_of("--format", format, FORMATS)
     loaded = load_run_model(run, device=device, own_model=model)
     predictions = list(predict_files(loaded, files))
@@ -131,10 +123,6 @@ def _load(
     run: Path, model: RunModel, data: str | None, split: str, unit: str | None, root: Path | None
 ) -> DataSet:
     """Load the data, resized to what the model takes; the run's own is held out as the run did."""
-    from dpbam.app.runs import stored_config
-    from dpbam.app.runs.own_code import check_code
-    from dpbam.data import load
-
     config = stored_config(run) if data is None or (run / "non-private").is_dir() else None
     if config is not None and data is None:
         check_code({"data": config.data}, (), run)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import typer
 from rich.progress import (
@@ -25,11 +25,10 @@ from rich.progress import (
 
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.output import console, note, number, percent, print_json, say
+from dpbam.app.runs import RunConfig, RunResult
+from dpbam.app.runs.pool import StoppedError
 from dpbam.privacy.rounding import up
 from dpbam.training.events import Evaluation, Reporter, StartReport, StepReport
-
-if TYPE_CHECKING:
-    from dpbam.app.runs import RunConfig, RunResult
 
 _COST = {"bam": 2.2, "sam": 2.0}  # of a step, relative to DP-SGD's
 
@@ -58,8 +57,6 @@ def counting(
 @contextmanager
 def resumable(out: Path, what: str = "runs") -> Iterator[None]:
     """Exit with the code of Ctrl-C where runs were stopped, and say how to resume them."""
-    from dpbam.app.runs.pool import StoppedError
-
     try:
         yield
     except StoppedError:

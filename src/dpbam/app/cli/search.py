@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+from dpbam import _validate
 from dpbam.app.cli.flags import ConfigFile, merged, with_flags
 from dpbam.app.cli.output import (
     Json,
@@ -18,12 +19,14 @@ from dpbam.app.cli.output import (
     say,
     table,
 )
+from dpbam.app.cli.progress import resumable
+from dpbam.app.runs.config import ConfigError
+from dpbam.app.search.result import BEST, SearchResult, conclude
+from dpbam.app.search.search import METHODS, Search
+from dpbam.app.search.space import parse_space
+from dpbam.app.search.studies import StageStudy
+from dpbam.app.search.trials import do_trials
 from dpbam.privacy.rounding import up
-
-if TYPE_CHECKING:
-    from dpbam.app.search.result import SearchResult
-    from dpbam.app.search.search import Search
-    from dpbam.app.search.studies import StageStudy
 
 _SHOWN = 10  # trials of each stage in the table
 _ENOUGH = 10  # trials for importances to mean something
@@ -74,11 +77,6 @@ def _search(
         $ dpbam search --config run.toml --space space.toml --pay nothing --sampler tpe --workers 2
             --storage postgresql://host/db --out runs/s
     """
-    from dpbam import _validate
-    from dpbam.app.runs.config import ConfigError
-    from dpbam.app.search.search import METHODS, Search
-    from dpbam.app.search.space import parse_space
-
     if find_spec("optuna") is None:
         raise ConfigError("a search needs optuna: pip install 'dpbam[search]'")
     _validate.count("--workers", workers)
@@ -114,8 +112,6 @@ def score_noise(pay: str, text: str | None) -> float | None:
         >>> score_noise("accounted", "noised=10"), score_noise("accounted", "public")
         (10.0, None)
     """
-    from dpbam.app.runs.config import ConfigError
-
     if pay != "accounted":
         if text is not None:
             raise ConfigError(f"--score goes with --pay accounted, not with --pay {pay}")
@@ -138,10 +134,6 @@ def carry_out(
     search: Search, out: Path, storage: str | None, name: str, workers: int
 ) -> SearchResult:
     """Do the trials, with a line for each on stderr."""
-    from dpbam.app.cli.progress import resumable
-    from dpbam.app.search.result import conclude
-    from dpbam.app.search.trials import do_trials
-
     if search.pay == "nothing":
         console(stderr=True).print("[bold red]not accounted:[/] epsilon will not cover this search")
     with resumable(out, "trials"):
@@ -173,8 +165,6 @@ def show(result: SearchResult, out: Path) -> None:
 
 def _where(result: SearchResult, out: Path) -> str:
     """Return what may be published, and where the operator finds the rest."""
-    from dpbam.app.search.result import BEST
-
     trial, best = result.trial, out / BEST
     if trial is None or not best.exists():
         return "It was trained on another machine: the same command there makes its folder."

@@ -8,7 +8,7 @@ import re
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,13 +24,13 @@ from dpbam.app.cli.output import (
     print_json,
     say,
 )
+from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
+from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
+from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
-
-if TYPE_CHECKING:
-    from dpbam.app.runs import RunConfig, RunResult
-    from dpbam.distributed import Ranks
-    from dpbam.training.events import Reporter
+from dpbam.training.events import Reporter
 
 
 def _train(
@@ -60,8 +60,6 @@ def _train(
         $ dpbam train --resume --out runs/second
         $ torchrun --nproc-per-node 2 -m dpbam train --config run.toml --out runs/third
     """
-    from dpbam.distributed import joined
-
     with joined() as ranks:
         settings, folder, going_on = ranks.from_leader(lambda: _asked(config, flags, out, resume))
         if not ranks.leads:
@@ -94,9 +92,6 @@ def _asked(
     config: Path | None, flags: dict[str, Any], out: Path | None, resume: bool
 ) -> tuple[RunConfig, Path, bool]:
     """Return settings, folder, and whether to resume: also when torchrun restarts the process."""
-    from dpbam.app.runs.folder import RunFolder
-    from dpbam.distributed import launched
-
     if out is None and launched():
         raise ArgumentError("several processes need --out, so that they can be restarted")
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -122,8 +117,6 @@ def _reporting(
     ranks: Ranks, quiet: bool, json_lines: bool
 ) -> AbstractContextManager[Reporter | None]:
     """Return what shows the progress; of several processes, only the leader's does."""
-    from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
-
     if (quiet and not json_lines) or not ranks.leads:
         return nullcontext(None)
     return nullcontext(JsonLinesReporter()) if json_lines else LiveReporter()
@@ -137,8 +130,6 @@ def _execute(
     ranks: Ranks,
 ) -> RunResult | None:
     """Return the result; None if the run was stopped, and saved."""
-    from dpbam.app.runs import RunInterruptedError, execute
-
     try:
         with reporting as reporter:
             return execute(settings, folder, resume=resume, reporter=reporter, ranks=ranks)
@@ -150,8 +141,6 @@ def _execute(
 
 def _show_plan(settings: RunConfig, as_json: bool) -> None:
     with console(stderr=True).status("loading PyTorch") as status:
-        from dpbam.app.runs import prepare
-
         summary = prepare(settings, on_phase=status.update).summary(status.update)
     if as_json:
         print_json(summary)
@@ -183,7 +172,6 @@ def _end(result: RunResult) -> dict[str, Any]:
 
 
 def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
-    from dpbam.app.runs.folder import PUBLISHABLE
 
     last = result.evaluations[-1]
     rows: dict[str, object] = {
