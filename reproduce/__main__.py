@@ -12,7 +12,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command with ``args`` (default: the process's own) and return the exit code."""
     from reproduce import command
 
-    return run_function(command.run, "python -m reproduce", command.EXAMPLES, args)
+    return run_function(command.run, "python -m reproduce", args)
 
 
 if __name__ == "__main__":

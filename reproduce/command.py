@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpbam.app.cli.output import console, examples, number, table
+from dpbam.app.cli.output import console, number, table
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
 
@@ -18,15 +18,7 @@ if TYPE_CHECKING:
     from reproduce.recipes import Recipe
     from reproduce.records import Job
 
-EXAMPLES = examples(
-    "python -m reproduce fig2",
-    "python -m reproduce all --jobs 2",
-    "python -m reproduce table1 --scale desk --only 'dp-sgd-epsilon-10-*'",
-    "python -m reproduce all --shard 3/8",
-    "python -m reproduce table1 --scale full --dry-run",
-    "python -m reproduce table1 --scale full --steps 1 --batch-size 8",
-    "python -m reproduce all --only-report --docs docs",
-)
+
 _GIB = 2**30
 
 
@@ -86,6 +78,15 @@ def run(
     and resumes unfinished runs. A claim is reproduced, not reproduced, or inconclusive by the 95% t
     interval of paired differences. With n machines, each takes --shard i/n; collect their records
     in one folder.
+
+    Examples:
+        $ python -m reproduce fig2
+        $ python -m reproduce all --jobs 2
+        $ python -m reproduce table1 --scale desk --only 'dp-sgd-epsilon-10-*'
+        $ python -m reproduce all --shard 3/8
+        $ python -m reproduce table1 --scale full --dry-run
+        $ python -m reproduce table1 --scale full --steps 1 --batch-size 8
+        $ python -m reproduce all --only-report --docs docs
     """
     from reproduce.index import chosen, recipes_of, take_times
     from reproduce.records import missing

@@ -59,7 +59,7 @@ def screens(epsilon: float) -> dict[str, str]:
         out="run",
     )  # fmt: skip
     settings: Any = SimpleNamespace(private=True, epsilon=epsilon)
-    contender = SimpleNamespace(name="bam", epsilon=epsilon, seconds=1.0)
+    contender = SimpleNamespace(arm="bam", epsilon=epsilon, seconds=1.0)
     compared: Any = SimpleNamespace(
         runs=[contender],
         mean=lambda name: SimpleNamespace(mean=1.0, low=1.0, high=1.0, deviation=1.0, count=1),

@@ -141,7 +141,7 @@ def test_a_unit_of_privacy_with_several_records(tiny, tmp_path):
     result = execute(config, tmp_path / "run")
     assert result.plan.n == 80  # a fifth of the patients is held out
     assert (
-        "patient (all records with the same patient, at most 3 of them a step)"
+        "patient (all records with the same patient, at most 3 of them per step)"
         in (result.out / "privacy-statement.md").read_text()
     )
 

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from dpbam.app.runs.execution import graceful
+from dpbam.app.runs.run import graceful
 
 
 @pytest.fixture(autouse=True)

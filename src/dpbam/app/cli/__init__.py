@@ -29,14 +29,14 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def run_function(
-    function: Callable[..., None], prog: str, examples: str, args: Sequence[str] | None = None
+    function: Callable[..., None], prog: str, args: Sequence[str] | None = None
 ) -> int:
     """Run a function with typer's annotations as a program, with the help and errors of ``dpbam``.
 
     Args:
-        function: the program; its docstring is the help.
+        function: the program; its docstring is the help, with examples as :mod:`dpbam.app.cli.app`
+            reads them.
         prog: what starts it, such as ``python -m reproduce``.
-        examples: from :func:`dpbam.app.cli.output.examples`.
         args: of the command line; None: the process's own.
 
     Returns:
@@ -46,7 +46,7 @@ def run_function(
     def build() -> Any:
         from dpbam.app.cli.app import single
 
-        return single(prog, function, examples)
+        return single(prog, function)
 
     return _run(build, prog, args)
 

@@ -1,7 +1,7 @@
 """The tree of commands. A command's module is imported when the command is used.
 
-Each module has ``COMMANDS``: the function of each of its commands, whose docstring is the help, and
-the examples below it.
+Each module has ``COMMANDS``: the functions of its commands. A function's docstring is the help, and
+the lines under ``Examples:`` in it that begin with ``$`` are the examples below the flags.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperGroup
 
 from dpbam._version import __version__
-from dpbam.app.cli.output import plain_examples
 
 # The name of each command, and the first sentence of its help.
 COMMANDS = {
@@ -46,11 +45,12 @@ _HELP = (
     "Train on sensitive images with differential privacy: DP-SGD, DP-SAT and BAM, which measures "
     "and removes the bias that clipping puts into gradients."
 )
-_EPILOG = plain_examples(
-    "dpbam demo",
-    "dpbam train --data digits --epsilon 3 --out runs/digits",
-    "dpbam train --help",
-)
+_EPILOG = """\b
+Examples:
+  $ dpbam demo
+  $ dpbam train --data digits --epsilon 3 --out runs/digits
+  $ dpbam train --help
+"""
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
@@ -101,27 +101,39 @@ def _built(name: str) -> Any:
     """Import a command's module and build its click command, or the group of its commands."""
     module = import_module(f"dpbam.app.cli.{_MODULES.get(name, name)}")
     if name in module.COMMANDS:
-        return single(name, *module.COMMANDS[name])
+        return single(name, module.COMMANDS[name])
+    firsts = [_parts(function)[1][0] for function in module.COMMANDS.values()]
     app = typer.Typer(
-        help=COMMANDS[name], epilog=module.EXAMPLES, no_args_is_help=True, rich_markup_mode="rich",
+        help=COMMANDS[name], epilog=_shown(firsts), no_args_is_help=True, rich_markup_mode="rich",
         add_completion=False, context_settings=_SETTINGS,
     )  # fmt: skip
-    for inner, (function, text) in module.COMMANDS.items():
-        app.command(inner, help=_help(function), epilog=text)(function)
+    for inner, function in module.COMMANDS.items():
+        _add(app, inner, function)
     return typer.main.get_command(app)
 
 
-def single(name: str, function: Callable[..., None], examples: str) -> Any:
+def single(name: str, function: Callable[..., None]) -> Any:
     """Return the click command of a function, whose docstring is the help."""
     app = typer.Typer(rich_markup_mode="rich", add_completion=False, context_settings=_SETTINGS)
-    app.command(name, help=_help(function), epilog=examples)(function)
+    _add(app, name, function)
     return typer.main.get_command(app)
 
 
-def _help(function: Callable[..., None]) -> str:
-    """Return the docstring, each paragraph one line, so that it wraps where the screen ends."""
-    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+def _add(app: typer.Typer, name: str, function: Callable[..., None]) -> None:
+    text, examples = _parts(function)
+    app.command(name, help=text, epilog=_shown(examples))(function)
+
+
+def _parts(function: Callable[..., None]) -> tuple[str, list[str]]:
+    """Return help and examples, each paragraph one line, so that it wraps where the screen ends."""
+    text, _, shown = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    examples = [" ".join(example.split()) for example in f"\n{shown}".split("\n    $ ")[1:]]
+    return "\n\n".join(paragraphs), examples
+
+
+def _shown(examples: list[str]) -> str:
+    return "\n\n".join(["[bold]Examples[/bold]", *(f"$ {example}" for example in examples)])
 
 
 def _show_version(wanted: bool) -> None:

@@ -9,8 +9,6 @@ import typer
 
 from dpbam.app.cli.output import (
     Json,
-    console,
-    examples,
     facts,
     number,
     option,
@@ -58,6 +56,13 @@ def audit(
     With RUN: epsilon is computed again from the ledger by a second accountant, and configuration,
     ledger, statement, checkpoint and model are checked against one another, buffers and frozen
     parameters against their record from before training; exit code 1 if anything is wrong.
+
+    Examples:
+        $ dpbam audit runs/digits
+        $ dpbam audit --epsilon 4 --trials 8000 --jobs 2 --out audits/one-step
+        $ dpbam audit --canary random --method bam --n 100 --batch-size 10 --steps 50
+        $ dpbam audit --canaries 500 --n 1000 --batch-size 100 --steps 50
+        $ dpbam audit --canary mislabelled --n 200 --batch-size 40 --steps 20 --trials 200 --jobs 2
     """
     if folder is not None:
         _check(folder, json)
@@ -79,19 +84,7 @@ def audit(
         raise typer.Exit(1)
 
 
-COMMANDS = {
-    "audit": (
-        audit,
-        examples(
-            "dpbam audit runs/digits",
-            "dpbam audit --epsilon 4 --trials 8000 --jobs 2 --out audits/one-step",
-            "dpbam audit --canary random --method bam --n 100 --batch-size 10 --steps 50",
-            "dpbam audit --canaries 500 --n 1000 --batch-size 100 --steps 50",
-            "dpbam audit --canary mislabelled --n 200 --batch-size 40 --steps 20 --trials 200 "
-            "--jobs 2",
-        ),
-    )
-}
+COMMANDS = {"audit": audit}
 
 
 def _attack(
@@ -127,7 +120,7 @@ def _show(result: AuditResult, out: Path | None) -> None:
     rows["verdict"] = result.verdict
     if out is not None:
         rows["files"] = f"{out / 'audit.json'}, {out / 'audit.png'}"
-    console().print(facts(rows))
+    say(facts(rows))
 
 
 def _check(folder: Path, as_json: bool) -> None:
@@ -140,7 +133,7 @@ def _check(folder: Path, as_json: bool) -> None:
         print_json({"signed_off": good, "findings": [f._asdict() for f in findings]})
     else:
         rows = [("right" if f.right else "WRONG", f.check, f.seen) for f in findings]
-        console().print(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
+        say(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
         wrong = sum(not f.right for f in findings)
         say("signed off: everything agrees" if good else f"not signed off: {wrong} checks failed")
     if not good:

@@ -10,8 +10,6 @@ import typer
 from dpbam.app.cli.flags import resumed_config, run_config, with_flags
 from dpbam.app.cli.output import (
     Json,
-    console,
-    examples,
     facts,
     number,
     option,
@@ -20,14 +18,12 @@ from dpbam.app.cli.output import (
     say,
     table,
 )
+from dpbam.app.runs import RunConfig
+from dpbam.app.runs.bias import NOTE, Measured, measure
 from dpbam.errors import ArgumentError
 from dpbam.methods import is_private
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from dpbam.app.runs import RunConfig
-    from dpbam.app.runs.bias import Measured
     from dpbam.bias import Flatness
 
 _WORDS = {
@@ -63,29 +59,23 @@ def _bias(
     With RUN: the model of a finished run, or the latest checkpoint of one that has not ended, on
     the run's own data; flags change the run's settings. Without: a model with new weights on
     --data. None of what is shown is private.
-    """
-    from dpbam.app.runs.bias import measure
 
+    Examples:
+        $ dpbam bias runs/digits
+        $ dpbam bias runs/digits --method dp-sgd --clip-norm 4 --batches 8
+        $ dpbam bias --data cifar10 --model resnet9 --model-option width=0.25 --batch-size 256
+            --advise
+        $ dpbam bias runs/digits --flatness --json
+    """
     settings = _settings(folder, flags)
     found = measure(settings, run=folder, batches=batches, advice=advise, flatness=flatness)
     if json:
         print_json(found.to_dict())
     else:
-        _show(console(), settings, found)
+        _show(settings, found)
 
 
-COMMANDS = {
-    "bias": (
-        with_flags(_bias),
-        examples(
-            "dpbam bias runs/digits",
-            "dpbam bias runs/digits --method dp-sgd --clip-norm 4 --batches 8",
-            "dpbam bias --data cifar10 --model resnet9 --model-option width=0.25 --batch-size 256 "
-            "--advise",
-            "dpbam bias runs/digits --flatness --json",
-        ),
-    )
-}
+COMMANDS = {"bias": with_flags(_bias)}
 
 
 def _settings(folder: Path | None, flags: dict[str, Any]) -> RunConfig:
@@ -99,14 +89,13 @@ def _settings(folder: Path | None, flags: dict[str, Any]) -> RunConfig:
     return run_config(None, flags)
 
 
-def _show(screen: Console, settings: RunConfig, found: Measured) -> None:
-    from dpbam.app.runs.bias import NOTE
+def _show(settings: RunConfig, found: Measured) -> None:
 
     record = found.records[-1]
     plain, own = found.means("plain"), found.means("own")
     rows = [(words, _cell(name, plain), _cell(name, own)) for name, words in _WORDS.items()]
     title = f"{settings.method} on {settings.data}, mean of {len(found.records)} batches"
-    screen.print(table(("", "against the plain gradient", "against its own"), rows, title=title))
+    say(table(("", "against the plain gradient", "against its own"), rows, title=title))
     norms = record.non_private_norms
     values = {
         "clipped": f"{percent(record.non_private_clip_share)} of the last batch",
@@ -115,17 +104,17 @@ def _show(screen: Console, settings: RunConfig, found: Measured) -> None:
         "noise, its length": number(record.noise_norm),
         "ascent alignment": _number(record.non_private_alignment),
     }
-    screen.print(facts(values))
+    say(facts(values))
     layers = [
         (name, percent(layer.share or 0.0), percent(layer.relative_bias), number(layer.cosine))
         for name, layer in record.non_private_layers.items()
     ]
-    screen.print(table(("layer", "share of squared norms", "relative bias", "cosine"), layers))
+    say(table(("layer", "share of squared norms", "relative bias", "cosine"), layers))
     if found.flatness:
-        screen.print(facts(_flatness(found.flatness)))
+        say(facts(_flatness(found.flatness)))
     if found.advice:
-        say(str(found.advice), screen)
-    say(NOTE, screen)
+        say(str(found.advice))
+    say(NOTE)
 
 
 def _flatness(flat: Flatness) -> dict[str, object]:

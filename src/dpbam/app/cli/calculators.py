@@ -8,10 +8,11 @@ from pydantic import BaseModel
 
 from dpbam import _validate
 from dpbam.app.cli.flags import with_flags
-from dpbam.app.cli.output import Json, examples, option, print_facts
+from dpbam.app.cli.output import Json, option, print_facts
 from dpbam.app.runs.config import default_delta
 from dpbam.app.runs.settings import setting
 from dpbam.errors import ArgumentError
+from dpbam.privacy import accounting
 
 
 class Mechanism(BaseModel):
@@ -67,9 +68,12 @@ def _epsilon(
     """Calculate the epsilon of a training with a given noise multiplier.
 
     The same for DP-SGD, DP-SAT and BAM: they cost the same.
-    """
-    from dpbam.privacy import accounting
 
+    Examples:
+        $ dpbam epsilon --noise-multiplier 1.731 --n 50000 --batch-size 4096 --steps 1000 --delta
+            1e-5
+        $ dpbam epsilon --noise-multiplier 1 --sampling-rate 0.01 --steps 500 --delta 1e-5 --json
+    """
     mechanism = Mechanism(**flags)
     q, count, delta = mechanism.q(), mechanism.count(), mechanism.chosen_delta()
     accountant = mechanism.accountant
@@ -95,9 +99,12 @@ def _calibrate(
     """Find the least noise multiplier for a number of steps; or, given one, the most steps.
 
     The epsilon of the answer never exceeds the budget.
-    """
-    from dpbam.privacy import accounting
 
+    Examples:
+        $ dpbam calibrate --epsilon 8 --n 50000 --batch-size 4096 --epochs 75 --delta 1e-5
+        $ dpbam calibrate --epsilon 8 --noise-multiplier 2 --n 50000 --batch-size 4096
+        $ dpbam calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.01 --steps 1000 --json
+    """
     mechanism = Mechanism(**flags)
     q, delta, accountant = mechanism.q(), mechanism.chosen_delta(), mechanism.accountant
     if noise_multiplier is None:
@@ -123,21 +130,6 @@ def _calibrate(
 
 
 COMMANDS = {
-    "epsilon": (
-        with_flags(_epsilon, Mechanism),
-        examples(
-            "dpbam epsilon --noise-multiplier 1.731 --n 50000 --batch-size 4096 --steps 1000 "
-            "--delta 1e-5",
-            "dpbam epsilon --noise-multiplier 1 --sampling-rate 0.01 --steps 500 --delta 1e-5 "
-            "--json",
-        ),
-    ),
-    "calibrate": (
-        with_flags(_calibrate, Mechanism),
-        examples(
-            "dpbam calibrate --epsilon 8 --n 50000 --batch-size 4096 --epochs 75 --delta 1e-5",
-            "dpbam calibrate --epsilon 8 --noise-multiplier 2 --n 50000 --batch-size 4096",
-            "dpbam calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.01 --steps 1000 --json",
-        ),
-    ),
+    "epsilon": with_flags(_epsilon, Mechanism),
+    "calibrate": with_flags(_calibrate, Mechanism),
 }

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+from dpbam import _validate
 from dpbam.app.cli.flags import ConfigFile, merged, with_flags
-from dpbam.app.cli.output import Json, console, examples, option, print_json, say, table
+from dpbam.app.cli.output import Json, option, print_json, say, table
+from dpbam.app.cli.progress import RunsDisplay, cost, resumable
+from dpbam.app.compare.comparison import Comparison, Contender, compare, plan_runs
+from dpbam.app.compare.statistics import Estimate
+from dpbam.app.runs import RunSpec
 from dpbam.privacy.rounding import up
-
-if TYPE_CHECKING:
-    from dpbam.app.compare.comparison import Comparison
-    from dpbam.app.compare.statistics import Estimate
-    from dpbam.app.runs import RunSpec
 
 _ENOUGH = 5
 METHODS = ("dp-sgd", "dp-sat", "bam")
@@ -42,10 +42,14 @@ def _compare(
 
     Runs of one seed share data order and initial weights, not noise. The same command again keeps
     finished runs and resumes the others. Seeded runs are for research: do not publish their models.
-    """
-    from dpbam import _validate
-    from dpbam.app.compare.comparison import Contender, plan_runs
 
+    Examples:
+        $ dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both
+        $ dpbam compare --data digits --epsilon 3 --method bam:0.02 --method bam:0.05 --method
+            bam-exact:0.02 --seeds 5 --out runs/lambdas
+        $ dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private --out runs/five
+        $ dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json
+    """
     settings = {k: v for k, v in merged(config, flags).items() if k not in ("method", "seed")}
     _validate.count("--seeds", seeds)
     runs = plan_runs(
@@ -63,27 +67,11 @@ def _compare(
         show(result, out)
 
 
-COMMANDS = {
-    "compare": (
-        with_flags(_compare, leave_out=("method", "seed")),
-        examples(
-            "dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 "
-            "--out runs/both",
-            "dpbam compare --data digits --epsilon 3 --method bam:0.02 --method bam:0.05 "
-            "--method bam-exact:0.02 --seeds 5 --out runs/lambdas",
-            "dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private "
-            "--out runs/five",
-            "dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json",
-        ),
-    )
-}
+COMMANDS = {"compare": with_flags(_compare, leave_out=("method", "seed"))}
 
 
 def carry_out(runs: list[RunSpec], out: Path, jobs: int, quiet: bool) -> Comparison:
     """Do the runs, with a bar unless ``quiet``."""
-    from dpbam.app.cli.progress import RunsDisplay, cost, resumable
-    from dpbam.app.compare.comparison import compare
-
     with resumable(out):
         if quiet:
             return compare(runs, out, jobs=jobs)
@@ -95,15 +83,14 @@ def show(result: Comparison, out: Path) -> None:
     """Print the means, the paired differences, and what the figures mean."""
     baseline, *others = result.names
     count = len(result.accuracies(baseline))
-    screen = console()
     means = [_mean(result, name) for name in result.names]
     title = f"{count} paired seeds, mean [95% t interval], points"
     header = ("contender", "epsilon", "test accuracy", "SD", "per run")
-    screen.print(table(header, means, title=title))
+    say(table(header, means, title=title))
     if others:
         against = [(name, *_against(result, name)) for name in others]
         header = ("contender", "difference", "d_z", "visible from", "verdict")
-        screen.print(table(header, against, title=f"Paired, against {baseline}"))
+        say(table(header, against, title=f"Paired, against {baseline}"))
     cost = up(result.total_epsilon())
     lines = [
         "Verdict: better or worse where the 95% interval of the paired difference excludes 0. "
@@ -115,7 +102,7 @@ def show(result: Comparison, out: Path) -> None:
     if count < _ENOUGH:
         lines += [f"With fewer than {_ENOUGH} seeds the intervals are wide."]
     lines += [f"Results: {out / 'comparison.json'}; every run has its folder in {out}"]
-    say("\n".join(lines), screen)
+    say("\n".join(lines))
 
 
 def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:

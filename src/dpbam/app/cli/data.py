@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from dpbam.app.cli.output import Json, console, examples, option, print_json, say, table
-
-if TYPE_CHECKING:
-    from dpbam.data import DataSet
-
-EXAMPLES = examples(
-    "dpbam data list",
-    "dpbam data fetch cifar10",
-    "dpbam data check ./scans --image-size 64 --unit patient",
-)
+from dpbam.app.cli.output import Json, option, print_json, say, table
+from dpbam.data import DataSet, check_source, data_root, list_sources, load_pair
 
 Spec = Annotated[str, typer.Argument(metavar="DATA", help="A name, a path, or module:function.")]
 Root = Annotated[Path | None, option("Where downloads live (or set DPBAM_DATA).")]
@@ -27,25 +19,32 @@ Unit = Annotated[str | None, option("Column of the unit of privacy, e.g. patient
 
 
 def list_(json: Json = False) -> None:
-    """List every kind of data set, and how to ask for it."""
-    from dpbam.data import data_root, list_sources
+    """List every kind of data set, and how to ask for it.
 
+    Examples:
+        $ dpbam data list
+        $ dpbam data list --json
+    """
     sources = list_sources()
     if json:
         keys = ("name", "spec", "summary", "downloads")
         print_json([{key: getattr(info, key) for key in keys} for info in sources])
         return
     rows = [(s.spec, s.summary, "yes" if s.downloads else "") for s in sources]
-    console().print(table(("--data", "what it is", "fetched"), rows, left=3))
+    say(table(("--data", "what it is", "fetched"), rows, left=3))
     say(f"Downloads live in {data_root()}; DPBAM_DATA changes that.")
 
 
 def fetch(name: Spec, root: Root = None) -> None:
-    """Download a data set, if it is not there, and check its checksum."""
+    """Download a data set, if it is not there, and check its checksum.
+
+    Examples:
+        $ dpbam data fetch cifar10
+        $ dpbam data fetch hf:mnist
+    """
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
     from dpbam.app.cli.progress import counting
-    from dpbam.data import load_pair
 
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with counting(name, None, *columns) as update:
@@ -65,9 +64,11 @@ def check(
     """Read every image of a data set and list what is wrong with it; exit code 2 if anything is.
 
     What it prints is about private records: for the operator, not for publication.
-    """
-    from dpbam.data import check_source
 
+    Examples:
+        $ dpbam data check digits
+        $ dpbam data check ./scans --unit patient --json
+    """
     problems = check_source(data, root=root, image_size=image_size, channels=channels, unit=unit)
     if json:
         print_json({"data": data, "problems": problems})
@@ -91,11 +92,4 @@ def _count(problems: int) -> str:
     return f"{problems} problem{'s' if problems > 1 else ''}"
 
 
-COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "list": (list_, examples("dpbam data list", "dpbam data list --json")),
-    "fetch": (fetch, examples("dpbam data fetch cifar10", "dpbam data fetch hf:mnist")),
-    "check": (
-        check,
-        examples("dpbam data check digits", "dpbam data check ./scans --unit patient --json"),
-    ),
-}
+COMMANDS: dict[str, Callable[..., None]] = {"list": list_, "fetch": fetch, "check": check}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+from dpbam import _validate
 from dpbam.app.cli.compare import carry_out, show
-from dpbam.app.cli.output import examples, note, number, option, percent, say
+from dpbam.app.cli.output import note, number, option, percent, say
+from dpbam.app.compare.comparison import Comparison, Contender, plan_runs
+from dpbam.app.report import write_report
+from dpbam.app.report.records import read_run
 from dpbam.privacy.rounding import up
-
-if TYPE_CHECKING:
-    from dpbam.app.compare.comparison import Comparison
 
 SETTINGS: dict[str, Any] = {
     "data": "digits",
@@ -39,11 +40,11 @@ def demo(
 
     Epsilon 3, a small convolutional net, five paired seeds; the bias of clipping is measured, too.
     The same command again shows the results that are there.
-    """
-    from dpbam import _validate
-    from dpbam.app.compare.comparison import Contender, plan_runs
-    from dpbam.app.report import write_report
 
+    Examples:
+        $ dpbam demo
+        $ dpbam demo --seeds 3 --out runs/three
+    """
     contenders = [Contender(method, lam) for method, lam in LAMBDAS.items()]
     seeds = _validate.count("--seeds", seeds)
     runs = plan_runs(SETTINGS, contenders, range(seeds), out, include_non_private=True)
@@ -58,7 +59,7 @@ def demo(
     say(f"Report: {write_report([out], out / 'report.html')}")
 
 
-COMMANDS = {"demo": (demo, examples("dpbam demo", "dpbam demo --seeds 3 --out runs/three"))}
+COMMANDS = {"demo": demo}
 
 
 def headline(result: Comparison) -> str:
@@ -88,8 +89,6 @@ def bias_sentence(result: Comparison) -> str:
 
 def _biases(result: Comparison, name: str) -> dict[int | None, float]:
     """Return the mean length of the bias over the measured steps, by seed."""
-    from dpbam.app.report.records import read_run
-
     rows = {run.seed: read_run(run.out).bias for run in result.runs if run.arm == name}
     return {
         seed: mean(row["non_private_against_plain"]["bias"] for row in measured)

@@ -7,14 +7,13 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from dpbam import _validate
 from dpbam.app.cli.output import (
     Json,
-    console,
-    examples,
     facts,
     note,
     option,
@@ -24,14 +23,12 @@ from dpbam.app.cli.output import (
     table,
     to_json,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from dpbam.app.runs import RunModel
-    from dpbam.app.runs.metrics import Metrics, Proportion, Scores
-    from dpbam.app.runs.predict import Prediction
-    from dpbam.data import DataSet
+from dpbam.app.runs import RunModel, load_run_model, stored_config
+from dpbam.app.runs.files import write_atomic, write_json
+from dpbam.app.runs.metrics import Metrics, Proportion, Scores
+from dpbam.app.runs.own_code import check_code
+from dpbam.app.runs.predict import Prediction, evaluate_dataset, predict_files
+from dpbam.data import DataSet, load
 
 CAVEAT = (
     "These figures come from the records themselves, without noise: on private held-out records "
@@ -69,11 +66,12 @@ def evaluate(
 
     Accuracy with a 95% Wilson interval, balanced accuracy, AUC, calibration error, the confusion
     matrix, and the worst sub-group.
-    """
-    from dpbam.app.runs import load_run_model
-    from dpbam.app.runs.files import write_json
-    from dpbam.app.runs.predict import evaluate_dataset
 
+    Examples:
+        $ dpbam evaluate runs/digits --data digits
+        $ dpbam evaluate runs/scans --data ./scans --by sex --by folder1 --save
+        $ dpbam evaluate runs/scans --data other-hospital.npz --json
+    """
     loaded = load_run_model(run, device=device, own_model=model)
     dataset = _load(run, loaded, data, split, unit, data_root)
     result = evaluate_dataset(loaded, dataset, by or ())
@@ -81,7 +79,7 @@ def evaluate(
     if json:
         print_json(report)
     else:
-        _show(console(), dataset, result)
+        _show(dataset, result)
     if save:
         path = run / "non-private" / f"evaluation-{split}.json"
         path.parent.mkdir(exist_ok=True)
@@ -102,12 +100,12 @@ def predict(
     """Predict images with a run's model: a label and the probability of every class.
 
     Image files are resized to what the model takes. Nothing is written if one cannot be read.
-    """
-    from dpbam import _validate
-    from dpbam.app.runs import load_run_model
-    from dpbam.app.runs.files import write_atomic
-    from dpbam.app.runs.predict import predict_files
 
+    Examples:
+        $ dpbam predict runs/scans one.png two.png
+        $ dpbam predict runs/scans new/*.png --out predictions.csv
+        $ dpbam predict runs/digits batch.npz --format json
+    """
     _validate.one_of("--format", format, FORMATS)
     loaded = load_run_model(run, device=device, own_model=model)
     predictions = list(predict_files(loaded, files))
@@ -118,34 +116,13 @@ def predict(
         write_atomic(out, text)
 
 
-COMMANDS = {
-    "evaluate": (
-        evaluate,
-        examples(
-            "dpbam evaluate runs/digits --data digits",
-            "dpbam evaluate runs/scans --data ./scans --by sex --by folder1 --save",
-            "dpbam evaluate runs/scans --data other-hospital.npz --json",
-        ),
-    ),
-    "predict": (
-        predict,
-        examples(
-            "dpbam predict runs/scans one.png two.png",
-            "dpbam predict runs/scans new/*.png --out predictions.csv",
-            "dpbam predict runs/digits batch.npz --format json",
-        ),
-    ),
-}
+COMMANDS = {"evaluate": evaluate, "predict": predict}
 
 
 def _load(
     run: Path, model: RunModel, data: str | None, split: str, unit: str | None, root: Path | None
 ) -> DataSet:
     """Load the data, resized to what the model takes; the run's own is held out as the run did."""
-    from dpbam.app.runs import stored_config
-    from dpbam.app.runs.own_code import check_code
-    from dpbam.data import load
-
     config = stored_config(run) if data is None or (run / "non-private").is_dir() else None
     if config is not None and data is None:
         check_code({"data": config.data}, (), run)
@@ -162,7 +139,7 @@ def _same(one: str, other: str) -> bool:
     return one == other or Path(one).resolve() == Path(other).resolve()
 
 
-def _show(screen: Console, dataset: DataSet, result: Metrics) -> None:
+def _show(dataset: DataSet, result: Metrics) -> None:
     scores = result.scores
     values = {
         "data": f"{dataset.name}, {len(dataset)} records",
@@ -171,23 +148,23 @@ def _show(screen: Console, dataset: DataSet, result: Metrics) -> None:
         "AUC": _figure(scores.auc),
         "calibration error": percent(scores.calibration_error),
     }
-    screen.print(facts(values))
+    say(facts(values))
     rows = [(name, share.count, _share(share)) for name, share in result.classes.items()]
-    screen.print(table(("class", "records", "recognised"), rows))
+    say(table(("class", "records", "recognised"), rows))
     for column in result.groups:
-        _show_groups(screen, column, result)
+        _show_groups(column, result)
     if len(result.classes) <= _MOST_COLUMNS:
         counts = zip(result.classes, result.confusion.tolist(), strict=True)
         header = ("label \\ predicted", *result.classes)
-        screen.print(table(header, [(name, *row) for name, row in counts]))
-    say(CAVEAT, screen)
+        say(table(header, [(name, *row) for name, row in counts]))
+    say(CAVEAT)
 
 
-def _show_groups(screen: Console, column: str, result: Metrics) -> None:
+def _show_groups(column: str, result: Metrics) -> None:
     worst = result.worst(column)
     rows = [_group(name, s, name == worst) for name, s in result.groups[column].items()]
     header = (column, "records", "accuracy", "balanced", "AUC", "calibration error")
-    screen.print(table(header, rows, title=f"by {column}; the worst is {worst}"))
+    say(table(header, rows, title=f"by {column}; the worst is {worst}"))
 
 
 def _group(name: str, scores: Scores, worst: bool) -> tuple[object, ...]:

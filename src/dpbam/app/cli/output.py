@@ -31,25 +31,15 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=False)
 
 
-def say(text: str, screen: Console | None = None) -> None:
-    """Print a line as it is, wrapped by the terminal alone."""
-    (screen or console()).print(text, markup=False, soft_wrap=True)
+def say(*things: str | Table, screen: Console | None = None) -> None:
+    """Print tables, and lines as they are, wrapped by the terminal alone."""
+    for thing in things:
+        (screen or console()).print(thing, markup=False, soft_wrap=isinstance(thing, str))
 
 
 def note(text: str) -> None:
     """Print a line on stderr."""
-    say(text, console(stderr=True))
-
-
-def examples(*commands: str) -> str:
-    """Format the examples below a command's help, one per line."""
-    lines = ["[bold]Examples[/bold]", *(f"$ {command}" for command in commands)]
-    return "\n\n".join(lines)
-
-
-def plain_examples(*commands: str) -> str:
-    r"""Format them without markup, for help set by click; ``\b`` keeps its lines apart."""
-    return "\n".join(["\b", "Examples:", *(f"  $ {command}" for command in commands)])
+    say(text, screen=console(stderr=True))
 
 
 def print_json(value: Any) -> None:
@@ -61,7 +51,7 @@ def print_facts(values: Mapping[str, object], *, json: bool) -> None:
     if json:
         print_json(values)
     else:
-        console().print(facts(values))
+        say(facts(values))
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import typer
 from rich.progress import (
@@ -25,20 +25,19 @@ from rich.progress import (
 
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.output import console, note, number, percent, print_json, say
+from dpbam.app.runs import RunConfig, RunResult
+from dpbam.app.runs.pool import StoppedError
 from dpbam.privacy.rounding import up
 from dpbam.training.events import Evaluation, Reporter, StartReport, StepReport
-
-if TYPE_CHECKING:
-    from dpbam.app.runs import RunConfig, RunResult
 
 _COST = {"bam": 2.2, "sam": 2.0}  # of a step, relative to DP-SGD's
 
 
 def bar(*columns: ProgressColumn, quiet: bool = False, **settings: Any) -> Progress:
-    """Return a bar on stderr that disappears when it is done."""
-    return Progress(
-        *columns, console=console(stderr=True), disable=quiet, transient=True, **settings
-    )
+    """Return a bar on stderr that disappears when it is done; there is none in a log."""
+    screen = console(stderr=True)
+    hidden = quiet or not screen.is_interactive
+    return Progress(*columns, console=screen, disable=hidden, transient=True, **settings)
 
 
 @contextmanager
@@ -58,8 +57,6 @@ def counting(
 @contextmanager
 def resumable(out: Path, what: str = "runs") -> Iterator[None]:
     """Exit with the code of Ctrl-C where runs were stopped, and say how to resume them."""
-    from dpbam.app.runs.pool import StoppedError
-
     try:
         yield
     except StoppedError:
@@ -112,7 +109,7 @@ class RunsDisplay:
         self._finished += 1
         self._update("")
         found = f"{percent(result.accuracy)} in {result.seconds:.0f} s"
-        say(f"{self._count} {self._names[index]}: {found}", self._bar.console)
+        say(f"{self._count} {self._names[index]}: {found}", screen=self._bar.console)
 
     @property
     def _count(self) -> str:
@@ -190,7 +187,7 @@ class LiveReporter(Reporter):
         self._say(message)
 
     def _say(self, line: str) -> None:
-        say(line, self._bar.console)
+        say(line, screen=self._bar.console)
 
 
 class JsonLinesReporter(Reporter):

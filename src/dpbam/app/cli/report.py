@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpbam.app.cli.output import examples, note, option
+from dpbam.app.cli.output import note, option
 
 _NAMES = (
     "accuracy, classes, confusion, groups, bias, decomposition, direction, noise, relative-bias, "
@@ -36,6 +36,11 @@ def report(
 
     Privacy statement, accuracy, clipping bias, norms, configuration. Panels that show the training
     data without noise are marked; --publishable leaves them out, and their data.
+
+    Examples:
+        $ dpbam report runs/digits
+        $ dpbam report runs/both --out comparison.html --figures figures
+        $ dpbam report runs/digits --publishable --public-test-data --out public.html
     """
     from dpbam.app.report import write_report
 
@@ -59,30 +64,18 @@ def plot(
     """Draw one figure of one run or several, or write its data.
 
     A figure that shows data without noise is marked as such.
+
+    Examples:
+        $ dpbam plot accuracy runs/digits --out accuracy.pdf
+        $ dpbam plot bias runs/both --out bias.csv
+        $ dpbam plot clipping --out figure-1.svg
     """
     from dpbam.app.report import draw
 
     print(draw(figure, _folders(runs or []), out))
 
 
-COMMANDS = {
-    "report": (
-        report,
-        examples(
-            "dpbam report runs/digits",
-            "dpbam report runs/both --out comparison.html --figures figures",
-            "dpbam report runs/digits --publishable --public-test-data --out public.html",
-        ),
-    ),
-    "plot": (
-        plot,
-        examples(
-            "dpbam plot accuracy runs/digits --out accuracy.pdf",
-            "dpbam plot bias runs/both --out bias.csv",
-            "dpbam plot clipping --out figure-1.svg",
-        ),
-    ),
-}
+COMMANDS = {"report": report, "plot": plot}
 
 
 def _folders(paths: list[Path]) -> list[Path]:

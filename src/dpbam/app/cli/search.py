@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+from dpbam import _validate
 from dpbam.app.cli.flags import ConfigFile, merged, with_flags
 from dpbam.app.cli.output import (
     Json,
     console,
-    examples,
     facts,
     note,
     option,
@@ -19,15 +19,16 @@ from dpbam.app.cli.output import (
     say,
     table,
 )
+from dpbam.app.cli.progress import resumable
+from dpbam.app.runs.config import ConfigError
+from dpbam.app.search.result import BEST, SearchResult, conclude
+from dpbam.app.search.search import METHODS, Search
+from dpbam.app.search.space import parse_space
+from dpbam.app.search.studies import StageStudy, do_trials
 from dpbam.privacy.rounding import up
 
-if TYPE_CHECKING:
-    from dpbam.app.search.result import SearchResult
-    from dpbam.app.search.search import Search
-    from dpbam.app.search.studies import StageStudy
-
 _SHOWN = 10  # trials of each stage in the table
-_ENOUGH = 10  # trials from which on importances say something
+_ENOUGH = 10  # trials for importances to mean something
 
 
 def _search(
@@ -65,14 +66,16 @@ def _search(
 ) -> None:
     """Search for hyper-parameters: DP-SGD's first, then lambda for DP-SAT and BAM.
 
-    Every trial is a run folder. The same command again keeps finished trials and goes on with the
+    Every trial is a run folder. The same command again keeps finished trials and resumes the
     others; with one --storage, on several machines at once.
-    """
-    from dpbam import _validate
-    from dpbam.app.runs.config import ConfigError
-    from dpbam.app.search.search import METHODS, Search
-    from dpbam.app.search.space import parse_space
 
+    Examples:
+        $ dpbam search --data digits --epsilon 3 --pay public --vary lr=1e-3..1e-1:log --out runs/s
+        $ dpbam search --data scans --epsilon 3 --pay accounted --score public --vary
+            lr=1e-3..1e-1:log --trials 10 --out runs/s
+        $ dpbam search --config run.toml --space space.toml --pay nothing --sampler tpe --workers 2
+            --storage postgresql://host/db --out runs/s
+    """
     if find_spec("optuna") is None:
         raise ConfigError("a search needs optuna: pip install 'dpbam[search]'")
     _validate.count("--workers", workers)
@@ -89,7 +92,7 @@ def _search(
         score_noise=score_noise(pay, score),
     ).calibrated()
     if dry_run:
-        console().print(facts(_plan(search), title="search"))
+        say(facts(_plan(search), title="search"))
         return
     result = carry_out(search, out, storage, name, workers)
     if json:
@@ -98,30 +101,16 @@ def _search(
         show(result, out)
 
 
-COMMANDS = {
-    "search": (
-        with_flags(_search, leave_out=("method",)),
-        examples(
-            "dpbam search --data digits --epsilon 3 --pay public --vary lr=1e-3..1e-1:log "
-            "--out runs/s",
-            "dpbam search --data scans --epsilon 3 --pay accounted --score public "
-            "--vary lr=1e-3..1e-1:log --trials 10 --out runs/s",
-            "dpbam search --config run.toml --space space.toml --pay nothing --sampler tpe "
-            "--workers 2 --storage postgresql://host/db --out runs/s",
-        ),
-    )
-}
+COMMANDS = {"search": with_flags(_search, leave_out=("method",))}
 
 
 def score_noise(pay: str, text: str | None) -> float | None:
-    """The noise that ``--score`` asks for; None: the test records are public.
+    """Return the noise that ``--score`` asks for; None: the test records are public.
 
     Example:
         >>> score_noise("accounted", "noised=10"), score_noise("accounted", "public")
         (10.0, None)
     """
-    from dpbam.app.runs.config import ConfigError
-
     if pay != "accounted":
         if text is not None:
             raise ConfigError(f"--score goes with --pay accounted, not with --pay {pay}")
@@ -144,10 +133,6 @@ def carry_out(
     search: Search, out: Path, storage: str | None, name: str, workers: int
 ) -> SearchResult:
     """Do the trials, with a line for each on stderr."""
-    from dpbam.app.cli.progress import resumable
-    from dpbam.app.search.result import conclude
-    from dpbam.app.search.studies import do_trials
-
     if search.pay == "nothing":
         console(stderr=True).print("[bold red]not accounted:[/] epsilon will not cover this search")
     with resumable(out, "trials"):
@@ -156,15 +141,14 @@ def carry_out(
 
 
 def show(result: SearchResult, out: Path) -> None:
-    """The trials, the best of them, and how they were paid for."""
-    screen = console()
+    """Print the trials, the best of them, and how they were paid for."""
     for stage in result.stages:
-        screen.print(_table(stage, result.search.accounted))
+        say(_table(stage, result.search.accounted))
         if weights := importances(stage):
-            told = ", ".join(f"{k} {percent(v, 0)}" for k, v in weights.items())
-            screen.print(f"importance for {stage.stage.method} (Optuna): {told}", markup=False)
+            listed = ", ".join(f"{k} {percent(v, 0)}" for k, v in weights.items())
+            say(f"importance for {stage.stage.method} (Optuna): {listed}")
     if result.best is None:
-        screen.print("No trial was drawn: nothing is released. That happens with Poisson's 0.")
+        say("No trial was drawn: nothing is released. That happens with Poisson's 0.")
         return
     found = {k: v for k, v in result.to_dict()["best"].items() if k != "score"}
     rows = {
@@ -172,16 +156,14 @@ def show(result: SearchResult, out: Path) -> None:
         "score": percent(result.best[1].value or 0.0),
         "epsilon": f"{up(result.epsilon)} at delta {result.delta:g}",
     }
-    screen.print(facts(rows))
-    say(_where(result, out), screen)
+    say(facts(rows))
+    say(_where(result, out))
     style = {"nothing": "bold red", "accounted": "green"}.get(result.search.pay, "")
-    screen.print(result.statement(), markup=False, soft_wrap=True, style=style)
+    console().print(result.statement(), markup=False, soft_wrap=True, style=style)
 
 
 def _where(result: SearchResult, out: Path) -> str:
-    """What may be published, and where the operator finds the rest."""
-    from dpbam.app.search.result import BEST
-
+    """Return what may be published, and where the operator finds the rest."""
     trial, best = result.trial, out / BEST
     if trial is None or not best.exists():
         return "It was trained on another machine: the same command there makes its folder."
@@ -192,7 +174,7 @@ def _where(result: SearchResult, out: Path) -> str:
 
 
 def importances(stage: StageStudy) -> dict[str, float]:
-    """How much of the scores' variance each parameter explains, by Optuna; empty if too few."""
+    """Return the share of the scores' variance that each parameter explains; empty if too few."""
     from optuna.exceptions import OptunaError
     from optuna.importance import get_param_importances
 
@@ -206,7 +188,7 @@ def importances(stage: StageStudy) -> dict[str, float]:
 
 
 def _table(stage: StageStudy, accounted: bool) -> Any:
-    """The best trials of a stage, best first."""
+    """Return the best trials of a stage, best first."""
     ordered = sorted(stage.trials(), key=lambda t: -(t.value if t.value is not None else -1.0))
     names = list(stage.stage.space)
     rows = [

@@ -8,20 +8,29 @@ import re
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, with_flags
-from dpbam.app.cli.output import console, examples, facts, note, number, option, percent, print_json
+from dpbam.app.cli.output import (
+    console,
+    facts,
+    note,
+    number,
+    option,
+    percent,
+    print_json,
+    say,
+)
+from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
+from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
+from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
-
-if TYPE_CHECKING:
-    from dpbam.app.runs import RunConfig, RunResult
-    from dpbam.distributed import Ranks
-    from dpbam.training.events import Reporter
+from dpbam.training.events import Reporter
 
 
 def _train(
@@ -41,9 +50,16 @@ def _train(
 
     Give a data set and a budget (--epsilon). The run folder then holds the model, its metrics and
     the statement. Ctrl-C saves; --resume continues.
-    """
-    from dpbam.distributed import joined
 
+    Examples:
+        $ dpbam train --data digits --epsilon 3 --epochs 60 --lr 0.01 --out runs/digits
+        $ dpbam train --data cifar10 --model resnet9 --model-option width=0.25 --method bam
+            --epsilon 8 --batch-size 4096 --augment-multiplicity 4 --out runs/cifar
+        $ dpbam train --data ./scans --image-size 64 --unit patient --epsilon 8 --dry-run
+        $ dpbam train --config run.toml --lr 0.002 --out runs/second
+        $ dpbam train --resume --out runs/second
+        $ torchrun --nproc-per-node 2 -m dpbam train --config run.toml --out runs/third
+    """
     with joined() as ranks:
         settings, folder, going_on = ranks.from_leader(lambda: _asked(config, flags, out, resume))
         if not ranks.leads:
@@ -59,20 +75,7 @@ def _train(
         _show_result(result, settings, quiet, json_lines)
 
 
-COMMANDS = {
-    "train": (
-        with_flags(_train),
-        examples(
-            "dpbam train --data digits --epsilon 3 --epochs 60 --lr 0.01 --out runs/digits",
-            "dpbam train --data cifar10 --model resnet9 --model-option width=0.25 --method bam "
-            "--epsilon 8 --batch-size 4096 --augment-multiplicity 4 --out runs/cifar",
-            "dpbam train --data ./scans --image-size 64 --unit patient --epsilon 8 --dry-run",
-            "dpbam train --config run.toml --lr 0.002 --out runs/second",
-            "dpbam train --resume --out runs/second",
-            "torchrun --nproc-per-node 2 -m dpbam train --config run.toml --out runs/third",
-        ),
-    )
-}
+COMMANDS = {"train": with_flags(_train)}
 
 
 def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines: bool) -> None:
@@ -82,16 +85,13 @@ def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines
         spent = up(result.epsilon)
         print(f"accuracy {percent(result.accuracy)}, epsilon {spent}: {result.out}")
     else:
-        console().print(facts(_summary(result, settings)))
+        say(facts(_summary(result, settings)))
 
 
 def _asked(
     config: Path | None, flags: dict[str, Any], out: Path | None, resume: bool
 ) -> tuple[RunConfig, Path, bool]:
     """Return settings, folder, and whether to resume: also when torchrun restarts the process."""
-    from dpbam.app.runs.folder import RunFolder
-    from dpbam.distributed import launched
-
     if out is None and launched():
         raise ArgumentError("several processes need --out, so that they can be restarted")
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -117,8 +117,6 @@ def _reporting(
     ranks: Ranks, quiet: bool, json_lines: bool
 ) -> AbstractContextManager[Reporter | None]:
     """Return what shows the progress; of several processes, only the leader's does."""
-    from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
-
     if (quiet and not json_lines) or not ranks.leads:
         return nullcontext(None)
     return nullcontext(JsonLinesReporter()) if json_lines else LiveReporter()
@@ -132,8 +130,6 @@ def _execute(
     ranks: Ranks,
 ) -> RunResult | None:
     """Return the result; None if the run was stopped, and saved."""
-    from dpbam.app.runs import RunInterruptedError, execute
-
     try:
         with reporting as reporter:
             return execute(settings, folder, resume=resume, reporter=reporter, ranks=ranks)
@@ -145,8 +141,6 @@ def _execute(
 
 def _show_plan(settings: RunConfig, as_json: bool) -> None:
     with console(stderr=True).status("loading PyTorch") as status:
-        from dpbam.app.runs import prepare
-
         summary = prepare(settings, on_phase=status.update).summary(status.update)
     if as_json:
         print_json(summary)
@@ -156,7 +150,7 @@ def _show_plan(settings: RunConfig, as_json: bool) -> None:
     if settings.physical_batch_size is None:
         rows["physical batch size"] = f"about {summary['physical_batch_size']}, chosen to fit"
     rows["estimated memory"] = f"{memory:.0f} MiB"
-    console().print(facts(rows, title="the plan (nothing was trained or written)"))
+    say(facts(rows, title="the plan (nothing was trained or written)"))
 
 
 def _new_folder(settings: RunConfig) -> Path:
@@ -178,7 +172,6 @@ def _end(result: RunResult) -> dict[str, Any]:
 
 
 def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
-    from dpbam.app.runs.folder import PUBLISHABLE
 
     last = result.evaluations[-1]
     rows: dict[str, object] = {

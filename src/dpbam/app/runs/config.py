@@ -5,7 +5,6 @@ It imports no torch, so that a command line reads its options fast.
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from dpbam.app.runs.settings import (
     Patterns,
     Positive,
     Probability,
+    sentence,
     setting,
 )
 from dpbam.errors import ArgumentError, DPBAMError
@@ -54,7 +54,7 @@ class RunConfig(BaseModel):
         ('bam', 0.02)
         >>> RunConfig(epsilon=3, clip_nrom=1)
         Traceback (most recent call last):
-        dpbam.app.runs.config.ConfigError: clip_nrom is unknown: did you mean clip_norm?
+        dpbam.app.runs.config.ConfigError: clip_nrom is unknown: did you mean 'clip_norm'?
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -164,7 +164,7 @@ class RunConfig(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(_sentence(error)) from None
+            raise ConfigError(sentence(error, type(self))) from None
 
     @model_validator(mode="after")
     def _together(self) -> RunConfig:
@@ -296,27 +296,3 @@ def read_file(path: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"the configuration {path} must hold names and values, like lr = 0.1")
     return values
-
-
-def _sentence(error: ValidationError) -> str:
-    """Return the first problem as one sentence with the field's name."""
-    problem = error.errors(include_url=False)[0]
-    message, value = str(problem["msg"]), problem.get("input")
-    where = ".".join(str(part) for part in problem["loc"][:1])
-    if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(where, RunConfig.model_fields, n=1)
-        hint = f"did you mean {near[0]}?" if near else "see dpbam train --help for what there is"
-        return f"{where} is unknown: {hint}"
-    if problem["type"] == "value_error":
-        return message.removeprefix("Value error, ")
-    if problem["type"] == "literal_error":
-        return _choice(where, value, str(problem["ctx"]["expected"]))
-    said = message.removeprefix("Input should be ").removesuffix(", unable to parse string")
-    return f"{where} must be {said.split(', unable')[0]}, got {value!r}"
-
-
-def _choice(where: str, value: object, expected: str) -> str:
-    choices = [c.strip(" '") for c in expected.replace(" or ", ",").split(",")]
-    near = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices)}"
-    return f"{where} {value!r} is unknown: {hint}"

@@ -9,15 +9,13 @@ released.
 from __future__ import annotations
 
 import errno
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from dpbam._jsonl import sync_folder
 from dpbam.app.runs import settling
 from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.config import RunConfig
@@ -28,12 +26,12 @@ from dpbam.app.runs.facts import (
     initial_tensors,
     new_facts,
 )
-from dpbam.app.runs.files import disk_error, sync_folder, write_atomic, write_json
+from dpbam.app.runs.files import disk_error, write_atomic, write_json
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.model_file import save_run_model
 from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.app.runs.recorder import Recorder, TensorBoard
-from dpbam.app.runs.run import RunError, RunInterruptedError, RunResult, RunSpec
+from dpbam.app.runs.run import RunError, RunInterruptedError, RunResult, RunSpec, graceful
 from dpbam.app.runs.statement import statement, write_statement
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks
 from dpbam.privacy.accounting import Charge
@@ -319,38 +317,6 @@ def _ending(ending: str, step: int, steps: int, charged: int) -> str:
         f"the privacy budget ended at step {step} of {steps}: {charged - step} steps were lost in "
         "crashes and are paid for; the model is that of the last step"
     )
-
-
-@contextmanager
-def graceful(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Inside, Ctrl-C or SIGTERM makes the yielded function true; a second one acts as usual.
-
-    Example:
-        >>> with graceful(print) as stop:
-        ...     signal.raise_signal(signal.SIGTERM)
-        ...     stop()
-        stopping after this step, with a checkpoint; once more stops at once
-        True
-    """
-    asked = False
-    before: dict[signal.Signals, Any] = {}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        restore()
-        say("stopping after this step, with a checkpoint; once more stops at once")
-
-    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        restore()
 
 
 def _silent(message: str) -> None:

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dpbam import _jsonl
+from dpbam._jsonl import sync_folder
 from dpbam.app.runs.run import RunError
 
 FORMAT = 2  # docs/formats.md says when it grows
@@ -57,15 +59,6 @@ def disk_error(path: Path, error: OSError) -> RunError:
     return RunError(f"{path} cannot be written ({error.strerror or error}): {hint}")
 
 
-def sync_folder(folder: Path) -> None:
-    """Write the names in a folder to disk: a rename is safe only then."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_json(path: Path, values: Any) -> None:
     write_atomic(path, json.dumps(plain(values), indent=2) + "\n")
 
@@ -84,26 +77,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def append_json_line(path: Path, values: dict[str, Any]) -> None:
-    """Append one line of JSON; on return the system has it, also if the process is killed."""
+    """Append a line; on return it survives the end of the process."""
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(plain(values)) + "\n")
+        _jsonl.append(path, plain(values))
     except OSError as error:
         raise disk_error(path, error) from error
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read all whole lines; a torn last one is left out, and a missing file is empty."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    try:
-        rows = [json.loads(line) for line in lines if line]
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({error}): restore it from a backup") from None
-    if not all(isinstance(row, dict) for row in rows):
-        raise RunError(f"{path} must hold a JSON object per line: restore it from a backup")
-    return rows
+    """Return the rows of all whole lines; a torn last one is left out."""
+    return _jsonl.read(path, error=RunError)
 
 
 def keep_json_lines(path: Path, last_step: int) -> list[dict[str, Any]]:

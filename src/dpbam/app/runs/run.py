@@ -1,10 +1,14 @@
-"""The three types of a run: its specification, its result, and the record that is kept of it."""
+"""The three types of a run (specification, result, record), its errors, and its interruption."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpbam.errors import DPBAMError
@@ -33,6 +37,38 @@ class RunInterruptedError(Exception):
             f"dpbam train --resume --out {out}"
         )
         self.out, self.step = out, step
+
+
+@contextmanager
+def graceful(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Inside, Ctrl-C or SIGTERM makes the yielded function true; a second one acts as usual.
+
+    Example:
+        >>> with graceful(print) as stop:
+        ...     signal.raise_signal(signal.SIGTERM)
+        ...     stop()
+        stopping after this step, with a checkpoint; once more stops at once
+        True
+    """
+    asked = False
+    before: dict[signal.Signals, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        restore()
+        say("stopping after this step, with a checkpoint; once more stops at once")
+
+    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        restore()
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from dpbam import _validate
+from dpbam._names import did_you_mean
 from dpbam.errors import ArgumentError
 
 
@@ -116,6 +117,27 @@ def _shown(default: Any) -> str:
     if default is None or isinstance(default, bool | tuple | dict):
         return ""
     return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def sentence(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return the first problem as one sentence with the field's name."""
+    problem = error.errors(include_url=False)[0]
+    message, value = str(problem["msg"]), problem.get("input")
+    where = ".".join(str(part) for part in problem["loc"][:1])
+    if problem["type"] == "extra_forbidden":
+        otherwise = "see dpbam train --help for what there is"
+        return f"{where} is unknown: {did_you_mean(where, model.model_fields, otherwise)}"
+    if problem["type"] == "value_error":
+        return message.removeprefix("Value error, ")
+    if problem["type"] == "literal_error":
+        return _choice(where, value, str(problem["ctx"]["expected"]))
+    said = message.removeprefix("Input should be ").removesuffix(", unable to parse string")
+    return f"{where} must be {said.split(', unable')[0]}, got {value!r}"
+
+
+def _choice(where: str, value: object, expected: str) -> str:
+    choices = [c.strip(" '") for c in expected.replace(" or ", ",").split(",")]
+    return f"{where} {value!r} is unknown: {did_you_mean(value, choices)}"
 
 
 def _fraction(name: str, value: float) -> float:

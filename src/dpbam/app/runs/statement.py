@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from dpbam.privacy.ledger import Ledger
 
 _SEEDED = (
-    "seeded: reproducible, research only. Whoever knows the seed can subtract the noise, so the "
+    "seeded: reproducible, research only. Anyone who knows the seed can subtract the noise, so the "
     "epsilon above holds only against those who do not know it; do not publish such a model of "
     "sensitive data"
 )
 _FRESH = (
-    "from the operating system's entropy, 256 new bits a step, never used twice; float32 Gaussian, "
-    "not hardened against attacks on floating-point rounding"
+    "from the operating system's entropy, 256 new bits per step, never used twice; float32 "
+    "Gaussian, not hardened against attacks on floating-point rounding"
 )
 _SECURE = (
     "secure: noise and Poisson draws from AES-256 in counter mode under new keys of the operating "
@@ -185,7 +185,7 @@ def _promise(s: dict[str, Any]) -> str:
 def _unit(unit: str, max_records: int) -> str:
     if unit == "record":
         return "record (one image and its label)"
-    return f"{unit} (all records with the same {unit}, at most {max_records} of them a step)"
+    return f"{unit} (all records with the same {unit}, at most {max_records} of them per step)"
 
 
 def _steps(s: dict[str, Any]) -> str:
