@@ -3,7 +3,7 @@
 DP-SGD's noise grows with the number of weights, so it helps to learn fewer of them (Tramèr and
 Boneh 2021). From CIFAR-10, one linear layer is learnt and nothing else:
 
-1. Scattering maps of each image (:mod:`dpbam.nn.scattering`): 243 channels of 8 x 8.
+1. Scattering maps of each image (:mod:`reproduce.scattering`): 243 channels of 8 x 8.
 2. Their square root, which reduces strong contrasts relative to weak ones.
 3. Principal axes of the channels, whitened. Their covariance is measured on *synthetic* images,
    dead leaves (:func:`dead_leaves`), which have the statistics of photographs and are public.
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpbam.data import DataSet, Images, data_root, load
-from dpbam.nn.scattering import Scattering2d, mirrored_paths
+from reproduce.scattering import Scattering2d, mirrored_paths
 
 CHANNELS = 48  # principal axes kept
 WHITENING = 1.0  # 0: the axes keep their variances; 1: all have the same
