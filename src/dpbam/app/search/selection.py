@@ -171,7 +171,7 @@ def search_noise_multiplier(
         >>> search_epsilon(Charge(sigma, 0.1, 100), 1e-5, Repetitions(10.0)) <= 2.0
         True
     """
-    from scipy.optimize import bisect
+    from scipy.optimize import brentq
 
     _validate.positive("epsilon", epsilon)
 
@@ -189,7 +189,7 @@ def search_noise_multiplier(
         )
     if excess(low) <= 0:
         return math.exp(low)
-    found = bisect(excess, low, high, xtol=5e-5)
+    found = float(brentq(excess, low, high, xtol=5e-5))
     while excess(found) > 0:
         found += 2e-5
     return math.exp(found)
