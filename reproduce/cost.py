@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpbam.app.runs import Prepared, RunConfig, RunSpec, prepare
+from dpbam.engines.fitting import LIMIT_BYTES, MOST_ROWS
 from dpbam.training.events import Reporter
 from reproduce.recipes import Recipe
 from reproduce.records import find_record, records_folder
@@ -30,10 +31,12 @@ from reproduce.records import find_record, records_folder
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dpbam.oracle import PrivateGradientOracle
+
 #: What a GPU estimate assumes: an A100's 156 TFLOP/s of TF32, a quarter of it used.
 GPU_FLOPS, GPU_USED = 156e12, 0.25
 GPU = "an A100 at a quarter of its 156 TFLOP/s (TF32)"
-_ROWS = 4  # expected in the step that is counted
+_ROWS = 4  # at least, in the step that is counted
 _IMAGES = 64  # that the loss is computed on
 
 
@@ -119,17 +122,21 @@ def count_step(config: RunConfig, recipe: Recipe) -> Step:
             config.replace(
                 data=_blank(recipe, Path(folder)), batch_size=_ROWS, augment_multiplicity=0,
                 epochs=100.0, epsilon=None, noise_multiplier=1.0 if config.private else None,
+                physical_batch_size=config.physical_batch_size or MOST_ROWS,
             )
         )  # fmt: skip
-        fit = prepared.estimated_fit()
-        return Step(_flops_per_row(prepared), fit.rows, fit.bytes)
+        oracle = prepared.oracle()
+        fit, flops = prepared.fit(oracle), _flops_per_row(prepared, oracle)
+    if config.physical_batch_size:
+        return Step(flops, fit.rows, fit.bytes)
+    rows = max(1, int(MOST_ROWS * min(1.0, 0.9 * LIMIT_BYTES / fit.bytes)))
+    return Step(flops, rows, int(fit.bytes * rows / fit.rows))
 
 
-def _flops_per_row(prepared: Prepared) -> float:
+def _flops_per_row(prepared: Prepared, oracle: PrivateGradientOracle) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
-    oracle = prepared.oracle()
-    batches = (batch for batch in oracle.batches(prepared.train) if len(batch[1]))
+    batches = (batch for batch in oracle.batches(prepared.train) if len(batch[1]) >= _ROWS)
     oracle.backward(*next(batches))  # DP-SAT does not ascend in its first step
     counted = next(batches)
     with FlopCounterMode(display=False) as counter:
