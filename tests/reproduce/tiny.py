@@ -6,6 +6,7 @@ from pathlib import Path
 
 from reproduce.recipes import Recipe, read_recipe
 from reproduce.records import carry_out, missing
+from tests.end_to_end.kill_driver import plant
 
 TEXT = """
 title = "Tiny"
@@ -59,3 +60,9 @@ def machine(folder: Path, seeds: int | None = None) -> None:
     recipe = read_recipe(folder / "pocket" / "tiny.toml")
     results = folder / "results"
     carry_out(missing([recipe], results, seeds, work=folder / "runs"), results)
+
+
+def dies(folder: Path, step: int) -> None:
+    """Do the recipe for one seed, and die by SIGKILL at its ``step``-th step."""
+    plant("after the optimiser's step", step)
+    machine(folder, 1)
