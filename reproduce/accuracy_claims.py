@@ -38,9 +38,9 @@ def table1(studies: Sequence[Study]) -> Outcome:
         figures=[f for study in found if (f := _differences_figure(study)) is not None],
         claims=[claim for study in found for claim in _better(study)],
         notes=[
-            "Mean over the seeds with its 95% t interval, in percent; SD beside the paper's mean "
-            "and SD over three seeds. The paper's figures are of full-size training: compare the "
-            "differences, not the levels.",
+            "Mean over the seeds with its 95% t interval, in percent, and SD, next to the paper's "
+            "mean and SD over three seeds. The paper's numbers are of full-size training: compare "
+            "the differences, not the levels.",
             *(note for study in found for note in _floor_notes(study)),
         ],
         studies=studies,
@@ -129,9 +129,7 @@ def _floor_notes(study: Study) -> list[str]:
     if study.recipe.floor is None:
         return []
     floor = f"{100 * study.recipe.floor:g}%"
-    return [
-        f"{study.recipe.name}: DP-SGD has to be above {floor}, its interval too, for a verdict."
-    ]
+    return [f"{study.recipe.name}: a verdict needs DP-SGD above {floor}, with its whole interval."]
 
 
 def paper_value(recipe: str, epsilon: float, arm: str) -> str:
@@ -180,7 +178,7 @@ def exact(studies: Sequence[Study]) -> Outcome:
         tables=[TextTable(("epsilon", "BAM", "accuracy", "time per run", "seeds"), rows)],
         claims=claims,
         notes=[f"CIFAR-10 as in Table 1, lambda {study.records[0].config['lam']:g}. Times are "
-               "wall-clock times on a machine that did other work too."],
+               "wall-clock times on a machine that did other work, too."],
         studies=studies,
     )  # fmt: skip
 

@@ -55,7 +55,7 @@ def figure2(studies: Sequence[Study]) -> Outcome:
         found = difference_of(arms[arm], arms["dp-sgd"], _late("bias"))
         claims.append(Claim(f"{arm}: BAM has less bias than DP-SGD", "below", found))
         found = difference_of(arms[arm], arms["dp-sgd"], _late("relative_bias"))
-        text = f"{arm}: so it has relative to the gradient's length (the paper does not say so)"
+        text = f"{arm}: also relative to the gradient's length (which the paper does not claim)"
         claims.append(Claim(text, "below", found))
         found = difference_of(arms[arm], arms["dp-sgd"])
         claims.append(
@@ -162,7 +162,7 @@ def figure7(studies: Sequence[Study]) -> Outcome:
         "direction's share": _late("direction_share"),
     }
     return Outcome(
-        "fig7", "Figure 7: the bias taken apart",
+        "fig7", "Figure 7: the bias decomposed",
         tables=[_readings(shown, readings)],
         figures=_drawn("decomposition", study, "fig7"),
         notes=["g_clip = a g_hat + c: |a - 1| is the error of length, c that of direction."],
@@ -188,8 +188,8 @@ def flatness(studies: Sequence[Study]) -> Outcome:
         "flatness", "Flatness of the minima",
         tables=[_readings(arms, readings)],
         claims=claims,
-        notes=["Of the trained models, on some training images, without noise. The paper argues "
-               "that BAM finds flatter minima (Appendix C), and measures none.",
+        notes=["Measured on the trained models and some training images, without noise. The paper "
+               "argues that BAM finds flatter minima (Appendix C), and measures none.",
                *_record_notes(studies)],
         studies=studies,
     )  # fmt: skip
@@ -268,7 +268,7 @@ def _by_size(
         tables=[_readings(studies[0].arms(), readings)],
         figures=figures,
         claims=claims,
-        notes=["Means over all measured steps. The claim is judged by one slope a seed, over all "
+        notes=["Means over all measured steps. The claim is judged by one slope per seed, over all "
                "sizes.", *_record_notes(studies)],
         studies=studies,
     )  # fmt: skip

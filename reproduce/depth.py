@@ -165,7 +165,7 @@ def figure3(result: Mapping[str, Any], studies: Sequence[Study] = ()) -> Outcome
         figures=[_figure(seconds, depths)],
         claims=claims,
         notes=["Processor time, fused engine, one thread: see the settings in the record. DP-SAT's "
-               "shift of the parameters is not timed: it is one addition a parameter."],
+               "shift of the parameters, one addition per parameter, is not timed."],
         seconds=sum(sum(t) for by in seconds.values() for t in by.values())
         * result["settings"]["repetitions"],
         machine=result["machine"],
@@ -193,7 +193,7 @@ def _table(seconds: Mapping[str, Mapping[str, list[float]]], depths: Sequence[in
         cells = [f"{1e3 * e.mean:.1f} ± {1e3 * e.deviation:.1f}" for e in means]
         growth = estimate(_exponents(by_depth))
         rows.append((NAMES[method], *cells, f"{growth.mean:.2f}"))
-    header = ("ms a step", *(f"{depth} layers" for depth in depths), "exponent of depth")
+    header = ("ms per step", *(f"{depth} layers" for depth in depths), "exponent of depth")
     return TextTable(header, rows)
 
 
@@ -206,6 +206,6 @@ def _figure(seconds: Mapping[str, Mapping[str, list[float]]], depths: Sequence[i
             tuple(1e3 * e.mean for e in means), tuple(1e3 * e.low for e in means),
             tuple(1e3 * e.high for e in means), style="points",
         ))  # fmt: skip
-    panel = lines("", "convolutions", "milliseconds a step", series, zero=True)
+    panel = lines("", "convolutions", "milliseconds per step", series, zero=True)
     caption = "Processor time of a step against depth, mean and 95% t interval over the trials."
     return Figure("fig3", "Time of a step against depth", caption, "nobody", [panel])

@@ -1,9 +1,9 @@
-"""The laptop recipe: private CIFAR-10 on two cores, by fixed features and a linear classifier.
+"""Features for private CIFAR-10 on two cores: fixed ones, for a linear classifier.
 
 DP-SGD's noise grows with the number of weights, so it helps to learn fewer of them (Tramèr and
 Boneh 2021). From CIFAR-10, one linear layer is learnt and nothing else:
 
-1. Scattering maps of each image (:mod:`dpbam.nn.scattering`): 243 channels of 8 x 8.
+1. Scattering maps of each image (:mod:`reproduce.scattering`): 243 channels of 8 x 8.
 2. Their square root, which reduces strong contrasts relative to weak ones.
 3. Principal axes of the channels, whitened. Their covariance is measured on *synthetic* images,
    dead leaves (:func:`dead_leaves`), which have the statistics of photographs and are public.
@@ -14,15 +14,12 @@ The features of an image depend on that image alone, so one record still changes
 are a data set like any other, ``reproduce.laptop:cifar10``: training, ledger and statement are
 those of ``dpbam train``. ``reproduce.laptop:cifar10_tuning`` holds out 5,000 training records.
 
-    python -m reproduce.laptop --epsilon 1 --seed 0 --out runs/laptop-1
+    dpbam train --config recipes/laptop/epsilon-1.toml --data reproduce.laptop:cifar10 --out runs/1
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import platform
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +30,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpbam.app.runs import RunConfig, execute
-from dpbam.app.runs.files import write_json
 from dpbam.data import DataSet, Images, data_root, load
-from dpbam.nn.scattering import Scattering2d, mirrored_paths
-from dpbam.privacy.rounding import up
+from reproduce.scattering import Scattering2d, mirrored_paths
 
 CHANNELS = 48  # principal axes kept
 WHITENING = 1.0  # 0: the axes keep their variances; 1: all have the same
@@ -46,21 +40,6 @@ _STEP = 1 / 32  # of the rounding, in units of the features' deviation
 _HELD_OUT = 5000
 _ROWS = 8  # images computed at once, to fit a core's cache
 _FORMAT = 1  # of the cache: raise it when the features change
-_TUNING = "reproduce.laptop:cifar10_tuning"
-_COMMON: dict[str, Any] = {
-    "optimizer": "sgd",
-    "momentum": 0.9,
-    "swa": 0.6,
-    "batch_size": 50_000,
-    "physical_batch_size": 5_000,
-    "eval_every": 1_000,
-    "checkpoint_every": 600.0,
-}
-_BY_EPSILON: dict[float, dict[str, Any]] = {
-    1.0: {"epochs": 100.0, "lr": 0.8, "clip_norm": 2.0},
-    2.0: {"epochs": 200.0, "lr": 1.6, "clip_norm": 1.0},
-    8.0: {"epochs": 100.0, "lr": 1.6, "clip_norm": 4.0},
-}
 
 
 @dataclass(frozen=True)
@@ -219,81 +198,3 @@ def _write(path: Path, array: NDArray[Any]) -> None:
     temporary = path.with_suffix(".tmp.npy")
     np.save(temporary, array)
     temporary.rename(path)
-
-
-def laptop_config(
-    epsilon: float, seed: int | None = None, *, tuning: bool = False, **changes: Any
-) -> RunConfig:
-    """Return the configuration at an epsilon: logistic regression, full batches, SGD.
-
-    ``changes`` replace settings of the recipe.
-
-    Example:
-        >>> laptop_config(1.0).method
-        'dp-sgd'
-    """
-    nearest = min(_BY_EPSILON, key=lambda known: abs(known - epsilon))
-    chosen = _COMMON | _BY_EPSILON[nearest] | changes
-    if tuning:
-        chosen["batch_size"] -= _HELD_OUT  # all that are left
-    return RunConfig(
-        data=_TUNING if tuning else "reproduce.laptop:cifar10",
-        model="mlp",
-        model_options={"hidden": []},
-        method="dp-sgd",
-        epsilon=epsilon,
-        delta=1e-5,
-        seed=seed,
-        **chosen,
-    )
-
-
-def run_laptop(config: RunConfig, out: Path) -> dict[str, Any]:
-    """Train, and return the record: accuracy, settings, time and machine."""
-    began, used = time.monotonic(), time.process_time()
-    result = execute(config, out, resume=(out / "non-private" / "run.json").exists())
-    return {
-        "recipe": "laptop",
-        "scored_on": "held-out training records" if config.data == _TUNING else "test",
-        "epsilon_asked": config.epsilon,
-        "epsilon": result.epsilon,
-        "delta": result.delta,
-        "accuracy": result.accuracy,
-        "noise_multiplier": result.plan.noise_multiplier,
-        "steps": result.steps,
-        "n": result.plan.n,
-        "seed": config.seed,
-        "seconds": round(time.monotonic() - began, 1),
-        "processor_seconds": round(time.process_time() - used, 1),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "config": config.to_mapping(),
-    }
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """``python -m reproduce.laptop``."""
-    parser = argparse.ArgumentParser(
-        description="The laptop recipe: private CIFAR-10 on two cores."
-    )
-    parser.add_argument("--epsilon", type=float, required=True)
-    parser.add_argument("--seed", type=int, default=None, help="research only")
-    parser.add_argument("--out", type=Path, required=True, help="the run folder")
-    parser.add_argument("--tuning", action="store_true", help="score on held-out training records")
-    parser.add_argument("--record", type=Path, help="a .json file for the result")
-    tried = parser.add_argument_group("to replace settings of the recipe")
-    tried.add_argument("--steps", type=int, dest="epochs", help="each over all records")
-    tried.add_argument("--lr", type=float)
-    tried.add_argument("--clip-norm", type=float)
-    given = parser.parse_args(arguments)
-    tries = {name: getattr(given, name) for name in ("epochs", "lr", "clip_norm")}
-    changes = {name: float(value) for name, value in tries.items() if value is not None}
-    config = laptop_config(given.epsilon, given.seed, tuning=given.tuning, **changes)
-    record = run_laptop(config, given.out)
-    if given.record is not None:
-        given.record.parent.mkdir(parents=True, exist_ok=True)
-        write_json(given.record, record)
-    print(f"epsilon {up(record['epsilon'])}: accuracy {100 * record['accuracy']:.2f}%")
-
-
-if __name__ == "__main__":
-    main()

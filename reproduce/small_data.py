@@ -73,7 +73,7 @@ def pneumonia_path() -> Path:
     path = Path(os.environ.get(PNEUMONIA) or data_root() / "pneumoniamnist.npz")
     if not path.exists():
         raise DataError(
-            f"PneumoniaMNIST is not at {path}: download pneumoniamnist.npz from medmnist.com to "
+            f"PneumoniaMNIST is not at {path}: get pneumoniamnist.npz from medmnist.com, put it "
             f"there, or give its path with --pneumonia"
         )
     return path

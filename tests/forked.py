@@ -33,7 +33,7 @@ context.set_forkserver_preload(
         "optuna",
         "dpbam.app.cli.train",
         "dpbam.app.compare.comparison",
-        "dpbam.app.search.trials",
+        "dpbam.app.search.studies",
         "dpbam.loading",
         "dpbam.app.runs.build",
         "dpbam.app.runs.checkpoint",

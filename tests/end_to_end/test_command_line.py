@@ -231,11 +231,11 @@ def stopped_with_workers(compare, cwd):
         pytest.param(stopped_with_workers, 20, marks=pytest.mark.slow),  # long after its first step
     ],
 )
-def test_a_comparison_that_is_stopped_goes_on(stopped, epochs, tmp_path):
+def test_a_stopped_comparison_resumes(stopped, epochs, tmp_path):
     compare = [*COMPARE, "--epochs", epochs]
     code, err = stopped([str(word) for word in compare], tmp_path)
     assert code == 130, err
-    assert "the same command goes on" in err
+    assert "the same command resumes" in err
     assert not (tmp_path / "both" / "comparison.json").exists()
     said = " ".join(dpbam(*compare, cwd=tmp_path).stdout.split())
     assert "2 paired seeds" in said

@@ -78,7 +78,7 @@ def screens(epsilon: float) -> dict[str, str]:
         "comparison": compare._mean(compared, "bam")[1],
         "report, label": _short("epsilon", epsilon),
         "report, setting": _fact("epsilon", epsilon),
-        "report, curve": f"{point.series[0].x[0]:.3g}",
+        "report, curve": f"{point.rows[0]['x']:.3g}",
     }
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from dpbam.app.runs import RunConfig, execute, read_file
 from dpbam.data import DataSet, from_arrays
 from reproduce import laptop
 from reproduce.laptop import Axes, dead_leaves, maps_of
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_all_images_have_nearly_one_norm(axes: Axes) -> None:
     assert norms.std() / norms.mean() < 0.05  # but for values cut off at 8 bits
 
 
-def test_the_recipe_trains_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
 
     def small(spec: str, *, split: str) -> DataSet:
@@ -80,16 +82,14 @@ def test_the_recipe_trains_and_records(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(laptop, "data_root", lambda: tmp_path)
     monkeypatch.setattr(laptop, "_SYNTHETIC", 12)
     monkeypatch.setattr(laptop, "CHANNELS", 8)
-    small_run: dict[str, Any] = {"batch_size": 60, "accountant": "rdp"}
-    monkeypatch.setattr(laptop, "_COMMON", laptop._COMMON | small_run)
-    monkeypatch.setattr(laptop, "_BY_EPSILON", {8.0: laptop._BY_EPSILON[8.0] | {"epochs": 6}})
-    out, file = tmp_path / "run", tmp_path / "results" / "one.json"
-    laptop.main(["--epsilon", "8", "--seed", "0", "--out", str(out), "--record", str(file)])
-    record = json.loads(file.read_text())
-    assert record["accuracy"] > 0.6
-    assert record["epsilon"] <= 8
-    assert record["scored_on"] == "test"
+    out = tmp_path / "run"
+    small_run = {"batch_size": 60, "epochs": 6.0, "accountant": "rdp", "seed": 0}
+    settings = read_file(ROOT / "recipes" / "laptop" / "epsilon-8.toml")
+    config = {**settings, **small_run, "data": "reproduce.laptop:cifar10"}
+    result = execute(RunConfig.from_mapping(config), out)
+    assert result.accuracy > 0.6
+    assert result.epsilon <= 8
     statement = json.loads((out / "privacy-statement.json").read_text())
-    assert statement["epsilon"] == record["epsilon"]
-    assert statement["steps"] == record["steps"] == 6
+    assert statement["epsilon"] == result.epsilon
+    assert statement["steps"] == result.steps == 6
     assert len(list((tmp_path / "laptop").glob("*.npy"))) == 2

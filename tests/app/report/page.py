@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from html.parser import HTMLParser
+from typing import Any
 
 
 class Page(HTMLParser):
@@ -34,7 +35,7 @@ class Page(HTMLParser):
             self.scripts[-1] += data
 
     @property
-    def data(self) -> dict[str, object]:
+    def data(self) -> dict[str, dict[str, Any]]:
         found = json.loads(self.scripts[0])
         assert isinstance(found, dict)
         return found

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dpbam.app.report.catalogue import BUILDERS, SECTIONS, build
+from dpbam.app.report.figure import Panel, Row
 from dpbam.app.report.groups import Group, groups
-from dpbam.app.report.panels import Arrows, Dots, Lines, Matrix
 from dpbam.app.report.records import read_run
 from tests.app.report.synthetic import CLASSES, write_run
 
@@ -26,12 +26,33 @@ def bare(tmp_path: Path) -> tuple[Group, ...]:
     return groups([read_run(write_run(tmp_path / "bare", measured=False, evaluated=False))])
 
 
+def curve(panel: Panel, series: str) -> list[Row]:
+    """The points of one curve."""
+    return [row for row in panel.rows if row["series"] == series]
+
+
+def vectors(panel: Panel) -> dict[str, tuple[float, float]]:
+    """Role -> vector, of those in the CSV file."""
+    return {
+        row["vector"]: (row["x_to"] - row["x_from"], row["y_to"] - row["y_from"])
+        for row in panel.rows
+    }
+
+
+def table(panel: Panel) -> dict[str, dict[str, float]]:
+    """Row -> column -> value of a grid."""
+    found: dict[str, dict[str, float]] = {}
+    for cell in panel.rows:
+        found.setdefault(cell["row"], {})[cell["column"]] = cell["value"]
+    return found
+
+
 @pytest.mark.parametrize("name", [n for n in BUILDERS if n not in ("batch-size", "clipping")])
 def test_every_figure_has_panels_and_a_place(name: str, three: tuple[Group, ...]) -> None:
     figure = build(name, three)
     assert figure.name == name
     assert figure.panels
-    assert len({type(panel) for panel in figure.panels}) == 1
+    assert len({panel.columns for panel in figure.panels}) == 1
     assert any(name in section for section in SECTIONS.values())
 
 
@@ -54,39 +75,39 @@ def test_only_figures_of_public_facts_may_be_published(three: tuple[Group, ...])
 def test_bias_is_the_recorded_one_against_epochs(three: tuple[Group, ...]) -> None:
     figure = build("bias", three)
     assert len(figure.panels) == 2  # the two readings
-    panel = figure.panels[0]
-    assert isinstance(panel, Lines)
     run = three[2].runs[0]
-    assert panel.series[2].label == "BAM"
-    assert panel.series[2].y[5] == run.bias[5]["non_private_against_plain"]["bias"]
-    assert panel.series[2].x[5] == pytest.approx(5 * 0.1)  # step * q
+    point = curve(figure.panels[0], "BAM")[5]
+    assert point["y"] == run.bias[5]["non_private_against_plain"]["bias"]
+    assert point["x"] == pytest.approx(5 * 0.1)  # step * q
 
 
 def test_figure_seven_is_drawn_to_scale(three: tuple[Group, ...]) -> None:
     panel = build("decomposition", three).panels[2]
-    assert isinstance(panel, Arrows)
-    vectors = {a.role: (a.end[0] - a.start[0], a.end[1] - a.start[1]) for a in panel.arrows[:5]}
-    bias, length, sideways = vectors["bias"], vectors["magnitude"], vectors["direction"]
+    found = vectors(panel)
+    bias, length, sideways = found["bias"], found["magnitude"], found["direction"]
     assert bias == pytest.approx((length[0] + sideways[0], length[1] + sideways[1]))
     ends = [row["non_private_against_plain"] for row in three[2].runs[0].bias[-6:]]
     assert 1 + length[0] == pytest.approx(sum(r["a"] for r in ends) / 6)
     ratio = sum(r["c_norm"] / r["reference_norm"] for r in ends) / 6
     assert sideways == pytest.approx((0, ratio))
-    left, bottom, right, top = panel.bounds
-    for x, y in (*panel.trail, *(a.end for a in panel.arrows)):
-        assert left <= x <= right
-        assert bottom <= y <= top
+    x, y = (panel.view["encoding"][axis]["scale"]["domain"] for axis in "xy")
+    for layer in (panel.view, *panel.view["layer"]):
+        for row in layer.get("data", {}).get("values", ()):
+            for at, (low, high) in (("x", x), ("y", y), ("x_to", x), ("y_to", y)):
+                assert low <= row.get(at, low) <= high
+    width, height = panel.view["width"], panel.view["height"]
+    assert width / (x[1] - x[0]) == pytest.approx(height / (y[1] - y[0]))
 
 
 def test_a_short_clipped_gradient_is_drawn_again_enlarged(three: tuple[Group, ...]) -> None:
     panel = build("decomposition", three).panels[0]  # DP-SGD: a = 0.2, |c| = 0.1
-    assert isinstance(panel, Arrows)
-    small, large = panel.arrows[3], panel.arrows[-1]
-    assert large.label == "g clip, 2×"
-    assert len(list(panel.rows())) == 5  # the data know nothing of it
-    grown = (large.end[0] - large.start[0], large.end[1] - large.start[1])
-    assert grown == pytest.approx((2 * small.end[0], 2 * small.end[1]))
-    assert len(build("decomposition", three).panels[2].arrows) == 5  # type: ignore[union-attr]
+    drawn = panel.view["data"]["values"]
+    small, large = drawn[3], drawn[-1]
+    assert large["label"] == "g clip, 2×"
+    assert len(panel.rows) == 5  # the data know nothing of it
+    grown = (large["x_to"] - large["x_from"], large["y_to"] - large["y_from"])
+    assert grown == pytest.approx((2 * small["x_to"], 2 * small["y_to"]), rel=1e-3)
+    assert len(build("decomposition", three).panels[2].view["data"]["values"]) == 5
 
 
 def test_where_nothing_is_clipped_there_is_nothing_to_take_apart(tmp_path: Path) -> None:
@@ -114,47 +135,49 @@ def test_levels_are_the_recorded_ones() -> None:
 
 def test_norms_show_quantiles_and_c(three: tuple[Group, ...]) -> None:
     panel = build("norms", three).panels[0]
-    assert isinstance(panel, Lines)
-    wide, narrow, median = panel.series
-    assert (wide.low[0], wide.high[0]) == (1.0, 8.0)  # the 5% and 95% of the first step
-    assert (narrow.low[0], median.y[0], narrow.high[0]) == (2.0, 3.0, 4.0)
-    assert panel.marks == ((1.0, "C = 1"),)
+    wide, narrow, median = (curve(panel, s)[0] for s in ("5% to 95%", "25% to 75%", "median"))
+    assert (wide["low"], wide["high"]) == (1.0, 8.0)  # the 5% and 95% of the first step
+    assert (narrow["low"], median["y"], narrow["high"]) == (2.0, 3.0, 4.0)
+    assert marks(panel) == [(1.0, "C = 1")]
+
+
+def marks(panel: Panel) -> list[tuple[float, str]]:
+    """Horizontal lines with a name."""
+    named = [layer for layer in panel.view["layer"] if "text" in layer["mark"]]
+    return [(layer["encoding"]["y"]["datum"], layer["mark"]["text"]) for layer in named]
 
 
 def test_without_clipping_there_is_no_c_to_mark(tmp_path: Path) -> None:
     panel = build("norms", groups([read_run(write_run(tmp_path / "r", method="sgd"))])).panels[0]
-    assert isinstance(panel, Lines)
-    assert panel.marks == ()
+    assert marks(panel) == []
 
 
 def test_batch_sizes_need_two_and_are_in_order(tmp_path: Path, three: tuple[Group, ...]) -> None:
     assert not build("batch-size", three).panels
     folders = [write_run(tmp_path / f"b{b}", method="dp-sgd", batch_size=b) for b in (200, 50)]
     panel = build("batch-size", groups([read_run(f) for f in folders])).panels[0]
-    assert isinstance(panel, Lines)
-    assert panel.series[0].x == (50.0, 200.0)
+    assert [row["x"] for row in panel.rows] == [50.0, 200.0]
 
 
 def test_confusion_is_shaded_by_row(three: tuple[Group, ...]) -> None:
     panel = build("confusion", three).panels[0]
-    assert isinstance(panel, Matrix)
-    assert panel.row_names == panel.column_names == CLASSES
-    shares = [[v / sum(row) for v in row] for row in panel.values]
-    full = max(map(max, shares))
-    assert [s * full for s in panel.shades[1]] == pytest.approx(shares[1])
-    assert max(map(max, panel.shades)) == 1
+    found = table(panel)
+    assert tuple(found) == CLASSES
+    assert all(tuple(row) == CLASSES for row in found.values())
     evaluation = three[0].runs[0].evaluation
     assert evaluation is not None
-    assert [list(row) for row in panel.values] == evaluation["confusion"]
+    assert [list(row.values()) for row in found.values()] == evaluation["confusion"]
+    total, share = panel.view["transform"]
+    assert (total["groupby"], total["joinaggregate"][0]["op"]) == (["row"], "sum")
+    assert share["calculate"] == "datum.value / max(datum.total, 1)"
+    assert panel.view["layer"][0]["encoding"]["color"]["field"] == share["as"]
 
 
 def test_the_worst_group_comes_first(three: tuple[Group, ...]) -> None:
     panel = build("groups", three).panels[0]
-    assert isinstance(panel, Dots)
     assert panel.title == "sex"
-    assert panel.categories == ("f (100)", "m (100)")
-    series = panel.series[0]
-    assert all(a < v < b for a, v, b in zip(series.low, series.values, series.high, strict=True))
+    assert list(dict.fromkeys(row["category"] for row in panel.rows)) == ["f (100)", "m (100)"]
+    assert all(row["low"] < row["value"] < row["high"] for row in panel.rows)
 
 
 def test_reference_runs_have_no_budget_to_draw_against(tmp_path: Path) -> None:
@@ -163,39 +186,48 @@ def test_reference_runs_have_no_budget_to_draw_against(tmp_path: Path) -> None:
 
 
 def test_figure_one_is_the_bias_of_its_own_vectors() -> None:
-    panel = build("clipping", []).panels[0]
-    assert isinstance(panel, Arrows)
+    (panel,) = build("clipping", []).panels
     by_role: dict[str, list[tuple[float, float]]] = {}
-    for a in panel.arrows:
-        by_role.setdefault(a.role, []).append(a.end)
+    for row in panel.rows:
+        by_role.setdefault(row["vector"], []).append((row["x_to"], row["y_to"]))
     assert all(math.hypot(*cut) <= 1 + 1e-9 for cut in by_role["cut"])
     (k1, k2), (clipped,) = by_role["cut"], by_role["clipped"]
     assert clipped == pytest.approx(((k1[0] + k2[0]) / 2, (k1[1] + k2[1]) / 2))
     assert by_role["bias"] == [clipped]
 
 
+@pytest.mark.parametrize(("norm", "bias"), [(1.0, 0.67), (2.4, 0.0)])
+def test_figure_one_has_a_slider_over_clipping_norms(norm: float, bias: float) -> None:
+    figure = build("clipping", [])
+    (slider,) = figure.params
+    assert slider["bind"]["min"] <= norm <= slider["bind"]["max"]
+    rows = figure.panels[0].view["data"]["values"]
+    (drawn,) = [r["length"] for r in rows if (r["C"], r["role"]) == (norm, "bias")]
+    assert drawn == pytest.approx(bias, abs=0.005)
+    clipped = [r["length"] for r in rows if (r["C"], r["role"]) == (norm, "cut")]
+    assert max(clipped) <= norm + 1e-4
+
+
 def test_histograms_are_shares_of_the_recorded_counts(three: tuple[Group, ...]) -> None:
-    panel = build("histogram", three).panels[0]
-    assert isinstance(panel, Matrix)
+    found = table(build("histogram", three).panels[0])
+    columns = [list(column) for column in zip(*(r.values() for r in found.values()), strict=True)]
     counts = [row["non_private_norms"]["counts"] for row in three[0].runs[0].bias]
-    assert len(panel.column_names) <= 24
-    for column in zip(*panel.values, strict=True):
+    assert len(columns) <= 24
+    for column in columns:
         assert sum(column) == pytest.approx(1.0)
-    assert panel.row_names[-1] == "≤ 0.5 C"  # the shortest norms that there are, 2^-1 C
+    assert list(found)[-1] == "≤ 0.5 C"  # the shortest norms that there are, 2^-1 C
     size = math.ceil(len(counts) / 24)
     first = [sum(c[6] for c in counts[:size]), sum(sum(c) for c in counts[:size])]
-    assert panel.values[-1][0] == pytest.approx(first[0] / first[1])
+    assert columns[0][-1] == pytest.approx(first[0] / first[1])
 
 
 def test_released_figures_are_of_noised_numbers_alone(three: tuple[Group, ...]) -> None:
     share, bias = build("released-clipping", three).panels
-    assert isinstance(share, Lines)
-    assert isinstance(bias, Lines)
-    assert bias.series[0].y[0] == pytest.approx(4.0)  # the square of the released length
+    assert curve(bias, "DP-SGD")[0]["y"] == pytest.approx(4.0)  # the square of the released length
     rows = three[0].runs[0].statistics
     size = math.ceil(len(rows) / 20)
     expected = [57 / (97 + row["counts"][0] - 10) for row in rows[:size]]
-    assert share.series[0].y[0] == pytest.approx(sum(expected) / size)
+    assert curve(share, "DP-SGD")[0]["y"] == pytest.approx(sum(expected) / size)
 
 
 @pytest.mark.parametrize(

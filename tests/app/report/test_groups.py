@@ -39,7 +39,8 @@ def test_seeds_are_drawn_faintly_behind_their_mean() -> None:
     found = groups([make("a", method="bam", seed=1), make("b", method="bam", seed=2)])
     heights = {"a": (1.0, 3.0), "b": (3.0, 5.0)}
     drawn = curves(found, lambda run: ((0.0, 1.0), heights[run.name]))
-    assert [s.style for s in drawn] == ["faint", "faint", "line"]
+    assert [s.style for s in drawn] == ["seed", "seed", "line"]
+    assert {s.group or s.label for s in drawn} == {"BAM"}  # one name in the legend
     assert drawn[-1].y == (2.0, 4.0)
 
 

@@ -50,7 +50,7 @@ def test_it_can_be_published(run: Run) -> None:
     text = render([run], publishable=True)
     assert run.statement["run"][:8] in text
     assert text == render([other], publishable=True)
-    assert Page(text).figures == {"released-norms", "released-clipping"}
+    assert Page(text).figures == {"released-norms", "released-clipping", "clipping"}
     operator = render([run])  # the control
     assert operator != render([other])
     assert {"bias", "histogram", "loss"} <= Page(operator).figures

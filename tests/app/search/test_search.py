@@ -19,13 +19,12 @@ from dpbam.app.cli import main
 from dpbam.app.report import ReportError, write_report
 from dpbam.app.runs import ConfigError, execute, load_run_model
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
-from dpbam.app.search import trials
+from dpbam.app.search import studies
 from dpbam.app.search.result import MARK, SearchResult, conclude
 from dpbam.app.search.search import Search
 from dpbam.app.search.selection import search_epsilon
 from dpbam.app.search.space import parse_space
-from dpbam.app.search.studies import StageStudy, number_of_trials
-from dpbam.app.search.trials import do_trials, score
+from dpbam.app.search.studies import StageStudy, do_trials, number_of_trials, score
 from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import Ledger
 from end_to_end.kill_driver import plant
@@ -147,7 +146,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             delta=1e-4, seconds=0.0,
         )  # fmt: skip
 
-    monkeypatch.setattr(trials, "execute", execute)
+    monkeypatch.setattr(studies, "execute", execute)
     return done
 
 

@@ -24,8 +24,7 @@ from dpbam.app.runs.config import ConfigError
 from dpbam.app.search.result import BEST, SearchResult, conclude
 from dpbam.app.search.search import METHODS, Search
 from dpbam.app.search.space import parse_space
-from dpbam.app.search.studies import StageStudy
-from dpbam.app.search.trials import do_trials
+from dpbam.app.search.studies import StageStudy, do_trials
 from dpbam.privacy.rounding import up
 
 _SHOWN = 10  # trials of each stage in the table

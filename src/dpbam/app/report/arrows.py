@@ -181,7 +181,7 @@ def _notes(scene: Scene, height: float) -> list[Spec]:
             "transform": AT_C,
             "mark": {"type": "text", "align": "left", "fontSize": 12},
             "encoding": {"x": {"value": 0}, "y": {"value": height + 14 + 6 * k},
-                         "text": text("note"), "color": None},
+                         "text": text("note"), "color": {"value": "currentColor"}},
         }
         for k in range(0, len(scene.notes), 3)
     ]  # fmt: skip

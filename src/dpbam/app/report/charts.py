@@ -82,13 +82,10 @@ def lines(
 
 
 def _curves(series: Sequence[Series], y: Spec, tooltip: list[Spec]) -> list[Spec]:
-    """Lines, points to point at and, where there are some, faint lines of seeds, markers, bands."""
+    """Lines; faint lines of seeds, markers and bands where there are some; points to point at."""
     main, each = "datum.style != 'seed'", text("series")
     styles = {s.style for s in series}
-    layers = [
-        {**_layer("line", main, y=y, detail=each, opacity=FADED), "params": [ZOOM]},
-        _layer("circle", main, y=y, size={"value": 90}, opacity={"value": 0}, tooltip=tooltip),
-    ]
+    layers = [{**_layer("line", main, y=y, detail=each, opacity=FADED), "params": [ZOOM]}]
     if "seed" in styles:
         thin = {"value": 1}
         layers.append(
@@ -101,18 +98,20 @@ def _curves(series: Sequence[Series], y: Spec, tooltip: list[Spec]) -> list[Spec
     if any(s.low for s in series):
         band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}, "opacity": {"value": 0.2}}
         layers.append(_layer("area", main, detail=each, **band))
-    return layers
+    unseen = {"size": {"value": 90}, "opacity": {"value": 0}}
+    return [*layers, _layer("circle", main, y=y, tooltip=tooltip, **unseen)]
 
 
 def _across(value: float, name: str) -> list[Spec]:
     """A dashed line across the panel with its name."""
-    y = {"datum": value, "type": "quantitative"}
-    dashed = {"type": "rule", "strokeDash": [5, 4], "color": "currentColor", "opacity": 0.6}
+    shared = {"y": {"datum": value, "type": "quantitative"}, "color": {"value": "currentColor"}}
+    dashed = {"type": "rule", "strokeDash": [5, 4], "opacity": 0.6}
     named = {"type": "text", "align": "left", "dy": -6, "text": name}
     once: Spec = {"data": {"values": [{}]}}
+    across = {"x": {"value": 0}, "x2": {"value": "width"}}
     return [
-        {**once, "mark": dashed, "encoding": {"x": None, "color": None, "y": y}},
-        {**once, "mark": named, "encoding": {"x": {"value": 4}, "color": None, "y": y}},
+        {**once, "mark": dashed, "encoding": {**shared, **across}},
+        {**once, "mark": named, "encoding": {**shared, "x": {"value": 4}}},
     ]
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,9 +156,7 @@ class Figure:
         path = Path(path)
         ending = path.suffix.lower()
         if ending not in (".svg", ".png", ".pdf", ".csv"):
-            raise ReportError(
-                f"{path} must end in .svg, .png, .pdf or .csv, the formats of a figure"
-            )
+            raise ReportError(f"{path} must end in .pdf, .svg or .png, or in .csv for the data")
         if not self.panels:
             raise ReportError(f"there is no data for {self.name!r}: {self.missing}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,10 +172,20 @@ def picture(spec: Spec, ending: str) -> bytes:
     import vl_convert
 
     if ending == ".svg":
-        return vl_convert.vegalite_to_svg(spec, allowed_base_urls=[]).encode()
+        return _renumbered(vl_convert.vegalite_to_svg(spec, allowed_base_urls=[])).encode()
     if ending == ".png":
         return vl_convert.vegalite_to_png(spec, scale=2, allowed_base_urls=[])
     return vl_convert.vegalite_to_pdf(spec, allowed_base_urls=[])
+
+
+def _renumbered(svg: str) -> str:
+    """Numbers of clip paths and gradients from 0: Vega counts on from one picture to the next."""
+    names: dict[str, str] = {}
+    return re.sub(
+        r'(?<=id=")(clip|gradient_)\d+|(?<=url\(#)(clip|gradient_)\d+',
+        lambda found: names.setdefault(found[0], f"{found[1] or found[2]}{len(names)}"),
+        svg,
+    )
 
 
 def _drawn(panel: Panel, k: int, width: int, colour: Spec | None) -> Spec:

@@ -33,6 +33,7 @@ Send = Callable[[Any], None]
 Task = Callable[[Send], T]
 
 _PERIOD = 0.25  # seconds between two looks at the messages, and at the parent process
+_GRACE = 10.0  # seconds that a run has to begin its training, or to save after another signal
 _messages: Any = None  # in a worker: the queue to the parent process
 _stop: Any = None  # in a worker: set when all tasks are to save and end
 _busy = threading.Lock()  # in a worker: held while a task runs
@@ -201,14 +202,21 @@ def _follow_parent() -> None:
     """When the parent stops the tasks or dies, let the run in progress save and end."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # this is a worker
-    while parent.is_alive() and not _stop.wait(_PERIOD):
-        pass
-    _stop.set()
+    while parent.is_alive() and not _stop.is_set():  # no wait(): its set() hangs if a waiter dies
+        time.sleep(_PERIOD)
+    until = time.monotonic() + _GRACE
+    while _busy.locked() and not _saves_on_sigterm() and time.monotonic() < until:
+        time.sleep(_PERIOD)
     if _busy.locked():
         os.kill(os.getpid(), signal.SIGTERM)
     with _busy:
         if not parent.is_alive():
             os._exit(1)
+
+
+def _saves_on_sigterm() -> bool:
+    """Whether a run is training and has not been signalled yet: it installs its own handler."""
+    return signal.getsignal(signal.SIGTERM) is not signal.default_int_handler
 
 
 def _run_in_worker(index: int, task: Task[T]) -> T:

@@ -12,7 +12,7 @@ accounted      each stage is a random number of independent trials of which the 
                released (:mod:`dpbam.app.search.selection`); epsilon covers all stages
 =============  =====================================================================================
 
-:mod:`dpbam.app.search.trials` does the trials.
+:mod:`dpbam.app.search.studies` does the trials.
 """
 
 from __future__ import annotations

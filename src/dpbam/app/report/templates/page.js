@@ -18,5 +18,5 @@ for (const card of document.querySelectorAll("[data-figure]")) {
     actions: { export: true, source: false, compiled: false, editor: false },
   });
   const data = new Blob([csv(specs[name])], { type: "text/csv;charset=utf-8" });
-  card.querySelector("a[download]").href = URL.createObjectURL(data);
+  card.querySelector("figcaption a").href = URL.createObjectURL(data);
 }
