@@ -15,7 +15,6 @@ from torch import Tensor
 from dpbam.engines import PerSampleDirections
 from dpbam.methods import Method
 from dpbam.params import Params
-from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.plan import PrivacyPlan
 
@@ -26,9 +25,6 @@ class StepFacts:
 
     Attributes:
         step: its number, from 0.
-        plan: the privacy plan.
-        clipping: what bounds the directions.
-        method: what a direction is.
         lam: lambda at this step.
         previous: the previous private gradient, where the method keeps it.
         shifted: whether theta is shifted for the whole batch during the step (DP-SAT, SAM).
@@ -39,7 +35,6 @@ class StepFacts:
 
     step: int
     plan: PrivacyPlan
-    clipping: Clipping
     method: Method
     lam: float
     previous: Params | None

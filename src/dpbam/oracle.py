@@ -222,7 +222,7 @@ class PrivateGradientOracle:
             self.fit(inputs, targets)
         ascent = self.method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         facts = StepFacts(
-            self.step, self.plan, self.clipping, self.method, lam, self._previous,
+            self.step, self.plan, self.method, lam, self._previous,
             shifted=ascent is not None, whole=self._computation.is_whole(batch),
             zeros=lambda: zeros(trainable(self.model)),
             batch_gradient=lambda: self._batch_gradient(batch),

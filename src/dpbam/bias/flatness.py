@@ -36,7 +36,6 @@ class Flatness:
 
     Attributes:
         lam: lambda of the two objectives.
-        samples: over how many samples.
         non_private_loss: L, the mean loss.
         non_private_gradient_norm: |mean_i g_i|.
         non_private_mean_norm: mean_i |g_i|.

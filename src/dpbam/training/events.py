@@ -20,17 +20,11 @@ class StartReport:
     """A training that is about to start.
 
     Attributes:
-        plan: the privacy plan; ``plan.steps`` in all.
         step: steps already done, above 0 in a resumed run.
         epsilon: the most that this run may spend: the configured one, else the plan's; infinite
             without privacy.
-        method: its name.
-        model: its name.
         parameters: how many are trained.
-        physical_batch_size: rows computed at once.
-        engine: the engine's name.
-        device: where it runs.
-        seeded: reproducible, research only.
+        seeded: reproducible, for research only.
         out: the run folder; None for a loop without one.
     """
 
@@ -56,7 +50,6 @@ class StepReport:
         steps: in all.
         epoch: expected passes done.
         epsilon: an upper bound of what is spent by now, one of about ten values per run.
-        lr: the learning rate of the step.
         seconds: since this process began to train.
         seconds_left: until the end at the current pace.
         non_private_batch_size: the realised number of rows.
@@ -83,8 +76,7 @@ class EvaluationReport:
         epoch: expected passes done.
         epsilon: spent by now.
         accuracy: share of test records classified correctly.
-        loss: mean cross-entropy.
-        records: how many test records.
+        loss: mean cross-entropy over all ``records``.
     """
 
     step: int
