@@ -26,7 +26,7 @@ from dpbam.app.runs.files import locked, write_atomic
 from dpbam.app.runs.pool import Send, run_tasks
 from dpbam.app.search.search import Search, Stage
 from dpbam.privacy.ledger import Ledger
-from dpbam.training.events import Evaluation, Reporter
+from dpbam.training.events import EvaluationReport, Reporter
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -168,7 +168,7 @@ class _Reports(Reporter):
         self._trial = trial
         self._reported = set(frozen.intermediate_values)  # before the run was resumed
 
-    def on_evaluation(self, evaluation: Evaluation) -> None:
+    def on_evaluation(self, evaluation: EvaluationReport) -> None:
         if evaluation.step in self._reported:
             return
         self._reported.add(evaluation.step)
