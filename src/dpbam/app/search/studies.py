@@ -112,7 +112,7 @@ def _do_trial(
     config = search.config(stage, settings, **_seeds(search, stage, trial.number))
     label = f"{stage.method} trial {trial.number + 1} of {study.count}"
     try:
-        resume = RunFolder(out).facts.exists()
+        resume = RunFolder(out).started
         result = execute(config, out, resume=resume, reporter=_Reports(trial))
     except PrunedError:
         trial.set_user_attr("charges", _charges(out))
