@@ -1,4 +1,4 @@
-"""``python -m reproduce`` at the command line: what it writes, what it says, what it refuses."""
+"""``python -m reproduce`` at the command line: what it writes, what it prints, what it refuses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_steps_keep_nothing(place, reproduce):
     assert not (place / "results").exists()
 
 
-def test_only_report_says_what_is_missing(place, reproduce):
+def test_only_report_names_what_is_missing(place, reproduce):
     ended = reproduce("fig2", "--only-report")
     assert (ended.code, ended.out.strip()) == (0, "fig2: no finished run yet")
 

@@ -9,7 +9,7 @@ from reproduce.cost import GPU_FLOPS, GPU_USED, count_step, recipe_costs, take_s
 from tests.reproduce.tiny import tiny
 
 
-def test_a_linear_model_costs_what_it_costs(tmp_path):
+def test_flops_of_a_linear_model_are_right(tmp_path):
     """DP-SGD by the fused engine on x -> W x: forward, and twice as much again for the sum."""
     recipe = tiny(tmp_path)
     config = RunConfig(model="mlp", model_options={"hidden": []}, noise_multiplier=1.0,

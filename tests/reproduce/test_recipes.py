@@ -1,4 +1,4 @@
-"""Recipes: all of them load, ask for runs that can be done, and say what the paper says."""
+"""Recipes: all of them load, specify valid runs, and have the paper's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of a recipe: done once, recorded at once, gone on with after a kill, refused if no pair."""
+"""Runs of a recipe: done once, recorded at once, resumed after a kill, refused if not paired."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def finished(tmp_path_factory):
     return folder, recipe
 
 
-def test_one_small_record_a_run_with_all_that_is_needed(finished):
+def test_each_run_leaves_one_small_record(finished):
     folder, recipe = finished
     records = done(recipe, folder / "results")
     assert len(records) == len(recipe.runs()) == 6
@@ -43,7 +43,7 @@ def test_one_small_record_a_run_with_all_that_is_needed(finished):
         assert record.non_private_flatness["non_private_top_eigenvalue"] > 0
 
 
-def test_nothing_is_done_twice(finished, monkeypatch):
+def test_finished_runs_are_not_repeated(finished, monkeypatch):
     folder, recipe = finished
     assert missing([recipe, recipe], folder / "results") == []
     monkeypatch.setattr(kept, "train_all", None)  # would fail if it were called
@@ -102,7 +102,7 @@ def killed_in_the_middle(folder: Path) -> str:
 
 
 @pytest.mark.slow  # tests/end_to_end kills single runs
-def test_a_kill_loses_nothing_but_time(tmp_path):
+def test_a_killed_study_ends_like_an_undisturbed_one(tmp_path):
     """After SIGKILL the same call keeps what is done, resumes what was begun, ends alike."""
     disturbed, whole = tmp_path / "disturbed", tmp_path / "whole"
     for folder in (disturbed, whole):
@@ -126,7 +126,7 @@ def test_a_kill_loses_nothing_but_time(tmp_path):
 
 
 @pytest.mark.parametrize("machines", [1, 2, 4])
-def test_shards_are_every_run_once(tmp_path, machines):
+def test_shards_partition_the_runs(tmp_path, machines):
     recipe = tiny(tmp_path)
     shards = [
         [run.name for _, run in missing([recipe], tmp_path, 3, shard=(i + 1, machines))]

@@ -36,7 +36,7 @@ def test_committed_records_fit_their_recipe(scale, name):
         assert 0 < record.accuracy < 1
 
 
-def test_the_page_is_what_the_records_say():
+def test_the_page_is_generated_from_the_records():
     again = page({scale: outcomes(list(EXPERIMENTS), scale, RESULTS) for scale in PAGE_SCALES})
     assert (DOCS / "results.md").read_text(encoding="utf-8") == again
 

@@ -1,4 +1,4 @@
-"""Comparisons: what paired runs share, what they must not share, and going on after a stop."""
+"""Comparisons: what paired runs share, what they must not share, and resuming after a stop."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_shared_noise_would_be_noticed(tmp_path):
     assert len(set(streams)) == len(streams) // 2
 
 
-def test_the_file_says_what_the_result_says(done):
+def test_comparison_json_has_the_results(done):
     out, _, result = done
     saved = json.loads((out / "comparison.json").read_text())
     mine = saved["contenders"]["bam-0.05"]
@@ -95,7 +95,7 @@ def test_all_runs_together_cost_more_than_one(done):
     assert result.total_epsilon() > private[0].epsilon
 
 
-def test_going_on_keeps_finished_runs_and_makes_up_lost_ones(done, tmp_path):
+def test_resuming_keeps_finished_runs_and_repeats_lost_ones(done, tmp_path):
     out, _, before = done
     again = shutil.copytree(out, tmp_path / "again")
     shutil.rmtree(again / "bam-0.05" / "seed-1")
@@ -131,7 +131,7 @@ def test_lambda_is_the_contenders_own(tmp_path):
     assert [r.config.lam for r in runs] == [0.3, 0.05, 0.3]
 
 
-def test_one_method_may_stand_beside_itself(tmp_path):
+def test_one_method_may_occur_with_several_lambdas(tmp_path):
     texts = ("bam:0.02", "bam:0.05", "bam-exact:0.02", "bam")
     runs = plan_runs({"epsilon": 3.0}, [Contender.parse(t) for t in texts], [0], tmp_path)
     assert [r.arm for r in runs] == ["bam-0.02", "bam-0.05", "bam-exact-0.02", "bam"]

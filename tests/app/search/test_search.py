@@ -1,4 +1,4 @@
-"""A search: what is refused, what is varied, what is stated, and that a killed one goes on."""
+"""A search: what is refused, what is varied, what is stated, and that a killed one resumes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_wrong_searches_are_refused(changes: dict[str, Any], says: str) -> None:
         a_search(**changes)
 
 
-def test_adaptive_samplers_serve_where_nothing_is_accounted() -> None:
+def test_adaptive_samplers_are_allowed_without_accounting() -> None:
     assert a_search(sampler="tpe", pruner="hyperband", pay="public").sampler == "tpe"
 
 
@@ -190,7 +190,7 @@ def test_a_trial_left_behind_keeps_its_parameters(stub: list[Any], tmp_path: Pat
     study = StageStudy(search, search.stages()[0], tmp_path, None)
     with study.claimed() as trial, study.claimed() as other:
         assert trial is not None
-        assert other is not None  # held by somebody: not given out twice
+        assert other is not None  # the first is held: not given out twice
         assert {trial.number, other.number} == {0, 1}
         lr = search.space["lr"].suggest(trial)
     do_trials(search, tmp_path)  # both were given up
@@ -215,7 +215,7 @@ def test_machines_with_one_storage_share_a_search(stub: list[Any], tmp_path: Pat
         StageStudy(replace(search, trials=4), search.stages()[0], tmp_path / "third", url)
 
 
-def test_of_no_trials_nothing_is_released(
+def test_zero_trials_release_nothing(
     stub: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dpbam.app.search.studies.number_of_trials", lambda *a: 0)
@@ -276,7 +276,7 @@ def published(out: Path) -> dict[str, bytes]:
     return {p.relative_to(out).as_posix(): p.read_bytes() for p in paths}
 
 
-def test_nothing_published_tells_of_other_trials(paid: tuple[SearchResult, Path]) -> None:
+def test_published_files_reveal_nothing_about_other_trials(paid: tuple[SearchResult, Path]) -> None:
     """Optuna's draws are unseeded, so the weights are others in every run.
 
     Their 2,440 bytes hold one of a handful of words of five bytes or more by chance: 1e-8.
@@ -348,7 +348,7 @@ def test_what_is_published_is_a_function_of_the_winner_alone(tmp_path: Path, pay
     assert same == (pay == "accounted")
 
 
-def test_an_unaccounted_search_says_so_everywhere(tmp_path: Path) -> None:
+def test_an_unaccounted_search_is_marked_in_every_file(tmp_path: Path) -> None:
     search = a_search(methods=("dp-sgd",), trials=2)
     result = conclude(search, do_trials(search, tmp_path), tmp_path)
     said = json.loads((tmp_path / "result.json").read_text())
@@ -369,7 +369,7 @@ COMMAND = [
 
 
 @pytest.mark.slow
-def test_a_killed_search_goes_on_where_it_was(
+def test_a_killed_search_resumes_its_trials(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "search"

@@ -48,13 +48,6 @@ class Repetitions:
             truncated to K >= 1.
         shape: eta of the latter: 1 is the geometric distribution, 0 the logarithmic one. A smaller
             one costs less privacy and makes K vary more.
-
-    Example:
-        >>> import numpy as np
-        >>> Repetitions(10.0).draw(np.random.default_rng(0))
-        11
-        >>> Repetitions(10.0, "negative-binomial", shape=1.0).gamma()
-        0.1
     """
 
     mean: float
@@ -134,11 +127,6 @@ def search_epsilon(
         stages: selections, one after the other.
         score_noise: the deviation of the noise on the number of test records that a trial gets
             right, which one record changes by at most 1; None if those records are public.
-
-    Example:
-        >>> one = Charge(4.0, 0.1, 100)
-        >>> round(search_epsilon(one, 1e-5, Repetitions(10.0)), 2)
-        2.45
     """
     import dp_accounting as dp
 
@@ -164,14 +152,8 @@ def search_noise_multiplier(
     stages: int = 1,
     score_noise: float | None = None,
 ) -> float:
-    """Return the least sigma of a trial, to a relative 1e-4, that keeps a search within epsilon.
-
-    Example:
-        >>> sigma = search_noise_multiplier(2.0, 1e-5, 0.1, 100, Repetitions(10.0))
-        >>> search_epsilon(Charge(sigma, 0.1, 100), 1e-5, Repetitions(10.0)) <= 2.0
-        True
-    """
-    from scipy.optimize import bisect
+    """Return the least sigma of a trial, to a relative 1e-4, that keeps a search within epsilon."""
+    from scipy.optimize import brentq
 
     _validate.positive("epsilon", epsilon)
 
@@ -189,7 +171,7 @@ def search_noise_multiplier(
         )
     if excess(low) <= 0:
         return math.exp(low)
-    found = bisect(excess, low, high, xtol=5e-5)
+    found = float(brentq(excess, low, high, xtol=5e-5))
     while excess(found) > 0:
         found += 2e-5
     return math.exp(found)

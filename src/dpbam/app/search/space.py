@@ -38,8 +38,6 @@ class Domain:
     Example:
         >>> Domain.parse("lr", "1e-4..1e-2:log")
         Domain(name='lr', low=0.0001, high=0.01, log=True, whole=False, choices=())
-        >>> Domain.parse("batch_size", "256,512").choices
-        (256, 512)
         >>> Domain.parse("lrr", "1..2")
         Traceback (most recent call last):
         dpbam.app.runs.config.ConfigError: lrr cannot be varied: did you mean 'lr'?

@@ -45,10 +45,6 @@ is copied into the folder best when the search has ended.
 """
 
 
-class PrunedError(Exception):
-    """Optuna's pruner ended the trial."""
-
-
 def do_trials(
     search: Search,
     out: Path,
@@ -104,6 +100,7 @@ def _do_trial(
     search: Search, study: StageStudy, trial: Trial, fixed: dict[str, Any], log: Send
 ) -> None:
     """Train one trial with the settings ``fixed`` before, and report its score."""
+    from optuna import TrialPruned
     from optuna.trial import TrialState
 
     stage, out = study.stage, study.out(trial.number)
@@ -114,7 +111,7 @@ def _do_trial(
     try:
         resume = RunFolder(out).started
         result = execute(config, out, resume=resume, reporter=_Reports(trial))
-    except PrunedError:
+    except TrialPruned:
         trial.set_user_attr("charges", _charges(out))
         study.study.tell(trial, state=TrialState.PRUNED)
         log(f"{label}: pruned")
@@ -169,12 +166,14 @@ class _Reports(Reporter):
         self._reported = set(frozen.intermediate_values)  # before the run was resumed
 
     def on_evaluation(self, evaluation: EvaluationReport) -> None:
+        from optuna import TrialPruned
+
         if evaluation.step in self._reported:
             return
         self._reported.add(evaluation.step)
         self._trial.report(evaluation.accuracy, evaluation.step)
         if self._trial.should_prune():
-            raise PrunedError
+            raise TrialPruned
 
 
 class StageStudy:
@@ -207,7 +206,6 @@ class StageStudy:
         return self.study.get_trials(deepcopy=False)[: self.count]
 
     def finished(self) -> bool:
-        """Return whether all K trials are finished."""
         return sum(trial.state.is_finished() for trial in self.trials()) == self.count
 
     def best(self) -> FrozenTrial | None:
@@ -234,7 +232,6 @@ class StageStudy:
             yield trial if held else None
 
     def out(self, number: int) -> Path:
-        """Return a trial's run folder."""
         return self.folder / f"{number:04d}"
 
     def _new_trial(self) -> Trial | None:
@@ -294,12 +291,7 @@ def number_of_trials(search: Search, stage: Stage) -> int:
 
 
 def trial_seed(seed: int, method: str, number: int) -> int:
-    """Derive the seed of one trial of a seeded search, so that trials are independent.
-
-    Example:
-        >>> trial_seed(0, "bam", 0) != trial_seed(0, "bam", 1)
-        True
-    """
+    """Derive the seed of one trial of a seeded search, so that trials are independent."""
     return random.Random(f"{seed} {method} {number}").getrandbits(48)
 
 
