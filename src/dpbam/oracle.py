@@ -18,6 +18,7 @@ from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
 from dpbam.checks import (
     BatchSizes,
+    check_ascent,
     check_factors,
     check_parts,
     check_step,
@@ -265,11 +266,7 @@ class PrivateGradientOracle:
 
     def _for_ascent(self, batch: LogicalBatch) -> Params:
         """Return g_hat for SAM's ascent; refuse it under a private plan."""
-        if self.plan.private:
-            raise ArgumentError(
-                f"{self.method.name} asks for the batch gradient, which is not private: ascend "
-                "along the previous private gradient, or use PrivacyPlan.non_private(...)"
-            )
+        check_ascent(self.plan, self.method)
         return self._batch_gradient(batch)
 
     def _batch_gradient(self, batch: LogicalBatch) -> Params:
