@@ -168,6 +168,15 @@ def check_unchanged(names: list[str], parameters: Iterable[str]) -> None:
         )
 
 
+def check_ascent(plan: PrivacyPlan, method: Method) -> None:
+    """Refuse an ascent along the batch gradient under a private plan."""
+    if plan.private:
+        raise ArgumentError(
+            f"{method.name} asks for the batch gradient, which is not private: ascend along the "
+            "previous private gradient, or use PrivacyPlan.non_private(...)"
+        )
+
+
 def check_units(plan: PrivacyPlan, units: Tensor | None, ranks: Ranks) -> None:
     """Refuse rows without units where the unit is not the record, and units of another rank."""
     if units is None and plan.unit != "record":

@@ -18,6 +18,7 @@ from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
 from dpbam.checks import (
     BatchSizes,
+    check_ascent,
     check_factors,
     check_parts,
     check_step,
@@ -74,25 +75,25 @@ class PrivateGradientOracle:
         statistics: *privacy.* Statistics of the batch that are released with noise next to each
             gradient, for example :class:`dpbam.bias.PrivateStatistics`. The plan must contain
             their noise multipliers.
-        observer: *measurement.* Watches the steps, for example :class:`dpbam.bias.BiasLens`;
-            nothing that it sees is private.
+        observer: *measurement.* Watches the steps without noise, for the operator alone; for
+            example :class:`dpbam.bias.BiasLens`.
         compute: *speed.* Engine, physical batch size and memory limit
             (:class:`~dpbam.compute.Compute`).
         ranks: *speed.* The processes that train together, each on its own units
             (:func:`dpbam.distributed.joined`); None: this process alone.
 
-    Guarantee: each call of :meth:`backward` on a Poisson batch of the plan is one subsampled
-    Gaussian mechanism with noise multiplier sigma, under adding or removing one unit, whatever the
-    method, and is on the ledger before ``.grad`` is written. Before a step is charged the oracle
-    checks what it is handed against the plan (:mod:`dpbam.checks`).
+    Guarantee: for every method, each call of :meth:`backward` on a Poisson batch of the plan is one
+    subsampled Gaussian mechanism with noise multiplier sigma, under adding or removing one unit,
+    and is on the ledger before ``.grad`` is written. Inputs are checked against the plan before a
+    step is charged (:mod:`dpbam.checks`).
 
     ======================  =====================================================================
-    edge case               what happens
+    edge case               result
     ======================  =====================================================================
     empty batch             a step of noise alone; it is counted
     NaN or infinite sample  replaced by zero as a whole
-    numbers beyond 4e9      as NaN (1e77 in float64), but for infinity and the largest number, which
-                            are masks: their products could overflow
+    numbers beyond 4e9      as NaN (1e77 in float64), since their products could overflow; except
+                            infinity and the largest number, which are masks
     zero gradient           contributes zero; BAM does not perturb it
     float16 parameters      norms in float32, sums and noise in float64; ``.grad`` in the
                             parameter's dtype
@@ -265,11 +266,7 @@ class PrivateGradientOracle:
 
     def _for_ascent(self, batch: LogicalBatch) -> Params:
         """Return g_hat for SAM's ascent; refuse it under a private plan."""
-        if self.plan.private:
-            raise ArgumentError(
-                f"{self.method.name} asks for the batch gradient, which is not private: ascend "
-                "along the previous private gradient, or use PrivacyPlan.non_private(...)"
-            )
+        check_ascent(self.plan, self.method)
         return self._batch_gradient(batch)
 
     def _batch_gradient(self, batch: LogicalBatch) -> Params:
