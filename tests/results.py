@@ -7,11 +7,11 @@ from pathlib import Path
 
 from dpbam.app.runs import RunConfig, RunResult, RunSpec
 from dpbam.privacy.plan import PrivacyPlan
-from dpbam.training.events import Evaluation
+from dpbam.training.events import EvaluationReport
 
 
 def finished(arm: str, seed: int, accuracy: float) -> RunResult:
-    evaluation = Evaluation(
+    evaluation = EvaluationReport(
         step=10, epoch=1.0, epsilon=3.0, accuracy=accuracy, loss=1.0, records=100
     )
     return RunResult(

@@ -18,7 +18,8 @@ PAGE = (ROOT / "docs" / "laptop.md").read_text()
 
 
 def record(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
+    found = json.loads(path.read_text())
+    return {**found, "config": current_config(found["config"])}
 
 
 def scored(on: str, epsilon: float) -> list[dict[str, Any]]:

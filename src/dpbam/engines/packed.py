@@ -29,11 +29,11 @@ Advance = Callable[[Tensor, State], State]
 class Steps(Protocol):
     """How a sequence is cut into steps and put together again."""
 
-    def split(self, x: Tensor) -> Sequence[Tensor]: ...  # noqa: D102
-    def scan(  # noqa: D102
+    def split(self, x: Tensor) -> Sequence[Tensor]: ...
+    def scan(
         self, advance: Advance, xs: Sequence[Tensor], start: State, *, reverse: bool
     ) -> tuple[list[Tensor], State]: ...
-    def join(self, outputs: list[Tensor]) -> Tensor: ...  # noqa: D102
+    def join(self, outputs: list[Tensor]) -> Tensor: ...
 
 
 class Padded:

@@ -108,5 +108,5 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "meta:x"])
 def test_a_device_that_is_not_there(name):
-    with pytest.raises(ConfigError, match="is not to be had here"):
+    with pytest.raises(ConfigError, match="is not available here"):
         make_device(name)

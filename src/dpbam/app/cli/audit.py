@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpbam.app.cli.output import (
-    Json,
-    facts,
-    number,
-    option,
-    print_json,
-    say,
-    table,
-)
+from dpbam.app.cli.output import Json, facts, number, option, print_json, say, table
 from dpbam.privacy.rounding import down, up
 
 if TYPE_CHECKING:

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpbam.app.cli.flags import resumed_config, run_config, with_flags
-from dpbam.app.cli.output import (
-    Json,
-    facts,
-    number,
-    option,
-    percent,
-    print_json,
-    say,
-    table,
-)
+from dpbam.app.cli.output import Json, facts, number, option, percent, print_json, say, table
 from dpbam.app.runs import RunConfig
 from dpbam.app.runs.bias import NOTE, Measured, measure
 from dpbam.errors import ArgumentError
@@ -90,7 +81,6 @@ def _settings(folder: Path | None, flags: dict[str, Any]) -> RunConfig:
 
 
 def _show(settings: RunConfig, found: Measured) -> None:
-
     record = found.records[-1]
     plain, own = found.means("plain"), found.means("own")
     rows = [(words, _cell(name, plain), _cell(name, own)) for name, words in _WORDS.items()]

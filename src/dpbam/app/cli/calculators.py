@@ -12,7 +12,7 @@ from dpbam.app.cli.output import Json, option, print_facts
 from dpbam.app.runs.config import default_delta
 from dpbam.app.runs.settings import setting
 from dpbam.errors import ArgumentError
-from dpbam.privacy import accounting
+from dpbam.privacy import accounting, calibration
 
 
 class Mechanism(BaseModel):
@@ -109,14 +109,14 @@ def _calibrate(
     q, delta, accountant = mechanism.q(), mechanism.chosen_delta(), mechanism.accountant
     if noise_multiplier is None:
         count = mechanism.count()
-        sigma = accounting.noise_multiplier(epsilon, delta, q, count, accountant=accountant)
+        sigma = calibration.noise_multiplier(epsilon, delta, q, count, accountant=accountant)
     elif mechanism.epochs is not None or mechanism.steps is not None:
         raise ArgumentError(
             "give --noise-multiplier, or --epochs or --steps: the other is calculated"
         )
     else:
         sigma = noise_multiplier
-        count = accounting.max_steps(epsilon, delta, sigma, q, accountant=accountant)
+        count = calibration.max_steps(epsilon, delta, sigma, q, accountant=accountant)
     answer = {
         "noise_multiplier": sigma,
         "steps": count,

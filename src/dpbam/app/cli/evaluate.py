@@ -12,17 +12,7 @@ from typing import Annotated
 import typer
 
 from dpbam import _validate
-from dpbam.app.cli.output import (
-    Json,
-    facts,
-    note,
-    option,
-    percent,
-    print_json,
-    say,
-    table,
-    to_json,
-)
+from dpbam.app.cli.output import Json, facts, note, option, percent, print_json, say, table, to_json
 from dpbam.app.runs import RunModel, load_run_model, stored_config
 from dpbam.app.runs.files import write_atomic, write_json
 from dpbam.app.runs.metrics import Metrics, Proportion, Scores

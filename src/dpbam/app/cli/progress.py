@@ -28,7 +28,7 @@ from dpbam.app.cli.output import console, note, number, percent, print_json, say
 from dpbam.app.runs import RunConfig, RunResult
 from dpbam.app.runs.pool import StoppedError
 from dpbam.privacy.rounding import up
-from dpbam.training.events import Evaluation, Reporter, StartReport, StepReport
+from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport
 
 _COST = {"bam": 2.2, "sam": 2.0}  # of a step, relative to DP-SGD's
 
@@ -177,7 +177,7 @@ class LiveReporter(Reporter):
             loss="" if loss is None else f"loss {loss:.3f} (non-private)",
         )
 
-    def on_evaluation(self, report: Evaluation) -> None:
+    def on_evaluation(self, report: EvaluationReport) -> None:
         self._say(
             f"epoch {report.epoch:5.1f}  accuracy {percent(report.accuracy)}  "
             f"epsilon {up(report.epsilon)}"
@@ -203,7 +203,7 @@ class JsonLinesReporter(Reporter):
     def on_step(self, report: StepReport) -> None:
         _event("step", report)
 
-    def on_evaluation(self, report: Evaluation) -> None:
+    def on_evaluation(self, report: EvaluationReport) -> None:
         _event("evaluation", report)
 
     def on_checkpoint(self, path: Path, step: int) -> None:

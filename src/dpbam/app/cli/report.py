@@ -63,7 +63,7 @@ def plot(
 ) -> None:
     """Draw one figure of one run or several, or write its data.
 
-    A figure that shows data without noise is marked as such.
+    A figure that shows data without noise is marked on the picture.
 
     Examples:
         $ dpbam plot accuracy runs/digits --out accuracy.pdf

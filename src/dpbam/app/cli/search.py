@@ -8,17 +8,7 @@ from typing import Annotated, Any
 
 from dpbam import _validate
 from dpbam.app.cli.flags import ConfigFile, merged, with_flags
-from dpbam.app.cli.output import (
-    Json,
-    console,
-    facts,
-    note,
-    option,
-    percent,
-    print_json,
-    say,
-    table,
-)
+from dpbam.app.cli.output import Json, console, facts, note, option, percent, print_json, say, table
 from dpbam.app.cli.progress import resumable
 from dpbam.app.runs.config import ConfigError
 from dpbam.app.search.result import BEST, SearchResult, conclude

@@ -14,16 +14,7 @@ import typer
 
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, with_flags
-from dpbam.app.cli.output import (
-    console,
-    facts,
-    note,
-    number,
-    option,
-    percent,
-    print_json,
-    say,
-)
+from dpbam.app.cli.output import console, facts, note, number, option, percent, print_json, say
 from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
 from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
@@ -172,7 +163,6 @@ def _end(result: RunResult) -> dict[str, Any]:
 
 
 def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
-
     last = result.evaluations[-1]
     rows: dict[str, object] = {
         "status": result.status,

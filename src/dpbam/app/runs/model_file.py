@@ -79,7 +79,7 @@ def load_run_model(
 
     folder = RunFolder(run)
     if not folder.model.exists() or not folder.weights.exists():
-        going = folder.facts.exists()
+        going = folder.started
         hint = "its training has not ended: resume it first" if going else "give a run folder"
         raise RunError(f"there is no model in {folder.path}: {hint}")
     folder.check_links()

@@ -75,7 +75,7 @@ def train_all(
 def _train(spec: RunSpec, send: Send) -> RunResult:
     from dpbam.app.runs.execution import execute
 
-    resume = RunFolder(spec.out).facts.exists()
+    resume = RunFolder(spec.out).started
     try:
         result = execute(spec.config, spec.out, resume=resume, reporter=_Progress(send))
     except DPBAMError as error:

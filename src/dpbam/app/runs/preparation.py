@@ -79,7 +79,7 @@ class Prepared:
         from torch import nn
 
         from dpbam.app.runs import build
-        from dpbam.engines.compute import Compute
+        from dpbam.compute import Compute
         from dpbam.oracle import PrivateGradientOracle
 
         config = self.config
@@ -134,7 +134,8 @@ class Prepared:
         self, oracle: PrivateGradientOracle, reporter: Reporter, max_charges: int | None = None
     ) -> Trainer:
         from dpbam.app.runs import build
-        from dpbam.training.trainer import Trainer, evaluation_steps
+        from dpbam.training.progress import evaluation_steps
+        from dpbam.training.trainer import Trainer
 
         config, steps = self.config, self.plan.steps
         return Trainer(
@@ -153,7 +154,7 @@ class Prepared:
 
     def summary(self, on_phase: Phase = lambda phase: None) -> dict[str, Any]:
         """Return the plan in plain values, in the order to show them."""
-        from dpbam.training.trainer import count_trainable
+        from dpbam.params import count_trainable
 
         on_phase("measuring the memory of a step")
         plan, fit = self.plan, self.estimated_fit()

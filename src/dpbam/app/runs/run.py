@@ -16,7 +16,7 @@ from dpbam.errors import DPBAMError
 if TYPE_CHECKING:
     from dpbam.app.runs.config import RunConfig
     from dpbam.privacy.plan import PrivacyPlan
-    from dpbam.training.events import Evaluation
+    from dpbam.training.events import EvaluationReport
 
 
 class RunError(DPBAMError, ValueError):
@@ -112,7 +112,7 @@ class RunResult:
     charged: int  # steps on the ledger; more than ``steps`` after an unseeded replay
     epsilon: float  # of everything charged; infinite without privacy
     delta: float
-    evaluations: tuple[Evaluation, ...]  # in order; the last is of the model handed out
+    evaluations: tuple[EvaluationReport, ...]  # in order; the last is of the model handed out
     seconds: float  # of training in this process
     pairing: Mapping[str, str]  # digests of what runs of one seed share: RunFolder.pairing
 

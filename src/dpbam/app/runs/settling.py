@@ -14,7 +14,8 @@ from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.run import RunError
-from dpbam.privacy.accounting import Charge, max_steps
+from dpbam.privacy.accounting import Charge
+from dpbam.privacy.calibration import max_steps
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
 

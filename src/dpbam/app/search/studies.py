@@ -26,7 +26,7 @@ from dpbam.app.runs.files import locked, write_atomic
 from dpbam.app.runs.pool import Send, run_tasks
 from dpbam.app.search.search import Search, Stage
 from dpbam.privacy.ledger import Ledger
-from dpbam.training.events import Evaluation, Reporter
+from dpbam.training.events import EvaluationReport, Reporter
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -109,7 +109,7 @@ def _do_trial(
     config = search.config(stage, settings, **_seeds(search, stage, trial.number))
     label = f"{stage.method} trial {trial.number + 1} of {study.count}"
     try:
-        resume = RunFolder(out).facts.exists()
+        resume = RunFolder(out).started
         result = execute(config, out, resume=resume, reporter=_Reports(trial))
     except TrialPruned:
         trial.set_user_attr("charges", _charges(out))
@@ -165,7 +165,7 @@ class _Reports(Reporter):
         self._trial = trial
         self._reported = set(frozen.intermediate_values)  # before the run was resumed
 
-    def on_evaluation(self, evaluation: Evaluation) -> None:
+    def on_evaluation(self, evaluation: EvaluationReport) -> None:
         from optuna import TrialPruned
 
         if evaluation.step in self._reported:
