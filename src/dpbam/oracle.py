@@ -20,7 +20,7 @@ from dpbam.batches import LogicalBatch, Views
 from dpbam.checks import BatchSizes, check_factors, check_parts, check_step, check_units
 from dpbam.distributed import Ranks
 from dpbam.engines import Loss, PhysicalBatch, make_engine
-from dpbam.engines.fitting import LIMIT_BYTES, MOST_ROWS, Fit, fit_rows
+from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS, Fit, fit_rows
 from dpbam.errors import ArgumentError
 from dpbam.loading import PoissonBatches
 from dpbam.methods import DPSGD, Method

@@ -17,8 +17,8 @@ from torch.func import grad, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from dpbam.engines.decomposed.recurrent import DECOMPOSED
 from dpbam.engines.draws import REFUSED, SERVED, KeyedDraws, OnlyKeyedDraws
-from dpbam.engines.recurrent import DECOMPOSED
 from dpbam.privacy.randomness import derive, keyed_bits, keyed_uniform
 
 N = 5

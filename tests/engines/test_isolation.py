@@ -216,7 +216,7 @@ def test_auto_says_once_which_engine_serves_and_why() -> None:
     model = Code(branches)
     made = make_engine("auto", model, CROSS, {n: 0 for n, _ in model.named_parameters()})
     batch = make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5)
-    expected = r"fused engine cannot serve: .*loop engine serves"
+    expected = r"fused engine does not support this: .*loop engine is used"
     with pytest.warns(UserWarning, match=expected) as seen:
         made.directions(batch, DPSGD(), 0.0)
     assert len(seen) == 1

@@ -200,7 +200,7 @@ def test_dropout_in_a_checkpointed_segment_is_refused() -> None:
             h = checkpoint(lambda t: F.dropout(self.first(t)), x, use_reentrant=False)
             return self.second(h)
 
-    with pytest.raises(ValueError, match="checkpointing runs again"):
+    with pytest.raises(ValueError, match="checkpointing recomputes"):
         directions(Segment().double(), batch_of(), DPSGD())
 
 

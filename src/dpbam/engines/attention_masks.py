@@ -1,9 +1,9 @@
 """Hugging Face models with padding masks under vmap.
 
-Before transformers builds the attention mask of a batch [N, T] of padding masks, it looks whether
-the mask is needed at all: a mask of ones is left out. That is a branch on data, which vmap cannot
-run. :func:`explicit_masks` has transformers build every mask that is data of a row. The result is
-the same up to rounding; the model and its configuration are not touched.
+Before transformers builds the attention mask of a batch [N, T] of padding masks, it tests whether
+all of them are ones, and then leaves the mask out. This branch depends on data, so vmap cannot run
+it. Inside :func:`explicit_masks` transformers builds every mask that is data of a row. The result
+is the same up to rounding; the model and its configuration are not modified.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _IMPLEMENTATIONS = ("sdpa", "eager")  # the others are kernels that vmap cannot 
 
 @contextmanager
 def explicit_masks(model: nn.Module) -> Iterator[None]:
-    """While open, transformers decides nothing by the values of masks that vmap has batched.
+    """Keep transformers from branching on the values of masks that vmap has batched.
 
     It does nothing for a model without parts from transformers, and imports nothing. Masks that
-    are not batched, and models elsewhere that run without vmap, are served as always.
+    are not batched, and models that run without vmap, are not affected.
 
     Raises:
         ValueError: the model branches on data and its version of transformers, below 4.53, has no
             interface for masks.
     """
-    if not has_pretrained(model):
+    if not _has_pretrained(model):
         yield
         return
     interface = getattr(
@@ -54,8 +54,7 @@ def explicit_masks(model: nn.Module) -> Iterator[None]:
             interface.register(name, original)
 
 
-def has_pretrained(model: nn.Module) -> bool:
-    """Whether a part of the model is a ``transformers.PreTrainedModel``."""
+def _has_pretrained(model: nn.Module) -> bool:
     loaded = sys.modules.get("transformers.modeling_utils")
     return loaded is not None and any(
         isinstance(module, loaded.PreTrainedModel) for module in model.modules()
@@ -63,7 +62,7 @@ def has_pretrained(model: nn.Module) -> bool:
 
 
 def _explicit(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The mask function of transformers, without its shortcuts where the mask is batched."""
+    """Call the mask function of transformers, without its shortcuts if the mask is batched."""
     padding = kwargs.get("attention_mask")
     if isinstance(padding, Tensor) and differs_by_row(padding):
         kwargs["allow_is_causal_skip"] = False
@@ -81,6 +80,6 @@ def _explained() -> Iterator[None]:
             raise
         version = getattr(sys.modules.get("transformers"), "__version__", "")
         raise ArgumentError(
-            f"transformers {version} has no AttentionMaskInterface, so that padding masks cannot "
-            "be built row by row: install transformers 4.53 or later, or use engine='loop'"
+            f"transformers {version} has no AttentionMaskInterface, so padding masks cannot be "
+            "built row by row: install transformers 4.53 or later, or use engine='loop'"
         ) from error

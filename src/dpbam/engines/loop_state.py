@@ -1,14 +1,14 @@
-"""What a forward pass may leave behind: found and refused by name, for the loop engine.
+"""State that a forward pass leaves, found and refused by name, for the loop engine.
 
 =====================  =============================================================================
 :class:`Modules`       attributes and buffers of the modules that ran, and containers inside them
-:class:`Surroundings`  the model that they are copies of, class attributes, closures of hooks, of
-                       methods and of losses, and globals that these name
+:class:`Surroundings`  the original model, class attributes, closures of hooks, of methods and of
+                       losses, and globals that these name
 :class:`Kept`          tensors computed from a record that are still alive, wherever they are kept
 =====================  =============================================================================
 
-A Python number that is kept where none of these look (a file, a C extension, an object of the
-standard library) is not seen.
+A Python number kept elsewhere (a file, a C extension, an object of the standard library) is not
+detected.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _MOST_LEVELS = 8
 
 
 class _Watched:
-    """Named state as it was, to be compared with what it is."""
+    """A snapshot of named state, to compare with later."""
 
     def __init__(self, read: Callable[[], dict[str, Any]], *, parameters: bool) -> None:
         self._read = read
         self._before = {n: _remembered(v, parameters) for n, v in read().items()}
 
     def check(self) -> None:
-        """Refuse if anything was added, removed, replaced or written to.
+        """Refuse state that was added, removed, replaced or written to.
 
         Raises:
-            StatefulModelError: naming it.
+            StatefulModelError: with its name.
         """
         now = self._read()
         missing = object()
@@ -61,15 +61,10 @@ class _Watched:
 
 
 class Modules(_Watched):
-    """The state inside of a copy of the model, and of the loss if that is a module."""
+    """The state of a copy of the model, and of the loss if that is a module."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
-        def read() -> dict[str, Any]:
-            found: dict[str, Any] = {}
-            _Walk(found).modules(model, loss)
-            return found
-
-        super().__init__(read, parameters=False)
+        super().__init__(lambda: _Walk().modules(model, loss).found, parameters=False)
 
 
 class Surroundings(_Watched):
@@ -77,23 +72,19 @@ class Surroundings(_Watched):
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         def read() -> dict[str, Any]:
-            found: dict[str, Any] = {}
-            walk = _Walk(found)
-            walk.modules(model, loss)
-            walk.code(model, loss)
-            return found
+            return _Walk().modules(model, loss).code(model, loss).found
 
         super().__init__(read, parameters=True)
 
 
 class _Walk:
-    """Collects values by name: tensors and plain values, and the size of containers."""
+    """Collect values by name: tensors and plain values, and the size of containers."""
 
-    def __init__(self, found: dict[str, Any]) -> None:
-        self._found = found
-        self._seen: dict[int, Any] = {}  # the objects too: an id is free again when they go
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+        self._seen: dict[int, Any] = {}  # holds the objects, so that no id is reused
 
-    def modules(self, model: nn.Module, loss: Loss) -> None:
+    def modules(self, model: nn.Module, loss: Loss) -> _Walk:
         named = {"module": model.named_modules()}
         if isinstance(loss, nn.Module):
             named["the loss's module"] = loss.named_modules()
@@ -107,15 +98,17 @@ class _Walk:
             self._module(owner, module)
         if not isinstance(loss, nn.Module):
             self._value("the loss", loss, 0)
+        return self
 
-    def code(self, model: nn.Module, loss: Loss) -> None:
+    def code(self, model: nn.Module, loss: Loss) -> _Walk:
         classes = {c for module in model.modules() for c in type(module).__mro__}
         for name, p in model.named_parameters():
-            self._value(f"what a hook of parameter {name!r} keeps", p._backward_hooks, 1)
+            self._value(f"a hook of parameter {name!r}", p._backward_hooks, 1)
         for cls in {*classes, *type(loss).__mro__}:
             if not _foreign(cls):
                 for name, value in list(vars(cls).items()):
                     self._value(f"class attribute {cls.__name__}.{name}", value, 1)
+        return self
 
     def _module(self, owner: str, module: nn.Module) -> None:
         for name, value in list(vars(module).items()):
@@ -127,9 +120,9 @@ class _Walk:
 
     def _value(self, name: str, value: Any, level: int) -> None:
         if isinstance(value, Tensor | np.ndarray | _VALUES):
-            self._found[name] = value
+            self.found[name] = value
             return
-        self._found[name] = _Size.of(value)
+        self.found[name] = _Size.of(value)
         if id(value) in self._seen or level > _MOST_LEVELS:
             return
         self._seen[id(value)] = value
@@ -138,7 +131,7 @@ class _Walk:
 
 
 class _Size:
-    """A container's kind and length, or another object's identity: its parts follow by name."""
+    """A container's kind and length, or another object's identity."""
 
     def __init__(self, kind: Any, length: int) -> None:
         self.kind, self.length = kind, length
@@ -203,13 +196,13 @@ def _remembered(value: Any, parameters: bool) -> Any:
 
 
 def _same_method(a: Any, b: Any) -> bool:
-    """Bound methods are made anew at every look."""
+    """Compare bound methods, which are new objects at each access."""
     both = isinstance(a, MethodType) and isinstance(b, MethodType)
     return both and a.__self__ is b.__self__ and a.__func__ is b.__func__
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, by name: no classes, no modules of Python, no foreign objects."""
+    """Yield what an object holds, by name, except classes, modules and foreign objects."""
     if isinstance(value, Mapping):
         yield from ((repr(key), part) for key, part in list(value.items()))
     elif isinstance(value, _CONTAINERS):
@@ -227,7 +220,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Attributes, defaults, closure, and the globals that it names, functions of its file too."""
+    """Yield attributes, defaults, closure variables, and the globals that it names."""
     if _foreign(function):
         return
     yield "default arguments", function.__defaults__
@@ -251,9 +244,9 @@ def _foreign(definition: Any) -> bool:
 
 
 class Kept(TorchFunctionMode):
-    """Follows what is computed from a record; nothing of it may live on.
+    """Track the tensors computed from a record, which must be freed afterwards.
 
-    A result is of the record if an argument is, and so is a tensor that is written to with one.
+    A result is tracked if an argument is, and so is a tensor that is written to in such a call.
     """
 
     def __init__(self) -> None:
@@ -262,18 +255,12 @@ class Kept(TorchFunctionMode):
 
     @contextmanager
     def watching(self, record: Any) -> Iterator[None]:
-        """Follow the tensors of ``record`` through everything that is called inside."""
+        """Track the tensors of ``record`` through all calls in the block."""
         self._add(record)
         with self:
             yield
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if not any(self._has(t) for t in given):
             return func(*args, **(kwargs or {}))
@@ -286,19 +273,19 @@ class Kept(TorchFunctionMode):
         return result
 
     def check(self) -> None:
-        """Refuse if a tensor of the record is still alive.
+        """Refuse a model while a tensor of the record is alive.
 
         Raises:
             StatefulModelError: with its shape.
         """
         if not self._alive():
             return
-        gc.collect()  # the model may have made reference cycles
+        gc.collect()  # frees reference cycles
         if alive := self._alive():
             raise StatefulModelError(
                 f"the forward pass keeps a tensor of shape {tuple(alive[0].shape)} that was "
                 "computed from a record (in a list, a global, a closure or a hook), where the next "
-                "record could read it: keep none"
+                "record could read it: compute it anew in each forward pass"
             )
 
     def _alive(self) -> list[Tensor]:
