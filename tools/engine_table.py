@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests" / "engines"))
 
 
 def row(name: str) -> str:
-    """| model | fused | functional | loop |, each "yes", "no", or the methods that are supported."""
+    """| model | fused | functional | loop |, each "yes", "no", or the methods supported."""
     import catalogue
 
     cells = []

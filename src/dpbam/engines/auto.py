@@ -2,7 +2,7 @@
 
 All engines compute the same directions, so that switching is safe at any physical batch. An engine
 that has not computed a batch yet is given up at any error except interrupts and lack of memory; one
-that has, only at :class:`~dpbam.engines.CannotServe`. All of this happens before a step is charged.
+that has, only at an ``UnsupportedModelError``. All of this happens before a step is charged.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from dpbam.engines.base import (
-    CannotServe,
     Engine,
     Loss,
     PerSampleDirections,
     PhysicalBatch,
     StatefulModelError,
+    UnsupportedModelError,
 )
 from dpbam.engines.functional import FunctionalEngine
 from dpbam.engines.fused import FusedEngine
@@ -69,7 +69,7 @@ class AutoEngine:
                 raise
             except Exception as error:
                 final = len(self._engines) == 1
-                if final or (self._served and not isinstance(error, CannotServe)):
+                if final or (self._served and not isinstance(error, UnsupportedModelError)):
                     raise
                 reason = _first_line(error)
                 reasons.append(f"the {engine.name} engine does not support this: {reason}")

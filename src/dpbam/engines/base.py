@@ -25,7 +25,7 @@ from dpbam.params import Params
 Loss = Callable[[Any, Any], Tensor]
 
 
-class CannotServe(DPBAMError, ValueError):
+class UnsupportedModelError(DPBAMError, ValueError):
     """An engine does not support this method on this model; the message gives the reason."""
 
 
@@ -108,7 +108,7 @@ class Engine(Protocol):
             plain: also keep the plain gradients, for measurements.
 
         Raises:
-            CannotServe: if this engine does not support the method or the model.
+            UnsupportedModelError: if this engine does not support the method or the model.
         """
 
 

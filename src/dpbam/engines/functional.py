@@ -16,7 +16,7 @@ from torch.func import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from dpbam.engines.base import CannotServe, Loss, PhysicalBatch
+from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError
 from dpbam.engines.decomposed import Decompose
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
@@ -46,7 +46,7 @@ class FunctionalEngine:
         """Return d_i of every unit i: the method's formula on the unit's own loss.
 
         Raises:
-            CannotServe: for a model that cannot run on one row inside vmap.
+            UnsupportedModelError: for a model that cannot run on one row inside vmap.
             StatefulModelError: for a model that keeps state between passes.
         """
         parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
@@ -75,7 +75,9 @@ class FunctionalEngine:
 
         d, g, losses = isolated(self._model, self._loss, run)
         if losses.requires_grad:  # by a parameter itself, not by its substitute
-            raise CannotServe("a parameter is used where torch functions cannot be intercepted")
+            raise UnsupportedModelError(
+                "a parameter is used where torch functions cannot be intercepted"
+            )
         plain_directions = FunctionalDirections(g, self._groups) if plain else None
         return FunctionalDirections(d, self._groups, plain_directions)
 
@@ -123,7 +125,7 @@ class Substitute(TorchFunctionMode):
         if torch.is_grad_enabled() and func != _DATA:  # not ``is``: a new object at each access
             return out
         if isinstance(out, Tensor) and any(out is a for a in args):
-            raise CannotServe(
+            raise UnsupportedModelError(
                 f"{getattr(func, '__name__', func)} writes in place without a gradient"
             )
         return _without_tangents(out)

@@ -40,7 +40,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpbam.engines.attention_masks import explicit_masks
-from dpbam.engines.base import CannotServe, Loss, StatefulModelError, call_model, per_row_loss
+from dpbam.engines.base import (
+    Loss,
+    StatefulModelError,
+    UnsupportedModelError,
+    call_model,
+    per_row_loss,
+)
 from dpbam.engines.batching import depth, is_wrapped
 
 _PRINTING = {Tensor.__repr__, Tensor.__format__}
@@ -112,7 +118,7 @@ class Isolation(TorchFunctionMode):
         if reason is None and depth() != self._depth:
             reason = "the model applies a torch.func transform of its own"
         if reason is not None:
-            raise CannotServe(reason)
+            raise UnsupportedModelError(reason)
         return func(*args, **(kwargs or {}))
 
 
@@ -225,26 +231,21 @@ def _same(a: Any, b: Any) -> bool:
     return isinstance(a, _PLAIN) and isinstance(b, _PLAIN) and a == b
 
 
-def refuse_hidden_code(model: nn.Module, loss: Loss) -> None:
-    """Refuse TorchScript, and hooks that only an ordinary backward pass would call.
-
-    Raises:
-        CannotServe: with the name of the module or parameter.
-    """
+def _hidden_code(model: nn.Module, loss: Loss) -> str | None:
+    """Return what in the model cannot be intercepted, or would be ignored, or None."""
     if isinstance(loss, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-        raise CannotServe("the loss is TorchScript, whose operations cannot be intercepted")
+        return "the loss is TorchScript, whose operations cannot be intercepted"
     if _modules._global_backward_hooks or _modules._global_backward_pre_hooks:
-        raise CannotServe("a backward hook is registered for all modules, and would be ignored")
+        return "a backward hook is registered for all modules, and would be ignored"
     for path, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
-            raise CannotServe(f"module {path!r} has a backward hook, which would be ignored")
+            return f"module {path!r} has a backward hook, which would be ignored"
         if isinstance(module, torch.jit.ScriptModule):
-            raise CannotServe(
-                f"module {path!r} is TorchScript, whose operations cannot be intercepted"
-            )
+            return f"module {path!r} is TorchScript, whose operations cannot be intercepted"
     for name, p in model.named_parameters():
         if p._backward_hooks or p._post_accumulate_grad_hooks:
-            raise CannotServe(f"parameter {name} has a gradient hook, which would be ignored")
+            return f"parameter {name} has a gradient hook, which would be ignored"
+    return None
 
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # they may still hold what they kept
@@ -254,7 +255,7 @@ def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) 
     """Return ``run(watch)``, the vmapped passes of one physical batch, if they isolate rows.
 
     Raises:
-        CannotServe: for operations that cannot be intercepted, or that vmap cannot run.
+        UnsupportedModelError: for operations that cannot be intercepted, or that vmap cannot run.
         StatefulModelError: for a model that keeps state between passes, now or before.
     """
     if model in _REFUSED:
@@ -262,7 +263,8 @@ def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) 
             "this model kept state of its samples in an earlier pass, and may still hold it: "
             "fix its forward pass and create a new model"
         )
-    refuse_hidden_code(model, loss)
+    if reason := _hidden_code(model, loss):
+        raise UnsupportedModelError(reason)
     state, collecting = ModelState(model), gc.isenabled()
     gc.disable()
     try:
@@ -285,7 +287,7 @@ def _explained(error: BaseException) -> BaseException:
     if not isinstance(error, RuntimeError) or not any(w in str(error) for w in _VMAP_WORDS):
         return error
     first = str(error).strip().splitlines()[0]
-    return CannotServe(f"torch.func.vmap cannot run the model: {first}")
+    return UnsupportedModelError(f"torch.func.vmap cannot run the model: {first}")
 
 
 def _check(model: nn.Module, state: ModelState) -> None:

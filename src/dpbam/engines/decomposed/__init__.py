@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.decomposed import attention
 from dpbam.engines.decomposed.recurrent import DECOMPOSED
 
@@ -30,7 +30,7 @@ class Decompose(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             given = attention.arguments(args, kwargs)
             if reason := attention.unserved(given):
-                raise CannotServe(reason)
+                raise UnsupportedModelError(reason)
             return attention.multi_head(given)
         if func in DECOMPOSED:
             return DECOMPOSED[func](*args, **kwargs)

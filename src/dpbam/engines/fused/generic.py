@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import grad, vjp, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.batching import is_batched, requires_grad
 from dpbam.engines.fused.tape import Call, Capture, is_in_place
 from dpbam.engines.fused.uses import Flow
@@ -65,7 +65,9 @@ class GenericUse:
             if "vmap" not in str(error):
                 raise
             names = ", ".join(self.names)
-            raise CannotServe(f"{names}: torch cannot vectorise its function: {error}") from error
+            raise UnsupportedModelError(
+                f"{names}: torch cannot vectorise its function: {error}"
+            ) from error
         return {n: flow.fold(g).sum(1) for n, g in per_row.items()}
 
     def _rows(self, flow: Flow) -> dict[str, Any]:
@@ -135,7 +137,7 @@ def generic(capture: Capture, call: Call) -> Any:
     names = {n for w in tree_leaves(hidden) if isinstance(w, Weight) for n in w.names}
     what = f"{call.name} of {', '.join(sorted(names))}"
     if is_in_place(call.name):
-        raise CannotServe(f"{what} changes a tensor in place")
+        raise UnsupportedModelError(f"{what} changes a tensor in place")
     function = _replay(call.func, hidden)
     theta = {n: p.detach() for n, p in capture.parameters.items() if n in names}
     differentiable = torch.is_grad_enabled() and _depends(function, capture.parameters, xs)
@@ -150,7 +152,7 @@ def generic(capture: Capture, call: Call) -> Any:
         moved = capture.ascent.parameters(theta)
         out = capture.all_rows(lambda *xs: vmap(function)(moved, list(xs)), *xs)
     if not isinstance(out, Tensor):
-        raise CannotServe(f"{what} returns several tensors, and has no rule of its own")
+        raise UnsupportedModelError(f"{what} returns several tensors, and has no rule of its own")
     if not differentiable:
         return out
     y, j = capture.output(out, what)

@@ -28,7 +28,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.batching import batched, is_batched, on_all_rows
 from dpbam.engines.fused.weights import Weight
 
@@ -118,7 +118,7 @@ class Tape:
         """Refuse a model that overwrote an input which a per-sample gradient needs."""
         for node in self.inputs:
             if node.tensor is not None and node.tensor._version != node.version:
-                raise CannotServe(
+                raise UnsupportedModelError(
                     f"the input of {node.what} is changed in place later in the forward pass"
                 )
 
@@ -161,7 +161,9 @@ class Capture(TorchFunctionMode):
         out = self._run(call, weights, varying)
         for weight in weights:  # an in-place function, or an argument such as inplace=True
             if weight.tensor._version != weight.version:
-                raise CannotServe(f"{call.name} changes a function of parameters in place")
+                raise UnsupportedModelError(
+                    f"{call.name} changes a function of parameters in place"
+                )
         return out
 
     def _run(self, call: Call, weights: list[Weight], varying: bool) -> Any:
@@ -188,10 +190,14 @@ class Capture(TorchFunctionMode):
             return self._use(Call(call.func, args, kwargs))
         out = call.run()
         if call.func in _ALIASES and self.weight(call.args[0]).func is not None:  # type: ignore[union-attr]
-            raise CannotServe(f"{call.name} of a function of parameters could be written to unseen")
+            raise UnsupportedModelError(
+                f"{call.name} of a function of parameters could be written to unseen"
+            )
         parts = out if isinstance(out, list | tuple) else [out]
         if not any(isinstance(t, Tensor) for t in parts) and self.ascent and call.name in _READS:
-            raise CannotServe(f"{call.name} reads a parameter's value, which BAM's ascent moves")
+            raise UnsupportedModelError(
+                f"{call.name} reads a parameter's value, which BAM's ascent moves"
+            )
         for i, t in enumerate(parts):
             if isinstance(t, Tensor) and id(t) not in self._weights:
                 self._add(t, call, None if out is t else i)

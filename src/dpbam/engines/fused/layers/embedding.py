@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.fused.bilinear import Matrix, Pair
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.layers.linear import Linear
@@ -78,7 +78,9 @@ def _embedding(capture: Capture, call: Call) -> Any:
     ids, weight, padding = given["input"], given["weight"], given["padding_idx"]
     source, what = capture.weight(weight), capture.name_of(call, weight)
     if given["max_norm"] is not None or given["scale_grad_by_freq"]:
-        raise CannotServe(f"{what} uses max_norm or scale_grad_by_freq, which depend on the batch")
+        raise UnsupportedModelError(
+            f"{what} uses max_norm or scale_grad_by_freq, which depend on the batch"
+        )
     if source is None or not source.selection or (padding is not None and padding >= 0):
         return generic(capture, call)
 

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.fused.fold import cached_slices, split_axis
 from dpbam.engines.fused.layers.norm import (
     affine_by_row,
@@ -193,7 +193,9 @@ def _instance_norm(capture: Capture, call: Call) -> Any:
     names = "input running_mean running_var weight bias use_input_stats momentum eps"
     given = call.bind(names)
     if given["running_mean"] is not None:
-        raise CannotServe("an instance norm that tracks running statistics keeps private data")
+        raise UnsupportedModelError(
+            "an instance norm that tracks running statistics keeps private data"
+        )
     return _grouped(capture, call, given, given["input"].shape[1], eps_of(given))
 
 

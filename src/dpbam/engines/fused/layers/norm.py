@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.batching import is_batched
 from dpbam.engines.fused.rules import Call, bare, rule
 from dpbam.engines.fused.tape import Capture
@@ -33,7 +33,7 @@ def _rms_norm(capture: Capture, call: Call) -> Any:
 def _batch_norm(capture: Capture, call: Call) -> Any:
     given = call.bind("input running_mean running_var weight bias training momentum eps")
     if given["training"] or given["running_mean"] is None:
-        raise CannotServe(
+        raise UnsupportedModelError(
             "batch norm in training mixes the samples of a batch: use group norm, or model.eval()"
         )
     x = given["input"]
@@ -92,7 +92,9 @@ def affine_by_row(
 def refuse_non_linear(what: str, weights: Any) -> None:
     """Refuse a scale or shift that is a non-linear function of parameters."""
     if any(w is not None and not w.linear for w in weights):
-        raise CannotServe(f"{what}: its scale or shift is a non-linear function of parameters")
+        raise UnsupportedModelError(
+            f"{what}: its scale or shift is a non-linear function of parameters"
+        )
 
 
 def eps_of(given: dict[str, Any]) -> float:
