@@ -156,12 +156,7 @@ class FunctionalDirections:
         plain: FunctionalDirections | None = None,
     ) -> None:
         self._d = {n: d.to(accumulation_dtype(d.dtype)) for n, d in directions.items()}
-        self._groups, self._plain = groups, plain
-
-    @property
-    def plain(self) -> FunctionalDirections | None:
-        """The plain gradients of the same pass, if requested."""
-        return self._plain
+        self._groups, self.plain = groups, plain
 
     @measured
     def norms(self) -> Tensor:

@@ -126,9 +126,6 @@ def check_nothing_kept() -> None:
     """Refuse a model if a tensor of the rows outlives the pass, wherever it is kept.
 
     The garbage collector is off during a pass, so new tensors are in the youngest generation.
-
-    Raises:
-        StatefulModelError: the next pass could read the tensor.
     """
     if not any(map(_is_of_a_row, gc.get_objects(generation=0))):
         return
@@ -167,26 +164,13 @@ def _unserved(func: Any) -> str | None:
 
 
 class ModelState:
-    """The buffers, parameters and attributes of modules, which a forward pass must not change.
-
-    Example:
-        >>> model = nn.Linear(2, 1)
-        >>> state = ModelState(model)
-        >>> model.calls = 1
-        >>> state.check()
-        Traceback (most recent call last):
-        dpbam.engines.base.StatefulModelError: the forward pass changes calls of Linear, ...
-    """
+    """The buffers, parameters and attributes of modules, which a forward pass must not change."""
 
     def __init__(self, model: nn.Module) -> None:
         self._before = [(name, m, _contents(m)) for name, m in model.named_modules()]
 
     def check(self) -> None:
-        """Compare with the model as it is now.
-
-        Raises:
-            StatefulModelError: with the name of the changed attribute.
-        """
+        """Refuse a model with an attribute that has changed, by name."""
         for path, module, before in self._before:
             now = _contents(module)
             for key in before.keys() | now.keys():

@@ -236,12 +236,7 @@ class LoopDirections:
     def __init__(
         self, units: list[Params], groups: Mapping[str, int], plain: LoopDirections | None = None
     ) -> None:
-        self._units, self._groups, self._plain = units, groups, plain
-
-    @property
-    def plain(self) -> LoopDirections | None:
-        """The plain gradients of the same units, if requested."""
-        return self._plain
+        self._units, self._groups, self.plain = units, groups, plain
 
     def norms(self) -> Tensor:
         """Return |d_i| by group: [G, U]."""

@@ -44,11 +44,7 @@ class _Watched:
         self._before = {n: _remembered(v, parameters) for n, v in read().items()}
 
     def check(self) -> None:
-        """Refuse state that was added, removed, replaced or written to.
-
-        Raises:
-            StatefulModelError: with its name.
-        """
+        """Refuse state that was added, removed, replaced or written to, by name."""
         now = self._read()
         missing = object()
         for name in {**self._before, **now}:
@@ -273,11 +269,7 @@ class Kept(TorchFunctionMode):
         return result
 
     def check(self) -> None:
-        """Refuse a model while a tensor of the record is alive.
-
-        Raises:
-            StatefulModelError: with its shape.
-        """
+        """Refuse a model while a tensor of the record is alive, with its shape."""
         if not self._alive():
             return
         gc.collect()  # frees reference cycles

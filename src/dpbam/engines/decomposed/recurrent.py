@@ -46,10 +46,10 @@ class Weights(NamedTuple):
     hr: Tensor | None = None
 
 
-Step = Callable[[Tensor, State, Weights], State]  # x is the projected input, [B, gates * hidden]
+Step = Callable[[Weights, Tensor, State], State]  # of the projected input, [B, gates * hidden]
 
 
-def _lstm_step(x: Tensor, state: State, weights: Weights) -> State:
+def _lstm_step(weights: Weights, x: Tensor, state: State) -> State:
     h, c = state
     i, f, g, o = (x + F.linear(h, weights.hh, weights.b_hh)).chunk(4, -1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -57,7 +57,7 @@ def _lstm_step(x: Tensor, state: State, weights: Weights) -> State:
     return (h if weights.hr is None else F.linear(h, weights.hr)), c
 
 
-def _gru_step(x: Tensor, state: State, weights: Weights) -> State:
+def _gru_step(weights: Weights, x: Tensor, state: State) -> State:
     (h,) = state
     x_r, x_z, x_n = x.chunk(3, -1)
     h_r, h_z, h_n = F.linear(h, weights.hh, weights.b_hh).chunk(3, -1)
@@ -65,11 +65,11 @@ def _gru_step(x: Tensor, state: State, weights: Weights) -> State:
     return (n + (x_z + h_z).sigmoid() * (h - n),)
 
 
-def _tanh_step(x: Tensor, state: State, weights: Weights) -> State:
+def _tanh_step(weights: Weights, x: Tensor, state: State) -> State:
     return ((x + F.linear(state[0], weights.hh, weights.b_hh)).tanh(),)
 
 
-def _relu_step(x: Tensor, state: State, weights: Weights) -> State:
+def _relu_step(weights: Weights, x: Tensor, state: State) -> State:
     return ((x + F.linear(state[0], weights.hh, weights.b_hh)).relu(),)
 
 
@@ -113,7 +113,7 @@ def _run(layers: Layers, x: Tensor, sequence: Padded) -> tuple[Tensor, list[Stat
             weights = layers.weights[at]
             start = tuple(s + x.new_zeros(s.shape) for s in layers.start[at])  # one state per row
             steps = sequence.split(F.linear(x, weights.ih, weights.b_ih))
-            advance = partial(_advance, layers.step, weights)
+            advance = partial(layers.step, weights)
             out, end = sequence.scan(advance, steps, start, reverse=direction == 1)
             outputs.append(sequence.join(out))
             final.append(end)
@@ -121,10 +121,6 @@ def _run(layers: Layers, x: Tensor, sequence: Padded) -> tuple[Tensor, list[Stat
         if layer < last and layers.dropout > 0:
             x = F.dropout(x, layers.dropout, True)
     return x, final
-
-
-def _advance(step: Step, weights: Weights, x: Tensor, state: State) -> State:
-    return step(x, state, weights)
 
 
 def _recurrent(step: Step, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
@@ -165,7 +161,7 @@ def _cell(
 ) -> Tensor | State:  # fmt: skip
     state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     start = tuple(s + input.new_zeros(s.shape) for s in state)
-    end = step(F.linear(input, w_ih, b_ih), start, Weights(w_ih, w_hh, b_ih, b_hh))
+    end = step(Weights(w_ih, w_hh, b_ih, b_hh), F.linear(input, w_ih, b_ih), start)
     return end[0] if isinstance(hx, Tensor) else end
 
 

@@ -30,22 +30,26 @@ Pair = tuple[Tensor, Tensor]
 class Layer(Protocol):
     """One kind of bilinear layer with one setting of its options.
 
-    a and b are as :meth:`left_form` and :meth:`right_form` return them.
+    a and b are as :meth:`left_form` and :meth:`right_form` return them. The methods that have a
+    body are those of a layer whose b is [U, T, out].
+
+    Attributes:
+        shape: the weight's, output channels first.
     """
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The weight's shape, output channels first."""
+    shape: tuple[int, ...]
 
     @property
     def has_gram(self) -> bool:
         """Whether :meth:`gram` is available."""
+        return True
 
     def left_form(self, x: Tensor) -> Tensor:
         """Return [U, R, *row] of the layer's input as a."""
 
     def right_form(self, y: Tensor) -> Tensor:
         """Return [U, R, *row] of the layer's output as b."""
+        return y.flatten(1, -2)
 
     def gram(self, a: Tensor, c: Tensor) -> Tensor:
         """Return <a_t, c_t'>: [U, T, T]."""
@@ -64,9 +68,11 @@ class Layer(Protocol):
 
     def rows(self, b: Tensor) -> Tensor:
         """Return b in the order of :meth:`gram`: [U, T, out]."""
+        return b
 
     def from_rows(self, rows: Tensor, like: Tensor) -> Tensor:
         """Return [U, T, out] as a b, shaped as ``like``."""
+        return rows
 
     def channels(self, values: Tensor, b: Tensor) -> Tensor:
         """Return [out] or [U, out] shaped to multiply b."""
@@ -88,33 +94,14 @@ class Layer(Protocol):
 
     def positions(self, b: Tensor) -> int:
         """Return T, the positions per unit."""
-
-    def gram_entries(self, t: int) -> int:
-        """Return the size per unit of the matrices that :meth:`gram` needs, for T positions."""
-
-    def prefers_gram(self, t: int, pairs: int, *, twice: bool) -> bool:
-        """Whether the norm is faster by Gram matrices than by materialising G_u."""
-
-
-class Matrix:
-    """What layers in the canonical form share: a [U, T, ...], b [U, T, out]."""
-
-    has_gram = True
-
-    def right_form(self, y: Tensor) -> Tensor:
-        return y.flatten(1, -2)
-
-    def rows(self, b: Tensor) -> Tensor:
-        return b
-
-    def from_rows(self, rows: Tensor, like: Tensor) -> Tensor:
-        return rows
-
-    def positions(self, b: Tensor) -> int:
         return b.shape[1]
 
     def gram_entries(self, t: int) -> int:
+        """Return the size per unit of the matrices that :meth:`gram` needs, for T positions."""
         return 2 * t * t
+
+    def prefers_gram(self, t: int, pairs: int, *, twice: bool) -> bool:
+        """Whether the norm is faster by Gram matrices than by materialising G_u."""
 
 
 def lengths(x: Tensor) -> Tensor:

@@ -121,8 +121,8 @@ class FusedEngine:
         """Return g_u, at theta or where the ascent moves it."""
         tape, total = self._forward(batch, watch, ascent=ascent)
         with full_precision():
-            flow = _backward(tape, total, Fold(batch), twice=False).flow
-            return self._made(collect(tape.uses, self._limited(flow).detached()), batch)
+            flow = _backward(tape, total, Fold(batch), self._limit, twice=False).flow
+            return self._made(collect(tape.uses, flow.detached()), batch)
 
     def _ascended(
         self, batch: PhysicalBatch, lam: float, watch: Isolation, *, plain: bool
@@ -143,17 +143,13 @@ class FusedEngine:
         """Return the gradient of L_u + p |g_u|, by backward over backward."""
         tape, total = self._forward(batch, watch, twice=True)
         with full_precision():
-            first = _backward(tape, total, Fold(batch), twice=True)
-            first = replace(first, flow=self._limited(first.flow))
+            first = _backward(tape, total, Fold(batch), self._limit, twice=True)
             before, bam = first.again(tape, penalty)
             with torch.no_grad():
                 made = self._made(collect(tape.uses, bam, before), batch)
         if plain:
             made.plain = self._made(before.collected, batch, before.norms)
         return made
-
-    def _limited(self, flow: Flow) -> Flow:
-        return replace(flow, limit=self._limit)
 
     def _made(
         self, collected: Collected, batch: PhysicalBatch, norms: list[Norm] | None = None
@@ -225,7 +221,7 @@ class _Backward:
         return PlainPass(bare, norms, penalty * inverse.detach()), bam
 
 
-def _backward(tape: Tape, total: Tensor, fold: Fold, *, twice: bool) -> _Backward:
+def _backward(tape: Tape, total: Tensor, fold: Fold, limit: int, *, twice: bool) -> _Backward:
     """Return b at every y; for BAM also h at every x, all attached to the graph: step 2."""
     asked = [j for j, node in enumerate(tape.outputs) if not node.recorded]
     ys: list[Any] = [tape.outputs[j].edge for j in asked]
@@ -237,7 +233,7 @@ def _backward(tape: Tape, total: Tensor, fold: Fold, *, twice: bool) -> _Backwar
         total, [*ys, *xs], grad_outputs=seed, create_graph=twice, allow_unused=True
     )
     b = _spread(found[: len(ys)], asked, len(tape.outputs))
-    flow = Flow(fold, [node.tensor for node in tape.inputs], b)
+    flow = Flow(fold, [node.tensor for node in tape.inputs], b, limit=limit)
     h = {k: t for k, t in zip(moving, found[len(ys) :], strict=True) if t is not None}
     return _Backward(total, ys, asked, flow, h)
 
@@ -251,8 +247,7 @@ def _safe_root(squared: Tensor) -> tuple[Tensor, Tensor]:
     """Return (n, 1 / n), both 0 where n = 0: the subgradient of the norm there."""
     positive = squared > 0
     root = torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)
-    finite = squared.isnan() | positive
-    return root + torch.where(finite, 0.0, squared * 0), torch.where(positive, 1 / root, 0.0)
+    return root, torch.where(positive, 1 / root, 0.0)
 
 
 def _check_captured(losses: Tensor, parameters: Mapping[str, Tensor]) -> None:

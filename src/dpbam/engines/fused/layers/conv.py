@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.fused.bilinear import Costs, lengths
+from dpbam.engines.fused.bilinear import Costs, Layer, lengths
 from dpbam.engines.fused.fold import split_axis
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.rules import Call, ready, rule, use_matrix
@@ -25,7 +25,7 @@ from dpbam.engines.fused.tape import Capture
 
 
 @dataclass(frozen=True)
-class Conv:
+class Conv(Layer):
     """A convolution: a [U, q, i, *space], b [U, q, o, *space'], W [o, i / groups, *kernel].
 
     A transposed convolution is this one with a and b exchanged: see its rule.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpbam.engines.base import UnsupportedModelError
-from dpbam.engines.fused.bilinear import Matrix, Pair
+from dpbam.engines.fused.bilinear import Layer, Pair
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.layers.linear import Linear
 from dpbam.engines.fused.rules import Call, rule, use_matrix
@@ -19,7 +19,7 @@ from dpbam.errors import ArgumentTypeError
 
 
 @dataclass(frozen=True)
-class Embedding(Matrix):
+class Embedding(Layer):
     """y = W[ids]: a holds ids [U, T], b [U, T, d], W [V, d].
 
     G_u = sum_t onehot(id_t) (x) b_t, and the Gram matrix of one-hot rows is 1 where ids are equal.
@@ -63,7 +63,7 @@ class Embedding(Matrix):
         """Return the equivalent linear layer and its pair, for tied weights: b (x) onehot."""
         return Linear(self.shape), (b, F.one_hot(ids, self.shape[0]).to(b.dtype))
 
-    def _none(self, *_: Any) -> Any:
+    def _none(self, *_: Any, **__: Any) -> Any:
         raise ArgumentTypeError("an embedding has no gradient in its ids, and no centred table")
 
     gram_back = mean = mean_back = transpose_each = channels = _none

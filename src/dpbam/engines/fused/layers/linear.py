@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.fused.bilinear import Costs, Matrix, lengths
+from dpbam.engines.fused.bilinear import Costs, Layer, lengths
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.rules import Call, ready, rule, use_matrix
 from dpbam.engines.fused.tape import Capture
 
 
 @dataclass(frozen=True)
-class Linear(Matrix):
+class Linear(Layer):
     """y = a W^T in the canonical form: a [U, T, i], b [U, T, o], W [o, i]."""
 
     shape: tuple[int, ...]
