@@ -102,14 +102,14 @@ def test_clipped_sum_moves_by_at_most_C_where_parts_cancel(name: str, method: Me
     assert worst_move(name, method) <= C * (1 + 1e-5)
 
 
-def test_clipped_sum_moves_by_more_than_C_if_nothing_is_set_apart(
+def test_sum_moves_by_more_than_C_without_set_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gradients, "set_apart", lambda norm, *_: norm)
     assert worst_move("differences of 1 at 1e4", DPSGD()) > 1.1 * C
 
 
-def test_record_with_zero_gradient_from_huge_parts_leaves_the_sum_unchanged() -> None:
+def test_cancelling_record_leaves_the_sum_of_the_others_unchanged() -> None:
     torch.manual_seed(0)
     model, x = Difference(), pairs(1.0)
     huge = torch.full((1, 2, 64), 1e9)
@@ -155,9 +155,7 @@ def test_norms_are_right_where_squares_underflow(inputs: float, slopes: float) -
 @pytest.mark.parametrize(
     ("kernel", "stride", "dilation"), [(3, 1, 2), (3, 2, 2), (3, 3, 3), (5, 4, 2)]
 )
-def test_size_bounds_the_norm_of_a_convolutions_gradient(
-    kernel: int, stride: int, dilation: int
-) -> None:
+def test_size_bounds_the_norm_of_a_gradient(kernel: int, stride: int, dilation: int) -> None:
     from dpbam.engines.fused.bilinear import lengths
     from dpbam.engines.fused.layers.conv import Conv
 
