@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from dpbam.engines.decomposed.recurrent import DECOMPOSED
-from dpbam.engines.draws import REFUSED, SERVED, KeyedDraws, OnlyKeyedDraws
+from dpbam.engines.draws import KEYED, REFUSED, KeyedDraws, OnlyKeyedDraws
 from dpbam.privacy.randomness import derive, keyed_bits, keyed_uniform
 
 N = 5
@@ -450,7 +450,7 @@ def test_comparison_of_a_modified_draw_uses_its_values() -> None:
 
 def test_every_random_operator_of_torch_is_keyed_or_refused() -> None:
     """Torch tags them; those of one backend that torch calls by itself have no public name."""
-    handled = {getattr(f, "__name__", "") for f in {*SERVED, *REFUSED, *DECOMPOSED}}
+    handled = {getattr(f, "__name__", "") for f in {*KEYED, *REFUSED, *DECOMPOSED}}
     handled |= {"scaled_dot_product_attention"}
     tagged = set()
     for name in torch._C._dispatch_get_all_op_names():

@@ -27,15 +27,7 @@ is_wrapped: Callable[[Tensor], bool] = is_functorch_wrapped_tensor
 
 
 def differs_by_row(t: Tensor) -> bool:
-    """Whether a tensor has one value per row of an enclosing vmap, at any depth of transforms.
-
-    Example:
-        >>> import torch
-        >>> seen = []
-        >>> _ = torch.func.vmap(lambda x: seen.append(differs_by_row(x)) or x)(torch.ones(2))
-        >>> seen, differs_by_row(torch.ones(2))
-        ([True], False)
-    """
+    """Whether a tensor has one value per row of an enclosing vmap, at any depth of transforms."""
     while is_wrapped(t):
         if is_batched(t):
             return True

@@ -114,7 +114,7 @@ class Isolation(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _PRINTING:
             return f"<tensor of one row, shape {tuple(args[0].shape)}>"
-        reason = _unserved(func)
+        reason = _reason_against(func)
         if reason is None and depth() != self._depth:
             reason = "the model applies a torch.func transform of its own"
         if reason is not None:
@@ -143,7 +143,7 @@ def _is_of_a_row(thing: Any) -> bool:
     return issubclass(type(thing), Tensor) and is_wrapped(thing)
 
 
-def _unserved(func: Any) -> str | None:
+def _reason_against(func: Any) -> str | None:
     """Return why a call of ``func`` is refused, or None."""
     if isinstance(func, HigherOrderOperator):
         return (

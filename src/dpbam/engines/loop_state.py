@@ -19,8 +19,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType, MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,15 +42,13 @@ class _Watched:
 
     def __init__(self, read: Callable[[], dict[str, Any]], *, parameters: bool) -> None:
         self._read = read
-        self._before = {n: _remembered(v, parameters) for n, v in read().items()}
+        self._same = {n: _comparison(v, parameters) for n, v in read().items()}
 
     def check(self) -> None:
         """Refuse state that was added, removed, replaced or written to, by name."""
         now = self._read()
-        missing = object()
-        for name in {**self._before, **now}:
-            old, new = self._before.get(name, missing), now.get(name, missing)
-            if old is missing or new is missing or not old.same(new):
+        for name in {**self._same, **now}:
+            if name not in self._same or name not in now or not self._same[name](now[name]):
                 raise StatefulModelError(
                     f"the forward pass changed {name}, so that one record could reach the next and "
                     "the released model: compute it from the inputs, or keep it in eval mode only"
@@ -118,7 +117,7 @@ class _Walk:
         if isinstance(value, Tensor | np.ndarray | _VALUES):
             self.found[name] = value
             return
-        self.found[name] = _Size.of(value)
+        self.found[name] = _size(value)
         if id(value) in self._seen or level > _MOST_LEVELS:
             return
         self._seen[id(value)] = value
@@ -126,53 +125,53 @@ class _Walk:
             self._value(f"{key} of {name}" if level == 0 else f"{name}[{key}]", part, level + 1)
 
 
-class _Size:
+class _Size(NamedTuple):
     """A container's kind and length, or another object's identity."""
 
-    def __init__(self, kind: Any, length: int) -> None:
-        self.kind, self.length = kind, length
-
-    @classmethod
-    def of(cls, value: Any) -> _Size:
-        if isinstance(value, Mapping | _CONTAINERS):
-            return cls(type(value), len(value))
-        return cls(value, 0)
-
-    def same(self, other: Any) -> bool:
-        if not isinstance(other, _Size) or self.length != other.length:
-            return False
-        return self.kind is other.kind or _same_method(self.kind, other.kind)
+    kind: Any
+    length: int
 
 
-class _Value:
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def same(self, other: Any) -> bool:
-        if type(self._value) is not type(other):
-            return False
-        return bool(self._value == other) or (self._value != self._value and other != other)
+def _size(value: Any) -> _Size:
+    if isinstance(value, Mapping | _CONTAINERS):
+        return _Size(type(value), len(value))
+    return _Size(value, 0)
 
 
-class _Array:
-    def __init__(self, value: np.ndarray[Any, Any]) -> None:
-        self._value, self._bytes = value, value.tobytes()
+def _comparison(value: Any, parameters: bool) -> Callable[[Any], bool]:
+    """Return the test whether a later value is the same."""
+    if isinstance(value, _Size):
+        return partial(_same_size, value)
+    if isinstance(value, Tensor):
+        copied = parameters or not isinstance(value, nn.Parameter)
+        copy = value.detach().clone() if copied else None
+        return partial(_same_tensor, value, _version(value), copy)
+    if isinstance(value, np.ndarray):
+        return partial(_same_array, value, value.tobytes())
+    return partial(_same_value, value)
 
-    def same(self, other: Any) -> bool:
-        return other is self._value and other.tobytes() == self._bytes
+
+def _same_size(before: _Size, now: Any) -> bool:
+    if not isinstance(now, _Size) or before.length != now.length:
+        return False
+    return before.kind is now.kind or _same_method(before.kind, now.kind)
 
 
-class _Written:
-    """A tensor: the same object, not written to, not even through ``.data``."""
+def _same_tensor(before: Tensor, version: int | None, copy: Tensor | None, now: Any) -> bool:
+    """Whether it is the same object, not written to, not even through ``.data``."""
+    if now is not before or _version(now) != version:
+        return False
+    return copy is None or _bits_equal(copy, now.detach())
 
-    def __init__(self, value: Tensor, *, values: bool) -> None:
-        self._tensor, self._version = value, _version(value)
-        self._copy = value.detach().clone() if values else None
 
-    def same(self, other: Any) -> bool:
-        if other is not self._tensor or _version(other) != self._version:
-            return False
-        return self._copy is None or _bits_equal(self._copy, other.detach())
+def _same_array(before: np.ndarray[Any, Any], content: bytes, now: Any) -> bool:
+    return now is before and now.tobytes() == content
+
+
+def _same_value(before: Any, now: Any) -> bool:
+    if type(before) is not type(now):
+        return False
+    return bool(before == now) or (before != before and now != now)
 
 
 def _version(t: Tensor) -> int | None:
@@ -181,14 +180,6 @@ def _version(t: Tensor) -> int | None:
 
 def _bits_equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _remembered(value: Any, parameters: bool) -> Any:
-    if isinstance(value, _Size):
-        return value
-    if isinstance(value, Tensor):
-        return _Written(value, values=parameters or not isinstance(value, nn.Parameter))
-    return _Array(value) if isinstance(value, np.ndarray) else _Value(value)
 
 
 def _same_method(a: Any, b: Any) -> bool:

@@ -29,16 +29,7 @@ _FEW = 2
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of tensors allocated under this mode: ``now``, and the ``peak``.
-
-    Example:
-        >>> with LiveBytes() as live:
-        ...     a = torch.ones(1000)
-        ...     b = a + a
-        ...     del a
-        >>> live.peak, live.now
-        (8000, 4000)
-    """
+    """Count the bytes of tensors allocated under this mode: ``now``, and the ``peak``."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

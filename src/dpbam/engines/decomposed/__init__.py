@@ -29,7 +29,7 @@ class Decompose(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             given = attention.arguments(args, kwargs)
-            if reason := attention.unserved(given):
+            if reason := attention.unsupported(given):
                 raise UnsupportedModelError(reason)
             return attention.multi_head(given)
         if func in DECOMPOSED:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
-_UNSERVED = ("static_k", "static_v")
+_UNSUPPORTED = ("static_k", "static_v")
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -25,9 +25,9 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return bound.arguments
 
 
-def unserved(given: dict[str, Any]) -> str | None:
+def unsupported(given: dict[str, Any]) -> str | None:
     """Return why :func:`multi_head` does not support this call, or None."""
-    if any(given[name] is not None for name in _UNSERVED):
+    if any(given[name] is not None for name in _UNSUPPORTED):
         return "multi-head attention with static_k or static_v is not supported"
     return None
 

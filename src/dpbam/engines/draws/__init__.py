@@ -27,7 +27,7 @@ from dpbam.engines.draws import dropout, samplers
 from dpbam.engines.draws.row import RowDraws, below_zero, refusal
 from dpbam.errors import ArgumentError
 
-SERVED = {**dropout.SERVED, **samplers.SERVED}
+KEYED = {**dropout.KEYED, **samplers.KEYED}
 RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 LESS = {torch.lt, Tensor.lt, Tensor.__lt__}
 REFUSED = {
@@ -63,8 +63,8 @@ class KeyedDraws(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in SERVED:
-            return SERVED[func](self._row, func, *args, **kwargs)
+        if func in KEYED:
+            return KEYED[func](self._row, func, *args, **kwargs)
         decomposed = _decomposed(func, args, kwargs)
         if decomposed is not None:
             with self:
@@ -87,7 +87,7 @@ def _decomposed(
         given = attention.arguments(args, kwargs)
         if not given["training"] or given["dropout_p"] == 0:
             return None
-        if reason := attention.unserved(given):
+        if reason := attention.unsupported(given):
             raise ArgumentError(f"{reason} together with keyed dropout: give it dropout=0")
         return lambda *_, **__: attention.multi_head(given)
     if func in RECURRENT:  # (..., dropout, train, ...): dropout is the one float

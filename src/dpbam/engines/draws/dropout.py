@@ -92,7 +92,7 @@ _ALPHA_ELEMENTS: list[Handler] = [F.alpha_dropout, torch.alpha_dropout, torch.al
 _ALPHA_CHANNELS: list[Handler] = [
     F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_,
 ]  # fmt: skip
-SERVED: dict[Callable[..., Any], Handler] = {
+KEYED: dict[Callable[..., Any], Handler] = {
     **dict.fromkeys(_ELEMENTS, partial(_dropout, _plain, False)),
     **dict.fromkeys(_CHANNELS, partial(_dropout, _plain, True)),
     **dict.fromkeys(_ALPHA_ELEMENTS, partial(_dropout, _alpha, False)),

@@ -167,7 +167,7 @@ def _gumbel_softmax(
     return chosen - soft.detach() + soft
 
 
-SERVED: dict[Callable[..., Any], Handler] = {
+KEYED: dict[Callable[..., Any], Handler] = {
     **dict.fromkeys([torch.empty, torch.empty_like, Tensor.new_empty], _empty),
     torch.rand: _sampler(RowDraws.uniform, torch.empty),
     torch.rand_like: _sampler(RowDraws.uniform, torch.empty_like),

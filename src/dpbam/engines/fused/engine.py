@@ -196,7 +196,7 @@ class _Backward:
 
     total: Tensor
     ys: list[Any]
-    asked: list[int]  # their indices on the tape
+    indices: list[int]  # of ys on the tape
     flow: Flow
     h: dict[int, Tensor]
 
@@ -213,7 +213,7 @@ class _Backward:
         found = torch.autograd.grad(objective, wanted, allow_unused=True)
         for use in recorded:  # a layer that holds its own graph would never be freed
             use.plain = [gradient.detach() for gradient in use.plain]
-        ybar = _spread(found[: len(self.ys)], self.asked, len(self.flow.b))
+        ybar = _spread(found[: len(self.ys)], self.indices, len(self.flow.b))
         hbar = _spread(found[len(self.ys) :], list(self.h), len(self.flow.x))
         bam = replace(self.flow, ybar=ybar, hbar=hbar).detached()
         bare = Collected([g.detached() for g in plain.gradients], plain.of_use)
@@ -223,8 +223,8 @@ class _Backward:
 
 def _backward(tape: Tape, total: Tensor, fold: Fold, limit: int, *, twice: bool) -> _Backward:
     """Return b at every y; for BAM also h at every x, all attached to the graph: step 2."""
-    asked = [j for j, node in enumerate(tape.outputs) if not node.recorded]
-    ys: list[Any] = [tape.outputs[j].edge for j in asked]
+    indices = [j for j, node in enumerate(tape.outputs) if not node.recorded]
+    ys: list[Any] = [tape.outputs[j].edge for j in indices]
     moving = [k for k, node in enumerate(tape.inputs) if node.edge is not None] if twice else []
     xs: list[Any] = [tape.inputs[k].edge for k in moving]
     # a seed that requires a gradient keeps h in the graph where it does not depend on x or theta
@@ -232,10 +232,10 @@ def _backward(tape: Tape, total: Tensor, fold: Fold, limit: int, *, twice: bool)
     found = torch.autograd.grad(
         total, [*ys, *xs], grad_outputs=seed, create_graph=twice, allow_unused=True
     )
-    b = _spread(found[: len(ys)], asked, len(tape.outputs))
+    b = _spread(found[: len(ys)], indices, len(tape.outputs))
     flow = Flow(fold, [node.tensor for node in tape.inputs], b, limit=limit)
     h = {k: t for k, t in zip(moving, found[len(ys) :], strict=True) if t is not None}
-    return _Backward(total, ys, asked, flow, h)
+    return _Backward(total, ys, indices, flow, h)
 
 
 def _spread(values: Sequence[Tensor | None], indices: list[int], size: int) -> list[Tensor | None]:

@@ -45,15 +45,15 @@ class Norm:
         materialised: [U, *D], where the norm needed it.
         grams: the Gram matrices, where the norm was differentiated.
         by_gram: all units were computed by Gram matrices.
-        apart: (indices [k], gradients [k, *theta]) of units that are materialised because their
-            parts cancel (:func:`set_apart`).
+        recomputed: (indices [k], gradients [k, *theta]) of units that were materialised because
+            their parts cancel (:func:`recompute_cancelling`).
     """
 
     square: Tensor
     materialised: Tensor | None = None
     grams: Grams = field(default_factory=dict)
     by_gram: bool = False
-    apart: tuple[Tensor, Tensor] | None = None
+    recomputed: tuple[Tensor, Tensor] | None = None
 
 
 class Gradient(Protocol):
@@ -125,10 +125,10 @@ class Factored:
         return replace(self, pairs=[(a.detach(), b.detach()) for a, b in self.pairs])
 
     def norm(self, *, differentiable: bool = False) -> Norm:
-        """Return |G_u|^2; units whose parts cancel are set apart."""
+        """Return |G_u|^2; units whose parts cancel are recomputed."""
         norm = self.raw_norm(differentiable=differentiable)
         exact = differentiable or norm.materialised is not None
-        return norm if exact else set_apart(norm, self.sizes(), self.some)
+        return norm if exact else recompute_cancelling(norm, self.sizes(), self.some)
 
     def raw_norm(self, *, differentiable: bool = False) -> Norm:
         """Return |G_u|^2 of D's gradient, by the cheaper of Gram matrices and materialising G_u."""
@@ -159,7 +159,7 @@ class Factored:
         if norm is not None and norm.materialised is not None:
             total = weighted(norm.materialised, factors)
             return self.weight.pull(total.view(self.weight.tensor.shape))
-        return with_those_apart(self.contracted, self.name, factors, norm)
+        return sum_with_recomputed(self.contracted, self.name, factors, norm)
 
     def contracted(self, factors: Tensor) -> Params:
         """Return J_s^T sum_u c_u G_u by the layer's ordinary weight gradient."""
@@ -251,7 +251,7 @@ class Factored:
 # --- units whose parts cancel
 
 
-def set_apart(norm: Norm, sizes: Tensor, some: Callable[[Tensor], Tensor]) -> Norm:
+def recompute_cancelling(norm: Norm, sizes: Tensor, some: Callable[[Tensor], Tensor]) -> Norm:
     """Return the norm with those units materialised whose parts cancel, or overflow.
 
     |G_u|^2 as a sum of products has an error of some eps sizes^2, and a weighted sum of parts one
@@ -269,7 +269,7 @@ def set_apart(norm: Norm, sizes: Tensor, some: Callable[[Tensor], Tensor]) -> No
     values = some(lost)
     redone = values.reshape(len(lost), -1).square().sum(1)
     square = norm.square.index_put((lost,), redone.to(norm.square.dtype))
-    return Norm(square, apart=(lost, values))
+    return Norm(square, recomputed=(lost, values))
 
 
 def ill_conditioned(sizes: Tensor, square: Tensor) -> Tensor:
@@ -285,12 +285,12 @@ def ill_conditioned(sizes: Tensor, square: Tensor) -> Tensor:
     return lost
 
 
-def with_those_apart(
+def sum_with_recomputed(
     contracted: Callable[[Tensor], Params], name: str, factors: Tensor, norm: Norm | None
 ) -> Params:
-    """Return the weighted sum: ``contracted`` for most units, plus those set apart."""
-    if norm is None or norm.apart is None:
+    """Return the weighted sum: ``contracted`` for most units, plus those recomputed."""
+    if norm is None or norm.recomputed is None:
         return contracted(factors)
-    units, values = norm.apart
+    units, values = norm.recomputed
     total = contracted(factors.index_fill(0, units, 0.0))
     return {**total, name: total[name] + weighted(values, factors[units])}

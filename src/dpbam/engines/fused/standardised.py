@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dpbam.engines.fused.bilinear import Layer
 from dpbam.engines.fused.ghost_norm import grams_of
-from dpbam.engines.fused.gradients import Factored, Norm, set_apart, with_those_apart
+from dpbam.engines.fused.gradients import Factored, Norm, recompute_cancelling, sum_with_recomputed
 from dpbam.params import Params
 
 
@@ -116,7 +116,7 @@ class ScaledGradient:
         pairs = [(a, b * layer.channels(r, b).to(b.dtype)) for a, b in self.base.pairs]
         first = replace(self.base, pairs=pairs).raw_norm(differentiable=differentiable).square
         norm = Norm(first + (2 * r * kappa * rho + kappa.square() * v2).sum(1))
-        return norm if differentiable else set_apart(norm, self._sizes(), self._some)
+        return norm if differentiable else recompute_cancelling(norm, self._sizes(), self._some)
 
     def _sizes(self) -> Tensor:
         """Return a bound on |H_u| if nothing cancelled, by the largest r: [U]."""
@@ -135,7 +135,7 @@ class ScaledGradient:
 
     def weighted_sum(self, factors: Tensor, norm: Norm | None) -> Params:
         """Return J_s^T sum_u c_u G_u + (sum_u c_u along_u) V'."""
-        return with_those_apart(self._contracted, self.name, factors, norm)
+        return sum_with_recomputed(self._contracted, self.name, factors, norm)
 
     def _contracted(self, factors: Tensor) -> Params:
         pulled = self.base.contracted(factors)
