@@ -17,7 +17,7 @@ from dpbam.engines.attention_masks import explicit_masks
 from dpbam.engines.draws import KeyedDraws
 from dpbam.privacy.randomness import derive
 
-masking_utils = pytest.importorskip("transformers.masking_utils", reason="transformers below 4.53")
+masking_utils = pytest.importorskip("transformers.masking_utils")
 AttentionMaskInterface = masking_utils.AttentionMaskInterface
 # vmap runs torch's fused attention row by row
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -193,15 +193,3 @@ def test_explicit_masks_do_nothing_for_other_models(monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(sys.modules, "transformers.modeling_utils")
     with explicit_masks(model):
         assert AttentionMaskInterface._global_mapping == before
-
-
-def test_transformers_without_the_mask_interface_is_refused_by_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = make("BERT")
-    monkeypatch.delitem(sys.modules, "transformers.masking_utils")
-    refused = pytest.raises(ValueError, match=r"transformers [\d.]+ has no AttentionMaskInterface")
-    with refused, explicit_masks(model):
-        by_vmap(model, PADDING["right"])
-    with pytest.raises(RuntimeError, match="another"), explicit_masks(model):
-        raise RuntimeError("another")

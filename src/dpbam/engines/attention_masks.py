@@ -17,7 +17,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpbam.engines.batching import differs_by_row
-from dpbam.errors import ArgumentError
 
 _IMPLEMENTATIONS = ("sdpa", "eager")  # the others are kernels that vmap cannot run
 
@@ -28,21 +27,12 @@ def explicit_masks(model: nn.Module) -> Iterator[None]:
 
     It does nothing for a model without parts from transformers, and imports nothing. Masks that
     are not batched, and models that run without vmap, are not affected.
-
-    Raises:
-        ValueError: the model branches on data and its version of transformers, below 4.53, has no
-            interface for masks.
     """
-    if not _has_pretrained(model):
+    masking = sys.modules.get("transformers.masking_utils")
+    if masking is None or not _has_pretrained(model):
         yield
         return
-    interface = getattr(
-        sys.modules.get("transformers.masking_utils"), "AttentionMaskInterface", None
-    )
-    if interface is None:
-        with _explained():
-            yield
-        return
+    interface = masking.AttentionMaskInterface
     known = interface()
     originals = {name: known[name] for name in _IMPLEMENTATIONS if name in known}
     try:
@@ -69,17 +59,3 @@ def _explicit(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if "allow_is_bidirectional_skip" in kwargs:
             kwargs["allow_is_bidirectional_skip"] = False
     return original(*args, **kwargs)
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if "data-dependent" not in str(error):
-            raise
-        version = getattr(sys.modules.get("transformers"), "__version__", "")
-        raise ArgumentError(
-            f"transformers {version} has no AttentionMaskInterface, so padding masks cannot be "
-            "built row by row: install transformers 4.53 or later, or use engine='loop'"
-        ) from error
