@@ -37,7 +37,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vmap
 from torch.nn.modules import module as _modules
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpbam.engines.attention_masks import explicit_masks
 from dpbam.engines.base import (
@@ -48,6 +48,7 @@ from dpbam.engines.base import (
     per_row_loss,
 )
 from dpbam.engines.batching import depth, is_wrapped
+from dpbam.params import map_rows
 
 _PRINTING = {Tensor.__repr__, Tensor.__format__}
 _GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
@@ -70,7 +71,7 @@ def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
         inputs: one row, without the batch axis.
         targets: likewise.
     """
-    inputs, targets = tree_map(_batch_of_one, (inputs, targets))
+    inputs, targets = map_rows(lambda t: t.unsqueeze(0), (inputs, targets))
     value: Tensor = per_row_loss(loss, call_model(model, inputs), targets, 1)[0]
     return value
 
@@ -81,19 +82,15 @@ def over_rows(function: Callable[[Any], Any], tree: Any) -> Any:
     Random draws are refused: those of the model are keyed before they reach torch.
     """
     leaves, spec = tree_flatten(tree)
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
     def row(*parts: Tensor) -> Any:
         one = list(leaves)
-        for i, part in zip(places, parts, strict=True):
+        for i, part in zip(indices, parts, strict=True):
             one[i] = part
         return function(tree_unflatten(one, spec))
 
-    return vmap(row, randomness="error")(*(leaves[i] for i in places))
-
-
-def _batch_of_one(leaf: Any) -> Any:
-    return leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf
+    return vmap(row, randomness="error")(*(leaves[i] for i in indices))
 
 
 class Isolation(TorchFunctionMode):

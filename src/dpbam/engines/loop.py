@@ -159,7 +159,7 @@ class _Unit:
 
     def _row(self, i: int) -> Tensor:
         batch = self._batch
-        inputs, targets = map_rows(lambda t: _row_of(t, i), (batch.inputs, batch.targets))
+        inputs, targets = map_rows(lambda t: t[i : i + 1], (batch.inputs, batch.targets))
         with self._kept.watching((inputs, targets)), KeyedDraws(batch.keys[i]):
             output = call_model(self._model, inputs)
             value = per_row_loss(self._loss, output, targets, 1)
@@ -284,10 +284,6 @@ def _run_backward(
                 allow_unreachable=True, accumulate_grad=not wanted,
             ),
         )  # fmt: skip
-
-
-def _row_of(t: Any, i: int) -> Any:
-    return t[i : i + 1] if isinstance(t, Tensor) else t  # None stays None
 
 
 def _copied(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss]:

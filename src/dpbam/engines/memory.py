@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from dpbam.engines.base import Engine, PhysicalBatch
 from dpbam.methods import Method
-from dpbam.params import map_rows
+from dpbam.params import select_rows
 
 MOST_ROWS = 512  # more at once gains no speed
 LOOP_ROWS = 16  # the loop engine gains nothing by more, and holds every unit's gradient
@@ -169,12 +169,7 @@ def _repeated(sample: PhysicalBatch, units: int) -> PhysicalBatch:
     """Return the first unit of ``sample``, ``units`` times."""
     index = (sample.unit == 0).nonzero()[:, 0].repeat(units)
     each = index.shape[0] // units
-
-    def take(t: Tensor) -> Tensor:
-        return t[index]
-
-    inputs, targets, weights, keys = map_rows(
-        take, (sample.inputs, sample.targets, sample.weights, sample.keys)
-    )
+    rows = (sample.inputs, sample.targets, sample.weights, sample.keys)
+    inputs, targets, weights, keys = select_rows(rows, index)
     unit = torch.arange(units, device=sample.unit.device).repeat_interleave(each)
     return PhysicalBatch(inputs, targets, unit, units, weights, keys)
