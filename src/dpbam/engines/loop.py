@@ -40,6 +40,7 @@ from dpbam.engines.base import (
     call_model,
     per_row_loss,
 )
+from dpbam.engines.batching import is_wrapped
 from dpbam.engines.draws import KeyedDraws, OnlyKeyedDraws
 from dpbam.engines.loop_state import Kept, Modules, Surroundings
 from dpbam.methods import DPSGD, Method
@@ -127,7 +128,7 @@ class _Theta:
         if values is self.values:
             yield
             return
-        if any(torch._C._functorch.is_functorch_wrapped_tensor(v) for v in values.values()):
+        if any(map(is_wrapped, values.values())):
             raise UnsupportedModelError(
                 "the loop engine gives a method gradients that torch.func cannot differentiate: "
                 "give the method a norm_penalty, or use engine='functional'"
