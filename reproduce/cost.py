@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpbam.app.runs import Prepared, RunConfig, RunSpec, prepare
-from dpbam.engines.fitting import LIMIT_BYTES, MOST_ROWS
+from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS
 from dpbam.training.events import Reporter
 from reproduce.recipes import Recipe
 from reproduce.records import find_record, records_folder
