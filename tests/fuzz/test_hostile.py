@@ -184,7 +184,7 @@ def test_names_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_class_names_are_text_in_every_picture(tmp_path: Path) -> None:
-    """Neither HTML nor matplotlib's mathematics."""
+    """Neither HTML nor any other markup."""
     names = ("$\\frac{", "$$x_{", "<script>alert(1)</script>")
     run = write_run(tmp_path / "run", epochs=1, batch_size=500, classes=names)
     page = write_report([run], tmp_path / "report.html")

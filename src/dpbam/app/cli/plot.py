@@ -30,7 +30,7 @@ def run(
 ) -> None:
     """Draw one figure of one run or several, or write its data.
 
-    A figure that shows data without noise says so on the picture.
+    A figure that shows data without noise is marked on the picture.
     """
     from dpbam.app.report import draw
 
