@@ -184,7 +184,9 @@ def _cells(row_label: str, column_label: str, value: str, shade: Spec) -> Spec:
                quantity("value", title=value, format=".4~g")]  # fmt: skip
     return {
         "encoding": {
-            "x": text("column", sort=None, title=column_label, axis={**names, "labelSeparation": 6}),
+            "x": text(
+                "column", sort=None, title=column_label, axis={**names, "labelSeparation": 6}
+            ),
             "y": text("row", sort=None, title=row_label, axis=names),
         },
         "layer": [{"mark": "rect", "encoding": {"color": shade, "tooltip": tooltip}}],

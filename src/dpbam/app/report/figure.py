@@ -144,7 +144,7 @@ class Figure:
         writer = csv.writer(out, lineterminator="\n")
         for k, panel in enumerate(self.panels):
             writer.writerows([panel.columns] if k == 0 else [])
-            writer.writerows([_cell(row.get(c, "")) for c in panel.columns] for row in panel.rows)
+            writer.writerows([_cell(row.get(name)) for name in panel.columns] for row in panel.rows)
         return out.getvalue()
 
     def save(self, path: str | Path) -> Path:
@@ -198,7 +198,7 @@ def _drawn(panel: Panel, k: int, width: int, colour: Spec | None) -> Spec:
         "title": panel.title,
         "width": width,
         "height": 240,
-        "data": {"values": [_short(row) for row in thinned(panel.rows)]},
+        "data": {"values": [_rounded(row) for row in thinned(panel.rows)]},
         **panel.view,
         "encoding": panel.view["encoding"] | ({"color": colour} if colour else {}),
         "layer": [{**first, "params": params}, *others],
@@ -249,11 +249,10 @@ def mean(values: Iterable[float]) -> float:
 
 
 def _cell(value: Any) -> Any:
-    return "" if isinstance(value, float) and not math.isfinite(value) else value
+    return "" if rounded(value) is None else value
 
 
-def _short(row: Row) -> Row:
-    """Five significant digits; null for what is not a number."""
+def _rounded(row: Row) -> Row:
     return {name: rounded(value) for name, value in row.items()}
 
 
