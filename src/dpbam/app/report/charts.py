@@ -174,7 +174,7 @@ def confusion_matrix(title: str, cells: Sequence[Cell]) -> Panel:
     total = {"joinaggregate": [{"op": "sum", "field": "value", "as": "total"}], "groupby": ["row"]}
     share = {"calculate": "datum.value / max(datum.total, 1)", "as": "share"}
     side = min(48, max(5, 420 // count)) * count
-    view |= {"transform": [total, share], "width": max(330, side), "height": max(330, side)}
+    view |= {"transform": [total, share], "width": side, "height": side}
     return Panel(title, ("panel", "row", "column", "value"), _cell_rows(title, cells), view)
 
 
