@@ -113,9 +113,9 @@ class Figure:
         width = {1: 410, 2: 440, 4: 440}.get(len(self.panels), 290)
         colour = _colour(self.panels)
         drawn = [_drawn(panel, k, width, colour) for k, panel in enumerate(self.panels)]
-        about = filter(None, [self.title, *(panel.title for panel in self.panels), self.mark])
+        spoken = filter(None, [self.title, *map(_spoken, self.panels), self.mark])
         return {
-            "description": ". ".join(about),
+            "description": ". ".join(spoken),
             "config": CONFIG,
             "title": {"text": self.mark, "orient": "bottom", "anchor": "end", "fontSize": 11,
                       "color": AMBER},
@@ -203,6 +203,14 @@ def _drawn(panel: Panel, k: int, width: int, colour: Spec | None) -> Spec:
         "encoding": panel.view["encoding"] | ({"color": colour} if colour else {}),
         "layer": [{**first, "params": params}, *others],
     }
+
+
+def _spoken(panel: Panel) -> str:
+    """For a screen reader: the title, and where every curve ends."""
+    rows = [row for row in panel.rows if "y" in row and row["style"] != "seed"]
+    ends = {row["series"]: row["y"] for row in rows if math.isfinite(row["y"])}
+    spoken = [panel.title, *(f"{name} ends at {y:.3g}" for name, y in ends.items())]
+    return ", ".join(filter(None, spoken))
 
 
 def _colour(panels: Sequence[Panel]) -> Spec | None:
