@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from checks import check_poisson
-from dpbam import Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam import Ledger, PrivacyPlan, PrivateGradientOracle, _jsonl
 from dpbam import oracle as oracle_module
 from dpbam.loading import PoissonBatches
-from dpbam.privacy import accounting
-from dpbam.privacy import ledger as ledger_module
+from dpbam.params import trainable
+from dpbam.privacy import accounting, calibration
 from dpbam.privacy.sampling import PoissonSampler, UnitIndex
 from planting import Mistake, catches
 from support import cross_entropy, poisson_batches, private_plan, samples, sized_oracle, smooth_net
@@ -54,7 +54,7 @@ def check_groups_are_sampled_as_groups() -> None:
 
 
 def check_calibration() -> None:
-    sigma = accounting.noise_multiplier(1.0, 1e-5, 1.0, 2)
+    sigma = calibration.noise_multiplier(1.0, 1e-5, 1.0, 2)
     assert accounting.epsilon(sigma, 1.0, 2, 1e-5) <= 1.0
 
 
@@ -180,7 +180,7 @@ def one_step_whatever_the_count(original):
 
 def grad_first(original):
     def privatised(self, total):
-        for n, p in self._trainable().items():
+        for n, p in trainable(self.model).items():
             p.grad = total[n]
         return original(self, total)
 
@@ -233,14 +233,14 @@ MISTAKES = {
         check_groups_are_sampled_as_groups, UnitIndex, "records", sampled_by_record
     ),
     "calibration that overshoots": Mistake(
-        check_calibration, accounting, "_polished_sigma", the_low_end
+        check_calibration, calibration, "_polished_sigma", the_low_end
     ),
     "an accountant that forgets steps": Mistake(
         check_accountant_composes_every_step, accounting, "_on_grid", one_step_whatever_the_count
     ),
     ".grad before the ledger": Mistake(check_ledger_comes_first, Oracle, "_privatised", grad_first),
     "a ledger that is not on disk": Mistake(
-        check_ledger_comes_first, ledger_module, "_append", not_written
+        check_ledger_comes_first, _jsonl, "append_durably", not_written
     ),
     "an unseeded replay that is not charged": Mistake(
         check_replays, Ledger, "charge", every_replay_is_free

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dpbam.privacy import ledger as module
 from dpbam.privacy.accounting import Charge, epsilon
 from dpbam.privacy.ledger import Ledger
 from support import ACCOUNTANTS
@@ -78,7 +77,7 @@ def test_a_charge_is_on_disk_when_it_returns(
 ) -> None:
     path, synced = tmp_path / "ledger.jsonl", []
     real = os.fsync
-    monkeypatch.setattr(module.os, "fsync", lambda fd: (synced.append(os.fstat(fd)), real(fd)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd)), real(fd)))
     ledger = Ledger(delta=1e-5, path=path)
     for step in range(2):
         ledger.charge("a", step, **STEP)
@@ -122,7 +121,7 @@ def test_a_write_that_fails_leaves_no_half_line(
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="no space"):
             ledger.charge("a", 1, **STEP)
     assert (path.read_bytes(), len(ledger)) == (whole, 1)
@@ -148,7 +147,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, line: str) -> None:
         *[("step", v) for v in ("1e300", "0.5", "-1", "NaN", "Infinity", '"0"', "1" * 5000)],
     ],
 )
-def test_an_entry_that_no_accountant_can_take_is_a_sentence(
+def test_an_entry_that_cannot_be_accounted_is_refused_in_a_sentence(
     tmp_path: Path, name: str, value: str
 ) -> None:
     """Before, sigma = 1e300 was read, and epsilon ended in an OverflowError."""
@@ -191,7 +190,7 @@ def test_delta_and_accountant_are_checked() -> None:
         Ledger(delta=1e-5, accountant="prv")
 
 
-def test_a_checkpoints_entries_are_taken_once(tmp_path: Path) -> None:
+def test_a_checkpoints_entries_are_merged_once(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     first = Ledger(delta=1e-5)
     for step in range(3):
@@ -216,7 +215,7 @@ def test_two_runs_under_one_name_are_refused(tmp_path: Path) -> None:
     assert (len(ledger), path.read_bytes()) == (1, before)
 
 
-def test_entries_that_are_none_are_not_taken() -> None:
+def test_invalid_entries_are_not_merged() -> None:
     bad = {"stream": "a", "step": 0, "noise_multiplier": -1.0, "sampling_rate": 0.1}
     with pytest.raises(ValueError, match="noise_multiplier must be zero or positive"):
         Ledger(delta=1e-5).merge([{**bad, "release": None}])

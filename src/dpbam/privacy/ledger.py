@@ -3,36 +3,37 @@
 An entry is one released step, keyed by (noise stream, step):
 
 ================================  =============================================================
-the same key again, and           then
+the same key again                result
 ================================  =============================================================
-the same release (seeded replay)  not charged: nothing new was said
-another release (seeded)          refused: the same noise on two sums would cancel out
+the same release (seeded replay)  not charged: nothing new is released
+another release (seeded)          refused: the same noise on two sums would cancel
 unseeded                          cannot happen: each process has a stream of its own, so a
                                   replay after a crash is a new entry, and is charged again
 ================================  =============================================================
 
-So a crash may over-count by the steps since the last checkpoint, and never under-counts.
+So after a crash the count may include steps since the last checkpoint twice; it is never too low.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dpbam import _validate
+from dpbam import _jsonl, _validate
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.privacy.accounting import ACCOUNTANTS, Charge, checked, total_epsilon
 
+_INVALID = (*_jsonl.INVALID, KeyError, TypeError, OverflowError)
+
 
 class Ledger:
-    """Append-only record of private releases; epsilon is computed from what it holds.
+    """Records private releases, append-only, and computes their epsilon.
 
     Args:
-        delta: the delta that :meth:`epsilon` reports at by default.
+        delta: the default of :meth:`epsilon`.
         accountant: ``"pld"`` or ``"rdp"``.
         path: a JSON-lines file to append to, created if missing; None keeps it in memory.
 
@@ -66,11 +67,11 @@ class Ledger:
         """Record one step. On return it is on disk.
 
         Args:
-            stream: names the noise; unique to a process unless seeded.
+            stream: the name of the noise; unique to a process unless seeded.
             step: the step's number.
             noise_multiplier: sigma; 0 makes epsilon infinite.
             sampling_rate: q.
-            release: a digest of what is released, for seeded runs: tells a replay from a reuse.
+            release: a digest of what is released, for seeded runs, to recognise a replay.
         """
         entry = _checked({
             "stream": stream,
@@ -88,29 +89,21 @@ class Ledger:
                 "two sums with the same noise reveal their difference; use another seed, or none"
             )
         if self.path is not None:
-            _append(self.path, entry)
+            _jsonl.append_durably(self.path, entry)
         self._remember(entry)
 
     def entries(self) -> list[dict[str, Any]]:
-        """Everything recorded, as plain values that a checkpoint can hold."""
+        """Return everything recorded, as plain values that a checkpoint can hold."""
         return [dict(entry) for entry in self._releases.values()]
 
     def merge(self, entries: Iterable[dict[str, Any]]) -> None:
-        """Record what another ledger holds; what is here already is not charged twice.
+        """Record the entries of another ledger; those that are here already are not charged twice.
 
-        On return it is on disk. So a run resumed from a checkpoint knows what the checkpoint knew,
-        and what its own file knew: never less than either.
+        On return they are on disk. So a run resumed from a checkpoint has the checkpoint's entries
+        and those of its own file.
 
         Raises:
             ValueError: if an entry contradicts one that is here; then nothing has changed.
-
-        Example:
-            >>> here, there = Ledger(delta=1e-5), Ledger(delta=1e-5)
-            >>> there.charge("stream", 0, noise_multiplier=1.0, sampling_rate=0.1)
-            >>> here.merge(there.entries())
-            >>> here.merge(there.entries())
-            >>> len(here)
-            1
         """
         new: dict[tuple[str, int], dict[str, Any]] = {}
         for entry in map(_checked, entries):
@@ -119,19 +112,19 @@ class Ledger:
             if known != entry:
                 raise ArgumentError(
                     f"step {key[1]} of {key[0]} is on the ledger with other values: these are two "
-                    "runs, which need names of their own"
+                    "runs, which need different names"
                 )
         if self.path is not None and new:
-            _append(self.path, *new.values())
+            _jsonl.append_durably(self.path, *new.values())
         for entry in new.values():
             self._remember(entry)
 
     def charges(self) -> list[Charge]:
-        """What was spent, equal steps counted together."""
+        """Return what was spent, equal steps counted together."""
         return [Charge(sigma, q, count) for (sigma, q), count in sorted(self._counts.items())]
 
     def epsilon(self, delta: float | None = None) -> float:
-        """Epsilon of everything recorded; infinite if any step had no noise."""
+        """Return epsilon of everything recorded; infinite if any step had no noise."""
         delta = self.delta if delta is None else delta
         return total_epsilon(self.charges(), delta, accountant=self.accountant)
 
@@ -143,66 +136,34 @@ class Ledger:
         self._counts[(entry["noise_multiplier"], entry["sampling_rate"])] += 1
 
 
-def _append(path: Path, *entries: dict[str, Any]) -> None:
-    """A line each, flushed to the disk itself: the caller may release the result on return."""
-    new = not path.exists()
-    with path.open("ab", buffering=0) as file:
-        end = file.tell()
-        lines = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
-        try:
-            if file.write(lines) != len(lines):
-                raise OSError("short write")
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(end)  # a full disk must not leave half a line for the next entry
-            raise
-    if new:  # a new file's name must be on disk too
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
 def _read(path: Path) -> list[dict[str, Any]]:
-    """All entries; a torn last line is cut off, since its step was never released.
-
-    A whole entry whose line end alone is lost may have been released (an editor takes line ends
-    off): it counts.
-    """
-    raw = path.read_bytes()
-    whole = raw[: raw.rfind(b"\n") + 1]
-    if len(whole) < len(raw):
-        with path.open("r+b") as file:
-            if _is_entry(raw[len(whole) :]):
-                file.seek(0, os.SEEK_END)
-                file.write(b"\n")
-                whole = raw + b"\n"
-            else:
-                file.truncate(len(whole))
+    """Return all entries; a torn last line is removed, since its step was never released."""
     entries = []
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in enumerate(_jsonl.repair(path, _is_entry), 1):
         try:
-            entry = _checked(json.loads(line))
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            entries.append(_parsed(line))
+        except _INVALID as error:
             raise ArgumentError(
                 f"{path} line {number} is not a ledger entry ({error}): restore the file from a "
-                "backup; without it nobody knows what was spent"
+                "backup; without it what was spent is not known"
             ) from None
-        entries.append(entry)
     return entries
 
 
 def _is_entry(line: bytes) -> bool:
     try:
-        _checked(json.loads(line))
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        _parsed(line)
+    except _INVALID:
         return False
     return True
 
 
+def _parsed(line: bytes) -> dict[str, Any]:
+    return _checked(json.loads(line))
+
+
 def _checked(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry that can be accounted; a file may have been changed by others."""
+    """Return an entry if it can be accounted for; a file may have been edited."""
     checked(Charge(entry["noise_multiplier"], entry["sampling_rate"], 1))
     _validate.count("step", entry["step"], least=0)
     if not isinstance(entry["stream"], str) or not isinstance(entry["release"], str | None):
