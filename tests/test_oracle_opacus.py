@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from support import ENGINES, flat, one_step, quiet_plan
 
 N, CLIP_NORM, L = 6, 0.7, 10
+# before 1.6 Opacus allocates an embedding's grad_sample in float32, whatever the model's precision
+DOUBLE_EMBEDDING = tuple(map(int, version("opacus").split(".")[:2])) >= (1, 6)
 
 
 def cnn() -> tuple[nn.Module, Tensor, Tensor]:
@@ -79,7 +82,20 @@ def opacus_sum(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("make", [cnn, mlp, transformer, embedding])
+@pytest.mark.parametrize(
+    "make",
+    [
+        cnn,
+        mlp,
+        transformer,
+        pytest.param(
+            embedding,
+            marks=pytest.mark.skipif(
+                not DOUBLE_EMBEDDING, reason="Opacus below 1.6 has no embedding in float64"
+            ),
+        ),
+    ],
+)
 def test_clipped_sums_agree_with_opacus(
     engine: str, make: Callable[[], tuple[nn.Module, Tensor, Tensor]]
 ) -> None:

@@ -166,13 +166,13 @@ def common_format(
             with open_image(index) as image:
                 sizes.add((image.height, image.width))
                 grey = grey and (image.mode in _GREY or image.mode.startswith(_DEEP))
-    if options.image_size is None and len(sizes) > 1:
+    if options.size is None and len(sizes) > 1:
         examples = ", ".join(f"{h}x{w}" for h, w in sorted(sizes)[:3])
         raise DataError(
             f"images of {where} differ in size ({examples}): "
             "say with --image-size what to resize them to"
         )
-    return options.image_size or sizes.pop(), options.channels or (1 if grey else 3)
+    return options.size or sizes.pop(), options.channels or (1 if grey else 3)
 
 
 def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, where: str) -> Pixels:

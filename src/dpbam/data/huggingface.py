@@ -48,7 +48,7 @@ def open_huggingface(argument: str, options: Options) -> Openers:
         options,
         calls["train"],
     )
-    resize = options.image_size is not None
+    resize = options.size is not None
     return {
         split: partial(
             DataSet,

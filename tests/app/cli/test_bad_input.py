@@ -151,7 +151,7 @@ DATA = {
     "cifar checksum": (
         lambda p: f"cifar10:{text(p / 'cifar-10-binary.tar.gz')}", "md5"),
     "cifar truncated": (lambda p: f"cifar10:{half_a_cifar(p / 'c')}", "truncated"),
-    "imagenet nowhere": (lambda p: f"imagenet32:{p / 'i'}", "Imagenet32_train.zip"),
+    "imagenet nowhere": (lambda p: f"imagenet32:{p / 'i'}", "Imagenet32_train_npz.zip"),
 }  # fmt: skip
 
 
