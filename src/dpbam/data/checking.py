@@ -1,4 +1,4 @@
-"""Walks a whole data set and lists what is wrong with it."""
+"""Read a whole data set and list its problems."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ _NAMED = 3  # examples in a sentence
 
 
 def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = None) -> list[str]:
-    """Read every image and list the problems, one sentence each; an empty list means none.
+    """Read every image and list the problems, one sentence each.
 
-    Broken images (by path), a single class, classes without images, images that occur twice in the
-    training set (each copy counts as a record of its own, so the person in it is protected less
-    than the statement says) or in both sets, and units of privacy in both sets. (Labels out of
-    range never get this far: such a set cannot be made.)
+    Problems are broken images (by path), a single class, classes without images, images that occur
+    twice in the training set (each copy counts as a record, so the person in it is protected less
+    than the statement promises) or in both sets, and units of privacy in both sets.
 
     Args:
         dataset: the training set.
@@ -43,7 +42,7 @@ def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = N
 
 
 def _walk(dataset: DataSet) -> tuple[list[str], dict[int, bytes]]:
-    """The broken images, and a hash of each of the others by position."""
+    """The errors of broken images, and a hash of each of the others by position."""
     broken: list[str] = []
     hashes: dict[int, bytes] = {}
     for index, found in _each(dataset.images):
@@ -55,10 +54,8 @@ def _walk(dataset: DataSet) -> tuple[list[str], dict[int, bytes]]:
 
 
 def _each(images: Images) -> Iterator[tuple[int, bytes | DataError]]:
-    """Every record's hash, or its error: chunk by chunk, singly where one is broken."""
-    rows = max(1, 2**24 // int(np.prod(images.shape[1:])))
-    for start in range(0, len(images), rows):
-        part = np.arange(start, min(start + rows, len(images)), dtype=np.int64)
+    """Every record's hash, or its error: by chunks, one by one where a record is broken."""
+    for part in images.chunks():
         try:
             pixels = images.read(part)
         except DataError:
