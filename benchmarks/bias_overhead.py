@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from dpbam import BAM, DPSAT, DPSGD, Method, PrivacyPlan, PrivateGradientOracle
+from dpbam import BAM, DPSAT, DPSGD, Compute, Method, PrivacyPlan, PrivateGradientOracle
 from dpbam.bias import BiasLens
 from dpbam.nn import build_model
 
@@ -47,8 +47,8 @@ def stepper(
     plan = PrivacyPlan(n=50_000, batch_size=size, steps=10_000, noise_multiplier=1.0, delta=1e-5)
     loss = nn.CrossEntropyLoss(reduction="none")
     oracle = PrivateGradientOracle(
-        model, loss, plan, method, engine="fused", physical_batch_size=size, lens=lens,
-        sampling="unchecked",
+        model, loss, plan, method, sampling="unchecked", observer=lens,
+        compute=Compute(engine="fused", physical_batch_size=size),
     )  # fmt: skip
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-4)
     x, y = torch.randn(size, 3, side, side), torch.randint(0, 10, (size,))

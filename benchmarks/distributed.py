@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dpbam import BAM, DPSGD, PrivacyPlan, PrivateGradientOracle
+from dpbam import BAM, DPSGD, Compute, PrivacyPlan, PrivateGradientOracle
 from dpbam.distributed import Ranks, joined
 from dpbam.nn import build_model
 from dpbam.privacy.secure_noise import make_noise
@@ -50,7 +50,7 @@ def stepper(options: argparse.Namespace, ranks: Ranks, batch_size: int) -> Calla
     plan = PrivacyPlan(n=N, batch_size=batch_size, steps=10**6, noise_multiplier=1.0, delta=1e-6)
     oracle = PrivateGradientOracle(
         model, nn.CrossEntropyLoss(reduction="none"), plan, METHODS[options.method](),
-        engine="fused", physical_batch_size=options.batch_size, ranks=ranks,
+        compute=Compute(engine="fused", physical_batch_size=options.batch_size), ranks=ranks,
     )  # fmt: skip
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-4)
     images = torch.randn(1000, 3, 32, 32)
@@ -152,7 +152,7 @@ def messages(ranks: Ranks) -> dict[str, float]:
 def noise() -> dict[str, float]:
     """CPU seconds a coordinate."""
     found = {}
-    for kind in ("fast", "secure"):
+    for kind in ("standard", "secure"):
         maker, sums, times = make_noise(kind, None), {"w": torch.zeros(10**6)}, []
         for step in range(5):
             began = time.process_time()

@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, default=5e10, help="bytes a second and GPU")
     parser.add_argument("--latency", type=float, default=3e-5, help="seconds of a hop")
     options = parser.parse_args()
-    noise = json.loads(CONSTANTS.read_text())["noise_seconds_a_coordinate"]["fast"]
+    noise = json.loads(CONSTANTS.read_text())["noise_seconds_a_coordinate"]["standard"]
     draw = draw_seconds()
     print(f"noise {noise:.2e} s a coordinate, draws {draw:.1e} s a unit (measured); "
           f"{options.flops:.2g} FLOP/s, {options.bandwidth:.2g} B/s, {options.latency:.2g} s "

@@ -1,4 +1,4 @@
-"""What secure noise costs: beside fast noise, and as a share of a BAM step on ResNet-9.
+"""What secure noise costs: next to standard noise, and as a share of a BAM step on ResNet-9.
 
     python benchmarks/secure_noise.py                   (a whole batch of 512: some minutes)
     python benchmarks/secure_noise.py --rows 32         (scaled up: a step is linear in its rows)
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dpbam import BAM, PrivacyPlan, PrivateGradientOracle
+from dpbam import BAM, Compute, PrivacyPlan, PrivateGradientOracle
 from dpbam.nn import build_model
 from dpbam.privacy.secure_noise import make_noise
 
@@ -36,7 +36,7 @@ def main() -> None:
     sums = {n: torch.randn_like(p) for n, p in model.named_parameters()}
     count = sum(s.numel() for s in sums.values())
     noise = {k: _least(lambda k=k: make_noise(k, None).add(sums, 1.0, 0), options.repeats)
-             for k in ("fast", "secure")}  # fmt: skip
+             for k in ("standard", "secure")}  # fmt: skip
     step = _step(model, options) * BATCH / options.rows
     print(f"ResNet-9, {count:,} parameters, {options.threads} thread(s), processor seconds")
     print(f"BAM step at batch {BATCH}: {step:.1f} s"
@@ -56,7 +56,7 @@ def _step(model: nn.Module, options: argparse.Namespace) -> float:
     plan = PrivacyPlan(n=50_000, batch_size=BATCH, steps=10, noise_multiplier=1.0, delta=1e-5)
     oracle = PrivateGradientOracle(
         model, nn.CrossEntropyLoss(reduction="none"), plan, BAM(0.02),
-        physical_batch_size=min(32, options.rows), sampling="unchecked",
+        compute=Compute(physical_batch_size=min(32, options.rows)), sampling="unchecked",
     )  # fmt: skip
     x, y = torch.randn(options.rows, 3, 32, 32), torch.randint(10, (options.rows,))
     return _least(lambda: oracle.backward(x, y), 1 if options.rows == BATCH else options.repeats)

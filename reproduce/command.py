@@ -123,7 +123,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _train(jobs: list[Job], work: Path, processes: int) -> None:
-    from dpbam.app.compare.pool import Stopped
+    from dpbam.app.compare.pool import StoppedError
     from reproduce.jobs import carry_out
     from reproduce.progress import Overall
 
@@ -132,7 +132,7 @@ def _train(jobs: list[Job], work: Path, processes: int) -> None:
     try:
         with Overall(jobs) as overall:
             carry_out(jobs, work, processes=processes, watcher=overall)
-    except Stopped:
+    except StoppedError:
         message = "stopped, and saved: the same command goes on, and keeps finished runs"
         console(stderr=True).print(message, markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None

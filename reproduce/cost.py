@@ -142,12 +142,15 @@ def one_step(config: RunConfig, plan: PrivacyPlan, train: DataSet) -> Step:
     from torch.utils.flop_counter import FlopCounterMode
 
     from dpbam.app.runs import build
+    from dpbam.engines.compute import Compute
     from dpbam.oracle import PrivateGradientOracle
 
     oracle = PrivateGradientOracle(
         build.make_model(config, train), nn.CrossEntropyLoss(reduction="none"), plan,
-        build.make_method(config), engine=config.engine,
-        physical_batch_size=config.physical_batch_size or MOST_ROWS, seed=config.seed,
+        build.make_method(config), seed=config.seed,
+        compute=Compute(
+            engine=config.engine, physical_batch_size=config.physical_batch_size or MOST_ROWS
+        ),
         augment=build.make_augment(config.replace(augment_multiplicity=0)), sampling="unchecked",
     )  # fmt: skip
     images, labels = train.batch(np.arange(_ROWS))

@@ -101,7 +101,7 @@ def carry_out(
     """Do them; each one's record is written as soon as it is finished.
 
     Raises:
-        Stopped: after Ctrl-C, when what was running has saved.
+        StoppedError: after Ctrl-C, when what was running has saved.
     """
     if jobs:
         recording = _Recording(jobs, work, watcher)

@@ -35,6 +35,7 @@ from typing import Any
 from dpbam import _validate
 from dpbam.app.compare.comparison import noise_seed
 from dpbam.app.runs.config import ConfigError, RunConfig, read_file
+from dpbam.methods import is_private
 
 SCALES = ("pocket", "desk", "full")
 _HERE = Path(__file__).resolve()
@@ -120,7 +121,7 @@ class Recipe:
     def config(self, arm: str, cell: Mapping[str, Any], seed: int) -> RunConfig:
         """The configuration of one run; its noise is its own."""
         values = {**self.setting, **cell, **self.arms[arm], "seed": seed}
-        if values.get("method") not in ("sgd", "sam"):
+        if is_private(values.get("method")):
             values["noise_seed"] = noise_seed(seed, label(arm, cell))
         return RunConfig.from_mapping(values)
 

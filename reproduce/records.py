@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dpbam.app.compare.pairing import fingerprints
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.app.runs.files import plain, write_atomic
 from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.formats import current_config
 from dpbam.app.runs.resume import versions
 from reproduce.recipes import RecipeRun
 
@@ -109,8 +110,9 @@ def read_record(path: Path) -> Record:
         ConfigError: if it is not one.
     """
     try:
-        return Record(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        record = Record(**json.loads(path.read_text(encoding="utf-8")))
+        return replace(record, config=current_config(record.config))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"the record {path} cannot be read ({error}): restore it") from None
 
 

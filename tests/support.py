@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import BAM, DPSAT, DPSGD, Method, PrivacyPlan, PrivateGradientOracle
+from dpbam import BAM, DPSAT, DPSGD, Compute, Method, PrivacyPlan, PrivateGradientOracle
 from dpbam.batches import LogicalBatch
 from dpbam.engines import ENGINES as ALL_ENGINES
 from dpbam.engines.fitting import MOST_ROWS
@@ -98,8 +98,9 @@ def sized_oracle(
     model: nn.Module, loss: Any, plan: PrivacyPlan, method: Method | None = None, **options: Any
 ) -> PrivateGradientOracle:
     """An oracle that is told how many rows to compute at once: measuring it costs the most."""
-    options.setdefault("physical_batch_size", MOST_ROWS)
-    return PrivateGradientOracle(model, loss, plan, method, **options)
+    rows = options.pop("physical_batch_size", MOST_ROWS)
+    compute = Compute(engine=options.pop("engine", "auto"), physical_batch_size=rows)
+    return PrivateGradientOracle(model, loss, plan, method, compute=compute, **options)
 
 
 def one_step(

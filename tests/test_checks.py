@@ -16,7 +16,7 @@ from dpbam.checks import (
     LEAST_RUN,
     LEAST_TAIL,
     BatchSizes,
-    PlanViolation,
+    PlanViolationError,
     check_factors,
     probability,
     two_sided_tail,
@@ -33,7 +33,7 @@ def sizes_of(n: int, batch_size: int) -> BatchSizes:
 def refused(sizes: BatchSizes, size: int) -> bool:
     try:
         sizes.check(size)
-    except PlanViolation:
+    except PlanViolationError:
         return True
     return False
 
@@ -85,7 +85,7 @@ def test_a_size_that_one_unit_more_makes_possible_passes() -> None:
 
 def test_ten_times_the_expected_size_is_refused_in_one_sentence() -> None:
     words = r"the batch has 200 units, but .* 20 \+- 4\.4 of n = 1000.*oracle\.batches\(dataset\)"
-    with pytest.raises(PlanViolation, match=words):
+    with pytest.raises(PlanViolationError, match=words):
         sizes_of(1000, 20).check(200)
 
 
@@ -96,7 +96,7 @@ def test_a_full_batch_has_n_units_or_one_more_or_less(size: int) -> None:
         for right in (5, 6, 7, 6):
             sizes.check(right)
             sizes.count(right)
-    with pytest.raises(PlanViolation, match=f"has {size} units, but .* whole data set, n = 6"):
+    with pytest.raises(PlanViolationError, match=f"has {size} units, but .* whole data set, n = 6"):
         sizes.check(size)
 
 
@@ -113,7 +113,7 @@ def test_a_run_is_refused_where_its_probability_falls_below_the_limit(n, batch_s
         for _ in range(allowed):
             assert not refused(sizes, size)
             sizes.count(size)
-        with pytest.raises(PlanViolation, match=f"{allowed + 1} batches in a row have {size}"):
+        with pytest.raises(PlanViolationError, match=f"{allowed + 1} batches in a row have {size}"):
             sizes.check(size)
         other = size - 1 if size else 1
         sizes.count(other)  # another size ends the run
@@ -191,7 +191,7 @@ def test_the_librarys_clippings_pass(make: Callable[[float], Clipping], dtype: t
     ],
 )  # fmt: skip
 def test_factors_beyond_the_sensitivity_are_refused(norms, factors, words) -> None:
-    with pytest.raises(PlanViolation, match=f"^FlatClipping .*{words}"):
+    with pytest.raises(PlanViolationError, match=f"^FlatClipping .*{words}"):
         check_factors(FlatClipping(1.0), norms, factors)
 
 

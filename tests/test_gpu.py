@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import BAM, DPSAT, DPSGD, SAM, SGD, Method, PrivacyPlan, PrivateGradientOracle
+from dpbam import BAM, DPSAT, DPSGD, Compute, Method, PrivacyPlan, PrivateGradientOracle
+from dpbam.methods import SAM, SGD
 from dpbam.nn.models import SmallCNN
 
 needs_gpu = pytest.mark.skipif(
@@ -33,7 +34,7 @@ def gradients(
     plan = PrivacyPlan.non_private(n=24, batch_size=12, steps=STEPS, clip_norm=clip_norm)
     loss = nn.CrossEntropyLoss(reduction="none")
     oracle = PrivateGradientOracle(
-        model, loss, plan, method, engine=engine, seed=0, physical_batch_size=12
+        model, loss, plan, method, seed=0, compute=Compute(engine=engine, physical_batch_size=12)
     )
     for _ in range(STEPS):
         oracle.backward(inputs.to(device), targets.to(device))

@@ -123,7 +123,7 @@ def test_lemma_2_bias_is_at_most_the_mean_excess(
 
     make = METHODS[method]
     oracles = [
-        sized_oracle(model, cross_entropy, plan, make(0.1), engine=engine, lens=lens)
+        sized_oracle(model, cross_entropy, plan, make(0.1), engine=engine, observer=lens)
         for plan, lens in ((quiet_plan(clip_norm), Norms()), (quiet_plan(), None))
     ]
     released = []

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import BAM, DPSAT, DPSGD, SAM, SGD, Method, PrivateGradientOracle
+from dpbam import BAM, DPSAT, DPSGD, Compute, Method, PrivateGradientOracle
 from dpbam.engines.fitting import LOOP_ROWS, MOST_ROWS
+from dpbam.methods import SAM, SGD
 from dpbam.params import add, unit_vector
 from dpbam.privacy.randomness import keyed_uniform
 from support import (
@@ -186,7 +187,9 @@ def test_the_first_batch_chooses_the_micro_batch(engine: str, method: str) -> No
     model, (x, y) = nn.Linear(2, 2, bias=False).double(), samples(3, 2, 2)
     chosen = METHODS[method](0.1)
     given = one_step(model, quiet_plan(0.3), x, y, engine=engine, method=chosen)
-    oracle = PrivateGradientOracle(model, cross_entropy, quiet_plan(0.3), chosen, engine=engine)
+    oracle = PrivateGradientOracle(
+        model, cross_entropy, quiet_plan(0.3), chosen, compute=Compute(engine=engine)
+    )
     oracle.backward(x, y)
     assert oracle.physical_batch_size == (LOOP_ROWS if engine == "loop" else MOST_ROWS)
     assert torch.allclose(flat(gradients(model)), flat(given), atol=1e-12)
@@ -407,7 +410,7 @@ def test_lens_sees_the_step_and_may_look_away() -> None:
             seen.append(f"finish {float((flat(clipped) / L - flat(released)).norm())}")
 
     oracle = sized_oracle(
-        model, cross_entropy, quiet_plan(0.3), BAM(0.1), lens=Recorder(), physical_batch_size=4
+        model, cross_entropy, quiet_plan(0.3), BAM(0.1), observer=Recorder(), physical_batch_size=4
     )
     oracle.backward(x, y)
     oracle.backward(x, y)

@@ -12,13 +12,12 @@ from torch import nn
 from dpbam import (
     BAM,
     DPSAT,
-    SAM,
-    SGD,
     FlatClipping,
     Ledger,
     Method,
     PrivateGradientOracle,
 )
+from dpbam.methods import SAM, SGD
 from dpbam.nn import replace_batch_norm
 from support import (
     ACCOUNTANTS,
@@ -260,7 +259,7 @@ def test_a_zero_gradient_contributes_zero_and_no_nan(engine: str, method: str) -
         def finish(self, clipped, released):
             pass
 
-    options = {"method": make(0.1), "engine": engine, "lens": Norms()}
+    options = {"method": make(0.1), "engine": engine, "observer": Norms()}
     found = one_step(model, quiet_plan(0.5), x, y, **options)
     expected = one_step(model, quiet_plan(0.5), x[1:], y[1:], **options)
     assert torch.allclose(flat(found), flat(expected), atol=1e-12)

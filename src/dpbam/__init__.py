@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from dpbam._version import __version__
 
 if TYPE_CHECKING:
-    from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, Method
+    from dpbam.engines.compute import Compute
+    from dpbam.methods import BAM, DPSAT, DPSGD, Method
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.privacy.clipping import AutomaticClipping, Clipping, FlatClipping, PerLayerClipping
     from dpbam.privacy.ledger import Ledger
@@ -28,6 +29,7 @@ _HOME = {
     "AutomaticClipping": "dpbam.privacy.clipping",
     "BAM": "dpbam.methods",
     "Clipping": "dpbam.privacy.clipping",
+    "Compute": "dpbam.engines.compute",
     "DPSAT": "dpbam.methods",
     "DPSGD": "dpbam.methods",
     "FlatClipping": "dpbam.privacy.clipping",
@@ -37,18 +39,15 @@ _HOME = {
     "PoissonSampler": "dpbam.privacy.sampling",
     "PrivacyPlan": "dpbam.privacy.plan",
     "PrivateGradientOracle": "dpbam.oracle",
-    "SAM": "dpbam.methods",
-    "SGD": "dpbam.methods",
 }
 
 __all__ = [
     "BAM",
     "DPSAT",
     "DPSGD",
-    "SAM",
-    "SGD",
     "AutomaticClipping",
     "Clipping",
+    "Compute",
     "FlatClipping",
     "Ledger",
     "Method",

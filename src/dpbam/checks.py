@@ -46,7 +46,7 @@ _WAY_OUT = (
 )
 
 
-class PlanViolation(DPBAMError, ValueError):
+class PlanViolationError(DPBAMError, ValueError):
     """The oracle was handed what the plan does not account for; nothing was charged."""
 
 
@@ -83,7 +83,7 @@ class BatchSizes:
         >>> sizes.check(80)
         Traceback (most recent call last):
         ...
-        dpbam.checks.PlanViolation: the batch has 80 units, but Poisson sampling gives 10 +- 3 ...
+        dpbam.checks.PlanViolationError: the batch has 80 units, but Poisson sampling gives 10...
     """
 
     def __init__(self, plan: PrivacyPlan) -> None:
@@ -97,14 +97,14 @@ class BatchSizes:
             return
         if self._tail(size) < LEAST_TAIL:
             deviation = math.sqrt(self._expected * (1 - self._q))
-            raise PlanViolation(
+            raise PlanViolationError(
                 f"the batch has {size} units, but Poisson sampling gives {self._expected} +- "
                 f"{deviation:.2g} of n = {self._n}, and this size with probability below "
                 f"{LEAST_TAIL:g}: {_WAY_OUT}"
             )
         length = self._length_with(size)
         if self._most_likely(size) ** (length - 1) < LEAST_RUN:
-            raise PlanViolation(
+            raise PlanViolationError(
                 f"{length} batches in a row have {size} units, which Poisson sampling gives with "
                 f"probability below {LEAST_RUN:g}, and a loader with batches of one size always: "
                 f"{_WAY_OUT}"
@@ -119,7 +119,7 @@ class BatchSizes:
 
     def _check_whole(self, size: int) -> None:
         if abs(size - self._n) > 1:
-            raise PlanViolation(
+            raise PlanViolationError(
                 f"the batch has {size} units, but the plan's batch is the whole data set, n = "
                 f"{self._n}: {_WAY_OUT}"
             )
@@ -166,7 +166,7 @@ def probability(k: int, m: int, q: float) -> float:
 def check_step(plan: PrivacyPlan, step: int) -> None:
     """Refuse a step that the plan does not have: the plan's epsilon would be exceeded."""
     if step >= plan.steps:
-        raise PlanViolation(
+        raise PlanViolationError(
             f"all {plan.steps} steps of the plan are taken: another one would cost more than the "
             "plan's epsilon; make a plan with more steps"
         )
@@ -209,11 +209,11 @@ def check_factors(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
         >>> check_factors(FlatClipping(1.0), torch.tensor([[4.0]]), torch.tensor([[1.0]]))
         Traceback (most recent call last):
         ...
-        dpbam.checks.PlanViolation: FlatClipping lets a unit through with norm 4, ...
+        dpbam.checks.PlanViolationError: FlatClipping lets a unit through with norm 4, ...
     """
     name = type(clipping).__name__
     if factors.shape != norms.shape:
-        raise PlanViolation(
+        raise PlanViolationError(
             f"{name} returned factors of shape {tuple(factors.shape)} for norms of shape "
             f"{tuple(norms.shape)}: return one factor per group and unit"
         )
@@ -225,12 +225,12 @@ def check_factors(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
     if bool(within.all()):
         return
     if not bool(sound.all()):
-        raise PlanViolation(
+        raise PlanViolationError(
             f"{name} returned a factor that is negative, not finite, or not 0 for a norm that is "
             "not finite: a factor is a finite number from 0 on, and a unit with NaN or infinity "
             "in it contributes nothing"
         )
-    raise PlanViolation(
+    raise PlanViolationError(
         f"{name} lets a unit through with norm {float(kept.max()):.6g}, above its sensitivity "
         f"{clipping.sensitivity:g}, to which the noise is calibrated: factor times norm, over all "
         "groups together, must be at most the sensitivity"

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
-
-from torch.func import jvp
+from typing import TYPE_CHECKING, ClassVar
 
 from dpbam import _validate
-from dpbam.params import Params, add, unit_vector
 
-GradFn = Callable[[Params], Params]
+if TYPE_CHECKING:  # torch is imported where it computes: a command line reads names and flags fast
+    from dpbam.params import Params
+
+GradFn = Callable[["Params"], "Params"]
 Schedule = Callable[[int], float]
 
 
@@ -39,6 +39,7 @@ class Method(ABC):
         lam: the paper's lambda >= 0, or a schedule: a function from the step (from 0) to lambda.
 
     Example: a mixture of the plain and the perturbed gradient.
+        >>> from dpbam.params import add, unit_vector
         >>> class Mixture(Method):
         ...     name = "mixture"
         ...     def direction(self, grad, theta, lam):
@@ -140,6 +141,8 @@ class DPSAT(Method):
         """Lambda * g_priv(t-1) / |g_priv(t-1)|."""
         if previous is None or lam == 0:
             return None
+        from dpbam.params import unit_vector
+
         return {name: lam * u for name, u in unit_vector(previous).items()}
 
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
@@ -179,6 +182,10 @@ class BAM(Method):
 
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
         """Eq. 12, or Eq. 11 if exact."""
+        from torch.func import jvp
+
+        from dpbam.params import add, unit_vector
+
         u = unit_vector(grad(theta))  # u = g_i / |g_i|
         if not self.exact:
             return grad(add(theta, u, lam))  # g_i(theta + lambda u)
@@ -213,6 +220,8 @@ class SAM(Method):
         self, lam: float, previous: Params | None, batch_gradient: Callable[[], Params]
     ) -> Params | None:
         """Lambda * g_hat / |g_hat|, g_hat the un-privatised gradient of this batch."""
+        from dpbam.params import unit_vector
+
         return {name: lam * u for name, u in unit_vector(batch_gradient()).items()}
 
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
@@ -222,3 +231,17 @@ class SAM(Method):
     def norm_penalty(self, lam: float) -> float | None:
         """Plain at the shifted theta."""
         return 0.0
+
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (DPSGD, DPSAT, BAM, SGD, SAM)}
+
+
+def is_private(name: object) -> bool:
+    """Whether the method called ``name`` is private; an unknown name counts as private.
+
+    Example:
+        >>> is_private("bam"), is_private("sam")
+        (True, False)
+    """
+    method = METHODS.get(str(name))
+    return method is None or method.private

@@ -49,7 +49,7 @@ class StepFacts:
     batch_gradient: Callable[[], Params]
 
 
-class Lens(Protocol):
+class Observer(Protocol):
     """Watches a step from inside, for measuring. What it sees is not private."""
 
     wants_plain: bool

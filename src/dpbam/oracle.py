@@ -20,12 +20,13 @@ from dpbam.batches import LogicalBatch, Views
 from dpbam.checks import BatchSizes, check_factors, check_parts, check_step, check_units
 from dpbam.distributed import Ranks
 from dpbam.engines import Loss, PhysicalBatch, make_engine
-from dpbam.engines.fitting import LIMIT_BYTES, MOST_ROWS, Fit, fit_rows
+from dpbam.engines.compute import Compute
+from dpbam.engines.fitting import MOST_ROWS, Fit, fit_rows
 from dpbam.errors import ArgumentError
 from dpbam.loading import PoissonBatches
 from dpbam.methods import DPSGD, Method
 from dpbam.nn import check_model, check_trainable
-from dpbam.observers import JointRelease, Lens, StepFacts
+from dpbam.observers import JointRelease, Observer, StepFacts
 from dpbam.params import Params, accumulation_dtype, digest, doubled, shifted
 from dpbam.privacy.clipping import Clipping, portions, unclipped
 from dpbam.privacy.ledger import Ledger
@@ -40,37 +41,45 @@ SAMPLINGS = ("poisson", "unchecked")
 class PrivateGradientOracle:
     """Writes private gradients into ``.grad``.
 
+    The arguments come in four groups: what is computed (no mark), *privacy* (what is released, and
+    how it is accounted for), *measurement*, and *speed*, which changes no result.
+
     Args:
         model: any module that runs on a batch of one and keeps no state. Parameters that do not
             require a gradient stay frozen and cost nothing.
-        loss: (output, targets) -> one value a sample, for example
+        loss: (output, targets) -> one value per sample, for example
             ``torch.nn.CrossEntropyLoss(reduction="none")``.
         plan: the privacy plan; C, sigma, q and the expected batch size come from it.
         method: what a sample's direction is: DPSGD(), DPSAT(lam), BAM(lam), or your own.
-        clipping: overrides the plan's kind of clipping; its sensitivity must be the plan's C.
-        engine: ``"auto"``, ``"fused"``, ``"functional"`` or ``"loop"``. Changes speed, not the
-            result.
-        physical_batch_size: the most rows (samples times views) computed at once; None chooses.
-            Changes memory, not the result.
         augment: (inputs, keys) -> inputs, a random augmentation of each row drawn from its key.
-        multiplicity: K, the number of augmented views a sample; their gradients are averaged
+        multiplicity: K, the number of augmented views per sample; their gradients are averaged
             within the sample before it is clipped.
-        seed: reproducible noise and draws: research only. None takes the system's entropy.
-        noise_seed: with a seed, one for the noise alone, so that paired runs can share all
-            draws but the noise; None: as ``seed``.
-        noise: ``"fast"``, or ``"secure"``: from a cryptographic generator, exactly rounded to a
-            grid (:mod:`dpbam.privacy.secure_noise`). Secure noise has no seed.
-        ledger: where steps are recorded; None keeps a ledger in memory.
-        lens: watches the steps, for measuring; nothing that it sees is private.
-        release: statistics that are released with noise beside each gradient, for example
-            :class:`dpbam.bias.PrivateStatistics`. The plan must know their noise multipliers.
-        ranks: the processes that train together, each on its own units
-            (:func:`dpbam.distributed.joined`); None: this one alone.
-        sampling: ``"poisson"``: batches are drawn by :meth:`batches`, and sizes that Poisson
-            sampling cannot give are refused. ``"unchecked"``: batches come from elsewhere, such as
-            fixed batches of a test or a benchmark; nothing is amplified, and each step is charged
-            at q = 1. The ledger's epsilon then holds if one unit more or less changes nothing else
-            in a batch; the plan's does not. A non-private plan claims nothing: never checked.
+
+        clipping: *privacy.* Overrides the plan's kind of clipping; its sensitivity must be the
+            plan's C.
+        sampling: *privacy.* ``"poisson"``: batches are drawn by :meth:`batches`, and sizes that
+            Poisson sampling cannot give are refused. ``"unchecked"``: batches come from elsewhere,
+            such as fixed batches of a test or a benchmark; nothing is amplified, and each step is
+            charged at q = 1. The ledger's epsilon then holds if one unit more or less changes
+            nothing else in a batch; the plan's does not. A non-private plan is never checked.
+        noise: *privacy.* ``"standard"``, or ``"secure"``: from a cryptographic generator, exactly
+            rounded to a grid (:mod:`dpbam.privacy.secure_noise`). Secure noise has no seed.
+        seed: *privacy.* Reproducible noise and draws, for research only. None takes the system's
+            entropy.
+        noise_seed: *privacy.* With a seed, one for the noise alone, so that paired runs can share
+            all draws but the noise; None: as ``seed``.
+        ledger: *privacy.* Where steps are recorded; None keeps a ledger in memory.
+        statistics: *privacy.* Statistics of the batch that are released with noise next to each
+            gradient, for example :class:`dpbam.bias.PrivateStatistics`. The plan must contain
+            their noise multipliers.
+
+        observer: *measurement.* Watches the steps, for example :class:`dpbam.bias.BiasLens`;
+            nothing that it sees is private.
+
+        compute: *speed.* Engine, physical batch size and memory limit
+            (:class:`~dpbam.engines.compute.Compute`).
+        ranks: *speed.* The processes that train together, each on its own units
+            (:func:`dpbam.distributed.joined`); None: this process alone.
 
     Guarantee: each call of :meth:`backward` on a Poisson batch of the plan is one subsampled
     Gaussian mechanism with noise multiplier sigma, under adding or removing one unit, whatever the
@@ -107,19 +116,18 @@ class PrivateGradientOracle:
         plan: PrivacyPlan,
         method: Method | None = None,
         *,
-        clipping: Clipping | None = None,
-        engine: str = "auto",
-        physical_batch_size: int | None = None,
         augment: Callable[[Any, Tensor], Any] | None = None,
         multiplicity: int = 1,
+        clipping: Clipping | None = None,
+        sampling: str = "poisson",
+        noise: str = "standard",
         seed: int | None = None,
         noise_seed: int | None = None,
-        noise: str = "fast",
         ledger: Ledger | None = None,
-        lens: Lens | None = None,
-        release: JointRelease | None = None,
+        statistics: JointRelease | None = None,
+        observer: Observer | None = None,
+        compute: Compute | None = None,
         ranks: Ranks | None = None,
-        sampling: str = "poisson",
     ) -> None:
         self.model, self.plan = model, plan
         self.sampling = _validate.one_of("sampling", sampling, SAMPLINGS)
@@ -134,7 +142,8 @@ class PrivateGradientOracle:
         noise_seed = seed if noise_seed is None else noise_seed
         self.noise = make_noise(noise, noise_seed)
         self.ledger = plan.ledger() if ledger is None else ledger
-        self.lens, self.release, self.ranks = lens, release, ranks or Ranks()
+        self.observer, self.statistics, self.ranks = observer, statistics, ranks or Ranks()
+        self.compute = compute or Compute()
         self.step = 0
         self.stream = self._new_stream()
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
@@ -142,14 +151,13 @@ class PrivateGradientOracle:
         check_model(model)
         check_trainable(model)
         check_parts(
-            plan, self.method, self.clipping, release, ranks=self.ranks, watched=lens is not None
-        )
+            plan, self.method, self.clipping, statistics,
+            ranks=self.ranks, watched=observer is not None,
+        )  # fmt: skip
         self._names = list(self._trainable())
-        self._engine = (engine, model, loss, self.clipping.groups(self._names))
+        self._engine = (self.compute.engine, model, loss, self.clipping.groups(self._names))
         self.engine = make_engine(*self._engine)
-        if physical_batch_size is not None:
-            _validate.count("physical_batch_size", physical_batch_size)
-        self.physical_batch_size = physical_batch_size
+        self.physical_batch_size = self.compute.physical_batch_size
 
     def batches(
         self, dataset: Any, *, units: Any = None, num_workers: int = 0
@@ -184,7 +192,7 @@ class PrivateGradientOracle:
             units: [N] the unit of privacy of each row; None: every row is a unit of its own.
 
         Raises:
-            dpbam.checks.PlanViolation: what was handed over is not what the plan accounts for;
+            dpbam.checks.PlanViolationError: what was handed over is not what the plan accounts for;
                 nothing was charged.
         """
         check_step(self.plan, self.step)
@@ -203,34 +211,34 @@ class PrivateGradientOracle:
         with shifted(self._trainable(), ascent):  # theta + ascent; theta again afterwards
             clipped = self._clipped_sum(batch, lam, watchers)  # sum_i clip(d_i)
         released = self.ranks.release(clipped, self._privatised)
-        if self.lens in watchers:
-            self.lens.finish(clipped, released)
+        if self.observer in watchers:
+            self.observer.finish(clipped, released)
         self._write(released)
         self._sizes.count(size)
 
     def _watchers(
         self, batch: LogicalBatch, lam: float, *, shifted: bool
-    ) -> list[Lens | JointRelease]:
-        """What looks at this step: the lens, if it wants to, and the joint release."""
+    ) -> list[Observer | JointRelease]:
+        """Return what watches this step: the observer, if it wants to, and the joint release."""
         whole = len(batch.ids) * self.views.multiplicity <= self._most_rows
         facts = StepFacts(
             self.step, self.plan, self.clipping, self.method, lam, self._previous, shifted, whole,
             self._zeros, lambda: self._batch_gradient(batch),
         )  # fmt: skip
-        watchers: list[Lens | JointRelease] = []
-        if self.lens is not None and self.lens.begin(facts):
-            watchers.append(self.lens)
-        if self.release is not None:
-            self.release.begin(facts)
-            watchers.append(self.release)
+        watchers: list[Observer | JointRelease] = []
+        if self.observer is not None and self.observer.begin(facts):
+            watchers.append(self.observer)
+        if self.statistics is not None:
+            self.statistics.begin(facts)
+            watchers.append(self.statistics)
         return watchers
 
     def _clipped_sum(
-        self, batch: LogicalBatch, lam: float, watchers: list[Lens | JointRelease]
+        self, batch: LogicalBatch, lam: float, watchers: list[Observer | JointRelease]
     ) -> Params:
         """sum_i clip(d_i) over all physical batches, in float64."""
         total = doubled(self._zeros())
-        wants_plain = self.lens in watchers and self.lens.wants_plain
+        wants_plain = self.observer in watchers and self.observer.wants_plain
         for physical in self._physical(batch):
             directions = self.engine.directions(physical, self.method, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
@@ -243,7 +251,7 @@ class PrivateGradientOracle:
                 watcher.observe(directions, norms, factors)
         return total
 
-    def fit(self, inputs: Any, targets: Any, *, limit_bytes: int = LIMIT_BYTES) -> Fit:
+    def fit(self, inputs: Any, targets: Any) -> Fit:
         """Choose the physical batch size, if it was not given, so that a step stays in memory.
 
         Measured on copies of the first sample, whose values do not matter. The first batch does it
@@ -252,7 +260,7 @@ class PrivateGradientOracle:
         sample = next(LogicalBatch.of(inputs, targets, None, 1).split(1, self.views, self._device))
         found = fit_rows(
             lambda: make_engine(*self._engine), sample, self.method, self.method.lam_at(self.step),
-            rows=self.physical_batch_size, limit_bytes=limit_bytes,
+            rows=self.physical_batch_size, limit_bytes=self.compute.memory_limit,
         )  # fmt: skip
         self.physical_batch_size = found.rows
         return found
@@ -294,8 +302,8 @@ class PrivateGradientOracle:
         std = self.plan.noise_multiplier * self._sensitivity()  # sigma C
         noised = self.noise.add(total, std, self.step)  # once per logical batch
         released = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
-        statistics = self.release.noised(self.noise) if self.release else {}
-        said = digest({**released, **statistics}) if self.randomness.seeded else None
+        noised_statistics = self.statistics.noised(self.noise) if self.statistics else {}
+        said = digest({**released, **noised_statistics}) if self.randomness.seeded else None
         self.ledger.charge(
             self.stream,
             self.step,
@@ -303,8 +311,8 @@ class PrivateGradientOracle:
             sampling_rate=1.0 if self.sampling == "unchecked" else self.plan.sampling_rate,
             release=said,
         )
-        if self.release:
-            self.release.publish(statistics)
+        if self.statistics:
+            self.statistics.publish(noised_statistics)
         return released
 
     def _write(self, released: Params) -> None:

@@ -35,11 +35,11 @@ LAM = 0.3
 
 def measure(
     model: nn.Module, plan: PrivacyPlan, method: Method, x: Any, y: Any, *, steps: int = 2,
-    lens: BiasLens | None = None, **options: Any,
+    observer: BiasLens | None = None, **options: Any,
 ) -> list[BiasRecord]:  # fmt: skip
-    lens = lens or BiasLens(eta=True, plain=True)
+    lens = observer or BiasLens(eta=True, plain=True)
     options.setdefault("physical_batch_size", 64)
-    oracle = sized_oracle(model, cross_entropy, plan, method, lens=lens, **options)
+    oracle = sized_oracle(model, cross_entropy, plan, method, observer=lens, **options)
     for _ in range(steps):
         oracle.backward(x, y)
     return lens.records
@@ -143,7 +143,12 @@ def test_alignment_of_dp_sat_is_with_the_previous_private_gradient() -> None:
     model, (x, y) = smooth_net(), samples(9)
     lens = BiasLens(plain=True)
     oracle = sized_oracle(
-        model, cross_entropy, private_plan(clip_norm=0.3), METHODS["dp-sat"](LAM), lens=lens, seed=0
+        model,
+        cross_entropy,
+        private_plan(clip_norm=0.3),
+        METHODS["dp-sat"](LAM),
+        observer=lens,
+        seed=0,
     )
     oracle.backward(x, y)
     previous = flat({n: p.grad for n, p in model.named_parameters()})
@@ -158,7 +163,7 @@ def test_alignment_of_dp_sat_is_with_the_previous_private_gradient() -> None:
 def test_dp_sat_without_a_further_pass_has_no_plain_reading() -> None:
     model, (x, y) = smooth_net(), samples(9)
     plan, method = private_plan(clip_norm=0.3), METHODS["dp-sat"](LAM)
-    records = measure(model, plan, method, x, y, lens=BiasLens())
+    records = measure(model, plan, method, x, y, observer=BiasLens())
     assert records[0].non_private_against_plain is not None  # the first step is not shifted
     assert records[1].non_private_against_plain is None
     assert records[1].non_private_alignment is None
@@ -215,7 +220,7 @@ def test_every_nth_step_is_measured_and_the_others_cost_nothing(monkeypatch) -> 
     )
     model, (x, y) = smooth_net(), samples(9)
     lens = BiasLens(every=3)
-    measure(model, private_plan(), METHODS["dp-sgd"](0.0), x, y, steps=5, lens=lens,
+    measure(model, private_plan(), METHODS["dp-sgd"](0.0), x, y, steps=5, observer=lens,
             engine="functional")  # fmt: skip
     assert [record.step for record in lens.records] == [0, 3]
     assert len(calls) == 5 + 2  # one clipped sum a step, one more where it is measured
@@ -226,8 +231,8 @@ def test_measuring_does_not_change_the_step() -> None:
     found = []
     for lens in (None, BiasLens(eta=True, plain=True)):
         oracle = sized_oracle(
-            model, cross_entropy, private_plan(clip_norm=0.3), METHODS["dp-sat"](LAM), lens=lens,
-            seed=4,
+            model, cross_entropy, private_plan(clip_norm=0.3), METHODS["dp-sat"](LAM),
+            observer=lens, seed=4,
         )  # fmt: skip
         for _ in range(3):
             oracle.backward(x, y)

@@ -40,7 +40,7 @@ def oracle_with(seen: PrivateStatistics, **changes: Any) -> PrivateGradientOracl
     options = {k: changes.pop(k) for k in names if k in changes}
     plan = private_plan(joint_noise_multipliers=seen.noise_multipliers, **changes)
     return sized_oracle(
-        smooth_net(), cross_entropy, plan, release=seen, physical_batch_size=4, **options
+        smooth_net(), cross_entropy, plan, statistics=seen, physical_batch_size=4, **options
     )
 
 
@@ -191,8 +191,8 @@ def test_the_statistics_are_part_of_the_release_that_a_replay_must_repeat() -> N
     state = oracle.state_dict()
     oracle.backward(x, y)
     oracle.load_state_dict(state)
-    oracle.release.given = (0.6, 1.0, 2.0, 4.0)
-    oracle.release.bias_bound = 0.1
+    oracle.statistics.given = (0.6, 1.0, 2.0, 4.0)
+    oracle.statistics.bias_bound = 0.1
     with pytest.raises(ValueError, match="already used"):
         oracle.backward(x, y)
 
@@ -256,7 +256,7 @@ def test_statistics_that_leave_no_budget_are_refused(settings: dict[str, Any]) -
 def test_a_plan_that_does_not_know_the_release_is_refused(known: tuple[float, ...]) -> None:
     plan = private_plan(joint_noise_multipliers=known)
     with pytest.raises(ValueError, match="joint_noise_multipliers"):
-        sized_oracle(smooth_net(), cross_entropy, plan, release=statistics())
+        sized_oracle(smooth_net(), cross_entropy, plan, statistics=statistics())
 
 
 def test_a_plan_that_expects_a_release_needs_one() -> None:
@@ -292,7 +292,7 @@ def world(x: Tensor, seed: int, rounds: int) -> Tensor:
         n=1, batch_size=1, joint_noise_multipliers=seen.noise_multipliers, delta=0.5, steps=rounds
     )
     oracle = sized_oracle(
-        Bare(), lambda output, y: output, plan, engine="functional", release=seen, seed=seed
+        Bare(), lambda output, y: output, plan, engine="functional", statistics=seen, seed=seed
     )
     for row in range(rounds):
         oracle.backward(x, x)
@@ -334,13 +334,13 @@ def test_counts_and_bias_are_near_the_truth() -> None:
     plan = private_plan(
         n=1000, batch_size=400, clip_norm=0.3, joint_noise_multipliers=seen.noise_multipliers
     )
-    oracle = sized_oracle(smooth_net(), cross_entropy, plan, release=seen, seed=0)
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=seen, seed=0)
     clean = PrivateStatistics(THRESHOLDS, noise_multiplier=2.0, bias_bound=10.0)
     quiet = sized_oracle(
         smooth_net(), cross_entropy,
         PrivacyPlan.non_private(n=1000, batch_size=400, steps=1, clip_norm=0.3,
                                 joint_noise_multipliers=clean.noise_multipliers),
-        release=clean,
+        statistics=clean,
     )  # fmt: skip
     oracle.backward(x, y)
     quiet.backward(x, y)
@@ -362,7 +362,7 @@ def test_the_bias_that_is_released_is_the_lens_s_own_reading() -> None:
     plan = PrivacyPlan.non_private(
         n=100, batch_size=30, steps=1, clip_norm=0.3, joint_noise_multipliers=seen.noise_multipliers
     )
-    oracle = sized_oracle(smooth_net(), cross_entropy, plan, release=seen, lens=lens)
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=seen, observer=lens)
     oracle.backward(x, y)
     bias = lens.records[0].non_private_against_own.bias
     assert seen.released[0].bias == pytest.approx(bias, rel=1e-9)

@@ -40,7 +40,7 @@ def check_draws_do_not_repeat(bits: NDArray[np.bool_]) -> None:
     assert repeats < 64, f"{repeats} stretches of 64 draws come twice"
 
 
-def check_poisson_draws_do_not_repeat(kind: str = "fast") -> None:
+def check_poisson_draws_do_not_repeat(kind: str = "standard") -> None:
     """Among two million units, at q = 1/2."""
     plan = private_plan(n=UNITS, batch_size=UNITS // 2, delta=1e-8)
     secure = kind == "secure"

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpbam import BAM, DPSAT, DPSGD, PrivateGradientOracle
-from dpbam import methods as methods_module
+from dpbam import BAM, DPSAT, DPSGD, Method, PrivateGradientOracle, params
 from dpbam import oracle as oracle_module
 from dpbam.batches import LogicalBatch, Views
 from dpbam.engines import functional
@@ -147,7 +146,7 @@ def check_a_sample_enters_once() -> None:
 # --- DP-SAT
 
 
-def after_two_steps(method: methods_module.Method) -> tuple[torch.Tensor, torch.Tensor]:
+def after_two_steps(method: Method) -> tuple[torch.Tensor, torch.Tensor]:
     """(first release, second release) of DP-SAT over three micro-batches, noise included."""
     model, (x, y) = smooth_net(), samples(9)
     plan = quiet_plan(0.5, noise_multiplier=2.0)
@@ -190,7 +189,7 @@ def by_the_realised_batch(original):
 
 
 def each_view_clipped(original):
-    def clipped_sum(self, batch, lam, lens):
+    def clipped_sum(self, batch, lam, watchers):
         total = self._zeros()
         for physical in self._physical(batch):
             n = len(physical.unit)
@@ -273,7 +272,7 @@ def undone_by_subtraction(original):
 
 
 def again_for_each_micro_batch(original):
-    def clipped_sum(self, batch, lam, lens):
+    def clipped_sum(self, batch, lam, watchers):
         total = self._zeros()
         shift = self.method.ascent(lam, self._previous, dict)
         saved = {n: p.detach().clone() for n, p in self.model.named_parameters()}
@@ -309,7 +308,7 @@ MISTAKES = {
         check_bad_samples_vanish, functional, "_contract", plain_product
     ),
     "0 / 0 in BAM's ascent": Mistake(
-        check_bam_at_a_zero_gradient, methods_module, "unit_vector", divided_by_zero
+        check_bam_at_a_zero_gradient, params, "unit_vector", divided_by_zero
     ),
     "draws by place in the micro-batch": Mistake(
         check_micro_batches, Views, "of", keyed_by_place_in_the_micro_batch

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpbam import Clipping, FlatClipping, PerLayerClipping, PrivateGradientOracle
+from dpbam import Clipping, Compute, FlatClipping, PerLayerClipping, PrivateGradientOracle
 from dpbam import oracle as oracle_module
-from dpbam.checks import BatchSizes, PlanViolation
+from dpbam.checks import BatchSizes, PlanViolationError
 from dpbam.privacy import clipping as clipping_module
 from planting import Mistake, catches
 from support import cross_entropy, private_plan, samples, smooth_net
@@ -29,8 +29,8 @@ def oracle_of(
 ) -> PrivateGradientOracle:
     plan = private_plan(**{"n": N, "batch_size": L, "steps": 60, **fields})
     return PrivateGradientOracle(
-        smooth_net(), cross_entropy, plan, clipping=clipping, physical_batch_size=64, seed=0,
-        sampling=sampling,
+        smooth_net(), cross_entropy, plan, clipping=clipping, sampling=sampling, seed=0,
+        compute=Compute(physical_batch_size=64),
     )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def steps_until_refused(oracle: PrivateGradientOracle, batches: Iterable[Any], w
         before = (oracle.step, len(oracle.ledger), oracle.model[0].weight.grad)
         try:
             oracle.backward(*batch)
-        except PlanViolation as error:
+        except PlanViolationError as error:
             refusal = str(error)
             break
     assert words in refusal
@@ -180,7 +180,7 @@ def test_unchecked_batches_are_charged_without_amplification() -> None:
     full = private_plan(n=N, batch_size=N, steps=3, accountant="rdp")
     assert oracle.ledger.epsilon() == full.epsilon()
     assert oracle.ledger.epsilon() > 2 * oracle.plan.epsilon()
-    with pytest.raises(PlanViolation, match="all 3 steps"):
+    with pytest.raises(PlanViolationError, match="all 3 steps"):
         oracle.backward(*samples(N))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from checks import check_gaussian, check_uncorrelated
-from dpbam import DPSGD, PrivateGradientOracle
+from dpbam import DPSGD, Compute, PrivateGradientOracle
 from dpbam.privacy import noise as noise_module
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness
@@ -30,7 +30,12 @@ def silent_oracle(seed: int | None = 7) -> PrivateGradientOracle:
     )
     plan = private_plan(noise_multiplier=SIGMA, clip_norm=C, batch_size=L)
     return PrivateGradientOracle(
-        model, cross_entropy, plan, DPSGD(), engine="functional", physical_batch_size=2, seed=seed
+        model,
+        cross_entropy,
+        plan,
+        DPSGD(),
+        compute=Compute(engine="functional", physical_batch_size=2),
+        seed=seed,
     )
 
 
@@ -97,8 +102,8 @@ def scaled(factor: float):
 
 
 def once_per_micro_batch(original):
-    def clipped_sum(self, batch, lam, lens):
-        total = original(self, batch, lam, lens)
+    def clipped_sum(self, batch, lam, watchers):
+        total = original(self, batch, lam, watchers)
         for k, _ in enumerate(self._physical(batch)):
             total = self.noise.add(total, SIGMA * C, 1000 + k)
         return total

@@ -22,9 +22,9 @@ from support import cross_entropy, poisson_batches, quiet_plan, sized_oracle
 from together import together
 
 
-def noise_on(ranks: Ranks, kind: str = "fast") -> tuple[np.ndarray, int]:
+def noise_on(ranks: Ranks, kind: str = "standard") -> tuple[np.ndarray, int]:
     """What two steps without gradients release, times l, and the ledger's length."""
-    oracle = silent_oracle(seed=7 if kind == "fast" else None)
+    oracle = silent_oracle(seed=7 if kind == "standard" else None)
     oracle.ranks, oracle.noise = ranks, make_noise(kind, oracle.randomness.seed)
     own = torch.arange(ranks.rank, 5, ranks.world)
     found = []
@@ -34,10 +34,10 @@ def noise_on(ranks: Ranks, kind: str = "fast") -> tuple[np.ndarray, int]:
     return np.concatenate(found), len(oracle.ledger)
 
 
-def check_noise_over_ranks(world: int = 2, kind: str = "fast") -> None:
+def check_noise_over_ranks(world: int = 2, kind: str = "standard") -> None:
     """N(0, (sigma C)^2) in total, whatever the number of ranks, and charged once."""
     found = together(world, lambda ranks: noise_on(ranks, kind))
-    check_gaussian(found[0][0], SIGMA * C, LEVEL if kind == "fast" else RARE)
+    check_gaussian(found[0][0], SIGMA * C, LEVEL if kind == "standard" else RARE)
     assert [entries for _, entries in found] == [2] + [0] * (world - 1)
 
 
@@ -63,7 +63,7 @@ def check_a_unit_is_on_one_rank() -> None:
         assert found == pytest.approx(6 * C)
 
 
-@pytest.mark.parametrize(("world", "kind"), [(1, "fast"), (4, "fast"), (2, "secure")])
+@pytest.mark.parametrize(("world", "kind"), [(1, "standard"), (4, "standard"), (2, "secure")])
 def test_the_noise_is_that_of_one_process(world: int, kind: str) -> None:
     check_noise_over_ranks(world, kind)
 

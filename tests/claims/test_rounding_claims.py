@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import PrivateGradientOracle, oracle
+from dpbam import Compute, PrivateGradientOracle, oracle
 from dpbam.batches import LogicalBatch
 from dpbam.privacy import secure_noise
 from dpbam.privacy.clipping import CLIPPINGS, ROUNDING
@@ -31,7 +31,7 @@ def moves(engine: str, physical: int, width: int = 1) -> list[float]:
     torch.manual_seed(0)
     model, plan = nn.Linear(width, 1, bias=False), quiet_plan(C, n=UNITS, batch_size=UNITS)
     private = PrivateGradientOracle(
-        model, first_output, plan, engine=engine, physical_batch_size=physical
+        model, first_output, plan, compute=Compute(engine=engine, physical_batch_size=physical)
     )
     x = (torch.rand(width) + 0.5) * (1 + torch.rand(UNITS, 1))
     y = torch.zeros(UNITS)
@@ -83,7 +83,10 @@ def test_sums_are_float64_and_gradients_have_the_dtype_of_their_parameter(
 ) -> None:
     model = nn.Linear(3, 1, bias=False).to(dtype)
     private = PrivateGradientOracle(
-        model, first_output, quiet_plan(C), engine="functional", physical_batch_size=2
+        model,
+        first_output,
+        quiet_plan(C),
+        compute=Compute(engine="functional", physical_batch_size=2),
     )
     batch = LogicalBatch.of(torch.ones(5, 3, dtype=dtype), torch.zeros(5), None, 1)
     summed = private._clipped_sum(batch.keyed(private.randomness, 0), 0.0, [])["weight"]

@@ -1,4 +1,4 @@
-"""Noise, closely: its scale to 2%, its tails, and parameters of one element; fast and secure.
+"""Noise, closely: its scale to 2%, its tails, and parameters of one element; standard and secure.
 
 Fast noise is seeded here. Secure noise cannot be: its checks have the false-alarm rate of
 ``check_normal``, 3e-10 each.
@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from checks import check_normal
-from dpbam import PrivateGradientOracle
+from dpbam import Compute, PrivateGradientOracle
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.secure_noise import SecureGaussianNoise, make_noise
 from planting import Mistake, catches
 from support import cross_entropy, private_plan
 
 SIGMA, C, L = 2.0, 0.5, 10
-STD = {"fast": SIGMA * C, "secure": SIGMA * C * (1 + 2.0**-10)}  # with secure noise's allowance
+STD = {"standard": SIGMA * C, "secure": SIGMA * C * (1 + 2.0**-10)}  # with secure noise's allowance
 SHAPES: dict[str, tuple[int, ...]] = {"scalar": (), "vector": (1,), "matrix": (1, 1)}
 EACH = 60  # parameters of each of these shapes
 
@@ -43,8 +43,8 @@ def released(kind: str) -> dict[str, torch.Tensor]:
     """One step without gradients, times l: the noise of each parameter."""
     model, plan = ManyScalars(), private_plan(noise_multiplier=SIGMA, clip_norm=C, batch_size=L)
     oracle = PrivateGradientOracle(
-        model, cross_entropy, plan, engine="functional", physical_batch_size=4, noise=kind,
-        seed=7 if kind == "fast" else None,
+        model, cross_entropy, plan, noise=kind, seed=7 if kind == "standard" else None,
+        compute=Compute(engine="functional", physical_batch_size=4),
     )  # fmt: skip
     oracle.backward(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
     return {n: p.grad.flatten().double() * L for n, p in model.named_parameters()}
@@ -114,7 +114,7 @@ PLANTED = {
 MISTAKES = {
     f"{name} ({kind})": Mistake(of(kind, check), owner, "add", wrong)
     for name, (check, wrong) in PLANTED.items()
-    for kind, owner in {"fast": GaussianNoise, "secure": SecureGaussianNoise}.items()
+    for kind, owner in {"standard": GaussianNoise, "secure": SecureGaussianNoise}.items()
 }
 
 

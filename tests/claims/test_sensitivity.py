@@ -115,7 +115,7 @@ def factor_times_nan(original):
 def clips_what_it_does_not_sum(original):
     """Factors from the plain gradient, the perturbed one summed."""
 
-    def clipped_sum(self, batch, lam, lens):
+    def clipped_sum(self, batch, lam, watchers):
         total = self._zeros()
         for physical in self._physical(batch):
             plain = self.engine.directions(physical, DPSGD(), 0.0).norms()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbam.app.cli.boundary import INTERRUPTED, guarded
-from dpbam.app.runs import Interrupted, RunConfig, execute, stored_config
+from dpbam.app.runs import RunConfig, RunInterruptedError, execute, stored_config
 from dpbam.app.runs.folder import RunFolder
 from dpbam.distributed import Ranks, process, watch
 from end_to_end.kill_driver import at_call, count_applied, die, plant_mistake
@@ -131,7 +131,7 @@ def train(ranks: Ranks, config: dict[str, Any], out: str) -> int:
     settings = ranks.from_leader(lambda: stored_config(out) if resume else RunConfig(**config))
     try:
         execute(settings, out, resume=resume, ranks=ranks)
-    except Interrupted:
+    except RunInterruptedError:
         return INTERRUPTED
     return 0
 

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from checks import check_poisson
-from dpbam import SAM, SGD, FlatClipping, Method, PrivacyPlan, PrivateGradientOracle
+from dpbam import Compute, FlatClipping, Method, PrivacyPlan, PrivateGradientOracle
 from dpbam.bias import BiasLens
-from dpbam.checks import PlanViolation
-from dpbam.distributed import EndedElsewhere, RankLost, Ranks, watch
+from dpbam.checks import PlanViolationError
+from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks, watch
 from dpbam.distributed.process import ProcessRanks
+from dpbam.methods import SAM, SGD
 from dpbam.privacy.sampling import Share
 from support import (
     CLIPPINGS,
@@ -82,7 +83,7 @@ def trained(ranks: Ranks, method: Method, plan: PrivacyPlan, views: int) -> np.n
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 3)).double()
     oracle = PrivateGradientOracle(
-        model, cross_entropy, plan, method, physical_batch_size=24, augment=jitter,
+        model, cross_entropy, plan, method, compute=Compute(physical_batch_size=24), augment=jitter,
         multiplicity=views, seed=3, ranks=ranks,
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -197,7 +198,7 @@ def handed(ranks: Ranks, sizes: list[int]) -> tuple[str, int]:
         units = torch.arange(ranks.rank, size, ranks.world)
         try:
             oracle.backward(*samples(len(units)), units)
-        except PlanViolation as error:
+        except PlanViolationError as error:
             said = str(error)
             break
     return said, len(oracle.ledger)
@@ -222,12 +223,17 @@ def halves(ranks: Ranks) -> int:
     """Steps of Poisson batches of which each rank's share alone would be impossible."""
     plan = private_plan(n=8000, batch_size=4000, steps=3, delta=1e-5)
     oracle = PrivateGradientOracle(
-        nn.Linear(4, 3).double(), cross_entropy, plan, physical_batch_size=4096, ranks=ranks, seed=1
+        nn.Linear(4, 3).double(),
+        cross_entropy,
+        plan,
+        compute=Compute(physical_batch_size=4096),
+        ranks=ranks,
+        seed=1,
     )
     try:
         for batch in oracle.batches(samples(8000)):
             oracle.backward(*batch)
-    except PlanViolation:
+    except PlanViolationError:
         return -1
     return oracle.step
 
@@ -257,7 +263,7 @@ def test_a_clipping_that_fails_on_one_rank_is_charged_on_none(monkeypatch):
             oracle.model.bias.copy_(torch.tensor([1e3, 0.0, 0.0]))  # sure of class 0
         oracle.backward(x, ranks.rank * torch.ones(len(units), dtype=torch.long), units)
 
-    with pytest.raises((EndedElsewhere, RankLost)):
+    with pytest.raises((EndedElsewhereError, RankLostError)):
         together(2, lenient)
     assert [len(ledger) for ledger in charged] == [0]
 
@@ -283,4 +289,4 @@ def test_units_of_another_rank_are_refused(units):
 
 def test_measuring_the_bias_needs_a_process_alone():
     with pytest.raises(ValueError, match="by a process alone"):
-        oracle_of(Second(), lens=BiasLens())
+        oracle_of(Second(), observer=BiasLens())

@@ -11,7 +11,7 @@ import torch
 from dpbam.app.cli.train import _asked
 from dpbam.app.runs import RunConfig
 from dpbam.app.runs.folder import RunFolder
-from dpbam.distributed import EndedElsewhere, RankLost, Ranks, watch
+from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks, watch
 from dpbam.distributed.process import flatten, timeout, unflatten
 from together import together
 
@@ -56,7 +56,7 @@ def test_a_rank_that_is_late_is_not_called_lost(monkeypatch):
             time.sleep(8)
         try:
             ranks.sums(1.0)
-        except (RankLost, EndedElsewhere) as error:
+        except (RankLostError, EndedElsewhereError) as error:
             return str(error)
         return "met"
 

@@ -70,7 +70,7 @@ def linear(call: Callable[..., Tensor], **parts: Any) -> Net:
     return Net(call, first=nn.Linear(WIDTH, 5), head=nn.Linear(5, 3), **parts)
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The engine raised instead of computing: nothing would be charged."""
 
 
@@ -80,7 +80,7 @@ def world(
     """The clipped sums of four steps on the records ``keep``.
 
     Raises:
-        Refused: with the engine's reason.
+        RefusedError: with the engine's reason.
     """
     torch.manual_seed(0)
     made = load()[name]()
@@ -111,7 +111,7 @@ def _clipped_sum(engine: Engine, made: Mixing, method: str, keep: list[int]) -> 
         handle = engine.directions(batch, METHODS[method], LAM)
         return handle.weighted_sum(FlatClipping(C).factors(handle.norms()))
     except Exception as reason:
-        raise Refused(f"{type(reason).__name__}: {reason}") from reason
+        raise RefusedError(f"{type(reason).__name__}: {reason}") from reason
 
 
 def moves(name: str, engine: str | Callable[..., Engine], method: str) -> list[float]:

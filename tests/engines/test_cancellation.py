@@ -15,7 +15,7 @@ from reference import make_batch
 from torch import Tensor, nn
 
 from dpbam.engines import make_engine
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.fused import gradients
 from dpbam.methods import BAM, DPSGD, Method
 from dpbam.nn import StandardisedConv2d
@@ -194,5 +194,7 @@ def test_bams_ascent_through_a_cast_to_bfloat16_is_refused() -> None:
     """s(theta + step) rounds the sum: adding s(step) was 6% off."""
     names = {"weight": 0}
     made = make_engine("fused", Product(), nn.CrossEntropyLoss(reduction="none"), names)
-    with pytest.raises(CannotServe, match="weight is moved through a cast to low precision"):
+    with pytest.raises(
+        UnsupportedModelError, match="weight is moved through a cast to low precision"
+    ):
         made.directions(make_batch(torch.randn(6, 16), torch.arange(6) % 4, 6), BAM(0.1), 0.1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from zoo import ROWS, ZOO, loss
 
 from dpbam.engines import FunctionalEngine, PhysicalBatch
-from dpbam.engines.base import CannotServe, call_model, per_row_loss
+from dpbam.engines.base import UnsupportedModelError, call_model, per_row_loss
 from dpbam.methods import BAM, DPSGD, Method
 
 METHODS = {"dp-sgd": (DPSGD(), 0.0), "bam-exact": (BAM(0.2, exact=True), 0.2)}
@@ -162,7 +162,7 @@ def test_a_layer_that_keeps_state_is_refused() -> None:
 
     batch = make_batch(torch.randn(ROWS, 6), torch.arange(ROWS) % 3, ROWS)
     model = Counting()
-    with pytest.raises(CannotServe, match="in-place operation"):
+    with pytest.raises(UnsupportedModelError, match="in-place operation"):
         FunctionalEngine(model, loss).directions(batch, DPSGD(), 0.0)
     assert not model.seen.any()
 

@@ -11,7 +11,7 @@ from agreement import METHODS, errors
 from reference import make_batch, one_at_a_time
 from torch import Tensor, nn
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.fused import FusedEngine
 from dpbam.engines.fused.rules import RULES, Call, rule
 from dpbam.engines.fused.uses import ScaleUse
@@ -97,7 +97,7 @@ class Sequence(nn.Module):
 def test_a_layer_that_mixes_or_keeps_samples_is_refused_by_name(
     layer: nn.Module, word: str
 ) -> None:
-    with pytest.raises(CannotServe, match=word):
+    with pytest.raises(UnsupportedModelError, match=word):
         FusedEngine(Sequence(layer), CROSS).directions(
             make_batch(torch.randn(5, 5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
         )
@@ -123,7 +123,7 @@ def test_a_use_that_torch_cannot_show_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(Double.apply(x, self.hidden))
 
-    with pytest.raises(CannotServe, match=r"autograd\.Function"):
+    with pytest.raises(UnsupportedModelError, match=r"autograd\.Function"):
         FusedEngine(Hidden(), CROSS).directions(
             make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
         )
@@ -141,7 +141,7 @@ def test_an_input_overwritten_later_is_refused() -> None:
             x.mul_(2)
             return self.c(x + y)
 
-    with pytest.raises(CannotServe, match="in place"):
+    with pytest.raises(UnsupportedModelError, match="in place"):
         FusedEngine(Overwrites(), CROSS).directions(
             make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
         )
@@ -154,7 +154,7 @@ def test_a_method_of_ones_own_is_refused() -> None:
         def direction(self, grad: Any, theta: Any, lam: float) -> Any:
             return grad(theta)
 
-    with pytest.raises(CannotServe, match="Odd"):
+    with pytest.raises(UnsupportedModelError, match="Odd"):
         FusedEngine(net(), CROSS).directions(batch(), Odd(0.1), 0.1)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reference import make_batch
 from torch import Tensor, nn
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.functional import FunctionalEngine
 from dpbam.engines.fused import FusedEngine
 from dpbam.methods import BAM
@@ -134,7 +134,9 @@ def test_standardised_convolutions(scale: bool, side: int) -> None:
         found = errors(FusedEngine(model, smooth), model, smooth, batch, method)
         assert max(found.values()) < 1e-9, (method, found)
     for inputs in (batch.inputs, torch.full_like(batch.inputs, torch.nan)):  # whatever the data
-        with pytest.raises(CannotServe, match="moved through its standardisation's scale"):
+        with pytest.raises(
+            UnsupportedModelError, match="moved through its standardisation's scale"
+        ):
             FusedEngine(model, smooth).directions(replace(batch, inputs=inputs), BAM(0.2), 0.2)
 
 

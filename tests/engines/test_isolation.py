@@ -11,7 +11,7 @@ from reference import make_batch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dpbam.engines import CannotServe, StatefulModelError, make_engine
+from dpbam.engines import StatefulModelError, UnsupportedModelError, make_engine
 from dpbam.methods import BAM, DPSGD
 
 CROSS = nn.CrossEntropyLoss(reduction="none")
@@ -97,7 +97,7 @@ def test_what_outlives_a_pass_is_refused_by_name(name: str, engine: str) -> None
     code, word = STATE[name]
     error: Any = StatefulModelError
     if (name, engine) == ("buffer in place", "functional"):  # torch refuses it before
-        error, word = CannotServe, "in-place operation"
+        error, word = UnsupportedModelError, "in-place operation"
     with pytest.raises(error, match=word):
         run(Code(code), engine)
     KEPT.clear()
@@ -169,7 +169,7 @@ FOREIGN = {
 @pytest.mark.parametrize("name", FOREIGN)
 def test_code_that_vmap_cannot_vouch_for_is_refused(name: str, engine: str) -> None:
     code, word = FOREIGN[name]
-    with pytest.raises(CannotServe, match=word):
+    with pytest.raises(UnsupportedModelError, match=word):
         run(Code(code), engine)
 
 
@@ -177,11 +177,11 @@ def test_code_that_vmap_cannot_vouch_for_is_refused(name: str, engine: str) -> N
 def test_hooks_on_gradients_are_refused(engine: str) -> None:
     hooked = Code(lambda m, x: x)
     hooked.first.register_full_backward_hook(lambda *_: None)
-    with pytest.raises(CannotServe, match="module 'first' has a backward hook"):
+    with pytest.raises(UnsupportedModelError, match="module 'first' has a backward hook"):
         run(hooked, engine)
     hooked = Code(lambda m, x: x)
     hooked.first.weight.register_hook(lambda g: g)
-    with pytest.raises(CannotServe, match=r"parameter first\.weight has a gradient hook"):
+    with pytest.raises(UnsupportedModelError, match=r"parameter first\.weight has a gradient hook"):
         run(hooked, engine)
 
 

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from dpbam.engines import LoopEngine
-from dpbam.engines.base import CannotServe, PhysicalBatch
+from dpbam.engines.base import PhysicalBatch, UnsupportedModelError
 from dpbam.methods import BAM, DPSGD, Method
 from dpbam.params import Params, add, norm, shifted, unit_vector
 
@@ -188,7 +188,7 @@ def test_reentrant_checkpointing_is_served_but_for_exact_bam() -> None:
     with pytest.raises(RuntimeError, match="use_reentrant"):
         directions(model, batch, BAM(LAM, exact=True))
     model.second.weight.register_post_accumulate_grad_hook(lambda p: None)
-    with pytest.raises(CannotServe, match="use_reentrant=False"):
+    with pytest.raises(UnsupportedModelError, match="use_reentrant=False"):
         directions(model, batch, DPSGD())
 
 
@@ -313,7 +313,7 @@ def test_a_method_of_ones_own_is_served_and_one_with_jvp_refused() -> None:
     parts = directions(model, batch, DPSGD()), directions(model, batch, BAM(LAM))
     for found, g, there in zip(both, *parts, strict=True):
         torch.testing.assert_close(found, add(g, there))
-    with pytest.raises(CannotServe, match="norm_penalty"):
+    with pytest.raises(UnsupportedModelError, match="norm_penalty"):
         directions(model, batch, ForwardMode(LAM))
 
 

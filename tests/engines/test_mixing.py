@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 import pytest
 import torch
 from catalogue import METHODS
-from mixing import RECORDS, SLACK, STATEFUL, STEPS, Refused, load, moves, world
+from mixing import RECORDS, SLACK, STATEFUL, STEPS, RefusedError, load, moves, world
 from mixing_state import forget
 from torch import nn
 
-from dpbam import PrivateGradientOracle
+from dpbam import Compute, PrivateGradientOracle
 from dpbam.engines.base import Loss, PhysicalBatch, call_model
 from dpbam.engines.loop import LoopDirections
 from dpbam.methods import Method
@@ -41,7 +41,7 @@ def check(name: str, engine: str, method: str) -> None:
         warnings.simplefilter("ignore")
         try:
             found = moves(name, engine, method)
-        except Refused:
+        except RefusedError:
             return
     assert len(found) == STEPS
     assert max(found) <= 1 + SLACK, f"one record moves the sum by {max(found):.1f} C: {found}"
@@ -64,7 +64,7 @@ def check_loop(name: str) -> None:
     """A property that holds because everything is refused would say nothing."""
     everyone = list(range(RECORDS))
     if name in STATEFUL or name in WITHOUT_STATISTICS:
-        with pytest.raises(Refused):
+        with pytest.raises(RefusedError):
             world(name, "loop", "DP-SGD", everyone)
     else:
         assert len(world(name, "loop", "DP-SGD", everyone)) == STEPS
@@ -88,7 +88,10 @@ def test_a_refusal_comes_before_the_charge(name: str) -> None:
     made = load()[name]()
     x, y = made.records()
     oracle = PrivateGradientOracle(
-        made.model.double(), made.loss, private_plan(), engine="loop", physical_batch_size=RECORDS
+        made.model.double(),
+        made.loss,
+        private_plan(),
+        compute=Compute(engine="loop", physical_batch_size=RECORDS),
     )
     with pytest.raises(ValueError, match="forward pass"):
         oracle.backward(x, y)

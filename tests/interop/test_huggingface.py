@@ -12,8 +12,8 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from dpbam import BAM, DPSAT, FlatClipping, Ledger, PrivacyPlan, PrivateGradientOracle
-from dpbam.checks import PlanViolation
+from dpbam import BAM, DPSAT, Compute, FlatClipping, Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam.checks import PlanViolationError
 from dpbam.interop import joining
 from dpbam.interop.huggingface import PrivateTrainer, causal_loss, sequence_loss, token_loss
 
@@ -67,7 +67,7 @@ def arguments(folder: Path, **options: Any) -> Any:
 def trainer(folder: Path, model: nn.Module | None = None, **options: Any) -> PrivateTrainer:
     args = options.pop("args", None) or arguments(folder)
     usual = {"method": BAM(0.02), "train_dataset": Texts(), "plan": PLAN}
-    whole = {"physical_batch_size": 64, **options.pop("oracle_options", {})}
+    whole = {"compute": Compute(physical_batch_size=64), **options.pop("oracle_options", {})}
     return PrivateTrainer(model or bert(), args, oracle_options=whole, **{**usual, **options})
 
 
@@ -78,7 +78,12 @@ def weights(model: Any) -> Tensor:
 def plain_loop(model: Any, method: Any, seed: int) -> Tensor:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
     oracle = PrivateGradientOracle(
-        model.train(), sequence_loss, PLAN, method, seed=seed, physical_batch_size=64
+        model.train(),
+        sequence_loss,
+        PLAN,
+        method,
+        seed=seed,
+        compute=Compute(physical_batch_size=64),
     )
     texts = Texts()
     batch = hf.default_data_collator([texts[i] for i in range(N)])
@@ -255,7 +260,7 @@ def test_what_the_plan_does_not_account_for_is_refused(
     if batches:
         monkeypatch.setattr(joining.EpochSampler, "__iter__", batches)
     ours = trainer(tmp_path, plan=LONG, oracle_options={"seed": 0, **options})
-    with pytest.raises(PlanViolation, match=words):
+    with pytest.raises(PlanViolationError, match=words):
         ours.train()
     assert len(ours.oracle.ledger) == len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == taken
 
@@ -264,7 +269,7 @@ def test_no_step_beyond_the_plan(tmp_path: Path) -> None:
     ours = trainer(tmp_path)
     ours.train()
     inputs = hf.default_data_collator([Texts()[i] for i in range(8)])
-    with pytest.raises(PlanViolation, match=f"all {STEPS} steps of the plan are taken"):
+    with pytest.raises(PlanViolationError, match=f"all {STEPS} steps of the plan are taken"):
         ours.training_step(ours.model, inputs)
     assert len(ours.oracle.ledger) == STEPS
 

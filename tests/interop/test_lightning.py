@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpbam import BAM, DPSAT, FlatClipping, Ledger, PrivacyPlan, PrivateGradientOracle
-from dpbam.checks import PlanViolation
+from dpbam import BAM, DPSAT, Compute, FlatClipping, Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam.checks import PlanViolationError
 from dpbam.interop import joining
 from dpbam.interop.lightning import make_private
 
@@ -54,7 +54,11 @@ def trainer(folder: Path, **options: Any) -> L.Trainer:
 
 
 def private(folder: Path, module: Any = None, **options: Any) -> tuple[Any, Any]:
-    usual = {"method": BAM(0.02), "ledger": folder / "ledger.jsonl", "physical_batch_size": 64}
+    usual = {
+        "method": BAM(0.02),
+        "ledger": folder / "ledger.jsonl",
+        "compute": Compute(physical_batch_size=64),
+    }
     options = {**usual, **options}
     return make_private(module or Classifier(), DataLoader(data()), PLAN, **options)
 
@@ -201,9 +205,13 @@ def test_what_the_plan_does_not_account_for_is_refused(
 ) -> None:
     if batches:
         monkeypatch.setattr(joining.EpochSampler, "__iter__", batches)
-    usual = {"ledger": tmp_path / "ledger.jsonl", "seed": 0, "physical_batch_size": 64}
+    usual = {
+        "ledger": tmp_path / "ledger.jsonl",
+        "seed": 0,
+        "compute": Compute(physical_batch_size=64),
+    }
     model, loader = make_private(Classifier(), DataLoader(data()), LONG, **usual, **options)
-    with pytest.raises(PlanViolation, match=words):
+    with pytest.raises(PlanViolationError, match=words):
         trainer(tmp_path, max_epochs=9).fit(model, loader)
     assert len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == taken
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpbam import BAM, DPSGD, Ledger, PrivacyPlan, PrivateGradientOracle
-from dpbam.interop.opacus import charges, record, take_over, unwrap, unwrap_optimizer
+from dpbam.interop.opacus import charges, from_opacus, record, unwrap, unwrap_optimizer
 from dpbam.privacy.accounting import Charge, total_epsilon
 from dpbam.privacy.randomness import Randomness
 from support import cross_entropy, poisson_batches, smooth_net
@@ -135,7 +135,7 @@ def test_going_on_with_bam_within_one_budget() -> None:
     net, *private, engine = made_private("prv")
     steps = steps_with_opacus(*private)
     moments = copy.deepcopy(private[1].original_optimizer.state_dict()["state"][0])
-    taken = take_over(*private, engine)
+    taken = from_opacus(*private, engine)
     assert taken.model is net
     assert sum(c.steps for c in taken.charges) == steps
     assert not any(m._forward_hooks or m._backward_hooks for m in net.modules())
@@ -179,7 +179,7 @@ def test_steps_without_noise_make_epsilon_infinite() -> None:
 def test_a_loader_that_is_not_poisson_is_refused() -> None:
     _, *private, engine = made_private(poisson_sampling=False)
     with pytest.raises(ValueError, match="does not draw Poisson samples"):
-        take_over(*private, engine)
+        from_opacus(*private, engine)
 
 
 def foreign() -> Iterator[tuple[Any, Any, str]]:

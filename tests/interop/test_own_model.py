@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import BAM, PrivacyPlan, PrivateGradientOracle
+from dpbam import BAM, Compute, PrivacyPlan, PrivateGradientOracle
 from dpbam.nn import check_model, replace_batch_norm
 from support import (
     clip_and_sum,
@@ -98,7 +98,9 @@ def test_it_trains_privately(images: tuple[Tensor, Tensor]) -> None:
     )
     model = replace_batch_norm(ResNet()).double()
     optimizer = torch.optim.NAdam(model.parameters())
-    oracle = PrivateGradientOracle(model, cross_entropy, plan, BAM(0.02), physical_batch_size=64)
+    oracle = PrivateGradientOracle(
+        model, cross_entropy, plan, BAM(0.02), compute=Compute(physical_batch_size=64)
+    )
     before = flat(dict(model.named_parameters()))
     x, y = images
     for batch in poisson_batches(plan, (x.repeat(10, 1, 1, 1), y.repeat(10))):

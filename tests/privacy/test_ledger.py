@@ -199,7 +199,7 @@ def test_a_checkpoints_entries_are_taken_once(tmp_path: Path) -> None:
     resumed = Ledger(delta=1e-5, path=path)
     resumed.charge("a", 2, **STEP)
     resumed.charge("a", 3, **STEP)
-    resumed.take(first.entries())
+    resumed.merge(first.entries())
     assert resumed.charges() == [Charge(2.0, 0.1, 4)]
     assert Ledger(delta=1e-5, path=path).entries() == resumed.entries()
 
@@ -212,11 +212,11 @@ def test_two_runs_under_one_name_are_refused(tmp_path: Path) -> None:
     other.charge("a", 1, noise_multiplier=3.0, sampling_rate=0.1)
     before = path.read_bytes()
     with pytest.raises(ValueError, match=r"step 1 of a is on the ledger with other values"):
-        ledger.take(other.entries())
+        ledger.merge(other.entries())
     assert (len(ledger), path.read_bytes()) == (1, before)
 
 
 def test_entries_that_are_none_are_not_taken() -> None:
     bad = {"stream": "a", "step": 0, "noise_multiplier": -1.0, "sampling_rate": 0.1}
     with pytest.raises(ValueError, match="noise_multiplier must be zero or positive"):
-        Ledger(delta=1e-5).take([{**bad, "release": None}])
+        Ledger(delta=1e-5).merge([{**bad, "release": None}])

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from dpbam.checks import PlanViolation
+from dpbam.checks import PlanViolationError
 from dpbam.data import ShiftFlip, load, to_float
+from dpbam.engines.compute import Compute
 from dpbam.methods import BAM, DPSAT, SAM
 from dpbam.nn import build_model
 from dpbam.oracle import PrivateGradientOracle
@@ -38,7 +39,8 @@ def make(steps=6, *, seed=3, method=None, plan=None, reporter=None, oracle_optio
     )
     oracle = PrivateGradientOracle(
         model, nn.CrossEntropyLoss(reduction="none"), plan, method, seed=seed,
-        **{"augment": augmentation(), "physical_batch_size": 64, **(oracle_options or {})},
+        **{"augment": augmentation(), "compute": Compute(physical_batch_size=64)}
+        | (oracle_options or {}),
     )  # fmt: skip
     optimizer = torch.optim.NAdam(model.parameters(), lr=0.05)
     return Trainer(oracle, optimizer, DIGITS, TEST, reporter=reporter, **options)
@@ -155,7 +157,11 @@ def test_a_logical_batch_stays_uint8_until_its_physical_batch_is_computed():
         return inner(images, keys)
 
     trainer = make(
-        oracle_options={"augment": augment, "multiplicity": 3, "physical_batch_size": 12}
+        oracle_options={
+            "augment": augment,
+            "multiplicity": 3,
+            "compute": Compute(physical_batch_size=12),
+        }
     )
     trainer.run()
     assert {dtype for dtype, _ in seen} == {torch.uint8}
@@ -194,7 +200,7 @@ def test_what_the_plan_does_not_account_for_is_refused(monkeypatch, batches, opt
     trainer = make(plan=plan, reporter=heard, oracle_options=options)
     if batches:
         monkeypatch.setattr(PrivateGradientOracle, "batches", batches)
-    with pytest.raises(PlanViolation, match=words):
+    with pytest.raises(PlanViolationError, match=words):
         trainer.run()
     assert len(trainer.oracle.ledger) == len(heard.steps) == taken
 
@@ -203,7 +209,7 @@ def test_a_run_beyond_the_plan_is_refused(monkeypatch):
     trainer = make()
     trainer.run()
     monkeypatch.setattr(PrivateGradientOracle, "batches", everything)
-    with pytest.raises(PlanViolation, match="all 6 steps of the plan are taken"):
+    with pytest.raises(PlanViolationError, match="all 6 steps of the plan are taken"):
         trainer.run()
     assert len(trainer.oracle.ledger) == 6
 

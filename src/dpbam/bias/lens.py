@@ -47,7 +47,7 @@ class BiasLens:
         >>> plan = PrivacyPlan(n=100, batch_size=9, steps=1, noise_multiplier=1.0, delta=1e-3,
         ...                    clip_norm=0.1)
         >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
-        >>> oracle = PrivateGradientOracle(model, loss, plan, BAM(0.02), lens=lens, seed=0)
+        >>> oracle = PrivateGradientOracle(model, loss, plan, BAM(0.02), observer=lens, seed=0)
         >>> data = (torch.randn(100, 2), torch.zeros(100, dtype=torch.long))
         >>> for batch in oracle.batches(data):
         ...     oracle.backward(*batch)

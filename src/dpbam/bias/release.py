@@ -110,7 +110,7 @@ class PrivateStatistics:
         >>> plan = PrivacyPlan.calibrate(epsilon=3, delta=1e-4, n=1000, batch_size=200, steps=5,
         ...                              joint_noise_multipliers=statistics.noise_multipliers)
         >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
-        >>> oracle = PrivateGradientOracle(torch.nn.Linear(4, 3), loss, plan, release=statistics)
+        >>> oracle = PrivateGradientOracle(torch.nn.Linear(4, 3), loss, plan, statistics=statistics)
         >>> data = (torch.randn(1000, 4), torch.zeros(1000, dtype=torch.long))
         >>> oracle.backward(*next(oracle.batches(data)))
         >>> statistics.released[0].thresholds, plan.epsilon() <= 3

@@ -25,6 +25,6 @@ Example:
 
 from __future__ import annotations
 
-from dpbam.distributed.ranks import EndedElsewhere, RankLost, Ranks, joined, launched
+from dpbam.distributed.ranks import EndedElsewhereError, RankLostError, Ranks, joined, launched
 
-__all__ = ["EndedElsewhere", "RankLost", "Ranks", "joined", "launched"]
+__all__ = ["EndedElsewhereError", "RankLostError", "Ranks", "joined", "launched"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from dpbam.distributed.ranks import EndedElsewhere, RankLost, Ranks
+from dpbam.distributed.ranks import EndedElsewhereError, RankLostError, Ranks
 from dpbam.distributed.watch import Watch
 from dpbam.errors import ArgumentError
 from dpbam.params import Params
@@ -79,8 +79,8 @@ class ProcessRanks(Ranks):
         except RuntimeError as error:
             sentence = self._watch.inquire(error)
             if sentence is None:
-                raise EndedElsewhere from None
-            raise RankLost(sentence) from None
+                raise EndedElsewhereError from None
+            raise RankLostError(sentence) from None
 
 
 def flatten(params: Params) -> Tensor:
@@ -106,11 +106,11 @@ def opened() -> Iterator[Ranks]:
     with _met(timeout()) as watch:
         try:
             yield ProcessRanks(watch)
-        except (RankLost, EndedElsewhere):
+        except (RankLostError, EndedElsewhereError):
             raise
         except Exception as error:
             if not watch.claim(str(error)):
-                raise EndedElsewhere from error  # as on the other ranks; one of them says it
+                raise EndedElsewhereError from error  # as on the other ranks; one of them says it
             raise
     dist.destroy_process_group()
 
@@ -128,7 +128,7 @@ def _met(limit: timedelta) -> Watch:
         )  # fmt: skip
     except RuntimeError as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise RankLost(
+        raise RankLostError(
             f"rank {os.environ['RANK']} did not find all {os.environ['WORLD_SIZE']} processes by "
             f"way of {where} within {limit.total_seconds():g} s ({_first_line(error)}): see that "
             "all are started and can reach one another, then start again"

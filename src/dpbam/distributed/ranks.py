@@ -20,11 +20,11 @@ T = TypeVar("T")
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class RankLost(DPBAMError, ValueError):
+class RankLostError(DPBAMError, ValueError):
     """Another process is gone, or out of reach; the message says which, and what to do."""
 
 
-class EndedElsewhere(DPBAMError, ValueError):
+class EndedElsewhereError(DPBAMError, ValueError):
     """Another process ended the run, and has said why: this one ends without a word."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ def joined() -> Iterator[Ranks]:
     exceed an evaluation, which is the leader's work.
 
     Raises:
-        RankLost: within the time-out, on every rank that is left.
+        RankLostError: within the time-out, on every rank that is left.
     """
     if not launched():
         yield Ranks()

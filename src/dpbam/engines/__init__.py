@@ -9,12 +9,12 @@ from torch import nn
 from dpbam import _validate
 from dpbam.engines.auto import AutoEngine
 from dpbam.engines.base import (
-    CannotServe,
     Engine,
     Loss,
     PerSampleDirections,
     PhysicalBatch,
     StatefulModelError,
+    UnsupportedModelError,
 )
 from dpbam.engines.functional import FunctionalEngine
 from dpbam.engines.fused import FusedEngine
@@ -22,7 +22,6 @@ from dpbam.engines.loop import LoopEngine
 
 __all__ = [
     "AutoEngine",
-    "CannotServe",
     "Engine",
     "FunctionalEngine",
     "FusedEngine",
@@ -31,6 +30,7 @@ __all__ = [
     "PerSampleDirections",
     "PhysicalBatch",
     "StatefulModelError",
+    "UnsupportedModelError",
     "make_engine",
 ]
 

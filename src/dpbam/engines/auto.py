@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from dpbam.engines.base import (
-    CannotServe,
     Engine,
     Loss,
     PerSampleDirections,
     PhysicalBatch,
     StatefulModelError,
+    UnsupportedModelError,
 )
 from dpbam.engines.functional import FunctionalEngine
 from dpbam.engines.fused import FusedEngine
@@ -69,7 +69,7 @@ class AutoEngine:
                 raise
             except Exception as error:
                 final = len(self._engines) == 1
-                if final or (self._served and not isinstance(error, CannotServe)):
+                if final or (self._served and not isinstance(error, UnsupportedModelError)):
                     raise
                 reasons.append(f"the {engine.name} engine cannot serve: {_first_line(error)}")
                 del self._engines[0]

@@ -25,7 +25,7 @@ from dpbam.params import Params
 Loss = Callable[[Any, Any], Tensor]
 
 
-class CannotServe(DPBAMError, ValueError):
+class UnsupportedModelError(DPBAMError, ValueError):
     """This engine cannot compute this method on this model; the message says why."""
 
 
@@ -108,7 +108,7 @@ class Engine(Protocol):
             plain: keep the plain gradients too, for measuring.
 
         Raises:
-            CannotServe: if this engine does not know how.
+            UnsupportedModelError: if this engine does not know how.
         """
 
 

@@ -16,7 +16,7 @@ from torch.func import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from dpbam.engines.base import CannotServe, Loss, PhysicalBatch
+from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
 from dpbam.engines.opaque import Decompose
@@ -47,7 +47,7 @@ class FunctionalEngine:
         """Return d_i of every unit i: the method's formula on the unit's own loss.
 
         Raises:
-            CannotServe: for a model that cannot be shown its rows one at a time inside vmap.
+            UnsupportedModelError: for a model that vmap cannot show its rows one at a time.
             StatefulModelError: for a model that keeps something of its rows.
         """
         parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
@@ -77,7 +77,7 @@ class FunctionalEngine:
 
         d, g, losses = isolated(self._model, self._loss, run)
         if losses.requires_grad:  # of a parameter itself, not of the value put in its place
-            raise CannotServe("a parameter is used where no torch function shows it")
+            raise UnsupportedModelError("a parameter is used where no torch function shows it")
         plain_directions = FunctionalDirections(g, self._groups) if plain else None
         return FunctionalDirections(d, self._groups, plain_directions)
 
@@ -131,7 +131,7 @@ class Substitute(TorchFunctionMode):
         if torch.is_grad_enabled() and func != _DATA:  # a new object at each access
             return out
         if isinstance(out, Tensor) and any(out is a for a in args):
-            raise CannotServe(
+            raise UnsupportedModelError(
                 f"{getattr(func, '__name__', func)} writes in place without a gradient"
             )
         return _without_tangents(out)

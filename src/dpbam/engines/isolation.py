@@ -41,9 +41,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpbam.engines.attention_masks import explicit_masks
 from dpbam.engines.base import (
-    CannotServe,
     Loss,
     StatefulModelError,
+    UnsupportedModelError,
     call_model,
     per_row_loss,
 )
@@ -130,7 +130,7 @@ class Isolation(TorchFunctionMode):
         if reason is None and depth() != self._depth:
             reason = "the model applies a torch.func transform of its own"
         if reason is not None:
-            raise CannotServe(reason)
+            raise UnsupportedModelError(reason)
         return func(*args, **(kwargs or {}))
 
 
@@ -246,20 +246,28 @@ def refuse_hidden_code(model: nn.Module, loss: Loss) -> None:
     """Refuse TorchScript, and hooks that a backward pass of torch would call and we do not.
 
     Raises:
-        CannotServe: with the name of the module or parameter.
+        UnsupportedModelError: with the name of the module or parameter.
     """
     if isinstance(loss, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-        raise CannotServe("the loss is TorchScript, whose steps are hidden")
+        raise UnsupportedModelError("the loss is TorchScript, whose steps are hidden")
     if _modules._global_backward_hooks or _modules._global_backward_pre_hooks:
-        raise CannotServe("a backward hook is registered for all modules, and would be ignored")
+        raise UnsupportedModelError(
+            "a backward hook is registered for all modules, and would be ignored"
+        )
     for path, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
-            raise CannotServe(f"module {path!r} has a backward hook, which would be ignored")
+            raise UnsupportedModelError(
+                f"module {path!r} has a backward hook, which would be ignored"
+            )
         if isinstance(module, torch.jit.ScriptModule):
-            raise CannotServe(f"module {path!r} is a TorchScript module, whose steps are hidden")
+            raise UnsupportedModelError(
+                f"module {path!r} is a TorchScript module, whose steps are hidden"
+            )
     for name, p in model.named_parameters():
         if p._backward_hooks or p._post_accumulate_grad_hooks:
-            raise CannotServe(f"parameter {name} has a gradient hook, which would be ignored")
+            raise UnsupportedModelError(
+                f"parameter {name} has a gradient hook, which would be ignored"
+            )
 
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # what they kept may still be there
@@ -269,7 +277,7 @@ def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) 
     """Return ``run(watch)``, the vmapped passes of one physical batch; refuse what could join rows.
 
     Raises:
-        CannotServe: for what the vmapped engines cannot see through.
+        UnsupportedModelError: for what the vmapped engines cannot see through.
         StatefulModelError: for a model that keeps something of its rows, or that did before.
     """
     if model in _REFUSED:
@@ -300,7 +308,7 @@ def _explained(error: BaseException) -> BaseException:
     if not isinstance(error, RuntimeError) or not any(w in str(error) for w in _VMAP_WORDS):
         return error
     first = str(error).strip().splitlines()[0]
-    return CannotServe(f"torch.func.vmap cannot run the model: {first}")
+    return UnsupportedModelError(f"torch.func.vmap cannot run the model: {first}")
 
 
 def _check(model: nn.Module, state: ModelState) -> None:

@@ -32,10 +32,10 @@ from torch.autograd.graph import _engine_run_backward
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpbam.engines.base import (
-    CannotServe,
     Loss,
     PhysicalBatch,
     StatefulModelError,
+    UnsupportedModelError,
     call_model,
     per_row_loss,
 )
@@ -127,7 +127,7 @@ class _Theta:
             yield
             return
         if any(torch._C._functorch.is_functorch_wrapped_tensor(v) for v in values.values()):
-            raise CannotServe(
+            raise UnsupportedModelError(
                 "the loop engine gives a method gradients that torch.func cannot differentiate: "
                 "give the method a norm_penalty, or use engine='functional'"
             )
@@ -196,7 +196,7 @@ class _Unit:
         """By ``.grad``: reentrant checkpointing knows no other way."""
         wanted = list(self.theta.parameters.values())
         if any(p._post_accumulate_grad_hooks for p in wanted):
-            raise CannotServe(
+            raise UnsupportedModelError(
                 "checkpoint(use_reentrant=True) would run the hooks that wait for a parameter's "
                 ".grad on a gradient without noise: pass use_reentrant=False"
             )
@@ -301,7 +301,7 @@ def _copied(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss]:
     try:
         return copy.deepcopy((model, loss), memo)
     except Exception as error:
-        raise CannotServe(
+        raise UnsupportedModelError(
             f"the loop engine runs each unit on a copy of the model, and copy.deepcopy fails on it "
             f"({error}): keep what cannot be copied out of the model"
         ) from error

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dpbam.engines import multihead
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.recurrent import DECOMPOSED
 
 _PRELU = {torch.prelu, Tensor.prelu}
@@ -37,7 +37,7 @@ class Decompose(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             given = multihead.arguments(args, kwargs)
             if reason := multihead.unserved(given):
-                raise CannotServe(reason)
+                raise UnsupportedModelError(reason)
             return multihead.forward(given)
         if func in DECOMPOSED:
             return DECOMPOSED[func](*args, **kwargs)

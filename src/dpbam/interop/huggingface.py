@@ -64,7 +64,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         ledger: the file where every step is written down before it can reach the weights; None:
             ``ledger.jsonl`` in the output folder. A checkpoint holds a copy.
         oracle_options: further arguments of :class:`~dpbam.oracle.PrivateGradientOracle`, such as
-            ``physical_batch_size``.
+            ``compute``.
         options: further arguments of ``Trainer``.
 
     Batches must be padded to one length: padding to the longest of a batch would let one sample

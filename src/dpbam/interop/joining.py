@@ -118,7 +118,7 @@ def restore(oracle: PrivateGradientOracle, state: Mapping[str, Any] | None) -> N
             "one that a private training wrote; weights trained without private data are loaded "
             "into the model before"
         )
-    oracle.ledger.take(state["ledger"])
+    oracle.ledger.merge(state["ledger"])
     oracle.load_state_dict(state["oracle"])
 
 

@@ -27,10 +27,10 @@ except ImportError as error:
         "dpbam.interop.opacus needs the package opacus: pip install 'dpbam[opacus]'"
     ) from error
 
-__all__ = ["TakenOver", "charges", "record", "take_over", "unwrap", "unwrap_optimizer"]
+__all__ = ["OpacusTraining", "charges", "from_opacus", "record", "unwrap", "unwrap_optimizer"]
 
 
-class TakenOver(NamedTuple):
+class OpacusTraining(NamedTuple):
     """What a training with Opacus leaves behind.
 
     Attributes:
@@ -46,7 +46,7 @@ class TakenOver(NamedTuple):
     charges: list[Charge]
 
 
-def take_over(model: Any, optimizer: Any, data_loader: Any, accountant: Any) -> TakenOver:
+def from_opacus(model: Any, optimizer: Any, data_loader: Any, accountant: Any) -> OpacusTraining:
     """Take over a training from what ``PrivacyEngine.make_private`` returned.
 
     Give ``charges`` to :meth:`PrivacyPlan.calibrate <dpbam.privacy.plan.PrivacyPlan.calibrate>` as
@@ -73,7 +73,7 @@ def take_over(model: Any, optimizer: Any, data_loader: Any, accountant: Any) -> 
         ...     data_loader=torch.utils.data.DataLoader(data, batch_size=4), noise_multiplier=1.0,
         ...     max_grad_norm=1.0)
         >>> engine.accountant.step(noise_multiplier=1.0, sample_rate=0.1)
-        >>> taken = take_over(*private, engine)
+        >>> taken = from_opacus(*private, engine)
         >>> taken.model is net, taken.charges
         (True, [Charge(noise_multiplier=1.0, sampling_rate=0.1, steps=1)])
     """
@@ -84,7 +84,7 @@ def take_over(model: Any, optimizer: Any, data_loader: Any, accountant: Any) -> 
             "history is not what was spent, so it cannot be taken over"
         )
     spent = charges(accountant)
-    return TakenOver(unwrap(model), unwrap_optimizer(optimizer), data_loader.dataset, spent)
+    return OpacusTraining(unwrap(model), unwrap_optimizer(optimizer), data_loader.dataset, spent)
 
 
 def unwrap(model: Any) -> nn.Module:
@@ -171,7 +171,7 @@ def record(ledger: Ledger, charges: Sequence[Charge], *, run: str) -> Ledger:
     if not run:
         raise ArgumentError("run must name the training that is taken over, for example 'opacus-1'")
     each = (charge for charge in charges for _ in range(charge.steps))
-    ledger.take(
+    ledger.merge(
         {
             "stream": f"taken-over/{run}",
             "step": step,

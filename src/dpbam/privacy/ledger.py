@@ -95,7 +95,7 @@ class Ledger:
         """Everything recorded, as plain values that a checkpoint can hold."""
         return [dict(entry) for entry in self._releases.values()]
 
-    def take(self, entries: Iterable[dict[str, Any]]) -> None:
+    def merge(self, entries: Iterable[dict[str, Any]]) -> None:
         """Record what another ledger holds; what is here already is not charged twice.
 
         On return it is on disk. So a run resumed from a checkpoint knows what the checkpoint knew,
@@ -107,8 +107,8 @@ class Ledger:
         Example:
             >>> here, there = Ledger(delta=1e-5), Ledger(delta=1e-5)
             >>> there.charge("stream", 0, noise_multiplier=1.0, sampling_rate=0.1)
-            >>> here.take(there.entries())
-            >>> here.take(there.entries())
+            >>> here.merge(there.entries())
+            >>> here.merge(there.entries())
             >>> len(here)
             1
         """

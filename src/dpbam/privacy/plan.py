@@ -125,17 +125,33 @@ class PrivacyPlan:
         batch_size: int,
         epochs: float | None = None,
         steps: int | None = None,
-        accountant: str = "pld",
         spent: Sequence[accounting.Charge] = (),
-        **options: Any,
+        clip_norm: float = 1.0,
+        clipping: str = "flat",
+        unit: str = "record",
+        max_records: int = 1,
+        accountant: str = "pld",
+        joint_noise_multipliers: tuple[float, ...] = (),
     ) -> PrivacyPlan:
-        """The plan with the least noise that keeps within (epsilon, delta).
+        """Return the plan with the least noise that stays within (epsilon, delta).
 
-        Give ``epochs`` or ``steps``; an epoch is n / batch_size steps. ``spent`` is what earlier
-        training on the same data has cost (a ledger's ``charges()``): it and the plan together
-        keep within epsilon; the plan's own :meth:`epsilon` is then less. ``options`` are further
-        fields of the plan, such as ``clip_norm``. Statistics released beside the gradients have
-        their share of the budget first: sigma grows until all together keep within it.
+        Args:
+            epsilon: the target.
+            delta: of the target and of the plan.
+            n: number of units of privacy.
+            batch_size: l, the expected number of units per step.
+            epochs: expected passes over the data, n / l steps each; or give ``steps``.
+            steps: T; or give ``epochs``.
+            spent: what earlier training on the same data cost (a ledger's ``charges()``): it and
+                the plan together stay within epsilon; the plan's own :meth:`epsilon` is then less.
+            clip_norm: this and the following are fields of the plan.
+            clipping: as the plan's.
+            unit: as the plan's.
+            max_records: as the plan's.
+            accountant: as the plan's; it also calibrates.
+            joint_noise_multipliers: as the plan's. Statistics that are released next to the
+                gradients get their share of the budget first: sigma grows until all together stay
+                within it.
 
         Example:
             >>> plan = PrivacyPlan.calibrate(epsilon=3, delta=1e-4, n=1437, batch_size=512,
@@ -145,8 +161,11 @@ class PrivacyPlan:
         """
         steps = _steps(n, batch_size, epochs, steps)
         _validate.positive("epsilon", epsilon)
-        draft = cls(n=n, batch_size=batch_size, steps=steps, noise_multiplier=1.0, delta=delta,
-                    accountant=accountant, **options)  # fmt: skip
+        draft = cls(
+            n=n, batch_size=batch_size, steps=steps, noise_multiplier=1.0, delta=delta,
+            clip_norm=clip_norm, clipping=clipping, unit=unit, max_records=max_records,
+            accountant=accountant, joint_noise_multipliers=joint_noise_multipliers,
+        )  # fmt: skip
         joint = accounting.noise_multiplier(
             epsilon, delta, draft.sampling_rate, steps, accountant=accountant, spent=spent
         )
@@ -161,22 +180,30 @@ class PrivacyPlan:
         batch_size: int,
         epochs: float | None = None,
         steps: int | None = None,
+        delta: float | None = None,
         clip_norm: float = math.inf,
+        clipping: str = "flat",
         noise_multiplier: float = 0.0,
-        **options: Any,
+        unit: str = "record",
+        max_records: int = 1,
+        accountant: str = "pld",
+        joint_noise_multipliers: tuple[float, ...] = (),
     ) -> PrivacyPlan:
-        """A plan that promises nothing: by default neither clipping nor noise; epsilon is infinite.
+        """Return a plan without a guarantee: by default no clipping and no noise; epsilon infinite.
 
-        For references and for research on clipping alone.
+        For references and for research on clipping alone. The arguments are the plan's fields.
 
         Example:
             >>> PrivacyPlan.non_private(n=100, batch_size=10, steps=5).epsilon()
             inf
         """
-        options.setdefault("delta", 1 / (10 * max(n, 1)))
-        return cls(n=n, batch_size=batch_size, steps=_steps(n, batch_size, epochs, steps),
-                   noise_multiplier=noise_multiplier, clip_norm=clip_norm, private=False,
-                   **options)  # fmt: skip
+        return cls(
+            n=n, batch_size=batch_size, steps=_steps(n, batch_size, epochs, steps),
+            delta=1 / (10 * max(n, 1)) if delta is None else delta, private=False,
+            clip_norm=clip_norm, clipping=clipping, noise_multiplier=noise_multiplier, unit=unit,
+            max_records=max_records, accountant=accountant,
+            joint_noise_multipliers=joint_noise_multipliers,
+        )  # fmt: skip
 
     @property
     def sampling_rate(self) -> float:

@@ -188,16 +188,16 @@ def _inverse(u: Any, x: float) -> Any:
 
 
 def make_noise(kind: str, seed: int | None) -> GaussianNoise:
-    """The noise called ``kind``, "fast" or "secure"; a seed would undo what the latter is for.
+    """The noise called ``kind``, "standard" or "secure"; a seed would undo what the latter is for.
 
     Example:
-        >>> type(make_noise("fast", seed=1)).__name__
+        >>> type(make_noise("standard", seed=1)).__name__
         'GaussianNoise'
     """
-    if _validate.one_of("noise", kind, ("fast", "secure")) == "fast":
+    if _validate.one_of("noise", kind, ("standard", "secure")) == "standard":
         return GaussianNoise(Randomness(seed))
     if seed is not None:
         raise ArgumentError(
-            "secure noise cannot have a seed: leave the seed out, or take fast noise"
+            "secure noise cannot have a seed: leave the seed out, or take standard noise"
         )
     return SecureGaussianNoise(SecureRandomness())

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from dpbam.app.cli import main
-from dpbam.app.runs import ConfigError, Interrupted, RunConfig, execute, stored_config
+from dpbam.app.runs import ConfigError, RunConfig, RunInterruptedError, execute, stored_config
 from dpbam.app.runs.bias import measure
 from dpbam.training.events import Reporter
 
@@ -36,7 +36,7 @@ def test_a_resumed_run_measures_each_step_once(tiny, tmp_path):
                 os.kill(os.getpid(), signal.SIGINT)
 
     out, config = tmp_path / "run", tiny.replace(measure_bias=2)
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterruptedError):
         execute(config, out, reporter=StopAt())
     assert steps(out) == [0, 2, 4]
     with (out / "non-private" / "bias.jsonl").open("a") as file:

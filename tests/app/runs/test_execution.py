@@ -8,8 +8,8 @@ import torch
 from safetensors import safe_open
 
 from dpbam.app.runs import (
-    Interrupted,
     RunConfig,
+    RunInterruptedError,
     execute,
     footprint,
     load_run_model,
@@ -101,7 +101,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tiny, tmp_path, number):
 
     tiny = tiny.replace(checkpoint_every=1000)
     out = tmp_path / "run"
-    with pytest.raises(Interrupted, match=f"step 3 of 8.*--resume --out {out}"):
+    with pytest.raises(RunInterruptedError, match=f"step 3 of 8.*--resume --out {out}"):
         execute(tiny, out, reporter=Impatient())
     assert not (out / "model.safetensors").exists()
     execute(stored_config(out), out, resume=True)

@@ -38,7 +38,9 @@ def test_each_file_has_a_number_and_a_newer_one_is_refused(run, name):
     READERS[name](run)
     path.write_text(json.dumps({**json.loads(text), "format": FORMAT + 1}))
     try:
-        with pytest.raises(RunError, match=f"{path.name} is of format 2.*use a newer dpbam"):
+        with pytest.raises(
+            RunError, match=f"{path.name} is of format {FORMAT + 1}.*use a newer dpbam"
+        ):
             READERS[name](run)
     finally:
         path.write_text(text)
@@ -51,6 +53,18 @@ def test_a_newer_run_is_not_resumed(run):
     try:
         with pytest.raises(RunError, match="use a newer dpbam"):
             execute(stored_config(run), run, resume=True)
+    finally:
+        path.write_text(text)
+
+
+def test_a_run_of_format_1_is_read_in_the_words_of_today(run):
+    path = RunFolder(run).facts
+    text = path.read_text()
+    old = {**json.loads(text), "format": 1}
+    path.write_text(json.dumps({**old, "config": {**old["config"], "noise": "fast"}}))
+    try:
+        assert stored_config(run).noise == "standard"
+        assert json.loads(path.read_text())["config"]["noise"] == "fast"  # as it was written
     finally:
         path.write_text(text)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpbam import _validate
+from dpbam import Compute, _validate
 from dpbam.app.audit import bounds
 from dpbam.app.audit.canaries import GRADIENT_CANARIES, INPUT_CANARIES, World, make_world
 from dpbam.app.audit.trials import Trial, collect
@@ -54,7 +54,7 @@ class Target:
         engine: "auto", "fused" or "functional".
         physical_batch_size: rows computed at once; None: all.
         lr: of the training between the steps.
-        noise: "fast" or "secure".
+        noise: "standard" or "secure".
         coordinate: which one a single Dirac canary moves.
 
     Example:
@@ -77,7 +77,7 @@ class Target:
     engine: str = "auto"
     physical_batch_size: int | None = None
     lr: float = 0.5
-    noise: str = "fast"
+    noise: str = "standard"
     coordinate: int = 0
 
     def __post_init__(self) -> None:
@@ -211,8 +211,10 @@ def train(target: Target, present: Tensor) -> Tensor:
     world, plan = target.world(), target.plan()
     there = torch.cat([torch.ones(plan.n - target.canaries, dtype=torch.bool), present])
     oracle = PrivateGradientOracle(
-        world.model, world.loss, plan, _METHODS[target.method](target.lam), engine=target.engine,
-        physical_batch_size=target.physical_batch_size or plan.n, noise=target.noise,
+        world.model, world.loss, plan, _METHODS[target.method](target.lam), noise=target.noise,
+        compute=Compute(
+            engine=target.engine, physical_batch_size=target.physical_batch_size or plan.n
+        ),
         sampling="poisson" if target.canaries == 1 else "unchecked",  # many may be absent at once
     )  # fmt: skip
     optimizer = torch.optim.SGD(world.model.parameters(), lr=target.lr)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpbam.app.audit.accountant import bracket
-from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.config import RunConfig, read_file
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.fixed_state import difference
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.formats import current_config
 from dpbam.app.runs.result import RunError
 from dpbam.app.runs.statement import to_markdown
 from dpbam.errors import ArgumentError
@@ -71,9 +72,10 @@ def check_run(run: str | Path) -> list[Finding]:
         return [Finding("no link leads out of the folder, all files are plain", False,
                         strangers[0])]  # fmt: skip
     facts = folder.read_facts()
+    config = RunConfig.from_mapping(current_config(read_file(folder.config)))
     entries, torn = _read_ledger(folder.ledger)
     evidence = Evidence(
-        folder, facts, RunConfig.from_file(folder.config), entries, torn,
+        folder, facts, config, entries, torn,
         read_json(folder.statement_json),
     )  # fmt: skip
     if len(evidence.charges) > _MOST_KINDS:  # each takes an accountant seconds

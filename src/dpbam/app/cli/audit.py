@@ -40,7 +40,7 @@ def run(
     method: Annotated[str, typer.Option(help="dp-sgd, dp-sat or bam.")] = "dp-sgd",
     clipping: Annotated[str, typer.Option(help="flat, automatic or per-layer.")] = "flat",
     engine: Annotated[str, typer.Option(help="auto, fused or functional.")] = "auto",
-    noise: Annotated[str, typer.Option(help="fast or secure.")] = "fast",
+    noise: Annotated[str, typer.Option(help="standard or secure.")] = "standard",
     trials: Annotated[int, typer.Option(help="Runs, half of them with the canary.")] = 2000,
     confidence: Annotated[float, typer.Option(help="Of each lower bound.")] = 0.95,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 1,

@@ -10,6 +10,7 @@ import typer
 from dpbam.app.cli.flags import resumed_config, run_config, with_flags
 from dpbam.app.cli.output import console, examples, facts, number, percent, print_json, table
 from dpbam.errors import ArgumentError
+from dpbam.methods import is_private
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,8 +77,7 @@ def _settings(folder: Path | None, flags: dict[str, Any]) -> RunConfig:
         return resumed_config(folder, flags)
     if "data" not in flags:
         raise ArgumentError("give a run folder, or --data to measure a new model on")
-    private = flags.get("method") not in ("sgd", "sam")
-    if private and "noise_multiplier" not in flags:
+    if is_private(flags.get("method")) and "noise_multiplier" not in flags:
         flags = {"epsilon": 8.0, **flags}
     return run_config(None, flags)
 

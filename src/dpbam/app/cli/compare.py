@@ -84,14 +84,14 @@ def carry_out(runs: list[PlannedRun], out: Path, jobs: int, quiet: bool) -> Comp
     """Do the runs, with a live table unless ``quiet``."""
     from dpbam.app.cli.live import LiveComparison
     from dpbam.app.compare.comparison import compare
-    from dpbam.app.compare.pool import Stopped
+    from dpbam.app.compare.pool import StoppedError
 
     try:
         if quiet:
             return compare(runs, out, jobs=jobs)
         with LiveComparison(runs) as live:
             return compare(runs, out, jobs=jobs, watcher=live)
-    except Stopped:
+    except StoppedError:
         message = f"stopped, and saved in {out}: the same command goes on, and keeps finished runs"
         console(stderr=True).print(message, markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None

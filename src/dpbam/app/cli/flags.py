@@ -66,7 +66,7 @@ FLAGS: dict[str, Flag] = {
     "ema": Flag(float, "Training", "Hand out a moving average of the weights, of this decay."),
     "swa": Flag(float, "Training", "Hand out the mean weights from this share of the run on."),
     "seed": Flag(int, "Run", "Reproducible: research only. Without it the system's entropy."),
-    "noise": Flag(str, "Privacy", "fast or secure: cryptographic, safe from float attacks."),
+    "noise": Flag(str, "Privacy", "standard or secure: cryptographic, safe from float attacks."),
     "device": Flag(str, "Run", "auto, cpu, cuda, cuda:1, mps."),
     "engine": Flag(str, "Run", "auto, fused or functional: speed only."),
     "measure_bias": Flag(str, "Run", "every=N: the bias of each Nth step, into non-private/."),

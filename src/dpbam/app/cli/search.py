@@ -132,7 +132,7 @@ def carry_out(
     search: Search, out: Path, storage: str | None, name: str, workers: int
 ) -> SearchResult:
     """Do the trials, with a line for each on stderr."""
-    from dpbam.app.compare.pool import Stopped
+    from dpbam.app.compare.pool import StoppedError
     from dpbam.app.search.result import conclude
     from dpbam.app.search.trials import do_trials
 
@@ -145,7 +145,7 @@ def carry_out(
         screen.print("[bold red]not accounted:[/] epsilon will not cover this search")
     try:
         studies = do_trials(search, out, url=storage, name=name, workers=workers, tell=tell)
-    except Stopped:
+    except StoppedError:
         tell(f"stopped, and saved in {out}: the same command goes on, and keeps finished trials")
         raise typer.Exit(INTERRUPTED) from None
     return conclude(search, studies, out)

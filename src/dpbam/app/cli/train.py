@@ -134,12 +134,12 @@ def _execute(
     ranks: Ranks,
 ) -> RunResult | None:
     """The result; None if it was stopped, and saved."""
-    from dpbam.app.runs import Interrupted, execute
+    from dpbam.app.runs import RunInterruptedError, execute
 
     try:
         with reporting as reporter:
             return execute(settings, folder, resume=resume, reporter=reporter, ranks=ranks)
-    except Interrupted as stop:
+    except RunInterruptedError as stop:
         if ranks.leads:
             console(stderr=True).print(str(stop), markup=False, soft_wrap=True)
         return None

@@ -165,7 +165,7 @@ def compare(
     Raises:
         ConfigError: if a folder holds a run with other settings, or runs of one seed turn out not
             to be paired.
-        Stopped: after Ctrl-C, when the running ones have saved.
+        StoppedError: after Ctrl-C, when the running ones have saved.
     """
     for run in runs:
         _check_folder(run)

@@ -67,7 +67,7 @@ class FinishedRun:
     pairing: dict[str, str]
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """A comparison was stopped by Ctrl-C; what was running has saved."""
 
 
@@ -92,7 +92,7 @@ def run_all(
     runs side by side use the cores better than threads within a run do.
 
     Raises:
-        Stopped: after Ctrl-C, when what was running has saved.
+        StoppedError: after Ctrl-C, when what was running has saved.
         RunError: if a run cannot be done; finished ones are kept.
     """
     if jobs == 1:
@@ -110,7 +110,7 @@ def run_all(
             with _terminated_like_ctrl_c():
                 return _collect(begun, jobs, told, watcher)
         except KeyboardInterrupt:
-            raise Stopped from None
+            raise StoppedError from None
         except BrokenProcessPool:
             raise RunError(
                 "a worker process was killed, perhaps for want of memory: take fewer --jobs, or a "
@@ -132,14 +132,14 @@ def _terminated_like_ctrl_c() -> Iterator[None]:
 
 
 def _one_by_one(runs: Sequence[PlannedRun], watcher: Watcher | None) -> list[FinishedRun]:
-    from dpbam.app.runs import Interrupted
+    from dpbam.app.runs import RunInterruptedError
 
     results = []
     for index, run in enumerate(runs):
         try:
             results.append(_work(run, _Telling(index, watcher.progress if watcher else None)))
-        except (Interrupted, KeyboardInterrupt):
-            raise Stopped from None
+        except (RunInterruptedError, KeyboardInterrupt):
+            raise StoppedError from None
         if watcher:
             watcher.finished(index, results[-1])
     return results
@@ -207,7 +207,7 @@ def _in_worker(index: int, run: PlannedRun) -> FinishedRun | str | None:
 
     (An exception would lose where it was raised on its way to the parent process.)
     """
-    from dpbam.app.runs import Interrupted
+    from dpbam.app.runs import RunInterruptedError
 
     def tell(*message: int) -> None:
         _told.put(message)
@@ -219,7 +219,7 @@ def _in_worker(index: int, run: PlannedRun) -> FinishedRun | str | None:
     try:
         with _busy:
             return _work(run, _Telling(index, tell))
-    except Interrupted:
+    except RunInterruptedError:
         _stop.set()
         return None
     except (RunError, ConfigError, DataError, OSError) as error:

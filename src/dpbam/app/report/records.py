@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.formats import check_format
+from dpbam.app.runs.formats import check_format, current_config
 from dpbam.errors import DPBAMError
+from dpbam.methods import is_private
 
 CONFIG = "config.toml"
 METHODS = {"dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM", "sgd": "SGD", "sam": "SAM"}
@@ -171,7 +172,9 @@ def read_run(folder: str | Path) -> Run:
     facts = _maybe(non_private / "run.json")
     return Run(
         name=folder.resolve().name,
-        config=_parsed(config, tomllib.loads) if config.exists() else _settings(stated),
+        config=current_config(
+            _parsed(config, tomllib.loads) if config.exists() else _settings(stated)
+        ),
         statement=stated or _unfinished(facts, metrics),
         metrics=metrics,
         statistics=_rows(folder / "statistics.jsonl"),
@@ -195,7 +198,7 @@ def _unfinished(facts: dict[str, Any], metrics: Rows) -> dict[str, Any]:
     config = facts.get("config", {})
     return {
         "unfinished": True,
-        "private": config.get("method") not in ("sgd", "sam"),
+        "private": is_private(config.get("method")),
         "epsilon": metrics[-1].get("epsilon") if metrics else 0.0,
         "seeded": config.get("seed") is not None,
         "must_not_be_published": ["everything: the training has not finished"],

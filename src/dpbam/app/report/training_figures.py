@@ -10,6 +10,7 @@ from dpbam.app.report.figure import Figure
 from dpbam.app.report.groups import Group, curves, numbers
 from dpbam.app.report.panels import Lines, Numbers
 from dpbam.app.report.records import Run
+from dpbam.methods import is_private
 from dpbam.privacy.rounding import up
 
 
@@ -61,4 +62,4 @@ def _loss(run: Run) -> tuple[Numbers, Numbers]:
 
 
 def _private(group: Group) -> bool:
-    return group.runs[0].config.get("method") not in ("sgd", "sam")
+    return is_private(group.runs[0].config.get("method"))

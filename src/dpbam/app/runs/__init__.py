@@ -11,16 +11,16 @@ from dpbam.app.runs.execution import execute
 from dpbam.app.runs.folder import stored_config
 from dpbam.app.runs.model_file import RunModel, load_run_model
 from dpbam.app.runs.preparation import Prepared, prepare
-from dpbam.app.runs.result import Interrupted, RunError, RunResult
+from dpbam.app.runs.result import RunError, RunInterruptedError, RunResult
 from dpbam.app.runs.settling import release_reservation
 
 __all__ = [
     "Budget",
     "ConfigError",
-    "Interrupted",
     "Prepared",
     "RunConfig",
     "RunError",
+    "RunInterruptedError",
     "RunModel",
     "RunResult",
     "default_delta",

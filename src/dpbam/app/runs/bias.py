@@ -95,7 +95,7 @@ def measure(
         _load_weights(prepared, run)
     oracle = prepared.oracle()
     lens = BiasLens(eta=True, plain=True)
-    oracle.lens = lens
+    oracle.observer = lens
     drawn = oracle.batches(prepared.train, units=prepared.units)
     for images, labels, units in islice(drawn, batches):
         oracle.backward(images, labels, units)  # its ledger is in memory: nothing is released

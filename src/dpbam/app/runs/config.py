@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from dpbam import _validate
 from dpbam.app.runs.toml import to_toml
 from dpbam.errors import ArgumentError, DPBAMError
+from dpbam.methods import is_private
 from dpbam.privacy.plan import PrivacyPlan, epoch_steps
 
 DEFAULT_GRADIENT: Literal["approximate", "exact"] = "approximate"  # the paper's
-NON_PRIVATE = ("sgd", "sam")
 
 
 class ConfigError(DPBAMError, ValueError):
@@ -69,7 +69,7 @@ class RunConfig(BaseModel):
         seed: reproducible, research only; None takes the system's entropy.
         noise_seed: in a seeded run, the noise's own seed, so that paired runs share data order and
             initial weights but not noise; None: as ``seed``.
-        noise: "fast"; or "secure": noise and Poisson draws from a cryptographic generator, the
+        noise: "standard"; or "secure": noise and Poisson draws from a cryptographic generator, the
             noise exactly rounded to a grid. It has no seed.
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
         engine: "auto", "fused" or "functional". Changes speed only.
@@ -133,7 +133,7 @@ class RunConfig(BaseModel):
     budget: Path | None = None
     seed: int | None = None
     noise_seed: int | None = None
-    noise: Literal["fast", "secure"] = "fast"
+    noise: Literal["standard", "secure"] = "standard"
     device: str = "auto"
     engine: str = "auto"
     accountant: Literal["pld", "rdp"] = "pld"
@@ -206,7 +206,7 @@ class RunConfig(BaseModel):
             )
         if self.noise == "secure" and self.seed is not None:
             raise ArgumentError(
-                "secure noise cannot have a seed: leave seed out, or take noise fast"
+                "secure noise cannot have a seed: leave seed out, or take standard noise"
             )
         if self.release_bias is not None and self.release_norms is None:
             raise ArgumentError("release_bias needs release_norms: the noise multiplier of both")
@@ -228,7 +228,7 @@ class RunConfig(BaseModel):
     @property
     def private(self) -> bool:
         """Whether the method promises anything."""
-        return self.method not in NON_PRIVATE
+        return is_private(self.method)
 
     @property
     def joint_noise_multipliers(self) -> tuple[float, ...]:

@@ -26,10 +26,10 @@ from dpbam.app.runs.interrupt import graceful
 from dpbam.app.runs.model_file import save_run_model
 from dpbam.app.runs.preparation import Prepared, check_ledger, most_charges, prepare
 from dpbam.app.runs.recorder import Recorder, TensorBoard
-from dpbam.app.runs.result import Interrupted, RunError, RunResult
+from dpbam.app.runs.result import RunError, RunInterruptedError, RunResult
 from dpbam.app.runs.resume import check_config, check_prepared, new_facts
 from dpbam.app.runs.statement import statement, write_statement
-from dpbam.distributed import EndedElsewhere, RankLost, Ranks
+from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks
 from dpbam.privacy.accounting import Charge
 from dpbam.training.events import Reporter, Several, StartReport
 
@@ -62,8 +62,8 @@ def execute(
         RunError: if the folder, its lock, a checkpoint or the budget stands in the way.
         ConfigError: if the configuration cannot be used.
         dpbam.data.DataError: if the data cannot.
-        Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
-        dpbam.distributed.RankLost: if another process is gone; a checkpoint is saved.
+        RunInterruptedError: after Ctrl-C or SIGTERM, when a checkpoint is saved.
+        dpbam.distributed.RankLostError: if another process is gone; a checkpoint is saved.
     """
     folder, listener, ranks = RunFolder(out), reporter or Reporter(), ranks or Ranks()
     with folder.opened(resume=resume) if ranks.leads else nullcontext():
@@ -148,7 +148,7 @@ class _Session:
             lambda: self._finish(trainer, ending, time.monotonic() - began)
         )
         if result is None:
-            raise Interrupted(self.folder.path, trainer.oracle.step, plan.steps)
+            raise RunInterruptedError(self.folder.path, trainer.oracle.step, plan.steps)
         return result
 
     def _ledger(self) -> Ledger:
@@ -232,7 +232,7 @@ class _Session:
 
         try:
             ending = trainer.run(after_step=after_step, stop=stop)
-        except (RankLost, EndedElsewhere):
+        except (RankLostError, EndedElsewhereError):
             if self._saved[1] != trainer.oracle.step:
                 self._save(trainer)  # the step that failed has not reached the parameters
             raise

@@ -26,7 +26,7 @@ from typing import Any
 
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.files import locked, read_json
-from dpbam.app.runs.formats import check_format
+from dpbam.app.runs.formats import FORMAT, check_format, current_config
 from dpbam.app.runs.result import RunError
 
 PUBLISHABLE = ("model.safetensors", "model.json", "privacy-statement.md", "privacy-statement.json")
@@ -72,7 +72,7 @@ class RunFolder:
         check_format(self.facts, facts)
         if not isinstance(facts.get("config"), dict) or not isinstance(facts.get("run"), str):
             raise RunError(f"{self.facts} is damaged: restore it from a backup")
-        return facts
+        return {**facts, "format": FORMAT, "config": current_config(facts["config"])}
 
     @contextmanager
     def opened(self, *, resume: bool) -> Iterator[None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpbam.app.runs.interrupt import graceful
-from dpbam.app.runs.result import Interrupted, RunResult
+from dpbam.app.runs.result import RunInterruptedError, RunResult
 from dpbam.training.events import Reporter
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def follow(prepared: Prepared, out: Path, ranks: Ranks) -> RunResult:
     The ledger here stays empty: what is released is charged where it is released.
 
     Raises:
-        Interrupted: as on the leader, after its checkpoint is saved.
+        RunInterruptedError: as on the leader, after its checkpoint is saved.
     """
     trainer = prepared.trainer(prepared.oracle(ranks=ranks), Reporter())
     trainer.load_state_dict(ranks.from_leader(trainer.state_dict))
@@ -28,7 +28,7 @@ def follow(prepared: Prepared, out: Path, ranks: Ranks) -> RunResult:
         trainer.run(stop=stop)
         result = ranks.from_leader(_leaders_result)
     if result is None:
-        raise Interrupted(out, trainer.oracle.step, prepared.plan.steps)
+        raise RunInterruptedError(out, trainer.oracle.step, prepared.plan.steps)
     return result
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dpbam.app.runs.result import RunError
 
-FORMAT = 1  # docs/formats.md says when it grows
+FORMAT = 2  # docs/formats.md says when it grows
 _OLDEST = 1
 
 
@@ -23,11 +23,25 @@ def check_format(path: Path, values: Mapping[str, Any]) -> None:
     Example:
         >>> check_format(Path("model.json"), {"format": 7})
         Traceback (most recent call last):
-        dpbam.app.runs.result.RunError: model.json is of format 7, and this dpbam reads format 1...
+        dpbam.app.runs.result.RunError: model.json is of format 7, and this dpbam reads...
     """
     found = values.get("format", 1)
     if isinstance(found, int) and _OLDEST <= found <= FORMAT:
         return
     newer = isinstance(found, int) and found > FORMAT
     way = "use a newer dpbam, or the one that wrote it" if newer else "restore it from a backup"
-    raise RunError(f"{path} is of format {found!r}, and this dpbam reads format {FORMAT}: {way}")
+    raise RunError(
+        f"{path} is of format {found!r}, and this dpbam reads formats up to {FORMAT}: {way}"
+    )
+
+
+def current_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored configuration in the words of the current format.
+
+    Format 1 called standard noise "fast".
+
+    Example:
+        >>> current_config({"noise": "fast", "lr": 0.1})
+        {'noise': 'standard', 'lr': 0.1}
+    """
+    return {**values, "noise": "standard"} if values.get("noise") == "fast" else dict(values)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dpbam.data import DataSet
     from dpbam.distributed import Ranks
     from dpbam.engines.fitting import Fit
-    from dpbam.observers import Lens
+    from dpbam.observers import Observer
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.privacy.ledger import Ledger
     from dpbam.training.events import Reporter
@@ -75,19 +75,20 @@ class Prepared:
     def oracle(
         self,
         ledger: Ledger | None = None,
-        lens: Lens | None = None,
+        observer: Observer | None = None,
         on_release: Callable[[ReleasedStatistics], None] | None = None,
         ranks: Ranks | None = None,
     ) -> PrivateGradientOracle:
-        """The oracle of this run, writing to ``ledger``, watched by ``lens``.
+        """The oracle of this run, writing to ``ledger``, watched by ``observer``.
 
         ``on_release`` hears of the statistics that are released beside the gradients; ``ranks`` are
         the processes that train together.
         """
         rows = self.physical_batch_size
         return _oracle(
-            self.config, self.plan, self.model, rows, ledger, on_release, lens=lens, ranks=ranks
-        )
+            self.config, self.plan, self.model, rows, ledger, on_release,
+            observer=observer, ranks=ranks,
+        )  # fmt: skip
 
     def trainer(
         self, oracle: PrivateGradientOracle, reporter: Reporter, max_charges: int | None = None
@@ -239,12 +240,13 @@ def _oracle(
     ledger: Ledger | None,
     on_release: Callable[[ReleasedStatistics], None] | None = None,
     *,
-    lens: Lens | None = None,
+    observer: Observer | None = None,
     ranks: Ranks | None = None,
 ) -> PrivateGradientOracle:
     from torch import nn
 
     from dpbam.app.runs import build
+    from dpbam.engines.compute import Compute
     from dpbam.oracle import PrivateGradientOracle
 
     return PrivateGradientOracle(
@@ -252,16 +254,15 @@ def _oracle(
         nn.CrossEntropyLoss(reduction="none"),
         plan,
         build.make_method(config),
-        engine=config.engine,
-        physical_batch_size=physical_batch_size,
         augment=build.make_augment(config),
         multiplicity=max(1, config.augment_multiplicity),
         seed=config.seed,
         noise_seed=config.noise_seed,
         noise=config.noise,
         ledger=ledger,
-        release=build.make_release(config, on_release),
-        lens=lens,
+        statistics=build.make_release(config, on_release),
+        observer=observer,
+        compute=Compute(engine=config.engine, physical_batch_size=physical_batch_size),
         ranks=ranks,
     )
 

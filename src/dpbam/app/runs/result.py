@@ -17,7 +17,7 @@ class RunError(DPBAMError, ValueError):
     """A run that cannot be started or resumed: one sentence with the way out."""
 
 
-class Interrupted(Exception):
+class RunInterruptedError(Exception):
     """Stopped by Ctrl-C or SIGTERM, with a checkpoint saved; the message says how to go on.
 
     Attributes:

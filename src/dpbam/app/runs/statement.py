@@ -35,7 +35,7 @@ _SECURE = (
     "system's entropy; the noise is a Gaussian exactly rounded to a grid to which the sum is "
     "rounded, which withstands attacks on floating-point rounding"
 )
-_MODES = {"fast": _FRESH, "secure": _SECURE}
+_MODES = {"standard": _FRESH, "secure": _SECURE}
 
 
 def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evaluations: int,

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpbam.app.compare.pool import Stopped
-from dpbam.app.runs import Interrupted, execute
+from dpbam.app.compare.pool import StoppedError
+from dpbam.app.runs import RunInterruptedError, execute
 from dpbam.app.runs.config import ConfigError
 from dpbam.app.runs.files import write_atomic
 from dpbam.app.runs.folder import RunFolder
@@ -36,7 +36,7 @@ is copied into the folder best when the search has ended.
 """
 
 
-class Pruned(Exception):
+class PrunedError(Exception):
     """Optuna's pruner gave the trial up."""
 
 
@@ -47,7 +47,7 @@ def do_trials(
     """All trials of all stages, those begun before among them; then every stage's study.
 
     Raises:
-        Stopped: after Ctrl-C, when what was running has saved.
+        StoppedError: after Ctrl-C, when what was running has saved.
         RunError: if a trial cannot be done; what was done is kept.
     """
     trials = out / "non-private" / "trials"
@@ -56,8 +56,8 @@ def do_trials(
     if workers == 1:
         try:
             work(search, out, url, name, tell)
-        except (Interrupted, KeyboardInterrupt):
-            raise Stopped from None
+        except (RunInterruptedError, KeyboardInterrupt):
+            raise StoppedError from None
     else:
         _side_by_side(search, out, url, name, workers, tell)
     return [StageStudy(search, stage, out, url, name) for stage in search.stages()]
@@ -98,7 +98,7 @@ def _one(
             search.config(study.stage, params, **_seeds(search, study.stage, trial.number)),
             out, resume=RunFolder(out).facts.exists(), reporter=_Reports(trial),
         )  # fmt: skip
-    except Pruned:
+    except PrunedError:
         trial.set_user_attr("charges", _charges(out))
         study.study.tell(trial, state=TrialState.PRUNED)
         tell(f"{label}: pruned")
@@ -157,7 +157,7 @@ class _Reports(Reporter):
         self._known.add(evaluation.step)
         self._trial.report(evaluation.accuracy, evaluation.step)
         if self._trial.should_prune():
-            raise Pruned
+            raise PrunedError
 
 
 def _intermediate(trial: Trial) -> dict[int, float]:
@@ -186,7 +186,7 @@ def _side_by_side(
             process.terminate()  # which a run answers by saving
         process.join()
     if ending == "stopped":
-        raise Stopped
+        raise StoppedError
     if ending:
         raise RunError(ending)
 
@@ -217,7 +217,7 @@ def _in_process(search: Search, out: Path, url: str | None, name: str, told: Any
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         work(search, out, url, name, lambda text: told.put(("line", text)))
-    except (Interrupted, KeyboardInterrupt):
+    except (RunInterruptedError, KeyboardInterrupt):
         told.put(("stopped", "stopped"))
     except (RunError, ConfigError, DataError, OSError) as error:
         told.put(("failed", str(error)))

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.func import vmap
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.fused.collect import Collected
 from dpbam.engines.fused.fold import Fold, per_unit
 from dpbam.engines.fused.gradients import Factored, Materialised, Norm, Pair
@@ -107,10 +107,12 @@ class Ascent:
             return None, None
         gradient = self._plain.gradients[place]
         if isinstance(gradient, ScaledGradient):  # s(V + eps_u H_u) is not s(V) + eps_u G_u
-            raise CannotServe(f"{gradient.name} is moved through its standardisation's scale")
+            raise UnsupportedModelError(
+                f"{gradient.name} is moved through its standardisation's scale"
+            )
         assert isinstance(gradient, Factored)
         if gradient.weight.names != use.names:
-            raise CannotServe("the forward pass takes other steps at other parameters")
+            raise UnsupportedModelError("the forward pass takes other steps at other parameters")
         return gradient, self._norms[place]
 
     def _row_of(self, use: MatrixUse, x: Tensor, whole: Tensor) -> tuple[int, ...]:
@@ -124,12 +126,14 @@ class Ascent:
     def _step_by_unit(self, weight: Weight) -> Tensor | None:
         """[U, *D]: eps_u J_s g_u for a weight that is linear, from materialised gradients."""
         if not weight.linear:
-            raise CannotServe(f"{weight.names[0]} is moved through a non-linear function")
+            raise UnsupportedModelError(f"{weight.names[0]} is moved through a non-linear function")
         if weight.narrow:  # s(theta + step) rounds the sum, not the step
-            raise CannotServe(f"{weight.names[0]} is moved through a cast to low precision")
+            raise UnsupportedModelError(
+                f"{weight.names[0]} is moved through a cast to low precision"
+            )
         missing = [n for n in weight.names if n not in self._values]
         if self._factored.intersection(missing):
-            raise CannotServe("the forward pass takes other steps at other parameters")
+            raise UnsupportedModelError("the forward pass takes other steps at other parameters")
         if missing:  # the loss does not depend on it: it does not move
             return None
         moved = {n: self._values[n] * per_unit(self._steps, self._values[n]) for n in weight.names}
@@ -167,7 +171,7 @@ class Ascent:
             elif isinstance(part, Factored):
                 total = total + part.weight.pull_each(part.materialise())[name]
             else:
-                raise CannotServe(f"{name} is moved through its standardisation's scale")
+                raise UnsupportedModelError(f"{name} is moved through its standardisation's scale")
         return total * per_unit(self._steps, total)
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.fused.fold import per_unit
 from dpbam.engines.fused.generic import GenericUse
 from dpbam.engines.fused.gradients import Factored, Gradient, Grams, Materialised, Norm, Pair
@@ -189,7 +189,7 @@ def _materialised(uses: list[Use], flow: Flow, plain: PlainPass | None) -> list[
             if isinstance(use, GenericUse):
                 use = replace(use, direction=plain.direction(use.names))
             if isinstance(use, MatrixUse) and use.weight.scaled:
-                raise CannotServe(
+                raise UnsupportedModelError(
                     f"{use.names[0]} is standardised with a scale, and that in low precision or in "
                     "some of its uses only"
                 )

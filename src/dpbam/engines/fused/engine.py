@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dpbam.engines.base import CannotServe, Loss, PhysicalBatch
+from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.fused.ascent import Ascent
 from dpbam.engines.fused.collect import Collected, PlainPass, collect
@@ -93,13 +93,13 @@ class FusedEngine:
         """Return the directions of every unit, factored.
 
         Raises:
-            CannotServe: for a method that is no gradient of L + p |g|, and for models that it
-                cannot see through; the message says where.
+            UnsupportedModelError: for a method that is no gradient of L + p |g|, and for models
+                that it cannot see through; the message says where.
             StatefulModelError: for a model that keeps something of its rows.
         """
         penalty = method.norm_penalty(lam)
         if penalty is None and type(method) is not BAM:
-            raise CannotServe(
+            raise UnsupportedModelError(
                 f"{method!r} is neither a gradient of L + p |g| nor BAM's ascent step"
             )
 
@@ -330,9 +330,11 @@ def _safe_root(squared: Tensor) -> tuple[Tensor, Tensor]:
 def _check_captured(losses: Tensor, parameters: Mapping[str, Tensor]) -> None:
     """Refuse if a parameter reaches the loss on a way that no torch function showed."""
     if not losses.requires_grad:
-        raise CannotServe("the loss depends on no trainable parameter")
+        raise UnsupportedModelError("the loss depends on no trainable parameter")
     wanted = list(parameters.values())
     found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True, retain_graph=True)
     for name, gradient in zip(parameters, found, strict=True):
         if gradient is not None:
-            raise CannotServe(f"{name} is used by a function that torch cannot show (a custom one)")
+            raise UnsupportedModelError(
+                f"{name} is used by a function that torch cannot show (a custom one)"
+            )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.fused.uses import Flow
 from dpbam.params import Params
 
@@ -60,7 +60,9 @@ class GenericUse:
             if "vmap" not in str(error):
                 raise
             names = ", ".join(self.names)
-            raise CannotServe(f"{names}: torch cannot vectorise its function: {error}") from error
+            raise UnsupportedModelError(
+                f"{names}: torch cannot vectorise its function: {error}"
+            ) from error
         return {n: flow.fold(g).sum(1) for n, g in per_row.items()}
 
     def _rows(self, flow: Flow) -> dict[str, Any]:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.batching import is_batched, requires_grad
 from dpbam.engines.fused.generic import GenericUse
 from dpbam.engines.fused.layers.base import Layer
@@ -194,7 +194,7 @@ def generic(capture: Capture, call: Call) -> Any:
     names = {n for w in tree_leaves(hidden) if isinstance(w, Weight) for n in w.names}
     what = f"{call.name} of {', '.join(sorted(names))}"
     if is_in_place(call.name):
-        raise CannotServe(f"{what} changes a tensor in place")
+        raise UnsupportedModelError(f"{what} changes a tensor in place")
     function = _replay(call.func, hidden)
     theta = {n: p.detach() for n, p in capture.parameters.items() if n in names}
     differentiable = torch.is_grad_enabled() and _depends(function, capture.parameters, xs)
@@ -209,7 +209,7 @@ def generic(capture: Capture, call: Call) -> Any:
         moved = capture.ascent.parameters(theta)
         out = capture.all_rows(_row_by_row(function, moved, len(xs)), *xs)
     if not isinstance(out, Tensor):
-        raise CannotServe(f"{what} returns several tensors, and no rule knows it")
+        raise UnsupportedModelError(f"{what} returns several tensors, and no rule knows it")
     if not differentiable:
         return out
     y, j = capture.output(out, what)

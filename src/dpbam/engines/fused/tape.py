@@ -28,7 +28,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.batching import batched, is_batched, on_all_rows
 from dpbam.engines.fused.weights import Weight
 
@@ -96,7 +96,7 @@ class Tape:
         """Refuse if the model overwrote an input that a per-sample gradient needs."""
         for node in self.inputs:
             if node.tensor is not None and node.tensor._version != node.version:
-                raise CannotServe(
+                raise UnsupportedModelError(
                     f"the input of {node.what} is changed in place later in the forward pass"
                 )
 
@@ -149,7 +149,7 @@ class Capture(TorchFunctionMode):
         for weight in weights:  # by the function's name, or by an argument such as inplace=True
             if weight.tensor._version != weight.version:
                 name = getattr(func, "__name__", str(func))
-                raise CannotServe(f"{name} changes a function of parameters in place")
+                raise UnsupportedModelError(f"{name} changes a function of parameters in place")
         return out
 
     def _do(
@@ -181,10 +181,14 @@ class Capture(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         out = func(*args, **kwargs)
         if func in _ALIASES and self.weight(args[0]).func is not None:  # type: ignore[union-attr]
-            raise CannotServe(f"{name} of a function of parameters could be written to unseen")
+            raise UnsupportedModelError(
+                f"{name} of a function of parameters could be written to unseen"
+            )
         parts = out if isinstance(out, list | tuple) else [out]
         if not any(isinstance(t, Tensor) for t in parts) and self.ascent and name in _READS:
-            raise CannotServe(f"{name} reads a parameter's value, which BAM's ascent moves")
+            raise UnsupportedModelError(
+                f"{name} reads a parameter's value, which BAM's ascent moves"
+            )
         for i, t in enumerate(parts):
             if isinstance(t, Tensor) and id(t) not in self._weights:
                 self._add(t, func, args, kwargs, None if out is t else i)

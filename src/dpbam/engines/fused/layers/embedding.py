@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.fused.layers.linear import Linear
 from dpbam.engines.fused.rules import LOOKUPS, Call, bind, generic, name_of, rule, use_matrix
 from dpbam.engines.fused.tape import Capture
@@ -112,7 +112,9 @@ def _embedding(capture: Capture, call: Call) -> Any:
     ids, weight, padding = given["input"], given["weight"], given["padding_idx"]
     source, what = capture.weight(weight), name_of(capture, call, weight)
     if given["max_norm"] is not None or given["scale_grad_by_freq"]:
-        raise CannotServe(f"{what} uses max_norm or scale_grad_by_freq, which look at the batch")
+        raise UnsupportedModelError(
+            f"{what} uses max_norm or scale_grad_by_freq, which look at the batch"
+        )
     if source is None or not source.selection or (padding is not None and padding >= 0):
         return generic(capture, call)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.base import CannotServe
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.batching import is_batched
 from dpbam.engines.fused.fold import split_axis
 from dpbam.engines.fused.layers.group_norm import GroupNorm
@@ -29,7 +29,9 @@ def _instance_norm(capture: Capture, call: Call) -> Any:
     names = "input running_mean running_var weight bias use_input_stats momentum eps"
     given = bind(names, call)
     if given["running_mean"] is not None:
-        raise CannotServe("an instance norm that tracks running statistics keeps private data")
+        raise UnsupportedModelError(
+            "an instance norm that tracks running statistics keeps private data"
+        )
     return _grouped(capture, call, given, given["input"].shape[1], _eps(given))
 
 
@@ -107,7 +109,7 @@ def _rms_norm(capture: Capture, call: Call) -> Any:
 def _batch_norm(capture: Capture, call: Call) -> Any:
     given = bind("input running_mean running_var weight bias training momentum eps", call)
     if given["training"] or given["running_mean"] is None:
-        raise CannotServe(
+        raise UnsupportedModelError(
             "batch norm in training mixes the samples of a batch: use group norm, or model.eval()"
         )
     x = given["input"]
@@ -164,7 +166,9 @@ def _affine_by_row(
 
 def _refuse_non_linear(what: str, weights: Any) -> None:
     if any(w is not None and not w.linear for w in weights):
-        raise CannotServe(f"{what}: its scale or shift is a non-linear function of parameters")
+        raise UnsupportedModelError(
+            f"{what}: its scale or shift is a non-linear function of parameters"
+        )
 
 
 def _eps(given: dict[str, Any]) -> float:

@@ -1,0 +1,34 @@
+"""The settings of an oracle that change speed and memory, and no result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpbam import _validate
+from dpbam.engines.fitting import LIMIT_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """How directions are computed. Nothing here bears on privacy or, but for rounding, on results.
+
+    Attributes:
+        engine: ``"auto"``, ``"fused"``, ``"functional"`` or ``"loop"``; auto takes the fastest that
+            serves the model.
+        physical_batch_size: the most rows (samples times views) computed at once; None measures
+            how many fit into ``memory_limit``.
+        memory_limit: bytes that a step may allocate, where the physical batch size is measured.
+
+    Example:
+        >>> Compute(engine="loop", physical_batch_size=64).engine
+        'loop'
+    """
+
+    engine: str = "auto"
+    physical_batch_size: int | None = None
+    memory_limit: int = LIMIT_BYTES
+
+    def __post_init__(self) -> None:
+        if self.physical_batch_size is not None:
+            _validate.count("physical_batch_size", self.physical_batch_size)
+        _validate.count("memory_limit", self.memory_limit)
