@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpbam import BAM, DPSAT, Compute, FlatClipping, Ledger, PrivacyPlan, PrivateGradientOracle
 from dpbam.checks import PlanViolationError
-from dpbam.interop import joining
+from dpbam.interop import trainers
 from dpbam.interop.huggingface import PrivateTrainer, causal_loss, sequence_loss, token_loss
 
 N, T, VOCABULARY, STEPS = 40, 6, 20, 8  # five steps per epoch
@@ -207,12 +207,14 @@ def test_padding_to_the_longest_is_refused(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"gradient_accumulation_steps": 2}, "the oracle splits a batch itself"),
-        ({"bf16": True}, "bf16=True is not served"),
+        ({"bf16": True}, "bf16=True is not supported"),
         ({"label_smoothing_factor": 0.1}, "smooth it there"),
         ({"include_num_input_tokens_seen": True}, "how many samples were drawn"),
     ],
 )
-def test_what_is_not_served_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+def test_unsupported_settings_are_refused(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         trainer(tmp_path, args=arguments(tmp_path, **options))
 
@@ -232,12 +234,12 @@ LONG = PrivacyPlan(
 )
 
 
-def shuffled(self: joining.EpochSampler) -> Any:
+def shuffled(self: trainers.EpochSampler) -> Any:
     """A loader with batches of one size."""
     return (torch.randperm(N)[:8].tolist() for _ in range(len(self)))
 
 
-def everything(self: joining.EpochSampler) -> Any:
+def everything(self: trainers.EpochSampler) -> Any:
     return (list(range(N)) for _ in range(len(self)))
 
 
@@ -258,7 +260,7 @@ def test_what_the_plan_does_not_account_for_is_refused(
     tmp_path: Path, monkeypatch: Any, batches: Any, options: Any, words: str, taken: int
 ) -> None:
     if batches:
-        monkeypatch.setattr(joining.EpochSampler, "__iter__", batches)
+        monkeypatch.setattr(trainers.EpochSampler, "__iter__", batches)
     ours = trainer(tmp_path, plan=LONG, oracle_options={"seed": 0, **options})
     with pytest.raises(PlanViolationError, match=words):
         ours.train()

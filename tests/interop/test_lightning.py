@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpbam import BAM, DPSAT, Compute, FlatClipping, Ledger, PrivacyPlan, PrivateGradientOracle
 from dpbam.checks import PlanViolationError
-from dpbam.interop import joining
+from dpbam.interop import trainers
 from dpbam.interop.lightning import make_private
 
 pytestmark = [
@@ -178,12 +178,12 @@ LONG = PrivacyPlan(
 )  # fmt: skip
 
 
-def shuffled(self: joining.EpochSampler) -> Any:
+def shuffled(self: trainers.EpochSampler) -> Any:
     """A loader with batches of one size."""
     return (torch.randperm(N)[:L_].tolist() for _ in range(len(self)))
 
 
-def everything(self: joining.EpochSampler) -> Any:
+def everything(self: trainers.EpochSampler) -> Any:
     return (list(range(N)) for _ in range(len(self)))
 
 
@@ -204,7 +204,7 @@ def test_what_the_plan_does_not_account_for_is_refused(
     tmp_path: Path, monkeypatch: Any, batches: Any, options: Any, words: str, taken: int
 ) -> None:
     if batches:
-        monkeypatch.setattr(joining.EpochSampler, "__iter__", batches)
+        monkeypatch.setattr(trainers.EpochSampler, "__iter__", batches)
     usual = {
         "ledger": tmp_path / "ledger.jsonl",
         "seed": 0,
@@ -249,13 +249,13 @@ def test_a_training_loss_is_not_logged(tmp_path: Path) -> None:
     ("module", "options", "words"),
     [
         (Mean, {}, "the loss returned a scalar, but private training needs one value a sample"),
-        (ByHand, {}, "optimises by hand"),
+        (ByHand, {}, "uses manual optimisation"),
         (Normed, {}, "mixes the samples of a batch"),
         (Classifier, {"accumulate_grad_batches": 2}, "the oracle splits it itself"),
-        (Classifier, {"precision": "bf16-mixed"}, "precision bf16-mixed is not served"),
+        (Classifier, {"precision": "bf16-mixed"}, "precision bf16-mixed is not supported"),
     ],
 )
-def test_what_is_not_served_is_refused(
+def test_unsupported_settings_are_refused(
     tmp_path: Path, module: Any, options: dict[str, Any], words: str
 ) -> None:
     model, loader = private(tmp_path, module())
