@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpbam._names import did_you_mean
 from dpbam.app.runs.config import ConfigError
 from reproduce import accuracy_claims, bias_claims, tuning
 from reproduce.depth import Timing, figure3, measure
@@ -96,9 +96,7 @@ def chosen(name: str, scale: str = "pocket") -> list[str]:
     if name == ALL:
         return [known for known in EXPERIMENTS if scale in EXPERIMENTS[known].scales]
     if name not in EXPERIMENTS:
-        near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(EXPERIMENTS)}"
-        raise ConfigError(f"there is no experiment {name!r}: {hint}")
+        raise ConfigError(f"there is no experiment {name!r}: {did_you_mean(name, EXPERIMENTS)}")
     scales = EXPERIMENTS[name].scales
     if scale not in scales:
         raise ConfigError(f"{name} has no recipe of scale {scale}: choose {' or '.join(scales)}")

@@ -25,7 +25,6 @@ recipe that builds on another shares that one's records where the runs are the s
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbam import _validate
+from dpbam._names import did_you_mean
 from dpbam.app.compare.comparison import noise_seed
 from dpbam.app.runs.config import ConfigError, RunConfig, read_file
 from dpbam.methods import is_private
@@ -158,8 +158,7 @@ def load_recipe(name: str, scale: str = "pocket") -> Recipe:
     """
     path = recipes_folder() / check_scale(scale) / f"{name}.toml"
     if not path.exists():
-        near = difflib.get_close_matches(name, recipe_names(scale), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {recipe_names(scale)}"
+        hint = did_you_mean(name, recipe_names(scale))
         raise ConfigError(f"there is no {scale} recipe {name!r}: {hint}")
     return read_recipe(path)
 

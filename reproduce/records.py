@@ -18,7 +18,7 @@ from typing import Any
 
 from dpbam.app.compare.pairing import fingerprints
 from dpbam.app.runs.config import ConfigError, RunConfig
-from dpbam.app.runs.files import plain, write_atomic
+from dpbam.app.runs.files import plain, read_json_lines, write_atomic
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.formats import current_config
 from dpbam.app.runs.resume import versions
@@ -126,8 +126,8 @@ def write_record(folder: Path, run: RecipeRun, out: Path, *, flatness: bool = Fa
 
 def _collected(run: RecipeRun, out: Path, flatness: bool) -> Record:
     files = RunFolder(out)
-    facts, metrics = files.read_facts(), _lines(files.metrics)
-    log = _lines(files.training_log)
+    facts, metrics = files.read_facts(), read_json_lines(files.metrics)
+    log = read_json_lines(files.training_log)
     return Record(
         arm=run.arm,
         cell=dict(run.cell),
@@ -142,7 +142,7 @@ def _collected(run: RecipeRun, out: Path, flatness: bool) -> Record:
         seconds=log[-1]["seconds"],
         pairing=fingerprints(out),
         machine=machine(facts),
-        non_private_bias=_lines(files.non_private / "bias.jsonl"),
+        non_private_bias=read_json_lines(files.non_private / "bias.jsonl"),
         non_private_flatness=_flatness(run.config, out) if flatness else None,
     )
 
@@ -184,12 +184,6 @@ def _flatness(config: RunConfig, out: Path) -> dict[str, Any]:
     found = measure(config, run=out, batches=1, flatness=True).flatness
     assert found is not None  # it was asked for
     return asdict(found)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _text(record: Record) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Real
 
+from dpbam._names import did_you_mean
 from dpbam.errors import ArgumentError, ArgumentTypeError
 
 
@@ -80,11 +81,7 @@ def owners(name: str, labels: object) -> None:
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is among ``choices``; otherwise name the nearest."""
     if value not in choices:
-        import difflib
-
-        near = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices)}"
-        raise ArgumentError(f"{name} {value!r} is unknown: {hint}")
+        raise ArgumentError(f"{name} {value!r} is unknown: {did_you_mean(value, choices)}")
     return value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dpbam import PrivacyPlan
-from dpbam.bias import BiasLens, BiasRecord, append, read
+from dpbam.app.runs.files import append_json_line, read_json_lines
+from dpbam.bias import BiasLens, BiasRecord
 from dpbam.engines.functional import FunctionalDirections
 from dpbam.methods import Method
 from dpbam.nn import build_model
@@ -205,8 +206,8 @@ def test_an_empty_batch_is_measured_as_noise_alone(tmp_path) -> None:
     record = measure(model, private_plan(), METHODS["bam-exact"](LAM), x[:0], y[:0], steps=1)[0]
     assert record.non_private_units == 0
     assert record.non_private_against_own.bias == 0
-    append(record, tmp_path)  # NaN becomes null
-    (line,) = read(tmp_path / "non-private" / "bias.jsonl")
+    append_json_line(tmp_path / "bias.jsonl", asdict(record))  # NaN becomes null
+    (line,) = read_json_lines(tmp_path / "bias.jsonl")
     assert line["non_private_against_own"]["cosine"] is None
 
 
@@ -243,7 +244,7 @@ def test_measuring_does_not_change_the_step() -> None:
 def test_what_is_not_private_says_so() -> None:
     model, (x, y) = smooth_net(), samples(9)
     record = measure(model, private_plan(), METHODS["bam-exact"](LAM), x, y)[0]
-    public = {k for k in json.loads(record.to_json()) if not k.startswith("non_private")}
+    public = {k for k in asdict(record) if not k.startswith("non_private")}
     assert public == {
         "step", "method", "lam", "clip_norm", "batch_size", "noise_multiplier", "noise_norm",
     }  # fmt: skip

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from checks import check_poisson
-from dpbam import Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam import Ledger, PrivacyPlan, PrivateGradientOracle, _jsonl
 from dpbam import oracle as oracle_module
 from dpbam.loading import PoissonBatches
 from dpbam.privacy import accounting
-from dpbam.privacy import ledger as ledger_module
 from dpbam.privacy.sampling import PoissonSampler, UnitIndex
 from planting import Mistake, catches
 from support import cross_entropy, poisson_batches, private_plan, samples, sized_oracle, smooth_net
@@ -240,7 +239,7 @@ MISTAKES = {
     ),
     ".grad before the ledger": Mistake(check_ledger_comes_first, Oracle, "_privatised", grad_first),
     "a ledger that is not on disk": Mistake(
-        check_ledger_comes_first, ledger_module, "_append", not_written
+        check_ledger_comes_first, _jsonl, "append_durably", not_written
     ),
     "an unseeded replay that is not charged": Mistake(
         check_replays, Ledger, "charge", every_replay_is_free

@@ -48,9 +48,9 @@ def plant(point: str, number: int, by: int = signal.SIGKILL) -> None:
     """Replace the function at ``point``: its ``number``-th call sends the process signal ``by``."""
     import torch
 
+    import dpbam._jsonl
     import dpbam.app.runs.execution
     import dpbam.app.runs.files
-    import dpbam.privacy.ledger
     import dpbam.privacy.noise
     import dpbam.training.trainer
 
@@ -73,11 +73,11 @@ def plant(point: str, number: int, by: int = signal.SIGKILL) -> None:
 
     os_module = dpbam.app.runs.files.os
     points: dict[str, Callable[[], None]] = {
-        "before the ledger write": lambda: before(dpbam.privacy.ledger, "_append"),
+        "before the ledger write": lambda: before(dpbam._jsonl, "append_durably"),
         "in the middle of the ledger write": lambda: setattr(
-            dpbam.privacy.ledger, "_append", half_line
+            dpbam._jsonl, "append_durably", half_line
         ),
-        "after the ledger write": lambda: after(dpbam.privacy.ledger, "_append"),
+        "after the ledger write": lambda: after(dpbam._jsonl, "append_durably"),
         "in the middle of a step": lambda: before(dpbam.privacy.noise.GaussianNoise, "add"),
         "before the optimiser's step": lambda: before(torch.optim.NAdam, "step"),
         "after the optimiser's step": lambda: after(torch.optim.NAdam, "step"),
@@ -161,18 +161,18 @@ def plant_mistake(name: str) -> None:
     """What tests must find, a ledger that lags or a resume that forgets; or bear: a clock."""
     import torch
 
+    import dpbam._jsonl
     import dpbam.oracle
-    import dpbam.privacy.ledger
 
     if name == "the ledger is written a step late":
-        real, waiting = dpbam.privacy.ledger._append, []
+        real, waiting = dpbam._jsonl.append_durably, []
 
         def late(path, entry):
             waiting.append(entry)
             if len(waiting) > 1:
                 real(path, waiting.pop(0))
 
-        dpbam.privacy.ledger._append = late
+        dpbam._jsonl.append_durably = late
     elif name == "the clock runs backwards":
         _set_back()
     elif name == "the optimiser's state is forgotten":

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dpbam.privacy import ledger as module
 from dpbam.privacy.accounting import Charge, epsilon
 from dpbam.privacy.ledger import Ledger
 from support import ACCOUNTANTS
@@ -78,7 +77,7 @@ def test_a_charge_is_on_disk_when_it_returns(
 ) -> None:
     path, synced = tmp_path / "ledger.jsonl", []
     real = os.fsync
-    monkeypatch.setattr(module.os, "fsync", lambda fd: (synced.append(os.fstat(fd)), real(fd)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd)), real(fd)))
     ledger = Ledger(delta=1e-5, path=path)
     for step in range(2):
         ledger.charge("a", step, **STEP)
@@ -122,7 +121,7 @@ def test_a_write_that_fails_leaves_no_half_line(
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="no space"):
             ledger.charge("a", 1, **STEP)
     assert (path.read_bytes(), len(ledger)) == (whole, 1)

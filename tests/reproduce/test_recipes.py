@@ -150,7 +150,7 @@ def test_wrong_recipes_are_refused_with_a_sentence(tmp_path):
         path.write_text(text)
         with pytest.raises(ConfigError, match=says):
             read_recipe(path)
-    with pytest.raises(ConfigError, match="did you mean table1-cifar10"):
+    with pytest.raises(ConfigError, match="did you mean 'table1-cifar10'"):
         load_recipe("table1-cifar", "pocket")
     with pytest.raises(ConfigError, match="pocket, desk or full"):
         load_recipe("exact", "huge")

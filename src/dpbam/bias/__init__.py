@@ -10,11 +10,10 @@ from dpbam.bias.advisor import Advice, Option, advise
 from dpbam.bias.decomposition import decompose, flat
 from dpbam.bias.flatness import Flatness, measure_flatness
 from dpbam.bias.lens import BiasLens
-from dpbam.bias.record import BIAS_FILE, BiasRecord, Layer, Norms, Reading, append, read
+from dpbam.bias.record import BiasRecord, Layer, Norms, Reading
 from dpbam.bias.release import PrivateStatistics, ReleasedStatistics
 
 __all__ = [
-    "BIAS_FILE",
     "Advice",
     "BiasLens",
     "BiasRecord",
@@ -26,9 +25,7 @@ __all__ = [
     "Reading",
     "ReleasedStatistics",
     "advise",
-    "append",
     "decompose",
     "flat",
     "measure_flatness",
-    "read",
 ]

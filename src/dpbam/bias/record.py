@@ -6,20 +6,13 @@ JSON. The other fields are public facts of the plan.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
 #: Quantiles of the per-unit norms that are recorded.
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 #: Edges of the recorded histogram of norms, as multiples of C: powers of the square root of two.
 EDGES = tuple(2 ** (k / 2) for k in range(-8, 17))
-
-#: Where a run folder keeps its measured steps.
-BIAS_FILE = Path("non-private") / "bias.jsonl"
 
 
 @dataclass(frozen=True)
@@ -144,31 +137,3 @@ class BiasRecord:
     non_private_alignment: float | None
     non_private_flatness_slack: float | None
     non_private_layers: dict[str, Layer] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        """One line of JSON; NaN and infinities, which JSON has not, become null."""
-        return json.dumps(_finite(asdict(self)), allow_nan=False)
-
-
-def append(record: BiasRecord, folder: Path) -> None:
-    """Add a line to ``non-private/bias.jsonl`` in a run folder."""
-    path = folder / BIAS_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(record.to_json() + "\n")
-
-
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file, as plain dicts; a torn last line is left out."""
-    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
-        yield json.loads(line)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and not -float("inf") < value < float("inf"):
-        return None
-    return value

@@ -19,10 +19,9 @@ the noise's own: |v|^2 - d s^2, s the noise per coordinate. A unit that is not f
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -83,10 +82,6 @@ class ReleasedStatistics:
             if below >= q * total:
                 return threshold
         return math.inf
-
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self))
 
 
 class PrivateStatistics:

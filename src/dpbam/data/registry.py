@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from functools import cache, partial
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpbam._names import did_you_mean
 from dpbam.data.base import DataError
 from dpbam.data.cifar import open_cifar
 from dpbam.data.dataset import DataSet
@@ -216,6 +216,5 @@ def _open(spec: str, options: Options) -> Openers:
         return open_user(spec, options)
     if re.search(r"[/\\]|^[.~]", spec):
         raise DataError(f"there is no folder or file {spec!r}")
-    near = difflib.get_close_matches(name.lower(), _NAMED, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose {', '.join(_NAMED)}, or give a path"
+    hint = did_you_mean(name.lower(), _NAMED, f"choose {', '.join(_NAMED)}, or give a path")
     raise DataError(f"no data set is called {spec!r}: {hint}")

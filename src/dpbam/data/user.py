@@ -8,20 +8,18 @@ such split (then a part of train is held out). What arrays are accepted: see
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dpbam._names import load_function
 from dpbam.data.arrays import as_column, as_images, number_labels
 from dpbam.data.base import ArrayImages, DataError
 from dpbam.data.dataset import DataSet
 from dpbam.data.sources import Openers, Options
+from dpbam.errors import ArgumentError
 
 
 def open_user(argument: str, options: Options) -> Openers:
@@ -82,33 +80,14 @@ def _call(function: Callable[[str], Any], argument: str, split: str) -> Any:
 
 
 def _import(argument: str) -> Callable[[str], Any]:
-    module, _, name = argument.partition(":")
-    here = os.getcwd()
-    with _first_on_path(here):
-        try:
-            function = getattr(importlib.import_module(module), name)
-        except ModuleNotFoundError as error:
-            if error.name != module.split(".")[0] and error.name != module:
-                raise DataError(f"importing {module} failed: {error}") from error
-            raise DataError(
-                f"there is no module {module!r} (for {argument}) here in {here} or installed"
-            ) from error
-        except AttributeError as error:
-            raise DataError(f"module {module!r} has no function {name!r}") from error
-        except Exception as error:
-            raise DataError(
-                f"importing {module} failed with {type(error).__name__}: {error}"
-            ) from error
-    if not callable(function):
-        raise DataError(f"{argument} is a {type(function).__name__}, not a function")
-    result: Callable[[str], Any] = function
-    return result
-
-
-@contextmanager
-def _first_on_path(folder: str) -> Any:
-    sys.path.insert(0, folder)
+    module = argument.partition(":")[0]
     try:
-        yield
-    finally:
-        sys.path.remove(folder)
+        return load_function(argument)
+    except ArgumentError as error:
+        raise DataError(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise DataError(f"importing {module} failed: {error}") from error
+    except Exception as error:
+        raise DataError(
+            f"importing {module} failed with {type(error).__name__}: {error}"
+        ) from error

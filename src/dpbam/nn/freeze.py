@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
 
+from dpbam._names import did_you_mean
 from dpbam.errors import ArgumentError, ArgumentTypeError
 
 
@@ -70,6 +70,6 @@ def head_only(model: nn.Module) -> list[str]:
 
 
 def _no_match(pattern: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
-    hint = f"names are like {', '.join(near)}" if near else "the model has no parameters"
+    some = f"names are like {', '.join(names[:3])}" if names else "the model has no parameters"
+    hint = did_you_mean(pattern, names, some, cutoff=0.4)
     return f"pattern {pattern!r} matches no parameter of the model: {hint}"

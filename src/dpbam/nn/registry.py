@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from dpbam import _validate
+from dpbam._names import did_you_mean, load_function
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.nn.blocks import check_sides
 from dpbam.nn.models import MLP, ResNet9, SmallCNN
@@ -103,25 +102,21 @@ def _lookup(name: str) -> tuple[_Class, dict[str, Any]]:
         return WideResNet, {"depth": int(match[1]), "widen": int(match[2])}
     if name in _CLASSES:
         return _CLASSES[name], {}
-    near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.4)
-    guess = f"did you mean {near[0]!r}? " if near else ""
-    raise ArgumentError(
-        f"model {name!r} is unknown: {guess}There are {', '.join(_NAMES)} (any wrn-D-K), "
-        "and a function of your own as 'module:function'"
-    )
+    known = f"There are {', '.join(_NAMES)} (any wrn-D-K), and your own as 'module:function'"
+    guess = did_you_mean(name, _NAMES, "", cutoff=0.4)
+    raise ArgumentError(f"model {name!r} is unknown: {f'{guess} {known}'.strip()}")
 
 
 def _check_options(name: str, options: dict[str, Any], allowed: list[str]) -> None:
     for option in options:
         if option not in allowed:
-            near = difflib.get_close_matches(option, allowed, n=1)
             known = ", ".join(allowed) or "none"
-            hint = f"did you mean {near[0]!r}?" if near else f"its options are {known}"
+            hint = did_you_mean(option, allowed, f"its options are {known}")
             raise ArgumentError(f"model {name!r} has no option {option!r}: {hint}")
 
 
 def _build_own(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.Module:
-    function = _import(name)
+    function = load_function(name)
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if not takes_all:
@@ -138,26 +133,3 @@ def _build_own(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.
         )
         model = replace_batch_norm(model)
     return model
-
-
-def _import(name: str) -> Callable[..., Any]:
-    """The function behind "module:function"."""
-    module_name, _, function_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, but something that it imports is not: say that
-        raise ArgumentError(
-            f"model {name!r}: there is no module {module_name!r} to import; put its folder on "
-            "PYTHONPATH, or install it"
-        ) from error
-    except ValueError as error:  # an empty module name
-        raise ArgumentError(f"model {name!r} must read 'module:function'") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        public = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
-        near = difflib.get_close_matches(function_name, public, n=1)
-        hint = f": did you mean {near[0]!r}?" if near else ""
-        raise ArgumentError(f"module {module_name!r} has no function {function_name!r}{hint}")
-    return function  # type: ignore[no-any-return]

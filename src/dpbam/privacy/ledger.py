@@ -17,15 +17,16 @@ So a crash may over-count by the steps since the last checkpoint, and never unde
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dpbam import _validate
+from dpbam import _jsonl, _validate
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.privacy.accounting import ACCOUNTANTS, Charge, checked, total_epsilon
+
+_INVALID = (*_jsonl.INVALID, KeyError, TypeError, OverflowError)
 
 
 class Ledger:
@@ -88,7 +89,7 @@ class Ledger:
                 "two sums with the same noise reveal their difference; use another seed, or none"
             )
         if self.path is not None:
-            _append(self.path, entry)
+            _jsonl.append_durably(self.path, entry)
         self._remember(entry)
 
     def entries(self) -> list[dict[str, Any]]:
@@ -122,7 +123,7 @@ class Ledger:
                     "runs, which need names of their own"
                 )
         if self.path is not None and new:
-            _append(self.path, *new.values())
+            _jsonl.append_durably(self.path, *new.values())
         for entry in new.values():
             self._remember(entry)
 
@@ -143,62 +144,30 @@ class Ledger:
         self._counts[(entry["noise_multiplier"], entry["sampling_rate"])] += 1
 
 
-def _append(path: Path, *entries: dict[str, Any]) -> None:
-    """A line each, flushed to the disk itself: the caller may release the result on return."""
-    new = not path.exists()
-    with path.open("ab", buffering=0) as file:
-        end = file.tell()
-        lines = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
-        try:
-            if file.write(lines) != len(lines):
-                raise OSError("short write")
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(end)  # a full disk must not leave half a line for the next entry
-            raise
-    if new:  # a new file's name must be on disk too
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
 def _read(path: Path) -> list[dict[str, Any]]:
-    """All entries; a torn last line is cut off, since its step was never released.
-
-    A whole entry whose line end alone is lost may have been released (an editor takes line ends
-    off): it counts.
-    """
-    raw = path.read_bytes()
-    whole = raw[: raw.rfind(b"\n") + 1]
-    if len(whole) < len(raw):
-        with path.open("r+b") as file:
-            if _is_entry(raw[len(whole) :]):
-                file.seek(0, os.SEEK_END)
-                file.write(b"\n")
-                whole = raw + b"\n"
-            else:
-                file.truncate(len(whole))
+    """Return all entries; a torn last line is removed, since its step was never released."""
     entries = []
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in enumerate(_jsonl.repair(path, _is_entry), 1):
         try:
-            entry = _checked(json.loads(line))
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            entries.append(_parsed(line))
+        except _INVALID as error:
             raise ArgumentError(
                 f"{path} line {number} is not a ledger entry ({error}): restore the file from a "
-                "backup; without it nobody knows what was spent"
+                "backup; without it what was spent is not known"
             ) from None
-        entries.append(entry)
     return entries
 
 
 def _is_entry(line: bytes) -> bool:
     try:
-        _checked(json.loads(line))
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        _parsed(line)
+    except _INVALID:
         return False
     return True
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    return _checked(json.loads(line))
 
 
 def _checked(entry: dict[str, Any]) -> dict[str, Any]:

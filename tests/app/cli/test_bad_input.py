@@ -71,7 +71,7 @@ def test_flags(args, says, dpbam, tmp_path, monkeypatch):
 
 
 TOML = {
-    "unknown key": ("epsilon = 3\nclip_nrom = 1\n", "did you mean clip_norm?"),
+    "unknown key": ("epsilon = 3\nclip_nrom = 1\n", "did you mean 'clip_norm'?"),
     "wrong type": ('epsilon = 3\nepochs = "many"\n', "epochs must be"),
     "wrong list": ("epsilon = 3\nfreeze = 3\n", "freeze must be"),
     "not TOML": ("epsilon : 3\n", "is not valid"),

@@ -39,7 +39,7 @@ def test_texts_win_over_the_file(tmp_path: Path) -> None:
         ("lr=-1..1", "lr must be"),
         ("optimizer=sdg", "did you mean 'sgd'"),
         ("seed=1,2", "cannot be varied"),
-        ("momentm=0..1", "did you mean momentum"),
+        ("momentm=0..1", "did you mean 'momentum'"),
     ],
 )
 def test_wrong_texts_are_refused_in_a_sentence(text: str, says: str) -> None:

@@ -19,12 +19,12 @@ They come from the data without noise: they are for public data and for the oper
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from dpbam.app.runs.config import ConfigError
+from dpbam.app.runs.files import read_json_lines
 from dpbam.app.runs.folder import RunFolder
 
 WHAT = {
@@ -55,8 +55,7 @@ def fingerprints(out: Path) -> dict[str, str]:
     """The digests of the run in the folder ``out``."""
     folder = RunFolder(out)
     facts = folder.read_facts()
-    lines = folder.training_log.read_text(encoding="utf-8").splitlines()
-    sizes = [json.loads(line)["non_private_batch_size"] for line in lines]
+    sizes = [row["non_private_batch_size"] for row in read_json_lines(folder.training_log)]
     return {
         "data": facts["non_private_fingerprint"][:16],
         "test_data": facts["non_private_test_fingerprint"][:16],

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 
+from dpbam._names import did_you_mean
 from dpbam.app.report import bias_figures as of_bias
 from dpbam.app.report import evaluation_figures as of_evaluation
 from dpbam.app.report import norm_figures as of_norms
@@ -67,7 +67,5 @@ def build(name: str, groups: Sequence[Group]) -> Figure:
         dpbam.app.report.records.ReportError: there is no figure 'biass': did you mean 'bias'?
     """
     if name not in BUILDERS:
-        near = difflib.get_close_matches(name, BUILDERS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(BUILDERS)}"
-        raise ReportError(f"there is no figure {name!r}: {hint}")
+        raise ReportError(f"there is no figure {name!r}: {did_you_mean(name, BUILDERS)}")
     return BUILDERS[name](groups)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dpbam import _jsonl
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.formats import check_format, current_config
 from dpbam.errors import DPBAMError
@@ -218,22 +219,11 @@ def _rows(path: Path) -> Rows:
 
     A torn last line is left out. Of a step that was taken again after a crash, the last line holds.
     """
-    if not path.exists():
-        return ()
-    whole = path.read_bytes().split(b"\n")[:-1]
-    rows = [_parsed_line(path, number, line) for number, line in enumerate(whole, 1)]
+    rows = _jsonl.read(path, error=ReportError)
+    if not all(isinstance(row.get("step", 0), int) for row in rows):
+        raise ReportError(f"{path} has a line whose step is not a number: restore the file")
     by_step = {row.get("step", number): row for number, row in enumerate(rows)}
     return tuple(by_step[step] for step in sorted(by_step))
-
-
-def _parsed_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # lists within lists within lists
-        raise ReportError(f"{path} line {number} is not JSON ({error}): restore the file") from None
-    if not isinstance(row, dict) or not isinstance(row.get("step", 0), int):
-        raise ReportError(f"{path} line {number} is not an object of a step: restore the file")
-    return row
 
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:

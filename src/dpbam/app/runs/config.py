@@ -6,7 +6,6 @@ No torch here: a command line reads its options fast. What is built from it is i
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from dpbam import _validate
+from dpbam._names import did_you_mean
 from dpbam.app.runs.toml import to_toml
 from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import is_private
@@ -92,7 +92,7 @@ class RunConfig(BaseModel):
         ('bam', 0.02)
         >>> RunConfig(epsilon=3, clip_nrom=1)
         Traceback (most recent call last):
-        dpbam.app.runs.config.ConfigError: clip_nrom is unknown: did you mean clip_norm?
+        dpbam.app.runs.config.ConfigError: clip_nrom is unknown: did you mean 'clip_norm'?
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -335,9 +335,8 @@ def _sentence(error: ValidationError) -> str:
     message, value = str(problem["msg"]), problem.get("input")
     where = ".".join(str(part) for part in problem["loc"][:1])
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(where, RunConfig.model_fields, n=1)
-        hint = f"did you mean {near[0]}?" if near else "see dpbam train --help for what there is"
-        return f"{where} is unknown: {hint}"
+        otherwise = "see dpbam train --help for what there is"
+        return f"{where} is unknown: {did_you_mean(where, RunConfig.model_fields, otherwise)}"
     if problem["type"] == "value_error":
         return message.removeprefix("Value error, ")
     if problem["type"] == "literal_error":
@@ -348,6 +347,4 @@ def _sentence(error: ValidationError) -> str:
 
 def _choice(where: str, value: object, expected: str) -> str:
     choices = [c.strip(" '") for c in expected.replace(" or ", ",").split(",")]
-    near = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices)}"
-    return f"{where} {value!r} is unknown: {hint}"
+    return f"{where} {value!r} is unknown: {did_you_mean(value, choices)}"

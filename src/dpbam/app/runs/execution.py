@@ -15,10 +15,11 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpbam._jsonl import sync_folder
 from dpbam.app.runs import settling
 from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.files import disk_error, sync_folder, write_atomic, write_json
+from dpbam.app.runs.files import disk_error, write_atomic, write_json
 from dpbam.app.runs.fixed_state import check_unchanged, initial_tensors
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.following import follow

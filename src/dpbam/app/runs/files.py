@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dpbam import _jsonl
+from dpbam._jsonl import sync_folder
 from dpbam.app.runs.result import RunError
 
 
@@ -49,15 +51,6 @@ def disk_error(path: Path, error: OSError) -> RunError:
     return RunError(f"{path} cannot be written ({error.strerror or error}): {hint}")
 
 
-def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on disk, too: a rename is safe only then."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_json(path: Path, values: Any) -> None:
     """Plain values as JSON, atomically."""
     write_atomic(path, json.dumps(plain(values), indent=2) + "\n")
@@ -81,26 +74,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def append_json_line(path: Path, values: dict[str, Any]) -> None:
-    """Append one line of JSON; on return it is with the system, safe from the process's death."""
+    """Append a line; on return it survives the end of the process."""
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(plain(values)) + "\n")
+        _jsonl.append(path, plain(values))
     except OSError as error:
         raise disk_error(path, error) from error
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; a torn last one is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    try:
-        rows = [json.loads(line) for line in lines if line]
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({error}): restore it from a backup") from None
-    if not all(isinstance(row, dict) for row in rows):
-        raise RunError(f"{path} must hold a JSON object a line: restore it from a backup")
-    return rows
+    """Return the rows of all whole lines; a torn last one is left out."""
+    return _jsonl.read(path, error=RunError)
 
 
 def keep_json_lines(path: Path, last_step: int) -> list[dict[str, Any]]:

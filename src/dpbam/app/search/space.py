@@ -13,13 +13,13 @@ text                        meaning
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from dpbam._names import did_you_mean
 from dpbam.app.runs.config import ConfigError, RunConfig, read_file
 from dpbam.app.runs.own_code import check_code
 
@@ -49,7 +49,7 @@ class Domain:
         (256, 512)
         >>> Domain.parse("lrr", "1..2")
         Traceback (most recent call last):
-        dpbam.app.runs.config.ConfigError: lrr cannot be varied: did you mean lr?
+        dpbam.app.runs.config.ConfigError: lrr cannot be varied: did you mean 'lr'?
     """
 
     name: str
@@ -137,9 +137,7 @@ def parse_space(texts: Iterable[str], file: Path | None = None) -> dict[str, Dom
 def _check_name(name: str) -> None:
     known = [field for field in RunConfig.model_fields if field not in _NOT_VARIED]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
-        raise ConfigError(f"{name} cannot be varied: {hint}")
+        raise ConfigError(f"{name} cannot be varied: {did_you_mean(name, known)}")
 
 
 def _whole(name: str) -> bool:

@@ -1,0 +1,84 @@
+"""Names that users give: the known name that is nearest, and the function behind one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dpbam.errors import ArgumentError
+
+
+def did_you_mean(
+    value: object, choices: Iterable[str], otherwise: str | None = None, *, cutoff: float = 0.6
+) -> str:
+    """Return "did you mean ...?" with the nearest choice, or ``otherwise`` if none is near.
+
+    Args:
+        value: the name that is unknown.
+        choices: the names that are known.
+        otherwise: None lists the choices.
+        cutoff: the least similarity, from 0 to 1.
+
+    Example:
+        >>> did_you_mean("flatt", ["flat", "automatic"])
+        "did you mean 'flat'?"
+        >>> did_you_mean("x", ["flat", "automatic"])
+        'choose from flat, automatic'
+    """
+    from difflib import get_close_matches
+
+    known = list(choices)
+    near = get_close_matches(str(value), known, n=1, cutoff=cutoff)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"choose from {', '.join(known)}" if otherwise is None else otherwise
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Import the function that a user names as ``module:function``.
+
+    The current folder comes first on the module path. What the module itself raises when it is
+    imported is not caught.
+
+    Raises:
+        ArgumentError: if there is no such module or function.
+
+    Example:
+        >>> load_function("math:sqrt")(9.0)
+        3.0
+    """
+    from importlib import import_module
+
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise ArgumentError(f"{name!r} must read 'module:function'")
+    try:
+        with _first_on_path(os.getcwd()):
+            module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, but something that it imports is not
+        raise ArgumentError(
+            f"there is no module {module_name!r} to import for {name!r}, in {os.getcwd()} or "
+            "installed: put its folder on PYTHONPATH, or install it"
+        ) from error
+    if not hasattr(module, function_name):
+        public = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
+        hint = did_you_mean(function_name, public, "name one that it has")
+        raise ArgumentError(f"module {module_name!r} has no function {function_name!r}: {hint}")
+    function: Callable[..., Any] = getattr(module, function_name)
+    if not callable(function):
+        raise ArgumentError(f"{name} is a {type(function).__name__}, not a function")
+    return function
+
+
+@contextmanager
+def _first_on_path(folder: str) -> Iterator[None]:
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
