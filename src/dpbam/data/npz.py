@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.arrays import as_column, as_images, number_labels
-from dpbam.data.base import ArrayImages, DataError
+from dpbam.data.arrays import as_column, from_arrays, number_labels
+from dpbam.data.base import DataError
 from dpbam.data.dataset import DataSet
 from dpbam.data.fetch import atomic
 from dpbam.data.sources import Openers, Options
@@ -81,13 +81,8 @@ def _load(
     names: tuple[str, ...],
     splits: set[str],
 ) -> DataSet:
-    return DataSet(
-        name=call,
-        images=ArrayImages(as_images(file.images(images), call)),
-        labels=labels,
-        class_names=names,
-        columns=_columns(file, call.rsplit("/", 1)[1], splits),
-    )
+    columns = _columns(file, call.rsplit("/", 1)[1], splits)
+    return from_arrays(file.images(images), labels, name=call, class_names=names, columns=columns)
 
 
 def _keys(file: NpzFile, split: str) -> tuple[str, str] | None:
