@@ -17,7 +17,7 @@ Measured here: noise and draws (benchmarks/results/distributed.json, this script
 there is no GPU at hand: flops, bandwidth, latency; they are options. Efficiency is compute(l) over
 W step(W).
 
-Memory per device, in bytes: parameters 4 d, clipped sum (float64) 8 d, the message 8 d, the gradient
+Bytes per device: parameters 4 d, clipped sum (float64) 8 d, the message 8 d, the gradient
 4 d, the optimiser (NAdam) 8 d, an average of the weights 4 d; on the leader 24 d more while it
 draws the noise, divides and sends. Activations of one physical batch are apart, and are chosen to
 fit (``oracle.fit``).

@@ -26,7 +26,8 @@ from dpbam.app.runs import checkpoint as checkpoints
 from dpbam.app.runs.files import read_json_lines
 from dpbam.data import decode, folder
 from dpbam.data.cifar import read_batch
-from dpbam.data.npz import open_npz
+from dpbam.data.imagenet32 import read_part
+from dpbam.data.npz import NpzFile, open_npz
 from dpbam.data.sources import Options
 from dpbam.privacy.ledger import Ledger
 
@@ -125,6 +126,12 @@ def _compressed_npz() -> bytes:
     return file.getvalue()
 
 
+def _imagenet32() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, data=np.zeros((2, 3072), np.uint8), labels=np.array([1, 1000]))
+    return file.getvalue()
+
+
 def _image(kind: str, mode: str = "RGB") -> bytes:
     file = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (12, 10, 3), dtype=np.uint8)
@@ -150,6 +157,9 @@ PARSERS: dict[str, Parser] = {
     "model.json": Parser(_read_model, "model.json", (json.dumps(_MODEL).encode(),)),
     "cifar binary": Parser(partial(read_batch, label_bytes=1), "a.bin", (bytes(2 * 3073),)),
     "npz": Parser(_read_npz, "set.npz", (_npz(), _compressed_npz())),
+    "imagenet32": Parser(
+        lambda p: read_part(NpzFile(p, p.parent)), "val_data.npz", (_imagenet32(),)
+    ),
     "labels.csv": Parser(lambda p: list(folder.read_labels(p)), "labels.csv", (_CSV,)),
     "image": Parser(
         lambda p: decode.read_images([p], (3, 8, 8)),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -58,42 +58,6 @@ class Listing:
         """Note what was ignored."""
         if count:
             self.notes += (f"ignored {count} {what}",)
-
-
-class OneRecordPerFile:
-    """Refuses a file that was added before under any name.
-
-    A file listed twice would be two records of one person, who would have half of the promised
-    privacy. Files are compared by device and inode, so that another spelling, a symbolic link and
-    a hard link are recognised.
-
-    Args:
-        where: the folder or table, for the message.
-
-    Example:
-        >>> files = OneRecordPerFile("this folder")
-        >>> files.add(Path(__file__), "folder.py")
-        >>> files.add(Path(__file__).parent / "." / Path(__file__).name, "./folder.py (line 3)")
-        Traceback (most recent call last):
-        dpbam.data.base.DataError: this folder lists one file twice, as folder.py and as ./fol...
-    """
-
-    def __init__(self, where: str | Path) -> None:
-        self._where = where
-        self._seen: dict[tuple[int, int], str] = {}
-
-    def add(self, path: Path, spelling: str) -> None:
-        """Add an existing file, or raise an error with both spellings."""
-        stat = path.stat()  # follows links
-        key = (stat.st_dev, stat.st_ino)
-        if key in self._seen:
-            raise DataError(
-                f"{self._where} lists one file twice, as {self._seen[key]} and as {spelling}: it "
-                "would count as two records, each with half of the promised privacy; leave one out "
-                "or, if they are different records with the same content, make copies instead of "
-                "links"
-            )
-        self._seen[key] = spelling
 
 
 def open_folder(argument: str, options: Options) -> Openers:
@@ -145,21 +109,41 @@ def _columns(records: Sequence[ImageRecord]) -> dict[str, NDArray[Any]]:
 
 def _from_tree(root: Path) -> Listing:
     """Classes from folder names."""
-    listing, files = Listing(), OneRecordPerFile(root)
+    listing = Listing()
     has_splits = (root / "train").is_dir()
     paths, listing.notes = find_images(root)
     for path in paths:
         split, parts = _split_of(path, has_splits)
         if split is None or len(parts) < 2:
             continue
-        files.add(root / path, path)
         levels = {f"folder{k}": level for k, level in enumerate(parts[1:-1], start=1)}
         listing.records.append(ImageRecord(path, parts[0], split, levels))
+    _refuse_repeats(((root / r.path, r.path) for r in listing.records), root)
     listing.leave_out(len(paths) - len(listing.records), "images outside a class folder")
     tops = [root / split for split in _SPLITS if (root / split).is_dir()] if has_splits else [root]
     for top in tops:  # a class folder without images is a class too
         listing.classes |= {p.name for p in top.iterdir() if _is_class(p)}
     return listing
+
+
+def _refuse_repeats(files: Iterable[tuple[Path, str]], where: Path) -> None:
+    """Refuse a file that is listed twice, under any names.
+
+    It would be two records of one person, who would have half of the promised privacy. Files are
+    compared by device and inode, so that another spelling, a symbolic link and a hard link are
+    recognised.
+    """
+    seen: dict[tuple[int, int], str] = {}
+    for path, spelling in files:
+        stat = path.stat()  # follows links
+        key = (stat.st_dev, stat.st_ino)
+        if key in seen:
+            raise DataError(
+                f"{where} lists one file twice, as {seen[key]} and as {spelling}: it would be two "
+                "records, each with half of the promised privacy; leave one out or, if they are "
+                "different records with the same content, make copies instead of links"
+            )
+        seen[key] = spelling
 
 
 def _is_class(path: Path) -> bool:
@@ -168,7 +152,7 @@ def _is_class(path: Path) -> bool:
 
 def _from_csv(root: Path, table: Path) -> Listing:
     """Classes and columns from ``labels.csv``; the split from its column, else from the path."""
-    listing, files = Listing(), OneRecordPerFile(table)
+    listing, files = Listing(), []
     has_splits = (root / "train").is_dir()
     for line, row in read_labels(table):
         spelling, label = row.pop("file"), row.pop("label")
@@ -178,7 +162,7 @@ def _from_csv(root: Path, table: Path) -> Listing:
             raise DataError(f"line {line} of {table} names {path}, which is outside the folder")
         if not real.is_file():
             raise DataError(f"line {line} of {table} names {path}, which does not exist")
-        files.add(real, f"{spelling} (line {line})")
+        files.append((real, f"{spelling} (line {line})"))
         given = row.pop("split", None)
         split, parts = _split_of(path, has_splits)
         split = given or split
@@ -190,6 +174,7 @@ def _from_csv(root: Path, table: Path) -> Listing:
         levels = {f"folder{k}": level for k, level in enumerate(parts[:-1], start=1)}
         listing.records.append(ImageRecord(path, label, split, levels | row))
         listing.classes.add(label)
+    _refuse_repeats(files, table)
     paths, listing.notes = find_images(root)
     listed = {record.path for record in listing.records}
     listing.leave_out(len(set(paths) - listed), f"images that {table.name} does not list")

@@ -47,7 +47,7 @@ def _load(split: str, folder: Path, options: Options) -> DataSet:
     missing = [name for name in _FILES[split] if not (base / name).is_file()]
     if missing:
         raise DataError(f"{base} lacks {', '.join(missing)}: {_WAY_OUT}")
-    parts = [_read(NpzFile(base / name, options.folder)) for name in _FILES[split]]
+    parts = [read_part(NpzFile(base / name, options.folder)) for name in _FILES[split]]
     return DataSet(
         name=f"imagenet32/{split}",
         images=Concatenated([ArrayImages(pixels) for pixels, _ in parts]),
@@ -56,8 +56,8 @@ def _load(split: str, folder: Path, options: Options) -> DataSet:
     )
 
 
-def _read(file: NpzFile) -> tuple[Pixels, NDArray[np.int64]]:
-    """Pixels [N, 3, 32, 32] and labels [N] of one file."""
+def read_part(file: NpzFile) -> tuple[Pixels, NDArray[np.int64]]:
+    """Return the pixels [N, 3, 32, 32] and labels [N] of one file."""
     absent = [name for name in ("data", "labels") if name not in file.names]
     if absent:
         raise DataError(f"{file.path} has no {absent[0]!r}: it is not an official file")
