@@ -10,11 +10,21 @@ from pathlib import Path
 import pytest
 
 _KEY = "processor seconds"
+# tests/interop has what these pages show
+_SLOW_PAGES = {"from-opacus.md", "huggingface.md", "lightning.md"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--processor-time FILE``: a table of each file's tests and their processor time."""
     parser.addoption("--processor-time", type=Path, metavar="FILE", help=_KEY + " per test file")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the pages whose examples import the most."""
+    for item in items:
+        if item.path.name in _SLOW_PAGES:
+            item.add_marker(pytest.mark.slow)
 
 
 def _spent() -> float:

@@ -2,7 +2,7 @@
 
     python tools/test_runs.py [--runs 10] [--out benchmarks/results/test_runs.json]
 
-Appends a record of each run as it ends: order, hash seed, what pytest said, elapsed and processor
+Appends a record of each run as it ends: commit, order, hash seed, what pytest said, elapsed and processor
 seconds (of make and all its children). Ends with 1 if a run failed.
 """
 
@@ -36,7 +36,10 @@ def one_run(seed: int) -> dict[str, Any]:
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     said = re.findall(r"^.*\b(?:passed|failed)\b.* in [\d.]+s.*$", done.stdout, flags=re.M)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True,
+                            text=True, check=True)  # fmt: skip
     return {
+        "commit": commit.stdout.strip(),
         "seed": seed,
         "green": done.returncode == 0,
         "said": said[-1].strip("= ") if said else done.stderr[-200:],

@@ -106,6 +106,7 @@ def killed_in_the_middle(folder: Path) -> str:
     raise AssertionError("it ended before it was killed")
 
 
+@pytest.mark.slow  # tests/end_to_end kills single runs
 def test_a_kill_loses_nothing_but_time(tmp_path):
     """After SIGKILL the same call keeps what is done, resumes what was begun, ends alike."""
     disturbed, whole = tmp_path / "disturbed", tmp_path / "whole"

@@ -76,7 +76,7 @@ class Packed(Padded):
     """Sequences of different lengths one step after the other, the longest sequence first."""
 
     def __init__(self, batch_sizes: Tensor) -> None:
-        self._sizes: list[int] = batch_sizes.tolist()
+        self._sizes = _numbers(batch_sizes)
 
     def split(self, x: Tensor) -> Sequence[Tensor]:
         """One [batch size of the step, width] per step."""
@@ -104,6 +104,10 @@ class Masked(Padded):
             state = tuple(torch.where(counted[t], new, old) for new, old in pairs)
             outputs.append(state[0])
         return (outputs[::-1] if reverse else outputs), state
+
+
+def _numbers(sizes: Tensor) -> list[int]:
+    return [int(size) for size in sizes]  # torch 2.8 has no tolist() under grad
 
 
 def mask(lengths: Tensor, steps: int, device: torch.device) -> Tensor:
@@ -177,7 +181,7 @@ def pad(
     """Compute ``_pad_packed_sequence`` under vmap: (sequences, lengths)."""
     if isinstance(data, PackedRow):
         return _pad_row(data, batch_first, padding_value, total_length)
-    sizes: list[int] = batch_sizes.tolist()
+    sizes = _numbers(batch_sizes)
     lengths = [sum(size > b for size in sizes) for b in range(sizes[0])]
     order = torch.zeros(total_length, sizes[0], dtype=torch.int64)  # 0 is the padding
     numbers = torch.arange(1, 1 + sum(sizes))
