@@ -82,16 +82,16 @@ class Watch:
 
     def _sentence(self, lost: list[int], failure: Exception) -> str:
         if not lost:
-            said = str(failure).strip().partition("\n")[0]
+            cause = str(failure).strip().partition("\n")[0]
             return (
                 f"the {self.world} ranks are alive but did not meet within "
-                f"{self._limit.total_seconds():g} s ({said}): {_RESUME}, with a longer "
+                f"{self._limit.total_seconds():g} s ({cause}): {_RESUME}, with a longer "
                 "DPBAM_RANK_TIMEOUT"
             )
         hosts = [self._store.get(f"host/{r}").decode() for r in lost]
         names = ", ".join(f"{r} (on {host})" for r, host in zip(lost, hosts, strict=True))
-        said = f"rank {names} is" if len(lost) == 1 else f"ranks {names} are"
-        return f"{said} lost, of {self.world}: {_RESUME}"
+        who = f"rank {names} is" if len(lost) == 1 else f"ranks {names} are"
+        return f"{who} lost, of {self.world}: {_RESUME}"
 
     def _store_lost(self) -> str:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
