@@ -1,17 +1,86 @@
-"""What every run of the tests says at its end: what was skipped, and the processor's time."""
+"""The same draws in every run of the tests; and at its end what was skipped, and the time."""
 
 from __future__ import annotations
 
+import os
+import random
 import resource
+import secrets
+import zlib
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 _KEY = "processor seconds"
 # tests/interop has what these pages show
 _SLOW_PAGES = {"from-opacus.md", "huggingface.md", "lightning.md"}
+
+
+class Entropy:
+    """Replaces the operating system's entropy: repeats from run to run, never within one.
+
+    Unseeded noise would fail a statistical check now and then. A forked or started process has the
+    system's own, or all of them would draw the same: what it draws needs a false-alarm rate.
+    """
+
+    def __init__(self) -> None:
+        self._stream, self._owner, self._real = random.Random(), os.getpid(), secrets.randbits
+
+    def restart(self, name: str) -> None:
+        """Seed the entropy and the global generators for a test or a shared fixture.
+
+        Entropy differs by name (by its SHA-512, whatever PYTHONHASHSEED is); torch starts at 0.
+        """
+        self._stream.seed(name)
+        random.seed(name)
+        np.random.seed(zlib.crc32(name.encode()))  # noqa: NPY002
+        torch.manual_seed(0)
+
+    def randbits(self, k: int) -> int:
+        """``secrets.randbits``."""
+        return self._stream.getrandbits(k) if os.getpid() == self._owner else self._real(k)
+
+    def token_bytes(self, nbytes: int = 32) -> bytes:
+        """``secrets.token_bytes``."""
+        return self.randbits(8 * nbytes).to_bytes(nbytes, "little")
+
+    def token_hex(self, nbytes: int = 32) -> str:
+        """``secrets.token_hex``."""
+        return self.token_bytes(nbytes).hex()
+
+
+_ENTROPY = Entropy()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep pytest-randomly to the order: its seeds differ from run to run."""
+    config.option.randomly_reset_seed = False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _entropy() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("randbits", "token_bytes", "token_hex"):
+            patch.setattr(secrets, name, getattr(_ENTROPY, name))
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> None:
+    """Restart before a shared fixture: it draws the same whichever test asks for it first."""
+    if fixturedef.scope != "function":
+        _ENTROPY.restart(f"{request.node.nodeid} {fixturedef.argname}")
+
+
+@pytest.fixture(autouse=True)
+def _same_start(request: pytest.FixtureRequest) -> None:
+    _ENTROPY.restart(request.node.nodeid)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,28 +18,31 @@ import torch.distributed as dist
 
 from dpbam.distributed import Ranks, joined
 
-LIMIT = 120.0  # seconds; a loaded machine is slow, and no test waits for it to pass
+LIMIT = 900.0  # seconds; a loaded machine is slow, and no test waits for it to pass
+AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # the store is there: connect to it
 
 
 def together(world: int, work: Callable[[Ranks], Any]) -> list[Any]:
     """``work(ranks)`` on each of ``world`` ranks: the results, by rank; arrays, not tensors."""
-    fork, port = multiprocessing.get_context("fork"), free_port()
-    pipes = [fork.Pipe(duplex=False) for _ in range(1, world)]
+    fork = multiprocessing.get_context("fork")
+    pipes = [fork.Pipe() for _ in range(1, world)]
     others = [
-        fork.Process(target=_other, args=(rank, world, port, work, pipe[1]), daemon=True)
+        fork.Process(target=_other, args=(rank, world, work, pipe[1]), daemon=True)
         for rank, pipe in enumerate(pipes, 1)
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of every fork
         for process in others:
             process.start()
-    threads = torch.get_num_threads()
+    threads, store = torch.get_num_threads(), open_store()  # which starts a thread: after forks
     try:
         torch.set_num_threads(1)
-        found = [as_rank(0, world, port, work)]
-        for receive, _ in pipes:
-            assert receive.poll(LIMIT), "a rank gave no answer"
-            found.append(receive.recv())
+        for pipe, _ in pipes:
+            pipe.send(store.port)
+        found = [as_rank(0, world, store.port, work, **AGENT)]
+        for pipe, _ in pipes:
+            assert pipe.poll(LIMIT), "a rank gave no answer"
+            found.append(pipe.recv())
     finally:
         torch.set_num_threads(threads)
         for process in others:
@@ -63,13 +65,11 @@ def as_rank(rank: int, world: int, port: int, work: Callable[[Ranks], Any], **mo
             dist.destroy_process_group()
 
 
-def _other(rank: int, world: int, port: int, work: Callable[[Ranks], Any], pipe: Any) -> None:
+def _other(rank: int, world: int, work: Callable[[Ranks], Any], pipe: Any) -> None:
     torch.set_num_threads(1)  # the threads of before the fork are not here
-    pipe.send(as_rank(rank, world, port, work))
+    pipe.send(as_rank(rank, world, pipe.recv(), work, **AGENT))
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def open_store() -> dist.TCPStore:
+    """Open a store on a port of the system's choice; no other process can take it in between."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -2,8 +2,8 @@
 
     python tools/test_runs.py [--runs 10] [--out benchmarks/results/test_runs.json]
 
-Appends a record of each run as it ends: commit, order, hash seed, what pytest said, elapsed and processor
-seconds (of make and all its children). Ends with 1 if a run failed.
+Appends a record of each run as it ends: commit, order, hash seed, what pytest said, elapsed and
+processor seconds (of make and all its children). Ends with 1 if a run failed.
 """
 
 from __future__ import annotations

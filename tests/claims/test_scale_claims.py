@@ -1,7 +1,7 @@
 """Noise, closely: its scale to 2%, its tails, and parameters of one element; standard and secure.
 
-Fast noise is seeded here. Secure noise cannot be: its checks have the false-alarm rate of
-``check_normal``, 3e-10 each.
+Fast noise is seeded here. Secure noise cannot be, outside of pytest: its checks fail by chance with
+the probability of ``check_normal``, 3e-10, once for the matrix and once for each of three shapes.
 """
 
 from __future__ import annotations
@@ -55,11 +55,15 @@ def check_scale_and_tails(kind: str) -> None:
 
 
 def check_one_element_parameters(kind: str) -> None:
-    """Every shape of one element has noise of full scale, each parameter its own."""
+    """Every shape of one element has noise of full scale, each parameter its own.
+
+    On the secure grid of 2^20 cells a deviation two of 60 draws are equal in 5e-4 of all runs, and
+    four such pairs occur in 2e-15.
+    """
     noise = released(kind)
     for shape in SHAPES:
         draws = torch.cat([d for n, d in noise.items() if n.startswith(f"ones.{shape}")])
-        assert len(draws.unique()) == EACH
+        assert len(draws.unique()) > EACH - 4
         check_normal(draws.numpy(), STD[kind])
 
 

@@ -22,7 +22,7 @@ from dpbam.app.runs.folder import RunFolder
 from dpbam.distributed import Ranks, process, watch
 from end_to_end.kill_driver import at_call, count_applied, die, plant_mistake
 from tests.forked import unstarted
-from together import as_rank
+from together import AGENT, LIMIT, as_rank, open_store
 
 POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
     "before the sums are reduced": lambda kill: _before(process.dist, "reduce", kill),
@@ -56,9 +56,7 @@ def attempt(
     restarts: Attempt | None = None,
 ) -> Attempt:  # fmt: skip
     """One start of the run, or its resumption, on ``world`` ranks."""
-    from torch.distributed import TCPStore
-
-    store, count = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0
+    store, count = open_store(), 0
     if restarts is not None:
         store, count = restarts.store, restarts.restarts + 1
     logs = [out.with_name(f"{out.name}.{store.port}.{rank}.stderr") for rank in range(world)]
@@ -90,7 +88,7 @@ def _as_the_agent_does(processes: list[Any], *, at_once: bool) -> None:
             if at_once:
                 for other in processes:
                     other.terminate()
-        assert began is None or time.monotonic() - began < 100, "a rank does not end"
+        assert began is None or time.monotonic() - began < LIMIT, "a rank does not end"
         time.sleep(0.05)
 
 
@@ -98,7 +96,7 @@ def rank_process(
     rank: int, world: int, port: int, config: dict[str, Any], out: str, plant: tuple[Any, ...]
 ) -> None:
     """One rank: start the run in ``out``, or resume it if it has begun."""
-    watch.BEAT = 0.2
+    watch.BEAT, watch._PATIENCE = 0.2, 600  # soon told, and a store that answers late is waited for
     victim, point, number, mistake, act, restarts = plant
     count_applied(Path(f"{out}.{port}.{rank}.applied"))
     if mistake:
@@ -106,10 +104,7 @@ def rank_process(
     if point and rank == victim:
         POINTS[point](at_call(number, {"die": die, "fail": fail, "ask": ask}[act]))
     sys.stderr = open(f"{out}.{port}.{rank}.stderr", "w")  # noqa: SIM115
-    agent = {
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(restarts),
-        "DPBAM_RANK_TIMEOUT": "60",
-    }  # fmt: skip
+    agent = {**AGENT, "TORCHELASTIC_RESTART_COUNT": str(restarts)}
     code = guarded(lambda: as_rank(rank, world, port, lambda r: train(r, config, out), **agent))
     sys.stderr.close()
     os._exit(code)

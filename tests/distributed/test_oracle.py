@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from checks import check_poisson
+from checks import LEVEL, RARE, check_poisson
 from dpbam import Compute, FlatClipping, Method, PrivacyPlan, PrivateGradientOracle
 from dpbam.bias import BiasLens
 from dpbam.checks import PlanViolationError
@@ -151,9 +151,10 @@ def joined_steps(parts: list[list[list[int]]]) -> list[list[int]]:
 
 @pytest.mark.parametrize(("seed", "secure"), [(3, False), (None, False), (None, True)])
 def test_the_union_of_the_shares_is_one_poisson_sample(seed, secure):
+    """Unseeded, rank 1 draws from the system's entropy: false alarms 5e-10."""
     parts = together(2, lambda ranks: drawn(ranks, seed=seed, secure=secure))
     union = [sorted(step) for step in joined_steps(parts)]
-    check_poisson(union, 100, 0.2)
+    check_poisson(union, 100, 0.2, RARE if seed is None else LEVEL)
     if seed is not None:
         assert union == drawn(Ranks(), seed=seed)
 

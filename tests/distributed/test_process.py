@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import multiprocessing
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ import torch
 from dpbam.app.cli.train import _asked
 from dpbam.app.runs import RunConfig
 from dpbam.app.runs.folder import RunFolder
-from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks, watch
+from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks
 from dpbam.distributed.process import flatten, timeout, unflatten
-from together import together
+from together import LIMIT, together
 
 
 def test_a_message_is_undone_exactly_also_with_mixed_dtypes():
@@ -48,16 +48,18 @@ def test_sums_and_what_the_leader_says():
 
 @pytest.mark.slow
 def test_a_rank_that_is_late_is_not_called_lost(monkeypatch):
-    monkeypatch.setattr(watch, "BEAT", 0.5)
     monkeypatch.setenv("DPBAM_RANK_TIMEOUT", "3")
+    told = multiprocessing.get_context("fork").Event()
 
     def work(ranks: Ranks) -> str:
         if not ranks.leads:
-            time.sleep(8)
+            told.wait(LIMIT)  # late until the leader has given up
         try:
             ranks.sums(1.0)
         except (RankLostError, EndedElsewhereError) as error:
             return str(error)
+        finally:
+            told.set()
         return "met"
 
     said, _ = together(2, work)

@@ -150,7 +150,7 @@ def at_work(process, cwd):
 COMPARE = ["compare", "--data", "digits", "--model", "mlp", "--model-option", "hidden=[8]",
            "--noise-multiplier", "4", "--accountant", "rdp", "--batch-size", "180", "--epochs", "1",
            "--method", "dp-sgd", "--method", "bam", "--seeds", "2", "--out", "both"]  # fmt: skip
-LONG = [*COMPARE, "--epochs", "20", "--jobs", "2"]  # the last flag counts
+LONG = [*COMPARE, "--epochs", "2000", "--jobs", "2"]  # it is killed; the last flag counts
 
 
 def fork_workers():
@@ -204,18 +204,18 @@ def hear_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def stopped_alone(cwd):
+def stopped_alone(compare, cwd):
     """A comparison without workers, stopped in its third step; what it printed."""
     out, err = cwd / "stopped.out", cwd / "stopped.err"
-    process = command(*COMPARE, cwd=cwd, stdout=out, stderr=err, first=partial(interrupted, 3))
+    process = command(*compare, cwd=cwd, stdout=out, stderr=err, first=partial(interrupted, 3))
     process.join()
     return process.exitcode, err.read_text()
 
 
-def stopped_with_workers(cwd):
+def stopped_with_workers(compare, cwd):
     """Real processes, stopped as a terminal does: all of them at once."""
     with subprocess.Popen(
-        [*DPBAM, *COMPARE, "--jobs", "2"], cwd=cwd, stderr=subprocess.PIPE, text=True,
+        [*DPBAM, *compare, "--jobs", "2"], cwd=cwd, stderr=subprocess.PIPE, text=True,
         env=ENVIRONMENT, start_new_session=True, preexec_fn=hear_ctrl_c,
     ) as process:  # fmt: skip
         at_work(process, cwd)
@@ -225,14 +225,19 @@ def stopped_with_workers(cwd):
 
 
 @pytest.mark.parametrize(
-    "stopped", [stopped_alone, pytest.param(stopped_with_workers, marks=pytest.mark.slow)]
+    ("stopped", "epochs"),
+    [
+        (stopped_alone, 1),
+        pytest.param(stopped_with_workers, 20, marks=pytest.mark.slow),  # long after its first step
+    ],
 )
-def test_a_comparison_that_is_stopped_goes_on(stopped, tmp_path):
-    code, err = stopped(tmp_path)
+def test_a_comparison_that_is_stopped_goes_on(stopped, epochs, tmp_path):
+    compare = [*COMPARE, "--epochs", epochs]
+    code, err = stopped([str(word) for word in compare], tmp_path)
     assert code == 130, err
     assert "the same command goes on" in err
     assert not (tmp_path / "both" / "comparison.json").exists()
-    said = " ".join(dpbam(*COMPARE, cwd=tmp_path).stdout.split())
+    said = " ".join(dpbam(*compare, cwd=tmp_path).stdout.split())
     assert "2 paired seeds" in said
     assert "Verdict: better or worse where the 95% interval" in said
     result = json.loads((tmp_path / "both" / "comparison.json").read_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,9 @@ from reproduce.jobs import carry_out, done, missing, records_folder
 from reproduce.outcome import Study
 from reproduce.records import read_record
 from tests.forked import started
-from tests.reproduce.tiny import machine, tiny
+from tests.reproduce.tiny import dies, machine, tiny
+
+STEPS = 13  # of a run of 0.6 epochs
 
 
 @pytest.fixture(scope="module")
@@ -92,18 +93,12 @@ def test_a_study_gathers_by_arm_and_place(finished):
 
 
 def killed_in_the_middle(folder: Path) -> str:
-    """Start, kill by SIGKILL when the second run is some steps on; that run's name."""
-    process = started(machine, folder, 1)
-    try:
-        while process.is_alive():
-            ledgers = sorted(folder.glob("runs/pocket/tiny/dp-sat-*/ledger.jsonl"))
-            if ledgers and len(ledgers[0].read_text().splitlines()) >= 3:
-                return ledgers[0].parent.name
-            time.sleep(0.02)
-    finally:
-        process.kill()
-        process.join()
-    raise AssertionError("it ended before it was killed")
+    """Start, and die when the second run is some steps on; that run's name."""
+    process = started(dies, folder, STEPS + 5)
+    process.join()
+    assert process.exitcode == -9
+    (ledger,) = folder.glob("runs/pocket/tiny/dp-sat-*/ledger.jsonl")
+    return ledger.parent.name
 
 
 @pytest.mark.slow  # tests/end_to_end kills single runs
@@ -111,7 +106,8 @@ def test_a_kill_loses_nothing_but_time(tmp_path):
     """After SIGKILL the same call keeps what is done, resumes what was begun, ends alike."""
     disturbed, whole = tmp_path / "disturbed", tmp_path / "whole"
     for folder in (disturbed, whole):
-        tiny(folder, epochs=0.6)
+        recipe = tiny(folder, epochs=0.6)
+        assert recipe.runs()[0].config.plan(recipe.images).steps == STEPS
     run = killed_in_the_middle(disturbed)
     first = disturbed / "results" / "pocket" / "tiny" / "dp-sgd-clip_norm-1-seed-0.json"
     kept = first.stat().st_mtime_ns

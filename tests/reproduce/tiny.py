@@ -6,6 +6,7 @@ from pathlib import Path
 
 from reproduce import jobs
 from reproduce.recipes import Recipe, read_recipe
+from tests.end_to_end.kill_driver import plant
 
 TEXT = """
 title = "Tiny"
@@ -58,3 +59,9 @@ def machine(folder: Path, seeds: int | None = None) -> None:
     """Do what is missing of the recipe in ``folder``."""
     recipe = read_recipe(folder / "pocket" / "tiny.toml")
     jobs.carry_out(jobs.missing([recipe], folder / "results", seeds), folder / "runs")
+
+
+def dies(folder: Path, step: int) -> None:
+    """Do the recipe for one seed, and die by SIGKILL at its ``step``-th step."""
+    plant("after the optimiser's step", step)
+    machine(folder, 1)

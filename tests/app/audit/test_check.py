@@ -56,7 +56,7 @@ def other_weights(run: Path) -> None:
 
 
 def damage_checkpoint(run: Path) -> None:
-    path = next((run / "checkpoints").iterdir())
+    path = max((run / "checkpoints").iterdir())
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
