@@ -87,13 +87,7 @@ class Images(ABC):
 
 
 class ArrayImages(Images):
-    """Images in an array, in memory or memory-mapped.
-
-    Example:
-        >>> images = ArrayImages(np.zeros((5, 1, 8, 8), np.uint8))
-        >>> images.read(np.array([4, 0])).shape
-        (2, 1, 8, 8)
-    """
+    """Images in an array, in memory or memory-mapped."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         if array.dtype != np.uint8 or array.ndim != 4:
@@ -109,14 +103,7 @@ class ArrayImages(Images):
 
 
 class Concatenated(Images):
-    """Several sets of images one after another, such as the batch files of a set.
-
-    Example:
-        >>> one = ArrayImages(np.full((2, 1, 1, 1), 1, np.uint8))
-        >>> two = ArrayImages(np.full((3, 1, 1, 1), 2, np.uint8))
-        >>> Concatenated([one, two]).read(np.array([4, 0])).ravel()
-        array([2, 1], dtype=uint8)
-    """
+    """Several sets of images one after another, such as the batch files of a set."""
 
     def __init__(self, parts: Sequence[Images]) -> None:
         shapes = {part.shape[1:] for part in parts}

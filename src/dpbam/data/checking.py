@@ -83,39 +83,33 @@ def _classes(dataset: DataSet) -> list[str]:
     empty = [dataset.class_names[k] for k in np.flatnonzero(counts == 0)]
     more = ", ..." if len(empty) > _NAMED else ""
     names = ", ".join(map(repr, empty[:_NAMED])) + more
-    return (
-        [f"{dataset.name} has no images of {_count(len(empty), 'class', 'classes')}: {names}"]
-        if empty
-        else []
-    )
+    count = _count(len(empty), "class", "classes")
+    return [f"{dataset.name} has no images of {count}: {names}"] if empty else []
 
 
 def _repeats(dataset: DataSet, hashes: dict[int, bytes]) -> list[str]:
     first: dict[bytes, int] = {}
-    pairs = []
-    for index, digest in hashes.items():
-        if first.setdefault(digest, index) != index:
-            pairs.append((first[digest], index))
+    pairs = [(first[d], k) for k, d in hashes.items() if first.setdefault(d, k) != k]
     if not pairs:
         return []
-    call = dataset.images.describe
-    examples = ", ".join(f"{call(a)} = {call(b)}" for a, b in pairs[:_NAMED])
-    images = len({a for a, _ in pairs})
-    return [f"{dataset.name} has {_count(images, 'image')} more than once ({examples})"]
+    images = _count(len({a for a, _ in pairs}), "image")
+    return [f"{dataset.name} has {images} more than once ({_examples(pairs, dataset, dataset)})"]
 
 
 def _shared(
     train: DataSet, hashes: dict[int, bytes], test: DataSet, test_hashes: dict[int, bytes]
 ) -> list[str]:
     where = {digest: index for index, digest in hashes.items()}
-    both = [(where[d], index) for index, d in test_hashes.items() if d in where]
-    if not both:
+    pairs = [(where[d], index) for index, d in test_hashes.items() if d in where]
+    if not pairs:
         return []
-    examples = ", ".join(
-        f"{train.images.describe(a)} = {test.images.describe(b)}" for a, b in both[:_NAMED]
-    )
-    are = "is" if len(both) == 1 else "are"
-    return [f"{_count(len(both), 'image')} of {test.name} {are} in {train.name} too ({examples})"]
+    images = f"{_count(len(pairs), 'image')} of {test.name} {'is' if len(pairs) == 1 else 'are'}"
+    return [f"{images} in {train.name} too ({_examples(pairs, train, test)})"]
+
+
+def _examples(pairs: list[tuple[int, int]], first: DataSet, second: DataSet) -> str:
+    shown = pairs[:_NAMED]
+    return ", ".join(f"{first.images.describe(a)} = {second.images.describe(b)}" for a, b in shown)
 
 
 def _straddling(train: DataSet, test: DataSet, unit: str) -> list[str]:

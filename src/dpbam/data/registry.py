@@ -186,12 +186,7 @@ def _fit_to_train_on(dataset: DataSet) -> DataSet:
 
 
 def is_function(spec: str) -> bool:
-    """Whether a spec is ``module:function``, the user's own code.
-
-    Example:
-        >>> is_function("my_scans:load"), is_function("hf:cifar10"), is_function("./scans")
-        (True, False, False)
-    """
+    """Whether a spec is ``module:function``, the user's own code."""
     own = re.fullmatch(r"[\w.]+:\w+", spec) is not None
     return own and spec.partition(":")[0] not in _NAMED
 

@@ -80,12 +80,7 @@ class ProcessRanks(Ranks):
 
 
 def flatten(params: Params) -> Tensor:
-    """Concatenate copies of all tensors in the widest dtype.
-
-    Example:
-        >>> flatten({"a": torch.ones(2, 1), "b": torch.zeros(1)})
-        tensor([1., 1., 0.])
-    """
+    """Concatenate copies of all tensors in the widest dtype."""
     wide = reduce(torch.promote_types, {p.dtype for p in params.values()})
     return torch.cat([p.detach().to(wide).flatten() for p in params.values()])
 
@@ -134,12 +129,7 @@ def _met(limit: timedelta) -> Watch:
 
 
 def timeout() -> timedelta:
-    """Return how long ranks wait for one another.
-
-    Example:
-        >>> timeout().total_seconds()
-        600.0
-    """
+    """Return how long ranks wait for one another."""
     text = os.environ.get(_TIMEOUT, "600")
     try:
         seconds = float(text)

@@ -78,12 +78,7 @@ class Ranks:
 
 
 def launched() -> bool:
-    """Whether ``torchrun`` or a similar launcher started this process as one of several.
-
-    Example:
-        >>> launched()
-        False
-    """
+    """Whether ``torchrun`` or a similar launcher started this process as one of several."""
     return all(name in os.environ for name in _LAUNCHED)
 
 

@@ -22,16 +22,6 @@ class EpochSampler:
         plan: has n and l.
         oracle: returns the oracle when an epoch begins. Its sampler draws from its present step
             on, so a resumed run continues. The oracle refuses steps beyond the plan.
-
-    Example:
-        >>> import torch
-        >>> plan = PrivacyPlan(n=100, batch_size=20, steps=50, noise_multiplier=1.0, delta=1e-3)
-        >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
-        >>> oracle = PrivateGradientOracle(torch.nn.Linear(2, 2), loss, plan, seed=0)
-        >>> oracle.load_state_dict({"step": 7, "previous": None})
-        >>> batches = EpochSampler(plan, lambda: oracle)
-        >>> len(batches), next(iter(batches)) == oracle.sampler().indices(7).tolist()
-        (5, True)
     """
 
     def __init__(self, plan: PrivacyPlan, oracle: Callable[[], PrivateGradientOracle]) -> None:

@@ -66,12 +66,6 @@ class HalvingPool(nn.Module):
 
     So one net serves small and large images: the sides of a 32x32 image become 16, 8, 4, those of
     an 8x8 image 4, 2, 2.
-
-    Example:
-        >>> import torch
-        >>> pool = HalvingPool()
-        >>> pool(torch.zeros(1, 3, 7, 9)).shape, pool(torch.zeros(1, 3, 3, 9)).shape
-        (torch.Size([1, 3, 3, 4]), torch.Size([1, 3, 3, 9]))
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -132,14 +132,7 @@ def convolution(
     stride: int = 1,
     weight_standardisation: WeightStandardisation = "none",
 ) -> nn.Conv2d:
-    """Return a convolution without bias, padded to keep the size at stride 1.
-
-    Example:
-        >>> convolution(3, 8, weight_standardisation="centre").scale
-        False
-        >>> type(convolution(3, 8)).__name__
-        'Conv2d'
-    """
+    """Return a convolution without bias, padded to keep the size at stride 1."""
     shape = (in_channels, out_channels, kernel_size)
     padding = kernel_size // 2
     if weight_standardisation == "none":
