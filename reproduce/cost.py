@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from dpbam.app.runs import Prepared, prepare
 from dpbam.app.runs.config import RunConfig
-from dpbam.engines.fitting import LIMIT_BYTES, MOST_ROWS
+from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS
 from dpbam.privacy.plan import PrivacyPlan
 from reproduce.jobs import records_folder
 from reproduce.recipes import Recipe, RecipeRun, label

@@ -21,7 +21,7 @@ from dpbam.checks import BatchSizes, check_factors, check_parts, check_step, che
 from dpbam.distributed import Ranks
 from dpbam.engines import Loss, PhysicalBatch, make_engine
 from dpbam.engines.compute import Compute
-from dpbam.engines.fitting import MOST_ROWS, Fit, fit_rows
+from dpbam.engines.memory import MOST_ROWS, Fit, fit_rows
 from dpbam.errors import ArgumentError
 from dpbam.loading import PoissonBatches
 from dpbam.methods import DPSGD, Method

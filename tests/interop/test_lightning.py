@@ -220,7 +220,7 @@ def test_a_training_loss_is_not_logged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "options", "words"),
     [
-        (Mean, {}, "the loss returned a scalar, but private training needs one value a sample"),
+        (Mean, {}, "the loss returned a scalar, but private training needs one value per sample"),
         (ByHand, {}, "uses manual optimisation"),
         (Normed, {}, "mixes the samples of a batch"),
         (Classifier, {"accumulate_grad_batches": 2}, "the oracle splits it itself"),

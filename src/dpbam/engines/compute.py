@@ -1,22 +1,22 @@
-"""The settings of an oracle that change speed and memory, and no result."""
+"""The settings of an oracle that change speed and memory only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from dpbam import _validate
-from dpbam.engines.fitting import LIMIT_BYTES
+from dpbam.engines.memory import LIMIT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """How directions are computed. Nothing here bears on privacy or, but for rounding, on results.
+    """How directions are computed: without effect on privacy and, except for rounding, on results.
 
     Attributes:
-        engine: ``"auto"``, ``"fused"``, ``"functional"`` or ``"loop"``; auto takes the fastest that
-            serves the model.
+        engine: ``"auto"``, ``"fused"``, ``"functional"`` or ``"loop"``; auto uses the fastest that
+            supports the model.
         physical_batch_size: the most rows (samples times views) computed at once; None measures
-            how many fit into ``memory_limit``.
+            the number that fits into ``memory_limit``.
         memory_limit: bytes that a step may allocate, where the physical batch size is measured.
 
     Example:

@@ -221,7 +221,7 @@ def train(target: Target, present: Tensor) -> Tensor:
     scores = torch.zeros(target.canaries)
     batches = oracle.batches((world.inputs, world.targets))
     with warnings.catch_warnings():  # which engine serves is no matter here
-        warnings.filterwarnings("ignore", message="the fused engine cannot serve")
+        warnings.filterwarnings("ignore", message="the fused engine does not support")
         for inputs, targets, units in batches:
             keep = there[units]
             oracle.backward(inputs[keep], targets[keep], units[keep])

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dpbam.batches import LogicalBatch
-from dpbam.engines.fitting import LIMIT_BYTES, MOST_ROWS, Fit
-from dpbam.engines.memory import peak_bytes
+from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS, Fit, peak_bytes
 
 if TYPE_CHECKING:
     from dpbam.data import DataSet
@@ -21,7 +20,7 @@ _FEW_ROWS = 16  # with fewer, parts of a step that do not grow still dominate
 def estimated_fit(oracle: PrivateGradientOracle, train: DataSet) -> Fit:
     """Estimate the rows that fit and their memory from the line through two small batches.
 
-    A run itself measures ever larger batches (:func:`~dpbam.engines.fitting.fit_rows`), which takes
+    A run itself measures ever larger batches (:func:`~dpbam.engines.memory.fit_rows`), which takes
     several times as long, and its choice may differ by some rows. Blank images are measured: the
     memory does not depend on values.
     """

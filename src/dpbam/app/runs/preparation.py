@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dpbam.bias import ReleasedStatistics
     from dpbam.data import DataSet
     from dpbam.distributed import Ranks
-    from dpbam.engines.fitting import Fit
+    from dpbam.engines.memory import Fit
     from dpbam.observers import Observer
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.privacy.ledger import Ledger
