@@ -142,7 +142,7 @@ def one_step(config: RunConfig, plan: PrivacyPlan, train: DataSet) -> Step:
     from torch.utils.flop_counter import FlopCounterMode
 
     from dpbam.app.runs import build
-    from dpbam.engines.compute import Compute
+    from dpbam.compute import Compute
     from dpbam.oracle import PrivateGradientOracle
 
     oracle = PrivateGradientOracle(

@@ -158,7 +158,7 @@ def jitter(x: Tensor, keys: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("engine", "method", "sizes"), in_turn(SERVED, [(7, 1000), (1, 1000), (16, 1000)])
 )
-def test_the_result_does_not_depend_on_the_micro_batch(
+def test_the_result_does_not_depend_on_the_physical_batch(
     engine: str, method: str, sizes: tuple[int, int]
 ) -> None:
     """With dropout, augmentation, three views and ragged groups at once."""
@@ -183,7 +183,7 @@ def test_the_result_does_not_depend_on_the_micro_batch(
 
 
 @pytest.mark.parametrize(("engine", "method"), SERVED)
-def test_the_first_batch_chooses_the_micro_batch(engine: str, method: str) -> None:
+def test_the_first_batch_chooses_the_physical_batch_size(engine: str, method: str) -> None:
     model, (x, y) = nn.Linear(2, 2, bias=False).double(), samples(3, 2, 2)
     chosen = METHODS[method](0.1)
     given = one_step(model, quiet_plan(0.3), x, y, engine=engine, method=chosen)
@@ -268,7 +268,7 @@ def test_dp_sat_ascends_once_along_the_noised_previous_gradient(engine: str) -> 
     assert not torch.equal(flat(dict(model.named_parameters())), start)
 
 
-def test_dp_sat_goes_on_after_a_resume() -> None:
+def test_dp_sat_continues_after_a_resume() -> None:
     model, (x, y) = smooth_net(), samples(9)
     whole = sized_oracle(model, cross_entropy, private_plan(), DPSAT(0.3), seed=1)
     whole.backward(x, y)
@@ -391,7 +391,7 @@ def test_a_schedule_sets_lambda_by_the_step() -> None:
         assert torch.equal(found, expected)
 
 
-def test_lens_sees_the_step_and_may_look_away() -> None:
+def test_an_observer_sees_the_step_and_may_skip_it() -> None:
     model, (x, y) = smooth_net(), samples(6)
     seen: list[str] = []
 

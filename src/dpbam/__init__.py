@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dpbam._version import __version__
 
 if TYPE_CHECKING:
-    from dpbam.engines.compute import Compute
+    from dpbam.compute import Compute
     from dpbam.methods import BAM, DPSAT, DPSGD, Method
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.privacy.clipping import AutomaticClipping, Clipping, FlatClipping, PerLayerClipping
@@ -29,7 +29,7 @@ _HOME = {
     "AutomaticClipping": "dpbam.privacy.clipping",
     "BAM": "dpbam.methods",
     "Clipping": "dpbam.privacy.clipping",
-    "Compute": "dpbam.engines.compute",
+    "Compute": "dpbam.compute",
     "DPSAT": "dpbam.methods",
     "DPSGD": "dpbam.methods",
     "FlatClipping": "dpbam.privacy.clipping",

@@ -16,11 +16,7 @@ def did_you_mean(
 ) -> str:
     """Return "did you mean ...?" with the nearest choice, or ``otherwise`` if none is near.
 
-    Args:
-        value: the name that is unknown.
-        choices: the names that are known.
-        otherwise: None lists the choices.
-        cutoff: the least similarity, from 0 to 1.
+    Without ``otherwise`` the choices are listed; ``cutoff`` is the least similarity, up to 1.
 
     Example:
         >>> did_you_mean("flatt", ["flat", "automatic"])
@@ -45,10 +41,6 @@ def load_function(name: str) -> Callable[..., Any]:
 
     Raises:
         ArgumentError: if there is no such module or function.
-
-    Example:
-        >>> load_function("math:sqrt")(9.0)
-        3.0
     """
     from importlib import import_module
 

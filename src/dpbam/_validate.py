@@ -1,4 +1,4 @@
-"""Argument checks whose message names the argument, the value and the way out."""
+"""Argument checks; their messages have the argument, the value and the way out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpbam.errors import ArgumentError, ArgumentTypeError
 
 
 def number(name: str, value: object, *, hint: str = "") -> float:
-    """Return ``value`` as a float; refuse what is not a number, and NaN."""
+    """Return ``value`` as a float; refuse NaN and what is not a number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ArgumentTypeError(_say(f"{name} must be a number, got {value!r}", hint))
     try:
@@ -59,10 +59,7 @@ def count(name: str, value: object, *, least: int = 1, hint: str = "") -> int:
 
 
 def owners(name: str, labels: object) -> None:
-    """Refuse records without an owner: an empty name, NaN, None. Together they would be one unit.
-
-    The promise to a unit does not hold for people who share one by mistake.
-    """
+    """Refuse records without an owner (an empty name, NaN, None): together they would be a unit."""
     import numpy as np
 
     values = np.asarray(labels)
@@ -73,13 +70,13 @@ def owners(name: str, labels: object) -> None:
     if any(lost):
         raise ArgumentError(
             f"{sum(lost)} of {len(lost)} records have no {name}, record {lost.index(True)} first: "
-            f"all of them would count as one {name}, and nobody's privacy be as promised; fill "
-            "the column, or leave those records out"
+            f"together they would count as one {name}, and the guarantee would not hold for them; "
+            "fill the column, or leave those records out"
         )
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
-    """Return ``value`` if it is among ``choices``; otherwise name the nearest."""
+    """Return ``value`` if it is among ``choices``."""
     if value not in choices:
         raise ArgumentError(f"{name} {value!r} is unknown: {did_you_mean(value, choices)}")
     return value

@@ -2,7 +2,7 @@
 
 A unit of privacy may have several records (a patient's images), and every record K augmented
 views. Both are rows of the unit, averaged before it is clipped. Units are never split, and a row's
-random draws hang on a key of its own, so the split does not change the result.
+random draws depend on its own key, so the split does not change the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AUGMENT = 1 << 20  # separates a view's augmentation draws from its dropout dra
 
 @dataclass(frozen=True)
 class Views:
-    """Augmentation multiplicity: K augmented views a row.
+    """Augmentation multiplicity: K augmented views per row.
 
     Attributes:
         augment: (inputs, keys [N]) -> inputs; None leaves the inputs as they are.
@@ -39,7 +39,7 @@ class Views:
         _validate.count("multiplicity", self.multiplicity)
 
     def of(self, inputs: Any, keys: Tensor) -> tuple[Any, Tensor]:
-        """[N] rows -> [N K] views with keys of their own."""
+        """Map [N] rows to [N K] views, each with its own key."""
         k = self.multiplicity
         keys = torch.stack([derive(keys, view) for view in range(k)], dim=1).flatten()
         if k > 1:
@@ -63,7 +63,7 @@ class LogicalBatch:
         targets: leading axis N.
         ids: [N] ascending; the unit of each row, a number that stays the same from step to step.
         places: [N] the row's place within its unit.
-        keys: [N] what a row's random draws hang on.
+        keys: [N] the keys of the rows' random draws.
     """
 
     inputs: Any
@@ -101,11 +101,11 @@ class LogicalBatch:
         return len(torch.unique_consecutive(self.ids))
 
     def keyed(self, randomness: Randomness, step: int) -> LogicalBatch:
-        """With row keys of (seed, step, unit, place)."""
+        """Return the batch with row keys of (seed, step, unit, place)."""
         return replace(self, keys=derive(randomness.keys("rows", step, self.ids), self.places))
 
     def split(self, most_rows: int, views: Views, device: torch.device) -> Iterator[PhysicalBatch]:
-        """Physical batches of whole units: at most ``most_rows`` views, or one unit."""
+        """Split into physical batches of whole units: at most ``most_rows`` views, or one unit."""
         _validate.count("physical_batch_size", most_rows)
         _, counts = torch.unique_consecutive(self.ids, return_counts=True)
         ends = counts.cumsum(0).tolist()
@@ -136,11 +136,11 @@ class LogicalBatch:
 
 
 def _within_reach(t: Tensor) -> Tensor:
-    """A number beyond the fourth root of the largest float becomes NaN, and its unit zero.
+    """Replace numbers beyond the fourth root of the largest float by NaN, which drops their unit.
 
-    Squares of squares of what is left are finite. Whether an engine's products overflow, and so
-    whether a unit counts, hangs on their order, and that on the shape of the whole batch; this rule
-    looks at the unit alone. Infinity and the largest number itself stay: as inputs they are masks.
+    Fourth powers of all other numbers are finite. Otherwise an engine's products could overflow, or
+    not, by the shape of the whole batch; this rule depends on the unit alone. Infinity and the
+    largest number stay: as inputs they are masks.
     """
     if not t.is_floating_point():
         return t

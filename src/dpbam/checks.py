@@ -1,10 +1,10 @@
-"""Check what the oracle is handed against the plan, before a step is charged.
+"""Check the oracle's inputs against the plan, before a step is charged.
 
-The accountant composes T steps, each on a Poisson sample of rate q, each clipped to C. The oracle
-draws none of the batches itself and lets users write a clipping, so it looks at both at every step.
+The accountant composes T steps, each on a Poisson sample of rate q, each clipped to C. Batches and
+clipping may be the user's own, so both are checked at every step.
 
 ======================  ============================================================
-handed over             refused if
+input                   refused if
 ======================  ============================================================
 a step                  the plan's T steps are taken
 a batch, q < 1          Poisson sampling cannot give its size (:class:`BatchSizes`)
@@ -13,15 +13,16 @@ a run of equal sizes    Poisson sampling cannot give it (:class:`BatchSizes`)
 clipping factors        a unit would exceed the sensitivity (:func:`check_factors`)
 ======================  ============================================================
 
-A check refuses what cannot be right; it proves nothing else. Batches of plausible sizes may still
-be drawn in a wrong way: draw with :meth:`dpbam.oracle.PrivateGradientOracle.batches`.
+A check refuses what cannot be right, and proves nothing else: batches of plausible sizes may still
+be drawn wrongly. :meth:`dpbam.oracle.PrivateGradientOracle.batches` draws correctly.
 
-A refusal depends on the data without noise: it is an exception, for the operator alone.
+Whether a check refuses depends on the data without noise; the exception is for the operator alone.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,7 +48,7 @@ _WAY_OUT = (
 
 
 class PlanViolationError(DPBAMError, ValueError):
-    """The oracle was handed what the plan does not account for; nothing was charged."""
+    """The plan does not account for an input of the oracle; nothing was charged."""
 
 
 class BatchSizes:
@@ -68,13 +69,10 @@ class BatchSizes:
        so at most 1e-12 per step, and T 1e-12 in a training of T steps. A loader with batches of
        one size is refused at its 41st step at the latest (p_k <= 1/2), at 4096 of 50,000 units
        at its 7th.
-    3. At q = 1 the size is one of n - 1, n, n + 1; runs say nothing.
+    3. At q = 1 the size is one of n - 1, n, n + 1; runs are not checked.
 
     The run is kept in memory and starts again when a training is resumed: a realised batch size is
-    not private, so it does not go into a checkpoint.
-
-    Args:
-        plan: says n and q.
+    not private, so it is not in a checkpoint.
 
     Example:
         >>> plan = PrivacyPlan(n=100, batch_size=10, steps=50, noise_multiplier=1.0, delta=1e-3)
@@ -91,7 +89,7 @@ class BatchSizes:
         self._size, self._length = -1, 0  # of the present run
 
     def check(self, size: int) -> None:
-        """Refuse a batch of ``size`` units, all ranks together, as the next one."""
+        """Refuse a next batch of ``size`` units, over all ranks, if it is impossible."""
         if self._q == 1.0:
             self._check_whole(size)
             return
@@ -111,7 +109,7 @@ class BatchSizes:
             )
 
     def count(self, size: int) -> None:
-        """Add a batch that was used to the run."""
+        """Record a batch that was used."""
         self._size, self._length = size, self._length_with(size)
 
     def _length_with(self, size: int) -> int:
@@ -125,11 +123,10 @@ class BatchSizes:
             )
 
     def _tail(self, size: int) -> float:
-        """The largest two-sided tail probability of ``size`` over m."""
         return max(two_sided_tail(size, m, self._q) for m in self._units())
 
     def _most_likely(self, size: int) -> float:
-        """p_k, the largest probability of ``size`` over m."""
+        """Return p_k, the largest probability of ``size`` over m."""
         return max(probability(size, m, self._q) for m in self._units())
 
     def _units(self) -> tuple[int, int, int]:
@@ -137,12 +134,7 @@ class BatchSizes:
 
 
 def two_sided_tail(k: int, m: int, q: float) -> float:
-    """2 min(P[X <= k], P[X >= k]), at most 1, for X ~ Binomial(m, q) with 0 < q < 1.
-
-    Example:
-        >>> two_sided_tail(0, 10, 0.5) == 2 * 0.5**10
-        True
-    """
+    """Return 2 min(P[X <= k], P[X >= k]), at most 1, for X ~ Binomial(m, q) with 0 < q < 1."""
     from scipy.special import betainc
 
     below = float(betainc(m - k, k + 1, 1 - q)) if k < m else 1.0  # P[X <= k]
@@ -151,12 +143,7 @@ def two_sided_tail(k: int, m: int, q: float) -> float:
 
 
 def probability(k: int, m: int, q: float) -> float:
-    """P[X = k] for X ~ Binomial(m, q) with 0 < q < 1.
-
-    Example:
-        >>> round(probability(1, 2, 0.5), 12)
-        0.5
-    """
+    """Return P[X = k] for X ~ Binomial(m, q) with 0 < q < 1."""
     if not 0 <= k <= m:
         return 0.0
     ways = math.lgamma(m + 1) - math.lgamma(k + 1) - math.lgamma(m - k + 1)
@@ -164,7 +151,7 @@ def probability(k: int, m: int, q: float) -> float:
 
 
 def check_step(plan: PrivacyPlan, step: int) -> None:
-    """Refuse a step that the plan does not have: the plan's epsilon would be exceeded."""
+    """Refuse a step beyond the plan, whose epsilon would be exceeded."""
     if step >= plan.steps:
         raise PlanViolationError(
             f"all {plan.steps} steps of the plan are taken: another one would cost more than the "
@@ -172,8 +159,26 @@ def check_step(plan: PrivacyPlan, step: int) -> None:
         )
 
 
+def check_unchanged(names: list[str], parameters: Iterable[str]) -> None:
+    """Refuse a model whose trainable parameters are not ``names`` any more."""
+    if list(parameters) != names:
+        raise ArgumentError(
+            "the model's trainable parameters are not those that the oracle was made for: "
+            "make a new oracle after freezing or unfreezing, with the same ledger"
+        )
+
+
+def check_ascent(plan: PrivacyPlan, method: Method) -> None:
+    """Refuse an ascent along the batch gradient under a private plan."""
+    if plan.private:
+        raise ArgumentError(
+            f"{method.name} asks for the batch gradient, which is not private: ascend along the "
+            "previous private gradient, or use PrivacyPlan.non_private(...)"
+        )
+
+
 def check_units(plan: PrivacyPlan, units: Tensor | None, ranks: Ranks) -> None:
-    """Refuse rows without their units where those matter, and units of another rank."""
+    """Refuse rows without units where the unit is not the record, and units of another rank."""
     if units is None and plan.unit != "record":
         raise ArgumentError(
             f"the plan's unit is the {plan.unit}: pass units, the {plan.unit} of each row, or "
@@ -195,11 +200,11 @@ def check_factors(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
 
         sqrt(sum_g (f_gi |d_gi|)^2) <= sensitivity (1 + 1e-6),
 
-    every f finite and not negative, and 0 where the norm is not finite. Waits for the device once.
-    What it cannot see: factors that depend on other units of the batch.
+    every f finite and not negative, and 0 where the norm is not finite. It synchronises with the
+    device once. It cannot detect factors that depend on other units of the batch.
 
     Args:
-        clipping: gave the factors; any subclass of :class:`~dpbam.privacy.clipping.Clipping`.
+        clipping: what computed the factors.
         norms: [G, U] of G clipping groups and U units. Not private.
         factors: [G, U].
 
@@ -246,15 +251,15 @@ def check_parts(
     ranks: Ranks,
     watched: bool,
 ) -> None:
-    """Refuse parts of an oracle that do not fit together; ``watched``: by a lens."""
+    """Refuse parts of an oracle that do not fit together; ``watched``: there is an observer."""
     if plan.private and not method.private:
         raise ArgumentError(
-            f"{method.name} looks at the batch without noise, so it cannot be private: "
+            f"{method.name} uses the batch without noise, so it cannot be private: "
             "use it with PrivacyPlan.non_private(...)"
         )
     if ranks.world > 1 and (watched or release):
         raise ArgumentError(
-            "the bias is measured, and released, by a process alone: leave that out, or train "
+            "the bias is measured, and released, by a single process: leave that out, or train "
             "without torchrun"
         )
     joint = release.noise_multipliers if release else ()

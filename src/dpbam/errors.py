@@ -1,29 +1,19 @@
-"""What a user can mend: every such error derives from :class:`DPBAMError`.
+"""Errors that a user can fix derive from :class:`DPBAMError`.
 
-The message is one sentence: what was wrong, where, and what to do. The command line shows it and
-exits with 2, as it does for wrong flags, for errors of the system (``OSError``) and for a lack of
-memory; anything else is a mistake in dpbam, and is shown with its traceback. A subclass is a
-``ValueError`` or a ``TypeError`` too, as elsewhere in Python.
+The message is one sentence: cause, value, way out. The command line shows it and exits with 2, as
+for wrong flags, system errors (``OSError``) and lack of memory; any other exception is a bug in
+dpbam, and is shown with its traceback. Subclasses are also a ``ValueError`` or a ``TypeError``.
 """
 
 from __future__ import annotations
 
 
 class DPBAMError(Exception):
-    """What a user can mend."""
+    """An error that a user can fix."""
 
 
 class ArgumentError(DPBAMError, ValueError):
-    """A value that cannot be used.
-
-    Example:
-        >>> from dpbam import DPSAT
-        >>> try:
-        ...     DPSAT(lam=-1.0)
-        ... except ArgumentError as error:
-        ...     print(error)
-        lam must be zero or positive and finite, got -1.0
-    """
+    """A value that cannot be used."""
 
 
 class ArgumentTypeError(DPBAMError, TypeError):

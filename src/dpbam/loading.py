@@ -1,10 +1,11 @@
-"""From a plan's Poisson sample to tensors: index, gather whole batches, or drive a DataLoader.
+"""From a plan's Poisson sample to tensors.
 
 An empty sample gives an empty batch (zero rows, right shapes), never a skipped step.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,34 +14,28 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.params import map_rows, rows, select_rows
 from dpbam.privacy.plan import PrivacyPlan
-from dpbam.privacy.sampling import PoissonSampler, Share, UnitIndex
+from dpbam.privacy.sampling import PoissonSampler, UnitIndex, UnitShare
+
+Batch = tuple[Any, Any, Tensor]
 
 
 class PoissonBatches:
     """Iterates over (inputs, targets, units): the batches of one plan on one data set.
 
     Args:
-        plan: says n, the unit and its cap.
+        plan: n, the unit of privacy and the most records of one unit.
         dataset: a map-style data set of (input, target) pairs; or a tuple (inputs, targets) of
             tensors (or dicts of tensors) with the records along the first axis; or anything with
             ``batch(indices) -> (inputs, targets)``, such as :class:`dpbam.data.DataSet`.
         sampler: the plan's sampler.
         units: the owner of each record, if the unit is not the record.
-        num_workers: of the DataLoader; or the threads that gather batches ahead.
-        share: this process's part of the units, where several draw one sample together.
-
-    Example:
-        >>> from dpbam.privacy.plan import PrivacyPlan
-        >>> plan = PrivacyPlan(n=4, batch_size=4, steps=1, noise_multiplier=1.0, delta=1e-5)
-        >>> data = (torch.arange(8.0).reshape(4, 2), torch.tensor([0, 1, 0, 1]))
-        >>> batches = PoissonBatches(plan, data, plan.sampler())
-        >>> [(x.shape, y.tolist(), ids.tolist()) for x, y, ids in batches]
-        [(torch.Size([4, 2]), [0, 1, 0, 1], [0, 1, 2, 3])]
+        num_workers: workers of the DataLoader, or threads that gather batches ahead.
+        share: the units of this process, where several draw one sample together.
     """
 
     def __init__(
@@ -51,38 +46,28 @@ class PoissonBatches:
         *,
         units: Any = None,
         num_workers: int = 0,
-        share: Share | None = None,
+        share: UnitShare | None = None,
     ) -> None:
-        dataset = _records_of(dataset)
-        self._tensors = dataset if isinstance(dataset, tuple | list) else None
-        records = rows(dataset) if self._tensors is not None else len(dataset)
-        if self._tensors is not None and len(dataset) != 2:
-            raise ArgumentTypeError(
-                f"a data set of tensors is (inputs, targets), got {len(dataset)} parts"
-            )
-        self._dataset, self._sampler, self._num_workers = dataset, sampler, num_workers
-        self._share = share or Share()
-        self._index = _unit_index(plan, units, records)
-        n = self._index.n if self._index else records
+        self._dataset = _records_of(dataset)
+        self._sampler, self._num_workers = sampler, num_workers
+        self._share = share or UnitShare()
+        self._index = _unit_index(plan, units, len(self._dataset))
+        n = self._index.n if self._index else len(self._dataset)
         if n != plan.n:
             raise ArgumentError(
                 f"the plan is for n = {plan.n} units ({plan.unit}) but the data set has {n}: the "
                 "sampling rate would be another; make the plan with the data set's size"
             )
 
-    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
-        if self._tensors is not None:
-            return self._from_tensors()
-        if hasattr(self._dataset, "batch"):
-            return self._from_batches()
-        return self._from_loader()
+    def __iter__(self) -> Iterator[Batch]:
+        return self._gathered() if hasattr(self._dataset, "batch") else self._loaded()
 
     def _samples(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(records, units) of each step, both [N] int64.
+        """Draw (records, units) of each step, both [N] int64.
 
-        Every process draws for all n units and keeps what is its own. Seeded, all draw alike, and
-        the parts make up the sample of a single process; unseeded, each has entropy of its own,
-        and what is kept is independent of what the others keep.
+        Every process draws for all n units and keeps its own. Seeded, all draw alike, and the parts
+        make up the sample of a single process; unseeded, each has entropy of its own, and what it
+        keeps is independent of what the others keep.
         """
         for step in range(self._sampler.start, self._sampler.steps):
             units = self._sampler.indices(step)
@@ -94,18 +79,13 @@ class PoissonBatches:
             records, units = records[own], units[own]
             yield torch.as_tensor(records), torch.as_tensor(units)
 
-    def _from_tensors(self) -> Iterator[tuple[Any, Any, Any]]:
-        for records, units in self._samples():
-            inputs, targets = select_rows(tuple(self._tensors or ()), records)
-            yield inputs, targets, units
-
-    def _from_batches(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Each thread gathers one whole batch ahead; they come out in order."""
+    def _gathered(self) -> Iterator[Batch]:
+        """Gather whole batches, each in a thread of its own if there are workers; in order."""
         if not self._num_workers:
             yield from (self._gather(*sample) for sample in self._samples())
             return
         pool = ThreadPoolExecutor(self._num_workers, thread_name_prefix="dpbam-read")
-        waiting: deque[Future[tuple[Any, Any, Any]]] = deque()
+        waiting: deque[Future[Batch]] = deque()
         try:
             for sample in self._samples():
                 waiting.append(pool.submit(self._gather, *sample))
@@ -116,66 +96,64 @@ class PoissonBatches:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _gather(self, records: Tensor, units: Tensor) -> tuple[Any, Any, Any]:
+    def _gather(self, records: Tensor, units: Tensor) -> Batch:
         inputs, targets = self._dataset.batch(records)
         return inputs, targets, units
 
-    def _from_loader(self) -> Iterator[tuple[Any, Any, Any]]:
+    def _loaded(self) -> Iterator[Batch]:
+        """Read item by item, by a DataLoader."""
         empty = map_rows(lambda t: t[:0], default_collate([self._dataset[0]]))
-        loader = DataLoader(
-            _WithUnit(self._dataset),
-            batch_sampler=_Pairs(self._samples()),
+        drawn, kept = itertools.tee(self._samples())
+        loader: DataLoader[Any] = DataLoader(
+            self._dataset,
+            batch_sampler=(records.tolist() for records, _ in drawn),
             num_workers=self._num_workers,
             collate_fn=_Collate(empty),
         )
-        yield from loader
-
-
-class _Pairs:
-    """Turns (records, units) into the list of (record, unit) that a batch sampler yields."""
-
-    def __init__(self, samples: Iterator[tuple[Tensor, Tensor]]) -> None:
-        self._samples = samples
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for records, units in self._samples:
-            yield list(zip(records.tolist(), units.tolist(), strict=True))
-
-
-class _WithUnit(Dataset[Any]):
-    """A data set asked by (record, unit), which answers with the unit beside the item."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getitem__(self, pair: tuple[int, int]) -> tuple[Any, int]:
-        record, unit = pair
-        return self._dataset[record], unit
+        for (inputs, targets), (_, units) in zip(loader, kept, strict=True):
+            yield inputs, targets, units
 
 
 class _Collate:
-    """default_collate that can make an empty batch."""
+    """Collates as torch does, and an empty list to an empty batch."""
 
     def __init__(self, empty: Any) -> None:
         self._empty = empty
 
-    def __call__(self, items: list[tuple[Any, int]]) -> tuple[Any, Any, Tensor]:
-        units = torch.tensor([unit for _, unit in items], dtype=torch.int64)
-        pair = default_collate([item for item, _ in items]) if items else self._empty
+    def __call__(self, items: list[Any]) -> Any:
+        pair = default_collate(items) if items else self._empty
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ArgumentTypeError("a data set's items must be (input, target) pairs")
-        inputs, targets = pair
-        return inputs, targets, units
+        return pair
+
+
+class _Tensors:
+    """A pair of tensors, or of dicts of tensors, as a data set."""
+
+    def __init__(self, parts: Any) -> None:
+        self._length = rows(parts)
+        if len(parts) != 2:
+            raise ArgumentTypeError(
+                f"a data set of tensors is (inputs, targets), got {len(parts)} parts"
+            )
+        self._parts = tuple(parts)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, records: Tensor) -> Any:
+        return select_rows(self._parts, records)
 
 
 def _records_of(dataset: Any) -> Any:
-    """What can be asked for any record by its number; a loader's own batches are not Poisson."""
+    """Return what has a record for every number; a loader's own batches are not Poisson."""
     if isinstance(dataset, DataLoader | IterableDataset):
         raise ArgumentTypeError(
             f"oracle.batches draws Poisson samples of its own, which a {type(dataset).__name__} "
             "cannot give: pass the data set itself, one that answers dataset[i] and len(dataset)"
         )
-    return dataset.tensors if isinstance(dataset, TensorDataset) else dataset
+    parts = dataset.tensors if isinstance(dataset, TensorDataset) else dataset
+    return _Tensors(parts) if isinstance(parts, tuple | list) else dataset
 
 
 def _unit_index(plan: PrivacyPlan, units: Any, records: int) -> UnitIndex | None:

@@ -1,10 +1,9 @@
-"""The methods: what a sample's direction is. The paper's Algorithm 2 and its relatives.
+"""Methods: what a unit's direction is. The paper's Algorithm 2 and its relatives.
 
 Notation, as in the paper: theta the parameters, g_i = grad L_i(theta) the gradient of one unit of
-privacy (a sample; the mean over its augmented views, or over a patient's records, where it has
-several), lambda the regulariser's weight. A method sees one unit at a time and never the batch, so
-clipping its result to C bounds the sum's sensitivity by C whatever the method does: every method
-here costs exactly what DP-SGD costs.
+privacy (the mean over its augmented views, or over a patient's records, where it has several),
+lambda the weight of the regulariser. A method sees one unit at a time and never the batch, so
+clipping its result to C bounds the sum's sensitivity by C: every method costs what DP-SGD costs.
 
 =================  =====================================================  ====================
 method             direction of unit i                                    where in the paper
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dpbam import _validate
 
-if TYPE_CHECKING:  # torch is imported where it computes: a command line reads names and flags fast
+if TYPE_CHECKING:  # torch is imported where it computes: reading a configuration stays fast
     from dpbam.params import Params
 
 GradFn = Callable[["Params"], "Params"]
@@ -33,7 +32,7 @@ Schedule = Callable[[int], float]
 
 
 class Method(ABC):
-    """What a unit's direction is. Subclass it and write :meth:`direction` to make your own.
+    """Defines a unit's direction. Subclass it and write :meth:`direction` to make your own.
 
     Args:
         lam: the paper's lambda >= 0, or a schedule: a function from the step (from 0) to lambda.
@@ -51,7 +50,7 @@ class Method(ABC):
     """
 
     name: ClassVar[str] = "method"
-    private: ClassVar[bool] = True  # False: looks at the batch without noise; a reference only
+    private: ClassVar[bool] = True  # False: uses the batch without noise; a reference only
     needs_previous: ClassVar[bool] = False  # True: ascends along the previous private gradient
 
     def __init__(self, lam: float | Schedule = 0.0) -> None:
@@ -60,7 +59,7 @@ class Method(ABC):
         self.lam = lam
 
     def lam_at(self, step: int) -> float:
-        """Lambda at ``step``: the constant, or the schedule's value, checked."""
+        """Return lambda at ``step``: the constant, or the schedule's value, checked."""
         if callable(self.lam):
             return _validate.non_negative(f"lam at step {step}", self.lam(step))
         return float(self.lam)
@@ -68,26 +67,25 @@ class Method(ABC):
     def ascent(
         self, lam: float, previous: Params | None, batch_gradient: Callable[[], Params]
     ) -> Params | None:
-        """A shift of theta shared by the whole logical batch, or None.
+        """Return a shift of theta for the whole logical batch, or None.
 
-        It must be public: a function of what was already released (``previous``, the last private
-        gradient). ``batch_gradient`` is not private, and only a method with ``private = False``
-        may call it.
+        It must be a function of what was released before (``previous``, the last private gradient).
+        ``batch_gradient`` is not private; only a method with ``private = False`` may call it.
         """
         return None
 
     @abstractmethod
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
-        """The direction of one unit, given the gradient function of its own loss.
+        """Return the direction of one unit, given the gradient function of its own loss.
 
         Runs under ``torch.func.vmap``: use torch operations, no Python branches on values.
         """
 
     def norm_penalty(self, lam: float) -> float | None:
-        """The p for which the direction is the exact gradient of L_i + p |g_i|, if there is one.
+        """Return p if the direction is the exact gradient of L_i + p |g_i|, else None.
 
-        It tells the fused engine what to compute without per-sample gradients; None means "only
-        :meth:`direction` knows".
+        The fused engine needs it: it computes directions without per-sample gradients, and without
+        calling :meth:`direction`.
         """
         return None
 
@@ -109,11 +107,9 @@ class DPSGD(Method):
         super().__init__(lam=0.0)
 
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
-        """g_i(theta)."""
         return grad(theta)
 
     def norm_penalty(self, lam: float) -> float | None:
-        """Plain: no penalty."""
         return 0.0
 
     def __repr__(self) -> str:
@@ -123,8 +119,8 @@ class DPSGD(Method):
 class DPSAT(Method):
     """DP-SAT: ascend once for the whole batch along the previous private gradient, then DP-SGD.
 
-    The ascent direction was released with noise at the step before, so it costs nothing. The first
-    step has none and is plain.
+    The ascent direction was released with noise at the step before, so it costs no privacy. The
+    first step has none and does not ascend.
 
     Example:
         >>> import torch
@@ -138,7 +134,7 @@ class DPSAT(Method):
     def ascent(
         self, lam: float, previous: Params | None, batch_gradient: Callable[[], Params]
     ) -> Params | None:
-        """Lambda * g_priv(t-1) / |g_priv(t-1)|."""
+        """Return lambda g_priv(t-1) / |g_priv(t-1)|."""
         if previous is None or lam == 0:
             return None
         from dpbam.params import unit_vector
@@ -146,11 +142,9 @@ class DPSAT(Method):
         return {name: lam * u for name, u in unit_vector(previous).items()}
 
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
-        """g_i at the shifted theta (the oracle has shifted it)."""
-        return grad(theta)
+        return grad(theta)  # the oracle has shifted theta
 
     def norm_penalty(self, lam: float) -> float | None:
-        """Plain at the shifted theta."""
         return 0.0
 
 
@@ -158,8 +152,8 @@ class BAM(Method):
     """Bias-aware minimisation: the gradient of L_i + lambda |g_i|, approximately or exactly.
 
     Args:
-        lam: the regulariser's weight lambda, or a schedule.
-        exact: False: the paper's ascent step, right to first order in lambda (Eq. 12).
+        lam: the weight lambda of the regulariser, or a schedule.
+        exact: False: the paper's ascent step, exact to first order in lambda (Eq. 12).
             True: with the Hessian-vector product, by forward-over-reverse (Eq. 11).
 
     Where g_i = 0 the norm's subgradient is 0: no perturbation and no NaN.
@@ -181,7 +175,6 @@ class BAM(Method):
         self.exact = exact
 
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
-        """Eq. 12, or Eq. 11 if exact."""
         from torch.func import jvp
 
         from dpbam.params import add, unit_vector
@@ -193,7 +186,6 @@ class BAM(Method):
         return add(g, hvp, lam)  # g_i + lambda H_i u
 
     def norm_penalty(self, lam: float) -> float | None:
-        """Lambda, where it is computed exactly."""
         return lam if self.exact or lam == 0 else None
 
     def __repr__(self) -> str:
@@ -201,7 +193,7 @@ class BAM(Method):
 
 
 class SGD(DPSGD):
-    """Plain SGD: the reference without privacy; its oracle takes a non-private plan only."""
+    """SGD, not private: it needs a non-private plan."""
 
     name = "sgd"
     private = False
@@ -210,7 +202,7 @@ class SGD(DPSGD):
 class SAM(Method):
     """Sharpness-aware minimisation, not private: ascend along the current batch gradient.
 
-    The reference for DP-SAT's and BAM's ascent directions (App. B.2).
+    It is the reference for the ascent directions of DP-SAT and BAM (App. B.2).
     """
 
     name = "sam"
@@ -219,17 +211,15 @@ class SAM(Method):
     def ascent(
         self, lam: float, previous: Params | None, batch_gradient: Callable[[], Params]
     ) -> Params | None:
-        """Lambda * g_hat / |g_hat|, g_hat the un-privatised gradient of this batch."""
+        """Return lambda g_hat / |g_hat|, g_hat the batch gradient without noise."""
         from dpbam.params import unit_vector
 
         return {name: lam * u for name, u in unit_vector(batch_gradient()).items()}
 
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
-        """g_i at the shifted theta."""
-        return grad(theta)
+        return grad(theta)  # the oracle has shifted theta
 
     def norm_penalty(self, lam: float) -> float | None:
-        """Plain at the shifted theta."""
         return 0.0
 
 

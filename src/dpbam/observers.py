@@ -1,7 +1,7 @@
-"""The seam between the oracle and what looks at a step from inside.
+"""What may watch a step of the oracle from inside.
 
-A lens measures, without noise, for the operator alone. A joint release hands out statistics of the
-same batch with noise of its own; together with the gradient it is one Gaussian event.
+An observer measures, without noise, for the operator alone. A joint release publishes statistics of
+the same batch with noise of its own; together with the gradient it is one Gaussian event.
 """
 
 from __future__ import annotations
@@ -15,31 +15,26 @@ from torch import Tensor
 from dpbam.engines import PerSampleDirections
 from dpbam.methods import Method
 from dpbam.params import Params
-from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.plan import PrivacyPlan
 
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What a lens is told before a step.
+    """What is known before a step.
 
     Attributes:
         step: its number, from 0.
-        plan: the privacy plan.
-        clipping: what bounds the directions.
-        method: says what a direction is.
-        lam: its lambda at this step.
+        lam: lambda at this step.
         previous: the previous private gradient, where the method keeps it.
         shifted: whether theta is shifted for the whole batch during the step (DP-SAT, SAM).
         whole: whether the logical batch is computed as one physical batch.
-        zeros: a tensor of zeros for each trainable parameter: a sum with nothing in it yet.
-        batch_gradient: g_hat at the unshifted theta, by a pass of its own. Not private.
+        zeros: returns zeros for each trainable parameter: a sum with nothing in it yet.
+        batch_gradient: returns g_hat at the unshifted theta, by a pass of its own. Not private.
     """
 
     step: int
     plan: PrivacyPlan
-    clipping: Clipping
     method: Method
     lam: float
     previous: Params | None
@@ -50,22 +45,22 @@ class StepFacts:
 
 
 class Observer(Protocol):
-    """Watches a step from inside, for measuring. What it sees is not private."""
+    """Measures steps. What it sees is not private."""
 
     wants_plain: bool
 
     def begin(self, facts: StepFacts) -> bool:
-        """Called before a step, theta unshifted; whether to watch it. Sets ``wants_plain``."""
+        """Return whether to watch the step, before theta is shifted. Sets ``wants_plain``."""
 
     def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
-        """Called for each physical batch of a watched step."""
+        """Receive each physical batch of a watched step; norms and factors are [G, U]."""
 
     def finish(self, clipped: Params, released: Params) -> None:
-        """Called once a watched step: the clipped sum; the released gradient (noised, divided)."""
+        """Receive the clipped sum, and the released gradient (noised, divided), once per step."""
 
 
 class JointRelease(Protocol):
-    """Statistics of the batch, released with noise beside its gradient.
+    """Publishes statistics of the batch, with noise, next to its gradient.
 
     Guarantee asked of an implementation: ``noised`` adds, to each of its sums, Gaussian noise of
     standard deviation sigma_k times that sum's sensitivity, from a stream that nothing else uses.
@@ -80,13 +75,26 @@ class JointRelease(Protocol):
     noise_multipliers: tuple[float, ...]
 
     def begin(self, facts: StepFacts) -> None:
-        """Called before a step: forget the last one's sums."""
+        """Reset the sums, before each step."""
 
     def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
-        """Called for each physical batch."""
+        """Receive each physical batch; norms and factors are [G, U]."""
 
     def noised(self, noise: GaussianNoise) -> Params:
-        """The step's sums with their noise, by name; called once a step."""
+        """Return the step's sums with their noise, by name; called once per step."""
 
     def publish(self, released: Params) -> None:
-        """Called with what :meth:`noised` returned when the step is on the ledger."""
+        """Receive what :meth:`noised` returned, when the step is on the ledger."""
+
+
+def watching(
+    facts: StepFacts, observer: Observer | None, statistics: JointRelease | None
+) -> list[Observer | JointRelease]:
+    """Begin a step, and return those that watch it."""
+    watchers: list[Observer | JointRelease] = []
+    if observer is not None and observer.begin(facts):
+        watchers.append(observer)
+    if statistics is not None:
+        statistics.begin(facts)
+        watchers.append(statistics)
+    return watchers

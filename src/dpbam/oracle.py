@@ -3,7 +3,7 @@
     per-unit direction -> clip to C -> sum -> noise once -> divide by the expected batch size
 
 Everything private passes through :meth:`PrivateGradientOracle.backward`. It replaces
-``loss.backward()`` in a loop of one's own and works with any optimiser of ``torch.optim``.
+``loss.backward()`` in a training loop and works with any optimiser of ``torch.optim``.
 """
 
 from __future__ import annotations
@@ -12,23 +12,30 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
-from dpbam.checks import BatchSizes, check_factors, check_parts, check_step, check_units
+from dpbam.checks import (
+    BatchSizes,
+    check_ascent,
+    check_factors,
+    check_parts,
+    check_step,
+    check_unchanged,
+    check_units,
+)
+from dpbam.compute import Computation, Compute
 from dpbam.distributed import Ranks
-from dpbam.engines import Loss, PhysicalBatch, make_engine
-from dpbam.engines.compute import Compute
-from dpbam.engines.memory import MOST_ROWS, Fit, fit_rows
+from dpbam.engines import Engine, Loss
+from dpbam.engines.memory import Fit
 from dpbam.errors import ArgumentError
 from dpbam.loading import PoissonBatches
 from dpbam.methods import DPSGD, Method
 from dpbam.nn import check_model, check_trainable
-from dpbam.observers import JointRelease, Observer, StepFacts
-from dpbam.params import Params, accumulation_dtype, digest, doubled, shifted
-from dpbam.privacy.clipping import Clipping, portions, unclipped
+from dpbam.observers import JointRelease, Observer, StepFacts, watching
+from dpbam.params import Params, digest, doubled, shifted, trainable, zeros
+from dpbam.privacy.clipping import Clipping, portions
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.randomness import Randomness, SecureRandomness
@@ -54,51 +61,46 @@ class PrivateGradientOracle:
         augment: (inputs, keys) -> inputs, a random augmentation of each row drawn from its key.
         multiplicity: K, the number of augmented views per sample; their gradients are averaged
             within the sample before it is clipped.
-
-        clipping: *privacy.* Overrides the plan's kind of clipping; its sensitivity must be the
-            plan's C.
-        sampling: *privacy.* ``"poisson"``: batches are drawn by :meth:`batches`, and sizes that
-            Poisson sampling cannot give are refused. ``"unchecked"``: batches come from elsewhere,
-            such as fixed batches of a test or a benchmark; nothing is amplified, and each step is
-            charged at q = 1. The ledger's epsilon then holds if one unit more or less changes
-            nothing else in a batch; the plan's does not. A non-private plan is never checked.
+        clipping: *privacy.* Overrides the plan's kind of clipping; its sensitivity must be C.
+        sampling: *privacy.* ``"poisson"`` refuses batch sizes that Poisson sampling cannot give.
+            ``"unchecked"`` is for batches from elsewhere, such as fixed batches of a test: nothing
+            is amplified, and each step is charged at q = 1. The ledger's epsilon then holds if one
+            unit more or less changes nothing else in a batch; the plan's does not.
         noise: *privacy.* ``"standard"``, or ``"secure"``: from a cryptographic generator, exactly
-            rounded to a grid (:mod:`dpbam.privacy.secure_noise`). Secure noise has no seed.
-        seed: *privacy.* Reproducible noise and draws, for research only. None takes the system's
-            entropy.
-        noise_seed: *privacy.* With a seed, one for the noise alone, so that paired runs can share
-            all draws but the noise; None: as ``seed``.
+            rounded to a grid (:mod:`dpbam.privacy.secure_noise`), and without a seed.
+        seed: *privacy.* Reproducible noise and draws, for research only; None: system entropy.
+        noise_seed: *privacy.* A seed for the noise alone, so that paired runs can share all other
+            draws; None: as ``seed``.
         ledger: *privacy.* Where steps are recorded; None keeps a ledger in memory.
         statistics: *privacy.* Statistics of the batch that are released with noise next to each
             gradient, for example :class:`dpbam.bias.PrivateStatistics`. The plan must contain
             their noise multipliers.
-
-        observer: *measurement.* Watches the steps, for example :class:`dpbam.bias.BiasLens`;
-            nothing that it sees is private.
-
+        observer: *measurement.* Watches the steps without noise, for the operator alone; for
+            example :class:`dpbam.bias.BiasLens`.
         compute: *speed.* Engine, physical batch size and memory limit
-            (:class:`~dpbam.engines.compute.Compute`).
+            (:class:`~dpbam.compute.Compute`).
         ranks: *speed.* The processes that train together, each on its own units
             (:func:`dpbam.distributed.joined`); None: this process alone.
 
-    Guarantee: each call of :meth:`backward` on a Poisson batch of the plan is one subsampled
-    Gaussian mechanism with noise multiplier sigma, under adding or removing one unit, whatever the
-    method, and is on the ledger before ``.grad`` is written. Before a step is charged the oracle
-    checks what it is handed against the plan (:mod:`dpbam.checks`).
+    Guarantee: for every method, each call of :meth:`backward` on a Poisson batch of the plan is one
+    subsampled Gaussian mechanism with noise multiplier sigma, under adding or removing one unit,
+    and is on the ledger before ``.grad`` is written. Inputs are checked against the plan before a
+    step is charged (:mod:`dpbam.checks`).
 
     ======================  =====================================================================
-    edge case               what happens
+    edge case               result
     ======================  =====================================================================
     empty batch             a step of noise alone; it is counted
     NaN or infinite sample  replaced by zero as a whole
-    numbers beyond 4e9      as NaN (1e77 in float64), but for infinity and the largest number, which
-                            are masks: their products could overflow
+    numbers beyond 4e9      as NaN (1e77 in float64), since their products could overflow; except
+                            infinity and the largest number, which are masks
     zero gradient           contributes zero; BAM does not perturb it
     float16 parameters      norms in float32, sums and noise in float64; ``.grad`` in the
                             parameter's dtype
     ======================  =====================================================================
 
     Example:
+        >>> import torch
         >>> model = nn.Linear(2, 2)
         >>> plan = PrivacyPlan(n=100, batch_size=10, steps=1, noise_multiplier=1.0, delta=1e-3)
         >>> oracle = PrivateGradientOracle(model, nn.CrossEntropyLoss(reduction="none"), plan)
@@ -129,43 +131,55 @@ class PrivateGradientOracle:
         compute: Compute | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self.model, self.plan = model, plan
-        self.sampling = _validate.one_of("sampling", sampling, SAMPLINGS)
-        self.method = method or DPSGD()
-        self.clipping = clipping or plan.clipper()
-        self.views = Views(augment, multiplicity)
-        self.randomness = Randomness(seed)
         if noise_seed is not None and seed is None:
             raise ArgumentError(
-                "noise_seed needs a seed: without one all randomness is the system's"
+                "noise_seed needs a seed: without one all randomness comes from the system"
             )
-        noise_seed = seed if noise_seed is None else noise_seed
-        self.noise = make_noise(noise, noise_seed)
+        check_model(model)
+        check_trainable(model)
+        self.model, self.plan, self.method = model, plan, method or DPSGD()
+        self.clipping = clipping or plan.clipper()
+        self.sampling = _validate.one_of("sampling", sampling, SAMPLINGS)
+        self.randomness = Randomness(seed)
+        self.noise = make_noise(noise, seed if noise_seed is None else noise_seed)
         self.ledger = plan.ledger() if ledger is None else ledger
-        self.observer, self.statistics, self.ranks = observer, statistics, ranks or Ranks()
-        self.compute = compute or Compute()
+        self.statistics, self.observer, self.ranks = statistics, observer, ranks or Ranks()
         self.step = 0
         self.stream = self._new_stream()
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
         self._sizes = BatchSizes(plan)
-        check_model(model)
-        check_trainable(model)
         check_parts(
             plan, self.method, self.clipping, statistics,
             ranks=self.ranks, watched=observer is not None,
         )  # fmt: skip
-        self._names = list(self._trainable())
-        self._engine = (self.compute.engine, model, loss, self.clipping.groups(self._names))
-        self.engine = make_engine(*self._engine)
-        self.physical_batch_size = self.compute.physical_batch_size
+        self._names = list(trainable(self.model))
+        self._computation = Computation(
+            compute or Compute(), model, loss, self.clipping.groups(self._names),
+            Views(augment, multiplicity),
+        )  # fmt: skip
+
+    @property
+    def engine(self) -> Engine:
+        """The engine in use."""
+        return self._computation.engine
+
+    @property
+    def views(self) -> Views:
+        """The augmented views of each sample."""
+        return self._computation.views
+
+    @property
+    def physical_batch_size(self) -> int | None:
+        """The most rows computed at once; None until it is given or measured."""
+        return self._computation.rows
 
     def batches(
         self, dataset: Any, *, units: Any = None, num_workers: int = 0
     ) -> Iterator[tuple[Any, Any, Any]]:
         """Draw the Poisson batches of the steps that are left, as (inputs, targets, units).
 
-        They follow the oracle: its plan, its seed or secure randomness, its present step (so that a
-        resumed training continues), and of several ranks its own share.
+        Plan, seed, security, the step to resume from and, with several ranks, the share of the
+        units are the oracle's own.
 
         Args:
             dataset: a map-style data set of (input, target) pairs, a tuple of two tensors, or a
@@ -180,7 +194,7 @@ class PrivateGradientOracle:
         return iter(drawn)
 
     def sampler(self) -> PoissonSampler:
-        """The indices of :meth:`batches`, all ranks together: a DataLoader's ``batch_sampler``."""
+        """Return a DataLoader's ``batch_sampler`` that draws as :meth:`batches`, for all ranks."""
         return self.plan.sampler(seed=self.randomness.seed, start=self.step, secure=self.secure)
 
     def backward(self, inputs: Any, targets: Any, units: Tensor | None = None) -> None:
@@ -196,7 +210,9 @@ class PrivateGradientOracle:
                 nothing was charged.
         """
         check_step(self.plan, self.step)
-        self._check_call(units)
+        check_model(self.model)
+        check_unchanged(self._names, trainable(self.model))
+        check_units(self.plan, units, self.ranks)
         lam = self.method.lam_at(self.step)
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         size = int(self.ranks.sums(batch.size)[0])  # units, of all ranks
@@ -205,10 +221,15 @@ class PrivateGradientOracle:
         batch = batch.keyed(self.randomness, self.step)
         if self.physical_batch_size is None and len(batch.ids):
             self.fit(inputs, targets)
-
         ascent = self.method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
-        watchers = self._watchers(batch, lam, shifted=ascent is not None)
-        with shifted(self._trainable(), ascent):  # theta + ascent; theta again afterwards
+        facts = StepFacts(
+            self.step, self.plan, self.method, lam, self._previous,
+            shifted=ascent is not None, whole=self._computation.is_whole(batch),
+            zeros=lambda: zeros(trainable(self.model)),
+            batch_gradient=lambda: self._batch_gradient(batch),
+        )  # fmt: skip
+        watchers = watching(facts, self.observer, self.statistics)
+        with shifted(trainable(self.model), ascent):  # theta + ascent; theta again afterwards
             clipped = self._clipped_sum(batch, lam, watchers)  # sum_i clip(d_i)
         released = self.ranks.release(clipped, self._privatised)
         if self.observer in watchers:
@@ -216,30 +237,13 @@ class PrivateGradientOracle:
         self._write(released)
         self._sizes.count(size)
 
-    def _watchers(
-        self, batch: LogicalBatch, lam: float, *, shifted: bool
-    ) -> list[Observer | JointRelease]:
-        """Return what watches this step: the observer, if it wants to, and the joint release."""
-        whole = len(batch.ids) * self.views.multiplicity <= self._most_rows
-        facts = StepFacts(
-            self.step, self.plan, self.clipping, self.method, lam, self._previous, shifted, whole,
-            self._zeros, lambda: self._batch_gradient(batch),
-        )  # fmt: skip
-        watchers: list[Observer | JointRelease] = []
-        if self.observer is not None and self.observer.begin(facts):
-            watchers.append(self.observer)
-        if self.statistics is not None:
-            self.statistics.begin(facts)
-            watchers.append(self.statistics)
-        return watchers
-
     def _clipped_sum(
         self, batch: LogicalBatch, lam: float, watchers: list[Observer | JointRelease]
     ) -> Params:
-        """sum_i clip(d_i) over all physical batches, in float64."""
-        total = doubled(self._zeros())
+        """Return sum_i clip(d_i) over all physical batches, in float64."""
+        total = doubled(zeros(trainable(self.model)))
         wants_plain = self.observer in watchers and self.observer.wants_plain
-        for physical in self._physical(batch):
+        for physical in self._computation.physical(batch):
             directions = self.engine.directions(physical, self.method, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
             factors = self.clipping.factors(norms)  # [G, U]
@@ -254,81 +258,57 @@ class PrivateGradientOracle:
     def fit(self, inputs: Any, targets: Any) -> Fit:
         """Choose the physical batch size, if it was not given, so that a step stays in memory.
 
-        Measured on copies of the first sample, whose values do not matter. The first batch does it
-        by itself; the same model and limit give the same size on every machine.
+        It is measured on copies of the first sample, whose values do not matter. The first batch
+        does this by itself; the same model and limit give the same size on every machine.
         """
-        sample = next(LogicalBatch.of(inputs, targets, None, 1).split(1, self.views, self._device))
-        found = fit_rows(
-            lambda: make_engine(*self._engine), sample, self.method, self.method.lam_at(self.step),
-            rows=self.physical_batch_size, limit_bytes=self.compute.memory_limit,
-        )  # fmt: skip
-        self.physical_batch_size = found.rows
-        return found
-
-    @property
-    def _most_rows(self) -> int:
-        return self.physical_batch_size or MOST_ROWS  # not chosen yet: nothing computed yet
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._trainable().values())).device
-
-    def _physical(self, batch: LogicalBatch) -> Iterator[PhysicalBatch]:
-        return batch.split(self._most_rows, self.views, self._device)
+        lam = self.method.lam_at(self.step)
+        return self._computation.fit(inputs, targets, self.method, lam)
 
     def _for_ascent(self, batch: LogicalBatch) -> Params:
-        """g_hat for a method's ascent: SAM's, and refused under a private plan."""
-        if self.plan.private:
-            raise ArgumentError(
-                f"{self.method.name} asks for the batch gradient, which is not private: ascend "
-                "along the previous private gradient, or use PrivacyPlan.non_private(...)"
-            )
+        """Return g_hat for SAM's ascent; refuse it under a private plan."""
+        check_ascent(self.plan, self.method)
         return self._batch_gradient(batch)
 
     def _batch_gradient(self, batch: LogicalBatch) -> Params:
-        """g_hat, un-privatised."""
-        total = self._zeros()
-        for physical in self._physical(batch):
-            directions = self.engine.directions(physical, DPSGD(), 0.0)
-            for name, part in directions.weighted_sum(unclipped(directions.norms())).items():
-                total[name] += part
-        return {n: s / self.plan.batch_size for n, s in self.ranks.total(total).items()}
+        """Return g_hat over all ranks, neither clipped nor noised."""
+        total = self.ranks.total(self._computation.plain_sum(batch))
+        return {n: s / self.plan.batch_size for n, s in total.items()}
 
     def _privatised(self, total: Params) -> Params:
-        """(sum_i clip(d_i) + N(0, (sigma C)^2 I)) / l, on the ledger, on disk, before it returns.
+        """Return (sum_i clip(d_i) + N(0, (sigma C)^2 I)) / l, when the step is on the ledger.
 
-        Of several ranks one comes here, with the sum of all.
+        Of several ranks one is called, with the sum over all.
         """
         std = self.plan.noise_multiplier * self._sensitivity()  # sigma C
         noised = self.noise.add(total, std, self.step)  # once per logical batch
         released = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
-        noised_statistics = self.statistics.noised(self.noise) if self.statistics else {}
-        said = digest({**released, **noised_statistics}) if self.randomness.seeded else None
+        extra = self.statistics.noised(self.noise) if self.statistics else {}
+        replayed = digest({**released, **extra}) if self.randomness.seeded else None
         self.ledger.charge(
             self.stream,
             self.step,
             noise_multiplier=self.plan.charged_noise_multiplier,
             sampling_rate=1.0 if self.sampling == "unchecked" else self.plan.sampling_rate,
-            release=said,
+            release=replayed,
         )
         if self.statistics:
-            self.statistics.publish(noised_statistics)
+            self.statistics.publish(extra)
         return released
 
     def _write(self, released: Params) -> None:
-        """What is on the ledger may reach ``.grad``."""
-        for name, parameter in self._trainable().items():
+        """Write into ``.grad`` what is on the ledger."""
+        for name, parameter in trainable(self.model).items():
             parameter.grad = released[name].to(parameter.dtype)
         if self.method.needs_previous:
             self._previous = {n: g.clone() for n, g in released.items()}
         self.step += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What resuming needs: the step, and the previous private gradient where it is used."""
+        """Return the step and, where the method uses it, the previous private gradient."""
         return {"step": self.step, "previous": self._previous}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`. Unseeded, steps done again are new releases."""
+        """Resume from :meth:`state_dict`. Unseeded, steps done again are new releases."""
         self.step = _validate.count("the state's step", state["step"], least=0)
         self._previous, self._sizes = state["previous"], BatchSizes(self.plan)
         self.stream = self._new_stream()
@@ -339,29 +319,10 @@ class PrivateGradientOracle:
         return isinstance(self.noise.randomness, SecureRandomness)
 
     def _new_stream(self) -> str:
-        """Names the noise on the ledger; unseeded noise never repeats, so nor does its name."""
+        """Name the noise on the ledger; unseeded noise never repeats, and nor does its name."""
         noise = self.noise.randomness
         return f"seed-{noise.seed}" if noise.seeded else secrets.token_hex(8)
-
-    def _trainable(self) -> dict[str, nn.Parameter]:
-        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-
-    def _zeros(self) -> Params:
-        return {
-            n: torch.zeros_like(p, dtype=accumulation_dtype(p.dtype))
-            for n, p in self._trainable().items()
-        }
 
     def _sensitivity(self) -> float:
         """C; without noise (a non-private plan) it may be infinite, and is not needed."""
         return self.clipping.sensitivity if self.plan.noise_multiplier else 0.0
-
-    def _check_call(self, units: Tensor | None) -> None:
-        """What may have changed since the oracle was made, and what every call must bring."""
-        check_model(self.model)
-        if list(self._trainable()) != self._names:
-            raise ArgumentError(
-                "the model's trainable parameters are not those that the oracle was made for: "
-                "make a new oracle after freezing or unfreezing, with the same ledger"
-            )
-        check_units(self.plan, units, self.ranks)

@@ -1,4 +1,4 @@
-"""Arithmetic on a gradient kept as one tensor a parameter, and on nested batches.
+"""Arithmetic on dicts of parameters, and on nested batches.
 
 ``Params`` is the canonical form of anything shaped like theta: a dict from parameter name to
 tensor. Sums over its entries are the paper's inner products and norms on R^d.
@@ -20,41 +20,50 @@ from dpbam.errors import ArgumentError, ArgumentTypeError
 Params = dict[str, Tensor]
 
 
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that require a gradient, by name."""
+    return {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+
+def count_trainable(model: nn.Module) -> int:
+    """Return how many numbers are trained."""
+    return sum(p.numel() for p in trainable(model).values())
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the model's first parameter."""
+    return next(model.parameters()).device
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of norms and sums: float32 or better, since a float16 norm underflows to 0."""
+    """Return the dtype of norms and sums: float32 or better, since a float16 norm underflows."""
     return torch.promote_types(dtype, torch.float32)
 
 
-def doubled(tree: Mapping[str, Tensor]) -> Params:
-    """The same numbers in float64; as they are on MPS, which has no float64.
+def zeros(tree: Mapping[str, Tensor]) -> Params:
+    """Return zeros of the same shapes, in float32 or better: a sum with nothing in it yet."""
+    return {n: torch.zeros_like(t, dtype=accumulation_dtype(t.dtype)) for n, t in tree.items()}
 
-    Example:
-        >>> doubled({"w": torch.zeros(1)})
-        {'w': tensor([0.], dtype=torch.float64)}
-    """
+
+def doubled(tree: Mapping[str, Tensor]) -> Params:
+    """Convert to float64; unchanged on MPS, which has no float64."""
     return {n: t if t.device.type == "mps" else t.double() for n, t in tree.items()}
 
 
 def norm(tree: Mapping[str, Tensor]) -> Tensor:
-    """Euclidean norm over all entries, in float32 or better: scalar."""
-    return sum_of_squares(tree).sqrt()
-
-
-def sum_of_squares(tree: Mapping[str, Tensor]) -> Tensor:
-    """Sum of squares over all entries, in float32 or better: scalar."""
-    return torch.stack(
-        [g.to(accumulation_dtype(g.dtype)).square().sum() for g in tree.values()]
-    ).sum()
+    """Return the Euclidean norm over all entries, in float32 or better: scalar."""
+    squares = [g.to(accumulation_dtype(g.dtype)).square().sum() for g in tree.values()]
+    return torch.stack(squares).sum().sqrt()
 
 
 def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Inner product <a, b> over all entries, in float32 or better: scalar."""
+    """Return <a, b> over all entries, in float32 or better: scalar."""
     wide = {name: accumulation_dtype(x.dtype) for name, x in a.items()}
     return torch.stack([(a[n].to(wide[n]) * b[n].to(wide[n])).sum() for n in a]).sum()
 
 
 def unit_vector(tree: Mapping[str, Tensor]) -> Params:
-    """g / norm(g); zero where g is zero, never NaN.
+    """Return g / norm(g); zero where g is zero, never NaN.
 
     Example:
         >>> unit_vector({"w": torch.tensor([3.0, 4.0])})
@@ -70,21 +79,15 @@ def unit_vector(tree: Mapping[str, Tensor]) -> Params:
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Params:
-    """a + scale * b."""
+    """Return a + scale * b."""
     return {name: x + scale * b[name] for name, x in a.items()}
 
 
 @contextmanager
-def shifted(parameters: Mapping[str, nn.Parameter], shift: Params | None) -> Iterator[None]:
-    """theta + shift inside; afterwards theta again, bit for bit (copied back, not subtracted)."""
-    if shift is None:
-        yield
-        return
+def restored(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Restore the parameters bit for bit after the block."""
     saved = {n: p.detach().clone() for n, p in parameters.items()}
     try:
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.add_(shift[name].to(parameter.dtype))
         yield
     finally:
         with torch.no_grad():
@@ -92,13 +95,33 @@ def shifted(parameters: Mapping[str, nn.Parameter], shift: Params | None) -> Ite
                 parameter.copy_(saved[name])
 
 
-def digest(tree: Mapping[str, Tensor]) -> str:
-    """A hash of names and values: tells a replay of a release from another one.
+@contextmanager
+def shifted(parameters: Mapping[str, nn.Parameter], shift: Params | None) -> Iterator[None]:
+    """Hold theta + shift inside the block, and theta again afterwards; None shifts nothing."""
+    if shift is None:
+        yield
+        return
+    with restored(parameters):
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.add_(shift[name].to(parameter.dtype))
+        yield
 
-    Example:
-        >>> digest({"w": torch.zeros(2)}) == digest({"w": torch.ones(2)})
-        False
-    """
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Set eval mode inside the block; afterwards every module has the mode that it had."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def digest(tree: Mapping[str, Tensor]) -> str:
+    """Hash names and values, to distinguish the replay of a release from another release."""
     state = hashlib.blake2b(digest_size=16)
     for name, g in tree.items():
         state.update(name.encode())
@@ -107,17 +130,13 @@ def digest(tree: Mapping[str, Tensor]) -> str:
 
 
 def rows(batch: Any) -> int:
-    """The common leading size of every tensor in a nested batch.
-
-    Example:
-        >>> rows({"a": torch.zeros(3, 2), "b": torch.zeros(3)})
-        3
-    """
-    leaves = [x for x in tree_leaves(batch) if x is not None]  # an argument left out
+    """Return the common leading size of every tensor in a nested batch."""
+    leaves = [x for x in tree_leaves(batch) if x is not None]  # None: an argument left out
     if not leaves or not all(isinstance(x, Tensor) and x.ndim for x in leaves):
+        kinds = sorted({type(x).__name__ for x in tree_leaves(batch)}) or ["nothing"]
         raise ArgumentTypeError(
             "a batch must be a tensor, or a tuple or dict of tensors, each with a first axis "
-            f"that counts the samples; got {_describe(batch)}"
+            f"that counts the samples; got {type(batch).__name__} of {', '.join(kinds)}"
         )
     sizes = {x.shape[0] for x in leaves}
     if len(sizes) != 1:
@@ -133,11 +152,5 @@ def map_rows(f: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def select_rows(batch: Any, index: Tensor) -> Any:
-    """The rows ``index`` of every tensor of a nested batch."""
+    """Return the rows ``index`` of every tensor of a nested batch."""
     return map_rows(lambda t: t[index.to(t.device)], batch)
-
-
-def _describe(batch: Any) -> str:
-    leaves = tree_leaves(batch)
-    kinds = sorted({type(x).__name__ for x in leaves}) or ["nothing"]
-    return f"{type(batch).__name__} of {', '.join(kinds)}"

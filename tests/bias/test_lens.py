@@ -93,7 +93,7 @@ def test_the_plain_reading_is_against_autograd(engine: str, method: str) -> None
 
 
 @pytest.mark.parametrize(("engine", "method", "clip_norm"), in_turn(SERVED, [0.05, 0.4, 1e3]))
-def test_lemma_2_as_mended(engine: str, method: str, clip_norm: float) -> None:
+def test_lemma_2_as_corrected(engine: str, method: str, clip_norm: float) -> None:
     """Against its own gradient: at most the mean excess, and zero when no norm exceeds C."""
     model, (x, y) = smooth_net(), samples(9)
     plan = quiet_plan(clip_norm)

@@ -14,7 +14,8 @@ from checks import check_poisson
 from dpbam import Ledger, PrivacyPlan, PrivateGradientOracle, _jsonl
 from dpbam import oracle as oracle_module
 from dpbam.loading import PoissonBatches
-from dpbam.privacy import accounting
+from dpbam.params import trainable
+from dpbam.privacy import accounting, calibration
 from dpbam.privacy.sampling import PoissonSampler, UnitIndex
 from planting import Mistake, catches
 from support import cross_entropy, poisson_batches, private_plan, samples, sized_oracle, smooth_net
@@ -53,7 +54,7 @@ def check_groups_are_sampled_as_groups() -> None:
 
 
 def check_calibration() -> None:
-    sigma = accounting.noise_multiplier(1.0, 1e-5, 1.0, 2)
+    sigma = calibration.noise_multiplier(1.0, 1e-5, 1.0, 2)
     assert accounting.epsilon(sigma, 1.0, 2, 1e-5) <= 1.0
 
 
@@ -179,7 +180,7 @@ def one_step_whatever_the_count(original):
 
 def grad_first(original):
     def privatised(self, total):
-        for n, p in self._trainable().items():
+        for n, p in trainable(self.model).items():
             p.grad = total[n]
         return original(self, total)
 
@@ -232,7 +233,7 @@ MISTAKES = {
         check_groups_are_sampled_as_groups, UnitIndex, "records", sampled_by_record
     ),
     "calibration that overshoots": Mistake(
-        check_calibration, accounting, "_polished_sigma", the_low_end
+        check_calibration, calibration, "_polished_sigma", the_low_end
     ),
     "an accountant that forgets steps": Mistake(
         check_accountant_composes_every_step, accounting, "_on_grid", one_step_whatever_the_count

@@ -130,7 +130,7 @@ def check_keys_have_256_bits() -> None:
         assert len({drawn(1 << place) for place in range(256)} | {drawn(0)}) == 257
 
 
-def test_fast_uniform_numbers_have_53_bits() -> None:
+def test_standard_uniform_numbers_have_53_bits() -> None:
     check_53_bits(Randomness(0))
 
 

@@ -190,8 +190,8 @@ def by_the_realised_batch(original):
 
 def each_view_clipped(original):
     def clipped_sum(self, batch, lam, watchers):
-        total = self._zeros()
-        for physical in self._physical(batch):
+        total = params.zeros(params.trainable(self.model))
+        for physical in self._computation.physical(batch):
             n = len(physical.unit)
             views = replace(physical, unit=torch.arange(n), units=n, weights=torch.ones(n).double())
             directions = self.engine.directions(views, self.method, lam)
@@ -273,10 +273,10 @@ def undone_by_subtraction(original):
 
 def again_for_each_micro_batch(original):
     def clipped_sum(self, batch, lam, watchers):
-        total = self._zeros()
+        total = params.zeros(params.trainable(self.model))
         shift = self.method.ascent(lam, self._previous, dict)
         saved = {n: p.detach().clone() for n, p in self.model.named_parameters()}
-        for physical in self._physical(batch):
+        for physical in self._computation.physical(batch):
             directions = self.engine.directions(physical, self.method, lam)
             factors = self.clipping.factors(directions.norms())
             for name, part in directions.weighted_sum(factors).items():

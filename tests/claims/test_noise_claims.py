@@ -104,7 +104,7 @@ def scaled(factor: float):
 def once_per_micro_batch(original):
     def clipped_sum(self, batch, lam, watchers):
         total = original(self, batch, lam, watchers)
-        for k, _ in enumerate(self._physical(batch)):
+        for k, _ in enumerate(self._computation.physical(batch)):
             total = self.noise.add(total, SIGMA * C, 1000 + k)
         return total
 

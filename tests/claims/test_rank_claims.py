@@ -15,7 +15,7 @@ from dpbam.distributed import Ranks, process
 from dpbam.distributed.process import ProcessRanks
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness
-from dpbam.privacy.sampling import Share
+from dpbam.privacy.sampling import UnitShare
 from dpbam.privacy.secure_noise import make_noise
 from planting import Mistake, catches
 from support import cross_entropy, poisson_batches, quiet_plan, sized_oracle
@@ -117,7 +117,7 @@ MISTAKES = {
         check_ranks_step_alike, process.dist, "broadcast", each_keeps_its_own
     ),
     "a unit on two ranks": Mistake(
-        check_a_unit_is_on_one_rank, Share, "owns", every_rank_has_every_unit
+        check_a_unit_is_on_one_rank, UnitShare, "owns", every_rank_has_every_unit
     ),
 }
 

@@ -73,7 +73,7 @@ def test_one_of_65536_aligned_gradients_moves_the_sum_by_C(engine: str, physical
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("physical", "width"), [(64, 8), (512, 8), (1024, 8), (4096, 32)])
-def test_the_same_for_wider_gradients(engine: str, physical: int, width: int) -> None:
+def test_one_wide_gradient_moves_the_sum_by_C(engine: str, physical: int, width: int) -> None:
     check_moves(engine, physical, width)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpbam import DPSGD, PrivateGradientOracle
+from dpbam import DPSGD, PrivateGradientOracle, params
 from dpbam.batches import LogicalBatch
 from dpbam.engines import functional
 from planting import Mistake, catches
@@ -116,8 +116,8 @@ def clips_what_it_does_not_sum(original):
     """Factors from the plain gradient, the perturbed one summed."""
 
     def clipped_sum(self, batch, lam, watchers):
-        total = self._zeros()
-        for physical in self._physical(batch):
+        total = params.zeros(params.trainable(self.model))
+        for physical in self._computation.physical(batch):
             plain = self.engine.directions(physical, DPSGD(), 0.0).norms()
             perturbed = self.engine.directions(physical, self.method, lam)
             for name, part in perturbed.weighted_sum(self.clipping.factors(plain)).items():

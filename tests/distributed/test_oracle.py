@@ -19,7 +19,7 @@ from dpbam.checks import PlanViolationError
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks, watch
 from dpbam.distributed.process import ProcessRanks
 from dpbam.methods import SAM, SGD
-from dpbam.privacy.sampling import Share
+from dpbam.privacy.sampling import UnitShare
 from support import (
     CLIPPINGS,
     METHODS,
@@ -159,12 +159,12 @@ def test_the_union_of_the_shares_is_one_poisson_sample(seed, secure):
         assert union == drawn(Ranks(), seed=seed)
 
 
-def every_unit(self: Share, units: np.ndarray) -> np.ndarray:
+def every_unit(self: UnitShare, units: np.ndarray) -> np.ndarray:
     """Each rank a sample of its own, of all units."""
     return np.ones(len(units), dtype=bool)
 
 
-def the_same_half(self: Share, units: np.ndarray) -> np.ndarray:
+def the_same_half(self: UnitShare, units: np.ndarray) -> np.ndarray:
     """No rank has the other units."""
     return units % self.of == 0
 
@@ -172,7 +172,7 @@ def the_same_half(self: Share, units: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("seed", [3, None])
 @pytest.mark.parametrize("wrong", [every_unit, the_same_half])
 def test_shares_that_overlap_are_found_out(monkeypatch, wrong, seed):
-    monkeypatch.setattr(Share, "owns", wrong)
+    monkeypatch.setattr(UnitShare, "owns", wrong)
     parts = together(2, lambda ranks: drawn(ranks, seed=seed))
     with pytest.raises(AssertionError):
         check_poisson(joined_steps(parts), 100, 0.2)
@@ -289,5 +289,5 @@ def test_units_of_another_rank_are_refused(units):
 
 
 def test_measuring_the_bias_needs_a_process_alone():
-    with pytest.raises(ValueError, match="by a process alone"):
+    with pytest.raises(ValueError, match="by a single process"):
         oracle_of(Second(), observer=BiasLens())

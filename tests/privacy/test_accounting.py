@@ -8,7 +8,8 @@ import warnings
 import pytest
 
 from dpbam.privacy import accounting
-from dpbam.privacy.accounting import Charge, epsilon, max_steps, noise_multiplier, total_epsilon
+from dpbam.privacy.accounting import Charge, epsilon, total_epsilon
+from dpbam.privacy.calibration import max_steps, noise_multiplier
 from support import in_turn
 
 CIFAR = {"sampling_rate": 4096 / 50_000, "steps": 1000}

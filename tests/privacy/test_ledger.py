@@ -147,7 +147,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, line: str) -> None:
         *[("step", v) for v in ("1e300", "0.5", "-1", "NaN", "Infinity", '"0"', "1" * 5000)],
     ],
 )
-def test_an_entry_that_no_accountant_can_take_is_a_sentence(
+def test_an_entry_that_cannot_be_accounted_is_refused_in_a_sentence(
     tmp_path: Path, name: str, value: str
 ) -> None:
     """Before, sigma = 1e300 was read, and epsilon ended in an OverflowError."""
@@ -190,7 +190,7 @@ def test_delta_and_accountant_are_checked() -> None:
         Ledger(delta=1e-5, accountant="prv")
 
 
-def test_a_checkpoints_entries_are_taken_once(tmp_path: Path) -> None:
+def test_a_checkpoints_entries_are_merged_once(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     first = Ledger(delta=1e-5)
     for step in range(3):
@@ -215,7 +215,7 @@ def test_two_runs_under_one_name_are_refused(tmp_path: Path) -> None:
     assert (len(ledger), path.read_bytes()) == (1, before)
 
 
-def test_entries_that_are_none_are_not_taken() -> None:
+def test_invalid_entries_are_not_merged() -> None:
     bad = {"stream": "a", "step": 0, "noise_multiplier": -1.0, "sampling_rate": 0.1}
     with pytest.raises(ValueError, match="noise_multiplier must be zero or positive"):
         Ledger(delta=1e-5).merge([{**bad, "release": None}])

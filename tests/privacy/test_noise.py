@@ -47,7 +47,7 @@ def test_seeded_noise_repeats_and_unseeded_does_not() -> None:
     assert not torch.equal(*again)
 
 
-def test_torchs_generator_neither_gives_nor_loses_anything() -> None:
+def test_torchs_generator_is_neither_read_nor_advanced() -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
     one = draw(seed=None)["b"]

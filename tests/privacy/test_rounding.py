@@ -22,7 +22,7 @@ from dpbam.app.report.groups import _short
 from dpbam.app.report.tables import _fact
 from dpbam.app.report.training_figures import accuracy
 from dpbam.privacy.rounding import down, up
-from dpbam.training.events import Evaluation
+from dpbam.training.events import EvaluationReport
 
 TRICKY = [2.99999, 1.0001, 3.004, 0.123449, 7.99951, 1.00000001, 12345.6]
 
@@ -48,7 +48,7 @@ def smallest(text: str) -> float:
 
 def screens(epsilon: float) -> dict[str, str]:
     """What each place that shows an epsilon shows of this one."""
-    evaluation = Evaluation(step=1, epoch=99999.0, epsilon=epsilon, accuracy=900.0, loss=1.0,
+    evaluation = EvaluationReport(step=1, epoch=99999.0, epsilon=epsilon, accuracy=900.0, loss=1.0,
                             records=99999)  # fmt: skip
     lines: list[str] = []
     reporter = LiveReporter()

@@ -113,7 +113,7 @@ def test_counts_around_a_remainder_follow_the_exact_distribution(rest: float) ->
     assert chisquare(np.append(counts, len(z) - counts.sum()), expected).pvalue < RARE
 
 
-def test_the_deepest_words_are_served() -> None:
+def test_words_of_zero_are_refined_far_into_the_tail() -> None:
     """U below 2^-64: nine deviations out and more, where 64 bits do not say how far."""
     near, far = (
         rounded_gaussian(10.0, np.zeros(1, np.uint64), Fixed(b))[0] for b in (b"\xff", b"\x00")
@@ -121,7 +121,7 @@ def test_the_deepest_words_are_served() -> None:
     assert 90 < near < 95 < 150 < far
 
 
-def test_ndtri_is_as_right_as_assumed() -> None:
+def test_ndtri_is_as_exact_as_assumed() -> None:
     rng = np.random.default_rng(1)
     u = np.concatenate([rng.random(1500) / 2, 10.0 ** -rng.uniform(0.4, 4.3, 500)])
     for value, found in zip(u, ndtri(u), strict=True):

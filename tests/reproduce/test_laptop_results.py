@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dpbam.app.runs import RunConfig
+from dpbam.app.runs.formats import current_config
 from reproduce.laptop import laptop_config
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +19,8 @@ PAGE = (ROOT / "docs" / "laptop.md").read_text()
 
 
 def record(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
+    found = json.loads(path.read_text())
+    return {**found, "config": current_config(found["config"])}
 
 
 def scored(on: str, epsilon: float) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ def test_half_precision_weights_are_averaged_in_float32():
     assert average.state_dict()["weight"].dtype == torch.float32
 
 
-def test_the_state_goes_on_where_it_was():
+def test_a_loaded_state_continues_the_average():
     model = nn.Linear(3, 2)
     average, other = (WeightAverage(model, dense(0)) for _ in range(2))
     trajectory(model, average)

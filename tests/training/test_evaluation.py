@@ -2,7 +2,8 @@ import torch
 from torch import nn
 
 from dpbam.data import load, to_float
-from dpbam.training.evaluation import evaluating, predict_logits
+from dpbam.params import evaluating
+from dpbam.training.evaluation import predict_logits
 
 
 class Model(nn.Module):

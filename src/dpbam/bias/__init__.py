@@ -1,7 +1,7 @@
-"""What clipping does to the gradients: bias, decomposition, alignment, flatness, advice, releases.
+"""The bias of clipping: measurement, decomposition, flatness, advice, and a private release.
 
 Everything here but :class:`PrivateStatistics` is not private: it is computed from the data without
-noise, for the operator's eyes, and carries ``non_private`` in its names.
+noise, for the operator alone, and has ``non_private`` in its names.
 """
 
 from __future__ import annotations

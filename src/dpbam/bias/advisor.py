@@ -1,19 +1,19 @@
-"""What another clipping norm, lambda or batch size would do to bias and noise: from a few batches.
+"""Predict bias and noise at other clipping norms, lambdas and batch sizes, from a few batches.
 
 For independent units with plain gradients g, directions d and clip factors f, let mu = E g,
-mu_c = E f d and m = E |f d|^2. The private gradient of l units has mean mu_c and, beside it, noise:
+mu_c = E f d and m = E |f d|^2. The private gradient of l units has mean mu_c and two noises:
 
     from sampling     variance (m - |mu_c|^2) / l
     for privacy       variance p (sigma C / l)^2, p the number of parameters
 
-so its expected cosine with the true gradient, which is what an optimiser that normalises its steps
-(Adam and its kin) lives on, is about
+so its expected cosine with the true gradient, which matters to optimisers that normalise their
+steps (Adam and its variants), is about
 
     cos(mu_c, mu) |mu_c| / sqrt(|mu_c|^2 + (m - |mu_c|^2) / l + p (sigma C / l)^2)
 
-A small C makes the bias large and the noise small; the cosine is best in between. |mu_c|^2 is
+A small C makes the bias large and the noise small; the best cosine is in between. |mu_c|^2 is
 estimated without bias, (|S|^2 / N - m) / (N - 1) for the sum S over N units. None of this is
-private: acting on it uses private data.
+private: a choice based on it uses private data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from dpbam.bias.decomposition import dot, flat
 from dpbam.engines import Loss, PerSampleDirections, make_engine
 from dpbam.errors import ArgumentError
 from dpbam.methods import BAM, DPSGD
-from dpbam.privacy import accounting
+from dpbam.params import device_of, trainable
+from dpbam.privacy import calibration
 from dpbam.privacy.clipping import CLIPPINGS, unclipped
 from dpbam.privacy.plan import PrivacyPlan, replace_quietly
 
@@ -46,7 +47,7 @@ BOUNDS = (0.05, 0.25, 0.5, 0.75, 0.95)  # candidates for C, as quantiles of the 
 
 @dataclass(frozen=True)
 class Option:
-    """A setting, and what it would do to the gradient at the present parameters.
+    """A setting, and its effect on the gradient at the current parameters.
 
     Attributes:
         clip_norm: C.
@@ -56,9 +57,9 @@ class Option:
         noise_norm: sigma C sqrt(d) / l.
         non_private_clip_share: units above C.
         non_private_bias: |mu_c - mu|, against the plain gradient.
-        non_private_noise_ratio: noise_norm over |mu_c|, what is left of the gradient.
-        non_private_clipped_cosine: cos(mu_c, mu): what clipping alone does to the direction.
-        non_private_cosine: expected, of the private gradient with the true one.
+        non_private_noise_ratio: noise_norm over |mu_c|.
+        non_private_clipped_cosine: cos(mu_c, mu): the effect of clipping alone on the direction.
+        non_private_cosine: the expected cosine of the private gradient with the true one.
     """
 
     clip_norm: float
@@ -75,14 +76,14 @@ class Option:
 
 @dataclass(frozen=True)
 class Advice:
-    """What was found. ``str()`` of it is the recommendation with its reason and the warning.
+    """The options that were compared. ``str()`` gives a recommendation, its reason and the warning.
 
     Attributes:
         now: the plan's setting.
-        best: of the options at the plan's batch size, the one with the best expected cosine.
+        best: the option with the best expected cosine at the plan's batch size.
         options: other clipping norms and lambdas at the plan's batch size.
         batch_sizes: other batch sizes at the plan's C, for the same number of epochs.
-        units: how many units were looked at.
+        units: the number of units used.
     """
 
     now: Option
@@ -111,16 +112,16 @@ def advise(
     engine: str = "auto",
     physical_batch_size: int = 128,
 ) -> Advice:
-    """Look at a few batches and say what other settings would do.
+    """Predict the effect of other settings from a few batches.
 
     Args:
         model: at the parameters of interest.
-        loss: (output, targets) -> one value a sample.
-        plan: the present setting.
-        batches: (inputs, targets), whole samples; a few hundred in all tell enough.
-        lam: the present lambda of BAM; 0 for DP-SGD.
-        lambdas: candidates. What lambda does to later norms, by training differently, cannot be
-            seen from here: only what it does to the gradient now.
+        loss: (output, targets) -> one value per sample.
+        plan: the current setting.
+        batches: (inputs, targets), whole samples; a few hundred in all are enough.
+        lam: the current lambda of BAM; 0 for DP-SGD.
+        lambdas: candidates. The prediction is for the current gradient, not for the norms that
+            training with another lambda would lead to.
         engine: "auto", "fused" or "functional".
         physical_batch_size: samples at once.
 
@@ -134,15 +135,15 @@ def advise(
     """
     chosen = sorted({0.0, _validate.non_negative("lam", lam), *lambdas})
     found = {value: _Pool(plan) for value in chosen}
-    maker = make_engine(engine, model, loss, plan.clipper().groups(_trainable(model)))
+    maker = make_engine(engine, model, loss, plan.clipper().groups(trainable(model)))
     bounds: list[float] = []
     for inputs, targets in batches:
         whole = LogicalBatch.of(inputs, targets, None, 1)
-        for batch in whole.split(physical_batch_size, Views(), _device(model)):
+        for batch in whole.split(physical_batch_size, Views(), device_of(model)):
             bounds = bounds or _bounds(plan, maker.directions(batch, DPSGD(), 0.0).norms())
             for value, pool in found.items():
                 method = BAM(value, exact=True) if value else DPSGD()
-                pool.take(maker.directions(batch, method, value), bounds)
+                pool.add(maker.directions(batch, method, value), bounds)
     truth = found[0.0]
     if truth.units < 2:
         raise ArgumentError(f"advice needs at least 2 samples with finite gradients: {truth.units}")
@@ -163,8 +164,7 @@ class _Pool:
     clipped: dict[float, Tensor] = field(default_factory=dict)
     norms: list[Tensor] = field(default_factory=list)  # [G, U] each, finite units only
 
-    def take(self, directions: PerSampleDirections, bounds: list[float]) -> None:
-        """Add one physical batch."""
+    def add(self, directions: PerSampleDirections, bounds: list[float]) -> None:
         norms = directions.norms()
         kept = unclipped(norms)
         self.norms.append(norms[:, kept[0] != 0].double())
@@ -176,7 +176,7 @@ class _Pool:
             self.clipped[bound] = self.clipped[bound] + part if bound in self.clipped else part
 
     def option(self, truth: _Pool, plan: PrivacyPlan, bound: float, lam: float) -> Option:
-        """What C = ``bound`` would do under ``plan``; ``truth`` has the plain gradients."""
+        """Predict C = ``bound`` under ``plan``; ``truth`` has the plain gradients."""
         assert truth.total is not None
         n, l = self.units, plan.batch_size  # noqa: E741 (the paper's letter)
         norms = torch.cat(self.norms, dim=1)
@@ -205,7 +205,7 @@ class _Pool:
 
 
 def _bounds(plan: PrivacyPlan, norms: Tensor) -> list[float]:
-    """The plan's C and, to two digits, quantiles of the norms of the first physical batch."""
+    """Return the plan's C and, to two digits, quantiles of the first physical batch's norms."""
     total = norms.double().square().sum(0).sqrt()
     total = total[total.isfinite() & (total > 0)].cpu()
     at = torch.tensor(BOUNDS, dtype=torch.float64)
@@ -214,7 +214,7 @@ def _bounds(plan: PrivacyPlan, norms: Tensor) -> list[float]:
 
 
 def _resized(plan: PrivacyPlan) -> list[PrivacyPlan]:
-    """The plan at other batch sizes, with the noise that keeps its epsilon over its epochs."""
+    """Return the plan at other batch sizes, with the noise for the same epsilon and epochs."""
     found = []
     for step in SIZES:
         size = max(1, round(plan.batch_size * step))
@@ -223,7 +223,7 @@ def _resized(plan: PrivacyPlan) -> list[PrivacyPlan]:
         steps = max(1, round(plan.epochs * plan.n / size))
         sigma = plan.noise_multiplier
         if plan.private and size != plan.batch_size:
-            sigma = accounting.noise_multiplier(
+            sigma = calibration.noise_multiplier(
                 plan.epsilon(), plan.delta, size / plan.n, steps, accountant=plan.accountant
             )
         changed = {"batch_size": size, "steps": steps, "noise_multiplier": sigma}
@@ -256,11 +256,3 @@ def _recommendation(now: Option, best: Option) -> str:
         f"the noise is {now.non_private_noise_ratio:.2g} times as long as the clipped gradient "
         f"now, {best.non_private_noise_ratio:.2g} times then."
     )
-
-
-def _trainable(model: nn.Module) -> list[str]:
-    return [n for n, p in model.named_parameters() if p.requires_grad]
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

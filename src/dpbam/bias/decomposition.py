@@ -1,12 +1,12 @@
-"""Appendix D with its slips mended: the clipped gradient as magnitude and direction.
+"""Appendix D, corrected: the clipped gradient as magnitude and direction.
 
     g_clip = a r + c,   a = (1/l) sum_i f_i eta_i,   eta_i = <d_i, r> / |r|^2,   <c, r> = 0
 
-with f_i = 1 / M_i = min(1, C / |d_i|) the clip factor (the paper prints M_i upside down), r the
+with f_i = 1 / M_i = min(1, C / |d_i|) the clip factor (the paper prints the inverse of M_i), r the
 reference gradient and l the expected batch size. The bias is (a - 1) r + c. None of it is private.
 
-Two routes lead to a. From the eta_i, where r is known while the d_i are at hand: the logical batch
-was one physical batch. By linearity, a = <g_clip, r> / |r|^2, where it was several.
+a is computed from the eta_i where the logical batch is one physical batch, so that r is known while
+the d_i are available; by linearity as a = <g_clip, r> / |r|^2 otherwise.
 
 Canonical form: a gradient is one float64 vector [d], see :func:`flat`.
 """
@@ -23,9 +23,9 @@ from dpbam.bias.record import Reading
 
 
 def flat(tree: Mapping[str, Tensor], scale: float = 1.0) -> Tensor:
-    """One tensor a parameter -> one float64 vector [d], times ``scale``."""
+    """Concatenate to one float64 vector [d], times ``scale``."""
     device = next(iter(tree.values())).device
-    home = torch.device("cpu") if device.type == "mps" else device  # which has no float64
+    home = torch.device("cpu") if device.type == "mps" else device  # mps has no float64
     vector = torch.cat([g.detach().to(home, torch.float64).flatten() for g in tree.values()])
     return vector.mul_(scale)
 
@@ -33,7 +33,7 @@ def flat(tree: Mapping[str, Tensor], scale: float = 1.0) -> Tensor:
 def decompose(
     clipped: Tensor, reference: Tensor, private: Tensor, *, variance: float, a: float | None = None
 ) -> Reading:
-    """The clipped and the released gradient against a reference r.
+    """Compare the clipped and the released gradient with a reference r.
 
     Args:
         clipped: [d] g_clip, divided by l.
@@ -73,20 +73,20 @@ def decompose(
 
 
 def dot(a: Tensor, b: Tensor) -> float:
-    """<a, b>."""
+    """Return <a, b>."""
     return float(torch.dot(a, b))
 
 
 def norm(a: Tensor) -> float:
-    """|a|."""
+    """Return |a|."""
     return math.sqrt(dot(a, a))
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
-    """<a, b> / (|a| |b|); NaN where either is zero."""
+    """Return <a, b> / (|a| |b|); NaN where either is zero."""
     return ratio(dot(a, b), norm(a) * norm(b))
 
 
 def ratio(x: float, y: float) -> float:
-    """x / y, and NaN where y = 0: nothing to compare with."""
+    """Return x / y; NaN where y = 0."""
     return x / y if y else math.nan

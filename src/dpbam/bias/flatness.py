@@ -1,17 +1,15 @@
-"""How flat the loss is around theta: the paper's Appendix C, and the Hessian itself.
+"""Flatness of the loss around theta: the paper's Appendix C, and the Hessian itself.
 
     L_Z = L + lambda |mean_i g_i|   <=   L_BAO = L + lambda mean_i |g_i|      (triangle inequality)
 
-The slack lambda (mean_i |g_i| - |mean_i g_i|) says how far minimising the second is from minimising
-the first. The largest eigenvalue of the Hessian of L, by Lanczos' method with products H v, tests
-what the paper infers from the bound: that BAM ends in flatter minima. None of it is private.
+The slack lambda (mean_i |g_i| - |mean_i g_i|) is the gap between the two objectives. The largest
+eigenvalue of the Hessian of L, by Lanczos' method with products H v, tests what the paper infers
+from the bound: that BAM finds flatter minima. None of it is private.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpbam import _validate
+from dpbam.batches import LogicalBatch, Views
 from dpbam.bias.decomposition import flat, norm
 from dpbam.engines import Loss, PhysicalBatch, make_engine
 from dpbam.engines.base import call_model, per_row_loss
 from dpbam.methods import DPSGD
-from dpbam.params import Params, rows, select_rows
+from dpbam.params import Params, device_of, evaluating, rows, trainable
 from dpbam.privacy.clipping import unclipped
 
 Vector = NDArray[np.float64]
@@ -37,7 +36,6 @@ class Flatness:
 
     Attributes:
         lam: lambda of the two objectives.
-        samples: over how many samples.
         non_private_loss: L, the mean loss.
         non_private_gradient_norm: |mean_i g_i|.
         non_private_mean_norm: mean_i |g_i|.
@@ -78,15 +76,15 @@ def measure_flatness(
     engine: str = "auto",
     physical_batch_size: int = 256,
 ) -> Flatness:
-    """L_Z, L_BAO and the Hessian's largest eigenvalue at the model's parameters, in eval mode.
+    """Measure L_Z, L_BAO and the largest eigenvalue of the Hessian at theta, in eval mode.
 
     Args:
         model: as for the oracle.
-        loss: (output, targets) -> one value a sample.
+        loss: (output, targets) -> one value per sample.
         inputs: [N, ...].
         targets: [N, ...].
         lam: lambda of the objectives.
-        eigenvalue: costs some 20 gradients of gradients over all samples.
+        eigenvalue: compute it, at about 20 Hessian-vector products over all samples.
         engine: the engine of the per-sample norms.
         physical_batch_size: samples at once.
 
@@ -101,20 +99,21 @@ def measure_flatness(
         (5.0, 0.4)
     """
     n = _validate.count("samples", rows(inputs))
-    theta = {k: p for k, p in model.named_parameters() if p.requires_grad}
-    chunks = list(_chunks(inputs, targets, n, physical_batch_size))
-    with _evaluating(model):
+    theta = trainable(model)
+    batch = LogicalBatch.of(inputs, targets, None, 1)
+    chunks = list(batch.split(physical_batch_size, Views(), device_of(model)))
+    with evaluating(model):
         found = make_engine(engine, model, loss, dict.fromkeys(theta, 0))
         total: Params = {}
         norms: list[Tensor] = []
         losses = 0.0
-        for batch in chunks:
-            losses += float(_losses(model, loss, batch).detach().sum())
-            directions = found.directions(batch, DPSGD(), 0.0)
+        for chunk in chunks:
+            losses += float(_losses(model, loss, chunk).detach().sum())
+            directions = found.directions(chunk, DPSGD(), 0.0)
             norms.append(directions.norms()[0])
             part = directions.weighted_sum(unclipped(directions.norms()))
             total = {k: total[k] + g for k, g in part.items()} if total else part
-        top = top_eigenvalue(model, loss, chunks) if eigenvalue else None
+        top = _top_eigenvalue(model, loss, chunks) if eigenvalue else None
     return Flatness(
         lam=_validate.non_negative("lam", lam),
         samples=n,
@@ -125,36 +124,34 @@ def measure_flatness(
     )
 
 
-def top_eigenvalue(
-    model: nn.Module, loss: Loss, chunks: Sequence[PhysicalBatch], *, tolerance: float = 1e-2
-) -> float:
-    """The largest (algebraic) eigenvalue of the Hessian of the mean loss over all chunks."""
+def _top_eigenvalue(model: nn.Module, loss: Loss, chunks: Sequence[PhysicalBatch]) -> float:
+    """Return the largest (algebraic) eigenvalue of the Hessian of the mean loss over all chunks."""
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     theta = [p for p in model.parameters() if p.requires_grad]
-    d, n = sum(p.numel() for p in theta), sum(batch.units for batch in chunks)
+    d, n = sum(p.numel() for p in theta), sum(chunk.units for chunk in chunks)
 
     def product(v: Vector) -> Vector:
         vector = _unflatten(torch.from_numpy(np.array(v, dtype=np.float64)), theta)
         total = torch.zeros(d, dtype=torch.float64)
-        for batch in chunks:
-            value = _losses(model, loss, batch).sum() / n
+        for chunk in chunks:
+            value = _losses(model, loss, chunk).sum() / n
             total += _hessian_vector(value, theta, vector)
         return total.numpy()
 
     if d == 1:  # Lanczos' method starts at dimension 2
         return float(product(np.ones(1))[0])
-    start = np.random.default_rng(0).standard_normal(d)  # any start will do; the same each time
+    start = np.random.default_rng(0).standard_normal(d)  # any start serves; the same one each time
     operator = LinearOperator((d, d), matvec=product, dtype=np.float64)
     found = eigsh(
-        operator, k=1, which="LA", tol=tolerance, v0=start, ncv=min(d, 12),
+        operator, k=1, which="LA", tol=1e-2, v0=start, ncv=min(d, 12),
         return_eigenvectors=False,
     )  # fmt: skip
     return float(found[0])
 
 
 def _hessian_vector(value: Tensor, theta: list[nn.Parameter], vector: list[Tensor]) -> Tensor:
-    """H v = d <grad L, v> / d theta, as one float64 vector on the CPU."""
+    """Return H v = d <grad L, v> / d theta, as one float64 vector on the CPU."""
     gradient = torch.autograd.grad(value, theta, create_graph=True, allow_unused=True)
     pairs = [(g, v) for g, v in zip(gradient, vector, strict=True) if g is not None]
     slope = torch.stack([(g * v).sum() for g, v in pairs]).sum()
@@ -173,24 +170,3 @@ def _losses(model: nn.Module, loss: Loss, batch: PhysicalBatch) -> Tensor:
 def _unflatten(vector: Tensor, like: list[nn.Parameter]) -> list[Tensor]:
     parts = torch.split(vector, [p.numel() for p in like])
     return [part.to(p).view_as(p) for part, p in zip(parts, like, strict=True)]
-
-
-def _chunks(inputs: Any, targets: Any, n: int, size: int) -> Iterator[PhysicalBatch]:
-    """Every sample a unit of its own."""
-    for k in range(math.ceil(n / size)):
-        order = torch.arange(k * size, min(n, (k + 1) * size))
-        x, y = select_rows((inputs, targets), order)
-        units = len(order)
-        order = order - k * size
-        yield PhysicalBatch(x, y, order, units, torch.ones(units, dtype=torch.float64), order)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, so that dropout does not blur the Hessian."""
-    was = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was)

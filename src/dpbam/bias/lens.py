@@ -1,13 +1,13 @@
-"""The lens: measures the bias of clipping from the engine pass of the training step itself.
+"""The bias lens: measures the bias of clipping within the training step itself.
 
-While the oracle clips and sums, the lens takes from the same handles, per physical batch,
+While the oracle clips and sums, the lens computes from the same handles, per physical batch,
 
     own        sum_i d_i           the method's own unclipped gradient
     plain      sum_i g_i           BAM only: for the others it is the own one
     ascent     sum_i g_i / |g_i|   BAM only: mean_i cos(g_i, g_hat) = <ascent, g_hat> / (U |g_hat|)
 
-So it keeps a few vectors shaped like theta, and of each unit a norm; never batch x parameters.
-Nothing that it sees is private.
+It keeps a few vectors shaped like theta and one norm per unit; never batch x parameters. Nothing
+that it sees is private.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Sink = Callable[[BiasRecord], None]
 
 
 class BiasLens:
-    """Measures every so many steps of an oracle; give it as the oracle's ``lens``.
+    """Measures the bias of clipping; an oracle's ``observer``.
 
     Args:
-        sink: called with each record, for example to append it to a file; None collects them in
-            :attr:`records` alone.
-        every: measure the steps 0, N, 2N, ...
-        eta: compute a from the eta_i where the logical batch is one physical batch, at the price
-            of a forward pass of the layers; otherwise a = <g_clip, r> / |r|^2 always.
-        plain: for DP-SAT, take g_hat at the unshifted theta by a pass of its own, which costs
-            about as much as the step. Without it there is no reading against g_hat, and no
-            alignment. The other methods have g_hat from the same pass.
-        layers: norms and bias of each layer too.
+        sink: called with each record, for example to append it to a file; None appends it to
+            :attr:`records`.
+        every: N, to measure the steps 0, N, 2N, ...
+        eta: compute a from the eta_i where the logical batch is one physical batch, at the cost of
+            a forward pass of the layers; else a = <g_clip, r> / |r|^2.
+        plain: for DP-SAT, compute g_hat at the unshifted theta by a pass of its own, which costs
+            about as much as the step. Without it there is neither a reading against g_hat nor an
+            alignment. Other methods get g_hat from the same pass.
+        layers: measure norms and bias of each layer, too.
 
     Example:
         >>> import torch
@@ -73,7 +73,6 @@ class BiasLens:
         self._tally: Tally | None = None
 
     def begin(self, facts: StepFacts) -> bool:
-        """Whether this step is measured; if so, from now on."""
         if facts.step % self.every:
             return False
         plain_directions = facts.method.norm_penalty(facts.lam) == 0  # d_i = g_i, or shifted
@@ -84,12 +83,10 @@ class BiasLens:
         return True
 
     def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
-        """Take from one physical batch what the step needs."""
         assert self._tally is not None
-        self._tally.take(directions, norms, factors, eta=self.eta, layers=self.layers)
+        self._tally.add(directions, norms, factors, eta=self.eta, layers=self.layers)
 
     def finish(self, clipped: Params, released: Params) -> None:
-        """Compare, and hand the record on."""
         assert self._tally is not None
         record = self._tally.record(clipped, released)
         self._tally = None

@@ -1,7 +1,7 @@
-"""What a measured step looks like, in memory and as a line of ``non-private/bias.jsonl``.
+"""The record of a measured step, in memory and as a line of ``non-private/bias.jsonl``.
 
-Whatever was computed from the data without noise has ``non_private`` in its name, here and in the
-JSON. The other fields are public facts of the plan.
+What was computed from the data without noise has ``non_private`` in its name. The other fields are
+public facts of the plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Reading:
         clipped_norm: |g_clip|.
         bias: |g_clip - r|.
         relative_bias: the bias over |r|.
-        a: the magnitude error's factor; 1 means that the length along r is right.
+        a: the factor of the magnitude; at 1 the length along r is right.
         a_from_eta: whether a = (1/l) sum_i f_i eta_i was computed from each unit's eta_i, and not
             as <g_clip, r> / |r|^2. The two are equal: the theorem of Appendix D.
         c_norm: |c|, the directional error.
@@ -35,7 +35,7 @@ class Reading:
         private_a: a of the released gradient, noise included.
         private_c_norm: |c| of the released gradient.
         private_cosine: cosine of the released gradient and r.
-        noise_share: of the mean squared error bias^2 + variance, what the noise causes.
+        noise_share: the part of the noise in the mean squared error bias^2 + variance.
     """
 
     reference_norm: float
@@ -77,8 +77,8 @@ class Layer:
 
     Attributes:
         norms: of the units' directions, this layer's entries only.
-        share: of the units' squared norms, the part that this layer has: a layer with a large
-            share decides what is clipped.
+        share: this layer's part of the units' squared norms; a layer with a large one determines
+            what is clipped.
         bias: |g_clip - r| over this layer's entries, r the method's own unclipped gradient.
         relative_bias: the bias over |r| of this layer.
         cosine: of g_clip and r over this layer's entries.
@@ -105,8 +105,8 @@ class BiasRecord:
         noise_norm: sigma C sqrt(d) / l, the noise's expected length (its root mean square).
         non_private_units: units in the batch.
         non_private_broken: units whose direction was not finite, and was replaced by zero.
-        non_private_against_plain: against g_hat at theta, the paper's Eq. 1. None where it would
-            have cost a further pass and was not asked for (DP-SAT).
+        non_private_against_plain: against g_hat at theta, the paper's Eq. 1. None where it takes
+            another pass that was not asked for (DP-SAT).
         non_private_against_own: against the method's own unclipped gradient.
         non_private_lemma2_bound: (1/l) sum_i |1 - f_i| |d_i|, which the bias against the method's
             own gradient cannot exceed; for flat clipping (1/l) sum_i max(0, |d_i| - C).

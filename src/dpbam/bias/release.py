@@ -1,7 +1,7 @@
-"""A private release of what is most useful to know: norms, the share clipped, the bias's length.
+"""A private release of per-unit norms and of the bias's length.
 
-Released beside the gradient of the same batch, with noise of its own, as one joint Gaussian event
-(:class:`dpbam.observers.JointRelease`). With C the clipping norm, t the thresholds and B the bound:
+It is released next to the gradient of the same batch, with noise of its own, as one joint Gaussian
+event (:class:`dpbam.observers.JointRelease`). C is the clipping norm, t thresholds, B a bound:
 
 ==================  ==============================================  ============  ================
 released            sum over the units of                           sensitivity   noise
@@ -10,11 +10,10 @@ norm counts         the one-hot bin of |d_i| among t and C          1           
 bias (optional)     (1 - f_i) d_i, clipped to norm B                B             sigma_2 B
 ==================  ==============================================  ============  ================
 
-A unit falls into one bin, so all the counts together move by 1. Counts below a threshold, quantiles
-and the share above C are functions of the counts: nothing more is paid for them. Clipping removes
-(1 - f_i) d_i from unit i, so the sum over i, divided by -l, is the bias against the method's own
-unclipped gradient. It is a vector; with B a second clipping bound its length is estimated without
-the noise's own: |v|^2 - d s^2, s the noise per coordinate. A unit that is not finite has no part.
+A unit falls into one bin, so the counts together move by 1; quantiles are functions of the counts
+and cost nothing more. Clipping removes (1 - f_i) d_i from unit i, so the sum over i, divided by -l,
+is the bias against the method's own unclipped gradient. Its length is estimated without that of the
+noise: |v|^2 - d s^2, s the noise per coordinate. A unit that is not finite contributes nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from dpbam.privacy.noise import GaussianNoise
 
 @dataclass(frozen=True)
 class ReleasedStatistics:
-    """What one step released about its batch, noise included: it may be published.
+    """What one step released about its batch, with noise: it may be published.
 
     Attributes:
         step: from 0.
@@ -59,21 +58,13 @@ class ReleasedStatistics:
     bias: float | None = None
     bias_square_std: float | None = None
 
-    @property
-    def share_above_clip_norm(self) -> float:
-        """The share of units with a norm above C: with flat clipping, those that were clipped."""
-        below = sum(threshold <= self.clip_norm for threshold in self.thresholds)
-        above = sum(self.counts[below:])
-        total = sum(self.counts)
-        return min(1.0, max(0.0, above / total)) if total > 0 else math.nan
-
     def quantile(self, q: float) -> float:
-        """The first threshold below which the (noised) share of units reaches q; else infinity.
+        """Return the first threshold up to which the noised share of units reaches q, or infinity.
 
         Example:
             >>> seen = ReleasedStatistics(0, (0.5, 1.0, 2.0), (10.0, 30.0, 50.0, 10.0), 1.0, 1.0)
-            >>> seen.quantile(0.5), seen.quantile(0.95), round(seen.share_above_clip_norm, 2)
-            (2.0, inf, 0.6)
+            >>> seen.quantile(0.5), seen.quantile(0.95)
+            (2.0, inf)
         """
         _validate.probability("q", q)
         below, total = 0.0, sum(self.counts)
@@ -85,16 +76,15 @@ class ReleasedStatistics:
 
 
 class PrivateStatistics:
-    """Releases norm counts, and if wanted the bias's length, beside each gradient.
+    """Releases norm counts and, with a bound, the bias's length next to each gradient.
 
     Args:
-        thresholds: public numbers that the norms are counted between; C is added.
-        noise_multiplier: sigma_1, the counts' noise; at l = 4096, 20 is half a per cent of the
-            batch, and costs a step with sigma = 1 as much as lowering sigma by 0.1%.
+        thresholds: public numbers between which norms are counted; C is added.
+        noise_multiplier: sigma_1, the noise of the counts; at l = 4096, 20 is half a per cent of
+            the batch, and costs a step with sigma = 1 as much as lowering sigma by 0.1%.
         bias_bound: B; None releases no bias.
         bias_noise_multiplier: sigma_2; None takes ``noise_multiplier``.
-        sink: called with each release, when it is on the ledger; None collects them in
-            :attr:`released` alone.
+        sink: called with each release, when it is on the ledger; None appends to :attr:`released`.
 
     Guarantee: with the gradient, one Gaussian mechanism of noise multiplier sigma_joint; the plan
     must have been made with this object's ``noise_multipliers``, or the oracle refuses it.
@@ -138,14 +128,12 @@ class PrivateStatistics:
         self._counts, self._residual = torch.zeros(0), Params()
 
     def begin(self, facts: StepFacts) -> None:
-        """Forget the last step's sums."""
         self._facts = facts
         bins = len(self._thresholds()) + 1
         self._counts = torch.zeros(bins, dtype=torch.float64)
         self._residual = {} if self.bias_bound is None else doubled(facts.zeros())
 
     def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
-        """Add one physical batch: norms and factors [G, U]."""
         lengths = norms.double().square().sum(0).sqrt()  # [U], |d_i|
         self._counts += self._binned(lengths)
         if self.bias_bound is not None:
@@ -155,7 +143,7 @@ class PrivateStatistics:
                     self._residual[name] += part
 
     def noised(self, noise: GaussianNoise) -> Params:
-        """Counts + N(0, sigma_1^2); bias sum + N(0, sigma_2^2 B^2)."""
+        """Return counts + N(0, sigma_1^2), and bias sum + N(0, sigma_2^2 B^2)."""
         facts = self._now()
         counts = {"statistics/counts": self._counts}
         sums = noise.add(counts, self._std(0), facts.step, stream="statistics-counts")
@@ -165,7 +153,6 @@ class PrivateStatistics:
         return sums
 
     def publish(self, released: Params) -> None:
-        """Make the record of what was released, and hand it on."""
         facts = self._now()
         counts = released.pop("statistics/counts")
         bias, error = self._bias(released, facts.plan.batch_size) if released else (None, None)
@@ -182,13 +169,13 @@ class PrivateStatistics:
         )
 
     def _binned(self, lengths: Tensor) -> Tensor:
-        """[bins] counts; a unit in bin k has t_(k-1) < |d_i| <= t_k."""
+        """Return counts [bins]; a unit in bin k has t_(k-1) < |d_i| <= t_k."""
         finite = lengths[lengths.isfinite()].cpu()
         edges = torch.tensor(self._thresholds(), dtype=torch.float64)
         return torch.bincount(torch.bucketize(finite, edges), minlength=len(edges) + 1).double()
 
     def _bias(self, noised: Params, batch_size: int) -> tuple[float, float]:
-        """(|bias|, standard error of its square) from the noised sum: |v|^2 - d s^2."""
+        """Return |bias|, from |v|^2 - d s^2, and the standard error of its square."""
         v = flat(noised, 1 / batch_size)
         s2 = (self._std(1) / batch_size) ** 2
         square = max(0.0, dot(v, v) - v.numel() * s2)
@@ -196,7 +183,7 @@ class PrivateStatistics:
         return math.sqrt(square), error
 
     def _std(self, k: int) -> float:
-        """sigma_k times the sum's sensitivity; no noise under a plan that is not private."""
+        """Return sigma_k times the sum's sensitivity; 0 under a plan that is not private."""
         if not self._now().plan.private:
             return 0.0
         sensitivity = 1.0 if k == 0 else self.bias_bound or 0.0
@@ -213,12 +200,7 @@ class PrivateStatistics:
 
 
 def removed(norms: Tensor, factors: Tensor, bound: float) -> Tensor:
-    """[G, U] weights w with w_i d_i = (1 - f_i) d_i clipped to ``bound``; 0 if d_i is not finite.
-
-    Example:
-        >>> removed(torch.tensor([[0.5, 3.0, 9.0]]), torch.tensor([[1.0, 1 / 3, 1 / 9]]), bound=4.0)
-        tensor([[0.0000, 0.6667, 0.4444]])
-    """
+    """Return weights w [G, U] with w_i d_i = (1 - f_i) d_i clipped to ``bound``, or 0."""
     finite = norms.isfinite().all(dim=0, keepdim=True)
     lengths = torch.where(finite, (1 - factors).abs() * torch.where(finite, norms, 0.0), 0.0)
     total = lengths.square().sum(0, keepdim=True).sqrt()  # [1, U]

@@ -1,7 +1,7 @@
-"""What one measured step accumulates, and what becomes of it.
+"""The sums and norms of one measured step, and its record.
 
-Sums run over the units of a logical batch; g_hat and its like are the sums divided by l. A unit
-that is not finite is left out of every sum, as the oracle leaves it out.
+Sums are over the units of a logical batch; gradients such as g_hat are sums divided by l. A unit
+that is not finite is left out of every sum, as in the oracle.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Tally:
     """The sums and norms of one step.
 
     Attributes:
-        facts: what the oracle told before the step.
+        facts: what is known before the step.
         own_is_plain: the directions are the plain gradients at theta.
-        plain: g_hat at theta, divided by l, where it came from a pass of its own (DP-SAT).
+        plain: g_hat at theta, divided by l, where it has a pass of its own (DP-SAT).
     """
 
     facts: StepFacts
@@ -37,14 +37,14 @@ class Tally:
     _own: Params = field(default_factory=dict)  # sum_i d_i
     _plain: Params = field(default_factory=dict)  # sum_i g_i
     _ascent: Params = field(default_factory=dict)  # sum_i g_i / |g_i|
-    _norms: list[Tensor] = field(default_factory=list)  # |d_i|: [U] a physical batch
+    _norms: list[Tensor] = field(default_factory=list)  # |d_i|: [U] per physical batch
     _plain_norms: list[Tensor] = field(default_factory=list)  # |g_i|
     _lost: list[Tensor] = field(default_factory=list)  # |1 - f_i| |d_i|
     _layer_norms: list[dict[str, Tensor]] = field(default_factory=list)
     _a_own: float | None = None
     _a_plain: float | None = None
 
-    def take(
+    def add(
         self,
         directions: PerSampleDirections,
         norms: Tensor,
@@ -59,13 +59,13 @@ class Tally:
         self._norms.append(_total(norms))
         self._lost.append(_total(torch.where(kept != 0, (1 - factors).abs() * norms, 0.0)))
         if directions.plain is not None and not self.own_is_plain:
-            self._take_plain(directions.plain)
+            self._add_plain(directions.plain)
         if layers:
             self._layer_norms.append(_by_layer(directions.parameter_norms()))
         if eta and self.facts.whole and len(factors) == 1:
-            self._take_etas(directions, factors[0])
+            self._add_etas(directions, factors[0])
 
-    def _take_plain(self, plain: PerSampleDirections) -> None:
+    def _add_plain(self, plain: PerSampleDirections) -> None:
         norms = plain.norms()  # [G, U]
         _accumulate(self._plain, plain.weighted_sum(unclipped(norms)))
         total = _total(norms)  # [U]
@@ -74,8 +74,8 @@ class Tally:
         inverse = torch.where(some, 1 / torch.where(some, total, 1.0), 0.0)
         _accumulate(self._ascent, plain.weighted_sum(inverse.expand(norms.shape)))
 
-    def _take_etas(self, directions: PerSampleDirections, factors: Tensor) -> None:
-        """a = (1/l) sum_i f_i eta_i with eta_i = <d_i, r> / |r|^2, r = (sum of the batch) / l."""
+    def _add_etas(self, directions: PerSampleDirections, factors: Tensor) -> None:
+        """Compute a = (1/l) sum_i f_i eta_i; eta_i = <d_i, r> / |r|^2, r = (batch sum) / l."""
 
         def a(total: Params) -> float:
             inner = torch.where(factors != 0, factors * directions.inner(total), 0.0)
@@ -120,7 +120,7 @@ class Tally:
     def _readings(
         self, clipped: Params, released: Params, variance: float
     ) -> tuple[Reading, Reading | None, Tensor | None]:
-        """Against the method's own gradient; against g_hat, where it is known; g_hat itself."""
+        """Return readings against the method's own gradient and, if known, g_hat; and g_hat."""
         scale = 1 / self.facts.plan.batch_size
         g_clip, private = flat(clipped, scale), flat(released)
         own = flat(self._own, scale) if self._own else torch.zeros_like(g_clip)
@@ -132,7 +132,7 @@ class Tally:
         return against_own, against_plain, g_hat
 
     def _g_hat(self, own: Tensor) -> Tensor | None:
-        """The plain batch gradient at theta, divided by l, where it is known."""
+        """Return the plain batch gradient at theta, divided by l, if it is known."""
         if self.own_is_plain:
             return own
         if self._plain:
@@ -140,7 +140,7 @@ class Tally:
         return None if self.plain is None else flat(self.plain)
 
     def _alignment(self, g_hat: Tensor | None) -> float | None:
-        """The ascent direction against SAM's: see :class:`BiasRecord`."""
+        """Compare the ascent direction with SAM's; see :class:`BiasRecord`."""
         if g_hat is None or self.own_is_plain:
             return None
         if self.facts.shifted:
@@ -150,7 +150,7 @@ class Tally:
         return ratio(dot(flat(self._ascent), g_hat), units * norm(g_hat))  # mean_i cos(g_i, g_hat)
 
     def _slack(self, g_hat: Tensor | None) -> float | None:
-        """L_BAO - L_Z = lambda ((1/l) sum_i |g_i| - |g_hat|)."""
+        """Return L_BAO - L_Z = lambda ((1/l) sum_i |g_i| - |g_hat|)."""
         if g_hat is None or not self._plain_norms:
             return None
         norms = _joined(self._plain_norms)
@@ -158,7 +158,7 @@ class Tally:
         return self.facts.lam * (mean - norm(g_hat))
 
     def _layers(self, clipped: Params) -> dict[str, Layer]:
-        """Norms and bias of each layer, against the method's own unclipped gradient."""
+        """Return norms and bias of each layer, against the method's own unclipped gradient."""
         if not self._layer_norms:
             return {}
         l = self.facts.plan.batch_size  # noqa: E741
@@ -182,22 +182,12 @@ class Tally:
 
 
 def layer_of(name: str) -> str:
-    """The module that a parameter belongs to; a bare parameter is a layer of its own.
-
-    Example:
-        >>> layer_of("blocks.0.conv.weight"), layer_of("scale")
-        ('blocks.0.conv', 'scale')
-    """
+    """Return the module that a parameter belongs to; a bare parameter is its own layer."""
     return name.rpartition(".")[0] or name
 
 
 def summary(norms: Tensor, clip_norm: float | None = None) -> Norms:
-    """Quantiles, mean and, where C is given and finite, histogram of the finite ones of [U] norms.
-
-    Example:
-        >>> summary(torch.tensor([0.1, 0.9, 1.2, 3.0]), clip_norm=1.0).counts[2:10]
-        (1, 0, 0, 0, 0, 0, 1, 1)
-    """
+    """Summarise the finite ones of norms [U]; with a finite C, also as a histogram."""
     finite = norms[norms.isfinite()].double()
     if not len(finite):
         return Norms((), math.nan)
@@ -228,7 +218,7 @@ def _accumulate(total: Params, part: Params) -> None:
 
 
 def _total(norms: Tensor) -> Tensor:
-    """[G, U] norms by group -> [U] over all groups."""
+    """Combine norms [G, U] over the groups to [U]."""
     return norms.square().sum(0).sqrt() if len(norms) > 1 else norms[0]
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from dpbam.errors import DPBAMError
-from dpbam.privacy.sampling import Share
+from dpbam.privacy.sampling import UnitShare
 
 if TYPE_CHECKING:
     from dpbam.params import Params
@@ -53,9 +53,9 @@ class Ranks:
         return self.rank == 0
 
     @property
-    def share(self) -> Share:
+    def share(self) -> UnitShare:
         """The units of privacy of this rank."""
-        return Share(self.rank, self.world)
+        return UnitShare(self.rank, self.world)
 
     def release(self, own: Params, privatise: Callable[[Params], Params]) -> Params:
         """Sum ``own`` over all ranks and return ``privatise`` of it, called once, by the leader.

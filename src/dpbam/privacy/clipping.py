@@ -1,10 +1,10 @@
-"""Clipping: from per-unit norms to factors, with the sensitivity they guarantee.
+"""Clipping: from per-unit norms to factors, with the sensitivity that they guarantee.
 
 Shapes: norms [G, U] for G clipping groups and U units -> factors [G, U]. The clipped direction of
 unit i is the concatenation over groups of factors[g, i] * d_i[g].
 
-Guarantee of every class here: whatever the direction, the clipped direction's Euclidean norm is at
-most ``sensitivity``, so adding or removing one unit moves the sum by at most that (add/remove-one).
+Guarantee of every class here: for any direction, the Euclidean norm of the clipped direction is at
+most ``sensitivity``, so adding or removing one unit moves the sum by at most that.
 
 ==============================  =====================================
 a unit whose norm is            contributes
@@ -48,7 +48,7 @@ _LEAST_GAMMA = 1e-6  # relative to 1 and to C; a float32 norm of 1 is known to 1
 
 
 class Clipping(ABC):
-    """Maps norms to factors. ``sensitivity`` is what noise is calibrated to, never by hand."""
+    """Maps norms to factors. Noise is calibrated to its ``sensitivity``."""
 
     @property
     @abstractmethod
@@ -57,36 +57,27 @@ class Clipping(ABC):
 
     @abstractmethod
     def scales(self, norms: Tensor) -> Tensor:
-        """[G, U] finite norms -> [G, U] factors."""
+        """Map finite norms [G, U] to factors [G, U]."""
 
     def groups(self, names: Iterable[str]) -> dict[str, int]:
-        """The clipping group of each parameter: one group for all, unless a subclass says other."""
+        """Return the clipping group of each parameter; by default one group for all."""
         return dict.fromkeys(names, 0)
 
     def factors(self, norms: Tensor) -> Tensor:
-        """[G, U] norms -> [G, U] factors, 0 where a unit is not finite."""
+        """Map norms [G, U] to factors [G, U], 0 where a unit is not finite."""
         finite = norms.isfinite().all(dim=0, keepdim=True)
         return self.scales(torch.where(finite, norms, 0.0)) * finite
 
 
 def unclipped(norms: Tensor) -> Tensor:
-    """[G, U] norms -> factors that leave every finite unit as it is, and drop the others.
-
-    Example:
-        >>> unclipped(torch.tensor([[7.0, float("inf")]]))
-        tensor([[1., 0.]])
-    """
+    """Map norms [G, U] to factors that keep every finite unit as it is, and drop the others."""
     return FlatClipping(math.inf).factors(norms)
 
 
 def portions(factors: Tensor) -> Iterator[Tensor]:
     """Split [G, U] factors into [G, U] factors of at most MOST_SUMMED units each, 0 elsewhere.
 
-    Float64 factors stay whole: their sums need no splitting.
-
-    Example:
-        >>> [int(part.sum()) for part in portions(torch.ones(1, 2500))]
-        [1024, 1024, 452]
+    Float64 factors are not split.
     """
     units = factors.shape[1]
     if factors.dtype == torch.float64 or units <= MOST_SUMMED:
@@ -99,7 +90,7 @@ def portions(factors: Tensor) -> Iterator[Tensor]:
 
 
 def _bounded(norms: Tensor, bound: float) -> Tensor:
-    """min(1, bound / norm), which is 1 / max(1, norm / bound) and 1 at norm 0."""
+    """Return min(1, bound / norm), and 1 at norm 0."""
     if math.isinf(bound):
         return torch.ones_like(norms)
     return 1.0 / (norms / bound).clamp(min=1.0)
@@ -121,23 +112,20 @@ class FlatClipping(Clipping):
 
     @property
     def sensitivity(self) -> float:
-        """C."""
         return self.clip_norm
 
     def scales(self, norms: Tensor) -> Tensor:
-        """min(1, C / norm)."""
         return _bounded(norms, self.clip_norm)
 
 
 @dataclass(frozen=True)
 class AutomaticClipping(Clipping):
-    """Normalise instead of clip: C g / (|g| + gamma), after Bu et al. 2022.
+    """Normalise instead of clipping: C g / (|g| + gamma), after Bu et al. 2022.
 
-    No unit is left at its own length, so the step hardly depends on C; ``gamma`` keeps small
-    gradients small.
+    Every unit is rescaled, so the step hardly depends on C; ``gamma`` keeps small gradients small.
 
-    A gamma below 1e-6 or below 1e-6 C is refused. In float32 it would round away: norm + gamma is
-    the norm itself from norms of 2^24 gamma on, so that a gradient of norm C would not come out
+    A gamma below 1e-6 or below 1e-6 C is refused. In float32 it would round away: norm + gamma
+    equals the norm from norms of 2^24 gamma on, so that a gradient of norm C would not come out
     below C. At norm 0 the factor C / gamma would be infinite, or would amplify a gradient whose
     norm float32 rounds to 0 beyond C.
 
@@ -155,23 +143,21 @@ class AutomaticClipping(Clipping):
         if _validate.positive("gamma", self.gamma) < least:
             raise ArgumentError(
                 f"gamma must be at least {least:g} for clip_norm {self.clip_norm:g}, got "
-                f"{self.gamma!r}: a smaller one rounds away beside a float32 norm; raise gamma, or "
-                "lower clip_norm and raise the learning rate"
+                f"{self.gamma!r}: a smaller one rounds away in float32; raise gamma, or lower "
+                "clip_norm and raise the learning rate"
             )
 
     @property
     def sensitivity(self) -> float:
-        """C: norm * C / (norm + gamma) < C."""
-        return self.clip_norm
+        return self.clip_norm  # norm * C / (norm + gamma) < C
 
     def scales(self, norms: Tensor) -> Tensor:
-        """C / (norm + gamma)."""
         return self.clip_norm / (norms + self.gamma)
 
 
 @dataclass(frozen=True)
 class PerLayerClipping(Clipping):
-    """Clip every layer by itself to C / sqrt(G), so that G layers together stay within C.
+    """Clip each of G layers to C / sqrt(G), so that together they stay within C.
 
     A layer is a module with parameters of its own: its weight and bias are clipped together.
 
@@ -191,21 +177,18 @@ class PerLayerClipping(Clipping):
 
     @property
     def sensitivity(self) -> float:
-        """C: sqrt of the sum over G groups of (C / sqrt(G))^2."""
-        return self.clip_norm
+        return self.clip_norm  # sqrt of the sum over G groups of (C / sqrt(G))^2
 
     def groups(self, names: Iterable[str]) -> dict[str, int]:
-        """One group a module."""
         layers: dict[str, int] = {}
         return {n: layers.setdefault(n.rpartition(".")[0], len(layers)) for n in names}
 
     def scales(self, norms: Tensor) -> Tensor:
-        """min(1, (C / sqrt(G)) / norm)."""
         return _bounded(norms, self.clip_norm / math.sqrt(norms.shape[0]))
 
 
 def _check_norm(clip_norm: float) -> None:
-    """Positive; infinity means "no clipping", which only a non-private plan accepts."""
+    """Refuse what is not positive; infinity means no clipping, for non-private plans."""
     if clip_norm != math.inf and _validate.positive("clip_norm", clip_norm) < _LEAST_NORM:
         raise ArgumentError(
             f"clip_norm must be at least {_LEAST_NORM:g}, got {clip_norm!r}: a norm so small can "
@@ -213,7 +196,7 @@ def _check_norm(clip_norm: float) -> None:
         )
 
 
-#: The clippings by the name that a plan and a command line use.
+#: The clippings by the names that plans use.
 CLIPPINGS: dict[str, type[FlatClipping] | type[AutomaticClipping] | type[PerLayerClipping]] = {
     "flat": FlatClipping,
     "automatic": AutomaticClipping,

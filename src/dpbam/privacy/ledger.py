@@ -3,15 +3,15 @@
 An entry is one released step, keyed by (noise stream, step):
 
 ================================  =============================================================
-the same key again, and           then
+the same key again                result
 ================================  =============================================================
-the same release (seeded replay)  not charged: nothing new was said
-another release (seeded)          refused: the same noise on two sums would cancel out
+the same release (seeded replay)  not charged: nothing new is released
+another release (seeded)          refused: the same noise on two sums would cancel
 unseeded                          cannot happen: each process has a stream of its own, so a
                                   replay after a crash is a new entry, and is charged again
 ================================  =============================================================
 
-So a crash may over-count by the steps since the last checkpoint, and never under-counts.
+So after a crash the count may include steps since the last checkpoint twice; it is never too low.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _INVALID = (*_jsonl.INVALID, KeyError, TypeError, OverflowError)
 
 
 class Ledger:
-    """Append-only record of private releases; epsilon is computed from what it holds.
+    """Records private releases, append-only, and computes their epsilon.
 
     Args:
-        delta: the delta that :meth:`epsilon` reports at by default.
+        delta: the default of :meth:`epsilon`.
         accountant: ``"pld"`` or ``"rdp"``.
         path: a JSON-lines file to append to, created if missing; None keeps it in memory.
 
@@ -67,11 +67,11 @@ class Ledger:
         """Record one step. On return it is on disk.
 
         Args:
-            stream: names the noise; unique to a process unless seeded.
+            stream: the name of the noise; unique to a process unless seeded.
             step: the step's number.
             noise_multiplier: sigma; 0 makes epsilon infinite.
             sampling_rate: q.
-            release: a digest of what is released, for seeded runs: tells a replay from a reuse.
+            release: a digest of what is released, for seeded runs, to recognise a replay.
         """
         entry = _checked({
             "stream": stream,
@@ -93,25 +93,17 @@ class Ledger:
         self._remember(entry)
 
     def entries(self) -> list[dict[str, Any]]:
-        """Everything recorded, as plain values that a checkpoint can hold."""
+        """Return everything recorded, as plain values that a checkpoint can hold."""
         return [dict(entry) for entry in self._releases.values()]
 
     def merge(self, entries: Iterable[dict[str, Any]]) -> None:
-        """Record what another ledger holds; what is here already is not charged twice.
+        """Record the entries of another ledger; those that are here already are not charged twice.
 
-        On return it is on disk. So a run resumed from a checkpoint knows what the checkpoint knew,
-        and what its own file knew: never less than either.
+        On return they are on disk. So a run resumed from a checkpoint has the checkpoint's entries
+        and those of its own file.
 
         Raises:
             ValueError: if an entry contradicts one that is here; then nothing has changed.
-
-        Example:
-            >>> here, there = Ledger(delta=1e-5), Ledger(delta=1e-5)
-            >>> there.charge("stream", 0, noise_multiplier=1.0, sampling_rate=0.1)
-            >>> here.merge(there.entries())
-            >>> here.merge(there.entries())
-            >>> len(here)
-            1
         """
         new: dict[tuple[str, int], dict[str, Any]] = {}
         for entry in map(_checked, entries):
@@ -120,7 +112,7 @@ class Ledger:
             if known != entry:
                 raise ArgumentError(
                     f"step {key[1]} of {key[0]} is on the ledger with other values: these are two "
-                    "runs, which need names of their own"
+                    "runs, which need different names"
                 )
         if self.path is not None and new:
             _jsonl.append_durably(self.path, *new.values())
@@ -128,11 +120,11 @@ class Ledger:
             self._remember(entry)
 
     def charges(self) -> list[Charge]:
-        """What was spent, equal steps counted together."""
+        """Return what was spent, equal steps counted together."""
         return [Charge(sigma, q, count) for (sigma, q), count in sorted(self._counts.items())]
 
     def epsilon(self, delta: float | None = None) -> float:
-        """Epsilon of everything recorded; infinite if any step had no noise."""
+        """Return epsilon of everything recorded; infinite if any step had no noise."""
         delta = self.delta if delta is None else delta
         return total_epsilon(self.charges(), delta, accountant=self.accountant)
 
@@ -171,7 +163,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _checked(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry that can be accounted; a file may have been changed by others."""
+    """Return an entry if it can be accounted for; a file may have been edited."""
     checked(Charge(entry["noise_multiplier"], entry["sampling_rate"], 1))
     _validate.count("step", entry["step"], least=0)
     if not isinstance(entry["stream"], str) or not isinstance(entry["release"], str | None):

@@ -1,8 +1,8 @@
-"""The Gaussian mechanism's noise: once per logical batch, on the sum, from a generator of its own.
+"""The noise of the Gaussian mechanism: once per logical batch, on the sum.
 
-Guarantee: ``GaussianNoise.add(sums, std, step)`` returns sums + N(0, std^2 I), every coordinate of
-every parameter independent, independent across steps, and (unseeded) across processes. It touches
-no other generator, so nothing that the model draws can reproduce it.
+Guarantee: ``GaussianNoise.add(sums, std, step)`` returns sums + N(0, std^2 I), independent for each
+coordinate, across steps, and (unseeded) across processes. It has generators of its own, so nothing
+that the model draws can reproduce it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,7 @@ class GaussianNoise:
     """Adds N(0, std^2) to a sum of clipped directions.
 
     Args:
-        randomness: where the draws come from; unseeded means the operating system's entropy.
-
-    Example:
-        >>> noise = GaussianNoise(Randomness(seed=1))
-        >>> one, two = (noise.add({"w": torch.zeros(3)}, 2.0, step=0)["w"] for _ in range(2))
-        >>> torch.equal(one, two)  # seeded: the same step draws the same noise
-        True
+        randomness: the source of the draws; unseeded, the operating system's entropy.
     """
 
     def __init__(self, randomness: Randomness) -> None:
@@ -37,9 +31,9 @@ class GaussianNoise:
     def add(
         self, sums: Mapping[str, Tensor], std: float, step: int, *, stream: str = "noise"
     ) -> Params:
-        """Sums + N(0, std^2 I); std = 0 adds nothing, and only a non-private plan asks for it.
+        """Return sums + N(0, std^2 I); std = 0, of a non-private plan, adds nothing.
 
-        Sums that are released beside the gradient take a stream of their own: seeded, the same
+        Sums that are released next to the gradient need a stream of their own: seeded, the same
         stream and step draw the same noise.
         """
         _validate.non_negative("std", std)
@@ -50,7 +44,7 @@ class GaussianNoise:
 
 
 def _standard_normal(generator: np.random.Generator, like: Tensor) -> Tensor:
-    """A standard normal of the shape, device and (float32 or better) dtype of ``like``."""
+    """Draw a standard normal of the shape and device of ``like``, in float32 or better."""
     wide = accumulation_dtype(like.dtype)
     kind = np.float64 if wide == torch.float64 else np.float32
     draws = generator.standard_normal(tuple(like.shape), dtype=kind)

@@ -1,7 +1,7 @@
-"""The privacy plan: one frozen object from which sampler, noise and accountant are made.
+"""The privacy plan: public facts from which sampler, noise and accountant are derived.
 
-It holds public facts only. q, the sampler, the noise's standard deviation and the accountant's
-event are all derived here and nowhere else, so that they cannot disagree.
+q, the sampler, the standard deviation of the noise and the accountant's event are derived here and
+nowhere else, so that they cannot disagree.
 
 Symbols: n units of privacy, l the expected batch size, q = l / n, T steps, C the clipping norm,
 sigma the noise multiplier.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam import _validate
 from dpbam.errors import ArgumentError
-from dpbam.privacy import accounting
+from dpbam.privacy import accounting, calibration
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.randomness import Randomness, SecureRandomness
 from dpbam.privacy.sampling import PoissonSampler
@@ -32,22 +32,22 @@ RELATION = "add or remove one unit"
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
-    """What a private training will do, as far as privacy is concerned.
+    """What a training does that bears on privacy.
 
     Attributes:
         n: number of units of privacy (records, or patients), a public fact.
-        batch_size: l, the expected number of units a step. The sum is divided by it, whatever
-            the realised number.
+        batch_size: l, the expected number of units per step. The sum is divided by it, not by the
+            realised number.
         steps: T.
         noise_multiplier: sigma; the noise's standard deviation is sigma times the sensitivity.
-        delta: the delta of (epsilon, delta); below 1/n, or a warning says why.
+        delta: the delta of (epsilon, delta); above 1/n there is a warning.
         clip_norm: C.
         clipping: ``"flat"`` (the paper's), ``"automatic"`` or ``"per-layer"``.
         unit: ``"record"``, or the name of what owns several records, such as ``"patient"``.
         max_records: the most records of one unit that enter a step; 1 for records.
         accountant: ``"pld"`` (tight) or ``"rdp"``.
-        private: False only by way of :meth:`non_private`: then epsilon is infinite.
-        joint_noise_multipliers: of statistics that are released beside each gradient, from the
+        private: False only by :meth:`non_private`; then epsilon is infinite.
+        joint_noise_multipliers: of statistics that are released next to each gradient, from the
             same batch (:class:`dpbam.bias.PrivateStatistics`). Each step is then charged at
             1 / sigma_joint^2 = 1 / sigma^2 + sum_k 1 / sigma_k^2.
 
@@ -135,23 +135,11 @@ class PrivacyPlan:
     ) -> PrivacyPlan:
         """Return the plan with the least noise that stays within (epsilon, delta).
 
-        Args:
-            epsilon: the target.
-            delta: of the target and of the plan.
-            n: number of units of privacy.
-            batch_size: l, the expected number of units per step.
-            epochs: expected passes over the data, n / l steps each; or give ``steps``.
-            steps: T; or give ``epochs``.
-            spent: what earlier training on the same data cost (a ledger's ``charges()``): it and
-                the plan together stay within epsilon; the plan's own :meth:`epsilon` is then less.
-            clip_norm: this and the following are fields of the plan.
-            clipping: as the plan's.
-            unit: as the plan's.
-            max_records: as the plan's.
-            accountant: as the plan's; it also calibrates.
-            joint_noise_multipliers: as the plan's. Statistics that are released next to the
-                gradients get their share of the budget first: sigma grows until all together stay
-                within it.
+        Give ``epochs`` or ``steps``; an epoch is n / batch_size steps. ``spent`` is what earlier
+        training on the same data cost (a ledger's ``charges()``): it and the plan together stay
+        within epsilon; the plan's own :meth:`epsilon` is then less. The other arguments are fields
+        of the plan. Statistics that are released next to the gradients get their share of the
+        budget first: sigma grows until all together stay within it.
 
         Example:
             >>> plan = PrivacyPlan.calibrate(epsilon=3, delta=1e-4, n=1437, batch_size=512,
@@ -166,10 +154,10 @@ class PrivacyPlan:
             clip_norm=clip_norm, clipping=clipping, unit=unit, max_records=max_records,
             accountant=accountant, joint_noise_multipliers=joint_noise_multipliers,
         )  # fmt: skip
-        joint = accounting.noise_multiplier(
+        joint = calibration.noise_multiplier(
             epsilon, delta, draft.sampling_rate, steps, accountant=accountant, spent=spent
         )
-        sigma = accounting.remaining_noise_multiplier(joint, draft.joint_noise_multipliers)
+        sigma = calibration.remaining_noise_multiplier(joint, draft.joint_noise_multipliers)
         return replace_quietly(draft, noise_multiplier=sigma)
 
     @classmethod
@@ -207,7 +195,7 @@ class PrivacyPlan:
 
     @property
     def sampling_rate(self) -> float:
-        """q = l / n, never one over the number of batches."""
+        """q = l / n."""
         return self.batch_size / self.n
 
     @property
@@ -217,7 +205,7 @@ class PrivacyPlan:
 
     @property
     def charged_noise_multiplier(self) -> float:
-        """What a step is charged at: sigma, joined with the statistics'; 0 if not private."""
+        """The sigma that a step is charged at, joint with the statistics'; 0 if not private."""
         if not self.private:
             return 0.0
         return accounting.joint_noise_multiplier(
@@ -225,7 +213,7 @@ class PrivacyPlan:
         )
 
     def epsilon(self, steps: int | None = None) -> float:
-        """Epsilon after ``steps`` steps (default: all) at the plan's delta."""
+        """Return epsilon after ``steps`` steps (default: all) at the plan's delta."""
         if not self.private:
             return math.inf
         count = self.steps if steps is None else steps
@@ -235,19 +223,19 @@ class PrivacyPlan:
         )
 
     def clipper(self) -> Clipping:
-        """The clipping object; it knows its sensitivity."""
+        """Return the clipping object."""
         from dpbam.privacy.clipping import CLIPPINGS
 
         return CLIPPINGS[self.clipping](self.clip_norm)
 
     def ledger(self, path: Path | None = None) -> Ledger:
-        """A ledger that reports at this plan's delta and by its accountant."""
+        """Return a ledger with this plan's delta and accountant."""
         return Ledger(self.delta, self.accountant, path)
 
     def sampler(
         self, *, seed: int | None = None, start: int = 0, secure: bool = False
     ) -> PoissonSampler:
-        """The Poisson sampler of this plan's units; a ``batch_sampler`` for a DataLoader."""
+        """Return the Poisson sampler of this plan's units: a DataLoader's ``batch_sampler``."""
         if secure and seed is not None:
             raise ArgumentError("secure draws cannot have a seed: leave one of the two out")
         randomness = SecureRandomness() if secure else Randomness(seed)
@@ -255,14 +243,13 @@ class PrivacyPlan:
 
 
 def replace_quietly(plan: PrivacyPlan, **changes: Any) -> PrivacyPlan:
-    """The plan with changes, without repeating the warnings that the first one gave."""
+    """Return the plan with changes, without its warnings again."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return replace(plan, **changes)
 
 
 def _steps(n: int, batch_size: int, epochs: float | None, steps: int | None) -> int:
-    """Steps as given, or epochs * n / l, rounded."""
     _validate.count("n", n)
     _validate.count("batch_size", batch_size)
     if (epochs is None) == (steps is None):
@@ -273,7 +260,7 @@ def _steps(n: int, batch_size: int, epochs: float | None, steps: int | None) -> 
 
 
 def epoch_steps(n: int, batch_size: int, epochs: float) -> int:
-    """The steps of ``epochs`` expected passes: epochs * n / l, rounded, and at least one.
+    """Return the steps of ``epochs`` expected passes: epochs * n / l, rounded, at least one.
 
     Example:
         >>> epoch_steps(50_000, 4096, 75)

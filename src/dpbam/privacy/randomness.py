@@ -1,6 +1,6 @@
-"""Where every random number of a run comes from: named streams, keyed draws.
+"""The random numbers of a run: named streams, and draws keyed by row.
 
-A run has one :class:`Randomness`. Its streams are keyed by a name and a step, never by how many
+A run has one :class:`Randomness`. Its streams are keyed by a name and a step, not by how many
 numbers were drawn before, so that a run resumed at step t draws what it would have drawn.
 
 ====================  ============================================  ==========================
@@ -11,8 +11,8 @@ stream                seeded                                        unseeded (th
 ====================  ============================================  ==========================
 
 Guarantee: unseeded noise never repeats, not after a resume and not in a second process, because
-every call asks the operating system for 256 new bits. (torch's own CPU generator keeps 32 bits of
-its seed, which an attacker could try one by one; numpy's Philox is keyed with 128.)
+every call takes 256 new bits from the operating system. (torch's CPU generator keeps 32 bits of its
+seed, few enough to try them all; numpy's Philox has a key of 128.)
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Randomness:
     """The named random streams of one run.
 
     Args:
-        seed: makes every stream reproducible. Research only: whoever knows the seed can subtract
-            the noise. ``None`` takes the operating system's entropy.
+        seed: makes every stream reproducible, for research only: with the seed the noise can be
+            subtracted. None takes the operating system's entropy.
 
     Example:
         >>> a, b = Randomness(seed=7), Randomness(seed=7)
@@ -58,24 +58,24 @@ class Randomness:
 
     @property
     def seeded(self) -> bool:
-        """Whether the draws can be reproduced: then the run is for research only."""
+        """Whether the draws can be reproduced; such a run is for research only."""
         return self.seed is not None
 
     def generator(self, name: str, step: int) -> np.random.Generator:
-        """The stream ``name`` at ``step``; new entropy at each call if unseeded."""
+        """Return the stream ``name`` at ``step``; unseeded, with new entropy at each call."""
         entropy = secrets.randbits(256) if self.seed is None else self._entropy
         sequence = np.random.SeedSequence(entropy, spawn_key=(zlib.crc32(name.encode()), step))
         return np.random.Generator(np.random.Philox(sequence))
 
     def uniform(self, name: str, step: int, count: int) -> NDArray[np.float64]:
-        """``count`` numbers of the stream, uniform in [0, 1): multiples of 2^-53."""
+        """Draw ``count`` numbers uniform in [0, 1): multiples of 2^-53."""
         return self.generator(name, step).random(count)
 
     def keys(self, name: str, step: int, ids: Tensor) -> Tensor:
-        """One int64 key an id: what dropout and augmentation of that sample at that step hang on.
+        """Return one int64 key per id, for a sample's dropout and augmentation: ids [N] -> [N].
 
-        A key depends on (entropy, name, step, id) alone, so the same sample gets the same draws
-        whatever the micro-batch or the rank it is in. Shapes: ids [N] -> keys [N].
+        A key depends on (entropy, name, step, id) alone, so a sample gets the same draws in every
+        physical batch and on every rank.
         """
         sequence = np.random.SeedSequence(
             self._entropy, spawn_key=(zlib.crc32(name.encode()), step)
@@ -85,15 +85,10 @@ class Randomness:
 
 
 class SecureRandomness(Randomness):
-    """Randomness whose noise and Poisson draws an adversary who sees some cannot foretell.
+    """Cryptographic noise and Poisson draws: from some of them the others cannot be predicted.
 
-    AES-256 in counter mode, under a new key of the operating system's entropy at each call. Never
-    seeded. (Philox, of the other class, is fast and even, but was not made to withstand attacks.)
-
-    Example:
-        >>> words = SecureRandomness().words(3)
-        >>> words.dtype, words.shape
-        (dtype('uint64'), (3,))
+    AES-256 in counter mode, under a new key of the operating system's entropy at each call; never
+    seeded. (Philox, of the other class, has good statistics but no cryptographic claim.)
     """
 
     def __init__(self) -> None:
@@ -106,7 +101,6 @@ class SecureRandomness(Randomness):
             ) from None
 
     def raw(self, count: int) -> bytes:
-        """``count`` bytes of key stream."""
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import AES
         from cryptography.hazmat.primitives.ciphers.modes import CTR
@@ -115,30 +109,21 @@ class SecureRandomness(Randomness):
         return stream.update(bytes(count))
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """``count`` uniform 64-bit words."""
         return np.frombuffer(self.raw(8 * count), dtype=np.uint64)
 
     def uniform(self, name: str, step: int, count: int) -> NDArray[np.float64]:
-        """``count`` numbers, uniform in [0, 1): multiples of 2^-53."""
         return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mix(x: Tensor) -> Tensor:
-    """splitmix64's finaliser on int64 (multiplication wraps; shifts are made logical by a mask)."""
+    """Apply splitmix64's finaliser to int64; multiplication wraps, masks make shifts logical."""
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX_1
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX_2
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
 def derive(keys: Tensor, counter: int | Tensor) -> Tensor:
-    """New keys from old ones; ``counter`` numbers the uses: view 0, view 1, first dropout, ...
-
-    Example:
-        >>> import torch
-        >>> k = torch.arange(3)
-        >>> bool((derive(k, 0) == derive(k, 1)).any())
-        False
-    """
+    """Derive new keys; ``counter`` numbers the uses: view 0, view 1, first dropout, ..."""
     if isinstance(counter, int):
         counter = ((counter + 1) * _GOLDEN + 2**63) % 2**64 - 2**63  # wrap as int64 does
     else:
@@ -147,10 +132,10 @@ def derive(keys: Tensor, counter: int | Tensor) -> Tensor:
 
 
 def keyed_bits(keys: Tensor, shape: tuple[int, ...], digits: int) -> Tensor:
-    """Uniform integers in [0, 2^digits): keys [*K] -> int64 [*K, *shape], digits at most 62.
+    """Draw uniform integers in [0, 2^digits): keys [*K] -> int64 [*K, *shape], digits <= 62.
 
-    Each key's numbers depend on that key, the position and ``digits`` alone. Integer arithmetic
-    only, so every device gives the same numbers, and it runs under vmap.
+    A key's numbers depend on that key, the position and ``digits`` alone. Integer arithmetic gives
+    the same numbers on every device, and runs under vmap.
     """
     import torch
 
@@ -160,14 +145,8 @@ def keyed_bits(keys: Tensor, shape: tuple[int, ...], digits: int) -> Tensor:
 
 
 def keyed_uniform(keys: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Uniform float32 in [0, 1): [N] keys -> [N, *shape], row n a function of keys[n] alone.
+    """Draw uniform float32 in [0, 1), multiples of 2^-24: keys [N] -> [N, *shape].
 
-    Multiples of 2^-24, the same on every device; see :func:`keyed_bits`.
-
-    Example:
-        >>> import torch
-        >>> both = keyed_uniform(torch.tensor([5, 6]), (3,))
-        >>> torch.equal(both[1], keyed_uniform(torch.tensor([6]), (3,))[0])
-        True
+    Row n is a function of keys[n] alone, the same on every device; see :func:`keyed_bits`.
     """
     return keyed_bits(keys, shape, 24).float() / (1 << 24)

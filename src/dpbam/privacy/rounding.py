@@ -1,4 +1,4 @@
-"""Epsilon on screens and pages: rounded so that it never promises more than was proved."""
+"""Rounding of epsilons for display: never to a stronger guarantee."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 
 def up(x: float, digits: int = 4) -> str:
-    """Significant digits, rounded up: a stated epsilon is never below the true one.
+    """Round up to significant digits: a stated epsilon is never below the true one.
 
     Example:
         >>> up(2.07001), up(2.99999), up(0.2), up(float("inf"))
@@ -17,7 +17,7 @@ def up(x: float, digits: int = 4) -> str:
 
 
 def down(x: float, digits: int = 4) -> str:
-    """Significant digits, rounded down: for lower bounds on epsilon, such as an audit's.
+    """Round down to significant digits: for lower bounds on epsilon, such as an audit's.
 
     Example:
         >>> down(2.07999), down(float("inf"))

@@ -1,8 +1,8 @@
 """Poisson sampling: every unit enters a batch on its own with probability q.
 
 Guarantee: at each step every one of n units is included independently with probability q, at most
-once, independently across steps. This is what the accountant's amplification assumes; shuffling
-or drawing with replacement is something else and needs another accountant.
+once, independently across steps. The accountant's amplification assumes this; shuffling or drawing
+with replacement would need another accountant.
 
 The batch size is random (mean q n, variance q (1 - q) n) and may be 0; an empty batch is a batch.
 """
@@ -23,26 +23,22 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Share:
-    """The units of one of several processes: those i with i mod of = rank. All, if there is one.
+class UnitShare:
+    """The units of one of several processes: those i with i mod of = rank.
 
-    The shares are disjoint and leave nothing out, so that the parts of a Poisson sample that fall
-    into them are together the whole sample, and no unit is on two ranks.
+    The shares are a partition: the parts of a Poisson sample in them make up the whole sample, and
+    no unit is on two ranks.
 
     Attributes:
         rank: from 0.
         of: how many shares there are.
-
-    Example:
-        >>> Share(1, 3).owns(np.array([0, 1, 2, 3, 4]))
-        array([False,  True, False, False,  True])
     """
 
     rank: int = 0
     of: int = 1
 
     def owns(self, units: Indices) -> NDArray[np.bool_]:
-        """Which of these units are in the share."""
+        """Return which of these units are in the share."""
         owned: NDArray[np.bool_] = units % self.of == self.rank
         return owned
 
@@ -55,7 +51,7 @@ class PoissonSampler:
         sampling_rate: q.
         steps: number of batches in all.
         randomness: unseeded draws come from the operating system's entropy.
-        start: the first step, for a resumed run; a seeded sampler goes on where it would have been.
+        start: the first step, for a resumed run.
 
     Example:
         >>> sampler = PoissonSampler(n=1000, sampling_rate=0.1, steps=3, randomness=Randomness(0))
@@ -81,7 +77,7 @@ class PoissonSampler:
         self.randomness = randomness or Randomness()
 
     def indices(self, step: int) -> Indices:
-        """The units of one step, ascending: {i : u_i < q}, u_i uniform in [0, 1)."""
+        """Return the units of one step, ascending: {i : u_i < q}, u_i uniform in [0, 1)."""
         uniform = self.randomness.uniform("sampling", step, self.n)
         return np.flatnonzero(uniform < self.sampling_rate)
 
@@ -94,12 +90,12 @@ class PoissonSampler:
 
 
 class UnitIndex:
-    """Which records belong to which unit of privacy, with a cap on records per unit.
+    """Maps units of privacy to their records, with a cap on records per unit.
 
     Args:
-        labels: one a record: the patient (or other owner) that the record belongs to.
-        max_records: the most records of one unit that enter a batch. A unit with more contributes
-            that many of its own, drawn anew at each step: a choice that depends on the unit alone.
+        labels: one per record: the patient (or other owner) that the record belongs to.
+        max_records: the most records of one unit in a batch. Of a unit with more, so many are drawn
+            at each step: a choice that depends on the unit alone.
 
     Raises:
         ValueError: if a record has no owner: NaN, None or an empty name.
@@ -122,7 +118,7 @@ class UnitIndex:
         self._starts = np.searchsorted(codes[self._order], np.arange(self.n + 1))
 
     def records(self, units: Indices, generator: np.random.Generator) -> tuple[Indices, Indices]:
-        """The records of these units and, beside each, its unit: two arrays [N]."""
+        """Return the records of these units, and the unit of each: two arrays [N]."""
         chosen = [self._of(unit, generator) for unit in units]
         sizes = [len(c) for c in chosen]
         flat = np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)

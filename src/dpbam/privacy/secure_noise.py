@@ -1,24 +1,23 @@
-"""Noise that holds against an adversary who knows the code: exactly rounded Gaussians on a grid.
+"""Gaussian noise without floating-point leaks: exactly rounded to a grid.
 
-Floating-point noise leaks. Which floats s + noise can come out depends on s, and that tells data
-sets apart whatever the noise (Mironov 2012; Jin, McMurtry, Rubinstein, Ohrimenko 2022). Here the
-release is
+Which floats s + noise can take depends on s, and that distinguishes data sets at any noise level
+(Mironov 2012; Jin, McMurtry, Rubinstein, Ohrimenko 2022). Here the release is
 
     g round((s + N(0, std'^2)) / g),    g a power of two,    std' = std (1 + 2^-10)
 
 exactly: s is split into a whole number of cells g and a remainder f of at most half a cell, and the
 integer round(f + N(0, std'^2) / g) is drawn by *interval refining* (Haney, Desfontaines, Hartman,
 Shrestha, Hay 2022): the inverse distribution function of a 64-bit uniform number, in double
-precision with an error bound; where the bound leaves open which integer is nearest, more random
-bits and 60 digits decide. Whole cells are added as integers.
+precision with an error bound; where the bound does not decide which integer is nearest, more random
+bits and 60 digits do. Whole cells are added as integers.
 
-So the release is a function of the ideal Gaussian mechanism's release on s itself. It has that
-mechanism's (epsilon, delta), by every accountant, for every sigma = std / C and every dimension:
-the sum is not rounded before the noise is added, so the grid does not change its sensitivity. What
-is left to approximations:
+So the release is a function of the ideal Gaussian mechanism's release on s. It has that mechanism's
+(epsilon, delta), by every accountant, for every sigma = std / C and every dimension: the sum is not
+rounded before the noise is added, so the grid does not change its sensitivity. Approximations that
+are left:
 
 ========================  =======================================================================
-what                      how it is paid for
+approximation             how it is covered
 ========================  =======================================================================
 float32 sums and clips    std is raised by a relative 2^-10, twice what they may add to the
                           sensitivity (:data:`dpbam.privacy.clipping.ROUNDING`)
@@ -28,7 +27,7 @@ the generator             AES-256 in counter mode, a new key of the system's ent
                           guarantee is against adversaries who cannot break AES
 ========================  =======================================================================
 
-Assumed: scipy's ndtri is right to a relative 2^-47 (Cephes states 2^-50; tested against 60 digits).
+Assumption: scipy's ndtri is exact to a relative 2^-47 (Cephes states 2^-50; tested with 60 digits).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ Reals = NDArray[np.float64]
 _CELLS = 2.0**20  # of the grid in a standard deviation, at least; rounding adds 1e-13 to its square
 _ERROR = 2.0**-47  # of x = ndtri(u) in units of |x| + 1, for |x| <= _TAIL
 _TAIL = 4.0  # beyond it every draw is refined
-_FAR = 6.0  # beyond it U's first 64 bits do not even give a good guess
+_FAR = 6.0  # beyond it the first 64 bits of U give no good guess
 _EXTRA = 128  # further random bits of a refined draw
 _MOST_CELLS = 2.0**62
 
@@ -92,7 +91,7 @@ class SecureGaussianNoise(GaussianNoise):
         cells = s.detach().cpu().double() / spacing
         if not bool((cells.abs() < _MOST_CELLS).all()):
             raise ArgumentError(
-                "a clipped sum is not finite, or too large beside its noise: raise the noise "
+                "a clipped sum is not finite, or too large next to its noise: raise the noise "
                 "multiplier, or lower the batch size"
             )
         whole = cells.round()
@@ -103,24 +102,19 @@ class SecureGaussianNoise(GaussianNoise):
 
 
 def grid(std: float) -> float:
-    """The spacing g: the largest power of two with 2^20 cells in a standard deviation.
-
-    Example:
-        >>> grid(1.0) == grid(1.9) == 2.0**-20
-        True
-    """
+    """Return the spacing g: the largest power of two with 2^20 cells per standard deviation."""
     return float(2.0 ** np.floor(np.log2(std / _CELLS)))
 
 
 def raised(std: float) -> float:
-    """The deviation that is drawn: it covers what float32 arithmetic adds to the sensitivity."""
+    """Return the deviation that covers what float32 arithmetic adds to the sensitivity."""
     return std * (1 + 2 * ROUNDING)
 
 
 def rounded_gaussian(
     deviation: float, words: Words, bits: SecureRandomness, rest: Reals | float = 0.0
 ) -> Integers:
-    """round(rest + N(0, deviation^2)) from 64-bit words: the last bit is the sign, the others U.
+    """Draw round(rest + N(0, deviation^2)) from 64-bit words: the last bit is the sign, others U.
 
     U is uniform in (0, 1/2); the result is +- round(+- rest - deviation * Phi^-1(U)).
 
@@ -143,7 +137,7 @@ def rounded_gaussian(
 
 
 def _refined(k: int, x: float, deviation: float, offset: float, bits: SecureRandomness) -> int:
-    """Decide a draw for U in [k, k + 1) / 2^64, with 128 further bits of U and 60 digits."""
+    """Decide a draw for U in [k, k + 1) / 2^64, with 128 more bits of U and 60 digits."""
     extra = int.from_bytes(bits.raw(_EXTRA // 8), "big")
     return exactly_rounded((k << _EXTRA) | extra, 64 + _EXTRA, x, deviation, offset)
 
@@ -151,10 +145,10 @@ def _refined(k: int, x: float, deviation: float, offset: float, bits: SecureRand
 def exactly_rounded(
     numerator: int, precision: int, x: float, deviation: float, offset: float = 0.0
 ) -> int:
-    """round(offset - deviation * Phi^-1(U)), U = (numerator + 1/2) / 2^precision; x: a first guess.
+    """Return round(offset - deviation * Phi^-1(U)), U = (numerator + 1/2) / 2^precision.
 
-    The integer j with Q((j + 1/2 - offset) / deviation) <= U < Q((j - 1/2 - offset) / deviation),
-    Q = 1 - Phi; U < 1/2 and offset >= -1/2, so j >= 0.
+    It is the integer j with Q((j + 1/2 - offset) / deviation) <= U < Q((j - 1/2 - offset) /
+    deviation), Q = 1 - Phi; U < 1/2 and offset >= -1/2, so j >= 0. ``x`` is a guess for -Phi^-1(U).
     """
     import mpmath
 
@@ -174,7 +168,7 @@ def exactly_rounded(
 
 
 def _inverse(u: Any, x: float) -> Any:
-    """-Phi^-1(u) by Newton's method from x: the double's error squared, then squared again."""
+    """Return -Phi^-1(u), by Newton's method from x."""
     import mpmath
 
     value = mpmath.mpf(min(x, 40.0))
@@ -188,12 +182,7 @@ def _inverse(u: Any, x: float) -> Any:
 
 
 def make_noise(kind: str, seed: int | None) -> GaussianNoise:
-    """The noise called ``kind``, "standard" or "secure"; a seed would undo what the latter is for.
-
-    Example:
-        >>> type(make_noise("standard", seed=1)).__name__
-        'GaussianNoise'
-    """
+    """Return the noise called ``kind``, "standard" or "secure"; the latter has no seed."""
     if _validate.one_of("noise", kind, ("standard", "secure")) == "standard":
         return GaussianNoise(Randomness(seed))
     if seed is not None:

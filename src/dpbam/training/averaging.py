@@ -1,7 +1,6 @@
 """Averages of the weights over the steps: post-processing, so they cost no privacy.
 
-Both are one recursion, a_t = a_{t-1} + w_t (theta_t - a_{t-1}), with a weight that is a function of
-the step alone:
+Both are one recursion, a_t = a_{t-1} + w_t (theta_t - a_{t-1}); w_t depends on the step alone:
 
 ========================  ==================================================================
 average                   w_t (t counts steps from 0)
@@ -20,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from dpbam import _validate
-from dpbam.params import Params, accumulation_dtype
+from dpbam.params import Params, accumulation_dtype, restored, trainable
 
 Weight = Callable[[int], float]
 
 
 def exponential(decay: float) -> Weight:
-    """The weight of an exponential moving average.
+    """Return w_t of an exponential moving average.
 
     Example:
         >>> weight = exponential(0.999)
@@ -38,7 +37,7 @@ def exponential(decay: float) -> Weight:
 
 
 def dense(start: int) -> Weight:
-    """The weight of the mean over all steps from ``start`` on.
+    """Return w_t of the mean over all steps from ``start`` on.
 
     Example:
         >>> [dense(start=2)(t) for t in range(5)]
@@ -48,10 +47,10 @@ def dense(start: int) -> Weight:
 
 
 class WeightAverage:
-    """The running average of a model's trainable parameters, in float32 or better.
+    """Averages a model's trainable parameters, in float32 or better.
 
     Args:
-        model: its parameters are watched, not changed.
+        model: its parameters are read, and changed only by :meth:`applied`.
         weight: w_t, a function of the step.
 
     Example:
@@ -66,7 +65,7 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, weight: Weight) -> None:
-        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._parameters = trainable(model)
         self._weight = weight
         self._mean: Params = {
             n: p.detach().to(accumulation_dtype(p.dtype), copy=True)
@@ -75,31 +74,25 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the parameters as they are after ``step``."""
+        """Add the parameters as they are after ``step``."""
         w = self._weight(step)
         for name, mean in self._mean.items():
             mean += w * (self._parameters[name].to(mean.dtype) - mean)  # a + w (theta - a)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model holds the average inside, and its own weights again afterwards."""
-        own = {n: p.detach().clone() for n, p in self._parameters.items()}
-        self._write(self._mean)
-        try:
+        """Hold the average in the model inside the block, and its own weights again afterwards."""
+        with restored(self._parameters):
+            with torch.no_grad():
+                for name, parameter in self._parameters.items():
+                    parameter.copy_(self._mean[name])
             yield
-        finally:
-            self._write(own)
-
-    @torch.no_grad()
-    def _write(self, values: Mapping[str, Tensor]) -> None:
-        for name, parameter in self._parameters.items():
-            parameter.copy_(values[name])
 
     def state_dict(self) -> Params:
-        """The average so far."""
+        """Return the average so far."""
         return dict(self._mean)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Resume from :meth:`state_dict`."""
         for name, mean in self._mean.items():
             mean.copy_(state[name])

@@ -1,21 +1,17 @@
-"""The training loop: sampler -> oracle -> optimiser -> average, with evaluations between.
+"""The training loop: sampler -> oracle -> optimiser -> average, with evaluations in between.
 
-Only :meth:`PrivateGradientOracle.backward` looks at the training data in a way that reaches the
-model. The loop adds nothing private: its schedule and averages are functions of the step and of
-what was released.
-
-Of several ranks each trains on its own units; the leader alone evaluates and reports.
+The model depends on the training data through :meth:`PrivateGradientOracle.backward` alone:
+schedule and averages are functions of the step and of what was released. With several ranks, each
+trains on its own units, and the leader evaluates and reports.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
@@ -24,27 +20,16 @@ from torch.optim import Optimizer
 
 from dpbam.data import DataSet, to_float
 from dpbam.oracle import PrivateGradientOracle
-from dpbam.params import map_rows
-from dpbam.privacy.plan import PrivacyPlan
+from dpbam.params import device_of, evaluating, map_rows
 from dpbam.training.averaging import WeightAverage
-from dpbam.training.evaluation import evaluating, predict_logits
-from dpbam.training.events import Evaluation, Reporter, StepReport
+from dpbam.training.evaluation import predict_logits
+from dpbam.training.events import EvaluationReport, Reporter, StepReport
+from dpbam.training.progress import EpsilonCurve
 
 Ending = Literal["complete", "stopped", "budget ended"]
 
-_LOSS_EVERY = 10  # steps between looks at the training loss
-_LOSS_ROWS = 64  # rows of the batch that such a look takes
-_GRID = 10  # values of epsilon that a run's progress shows
-
-
-def constant(step: int) -> float:
-    """The schedule that leaves the learning rate alone.
-
-    Example:
-        >>> constant(100)
-        1.0
-    """
-    return 1.0
+_LOSS_EVERY = 10  # steps between measurements of the training loss
+_LOSS_ROWS = 64  # rows of the batch that such a measurement takes
 
 
 class Trainer:
@@ -55,16 +40,17 @@ class Trainer:
             ``augment`` must turn uint8 images into floats, for example :func:`augmentation`.
         optimizer: of ``torch.optim``, over the trainable parameters.
         train: the training set.
-        test: what :meth:`evaluate` looks at.
+        test: the data of :meth:`evaluate`.
         units: the owner of each training record, where the unit of privacy is not the record.
         schedule: from the step (from 0) to a factor on the learning rate; no private data.
-        average: an average of the weights; then it is what is evaluated.
-        eval_every: steps between evaluations. The last step is evaluated in any case.
-        max_charges: the most steps that the ledger may hold; None: no more than the plan has.
+        average: an average of the weights, which is evaluated in their place.
+        eval_every: steps between evaluations; the last step is always evaluated.
+        max_charges: the most steps that the ledger may hold; None: those of the plan.
         num_workers: threads that read batches ahead.
-        reporter: hears of the progress.
+        reporter: receives the events of the training.
 
     Example:
+        >>> from dpbam import PrivacyPlan
         >>> from dpbam.data import load_pair
         >>> from dpbam.nn import build_model
         >>> train, test = load_pair("digits")
@@ -86,7 +72,7 @@ class Trainer:
         test: DataSet,
         *,
         units: NDArray[Any] | None = None,
-        schedule: Callable[[int], float] = constant,
+        schedule: Callable[[int], float] = lambda step: 1.0,
         average: WeightAverage | None = None,
         eval_every: int | None = None,
         max_charges: int | None = None,
@@ -98,7 +84,7 @@ class Trainer:
         self.schedule, self.average = schedule, average
         self.eval_every, self.max_charges = eval_every, max_charges
         self.num_workers, self.reporter = num_workers, reporter or Reporter()
-        self.evaluations: list[Evaluation] = []
+        self.evaluations: list[EvaluationReport] = []
         self._base_lr = [group["lr"] for group in optimizer.param_groups]
         self._curve = EpsilonCurve(oracle.plan)
         self._began = (time.monotonic(), oracle.step)
@@ -110,7 +96,7 @@ class Trainer:
 
     @property
     def charged(self) -> int:
-        """Steps paid for. A seeded replay is the same release, and costs nothing anew."""
+        """Steps paid for; a seeded replay is the same release, and is not paid for again."""
         oracle = self.oracle
         return oracle.step if oracle.randomness.seeded else len(oracle.ledger)
 
@@ -120,11 +106,11 @@ class Trainer:
         after_step: Callable[[], None] = lambda: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Ending:
-        """Train to the plan's end, or until ``stop()`` or the budget says so.
+        """Train to the end of the plan or of the budget, or until ``stop()``.
 
         Args:
-            after_step: called when a step is complete, evaluation included: the time to save.
-            stop: asked between steps; if it is true on any rank, all stop.
+            after_step: called when a step is complete, including its evaluation.
+            stop: called between steps; if it is true on any rank, all stop.
         """
         oracle, plan, ranks = self.oracle, self.oracle.plan, self.oracle.ranks
         self._began = (time.monotonic(), oracle.step)
@@ -151,7 +137,7 @@ class Trainer:
         return "complete"
 
     def _is_spent(self) -> bool:
-        """Whether the budget has ended: the leader knows, since it has the ledger."""
+        """Whether the budget has ended, on the leader, which has the ledger."""
         limit = self.max_charges
         return self.oracle.ranks.leads and limit is not None and self.charged >= limit
 
@@ -171,12 +157,12 @@ class Trainer:
             non_private_loss=loss,
         )
 
-    def evaluate(self) -> Evaluation:
-        """The model that would be handed out, on the test data."""
+    def evaluate(self) -> EvaluationReport:
+        """Evaluate the model that would be released, on the test data."""
         with self.averaged():
             logits, labels = predict_logits(self.model, self.test)
         plan, step = self.oracle.plan, self.oracle.step
-        result = Evaluation(
+        result = EvaluationReport(
             step=step,
             epoch=step * plan.sampling_rate,
             epsilon=plan.epsilon(self.charged),
@@ -189,11 +175,11 @@ class Trainer:
         return result
 
     def averaged(self) -> AbstractContextManager[None]:
-        """The model holds its averaged weights inside, if there is an average."""
+        """Hold the average in the model inside the block, if there is one."""
         return self.average.applied() if self.average else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that resuming needs, apart from the ledger; random draws hang on the step."""
+        """Return all that resuming needs, apart from the ledger."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -202,10 +188,10 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Resume from :meth:`state_dict`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        device = next(self.model.parameters()).device
+        device = device_of(self.model)
         previous = state["oracle"]["previous"]
         if previous is not None:
             previous = map_rows(lambda g: g.to(device), previous)
@@ -214,14 +200,14 @@ class Trainer:
             self.average.load_state_dict(state["average"])
 
     def _evaluate_once(self) -> None:
-        """Evaluate, unless the present step has been."""
+        """Evaluate, unless the current step has been evaluated."""
         if not self.oracle.ranks.leads:
             return
         if not self.evaluations or self.evaluations[-1].step != self.oracle.step:
             self.evaluate()
 
     def _set_learning_rate(self) -> float:
-        """lr_t = lr * schedule(t)."""
+        """Set and return lr_t = lr * schedule(t)."""
         factor = self.schedule(self.oracle.step)
         for group, base in zip(self.optimizer.param_groups, self._base_lr, strict=True):
             group["lr"] = base * factor
@@ -229,10 +215,10 @@ class Trainer:
 
     @torch.no_grad()
     def _non_private_loss(self, images: Tensor, labels: Tensor) -> float | None:
-        """The mean loss of some rows, now and then: a glance for the operator, never published."""
+        """Return the mean loss of some rows, at some steps: for the operator, never published."""
         if self.oracle.step % _LOSS_EVERY or not len(images) or not self.oracle.ranks.leads:
             return None
-        device = next(self.model.parameters()).device
+        device = device_of(self.model)
         some, targets = images[:_LOSS_ROWS].to(device), labels[:_LOSS_ROWS].to(device)
         with evaluating(self.model):
             return float(F.cross_entropy(self.model(to_float(some)), targets))
@@ -241,65 +227,11 @@ class Trainer:
 def augmentation(
     draw: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """The oracle's ``augment`` for uint8 images: draw views (if at all), then to float.
+    """Return the oracle's ``augment`` for uint8 images: draw a view, if asked for, then to float.
 
-    It runs on the device on one physical batch at a time, so that a logical batch of thousands of
+    It runs on one physical batch at a time, on the device, so that a logical batch of thousands of
     images with K views each is never held as floats.
-
-    Example:
-        >>> images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
-        >>> augmentation()(images, torch.tensor([1, 2])).dtype
-        torch.float32
     """
     if draw is None:
         return lambda images, keys: to_float(images)
     return lambda images, keys: to_float(draw(images, keys))
-
-
-class EpsilonCurve:
-    """Epsilon by the number of charged steps, rounded up to a grid: cheap enough for every step.
-
-    Example:
-        >>> plan = PrivacyPlan(n=1000, batch_size=100, steps=20, noise_multiplier=2.0, delta=1e-4,
-        ...                    accountant="rdp")
-        >>> curve = EpsilonCurve(plan)
-        >>> curve.bound(11) == plan.epsilon(12) and curve.bound(20) == plan.epsilon()
-        True
-    """
-
-    def __init__(self, plan: PrivacyPlan) -> None:
-        self._plan = plan
-        self._width = max(1, math.ceil(plan.steps / _GRID))
-        self._known: dict[int, float] = {}
-
-    def bound(self, charged: int) -> float:
-        """At least the epsilon of ``charged`` steps, and no more than that of the next grid one."""
-        point = math.ceil(charged / self._width) * self._width
-        if charged <= self._plan.steps:
-            point = min(point, self._plan.steps)
-        if point not in self._known:
-            self._known[point] = self._plan.epsilon(point)
-        return self._known[point]
-
-
-def evaluation_steps(plan: PrivacyPlan, epochs: int | None) -> int:
-    """Steps between evaluations: ``epochs`` expected passes, or a tenth of the run if None.
-
-    Example:
-        >>> plan = PrivacyPlan(n=1000, batch_size=100, steps=200, noise_multiplier=1.0, delta=1e-4)
-        >>> evaluation_steps(plan, 2), evaluation_steps(plan, None)
-        (20, 20)
-    """
-    if epochs is None:
-        return max(1, math.ceil(plan.steps / _GRID))
-    return max(1, round(epochs / plan.sampling_rate))
-
-
-def count_trainable(model: nn.Module) -> int:
-    """How many numbers are trained.
-
-    Example:
-        >>> count_trainable(nn.Linear(2, 3))
-        9
-    """
-    return int(np.sum([p.numel() for p in model.parameters() if p.requires_grad]))

@@ -35,20 +35,20 @@ def run(
 
     The epsilon of the answer never exceeds the budget.
     """
-    from dpbam.privacy import accounting
+    from dpbam.privacy import accounting, calibration
 
     q = mechanism.sampling_rate(n, batch_size, sampling_rate)
     chosen = mechanism.delta(delta, n)
     if noise_multiplier is None:
         count = mechanism.steps(epochs, steps, q)
-        sigma = accounting.noise_multiplier(epsilon, chosen, q, count, accountant=accountant)
+        sigma = calibration.noise_multiplier(epsilon, chosen, q, count, accountant=accountant)
     elif epochs is not None or steps is not None:
         raise ArgumentError(
             "give --noise-multiplier, or --epochs or --steps: the other is calculated"
         )
     else:
         sigma = noise_multiplier
-        count = accounting.max_steps(epsilon, chosen, sigma, q, accountant=accountant)
+        count = calibration.max_steps(epsilon, chosen, sigma, q, accountant=accountant)
     answer = {
         "noise_multiplier": sigma,
         "steps": count,

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from dpbam.app.cli.output import console, number, percent, print_json
 from dpbam.privacy.rounding import up
-from dpbam.training.events import Evaluation, Reporter, StartReport, StepReport
+from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport
 
 
 class LiveReporter(Reporter):
@@ -74,7 +74,7 @@ class LiveReporter(Reporter):
             loss="" if loss is None else f"loss {loss:.3f} (non-private)",
         )
 
-    def on_evaluation(self, report: Evaluation) -> None:
+    def on_evaluation(self, report: EvaluationReport) -> None:
         """A line."""
         self._say(
             f"epoch {report.epoch:5.1f}  accuracy {percent(report.accuracy)}  "
@@ -104,7 +104,7 @@ class JsonLinesReporter(Reporter):
         """``step``."""
         _event("step", report)
 
-    def on_evaluation(self, report: Evaluation) -> None:
+    def on_evaluation(self, report: EvaluationReport) -> None:
         """``evaluation``."""
         _event("evaluation", report)
 

@@ -203,7 +203,7 @@ class _Session:
             settling.reserve(path, self.folder, self.facts["run"], whole, plan.unit, ledger)
 
     def _announce(self, trainer: Trainer) -> None:
-        from dpbam.training.trainer import count_trainable
+        from dpbam.params import count_trainable
 
         prepared, config = self.prepared, self.prepared.config
         for note in prepared.train.notes:

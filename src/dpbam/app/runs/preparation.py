@@ -15,7 +15,7 @@ from dpbam import _validate
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.app.runs.result import RunError
 from dpbam.app.runs.settling import check_steps
-from dpbam.privacy import accounting
+from dpbam.privacy import accounting, calibration
 from dpbam.privacy.plan import RELATION, PrivacyPlan
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ class Prepared:
     ) -> Trainer:
         """The trainer of this run."""
         from dpbam.app.runs import build
-        from dpbam.training.trainer import Trainer, evaluation_steps
+        from dpbam.training.progress import evaluation_steps
+        from dpbam.training.trainer import Trainer
 
         config, steps = self.config, self.plan.steps
         return Trainer(
@@ -114,7 +115,7 @@ class Prepared:
 
     def summary(self) -> dict[str, Any]:
         """The plan in plain values, in the order to show them."""
-        from dpbam.training.trainer import count_trainable
+        from dpbam.params import count_trainable
 
         plan = self.plan
         return {
@@ -144,7 +145,7 @@ class Prepared:
 
     def estimated_memory(self) -> int:
         """Bytes: weights, optimiser and averages, a logical batch of uint8, and a measured step."""
-        from dpbam.training.trainer import count_trainable
+        from dpbam.params import count_trainable
 
         weights = 4 * (
             6 * count_trainable(self.model) + sum(p.numel() for p in self.model.parameters())
@@ -207,7 +208,7 @@ def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int
     total = max(plan.steps, step) + replays
     if config.epsilon is None or not replays or plan.epsilon(total) <= config.epsilon:
         return total
-    return accounting.max_steps(
+    return calibration.max_steps(
         config.epsilon,
         plan.delta,
         plan.charged_noise_multiplier,
@@ -246,7 +247,7 @@ def _oracle(
     from torch import nn
 
     from dpbam.app.runs import build
-    from dpbam.engines.compute import Compute
+    from dpbam.compute import Compute
     from dpbam.oracle import PrivateGradientOracle
 
     return PrivateGradientOracle(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam.app.runs.files import append_json_line, keep_json_lines, read_json_lines
 from dpbam.app.runs.folder import RunFolder
-from dpbam.training.events import Evaluation, Reporter, StartReport, StepReport
+from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport
 
 if TYPE_CHECKING:
     from dpbam.bias import BiasRecord, ReleasedStatistics
@@ -24,13 +24,13 @@ class Recorder(Reporter):
         self._folder, self._bias = folder, folder.non_private / "bias.jsonl"
         self._looks = folder.non_private / "evaluations.jsonl"  # append-only: never rewound
 
-    def rewind(self, step: int) -> list[Evaluation]:
+    def rewind(self, step: int) -> list[EvaluationReport]:
         """Drop what was written of later steps; the evaluations that are left."""
         keep_json_lines(self._folder.training_log, step)
         for path in (self._bias, self._folder.statistics):
             keep_json_lines(path, step - 1)  # their steps are counted from 0
         lines = keep_json_lines(self._folder.metrics, step)
-        return [Evaluation(**_finite(line)) for line in lines]
+        return [EvaluationReport(**_finite(line)) for line in lines]
 
     def on_step(self, report: StepReport) -> None:
         """One line in the non-private log."""
@@ -46,7 +46,7 @@ class Recorder(Reporter):
         """One line in ``statistics.jsonl``, which is private: a release's sink."""
         append_json_line(self._folder.statistics, asdict(released))
 
-    def on_evaluation(self, report: Evaluation) -> None:
+    def on_evaluation(self, report: EvaluationReport) -> None:
         """One line in the metrics, and first one in the count of evaluations."""
         append_json_line(self._looks, {"step": report.step})
         append_json_line(self._folder.metrics, asdict(report))
@@ -86,7 +86,7 @@ class TensorBoard(Reporter):
         if report.non_private_loss is not None:
             self._writer.add_scalar("non_private/loss", report.non_private_loss, report.step)
 
-    def on_evaluation(self, report: Evaluation) -> None:
+    def on_evaluation(self, report: EvaluationReport) -> None:
         """Accuracy and loss on the test data."""
         self._writer.add_scalar("test/accuracy", report.accuracy, report.step)
         self._writer.add_scalar("test/loss", report.loss, report.step)

@@ -10,7 +10,7 @@ from dpbam.errors import DPBAMError
 
 if TYPE_CHECKING:
     from dpbam.privacy.plan import PrivacyPlan
-    from dpbam.training.events import Evaluation
+    from dpbam.training.events import EvaluationReport
 
 
 class RunError(DPBAMError, ValueError):
@@ -56,7 +56,7 @@ class RunResult:
     charged: int
     epsilon: float
     delta: float
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[EvaluationReport, ...]
     seconds: float
 
     @property

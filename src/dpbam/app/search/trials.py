@@ -22,7 +22,7 @@ from dpbam.app.search.search import Search, Stage
 from dpbam.app.search.studies import StageStudy, trial_seed
 from dpbam.data import DataError
 from dpbam.privacy.ledger import Ledger
-from dpbam.training.events import Evaluation, Reporter
+from dpbam.training.events import EvaluationReport, Reporter
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -150,7 +150,7 @@ class _Reports(Reporter):
         self._trial = trial
         self._known = set(_intermediate(trial))
 
-    def on_evaluation(self, evaluation: Evaluation) -> None:
+    def on_evaluation(self, evaluation: EvaluationReport) -> None:
         """One more."""
         if evaluation.step in self._known:  # before the run was resumed
             return

@@ -1,0 +1,222 @@
+"""What a target costs: the least noise, or the most steps, within (epsilon, delta).
+
+A search on a coarse grid of the accountant comes first, since its fine grid takes long; what is
+returned was checked on the fine one, and is never above the target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from dpbam import _validate
+from dpbam.errors import ArgumentError
+from dpbam.privacy.accounting import (
+    ACCOUNTANTS,
+    Charge,
+    checked,
+    joint_noise_multiplier,
+    rough_epsilon,
+    total_epsilon,
+)
+from dpbam.privacy.rounding import up
+
+
+def noise_multiplier(
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    steps: int,
+    *,
+    accountant: str = "pld",
+    spent: Sequence[Charge] = (),
+) -> float:
+    """Return the least sigma, to a relative 1e-4, whose epsilon does not exceed the target.
+
+    What was ``spent`` before on the same data counts: all together stay within the target.
+
+    Example:
+        >>> sigma = noise_multiplier(8.0, 1e-5, 4096 / 50_000, 1000)
+        >>> round(sigma, 3)
+        1.731
+    """
+    _validate.positive("epsilon", epsilon)
+    _validate.probability("delta", delta)
+    _validate.one_of("accountant", accountant, ACCOUNTANTS)
+    _validate.count("steps", steps)
+
+    before = tuple(checked(c) for c in spent)
+    if before and (already := total_epsilon(before, delta, accountant=accountant)) >= epsilon:
+        raise ArgumentError(
+            f"earlier steps have spent epsilon {up(already)} at this delta, which leaves nothing "
+            f"of {up(epsilon)}: raise epsilon or delta, or stop here"
+        )
+
+    def charges(sigma: float) -> tuple[Charge, ...]:
+        return (*before, checked(Charge(sigma, sampling_rate, steps)))
+
+    def rough(sigma: float) -> float:
+        return rough_epsilon(charges(sigma), delta, accountant, near=epsilon)
+
+    def exact(sigma: float) -> float:
+        return total_epsilon(charges(sigma), delta, accountant=accountant)
+
+    guess = _gaussian_guess(before, charges(1.0)[-1], epsilon, delta)
+    start, slope = _coarse_sigma(rough, epsilon, guess)
+    return _polished_sigma(exact, start, epsilon, slope)
+
+
+def max_steps(
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    sampling_rate: float,
+    *,
+    accountant: str = "pld",
+) -> int:
+    """Return the most steps whose epsilon does not exceed the target.
+
+    Example:
+        >>> max_steps(8.0, 1e-5, noise_multiplier=1.731, sampling_rate=4096 / 50_000)
+        1000
+    """
+    _validate.positive("epsilon", epsilon)
+    _validate.probability("delta", delta)
+    _validate.one_of("accountant", accountant, ACCOUNTANTS)
+
+    def charges(steps: int) -> tuple[Charge, ...]:
+        return (checked(Charge(noise_multiplier, sampling_rate, steps)),)
+
+    def roughly_within(k: int) -> bool:
+        return rough_epsilon(charges(k), delta, accountant, near=epsilon) <= epsilon
+
+    def within(k: int) -> bool:
+        return total_epsilon(charges(k), delta, accountant=accountant) <= epsilon
+
+    start = _most_steps(roughly_within, 0, 1)
+    return _most_steps(within, start, max(1, start // 500))
+
+
+def remaining_noise_multiplier(joint: float, others: Sequence[float]) -> float:
+    """Return the sigma that together with ``others`` has a joint noise multiplier of ``joint``."""
+    left = joint**-2 - sum(sigma**-2 for sigma in others)
+    if left <= 0:
+        least = math.sqrt(len(others)) * joint
+        raise ArgumentError(
+            f"the statistics' noise multipliers {tuple(others)} leave nothing of the budget for "
+            f"the gradient: each must be well above {least:.3g}"
+        )
+    if not others:
+        return joint
+    sigma = 1 / math.sqrt(left)
+    while joint_noise_multiplier((sigma, *others)) < joint:  # by rounding
+        sigma *= 1 + 1e-9
+    return sigma
+
+
+def _gaussian_guess(before: Sequence[Charge], last: Charge, target: float, delta: float) -> float:
+    """Return the sigma of ``last`` at which the central limit of all steps has epsilon ``target``.
+
+    T subsampled steps tend to a Gaussian mechanism with mu^2 = q^2 T (e^(1 / sigma^2) - 1), and
+    mu^2 adds up. It is where the search starts, and never its result.
+    """
+    from scipy.optimize import brentq
+
+    def excess(log_mu: float) -> float:
+        return _gaussian_delta(math.exp(log_mu), target) - delta
+
+    mu = math.exp(brentq(excess, math.log(1e-6), math.log(1e6), xtol=1e-3))
+    used = sum(c.sampling_rate**2 * c.steps * math.expm1(c.noise_multiplier**-2) for c in before)
+    left = max(mu**2 - used, 1e-2 * mu**2)
+    return 1 / math.sqrt(math.log1p(left / (last.sampling_rate**2 * last.steps)))
+
+
+def _gaussian_delta(mu: float, epsilon: float) -> float:
+    """Return the Gaussian mechanism's Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)."""
+    from scipy.special import log_ndtr, ndtr
+
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
+
+
+def _coarse_sigma(
+    spent: Callable[[float], float], target: float, guess: float
+) -> tuple[float, float]:
+    """Return a sigma slightly above spent(sigma) = target, and d epsilon / d log sigma there.
+
+    The root is bracketed around ``guess``, then found by secants of log epsilon over log sigma,
+    which is nearly a line. Small sigmas take long, so the bracket opens by growing steps.
+    """
+    low = high = min(max(guess, 1e-3), 1e6)
+    factor = 1.1
+    while spent(high) > target:
+        low, high, factor = high, high * factor, factor**2
+        if high > 1e6:
+            raise ArgumentError(
+                "no noise multiplier up to 1e6 meets this target: raise epsilon or delta, or "
+                "train for fewer steps"
+            )
+    while spent(low) <= target:
+        if low <= 1e-3:
+            return low, -target
+        low, high, factor = low / factor, low, factor**2
+    return _between(spent, target, low, high)
+
+
+def _between(
+    spent: Callable[[float], float], target: float, low: float, high: float
+) -> tuple[float, float]:
+    """Return :func:`_coarse_sigma`'s result, given spent(low) > target >= spent(high)."""
+
+    def excess(sigma: float) -> float:
+        return math.log(max(spent(sigma), 1e-9 * target) / target)
+
+    width, left = math.inf, math.inf
+    while abs(left) > 3e-3 and high > low * (1 + 1e-4):
+        above, below, last, width = excess(low), excess(high), width, math.log(high / low)
+        share = above / (above - below) if width < last / 2 else 0.5  # bisect if secants stall
+        middle = low * math.exp(min(max(share, 0.01), 0.99) * width)
+        left = excess(middle)
+        end, low, high = (low, middle, high) if left > 0 else (high, low, middle)
+        slope = (left - excess(end)) / math.log(middle / end)  # of log epsilon over log sigma
+    return middle * math.exp(-left / min(slope, -0.1) + 2e-5), slope * target
+
+
+def _polished_sigma(
+    spent: Callable[[float], float], sigma: float, target: float, slope: float
+) -> float:
+    """Return the least sigma within the target, to a relative 1e-4, in few calls of ``spent``.
+
+    Newton's method on log sigma; ``slope`` (d epsilon / d log sigma) is first the coarse grid's,
+    then that of the last two points. The sigma that is returned was checked.
+    """
+    slope, last = min(slope, -1e-3 * target), None
+    for _ in range(8):
+        value = spent(sigma)
+        if last is not None and value != last[1] and sigma != last[0]:
+            slope = min((value - last[1]) / math.log(sigma / last[0]), -1e-3 * target)
+        move = (target - value) / slope  # of log sigma; positive: more noise is needed
+        if value <= target and -move < 1e-4:
+            return sigma
+        last = (sigma, value)
+        sigma *= math.exp(move + 2e-5)  # aim slightly inside the target
+    while spent(sigma) > target:
+        sigma *= 1 + 1e-4
+    return sigma
+
+
+def _most_steps(within: Callable[[int], bool], low: int, stride: int) -> int:
+    """Return the largest k with within(k): double the stride from ``low`` on, then bisect."""
+    if not within(low):  # cannot happen on a finer grid; safe if it should
+        return _most_steps(within, 0, 1)
+    high = low + stride
+    while within(high):
+        low, stride = high, stride * 2
+        high = low + stride
+        if high > 10**9:
+            raise ArgumentError(
+                "more than a billion steps stay within this target: check the values"
+            )
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if within(middle) else (low, middle)
+    return low

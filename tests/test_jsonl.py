@@ -1,0 +1,56 @@
+"""Files of JSON lines: appends are all or nothing, and a torn last line does no harm."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from dpbam import _jsonl
+from dpbam.errors import ArgumentError
+
+WHOLE = b'{"step": 0}\n'
+
+
+def test_an_append_that_fails_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.FileIO):
+        def write(self, data: bytes) -> int:  # type: ignore[override]
+            return super().write(data[:5])
+
+    path = tmp_path / "log.jsonl"
+    _jsonl.append(path, {"step": 0})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda self, mode, buffering: Full(self, mode))
+        with pytest.raises(OSError, match="short write"):
+            _jsonl.append(path, {"step": 1})
+    assert path.read_bytes() == WHOLE
+
+
+def test_a_torn_last_line_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(WHOLE + b'{"step": 1')
+    assert _jsonl.read(path) == [{"step": 0}]
+    assert _jsonl.read(tmp_path / "missing.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"), [(b"{", "not JSON"), (b"[1]", "not an object"), (b"[" * 10**5, "not JSON")]
+)
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes, words: str) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(WHOLE + line + b"\n")
+    with pytest.raises(ArgumentError, match=f"log.jsonl line 2 is {words}.*restore"):
+        _jsonl.read(path)
+
+
+@pytest.mark.parametrize(("complete", "kept"), [(True, WHOLE + b"tail\n"), (False, WHOLE)])
+def test_repair_completes_or_removes_the_last_line(
+    tmp_path: Path, complete: bool, kept: bytes
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(WHOLE + b"tail")
+    assert _jsonl.repair(path, lambda line: complete) == kept.splitlines()
+    assert path.read_bytes() == kept
