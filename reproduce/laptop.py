@@ -3,7 +3,7 @@
 DP-SGD's noise grows with the number of weights, so the less has to be learnt the better (Tramèr and
 Boneh 2021). Nothing that looks at CIFAR-10 is learnt here but one linear layer:
 
-1. Scattering maps of each image (:mod:`dpbam.nn.scattering`): 243 channels of 8 x 8.
+1. Scattering maps of each image (:mod:`reproduce.scattering`): 243 channels of 8 x 8.
 2. Their square root, which evens out strong and weak contrasts.
 3. Principal axes of the channels, whitened. Their covariance is measured on *synthetic* images,
    dead leaves (:func:`dead_leaves`), which have the statistics of photographs and nobody's data.
@@ -37,8 +37,8 @@ from dpbam.app.runs import RunConfig, execute
 from dpbam.app.runs.files import write_json
 from dpbam.data import DataSet, data_root, load
 from dpbam.data.base import ArrayImages
-from dpbam.nn.scattering import Scattering2d, mirrored_paths
 from dpbam.privacy.rounding import up
+from reproduce.scattering import Scattering2d, mirrored_paths
 
 CHANNELS = 48  # principal axes kept
 WHITENING = 1.0  # 0: as the axes' variances are; 1: all axes alike

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,18 +44,9 @@ def list_(json: Json = False) -> None:
 
 def fetch(name: Spec, root: Root = None) -> None:
     """Download a data set, if it is not there, and check its checksum."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
     from dpbam.data import load_pair
 
-    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        pair = load_pair(
-            name,
-            root=root,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    pair = load_pair(name, root=root, progress=sys.stderr.isatty())
     for part in pair:
         print(_describe(part))
 
@@ -71,9 +63,17 @@ def check(
 
     What it prints is about private records: for the operator, not for publication.
     """
-    from dpbam.data import check_source
+    from dpbam.data import DataError, load_pair
+    from dpbam.data import check as find_problems
 
-    problems = check_source(data, root=root, image_size=image_size, channels=channels, unit=unit)
+    try:
+        train, test = load_pair(
+            data, root=root, image_size=image_size, channels=channels, unit=unit, download=False
+        )
+    except DataError as error:
+        problems = [str(error)]
+    else:
+        problems = find_problems(train, test, unit=unit)
     if json:
         print_json({"data": data, "problems": problems})
     else:

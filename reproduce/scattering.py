@@ -1,4 +1,4 @@
-"""The scattering transform: fixed features of images, with nothing learnt and nothing private.
+"""The scattering transform: fixed features of images, neither learnt nor private.
 
 Wavelets, a modulus, wavelets again, a modulus, and a local average (Oyallon and Mallat 2015). With
 x an image, psi_{j,l} a Morlet wavelet of scale 2^j and angle pi l / L, phi a Gaussian of scale 2^J:
@@ -7,12 +7,13 @@ x an image, psi_{j,l} a Morlet wavelet of scale 2^j and angle pi l / L, phi a Ga
     S_1 = |x * psi_{j,l}| * phi                          J L maps
     S_2 = ||x * psi_{j,l}| * psi_{k,m}| * phi            j < k: L^2 J (J-1) / 2 maps
 
-Tramèr and Boneh (2021) saw that a linear classifier on these maps beats deep nets trained with
-DP-SGD at small epsilon: the noise of DP-SGD grows with the number of weights, and here few suffice.
+Tramèr and Boneh (2021) found that a linear classifier on these maps is better than deep nets
+trained with DP-SGD at small epsilon: the noise of DP-SGD grows with the number of weights, and here
+few suffice.
 
-Convolutions are products of Fourier transforms on the image, reflected at its borders. Each map is
-sampled once in a cell of 2^J x 2^J pixels, at the cell's centre, so that mirroring the image
-mirrors the maps, exactly (and swaps the angles: :func:`mirrored_paths`).
+Convolutions are products of Fourier transforms of the image, reflected at its borders. Each map is
+sampled once per cell of 2^J x 2^J pixels, at the cell's centre, so that mirroring the image mirrors
+the maps exactly (and swaps the angles: :func:`mirrored_paths`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpbam import _validate
 from dpbam.errors import ArgumentError
 
 _SIGMA = 0.8  # width of a wavelet's envelope at scale 1, in pixels
@@ -31,7 +31,7 @@ _XI = 3 * math.pi / 4  # its central frequency at scale 1
 
 
 class Scattering2d(nn.Module):
-    """Scattering of order 2: [n, c, y, x] -> [n, c P, y / 2^J, x / 2^J]; P paths a channel.
+    """Scattering of order 2: [n, c, y, x] -> [n, c P, y / 2^J, x / 2^J]; P paths per channel.
 
     Args:
         image_size: (height, width), multiples of 2^J.
@@ -46,16 +46,13 @@ class Scattering2d(nn.Module):
 
     def __init__(self, image_size: tuple[int, int], *, scales: int = 2, angles: int = 8) -> None:
         super().__init__()
-        self.scales, self.angles = (
-            _validate.count("scales", scales),
-            _validate.count("angles", angles),
-        )
+        self.scales, self.angles = scales, angles
         self.cell = 2**scales
         for side in image_size:
             if side % self.cell or side <= self.cell:
                 raise ArgumentError(
                     f"a side of {side} pixels is no multiple of 2^J = {self.cell} above it: resize "
-                    "the images, or take fewer scales"
+                    "the images, or use fewer scales"
                 )
         self._cells = tuple(side // self.cell for side in image_size)
         padded = tuple(side + 2 * self.cell for side in image_size)
@@ -157,7 +154,7 @@ def morlet(size: tuple[int, ...], j: int, theta: float) -> Tensor:
 
 
 def mirrored_paths(scales: int, angles: int) -> Tensor:
-    """Where each path's map goes when the image is mirrored left to right: angle l to -l.
+    """Return the position of each path's map when the image is mirrored: angle l goes to -l.
 
     Example:
         >>> mirrored_paths(1, 4)
