@@ -22,6 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpbam.app.report.charts import Series, lines
+from dpbam.app.report.figure import Figure
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
@@ -116,24 +119,19 @@ def write(path: Path, found: dict[str, Any]) -> None:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 4))
-    for engine, style in (("fused", "-"), ("functional", ":")):
-        for i, method in enumerate(NAMES):
-            mine = [r for r in rows if (r["engine"], r["method"]) == (engine, method)]
-            axis.errorbar(
-                [r["depth"] for r in mine], [r["seconds"] for r in mine],
-                yerr=[r["sd"] for r in mine], linestyle=style, color=f"C{i}", capsize=2,
-                label=f"{engine} {method}",
-            )  # fmt: skip
-    axis.set(xlabel="convolutions", ylabel="seconds a step")
-    axis.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    curves: dict[str, list[Row]] = {}
+    for row in rows:
+        curves.setdefault(f"{row['engine']} {row['method']}", []).append(row)
+    series = [
+        Series(
+            name, colour, [r["depth"] for r in mine], tuple(r["seconds"] for r in mine),
+            tuple(r["seconds"] - r["sd"] for r in mine),
+            tuple(r["seconds"] + r["sd"] for r in mine), style="points",
+        )
+        for colour, (name, mine) in enumerate(curves.items())
+    ]  # fmt: skip
+    panel = lines("", "convolutions", "seconds per step", series, zero=True)
+    Figure("depth", "Time of a step against depth", "", "nobody", [panel]).save(path)
 
 
 if __name__ == "__main__":

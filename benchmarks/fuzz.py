@@ -35,8 +35,8 @@ sys.path[:0] = [str(TESTS / "fuzz"), str(TESTS)]
 RESULTS = Path(__file__).with_name("results") / "fuzz.json"
 MODULES = ["app/runs/config", "app/runs/toml", "app/runs/files", "app/runs/checkpoint",
            "app/runs/budget", "app/runs/model_file", "app/audit/check", "app/report/records",
-           "privacy/ledger", "data/pickles", "data/cifar", "data/npz", "data/labels_csv",
-           "data/decode", "data/arrays"]  # fmt: skip
+           "privacy/ledger", "data/cifar", "data/npz", "data/folder", "data/decode",
+           "data/arrays"]  # fmt: skip
 FOLDER_SHARE = 0.05  # inputs of a reader of whole run folders, beside those of a single file
 KINDS = ("read", "refused", "tracebacks")
 

@@ -17,7 +17,7 @@ Measured here: noise and draws (benchmarks/results/distributed.json, this script
 there is no GPU at hand: flops, bandwidth, latency; they are options. Efficiency is compute(l) over
 W step(W).
 
-Memory a device, in bytes: parameters 4 d, clipped sum (float64) 8 d, the message 8 d, the gradient
+Bytes per device: parameters 4 d, clipped sum (float64) 8 d, the message 8 d, the gradient
 4 d, the optimiser (NAdam) 8 d, an average of the weights 4 d; on the leader 24 d more while it
 draws the noise, divides and sends. Activations of one physical batch are apart, and are chosen to
 fit (``oracle.fit``).
@@ -112,10 +112,10 @@ def main() -> None:
     options = parser.parse_args()
     noise = json.loads(CONSTANTS.read_text())["noise_seconds_a_coordinate"]["standard"]
     draw = draw_seconds()
-    print(f"noise {noise:.2e} s a coordinate, draws {draw:.1e} s a unit (measured); "
+    print(f"noise {noise:.2e} s per coordinate, draws {draw:.1e} s per unit (measured); "
           f"{options.flops:.2g} FLOP/s, {options.bandwidth:.2g} B/s, {options.latency:.2g} s "
           "(assumed)")  # fmt: skip
-    header = ["GPUs", "GB a step", "GB a device", "compute, s", "messages, s", "step, s",
+    header = ["GPUs", "GB per step", "GB per device", "compute, s", "messages, s", "step, s",
               "efficiency", "step, noise sliced, s", "efficiency"]  # fmt: skip
     for job in JOBS:
         print(f"\n{job.name}: l = {job.batch}\n")

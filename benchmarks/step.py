@@ -26,6 +26,9 @@ from typing import Any
 import torch
 from steps import step
 
+from dpbam.app.report.charts import quantity, text
+from dpbam.app.report.figure import Figure, Panel
+
 HERE = Path(__file__).parent
 OURS = [("fused", m) for m in ("dp-sgd", "dp-sat", "bam", "bam-exact")]
 FUNCTIONAL = [("functional", m) for m in ("dp-sgd", "bam", "bam-exact")]
@@ -157,23 +160,23 @@ def save(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
+    private = [r for r in rows if r["engine"] != "non-private"]
+    nets = dict.fromkeys(r["net"] for r in rows)
+    panels = [bars(net, [r for r in private if r["net"] == net]) for net in nets]
+    Figure("step", "Time of a private step", "", "nobody", panels).save(path)
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    nets = list(dict.fromkeys(r["net"] for r in rows))
-    figure, axes = plt.subplots(1, len(nets), figsize=(4 * len(nets), 4), squeeze=False)
-    for axis, net in zip(axes[0], nets, strict=True):
-        mine = [r for r in rows if r["net"] == net and r["engine"] != "non-private"]
-        names = [f"{r['engine']} {r['method']}" for r in mine]
-        colours = ["tab:blue" if r["engine"] == "fused" else "tab:grey" for r in mine]
-        axis.barh(names, [r["ratio"] for r in mine], color=colours)
-        axis.axvline(1.0, color="black", linewidth=0.8)
-        axis.set(title=net, xlabel="times the non-private step", xscale="log")
-        axis.invert_yaxis()
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+def bars(net: str, mine: list[dict[str, Any]]) -> Panel:
+    rows = [{"name": f"{r['engine']} {r['method']}", "ratio": r["ratio"], "engine": r["engine"]}
+            for r in mine]  # fmt: skip
+    scale = {"type": "log", "nice": False}
+    ratio = quantity("ratio", title="times the non-private step", scale=scale)
+    view = {
+        "height": {"step": 18},
+        "encoding": {"y": text("name", sort=None, title=None), "color": text("engine")},
+        "layer": [{"mark": "bar", "encoding": {"x": ratio, "x2": {"datum": 1}}}],
+    }
+    return Panel(net, ("name", "ratio", "engine"), rows, view)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpbam import BAM, DPSAT, DPSGD, Compute, Method, PrivacyPlan, PrivateGradientOracle
 from dpbam.batches import LogicalBatch
 from dpbam.engines import ENGINES as ALL_ENGINES
-from dpbam.engines.fitting import MOST_ROWS
+from dpbam.engines.memory import MOST_ROWS
 from dpbam.loading import PoissonBatches
 
 ENGINES = [name for name in ALL_ENGINES if name != "auto"]

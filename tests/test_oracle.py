@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbam import BAM, DPSAT, DPSGD, Compute, Method, PrivateGradientOracle
-from dpbam.engines.fitting import LOOP_ROWS, MOST_ROWS
+from dpbam.engines.memory import LOOP_ROWS, MOST_ROWS
 from dpbam.methods import SAM, SGD
 from dpbam.params import add, unit_vector
 from dpbam.privacy.randomness import keyed_uniform

@@ -86,7 +86,7 @@ def test_a_scalar_loss_is_refused(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_loss_of_another_shape_is_refused(engine: str) -> None:
     model, (x, y) = smooth_net(), samples(4)
-    with pytest.raises(ValueError, match=r"one value a sample.*flatten\(1\)\.mean\(1\)"):
+    with pytest.raises(ValueError, match=r"one value per sample.*flatten\(1\)\.mean\(1\)"):
         one_step(model, private_plan(), x, y, loss=lambda out, y: out, engine=engine)
 
 

@@ -20,7 +20,8 @@ import sys, zipfile
 names = zipfile.ZipFile(sys.argv[1]).namelist()
 stray = [n for n in names if not n.startswith(("dpbam/", "dpbam-"))]
 assert not stray, stray
-missing = {"dpbam/py.typed", "dpbam/app/report/templates/report.html.j2"} - set(names)
+templates = {f"dpbam/app/report/templates/{name}" for name in ("report.html.j2", "page.js")}
+missing = {"dpbam/py.typed", *templates} - set(names)
 assert not missing, missing
 PY
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests" / "engines"))
 
 
 def row(name: str) -> str:
-    """| model | fused | functional | loop |, each "yes", "no", or what is served of the methods."""
+    """| model | fused | functional | loop |, each "yes", "no", or the methods supported."""
     import catalogue
 
     cells = []
@@ -44,7 +44,7 @@ def rows_of(page: str) -> dict[str, str]:
 
 
 def table(rows: dict[str, str]) -> str:
-    """All rows by kind, with a line on how many each engine serves."""
+    """All rows by kind, with the number that each engine supports."""
     import catalogue
 
     parts = []
@@ -60,7 +60,7 @@ def _counts(rows: dict[str, str]) -> str:
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in rows.values()]
     whole = [sum(c[k + 1] == "yes" for c in cells) for k in range(len(ENGINES))]
     each = ", ".join(f"{e} {n}" for e, n in zip(ENGINES, whole, strict=True))
-    return f"Of {len(cells)} models, all four methods are served by: {each}."
+    return f"Of {len(cells)} models, all four methods are supported by: {each}."
 
 
 def filled(page: str, names: list[str]) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
 from dpbam.engines import Loss, PhysicalBatch, make_engine
-from dpbam.engines.fitting import LIMIT_BYTES, MOST_ROWS, Fit, fit_rows
+from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS, Fit, fit_rows
 from dpbam.methods import DPSGD, Method
 from dpbam.params import Params, device_of, trainable, zeros
 from dpbam.privacy.clipping import unclipped

@@ -28,7 +28,7 @@ from dpbam.checks import (
 from dpbam.compute import Computation, Compute
 from dpbam.distributed import Ranks
 from dpbam.engines import Engine, Loss
-from dpbam.engines.fitting import Fit
+from dpbam.engines.memory import Fit
 from dpbam.errors import ArgumentError
 from dpbam.loading import PoissonBatches
 from dpbam.methods import DPSGD, Method

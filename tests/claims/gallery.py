@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import os
-import pickle
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping
@@ -38,7 +37,7 @@ from dpbam.app.audit import Target, audit
 from dpbam.app.audit.accountant import bracket
 from dpbam.app.cli import progress
 from dpbam.app.runs import ConfigError, RunError, load_run_model, own_code
-from dpbam.data import DataError, pickles
+from dpbam.data import DataError, npz
 from dpbam.privacy import accounting, ledger, secure_noise
 from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import Ledger
@@ -206,13 +205,13 @@ def half_the_rate(real: Any) -> Any:
     )
 
 
-def check_pickles_run_nothing() -> None:
-    """A batch file that asks for a call is refused, and the call is not made."""
+def check_arrays_run_nothing() -> None:
+    """An .npz file whose array asks for a call is refused, and the call is not made."""
     with tempfile.TemporaryDirectory() as folder:
-        path, mark = Path(folder) / "data_batch_1", Path(folder) / "mark"
-        path.write_bytes(pickle.dumps(_Hostile(str(mark))))
+        path, mark = Path(folder) / "set.npz", Path(folder) / "mark"
+        np.savez(path, images=np.array([_Hostile(str(mark))], dtype=object), labels=[0])
         with contextlib.suppress(DataError):
-            pickles.load_batch(path)
+            npz.NpzFile(path, Path(folder)).images("images")
         assert not mark.exists(), "the file's own code was run"
 
 
@@ -225,7 +224,7 @@ class _Hostile:
 
 
 def trusting(real: Any) -> Any:
-    return pickle._Unpickler.find_class
+    return lambda file, name: np.load(file.path, allow_pickle=True)[name]
 
 
 def check_files_run_no_code() -> None:
@@ -289,8 +288,8 @@ OTHERS = {
     "an accountant with half the rate": Mistake(
         check_second_accountant, accounting, "_on_grid", half_the_rate
     ),
-    "a pickle that may call anything": Mistake(
-        check_pickles_run_nothing, pickles._Unpickler, "find_class", trusting
+    "an array that may call anything": Mistake(
+        check_arrays_run_nothing, npz.NpzFile, "read", trusting
     ),
     "a model file that may call anything": Mistake(
         check_files_run_no_code, own_code, "names_code", no_code_at_all

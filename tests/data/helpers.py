@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import pickle
-import struct
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -45,48 +42,14 @@ def tar_of(files: dict[str, bytes], path: Path) -> str:
     return hashlib.md5(path.read_bytes()).hexdigest()
 
 
-def python2_pickle(entries: dict[str, Any]) -> bytes:
-    """A dict as Python 2's cPickle wrote it, as in the official CIFAR archives.
-
-    Values are lists of ints or uint8 arrays [N, K].
-    """
-    out = b"\x80\x02}("
-    for key, value in entries.items():
-        out += _string(key.encode())
-        out += _array(value) if isinstance(value, np.ndarray) else _list(value)
-    return out + b"u."
-
-
-def _string(raw: bytes) -> bytes:
-    return b"T" + struct.pack("<i", len(raw)) + raw
-
-
-def _int(value: int) -> bytes:
-    return b"J" + struct.pack("<i", value)
-
-
-def _list(values: list[int]) -> bytes:
-    return b"](" + b"".join(_int(v) for v in values) + b"e"
-
-
-def _array(value: np.ndarray) -> bytes:
-    empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + _int(0) + b"\x85"
-    dtype = b"cnumpy\ndtype\n" + _string(b"u1") + _int(0) + _int(1) + b"\x87R("
-    dtype += _int(3) + _string(b"|") + b"NNN" + _int(-1) + _int(-1) + _int(0) + b"tb"
-    shape = _int(value.shape[0]) + _int(value.shape[1]) + b"\x86"
-    made = empty + _string(b"b") + b"\x87R(" + _int(1) + shape + dtype + b"\x89"
-    return made + _string(value.tobytes()) + b"tb"
-
-
-def write_imagenet32(folder: Path, per_file: int = 4, protocol: int = 4) -> np.ndarray:
-    """The eleven batch files; returns the training pixels."""
+def write_imagenet32(folder: Path, per_file: int = 4) -> np.ndarray:
+    """The eleven files; returns the training pixels."""
     folder.mkdir(parents=True, exist_ok=True)
     everything = []
     for k, name in enumerate([*(f"train_data_batch_{i}" for i in range(1, 11)), "val_data"]):
         pixels = random_pixels(per_file, seed=k)
         labels = [(k * per_file + i) % 1000 + 1 for i in range(per_file)]
-        batch = {"data": pixels, "labels": labels, "mean": pixels.mean(0)}
-        (folder / name).write_bytes(pickle.dumps(batch, protocol=protocol))
+        np.savez(folder / f"{name}.npz", data=pixels, labels=labels, mean=pixels.mean(0))
         everything.append(pixels)
     return np.concatenate(everything[:-1]).reshape(-1, 3, 32, 32)
 

@@ -89,7 +89,7 @@ def test_a_class_may_be_missing_from_one_split():
         ([0, 1, 10**12], r"skip 2, 3, 4, 5, 6, \.\.\."),
         ([0, -1, 1], "out of range: record 1 has -1"),
         ([0.0, 1.0, 0.0], "float64, but must be whole numbers"),
-        ([[0, 1], [1, 0], [1, 1]], "2 values a record: sets with several labels"),
+        ([[0, 1], [1, 0], [1, 1]], "2 values per record: only one label"),
         (np.zeros((3, 1, 1), int), r"must be \[N\]"),
         (np.array([0, "a", None], dtype=object), "object, but must be"),
     ],
@@ -116,5 +116,5 @@ def test_columns_hold_numbers_or_strings():
     assert data.columns["id"].tolist() == ["x", "y"]
     with pytest.raises(DataError, match=r"arrays: who must hold one number or string"):
         from_arrays(images, [0, 1], columns={"who": np.array([None, 1], dtype=object)})
-    with pytest.raises(DataError, match=r"one number or string a record"):
+    with pytest.raises(DataError, match=r"one number or string per record"):
         from_arrays(images, [0, 1], columns={"who": np.zeros((2, 2))})

@@ -193,7 +193,7 @@ def test_an_empty_batch():
 
 
 def test_keys_must_match():
-    with pytest.raises(ValueError, match=r"one key a row: 3 rows, keys \(2,\)"):
+    with pytest.raises(ValueError, match=r"one key per row: 3 rows, keys \(2,\)"):
         ShiftFlip()(images(3), keys(2))
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpbam.data import check, check_source, from_arrays, load_pair
+from dpbam.data import check, from_arrays, load_pair
 
 from .helpers import random_pixels, write_image
 
@@ -47,7 +47,7 @@ def test_units_in_both_sets():
     train = scans(4, 0, "train", columns={"who": list("aabb")})
     test = scans(2, 1, "test", columns={"who": list("bc")})
     assert check(train, test, unit="who") == ["train and test share 1 value of 'who' (b)"]
-    assert check(train, test) == []
+    assert check(train, test) == check(train, test, unit="record") == []
     others = scans(2, 1, "test", columns={"who": list("cd")})
     assert check(train, others, unit="who") == []
 
@@ -61,4 +61,3 @@ def test_broken_test_images_are_found_too(tmp_path):
     problems = check(*load_pair(str(tmp_path)))
     assert len(problems) == 1
     assert str(bad) in problems[0]
-    assert check_source(str(tmp_path)) == problems

@@ -117,7 +117,7 @@ def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch, factor):
 
 def test_sixteen_bits_are_refused_rather_than_clipped(tmp_path):
     Image.fromarray(np.full((8, 8), 4000, np.uint16)).save(tmp_path / "ct.png")
-    with pytest.raises(DataError, match=r"ct\.png has more than 8 bits a pixel .* convert it"):
+    with pytest.raises(DataError, match=r"ct\.png has more than 8 bits per pixel .* convert it"):
         files(tmp_path, ["ct.png"]).read(np.array([0]))
 
 
@@ -142,7 +142,7 @@ def test_the_common_format_of_a_set(tmp_path):
     assert of(0, 1, 5) == ((6, 10), 3)
     assert of(0, 6, image_size=(4, 4)) == ((4, 4), 1)
     assert of(0, 5, channels=1) == ((6, 10), 1)
-    with pytest.raises(DataError, match=r"set differ in size \(6x7, 6x10\): say with --image-size"):
+    with pytest.raises(DataError, match=r"set differ in size \(6x7, 6x10\): pass --image-size"):
         of(0, 6)
 
 

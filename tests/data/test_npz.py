@@ -96,12 +96,46 @@ def test_large_images_are_memory_mapped(tmp_path, data_folder, monkeypatch):
     assert copy.stat().st_mode & 0o077 == 0
 
 
+def test_copied_once_and_again_when_the_file_changes(tmp_path, monkeypatch):
+    copies = []
+    unpack = npz_module.NpzFile._unpack
+
+    def counted(self, name, to):
+        copies.append(to)
+        unpack(self, name, to)
+
+    monkeypatch.setattr(npz_module.NpzFile, "_unpack", counted)
+    path = tmp_path / "x.npz"
+    for values, expected in (([1, 2], 1), ([1, 2], 1), ([1, 2, 3], 2)):
+        if len(copies) < expected:
+            np.savez(path, a=values, b=[0])
+        mapped = npz_module.NpzFile(path, tmp_path).mapped("a")
+        assert isinstance(mapped.base, np.memmap)
+        assert mapped.tolist() == values
+        assert len(copies) == expected
+    npz_module.NpzFile(path, tmp_path).mapped("b")
+    assert len(copies) == 3
+    assert all(not path.exists() for path in copies)  # they were temporary
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    def full(source, file, size):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    np.savez(tmp_path / "x.npz", a=[1, 2])
+    monkeypatch.setattr(npz_module.shutil, "copyfileobj", full)
+    with pytest.raises(DataError, match=r"cannot write .*: No space left on device"):
+        npz_module.NpzFile(tmp_path / "x.npz", tmp_path).mapped("a")
+    assert list((tmp_path / "converted").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"train_images": random_pixels(20, 0, (28, 28)) / 255}, "float64, but must be uint8"),
         ({"train_images": random_pixels(20)}, r"shape \[20, 3072\]"),
-        ({"train_labels": np.zeros((20, 14), np.uint8)}, "x.npz/train have 14 values a record"),
+        ({"train_labels": np.zeros((20, 14), np.uint8)}, "x.npz/train have 14 values per record"),
         ({"train_labels": np.arange(19) % 2}, "20 images but 19 labels"),
         ({"train_labels": np.arange(20) % 2 * 5}, "skip 2, 3, 4"),
         ({"train_labels": np.arange(20) % 2 - 1}, "record 0 has -1"),

@@ -72,5 +72,5 @@ def test_engines_agree_with_the_loop_engine(name: str, method: str) -> None:
     check(name, method)
 
 
-def test_there_are_eighty_models() -> None:
+def test_catalogue_has_eighty_models() -> None:
     assert len(load()) >= 80

@@ -17,8 +17,8 @@ from torch.func import grad, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from dpbam.engines.draws import REFUSED, SERVED, KeyedDraws, OnlyKeyedDraws
-from dpbam.engines.recurrent import DECOMPOSED
+from dpbam.engines.decomposed.recurrent import DECOMPOSED
+from dpbam.engines.draws import KEYED, REFUSED, KeyedDraws, OnlyKeyedDraws
 from dpbam.privacy.randomness import derive, keyed_bits, keyed_uniform
 
 N = 5
@@ -235,7 +235,7 @@ def test_normal_draws_follow_the_normal_distribution() -> None:
     assert (torch.special.ndtr(1.05 * values) - ranks).abs().max() > 1.95 / math.sqrt(MANY)
 
 
-def test_exponential_and_uniform_draws_stay_inside() -> None:
+def test_exponential_and_uniform_draws_are_within_their_range() -> None:
     """Gumbel takes the logarithm of an exponential draw; half precision must not round to 1."""
     assert (draw(lambda: torch.empty(1 << 22).exponential_()) > 0).all()
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
@@ -321,7 +321,7 @@ def test_decomposed_multi_head_equals_torch(batched: bool, padding: bool, mask: 
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_recurrent_dropout_is_the_same_whichever_mode_decomposes() -> None:
+def test_recurrent_dropout_does_not_depend_on_the_decomposing_mode() -> None:
     """The loop engine runs torch's LSTM, the others the decomposed one."""
 
     class Decompose(TorchFunctionMode):
@@ -349,14 +349,14 @@ OFF: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", OFF)
-def test_what_draws_nothing_is_torchs_own(name: str) -> None:
+def test_calls_without_draws_return_torchs_result(name: str) -> None:
     f, (x, keys) = OFF[name], batch()
     with KeyedDraws(keys[0]):
         got = f(x)
     assert torch.equal(got, f(x))
 
 
-def test_dropping_all_gives_zero() -> None:
+def test_dropout_with_p_1_gives_zero() -> None:
     x = torch.ones(4)
     with KeyedDraws(KEYS[0]):
         for out in F.dropout(x, 1.0), F.alpha_dropout(x, 1.0, True):
@@ -401,7 +401,7 @@ def again(x: Tensor, p: float) -> Tensor:
     [torch.autograd.backward, torch.autograd.grad, Tensor.backward],
     ids=["autograd.backward", "autograd.grad", "Tensor.backward"],
 )
-def test_dropout_in_a_part_that_backward_runs_again_is_refused(backward: Any) -> None:
+def test_dropout_in_a_recomputed_segment_is_refused(backward: Any) -> None:
     x = torch.ones(4, 3, requires_grad=True)
     given = (x,) if backward is torch.autograd.grad else ()
     with OnlyKeyedDraws(), KeyedDraws(KEYS[0]):
@@ -411,7 +411,7 @@ def test_dropout_in_a_part_that_backward_runs_again_is_refused(backward: Any) ->
             backward(total, *given)
 
 
-def test_draws_that_no_name_shows_are_refused() -> None:
+def test_draws_by_operators_called_directly_are_refused() -> None:
     with OnlyKeyedDraws(), pytest.raises(ValueError, match="cannot be keyed"):
         torch.rand(3)
     with OnlyKeyedDraws(), KeyedDraws(KEYS[0]):
@@ -432,7 +432,7 @@ def test_skipping_a_layer_with_probability_zero_runs_under_vmap() -> None:
     assert 5 < sum(alone) < 35
 
 
-def test_the_sign_of_a_draw_that_was_changed_is_looked_at() -> None:
+def test_comparison_of_a_modified_draw_uses_its_values() -> None:
     def signs(x: Tensor) -> Tensor:
         changed, viewed = torch.rand(9), torch.rand(9)
         changed.sub_(1)
@@ -448,9 +448,9 @@ def test_the_sign_of_a_draw_that_was_changed_is_looked_at() -> None:
     assert (vmap(lambda x, key: row(signs, x, key))(x, keys) == wanted).all()
 
 
-def test_every_random_operator_of_torch_is_served_or_refused() -> None:
+def test_every_random_operator_of_torch_is_keyed_or_refused() -> None:
     """Torch tags them; those of one backend that torch calls by itself have no public name."""
-    handled = {getattr(f, "__name__", "") for f in {*SERVED, *REFUSED, *DECOMPOSED}}
+    handled = {getattr(f, "__name__", "") for f in {*KEYED, *REFUSED, *DECOMPOSED}}
     handled |= {"scaled_dot_product_attention"}
     tagged = set()
     for name in torch._C._dispatch_get_all_op_names():

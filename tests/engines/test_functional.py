@@ -1,4 +1,4 @@
-"""The reference engine against autograd on one unit alone."""
+"""The functional engine against autograd on one unit alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def made(name: str) -> tuple[nn.Module, object, Tensor]:
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, for bilinear layers
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", sorted(set(ZOO) - SLOW))
-def test_directions_are_those_of_one_unit_alone(name: str, method: str) -> None:
+def test_directions_equal_those_of_one_unit_alone(name: str, method: str) -> None:
     model, inputs, targets = made(name)
     batch = make_batch(inputs, targets, ROWS, dtype=torch.float64)
     chosen, lam = METHODS[method]
@@ -54,7 +54,7 @@ def engine_and_batch(per_unit: int | list[int]) -> tuple[FunctionalEngine, Physi
 
 @pytest.mark.parametrize("per_unit", [2, [1, 3, 2, 2], [5, 1, 1, 1]])
 @pytest.mark.parametrize("name", ["mlp", "dropout"])
-def test_several_rows_a_unit(name: str, per_unit: int | list[int]) -> None:
+def test_units_with_several_rows_equal_the_reference(name: str, per_unit: int | list[int]) -> None:
     """Ragged units are padded with rows of weight zero, which change nothing."""
     model, inputs, targets = made(name)
     batch = make_batch(inputs, targets, ROWS, per_unit, dtype=torch.float64)
@@ -65,20 +65,7 @@ def test_several_rows_a_unit(name: str, per_unit: int | list[int]) -> None:
         assert torch.allclose(total[key], sum(d[key] for d in expected), atol=1e-10)
 
 
-def test_a_factor_of_zero_removes_even_nan() -> None:
-    engine, batch = engine_and_batch(1)
-    inputs = batch.inputs.clone()
-    inputs[3] = torch.nan
-    bad = PhysicalBatch(inputs, batch.targets, batch.unit, batch.units, batch.weights, batch.keys)
-    directions = engine.directions(bad, DPSGD(), 0.0)
-    assert directions.norms().isnan().tolist() == [[i == 3 for i in range(ROWS)]]
-    factors = torch.ones(1, ROWS)
-    assert all(bool(t.isnan().any()) for t in directions.weighted_sum(factors).values())
-    factors[0, 3] = 0
-    assert all(bool(t.isfinite().all()) for t in directions.weighted_sum(factors).values())
-
-
-def test_inner_products_and_plain_gradients() -> None:
+def test_inner_products_equal_those_of_single_gradients() -> None:
     engine, batch = engine_and_batch(1)
     directions = engine.directions(batch, BAM(0.3), 0.3, plain=True)
     plain = engine.directions(batch, DPSGD(), 0.0)
@@ -88,19 +75,6 @@ def test_inner_products_and_plain_gradients() -> None:
     each = [plain.weighted_sum(row[None]) for row in torch.eye(ROWS)]
     expected = [sum(float((d[k] * vector[k]).sum()) for k in d) for d in each]
     assert plain.inner(vector).tolist() == pytest.approx(expected)
-
-
-def test_norms_by_clipping_group() -> None:
-    model, inputs, targets = made("mlp")
-    batch = make_batch(inputs, targets, ROWS, dtype=torch.float64)
-    names = [n for n, _ in model.named_parameters()]
-    groups = {n: i % 2 for i, n in enumerate(names)}
-    split = FunctionalEngine(model, loss, groups).directions(batch, DPSGD(), 0.0)
-    whole = FunctionalEngine(model, loss).directions(batch, DPSGD(), 0.0)
-    assert split.norms().shape == (2, ROWS)
-    assert torch.allclose(split.norms().norm(dim=0), whole.norms()[0])
-    only = split.weighted_sum(torch.tensor([[1.0], [0.0]]).expand(2, ROWS))
-    assert [bool(only[n].any()) for n in names] == [groups[n] == 0 for n in names]
 
 
 class Mixing(nn.Module):
@@ -114,7 +88,7 @@ class Mixing(nn.Module):
         return self.head(x - x.mean(0, keepdim=True))
 
 
-def test_the_model_never_sees_two_units_together() -> None:
+def test_batch_mean_is_that_of_one_row() -> None:
     batch = make_batch(torch.randn(ROWS, 6), torch.arange(ROWS) % 3, ROWS)
     directions = FunctionalEngine(Mixing(), loss).directions(batch, DPSGD(), 0.0)
     each = directions.weighted_sum(torch.ones(1, ROWS))
@@ -167,7 +141,7 @@ def test_a_layer_that_keeps_state_is_refused() -> None:
     assert not model.seen.any()
 
 
-def test_call_model_and_loss_shapes() -> None:
+def test_call_model_unpacks_inputs_and_loss_shapes_are_checked() -> None:
     assert call_model(lambda a, b: (a, b), (1, 2)) == (1, 2)
     assert call_model(lambda a, b: (a, b), {"b": 2, "a": 1}) == (1, 2)
     assert call_model(lambda a: a, 5) == 5
@@ -177,7 +151,7 @@ def test_call_model_and_loss_shapes() -> None:
         per_row_loss(lambda out, y: out, ones, None, 2)
 
 
-def test_a_method_of_ones_own_runs_on_it() -> None:
+def test_custom_method_is_supported() -> None:
     class Half(Method):
         name = "half"
 

@@ -60,7 +60,7 @@ MIXING = {
 
 @pytest.mark.parametrize("code", MIXING)
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_that_a_model_would_mix_are_seen_alone(code: str, method: str) -> None:
+def test_models_that_mix_rows_run_on_each_row_alone(code: str, method: str) -> None:
     torch.manual_seed(0)
     model = Wrapped(MIXING[code]).double()
     data = make_batch(torch.randn(5, 4).double(), torch.arange(5) % 3, 5, dtype=torch.float64)
@@ -68,7 +68,7 @@ def test_rows_that_a_model_would_mix_are_seen_alone(code: str, method: str) -> N
     assert max(found.values()) < 1e-9, found
 
 
-def test_apart_is_not_refused() -> None:
+def test_operations_within_a_row_are_supported() -> None:
     for code in (lambda x: x - x.mean(1, keepdim=True), lambda x: x.softmax(1), torch.tanh):
         model = Wrapped(code)
         data = make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5)
@@ -94,16 +94,14 @@ class Sequence(nn.Module):
     ],
     ids=["batch norm", "instance norm"],
 )
-def test_a_layer_that_mixes_or_keeps_samples_is_refused_by_name(
-    layer: nn.Module, word: str
-) -> None:
+def test_batch_norm_and_running_statistics_are_refused_by_name(layer: nn.Module, word: str) -> None:
     with pytest.raises(UnsupportedModelError, match=word):
         FusedEngine(Sequence(layer), CROSS).directions(
             make_batch(torch.randn(5, 5, 4), torch.arange(5) % 3, 5), DPSGD(), 0.0
         )
 
 
-def test_a_use_that_torch_cannot_show_is_refused() -> None:
+def test_custom_autograd_function_is_refused() -> None:
     class Double(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -147,7 +145,7 @@ def test_an_input_overwritten_later_is_refused() -> None:
         )
 
 
-def test_a_method_of_ones_own_is_refused() -> None:
+def test_custom_method_is_refused() -> None:
     class Odd(Method):
         name = "odd"
 
@@ -158,72 +156,10 @@ def test_a_method_of_ones_own_is_refused() -> None:
         FusedEngine(net(), CROSS).directions(batch(), Odd(0.1), 0.1)
 
 
-# --- bad numbers
+# --- weights, dtypes, state
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("method", [DPSGD(), EXACT, BAM(0.3)], ids=["dp-sgd", "exact", "ascent"])
-def test_a_bad_unit_shows_in_its_own_norm_and_factor_zero_removes_it(
-    method: Method, value: float
-) -> None:
-    model, data = net(), batch()
-    data.inputs[2] = value
-    lam = 0.0 if isinstance(method, DPSGD) else 0.3
-    engine = FusedEngine(model, CROSS)
-    handle = engine.directions(data, method, lam)
-    bad = ~handle.norms()[0].isfinite()
-    assert bad.tolist() == [False, False, True, False, False, False]
-    factors = torch.where(bad, 0.0, 1.0)[None]
-    total = handle.weighted_sum(factors)
-    keep = [0, 1, 3, 4, 5]
-    rest = engine.directions(
-        make_batch(data.inputs[keep], data.targets[keep], 5), method, lam
-    ).weighted_sum(torch.ones(1, 5))
-    torch.testing.assert_close(total, rest, rtol=1e-4, atol=1e-5)
-
-
-def test_all_units_removed_gives_zeros() -> None:
-    handle = FusedEngine(net(), CROSS).directions(batch(), EXACT, 0.3)
-    assert all((t == 0).all() for t in handle.weighted_sum(torch.zeros(1, 6)).values())
-
-
-@pytest.mark.parametrize("method", [EXACT, BAM(0.3)], ids=["exact", "ascent"])
-def test_a_unit_with_zero_gradient_gives_zeros_not_nan(method: Method) -> None:
-    model = net()
-
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        return CROSS(output, target) * (target != 2)
-
-    handle = FusedEngine(model, loss).directions(batch(), method, 0.3)
-    norms = handle.norms()[0]
-    assert norms.isfinite().all()
-    assert (norms == 0).tolist() == [False, False, True, False, False, True]
-    assert all(t.isfinite().all() for t in handle.weighted_sum(torch.ones(1, 6)).values())
-
-
-# --- groups, weights, dtypes, state
-
-
-@pytest.mark.parametrize("method", [DPSGD(), EXACT, BAM(0.3)], ids=["dp-sgd", "exact", "ascent"])
-def test_norms_and_factors_go_by_clipping_group(method: Method) -> None:
-    model, data = net(), batch(6, 2)
-    names = [n for n, _ in model.named_parameters()]
-    groups = {n: i % 3 for i, n in enumerate(names)}
-    lam = 0.0 if isinstance(method, DPSGD) else 0.3
-    flat = FusedEngine(model, CROSS).directions(data, method, lam)
-    grouped = FusedEngine(model, CROSS, groups).directions(data, method, lam)
-    assert grouped.norms().shape == (3, 3)
-    torch.testing.assert_close(grouped.norms().square().sum(0), flat.norms()[0].square())
-    only = torch.zeros(3, 3)
-    only[1] = 1.0
-    total = grouped.weighted_sum(only)
-    whole = flat.weighted_sum(torch.ones(1, 3))
-    for name in names:
-        expected = whole[name] if groups[name] == 1 else torch.zeros_like(whole[name])
-        torch.testing.assert_close(total[name], expected)
-
-
-def test_frozen_parameters_are_left_out_and_nothing_is_left_behind() -> None:
+def test_frozen_parameters_are_left_out_and_the_model_is_unchanged() -> None:
     model = net()
     model[0].requires_grad_(False)
     before = {n: (p.requires_grad, p.clone()) for n, p in model.named_parameters()}
@@ -237,7 +173,7 @@ def test_frozen_parameters_are_left_out_and_nothing_is_left_behind() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_a_forward_that_fails_leaves_nothing_behind() -> None:
+def test_failed_forward_leaves_the_model_and_torch_unchanged() -> None:
     model = Wrapped(lambda x: x @ torch.ones(3, 3))
     with pytest.raises(RuntimeError):
         FusedEngine(model, CROSS).directions(
@@ -263,7 +199,7 @@ def test_bfloat16_activations_have_float32_norms(method: Method) -> None:
         assert (t - wanted).norm() < 0.1 * wanted.norm() + 1e-3
 
 
-def test_weights_of_rows_are_a_units_shares() -> None:
+def test_row_weights_weight_the_losses_of_a_unit() -> None:
     model, data = net().double(), batch(4, [1, 3], torch.randn(4, 2, 4, 4).double())
     data = make_batch(data.inputs, data.targets, 4, [1, 3], dtype=torch.float64)
     data.weights[:] = torch.tensor([1.0, 0.2, 0.3, 0.5])
@@ -294,7 +230,7 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("rows", [1, 3, 4, 6])  # 3 and 4: sizes that other axes have too
-def test_rows_are_found_wherever_they_are(method: str, rows: int) -> None:
+def test_directions_are_right_for_rows_on_any_axis(method: str, rows: int) -> None:
     torch.manual_seed(0)
     model = Odd().double()
     data = make_batch(
@@ -304,7 +240,7 @@ def test_rows_are_found_wherever_they_are(method: str, rows: int) -> None:
     assert max(found.values()) < 1e-9, found
 
 
-def test_one_engine_serves_batches_of_any_size() -> None:
+def test_one_engine_computes_batches_of_different_sizes() -> None:
     model = net().double()
     engine = FusedEngine(model, CROSS)
     for rows in (1, 5, 2, 8):
@@ -317,7 +253,7 @@ def test_one_engine_serves_batches_of_any_size() -> None:
 
 @pytest.mark.parametrize("side", [2, 8])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_low_memory_limit_changes_nothing_but_the_way(method: str, side: int) -> None:
+def test_directions_do_not_depend_on_the_memory_limit(method: str, side: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.Mish(), nn.Conv2d(4, 4, 3), nn.Flatten()
@@ -333,7 +269,7 @@ def test_a_low_memory_limit_changes_nothing_but_the_way(method: str, side: int) 
         assert max(found.values()) < 1e-9, (limit, found)
 
 
-def test_a_rule_of_ones_own() -> None:
+def test_documented_custom_rule_gives_exact_directions() -> None:
     """The example of the documentation."""
 
     def scaled(x: Tensor, weight: Tensor) -> Tensor:
@@ -370,7 +306,7 @@ def test_a_rule_of_ones_own() -> None:
     assert max(found.values()) < 1e-9
 
 
-def test_the_reference_itself_is_not_the_plain_gradient() -> None:
+def test_reference_distinguishes_exact_bam_from_the_plain_gradient() -> None:
     """A check of the check: BAM's directions are not DP-SGD's, by far more than the tolerance."""
     model, data = net().double(), batch(4, 1, torch.randn(4, 2, 4, 4).double())
     data = make_batch(data.inputs, data.targets, 4, dtype=torch.float64)

@@ -113,7 +113,7 @@ def test_padding_modes(mode: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("padding", ["same", "valid"])
-def test_padding_in_words_with_an_even_kernel(padding: str) -> None:
+def test_same_padding_with_an_even_kernel(padding: str) -> None:
     agree(nn.Conv1d(2, 3, 4, padding=padding), torch.randn(ROWS, 2, 6), nn.Conv1d(2, 2, 1))
 
 
@@ -231,7 +231,7 @@ class OwnAttention(nn.Module):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_of_ones_own(causal: bool) -> None:
+def test_custom_attention(causal: bool) -> None:
     agree(OwnAttention(causal), torch.randn(ROWS, 5, 6), nn.Linear(6, 6))
 
 
@@ -263,7 +263,7 @@ class TokenTypes(nn.Module):
         return self.last(torch.tanh(x + self.types(kinds)))
 
 
-def test_an_embedding_at_constant_places() -> None:
+def test_embedding_at_constant_indices() -> None:
     agree(TokenTypes(), torch.randn(ROWS, 4, 3), nn.Linear(3, 3))
 
 

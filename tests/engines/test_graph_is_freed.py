@@ -18,7 +18,7 @@ from dpbam.nn import build_model
 
 @pytest.mark.parametrize("method", [DPSGD(), BAM(0.1, exact=True)])
 @pytest.mark.parametrize("plain", [False, True])
-def test_nothing_that_a_group_norm_told_outlives_the_handle(
+def test_recorded_gradients_of_a_group_norm_are_freed_with_the_handle(
     method: Method, plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its autograd node holds the site that it tells; the site must not hold the node's graph.

@@ -92,7 +92,7 @@ STATE = {
 
 @pytest.mark.parametrize("engine", [*VMAPPED, "auto"])
 @pytest.mark.parametrize("name", STATE)
-def test_what_outlives_a_pass_is_refused_by_name(name: str, engine: str) -> None:
+def test_state_that_outlives_a_pass_is_refused_by_name(name: str, engine: str) -> None:
     KEPT.clear()
     code, word = STATE[name]
     error: Any = StatefulModelError
@@ -104,7 +104,7 @@ def test_what_outlives_a_pass_is_refused_by_name(name: str, engine: str) -> None
 
 
 @pytest.mark.parametrize("engine", VMAPPED)
-def test_a_model_that_was_refused_for_what_it_kept_is_not_served_later(engine: str) -> None:
+def test_model_refused_for_kept_state_stays_refused(engine: str) -> None:
     """The first to come is kept for ever: nothing is kept anew in the second pass."""
     KEPT.clear()
     model = Code(keeps_a_parameter)
@@ -114,7 +114,7 @@ def test_a_model_that_was_refused_for_what_it_kept_is_not_served_later(engine: s
     KEPT.clear()
 
 
-def test_a_local_tensor_is_not_a_kept_one() -> None:
+def test_local_tensors_are_not_refused() -> None:
     """The control: code that keeps nothing is served, also where locals form a cycle."""
 
     def cycle(model: Any, x: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("engine", VMAPPED)
 @pytest.mark.parametrize("name", FOREIGN)
-def test_code_that_vmap_cannot_vouch_for_is_refused(name: str, engine: str) -> None:
+def test_code_that_vmap_cannot_isolate_is_refused(name: str, engine: str) -> None:
     code, word = FOREIGN[name]
     with pytest.raises(UnsupportedModelError, match=word):
         run(Code(code), engine)
@@ -186,7 +186,7 @@ def test_hooks_on_gradients_are_refused(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", VMAPPED)
-def test_printing_a_row_shows_its_shape_alone(engine: str) -> None:
+def test_printing_a_row_shows_only_its_shape(engine: str) -> None:
     printed: list[str] = []
 
     def prints(model: Any, x: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def test_printing_a_row_shows_its_shape_alone(engine: str) -> None:
 
 @pytest.mark.parametrize("method", [DPSGD(), BAM(0.1), BAM(0.1, exact=True)], ids=repr)
 @pytest.mark.parametrize("engine", [*VMAPPED, "loop"])
-def test_nothing_is_left_on_the_model(engine: str, method: Any) -> None:
+def test_model_is_unchanged_after_a_pass(engine: str, method: Any) -> None:
     model = Code(lambda m, x: x.tanh())
     before = {k: v.clone() for k, v in model.state_dict().items()}
     attributes = {n: set(vars(m)) for n, m in model.named_modules()}
@@ -209,14 +209,14 @@ def test_nothing_is_left_on_the_model(engine: str, method: Any) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_auto_says_once_which_engine_serves_and_why() -> None:
+def test_auto_warns_once_with_the_engine_and_the_reason() -> None:
     def branches(model: Any, x: Tensor) -> Tensor:
         return x if bool(x.sum() > 1e9) else x.tanh()
 
     model = Code(branches)
     made = make_engine("auto", model, CROSS, {n: 0 for n, _ in model.named_parameters()})
     batch = make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5)
-    expected = r"fused engine cannot serve: .*loop engine serves"
+    expected = r"fused engine does not support this: .*loop engine is used"
     with pytest.warns(UserWarning, match=expected) as seen:
         made.directions(batch, DPSGD(), 0.0)
     assert len(seen) == 1
@@ -224,7 +224,7 @@ def test_auto_says_once_which_engine_serves_and_why() -> None:
     made.directions(batch, DPSGD(), 0.0)  # and not again: warnings are errors here
 
 
-def test_auto_raises_the_loop_engines_error_if_none_serves() -> None:
+def test_auto_raises_the_loop_engines_error_if_no_engine_supports_the_model() -> None:
     def wrong(model: Any, x: Tensor) -> Tensor:
         raise KeyError("my own mistake")
 

@@ -229,7 +229,7 @@ class Counter:
         return self.at
 
 
-def test_what_nothing_else_sees_changes_the_first_loss() -> None:
+def test_hidden_state_is_detected_by_repeating_the_first_loss() -> None:
     with pytest.raises(StatefulModelError, match="before the others"):
         directions(OutOfSight())
 
@@ -257,7 +257,7 @@ def test_a_loss_that_keeps_state_is_refused() -> None:
         directions(Base(), of=closure)
 
 
-def test_a_constant_that_is_cached_on_first_use_is_no_record() -> None:
+def test_constant_cached_on_first_use_is_supported() -> None:
     """A mask by length, kept by a function: computed from no record."""
 
     class Cached(Base):
@@ -273,19 +273,19 @@ def weights(n: int) -> Tensor:
     return torch.arange(n) / n
 
 
-def test_models_that_keep_nothing_pass() -> None:
+def test_stateless_models_are_supported() -> None:
     for method in (DPSGD(), BAM(0.1), BAM(0.1, exact=True)):
         assert directions(Base(), method).norms().isfinite().all()
 
 
-def test_a_model_that_cannot_be_copied_gets_a_sentence() -> None:
+def test_model_that_cannot_be_copied_is_refused_with_the_reason() -> None:
     model = Base()
     model.lock = (line for line in ())  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"copy\.deepcopy fails"):
         directions(model)
 
 
-def test_two_looks_at_the_same_state_see_the_same() -> None:
+def test_unchanged_surroundings_are_accepted() -> None:
     """Also where objects come and go in between, whose ids are used again."""
 
     class Defaults(Base):

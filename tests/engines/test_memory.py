@@ -19,7 +19,7 @@ def batch(rows: int) -> PhysicalBatch:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_chosen_batch_fits_and_is_not_timid(name: str) -> None:
+def test_chosen_batch_size_fits_and_uses_most_of_the_limit(name: str) -> None:
     limit = 12 * 2**20
     engine = FusedEngine(SmallCNN(), nn.CrossEntropyLoss(reduction="none"))
     method, lam = METHODS[name], 0.0 if name == "dp-sgd" else 0.1
@@ -43,7 +43,7 @@ def test_memory_does_not_grow_with_batch_times_parameters() -> None:
     assert share < 0.15 * 256 * 256 * 4
 
 
-def test_live_bytes_forgets_what_is_freed() -> None:
+def test_live_bytes_does_not_count_freed_tensors() -> None:
     with LiveBytes() as live:
         for _ in range(3):
             x = torch.ones(1000, requires_grad=True)

@@ -48,7 +48,7 @@ def check(name: str, engine: str, method: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "method"), in_turn(SAMPLE, ["DP-SGD", "exact BAM"]))
-def test_one_record_moves_the_sum_by_at_most_C_on_a_sample(name: str, method: str) -> None:
+def test_clipped_sum_moves_by_at_most_C_on_a_sample(name: str, method: str) -> None:
     check(name, "auto", method)
 
 
@@ -56,7 +56,7 @@ def test_one_record_moves_the_sum_by_at_most_C_on_a_sample(name: str, method: st
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", load())
-def test_one_record_moves_the_sum_by_at_most_C(name: str, engine: str, method: str) -> None:
+def test_clipped_sum_moves_by_at_most_C(name: str, engine: str, method: str) -> None:
     check(name, engine, method)
 
 
@@ -71,20 +71,20 @@ def check_loop(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_the_loop_engine_refuses_state_and_serves_the_rest_on_a_sample(name: str) -> None:
+def test_loop_engine_refuses_state_and_supports_the_rest_on_a_sample(name: str) -> None:
     check_loop(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in load() if n not in SAMPLE])
-def test_the_loop_engine_refuses_state_and_serves_the_rest(name: str) -> None:
+def test_loop_engine_refuses_state_and_supports_the_rest(name: str) -> None:
     check_loop(name)
 
 
 @pytest.mark.parametrize(
     "name", ["buffer written", "closure", "forward hook", "loss that keeps a level"]
 )
-def test_a_refusal_comes_before_the_charge(name: str) -> None:
+def test_refused_step_is_not_charged(name: str) -> None:
     made = load()[name]()
     x, y = made.records()
     oracle = PrivateGradientOracle(
@@ -99,7 +99,7 @@ def test_a_refusal_comes_before_the_charge(name: str) -> None:
     assert not list(oracle.ledger.entries())
 
 
-def test_there_are_forty_models() -> None:
+def test_catalogue_has_forty_models() -> None:
     assert len(load()) >= 40
 
 
@@ -134,11 +134,11 @@ MUST_FAIL = ["zero gate", "cumulative sum", "divided by the maximum", "queue in 
 
 
 @pytest.mark.parametrize("name", MUST_FAIL)
-def test_an_engine_that_runs_the_batch_together_fails(name: str) -> None:
+def test_engine_that_runs_the_batch_together_exceeds_the_bound(name: str) -> None:
     assert max(moves(name, TogetherEngine, "DP-SGD")) > 1.1
 
 
-def test_the_bound_is_reached() -> None:
+def test_bound_is_tight() -> None:
     """Row by row, a record whose gradient is longer than C moves the sum by C exactly."""
     found = moves("scaled by the size", "loop", "DP-SGD")
     assert found == pytest.approx([1.0] * STEPS, abs=1e-9)

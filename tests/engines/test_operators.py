@@ -54,7 +54,7 @@ class Mixes(torch.autograd.Function):
         return x + x.mean(in_dims[0], keepdim=True), in_dims[0]
 
 
-def test_a_rule_that_mixes_rows_is_found(sweep: Any) -> None:
+def test_batching_rule_that_mixes_rows_is_detected(sweep: Any) -> None:
     sample = SimpleNamespace(input=torch.ones(2), args=(), kwargs={})
     planted = SimpleNamespace(
         op=Mixes.apply,

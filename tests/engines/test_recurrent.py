@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
-from dpbam.engines.recurrent import DECOMPOSED
+from dpbam.engines.decomposed.recurrent import DECOMPOSED
 
 # torch's own inversion of a permutation, of one number per row
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")

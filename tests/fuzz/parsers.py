@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,9 +24,10 @@ from dpbam.app.cli.boundary import user_sentence
 from dpbam.app.runs import Budget, RunConfig, load_run_model, stored_config
 from dpbam.app.runs import checkpoint as checkpoints
 from dpbam.app.runs.files import read_json_lines
-from dpbam.data import decode, labels_csv
-from dpbam.data.cifar import _read_binary, _read_python
-from dpbam.data.npz import open_npz
+from dpbam.data import decode, folder
+from dpbam.data.cifar import read_batch
+from dpbam.data.imagenet32 import read_part
+from dpbam.data.npz import NpzFile, open_npz
 from dpbam.data.sources import Options
 from dpbam.privacy.ledger import Ledger
 
@@ -126,9 +126,10 @@ def _compressed_npz() -> bytes:
     return file.getvalue()
 
 
-def _cifar_python(protocol: int) -> bytes:
-    batch = {"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2], "filenames": [b"a", b"b"]}
-    return pickle.dumps(batch, protocol=protocol)
+def _imagenet32() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, data=np.zeros((2, 3072), np.uint8), labels=np.array([1, 1000]))
+    return file.getvalue()
 
 
 def _image(kind: str, mode: str = "RGB") -> bytes:
@@ -154,14 +155,12 @@ PARSERS: dict[str, Parser] = {
     "metrics": Parser(read_json_lines, "metrics.jsonl", (b'{"step": 3, "accuracy": 0.5}\n' * 3,)),
     "checkpoint": Parser(_read_checkpoint, "checkpoint", (_checkpoint(),)),
     "model.json": Parser(_read_model, "model.json", (json.dumps(_MODEL).encode(),)),
-    "cifar binary": Parser(partial(_read_binary, label_bytes=1), "a.bin", (bytes(2 * 3073),)),
-    "cifar python": Parser(
-        partial(_read_python, keys={"fine": "labels"}),
-        "data_batch_1",
-        tuple(_cifar_python(p) for p in (0, 2, 4, 5)),
-    ),
+    "cifar binary": Parser(partial(read_batch, label_bytes=1), "a.bin", (bytes(2 * 3073),)),
     "npz": Parser(_read_npz, "set.npz", (_npz(), _compressed_npz())),
-    "labels.csv": Parser(lambda p: list(labels_csv.read_labels(p)), "labels.csv", (_CSV,)),
+    "imagenet32": Parser(
+        lambda p: read_part(NpzFile(p, p.parent)), "val_data.npz", (_imagenet32(),)
+    ),
+    "labels.csv": Parser(lambda p: list(folder.read_labels(p)), "labels.csv", (_CSV,)),
     "image": Parser(
         lambda p: decode.read_images([p], (3, 8, 8)),
         "scan.png",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickle
 import tarfile
 import zipfile
 from pathlib import Path
@@ -27,7 +26,6 @@ from dpbam.app.runs import checkpoint as checkpoints
 from dpbam.app.runs.folder import RunFolder
 from dpbam.data import DataError, decode
 from dpbam.data.fetch import extract
-from dpbam.data.pickles import load_batch
 
 
 def npz_of(folder: Path, header: bytes, body: bytes = b"") -> Path:
@@ -66,38 +64,6 @@ def test_an_image_bomb(tmp_path: Path) -> None:
     assert path.stat().st_size < 100_000
     with pytest.raises(DataError, match="too large"):
         decode.read_images([path], (1, 8, 8))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        pickle.PROTO + b"\x02" + pickle.EMPTY_DICT + pickle.LONG_BINPUT + b"\xff\xff\xff\x7f.",
-        pickle.PROTO + b"\x05" + pickle.BYTEARRAY8 + (2**40).to_bytes(8, "little") + b".",
-        pickle.PROTO + b"\x04" + pickle.FRAME + (2**62).to_bytes(8, "little") + b"}.",
-    ],
-    ids=["memo", "bytearray", "frame"],
-)
-def test_a_pickle_that_asks_for_memory(content: bytes, tmp_path: Path) -> None:
-    import resource
-
-    path = tmp_path / "data_batch_1"
-    path.write_bytes(content)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        assert load_batch(path) == {}
-    except DataError as error:
-        assert "readable" in str(error)  # noqa: PT017
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
-
-
-def test_lists_that_unfold_without_end(tmp_path: Path) -> None:
-    laughs: list[object] = [0]
-    for _ in range(60):
-        laughs = [laughs, laughs]
-    path = tmp_path / "data_batch_1"
-    path.write_bytes(pickle.dumps({"labels": laughs}))
-    with pytest.raises(DataError, match="lists within lists"):
-        load_batch(path)
 
 
 @pytest.mark.parametrize("kind", ["escape", "link"])
@@ -184,7 +150,7 @@ def test_names_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_class_names_are_text_in_every_picture(tmp_path: Path) -> None:
-    """Neither HTML nor matplotlib's mathematics."""
+    """Neither HTML nor any other markup."""
     names = ("$\\frac{", "$$x_{", "<script>alert(1)</script>")
     run = write_run(tmp_path / "run", epochs=1, batch_size=500, classes=names)
     page = write_report([run], tmp_path / "report.html")

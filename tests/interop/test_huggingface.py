@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor, nn
+from violations import LONG, VIOLATIONS, draw_with
 
-from dpbam import BAM, DPSAT, Compute, FlatClipping, Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam import BAM, DPSAT, Compute, Ledger, PrivacyPlan, PrivateGradientOracle
 from dpbam.checks import PlanViolationError
-from dpbam.interop import joining
 from dpbam.interop.huggingface import PrivateTrainer, causal_loss, sequence_loss, token_loss
 
 N, T, VOCABULARY, STEPS = 40, 6, 20, 8  # five steps per epoch
@@ -207,12 +207,14 @@ def test_padding_to_the_longest_is_refused(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"gradient_accumulation_steps": 2}, "the oracle splits a batch itself"),
-        ({"bf16": True}, "bf16=True is not served"),
+        ({"bf16": True}, "bf16=True is not supported"),
         ({"label_smoothing_factor": 0.1}, "smooth it there"),
         ({"include_num_input_tokens_seen": True}, "how many samples were drawn"),
     ],
 )
-def test_what_is_not_served_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+def test_unsupported_settings_are_refused(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         trainer(tmp_path, args=arguments(tmp_path, **options))
 
@@ -227,38 +229,11 @@ def test_data_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, args=args).train()
 
 
-LONG = PrivacyPlan(
-    n=N, batch_size=8, steps=20, noise_multiplier=1.0, delta=1e-2, clip_norm=0.01, accountant="rdp"
-)
-
-
-def shuffled(self: joining.EpochSampler) -> Any:
-    """A loader with batches of one size."""
-    return (torch.randperm(N)[:8].tolist() for _ in range(len(self)))
-
-
-def everything(self: joining.EpochSampler) -> Any:
-    return (list(range(N)) for _ in range(len(self)))
-
-
-class Lenient(FlatClipping):
-    def scales(self, norms: Tensor) -> Tensor:
-        return torch.ones_like(norms)
-
-
-@pytest.mark.parametrize(
-    ("batches", "options", "words", "taken"),
-    [
-        (shuffled, {}, "16 batches in a row have 8 units", 15),
-        (everything, {}, "the batch has 40 units", 0),
-        (None, {"clipping": Lenient(0.01)}, "Lenient lets a unit through", 0),
-    ],
-)
+@VIOLATIONS
 def test_what_the_plan_does_not_account_for_is_refused(
     tmp_path: Path, monkeypatch: Any, batches: Any, options: Any, words: str, taken: int
 ) -> None:
-    if batches:
-        monkeypatch.setattr(joining.EpochSampler, "__iter__", batches)
+    draw_with(batches, monkeypatch)
     ours = trainer(tmp_path, plan=LONG, oracle_options={"seed": 0, **options})
     with pytest.raises(PlanViolationError, match=words):
         ours.train()

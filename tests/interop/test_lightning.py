@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from violations import LONG, VIOLATIONS, draw_with
 
-from dpbam import BAM, DPSAT, Compute, FlatClipping, Ledger, PrivacyPlan, PrivateGradientOracle
+from dpbam import BAM, DPSAT, Compute, Ledger, PrivacyPlan, PrivateGradientOracle
 from dpbam.checks import PlanViolationError
-from dpbam.interop import joining
 from dpbam.interop.lightning import make_private
 
 pytestmark = [
@@ -172,39 +172,11 @@ def test_no_step_beyond_the_plan(tmp_path: Path) -> None:
     assert len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == len(model.oracle.ledger) == STEPS
 
 
-LONG = PrivacyPlan(
-    n=N, batch_size=L_, steps=20, noise_multiplier=1.0, delta=1e-2, clip_norm=0.01,
-    accountant="rdp",
-)  # fmt: skip
-
-
-def shuffled(self: joining.EpochSampler) -> Any:
-    """A loader with batches of one size."""
-    return (torch.randperm(N)[:L_].tolist() for _ in range(len(self)))
-
-
-def everything(self: joining.EpochSampler) -> Any:
-    return (list(range(N)) for _ in range(len(self)))
-
-
-class Lenient(FlatClipping):
-    def scales(self, norms: Tensor) -> Tensor:
-        return torch.ones_like(norms)
-
-
-@pytest.mark.parametrize(
-    ("batches", "options", "words", "taken"),
-    [
-        (shuffled, {}, "16 batches in a row have 8 units", 15),
-        (everything, {}, "the batch has 40 units", 0),
-        (None, {"clipping": Lenient(0.01)}, "Lenient lets a unit through", 0),
-    ],
-)
+@VIOLATIONS
 def test_what_the_plan_does_not_account_for_is_refused(
     tmp_path: Path, monkeypatch: Any, batches: Any, options: Any, words: str, taken: int
 ) -> None:
-    if batches:
-        monkeypatch.setattr(joining.EpochSampler, "__iter__", batches)
+    draw_with(batches, monkeypatch)
     usual = {
         "ledger": tmp_path / "ledger.jsonl",
         "seed": 0,
@@ -248,14 +220,14 @@ def test_a_training_loss_is_not_logged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "options", "words"),
     [
-        (Mean, {}, "the loss returned a scalar, but private training needs one value a sample"),
-        (ByHand, {}, "optimises by hand"),
+        (Mean, {}, "the loss returned a scalar, but private training needs one value per sample"),
+        (ByHand, {}, "uses manual optimisation"),
         (Normed, {}, "mixes the samples of a batch"),
         (Classifier, {"accumulate_grad_batches": 2}, "the oracle splits it itself"),
-        (Classifier, {"precision": "bf16-mixed"}, "precision bf16-mixed is not served"),
+        (Classifier, {"precision": "bf16-mixed"}, "precision bf16-mixed is not supported"),
     ],
 )
-def test_what_is_not_served_is_refused(
+def test_unsupported_settings_are_refused(
     tmp_path: Path, module: Any, options: dict[str, Any], words: str
 ) -> None:
     model, loader = private(tmp_path, module())

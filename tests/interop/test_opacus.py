@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpbam import BAM, DPSGD, Ledger, PrivacyPlan, PrivateGradientOracle
-from dpbam.interop.opacus import charges, from_opacus, record, unwrap, unwrap_optimizer
+from dpbam.interop.opacus import charges, from_opacus, record
 from dpbam.privacy.accounting import Charge, total_epsilon
 from dpbam.privacy.randomness import Randomness
 from support import cross_entropy, poisson_batches, smooth_net
@@ -182,21 +182,23 @@ def test_a_loader_that_is_not_poisson_is_refused() -> None:
         from_opacus(*private, engine)
 
 
-def foreign() -> Iterator[tuple[Any, Any, str]]:
-    yield unwrap, nn.Linear(2, 2), "Linear is no model that Opacus made private"
+def foreign() -> Iterator[tuple[int, Any, str]]:
+    yield 0, nn.Linear(2, 2), "Linear is no model that Opacus made private"
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-    yield unwrap_optimizer, optimizer, "SGD is no optimiser that Opacus made private"
-    yield charges, object(), "object has no history"
-    yield charges, {"history": [(1.0, 0.1)]}, "dict has no history of"
+    yield 1, optimizer, "SGD is no optimiser that Opacus made private"
+    yield 3, object(), "object has no history"
+    yield 3, {"history": [(1.0, 0.1)]}, "dict has no history of"
 
 
-@pytest.mark.parametrize(("function", "given", "words"), list(foreign()))
-def test_what_is_not_opacus_is_refused(function: Any, given: Any, words: str) -> None:
+@pytest.mark.parametrize(("position", "given", "words"), list(foreign()))
+def test_what_is_not_opacus_is_refused(position: int, given: Any, words: str) -> None:
+    _, *private = made_private()
+    private[position] = given
     with pytest.raises(TypeError, match=words):
-        function(given)
+        from_opacus(*private)
 
 
 def test_hooks_without_a_wrapper_are_removed_too() -> None:
-    net, hooks, *_ = made_private(wrap_model=False)
-    assert unwrap(hooks) is net
+    net, *private = made_private(wrap_model=False)
+    assert from_opacus(*private).model is net
     assert not hasattr(next(net.parameters()), "grad_sample")

@@ -10,7 +10,6 @@ from dpbam.nn import (
     StandardisedConv1d,
     StandardisedConv2d,
     StandardisedConv3d,
-    standardise_convolutions,
 )
 from dpbam.nn.standardise import convolution, standardised
 
@@ -104,43 +103,6 @@ def test_constant_channel_is_zero_and_finite():
 def test_fan_in_of_one_is_refused():
     with pytest.raises(ValueError, match="fan-in of one, so centring would make its weight zero"):
         StandardisedConv2d(4, 4, 1, groups=4)
-    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 1, groups=4))
-    with pytest.raises(ValueError, match="convolution '1' has a fan-in of one"):
-        standardise_convolutions(net)
-    assert type(net[0]) is nn.Conv2d  # a refusal changes nothing
-
-
-def test_standardise_convolutions_of_a_users_model():
-    class Own(nn.Conv2d):
-        pass
-
-    net = nn.Sequential(
-        nn.Conv1d(2, 4, 3), nn.Sequential(nn.Conv2d(2, 4, 3)), nn.Conv3d(2, 4, 3), Own(2, 4, 3),
-        nn.Linear(2, 2), StandardisedConv2d(2, 4, 3, scale=False),
-    )  # fmt: skip
-    before = {name: (id(p), p.detach().clone()) for name, p in net.named_parameters()}
-    assert standardise_convolutions(net, scale=True, eps=1e-3) is net
-
-    kinds = [type(m) for m in net.modules() if not isinstance(m, nn.Sequential)]
-    assert kinds == [
-        StandardisedConv1d, StandardisedConv2d, StandardisedConv3d, Own, nn.Linear,
-        StandardisedConv2d,
-    ]  # fmt: skip
-    assert (net[0].scale, net[0].eps) == (True, 1e-3)
-    assert net[5].scale is False
-    for name, parameter in net.named_parameters():
-        assert id(parameter) == before[name][0]
-        assert torch.equal(parameter, before[name][1])
-    x = torch.randn(1, 2, 8)
-    fresh = StandardisedConv1d(2, 4, 3, scale=True, eps=1e-3)
-    fresh.load_state_dict(net[0].state_dict())
-    torch.testing.assert_close(net[0](x), fresh(x))
-
-
-def test_a_convolution_alone_is_standardised_in_place():
-    conv = nn.Conv2d(2, 4, 3)
-    assert standardise_convolutions(conv) is conv
-    assert type(conv) is StandardisedConv2d
 
 
 @pytest.mark.parametrize(("kind", "scale"), [("none", None), ("centre", False), ("scale", True)])

@@ -1,6 +1,6 @@
-"""Data sets and augmentation: uint8 images, labels and columns from any source, read as needed.
+"""Data sets and augmentation: uint8 images, labels and columns from any source.
 
-Importing this package imports neither torch nor scikit-learn nor datasets: what needs them does.
+Importing this package does not import torch, scikit-learn, datasets or pooch.
 """
 
 from __future__ import annotations
@@ -11,14 +11,7 @@ from dpbam.data.base import DataError, Images
 from dpbam.data.checking import check
 from dpbam.data.dataset import DataSet, to_float
 from dpbam.data.decode import read_images
-from dpbam.data.registry import (
-    SourceInfo,
-    Splits,
-    check_source,
-    list_sources,
-    load,
-    load_pair,
-)
+from dpbam.data.registry import SourceInfo, Splits, list_sources, load, load_pair
 from dpbam.data.sources import data_root
 from dpbam.data.split import held_out
 
@@ -30,7 +23,6 @@ __all__ = [
     "SourceInfo",
     "Splits",
     "check",
-    "check_source",
     "data_root",
     "from_arrays",
     "held_out",

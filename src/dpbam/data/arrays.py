@@ -1,4 +1,4 @@
-"""From the arrays people have to the form the package uses; used by every source of arrays.
+"""Convert arrays to the form that a data set has; used by every source of arrays.
 
 ===========  ===================================================================================
 images       uint8 only: [N, H, W], [N, H, W, C] or [N, C, H, W], with C = 1 or 3. Floats are
@@ -31,7 +31,7 @@ def from_arrays(
     class_names: Sequence[str] | None = None,
     columns: Mapping[str, ArrayLike] | None = None,
 ) -> DataSet:
-    """A data set of arrays in memory (or memory-mapped: they are not copied).
+    """Make a data set of arrays, which may be memory-mapped: they are not copied.
 
     Example:
         >>> scans = from_arrays(np.zeros((3, 8, 8), np.uint8), ["ill", "well", "ill"])
@@ -57,10 +57,7 @@ def as_images(array: NDArray[Any], where: str) -> Pixels:
         )
     if array.ndim == 3:
         return array[:, None]
-    last, first = (
-        array.ndim == 4 and array.shape[3] in _CHANNELS,
-        array.ndim == 4 and (array.shape[1] in _CHANNELS),
-    )
+    last, first = (array.ndim == 4 and array.shape[axis] in _CHANNELS for axis in (3, 1))
     if last and first:
         raise DataError(
             f"images of {where} have shape {list(array.shape)}, where the channels could be axis 1 "
@@ -79,11 +76,11 @@ def as_images(array: NDArray[Any], where: str) -> Pixels:
 def number_labels(
     splits: Mapping[str, NDArray[Any]], class_names: Sequence[str] | None = None
 ) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
-    """Number the labels of all splits of a source alike.
+    """Number the labels of all splits of a source by one list of classes.
 
     Args:
-        splits: the labels of each split, under the name an error should call it by.
-        class_names: the classes, where they are known; then some may be absent.
+        splits: the labels of each split, by the name to use in an error.
+        class_names: the classes, if they are known; then some may be absent.
 
     Returns:
         int64 labels [N] for each split, and the class names.
@@ -104,24 +101,24 @@ def class_order(names: Iterable[str]) -> list[str]:
 
 
 def as_column(values: ArrayLike, where: str) -> NDArray[Any]:
-    """A column [N] of numbers or strings."""
+    """Return a column [N] of numbers or strings."""
     column = np.asarray(values)
     if column.dtype.kind == "S":
         column = np.char.decode(column, "utf-8")
     if column.dtype.kind not in "biufU" or column.ndim != 1:
         raise DataError(
-            f"column {where} must hold one number or string a record, "
+            f"column {where} must hold one number or string per record, "
             f"got {column.dtype} {list(column.shape)}"
         )
     return column
 
 
 def _flat(labels: NDArray[Any], where: str) -> NDArray[Any]:
-    """[N, 1] -> [N]; bytes -> text; several labels a record are refused."""
+    """[N, 1] -> [N]; bytes -> text."""
     if labels.ndim == 2 and labels.shape[1] != 1:
         raise DataError(
-            f"labels of {where} have {labels.shape[1]} values a record: sets with several labels a "
-            "record are not supported, choose one of the columns"
+            f"labels of {where} have {labels.shape[1]} values per record: only one label per "
+            "record is supported, so choose one of the columns"
         )
     if labels.ndim not in (1, 2):
         raise DataError(f"labels of {where} must be [N] or [N, 1], got {list(labels.shape)}")
@@ -143,7 +140,7 @@ def _whole(labels: NDArray[Any], where: str) -> NDArray[np.int64]:
 
 
 def _count_classes(splits: Mapping[str, NDArray[np.int64]]) -> tuple[str, ...]:
-    """K = the highest label + 1, if every class below it occurs somewhere."""
+    """The class names "0" .. "K-1", if each of them occurs in some split."""
     present = set().union(*(np.unique(labels).tolist() for labels in splits.values()))
     top = max(present, default=-1) + 1
     if len(present) != top:

@@ -1,8 +1,8 @@
-"""Augmentation on the device: shifts and flips, drawn for each row from its own key.
+"""Augmentation on the device: shifts and flips, drawn for each row from its key.
 
-One view of a sample is one row. Its draws depend on its key alone (``Randomness.keys`` and
-``derive``), not on the batch it is in, so a run gives the same views whatever the micro-batch or
-the rank, and nothing passes from one sample to another: the sensitivity stays that of one sample.
+One view of a sample is one row. Its draws depend only on its key (``Randomness.keys`` and
+``derive``), not on the batch: the views do not depend on the micro-batch or the rank, and samples
+do not mix, so the sensitivity stays that of one sample.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 class ShiftFlip:
     """Shift by up to ``shift`` pixels and flip, each with probability ``probability``.
 
-    With probability p a row is flipped; independently, with probability p, what results is shifted
-    by (dy, dx), uniform over the (2 shift + 1)^2 pairs (no shift among them).
+    With probability p a row is flipped; independently, with probability p, the result is shifted
+    by (dy, dx), uniform over the (2 shift + 1)^2 pairs, (0, 0) included.
 
     Args:
-        shift: the furthest shift in pixels, 0 for none.
-        flip: "horizontal" (left and right change places), "vertical" or None.
+        shift: the largest shift in pixels, 0 for none.
+        flip: "horizontal" (left and right are swapped), "vertical" or None.
         probability: p, for each of the two.
-        padding: what comes in at the edge. "reflect" mirrors the image without repeating its edge,
-            as De et al. (2022) do, and needs images larger than ``shift``; "zero" brings in the
-            value 0, which is black in uint8 and mid-grey after :func:`~dpbam.data.to_float`.
+        padding: the values beyond the edge. "reflect" mirrors the image without repeating its
+            edge, as De et al. (2022) do, and needs images larger than ``shift``; "zero" pads with
+            0, which is black in uint8 and mid-grey after :func:`~dpbam.data.to_float`.
 
     Example:
         >>> import torch
@@ -58,19 +58,21 @@ class ShiftFlip:
             raise ArgumentError(f"probability must lie between 0 and 1, got {self.probability!r}")
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        """One view a row, of the images' dtype: [N, C, H, W], keys [N] int64 -> [N, C, H, W]."""
+        """Return one view per row: [N, C, H, W], keys [N] int64 -> [N, C, H, W], same dtype."""
         import torch
 
         n, c, h, w = images.shape
         if keys.shape != (n,):
-            raise ArgumentError(f"there must be one key a row: {n} rows, keys {tuple(keys.shape)}")
+            raise ArgumentError(
+                f"there must be one key per row: {n} rows, keys {tuple(keys.shape)}"
+            )
         if self.padding == "reflect" and self.shift >= min(h, w):
             raise ArgumentError(
                 f"images of {h}x{w} are too small to reflect {self.shift} pixels: "
-                "take a smaller shift, or padding='zero'"
+                "use a smaller shift, or padding='zero'"
             )
         dy, dx, flipped = self._draw(keys)
-        rows = torch.arange(h, device=keys.device) + dy[:, None]  # [N, H]: where row i comes from
+        rows = torch.arange(h, device=keys.device) + dy[:, None]  # [N, H]: the source of row i
         cols = torch.arange(w, device=keys.device) + dx[:, None]  # [N, W]
         if self.flip == "horizontal":
             cols = torch.where(flipped[:, None], w - 1 - cols, cols)

@@ -1,8 +1,7 @@
-"""Where pixels are kept: random access to uint8 images, in memory, memory-mapped or on disk.
+"""Random access to uint8 images in memory, memory-mapped or on disk.
 
-The canonical form of a batch of images is uint8 [B, C, H, W]. Whatever holds them, an
-:class:`Images` gives any records by position and never the whole set at once, so that a set larger
-than memory is read as it is needed.
+A batch of images is uint8 [B, C, H, W]. Records are read by position and only when they are needed,
+so a set may be larger than memory.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from dpbam.errors import DPBAMError
 Pixels = NDArray[np.uint8]
 Indices = NDArray[np.int64]
 
-_HASH_WHOLE = 2**28  # bytes: sets up to 256 MiB are hashed pixel by pixel
+_HASH_WHOLE = 2**28  # bytes: sets up to 256 MiB are hashed completely
 _HASH_RECORDS = 4096  # of a larger set this many records, evenly spaced
-_HASH_DECODED = 256  # where every record has to be decoded first, this many
-_CHUNK = 2**24  # bytes read at once while walking a set
+_HASH_DECODED = 256  # this many if every record has to be decoded first
+_CHUNK = 2**24  # bytes read at once in walk
 
 
 class DataError(DPBAMError, ValueError):
-    """A data set that cannot be used; the message says what is wrong, where, and the way out."""
+    """A data set that cannot be used; the message has the cause, the place and the way out."""
 
 
 class Images(ABC):
@@ -35,7 +34,7 @@ class Images(ABC):
 
     Attributes:
         shape: (N, C, H, W).
-        decodes: whether reading a record costs a decode (a PNG, say), so that hashing all is slow.
+        decodes: whether a record has to be decoded (a PNG, say), so that hashing all is slow.
     """
 
     shape: tuple[int, int, int, int]
@@ -43,36 +42,40 @@ class Images(ABC):
 
     @abstractmethod
     def read(self, indices: Indices) -> Pixels:
-        """The images at ``indices`` [B], in that order: uint8 [B, C, H, W], a copy."""
+        """Return a copy of the images at ``indices`` [B], in that order: uint8 [B, C, H, W]."""
 
     def select(self, indices: Indices) -> Images:
-        """The images at ``indices`` as a set of their own; nothing is read."""
+        """Return the images at ``indices`` as a set; nothing is read."""
         return Selected(self, indices)
 
     def describe(self, index: int) -> str:
-        """What to call a record in a message: its path where it has one."""
+        """Return the name of a record in messages: its path if it has one."""
         return f"record {index}"
 
     def identities(self) -> list[bytes]:
-        """What each record is known by, whatever its position: its path, else its pixels' hash."""
+        """Return what identifies each record at any position: its path, else its pixels' hash."""
         return [
             hashlib.sha256(image.tobytes()).digest() for _, chunk in self.walk() for image in chunk
         ]
 
     def manifest(self) -> bytes:
-        """What tells a changed set apart without reading it: paths and sizes, where there are."""
+        """Return what differs between two versions of a set without reading it: paths and sizes."""
         return b""
 
     def walk(self, indices: Indices | None = None) -> Iterator[tuple[Indices, Pixels]]:
-        """All records (or those at ``indices``) in order, in chunks that fit in memory."""
+        """Yield all records (or those at ``indices``) in order, in chunks that fit in memory."""
+        for part in self.chunks(indices):
+            yield part, self.read(part)
+
+    def chunks(self, indices: Indices | None = None) -> Iterator[Indices]:
+        """Yield the positions that :meth:`walk` reads at once."""
         todo = np.arange(len(self), dtype=np.int64) if indices is None else indices
         rows = max(1, _CHUNK // int(np.prod(self.shape[1:])))
         for start in range(0, len(todo), rows):
-            part = todo[start : start + rows]
-            yield part, self.read(part)
+            yield todo[start : start + rows]
 
     def hashed_records(self) -> Indices:
-        """The positions whose pixels the fingerprint covers: all, or evenly spaced ones."""
+        """Return the positions whose pixels the fingerprint covers: all, or evenly spaced ones."""
         n = len(self)
         if not self.decodes and np.prod(self.shape, dtype=np.float64) <= _HASH_WHOLE:
             return np.arange(n, dtype=np.int64)
@@ -84,13 +87,7 @@ class Images(ABC):
 
 
 class ArrayImages(Images):
-    """Images in an array, in memory or memory-mapped.
-
-    Example:
-        >>> images = ArrayImages(np.zeros((5, 1, 8, 8), np.uint8))
-        >>> images.read(np.array([4, 0])).shape
-        (2, 1, 8, 8)
-    """
+    """Images in an array, in memory or memory-mapped."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         if array.dtype != np.uint8 or array.ndim != 4:
@@ -102,19 +99,11 @@ class ArrayImages(Images):
         self.shape = (n, c, h, w)
 
     def read(self, indices: Indices) -> Pixels:
-        """A contiguous copy of these rows."""
         return np.ascontiguousarray(self._array[indices])
 
 
 class Concatenated(Images):
-    """Several sets of images one after the other, such as a set's batch files.
-
-    Example:
-        >>> one = ArrayImages(np.full((2, 1, 1, 1), 1, np.uint8))
-        >>> two = ArrayImages(np.full((3, 1, 1, 1), 2, np.uint8))
-        >>> Concatenated([one, two]).read(np.array([4, 0])).ravel()
-        array([2, 1], dtype=uint8)
-    """
+    """Several sets of images one after another, such as the batch files of a set."""
 
     def __init__(self, parts: Sequence[Images]) -> None:
         shapes = {part.shape[1:] for part in parts}
@@ -125,7 +114,6 @@ class Concatenated(Images):
         self.shape = (int(self._ends[-1]), *shapes.pop())
 
     def read(self, indices: Indices) -> Pixels:
-        """Each part reads its own."""
         out = np.empty((len(indices), *self.shape[1:]), np.uint8)
         owner = np.searchsorted(self._ends, indices, side="right")
         for k in np.unique(owner):
@@ -144,9 +132,7 @@ class Selected(Images):
         self.shape = (len(indices), *images.shape[1:])
 
     def read(self, indices: Indices) -> Pixels:
-        """Those of the other set."""
         return self._images.read(self._indices[indices])
 
     def describe(self, index: int) -> str:
-        """As the other set calls it."""
         return self._images.describe(int(self._indices[index]))

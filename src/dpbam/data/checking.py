@@ -1,4 +1,4 @@
-"""Walks a whole data set and lists what is wrong with it."""
+"""Read a whole data set and list its problems."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ _NAMED = 3  # examples in a sentence
 
 
 def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = None) -> list[str]:
-    """Read every image and list the problems, one sentence each; an empty list means none.
+    """Read every image and list the problems, one sentence each.
 
-    Broken images (by path), a single class, classes without images, images that occur twice in the
-    training set (each copy counts as a record of its own, so the person in it is protected less
-    than the statement says) or in both sets, and units of privacy in both sets. (Labels out of
-    range never get this far: such a set cannot be made.)
+    Problems are broken images (by path), a single class, classes without images, images that occur
+    twice in the training set (each copy counts as a record, so the person in it is protected less
+    than the statement promises) or in both sets, and units of privacy in both sets.
 
     Args:
         dataset: the training set.
         test: the test set, if there is one.
-        unit: the column that holds the unit of privacy.
+        unit: the column that holds the unit of privacy; None or "record" if each record is one.
 
     Example:
         >>> from dpbam.data import from_arrays
@@ -37,13 +36,13 @@ def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = N
     if test is not None:
         broken, test_hashes = _walk(test)
         problems += broken + _shared(dataset, hashes, test, test_hashes)
-        if unit is not None:
+        if unit is not None and unit != "record":
             problems += _straddling(dataset, test, unit)
     return problems
 
 
 def _walk(dataset: DataSet) -> tuple[list[str], dict[int, bytes]]:
-    """The broken images, and a hash of each of the others by position."""
+    """The errors of broken images, and a hash of each of the others by position."""
     broken: list[str] = []
     hashes: dict[int, bytes] = {}
     for index, found in _each(dataset.images):
@@ -55,10 +54,8 @@ def _walk(dataset: DataSet) -> tuple[list[str], dict[int, bytes]]:
 
 
 def _each(images: Images) -> Iterator[tuple[int, bytes | DataError]]:
-    """Every record's hash, or its error: chunk by chunk, singly where one is broken."""
-    rows = max(1, 2**24 // int(np.prod(images.shape[1:])))
-    for start in range(0, len(images), rows):
-        part = np.arange(start, min(start + rows, len(images)), dtype=np.int64)
+    """Every record's hash, or its error: by chunks, one by one where a record is broken."""
+    for part in images.chunks():
         try:
             pixels = images.read(part)
         except DataError:
@@ -86,39 +83,33 @@ def _classes(dataset: DataSet) -> list[str]:
     empty = [dataset.class_names[k] for k in np.flatnonzero(counts == 0)]
     more = ", ..." if len(empty) > _NAMED else ""
     names = ", ".join(map(repr, empty[:_NAMED])) + more
-    return (
-        [f"{dataset.name} has no images of {_count(len(empty), 'class', 'classes')}: {names}"]
-        if empty
-        else []
-    )
+    count = _count(len(empty), "class", "classes")
+    return [f"{dataset.name} has no images of {count}: {names}"] if empty else []
 
 
 def _repeats(dataset: DataSet, hashes: dict[int, bytes]) -> list[str]:
     first: dict[bytes, int] = {}
-    pairs = []
-    for index, digest in hashes.items():
-        if first.setdefault(digest, index) != index:
-            pairs.append((first[digest], index))
+    pairs = [(first[d], k) for k, d in hashes.items() if first.setdefault(d, k) != k]
     if not pairs:
         return []
-    call = dataset.images.describe
-    examples = ", ".join(f"{call(a)} = {call(b)}" for a, b in pairs[:_NAMED])
-    images = len({a for a, _ in pairs})
-    return [f"{dataset.name} has {_count(images, 'image')} more than once ({examples})"]
+    images = _count(len({a for a, _ in pairs}), "image")
+    return [f"{dataset.name} has {images} more than once ({_examples(pairs, dataset, dataset)})"]
 
 
 def _shared(
     train: DataSet, hashes: dict[int, bytes], test: DataSet, test_hashes: dict[int, bytes]
 ) -> list[str]:
     where = {digest: index for index, digest in hashes.items()}
-    both = [(where[d], index) for index, d in test_hashes.items() if d in where]
-    if not both:
+    pairs = [(where[d], index) for index, d in test_hashes.items() if d in where]
+    if not pairs:
         return []
-    examples = ", ".join(
-        f"{train.images.describe(a)} = {test.images.describe(b)}" for a, b in both[:_NAMED]
-    )
-    are = "is" if len(both) == 1 else "are"
-    return [f"{_count(len(both), 'image')} of {test.name} {are} in {train.name} too ({examples})"]
+    images = f"{_count(len(pairs), 'image')} of {test.name} {'is' if len(pairs) == 1 else 'are'}"
+    return [f"{images} in {train.name} too ({_examples(pairs, train, test)})"]
+
+
+def _examples(pairs: list[tuple[int, int]], first: DataSet, second: DataSet) -> str:
+    shown = pairs[:_NAMED]
+    return ", ".join(f"{first.images.describe(a)} = {second.images.describe(b)}" for a, b in shown)
 
 
 def _straddling(train: DataSet, test: DataSet, unit: str) -> list[str]:

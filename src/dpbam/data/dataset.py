@@ -1,4 +1,4 @@
-"""One interface to every data set: uint8 images, labels, columns, a fingerprint.
+"""A data set: uint8 images, labels, columns, a fingerprint.
 
 What is public and what is private:
 
@@ -34,13 +34,13 @@ class DataSet:
     """One split of one source.
 
     Attributes:
-        name: for people, such as ``cifar10/train``.
+        name: to display, such as ``cifar10/train``.
         images: N images, read by position.
         labels: [N] int64, each 0 .. num_classes - 1.
-        class_names: one a class.
+        class_names: one per class.
         columns: further facts about each record ([N] each): a patient, a sex, a folder level.
             They serve as units of privacy and as sub-groups to evaluate.
-        notes: what was noticed while loading, for the operator.
+        notes: remarks from loading, for the operator.
 
     Example:
         >>> from dpbam.data import load
@@ -95,7 +95,7 @@ class DataSet:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there can be, whether or not each occurs."""
+        """The number of possible classes; not all of them need to occur."""
         return len(self.class_names)
 
     @property
@@ -104,7 +104,7 @@ class DataSet:
         return self.images.shape[1:]
 
     def batch(self, indices: Indices | Tensor) -> tuple[Tensor, Tensor]:
-        """The records at ``indices`` [B]: uint8 [B, C, H, W] and int64 [B], on the CPU.
+        """Return the records at ``indices`` [B]: uint8 [B, C, H, W] and int64 [B], on the CPU.
 
         Raises:
             IndexError: if an index is outside 0 .. len - 1 (negative ones do not count back).
@@ -119,14 +119,14 @@ class DataSet:
         return torch.from_numpy(self.images.read(where)), torch.from_numpy(self.labels[where])
 
     def column(self, name: str) -> NDArray[Any]:
-        """The column ``name``, or an error that lists the ones there are."""
+        """Return the column ``name``, or raise an error that lists the columns."""
         if name not in self.columns:
             there = ", ".join(sorted(self.columns)) or "none"
             raise DataError(f"{self.name} has no column {name!r}: its columns are {there}")
         return self.columns[name]
 
     def subset(self, indices: Indices, *, name: str | None = None) -> DataSet:
-        """The records at ``indices``, in that order, as a set of their own; nothing is read."""
+        """Return the records at ``indices``, in that order, as a set; nothing is read."""
         return DataSet(
             name=name or self.name,
             images=self.images.select(indices),
@@ -137,12 +137,12 @@ class DataSet:
         )
 
     def fingerprint(self) -> str:
-        """A hash of the content, by which a resumed run tells that its data has changed.
+        """Return a hash of the content, by which a resumed run notices that its data has changed.
 
-        SHA-256 over the shape, the class names, all labels, all columns, the files' paths and
-        sizes where images are files, and pixels: all of them up to 256 MiB; of a larger set 4096
-        records, evenly spaced; of images that must be decoded, 256. It is derived from private
-        data without noise: keep it beside the data, do not publish it.
+        SHA-256 over the shape, the class names, all labels, all columns, the paths and sizes of
+        files, and pixels: all of them up to 256 MiB; of a larger set 4096 records, evenly spaced;
+        of images that must be decoded, 256. It is derived from private data without noise: store
+        it with the data, do not publish it.
 
         Example:
             >>> from dpbam.data import load
@@ -162,10 +162,10 @@ class DataSet:
 
 
 def to_float(images: Tensor) -> Tensor:
-    """uint8 0..255 -> float32 in [-1, 1], on the images' device: x / 127.5 - 1.
+    """Map uint8 0..255 to float32 in [-1, 1] on the images' device: x / 127.5 - 1.
 
-    The mapping is public: the same for every set, with no mean or deviation measured on the data,
-    which would be a release without noise.
+    The mapping is public: the same for every set. A mean or deviation measured on the data would
+    be a release without noise.
 
     Example:
         >>> import torch

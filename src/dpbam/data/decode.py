@@ -1,8 +1,8 @@
-"""Images in files: decoded with Pillow when they are asked for, and named when they are broken.
+"""Image files, decoded with Pillow when they are read; errors name the file.
 
-What is accepted: PNG, JPEG, BMP, GIF, TIFF, WebP and PNM of 8 bits a channel, and nothing larger
-than Pillow's own bound against decompression bombs. 16-bit images are refused: how to bring them to
-8 bits (which window of a CT scan?) is for their owner to say.
+Accepted are PNG, JPEG, BMP, GIF, TIFF, WebP and PNM of 8 bits per channel, up to Pillow's bound
+against decompression bombs. 16-bit images are refused: how to map them to 8 bits (which window of a
+CT scan?) is their owner's decision.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _GREY = ("1", "L", "LA", "La")
 _DEEP = ("I", "F")  # 32 bits; "I;16" and its kin begin with I too
 _KEEP = 2**29  # bytes: decoded images are kept in memory if all of them fit in 512 MiB
 _LARGE = 2**14  # pixels: 128 x 128
-_PROBED = 32  # images whose headers decide the common size and whether the set is grey
+_PROBED = 32  # images whose headers determine the common size and whether the set is grey
 
 
 class DecodedImages(Images):
-    """Images that have to be decoded, one at a time, when they are first asked for.
+    """Images that are decoded one at a time, when they are first read.
 
     Args:
         count: N.
@@ -54,10 +54,10 @@ class DecodedImages(Images):
 
     @abstractmethod
     def open(self, index: int) -> AbstractContextManager[Image.Image]:
-        """One image, its header read."""
+        """Open one image and read its header."""
 
     def read(self, indices: Indices) -> Pixels:
-        """Decode those not decoded before; they are kept if the whole set is small enough."""
+        """Decode the images not decoded before; keep them if the whole set is small enough."""
         if np.prod(self.shape, dtype=np.float64) > _KEEP:
             return self._decode(indices)
         if self._kept is None:
@@ -77,7 +77,7 @@ class DecodedImages(Images):
                 out[row] = to_pixels(image, self.shape[1:], self._resize, self.describe(index))
 
         with bombs_refused():
-            if self._pays_to_share(len(indices)):
+            if self._worth_threads(len(indices)):
                 with ThreadPoolExecutor(self.threads) as pool:
                     list(pool.map(one, range(len(indices))))
             else:
@@ -85,16 +85,16 @@ class DecodedImages(Images):
                     one(row)
         return out
 
-    def _pays_to_share(self, count: int) -> bool:
-        """Threads help where decoding outweighs Python's own work: on more than thumbnails."""
+    def _worth_threads(self, count: int) -> bool:
+        """Threads help if decoding takes longer than Python's own work: not on thumbnails."""
         large = self._resize or self.shape[2] * self.shape[3] >= _LARGE
         return large and self.threads > 1 and count >= 2 * self.threads
 
 
 class FileImages(DecodedImages):
-    """Images in files: ``paths`` relative to ``root``, one a record; else as the base class."""
+    """Images in files: ``paths`` relative to ``root``, one per record."""
 
-    threads = min(8, os.cpu_count() or 1)  # Pillow decodes without holding Python's lock
+    threads = min(8, os.cpu_count() or 1)  # Pillow releases the GIL while decoding
 
     def __init__(
         self, root: Path, paths: Sequence[str], size: tuple[int, int], channels: int, resize: bool
@@ -103,24 +103,20 @@ class FileImages(DecodedImages):
         self._root, self._paths = root, list(paths)
 
     def open(self, index: int) -> AbstractContextManager[Image.Image]:
-        """The file."""
         return opened(self._root / self._paths[index])
 
     def select(self, indices: Indices) -> Images:
-        """The same files, fewer of them."""
         paths = [self._paths[i] for i in indices]
         return FileImages(self._root, paths, self.shape[2:], self.shape[1], self._resize)
 
     def describe(self, index: int) -> str:
-        """The path."""
         return str(self._root / self._paths[index])
 
     def identities(self) -> list[bytes]:
-        """The paths under the folder."""
         return [path.encode("utf-8", "surrogateescape") for path in self._paths]
 
     def manifest(self) -> bytes:
-        """Every path and size, so that a replaced file is noticed."""
+        """Return every path and size, so that a replaced file is noticed."""
         try:
             lines = [f"{path} {(self._root / path).stat().st_size}" for path in self._paths]
         except OSError as error:
@@ -153,7 +149,7 @@ def common_format(
     options: Options,
     where: str,
 ) -> tuple[tuple[int, int], int]:
-    """(H, W) and C of a set: as the options say, else from the headers of 32 images spread over it.
+    """Return (H, W) and C of a set: from the options, else from 32 evenly spaced headers.
 
     Raises:
         DataError: if these differ in size and no size is given, or if one is broken.
@@ -166,33 +162,33 @@ def common_format(
             with open_image(index) as image:
                 sizes.add((image.height, image.width))
                 grey = grey and (image.mode in _GREY or image.mode.startswith(_DEEP))
-    if options.image_size is None and len(sizes) > 1:
+    if options.size is None and len(sizes) > 1:
         examples = ", ".join(f"{h}x{w}" for h, w in sorted(sizes)[:3])
         raise DataError(
-            f"images of {where} differ in size ({examples}): "
-            "say with --image-size what to resize them to"
+            f"images of {where} differ in size ({examples}): pass --image-size to resize them"
         )
-    return options.image_size or sizes.pop(), options.channels or (1 if grey else 3)
+    return options.size or sizes.pop(), options.channels or (1 if grey else 3)
 
 
 def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, where: str) -> Pixels:
-    """A decoded image as uint8 [C, H, W].
+    """Return a decoded image as uint8 [C, H, W].
 
     Args:
-        image: of 8 bits a channel.
+        image: of 8 bits per channel.
         shape: (C, H, W), with C = 1 or 3.
         resize: whether another size is resized or refused.
-        where: what to call it in an error.
+        where: the image's name in an error.
     """
     channels, size = shape[0], shape[1:]
     if image.mode.startswith(_DEEP):
         raise DataError(
-            f"{where} has more than 8 bits a pixel (mode {image.mode}): convert it to 8 bits first"
+            f"{where} has more than 8 bits per pixel (mode {image.mode}): convert it to 8 bits "
+            "first"
         )
     if (image.height, image.width) != size and not resize:
         raise DataError(
             f"{where} is {image.height}x{image.width} where others are {size[0]}x{size[1]}: "
-            "say with --image-size what to resize them to"
+            "pass --image-size to resize them"
         )
     converted = image.convert("L" if channels == 1 else "RGB")
     if (image.height, image.width) != size:
@@ -203,7 +199,7 @@ def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, whe
 
 @contextmanager
 def opened(source: Any, where: str | None = None) -> Iterator[Image.Image]:
-    """Open an image (a path, or a file object called ``where``); any failure names it."""
+    """Open an image, a path or a file object named ``where``; every error names it."""
     call = where or str(source)
     try:
         with Image.open(source, formats=FORMATS) as image:
@@ -223,7 +219,7 @@ def opened(source: Any, where: str | None = None) -> Iterator[Image.Image]:
 
 @contextmanager
 def bombs_refused() -> Iterator[None]:
-    """Make Pillow's warning about decompression bombs an error, in every thread."""
+    """Turn Pillow's warning about decompression bombs into an error, in every thread."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         yield

@@ -15,7 +15,7 @@ _LEVELS = 16  # scikit-learn counts ink in 0..16
 
 
 def open_digits(argument: str, options: Options) -> Openers:
-    """A fixed stratified split: 80% to train, 20% to test."""
+    """Return a fixed stratified split: 80% to train, 20% to test."""
     return {"train": lambda: _split(0), "test": lambda: _split(1)}
 
 

@@ -1,10 +1,10 @@
 """Hugging Face ``datasets`` by name, or local parquet files; needs the extra ``dpbam[hf]``.
 
 ``hf:cifar10`` is a set of the Hub, ``hf:scans.parquet`` one file, ``hf:./scans`` a folder whose
-files begin with ``train``, ``val`` or ``test``. The library keeps its own copy under the data root
-(in ``huggingface``), and images are decoded from there as they are needed. The image
-column is the one of type Image (or called image or img), the label column the first of type
-ClassLabel (or called label, labels or target); other plain columns become columns.
+file names start with ``train``, ``val`` or ``test``. The library caches its copy in the folder
+``huggingface`` of the data root; images are decoded from there when they are read. The image column
+is the one of type Image (or named image or img), the label column the first of type ClassLabel (or
+named label, labels or target); other plain columns become columns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SPLITS = {"train": "train", "test": "test", "validation": "val", "valid": "val"
 
 
 def open_huggingface(argument: str, options: Options) -> Openers:
-    """The splits train, test and validation (as ``val``) of the set."""
+    """Return the splits train, test and validation (as ``val``) of the set."""
     if not argument:
         raise DataError("hf needs a name or a parquet file, such as hf:cifar10")
     sets = {_SPLITS[k]: v for k, v in _load_dataset(argument, options).items() if k in _SPLITS}
@@ -48,7 +48,7 @@ def open_huggingface(argument: str, options: Options) -> Openers:
         options,
         calls["train"],
     )
-    resize = options.image_size is not None
+    resize = options.size is not None
     return {
         split: partial(
             DataSet,
@@ -63,7 +63,7 @@ def open_huggingface(argument: str, options: Options) -> Openers:
 
 
 class _RowImages(DecodedImages):
-    """The image column of a ``datasets.Dataset``, kept encoded and decoded when asked for."""
+    """The image column of a ``datasets.Dataset``, decoded when it is read."""
 
     def __init__(
         self, rows: Any, call: str, size: tuple[int, int], channels: int, resize: bool
@@ -72,11 +72,9 @@ class _RowImages(DecodedImages):
         self._rows, self._call = rows, call
 
     def open(self, index: int) -> AbstractContextManager[Image.Image]:
-        """The bytes in the row, or the file it names."""
         return _open_row(self._rows[index], self.describe(index))
 
     def describe(self, index: int) -> str:
-        """The row."""
         return f"row {index} of {self._call}"
 
 
@@ -116,7 +114,7 @@ def _load_dataset(argument: str, options: Options) -> dict[str, Any]:
 
 
 def _parquet_files(path: Path) -> dict[str, list[str]] | None:
-    """The local files by split, or None if the argument is not a local path."""
+    """The local files by split, or None if ``path`` is not local."""
     if path.is_dir():
         found = {
             split: sorted(map(str, path.glob(f"{split}*.parquet")))
@@ -133,7 +131,7 @@ def _parquet_files(path: Path) -> dict[str, list[str]] | None:
 
 
 def _schema(rows: Any, argument: str) -> tuple[str, str, list[str] | None]:
-    """The image column, the label column and the class names if they are declared."""
+    """The image column, the label column, and the class names if they are declared."""
     import datasets
 
     kinds = rows.features
@@ -150,7 +148,7 @@ def _schema(rows: Any, argument: str) -> tuple[str, str, list[str] | None]:
 
 
 def _encoded(rows: Any, image: str) -> Any:
-    """The image column alone, its images not decoded."""
+    """The image column alone, encoded."""
     import datasets
 
     column = rows.select_columns([image])
@@ -160,7 +158,7 @@ def _encoded(rows: Any, image: str) -> Any:
 
 
 def _columns(rows: Any, taken: set[str]) -> dict[str, NDArray[Any]]:
-    """The other columns that hold one number or string a row."""
+    """The other columns that hold one number or string per row."""
     return {
         name: as_column(np.asarray(rows[name]), name)
         for name, feature in rows.features.items()
@@ -169,6 +167,5 @@ def _columns(rows: Any, taken: set[str]) -> dict[str, NDArray[Any]]:
 
 
 def _is_plain(feature: Any) -> bool:
-    """Whether a column holds one number or string a row."""
     kind = str(getattr(feature, "dtype", ""))
     return kind in ("string", "large_string", "bool") or kind.startswith(("int", "uint", "float"))

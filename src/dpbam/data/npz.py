@@ -1,4 +1,4 @@
-"""MedMNIST's ``.npz`` files, and any other ``.npz`` of images and labels.
+"""``.npz`` files of images and labels: MedMNIST's and any others.
 
 =============  =========================================  ===================================
 split          images                                     labels
@@ -8,17 +8,21 @@ val            val_images, x_val, x_valid                 val_labels, y_val, y_v
 test           test_images, x_test                        test_labels, y_test
 =============  =========================================  ===================================
 
-``class_names`` names the classes. A further array becomes a column: of the split it begins or ends
-with (``train_patient``, ``patient_train``), or of the only split (``patient``). Pickled objects are
-refused. Images above 1 GiB are kept once as ``.npy`` under the data root and memory-mapped.
+``class_names`` holds the names of the classes. Any other array becomes a column of the split whose
+name it starts or ends with (``train_patient``, ``patient_train``), or of the only split
+(``patient``). Pickled objects are refused. Images above 1 GiB are copied once into an ``.npy`` file
+under the data root, which is memory-mapped.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +30,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.arrays import as_column, as_images, number_labels
-from dpbam.data.base import ArrayImages, DataError
+from dpbam.data.arrays import as_column, from_arrays, number_labels
+from dpbam.data.base import DataError
 from dpbam.data.dataset import DataSet
-from dpbam.data.mapped import mapped
+from dpbam.data.fetch import atomic
 from dpbam.data.sources import Openers, Options
-from dpbam.errors import ArgumentError
 
 _IMAGES = {
     "train": ("train_images", "x_train", "images", "x", "data"),
@@ -53,13 +56,12 @@ _HEADERS = {
 
 def open_npz(argument: str, options: Options) -> Openers:
     """The splits for which the file has images and labels."""
-    file = _Npz(Path(argument).expanduser(), options.folder)
+    file = NpzFile(Path(argument).expanduser(), options.folder)
     splits = {split: keys for split in _IMAGES if (keys := _keys(file, split))}
     if "train" not in splits:
         raise DataError(
             f"{file.path} has the arrays {', '.join(file.names)}, but training needs images (any "
-            "of "
-            f"{', '.join(_IMAGES['train'])}) and labels (any of {', '.join(_LABELS['train'])})"
+            f"of {', '.join(_IMAGES['train'])}) and labels (any of {', '.join(_LABELS['train'])})"
         )
     given = [str(x) for x in file.read("class_names")] if "class_names" in file.names else None
     raw = {split: file.read(labels) for split, (_, labels) in splits.items()}
@@ -72,23 +74,18 @@ def open_npz(argument: str, options: Options) -> Openers:
 
 
 def _load(
-    file: _Npz,
+    file: NpzFile,
     call: str,
     images: str,
     labels: NDArray[np.int64],
     names: tuple[str, ...],
     splits: set[str],
 ) -> DataSet:
-    return DataSet(
-        name=call,
-        images=ArrayImages(as_images(file.images(images), call)),
-        labels=labels,
-        class_names=names,
-        columns=_columns(file, call.rsplit("/", 1)[1], splits),
-    )
+    columns = _columns(file, call.rsplit("/", 1)[1], splits)
+    return from_arrays(file.images(images), labels, name=call, class_names=names, columns=columns)
 
 
-def _keys(file: _Npz, split: str) -> tuple[str, str] | None:
+def _keys(file: NpzFile, split: str) -> tuple[str, str] | None:
     """The names of a split's images and labels, or None if it has neither."""
     images = next((name for name in _IMAGES[split] if name in file.names), None)
     labels = next((name for name in _LABELS[split] if name in file.names), None)
@@ -100,7 +97,7 @@ def _keys(file: _Npz, split: str) -> tuple[str, str] | None:
     return None
 
 
-def _columns(file: _Npz, split: str, splits: set[str]) -> dict[str, NDArray[Any]]:
+def _columns(file: NpzFile, split: str, splits: set[str]) -> dict[str, NDArray[Any]]:
     """Every other array that belongs to this split."""
     taken = {name for table in (_IMAGES, _LABELS) for group in table.values() for name in group}
     columns = {}
@@ -111,19 +108,21 @@ def _columns(file: _Npz, split: str, splits: set[str]) -> dict[str, NDArray[Any]
     return columns
 
 
-class _Npz:
-    """A zip of ``.npy`` files, read one array at a time, never by unpickling."""
+class NpzFile:
+    """The arrays of an ``.npz`` file, read one at a time and never unpickled.
+
+    Args:
+        path: the file.
+        root: the data root; memory-mapped copies go to its folder ``converted``.
+    """
 
     def __init__(self, path: Path, root: Path) -> None:
         self.path = path
         self._root = root
         if not path.is_file():
             raise DataError(f"there is no file {path}")
-        try:
-            with zipfile.ZipFile(path) as archive:
-                entries = [e for e in archive.infolist() if e.filename.endswith(".npy")]
-        except Exception as error:  # a damaged archive can fail in any way
-            raise self._damaged(error) from error
+        with self._readable(), zipfile.ZipFile(path) as archive:
+            entries = [e for e in archive.infolist() if e.filename.endswith(".npy")]
         for entry in entries:
             if entry.file_size > _MOST_RATIO * min(entry.compress_size, path.stat().st_size):
                 raise self._damaged(f"{entry.filename} claims {entry.file_size} bytes")
@@ -131,41 +130,53 @@ class _Npz:
         self.names = tuple(self._sizes)
 
     def images(self, name: str) -> NDArray[Any]:
-        """An array of images: in memory, or memory-mapped if it is large."""
-        if self._sizes[name] <= _IN_MEMORY:
-            return self.read(name)
-        return mapped(self.path, name, self._root, partial(self._unpack, name))
+        """Return an array in memory, or memory-mapped if it is large."""
+        return self.read(name) if self._sizes[name] <= _IN_MEMORY else self.mapped(name)
 
     def read(self, name: str) -> NDArray[Any]:
-        """An array, in memory; what its header claims is held against its size before that."""
+        """Return an array in memory."""
         if self._sizes[name] > _IN_MEMORY:
             raise DataError(f"{name!r} of {self.path} is too large: only images may exceed 1 GiB")
-        try:
-            self._check_header(name)
-            with np.load(self.path, allow_pickle=False) as arrays:
-                return np.asarray(arrays[name])
-        except ValueError as error:
-            if "allow_pickle" not in str(error):
-                raise self._damaged(error) from error
+        self.header(name)
+        with self._readable(), np.load(self.path, allow_pickle=False) as arrays:
+            return np.asarray(arrays[name])
+
+    def mapped(self, name: str) -> NDArray[Any]:
+        """Return an array memory-mapped; it is copied again when the file's size or time changes.
+
+        An entry of the zip is an ``.npy`` file already.
+        """
+        self.header(name)
+        stat = self.path.stat()
+        identity = f"{self.path.resolve()} {stat.st_size} {stat.st_mtime_ns} {name}"
+        key = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        copy = self._root / "converted" / f"{self.path.name}-{name}-{key}.npy"
+        if not copy.exists():
+            with atomic(copy) as temporary:
+                self._unpack(name, temporary)
+        return np.asarray(np.load(copy, mmap_mode="r", allow_pickle=False))
+
+    def header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Return an array's shape and type; refuse objects, and more values than the entry has."""
+        with (
+            self._readable(),
+            zipfile.ZipFile(self.path) as archive,
+            archive.open(f"{name}.npy") as file,
+        ):
+            version = np.lib.format.read_magic(file)
+            if version not in _HEADERS:
+                raise self._damaged(f"{name} is an array of format {version}")
+            shape, _, dtype = _HEADERS[version](file)
+        if dtype.hasobject:
             raise DataError(
                 f"{name!r} of {self.path} holds pickled objects, which can run any code when read: "
                 "save it as a plain array of numbers or strings"
-            ) from error
-        except Exception as error:
-            raise self._damaged(error) from error
-
-    def _check_header(self, name: str) -> None:
-        """Refuse an array that says it is larger than the entry it is in."""
-        with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as file:
-            version = np.lib.format.read_magic(file)
-            if version not in _HEADERS:
-                raise ArgumentError(f"{name} is an array of format {version}")
-            shape, _, dtype = _HEADERS[version](file)
-        if math.prod(shape) * max(1, dtype.itemsize) > self._sizes[name] and not dtype.hasobject:
-            raise ArgumentError(f"{name} claims shape {shape}, more than there is")
+            )
+        if math.prod(shape) * max(1, dtype.itemsize) > self._sizes[name]:
+            raise self._damaged(f"{name} claims shape {shape}, more than there is")
+        return shape, dtype
 
     def _unpack(self, name: str, to: Path) -> None:
-        """An entry of the zip is an ``.npy`` file already: copy it out."""
         try:
             with (
                 zipfile.ZipFile(self.path) as archive,
@@ -173,7 +184,20 @@ class _Npz:
                 to.open("wb") as file,
             ):
                 shutil.copyfileobj(source, file, 2**20)
+        except OSError as error:
+            raise DataError(
+                f"cannot write a copy of {self.path}: {error.strerror or error}"
+            ) from error
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise self._damaged(error) from error
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except DataError:
+            raise
+        except Exception as error:  # a damaged archive can fail in any way
             raise self._damaged(error) from error
 
     def _damaged(self, error: object) -> DataError:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +12,16 @@ import numpy as np
 
 from dpbam._names import did_you_mean
 from dpbam.data.base import DataError
-from dpbam.data.checking import check
+from dpbam.data.cifar import open_cifar
 from dpbam.data.dataset import DataSet
-from dpbam.data.sources import Openers, Options, Progress, Source
+from dpbam.data.digits import open_digits
+from dpbam.data.folder import open_folder
+from dpbam.data.huggingface import open_huggingface
+from dpbam.data.imagenet32 import open_imagenet32
+from dpbam.data.npz import open_npz
+from dpbam.data.sources import Openers, Options, Source
 from dpbam.data.split import held_out
+from dpbam.data.user import open_user
 
 
 @dataclass(frozen=True)
@@ -24,90 +29,46 @@ class SourceInfo:
     """One kind of source, for ``dpbam data list``.
 
     Attributes:
-        name: how it is called.
+        name: of the source.
         spec: how to ask for it.
         summary: what it is.
+        open: returns the openers of its splits.
         downloads: whether it can be fetched.
-        opener: the module and function that open it, imported when first used.
     """
 
     name: str
     spec: str
     summary: str
-    downloads: bool
-    opener: str
-
-    def load(self) -> Source:
-        """Import the opener."""
-        module, name = self.opener.split(":")
-        source: Source = getattr(importlib.import_module(f"dpbam.data.{module}"), name)
-        return source
+    open: Source
+    downloads: bool = False
 
 
 _SOURCES = {
     info.name: info
     for info in (
-        SourceInfo(
-            "digits",
-            "digits",
-            "scikit-learn digits, 1,797 grey 8x8 images, 10 classes, embedded",
-            False,
-            "digits:open_digits",
-        ),
-        SourceInfo(
-            "cifar10",
-            "cifar10[:PATH]",
-            "CIFAR-10, 60,000 colour 32x32 images, 10 classes",
-            True,
-            "cifar:open_cifar10",
-        ),
-        SourceInfo(
-            "cifar100",
-            "cifar100[:PATH]",
-            "CIFAR-100, the same size, 100 classes",
-            True,
-            "cifar:open_cifar100",
-        ),
-        SourceInfo(
-            "imagenet32",
-            "imagenet32[:PATH]",
-            "ImageNet at 32x32, 1,331,167 colour images, 1,000 classes, official batch files",
-            False,
-            "imagenet32:open_imagenet32",
-        ),
-        SourceInfo(
-            "npz",
-            "FILE.npz",
-            "a MedMNIST file, or any .npz of uint8 images and labels",
-            False,
-            "npz:open_npz",
-        ),
-        SourceInfo(
-            "folder",
-            "FOLDER",
-            "images in one folder a class, or with a labels.csv",
-            False,
-            "folder:open_folder",
-        ),
-        SourceInfo(
-            "hf",
-            "hf:NAME or hf:FILE.parquet",
-            "a Hugging Face set or local parquet files (needs dpbam[hf])",
-            True,
-            "huggingface:open_huggingface",
-        ),
-        SourceInfo(
-            "function",
-            "MODULE:FUNCTION",
-            "your own function of the split, returning (images, labels)",
-            False,
-            "user:open_user",
-        ),
+        SourceInfo("digits", "digits",
+                   "scikit-learn digits, 1,797 grey 8x8 images, 10 classes, embedded", open_digits),
+        SourceInfo("cifar10", "cifar10[:PATH]",
+                   "CIFAR-10, 60,000 colour 32x32 images, 10 classes",
+                   partial(open_cifar, "cifar10"), downloads=True),
+        SourceInfo("cifar100", "cifar100[:PATH]",
+                   "CIFAR-100, the same size, 100 classes",
+                   partial(open_cifar, "cifar100"), downloads=True),
+        SourceInfo("imagenet32", "imagenet32[:PATH]",
+                   "ImageNet at 32x32, 1,331,167 colour images, 1,000 classes, official npz files",
+                   open_imagenet32),
+        SourceInfo("npz", "FILE.npz",
+                   "a MedMNIST file, or any .npz of uint8 images and labels", open_npz),
+        SourceInfo("folder", "FOLDER",
+                   "images in one folder per class, or with a labels.csv", open_folder),
+        SourceInfo("hf", "hf:NAME or hf:FILE.parquet",
+                   "a Hugging Face set or local parquet files (needs dpbam[hf])",
+                   open_huggingface, downloads=True),
+        SourceInfo("function", "MODULE:FUNCTION",
+                   "your own function of the split, returning (images, labels)", open_user),
     )
-}
+}  # fmt: skip
 _NAMED = ("digits", "cifar10", "cifar100", "imagenet32", "hf")
-_RECORD = "record"  # the unit of privacy that needs no column
-_LARGEST = 4096
 
 
 class Splits(NamedTuple):
@@ -118,7 +79,7 @@ class Splits(NamedTuple):
 
 
 def list_sources() -> list[SourceInfo]:
-    """Every kind of source there is.
+    """Return every kind of source.
 
     Example:
         >>> [info.name for info in list_sources()][:3]
@@ -136,25 +97,25 @@ def load(
     channels: int | None = None,
     unit: str | None = None,
     download: bool = True,
-    progress: Progress | None = None,
+    progress: bool = False,
 ) -> DataSet:
     """Load one split of a data set.
 
     Args:
         spec: a name, a path, ``hf:...`` or ``module:function``; see :func:`list_sources`.
-        split: "train", "test" or "val". A source without a test split gives its validation split
-            for it; one without either has a fifth held out by :func:`held_out`, so that train is
-            what is left, and "all" is both together.
+        split: "train", "test" or "val". Where a source has no test split, its validation split is
+            used. If it has neither, a fifth is held out by :func:`held_out`: train is the rest,
+            and "all" is both together.
         root: where downloads live; see :func:`data_root`.
-        image_size: what to resize the images of a folder or a Hugging Face set to: (H, W), or one
-            number for a square.
-        channels: likewise: 1 (grey) or 3 (RGB).
+        image_size: the size to which images of a folder or a Hugging Face set are resized: (H, W),
+            or one number for a square. None: they must agree.
+        channels: 1 (grey) or 3 (RGB), to which those images are converted. None: grey if they are.
         unit: the column that holds the unit of privacy: a held-out split keeps units whole.
         download: whether a missing archive may be downloaded.
-        progress: called with the bytes downloaded so far, and in all (or None).
+        progress: show a progress bar of a download on standard error.
 
     Raises:
-        DataError: if it cannot be had or used; the message says why and the way out.
+        DataError: if the set cannot be found or used; the message has the cause and the way out.
 
     Example:
         >>> load("digits", split="test")
@@ -163,7 +124,7 @@ def load(
         Traceback (most recent call last):
         dpbam.data.base.DataError: no data set is called 'cifar': did you mean 'cifar10'?
     """
-    options = _options(root, image_size, channels, unit, download, progress)
+    options = Options(root, image_size, channels, unit, download, progress)
     openers = _with_test(_open(spec, options), options)
     if split not in openers:
         raise DataError(f"{spec} has no split {split!r}: it has {', '.join(openers)}")
@@ -179,18 +140,18 @@ def load_pair(
     channels: int | None = None,
     unit: str | None = None,
     download: bool = True,
-    progress: Progress | None = None,
+    progress: bool = False,
 ) -> Splits:
-    """Load the training and the test set; the arguments are :func:`load`'s.
+    """Load the training and the test set; the arguments are those of :func:`load`.
 
-    Privacy is promised to the records of ``train``: those that are held out are not trained on.
+    The privacy guarantee covers the records of ``train``; held-out records are not trained on.
 
     Example:
         >>> train, test = load_pair("digits")
         >>> len(train), len(test)
         (1438, 359)
     """
-    options = _options(root, image_size, channels, unit, download, progress)
+    options = Options(root, image_size, channels, unit, download, progress)
     openers = _with_test(_open(spec, options), options)
     train, test = _fit_to_train_on(openers["train"]()), openers["test"]()
     if test.shape != train.shape:
@@ -198,65 +159,18 @@ def load_pair(
             f"{train.name} has images {train.shape} but {test.name} has {test.shape}: "
             "bring them to one shape"
         )
-    if options.unit is not None:
-        train.column(options.unit)
+    if options.unit_column is not None:
+        train.column(options.unit_column)
     return Splits(train, test)
 
 
-def check_source(
-    spec: str,
-    *,
-    root: str | Path | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    channels: int | None = None,
-    unit: str | None = None,
-    download: bool = False,
-) -> list[str]:
-    """:func:`check` both splits of a source; a source that cannot be loaded is its one problem.
-
-    Example:
-        >>> check_source("no-such-folder/")
-        ["there is no folder or file 'no-such-folder/'"]
-    """
-    try:
-        train, test = load_pair(
-            spec, root=root, image_size=image_size, channels=channels, unit=unit, download=download
-        )
-    except DataError as error:
-        return [str(error)]
-    return check(train, test, unit=None if unit == _RECORD else unit)
-
-
-def _options(
-    root: str | Path | None,
-    image_size: int | tuple[int, int] | None,
-    channels: int | None,
-    unit: str | None,
-    download: bool,
-    progress: Progress | None,
-) -> Options:
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    if size is not None and not (len(size) == 2 and all(1 <= side <= _LARGEST for side in size)):
-        raise DataError(f"image_size must be one or two numbers in 1..{_LARGEST}, got {image_size}")
-    if channels not in (None, 1, 3):
-        raise DataError(f"channels must be 1 (grey) or 3 (RGB), got {channels!r}")
-    return Options(
-        root=None if root is None else Path(root),
-        image_size=size,
-        channels=channels,
-        unit=None if unit == _RECORD else unit,
-        download=download,
-        progress=progress,
-    )
-
-
 def _with_test(openers: Openers, options: Options) -> Openers:
-    """Add what the source lacks: a test split, from its validation split or held out."""
+    """Add the test split that a source lacks: its validation split, or held-out records."""
     if "test" in openers:
         return openers
     if "val" in openers:
         return {**openers, "test": openers["val"]}
-    pair = cache(lambda: held_out(openers["train"](), unit=options.unit))
+    pair = cache(lambda: held_out(openers["train"](), unit=options.unit_column))
     return {"train": lambda: pair()[0], "test": lambda: pair()[1], "all": openers["train"]}
 
 
@@ -272,34 +186,29 @@ def _fit_to_train_on(dataset: DataSet) -> DataSet:
 
 
 def is_function(spec: str) -> bool:
-    """Whether a spec reads ``module:function``, code of the user's own.
-
-    Example:
-        >>> is_function("my_scans:load"), is_function("hf:cifar10"), is_function("./scans")
-        (True, False, False)
-    """
+    """Whether a spec is ``module:function``, the user's own code."""
     own = re.fullmatch(r"[\w.]+:\w+", spec) is not None
     return own and spec.partition(":")[0] not in _NAMED
 
 
 def _open(spec: str, options: Options) -> Openers:
-    """Find the source that a spec means."""
+    """Open the source that a spec names."""
     name, colon, argument = spec.partition(":")
     if name in _NAMED:
-        return _SOURCES[name].load()(argument, options)
+        return _SOURCES[name].open(argument, options)
     if not spec:
         raise DataError(f"no data set was named: choose {', '.join(_NAMED)}, or give a path")
     path = Path(spec).expanduser()
     if path.suffix == ".npz":
-        return _SOURCES["npz"].load()(spec, options)
+        return open_npz(spec, options)
     if path.is_dir():
-        return _SOURCES["folder"].load()(spec, options)
+        return open_folder(spec, options)
     if path.suffix == ".parquet":
         raise DataError(f"parquet files are read by Hugging Face datasets: say hf:{spec}")
     if path.is_file():
         raise DataError(f"{spec} is a file that no source reads: give a folder or an .npz file")
     if colon and is_function(spec):
-        return _SOURCES["function"].load()(spec, options)
+        return open_user(spec, options)
     if re.search(r"[/\\]|^[.~]", spec):
         raise DataError(f"there is no folder or file {spec!r}")
     hint = did_you_mean(name.lower(), _NAMED, f"choose {', '.join(_NAMED)}, or give a path")

@@ -1,4 +1,4 @@
-"""What a source is: a function from its argument and the options to one opener a split."""
+"""What every source of data takes, the options, and what it returns: one opener per split."""
 
 from __future__ import annotations
 
@@ -7,38 +7,50 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpbam.data.base import DataError
 from dpbam.data.dataset import DataSet
 
 Openers = Mapping[str, Callable[[], DataSet]]
-"""From split ("train", "test", "val") to the function that opens it, so that only that is read."""
+"""From split ("train", "test", "val") to the function that reads it: only what is used is read."""
 
-Progress = Callable[[int, int | None], None]
-"""Told the bytes downloaded so far, and in all where the server says."""
+_RECORD = "record"  # the unit of privacy that needs no column
+_LARGEST = 4096
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to load, whatever the source.
+    """How to load a data set; the arguments of :func:`dpbam.data.load`."""
 
-    Attributes:
-        root: where downloads and converted files live; None: :func:`data_root`'s default.
-        image_size: (H, W) to resize image files to; None: they must agree.
-        channels: 1 or 3 to convert them to; None: grey if they are.
-        unit: the column whose equal values must not straddle a held-out split.
-        download: whether a missing archive may be downloaded.
-        progress: told how a download is getting on.
-    """
-
-    root: Path | None = None
-    image_size: tuple[int, int] | None = None
+    root: str | Path | None = None
+    image_size: int | tuple[int, int] | None = None
     channels: int | None = None
     unit: str | None = None
     download: bool = True
-    progress: Progress | None = None
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        size = self.size
+        if size is not None and not (len(size) == 2 and all(1 <= s <= _LARGEST for s in size)):
+            raise DataError(
+                f"image_size must be one or two numbers in 1..{_LARGEST}, got {self.image_size}"
+            )
+        if self.channels not in (None, 1, 3):
+            raise DataError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}")
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """``image_size`` as (H, W)."""
+        size = self.image_size
+        return (size, size) if isinstance(size, int) else size
+
+    @property
+    def unit_column(self) -> str | None:
+        """The column of the unit of privacy; None if every record is a unit."""
+        return None if self.unit == _RECORD else self.unit
 
     @property
     def folder(self) -> Path:
-        """``root``, else the environment's DPBAM_DATA, else ``~/.cache/dpbam``."""
+        """The data root."""
         return data_root(self.root)
 
 

@@ -1,10 +1,9 @@
-"""A held-out split for a source that comes without one.
+"""A held-out test split for a source that has none.
 
-Which records are held out is decided by a hash of each record's own identity (its unit, else its
-path, else its pixels), taken class by class. So the split is the same on every machine and every
-day; it does not depend on the order of the records; and copies of an image go together, except
-where the cut falls between them. Adding or removing one unit changes the training split by one
-unit, or swaps one for another at the cut.
+Records are held out by a hash of their identity (the unit, else the path, else the pixels), class
+by class. So the split is the same on every machine, does not depend on the order of the records,
+and copies of an image stay together, except where the cut falls between them. Adding or removing
+one unit changes the training split by one unit, or swaps one for another at the cut.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ def held_out(
         dataset: all records.
         fraction: the share of each class's units to hold out. A class of at least two units gives
             at least one and keeps at least one.
-        unit: the column whose equal values belong together (a patient's records); a unit counts to
-            the class that most of its records have. None: every record is its own unit.
+        unit: the column whose equal values belong together (a patient's records); the class of a
+            unit is that of most of its records. None: every record is a unit.
 
     Example:
         >>> from dpbam.data import from_arrays
@@ -52,7 +51,7 @@ def held_out(
     if not test.any():
         raise DataError(
             f"{dataset.name} is too small to hold out a test split: "
-            "no class has two units of privacy; give a test split of its own"
+            "no class has two units of privacy; provide a test split"
         )
     return (
         dataset.subset(np.flatnonzero(~test), name=f"{dataset.name}/train"),
@@ -84,5 +83,5 @@ def _majority(
 
 
 def _cut(units: int, fraction: float) -> int:
-    """How many of a class's units to hold out: nearest to the fraction, not none and not all."""
+    """The number of a class's units to hold out: nearest to the fraction, not none and not all."""
     return min(max(int(fraction * units + 0.5), 1), units - 1) if units > 1 else 0

@@ -1,8 +1,8 @@
 """A data set of the user's own: ``module:function``.
 
-The function is called once a split, ``function("train")`` and ``function("test")``, and returns
-(images, labels), (images, labels, columns), a :class:`~dpbam.data.DataSet`, or None where it has no
-such split (then a part of train is held out). What arrays are accepted: see
+The function is called once per split, ``function("train")`` and ``function("test")``, and returns
+(images, labels), (images, labels, columns), a :class:`~dpbam.data.DataSet`, or None if it has no
+such split (then a part of train is held out). The arrays are those of
 :func:`~dpbam.data.from_arrays`. The current folder is on the module path.
 """
 
@@ -15,46 +15,39 @@ from typing import Any
 import numpy as np
 
 from dpbam._names import load_function
-from dpbam.data.arrays import as_column, as_images, number_labels
-from dpbam.data.base import ArrayImages, DataError
+from dpbam.data.arrays import from_arrays, number_labels
+from dpbam.data.base import DataError
 from dpbam.data.dataset import DataSet
 from dpbam.data.sources import Openers, Options
 from dpbam.errors import ArgumentError
 
 
 def open_user(argument: str, options: Options) -> Openers:
-    """The splits for which the function returns something."""
+    """Return the splits for which the function does not return None."""
     function = _import(argument)
     found = {split: _call(function, argument, split) for split in ("train", "test")}
     if found["train"] is None:
         raise DataError(f"{argument}('train') returned None: it must return the training set")
     results = {split: value for split, value in found.items() if value is not None}
-    if all(isinstance(value, DataSet) for value in results.values()):
-        names = {value.class_names for value in results.values()}
-        if len(names) > 1:
-            raise DataError(f"{argument} gives its splits different class names")
-        return {split: partial(_same, value) for split, value in results.items()}
-    return _from_arrays(argument, results)
-
-
-def _from_arrays(argument: str, results: dict[str, Any]) -> Openers:
-    parts = {f"{argument}/{split}": _parts(argument, value) for split, value in results.items()}
-    numbers, names = number_labels({call: np.asarray(p[1]) for call, p in parts.items()})
-    sets = {
-        call.rsplit("/", 1)[1]: DataSet(
-            name=call,
-            images=ArrayImages(as_images(np.asanyarray(images), call)),
-            labels=numbers[call],
-            class_names=names,
-            columns={key: as_column(v, f"{key} of {call}") for key, v in columns.items()},
-        )
-        for call, (images, _, columns) in parts.items()
-    }
-    return {split: partial(_same, dataset) for split, dataset in sets.items()}
+    if not all(isinstance(value, DataSet) for value in results.values()):
+        results = _from_arrays(argument, results)
+    if len({value.class_names for value in results.values()}) > 1:
+        raise DataError(f"{argument} gives its splits different class names")
+    return {split: partial(_same, value) for split, value in results.items()}
 
 
 def _same(dataset: DataSet) -> DataSet:
     return dataset
+
+
+def _from_arrays(argument: str, results: dict[str, Any]) -> dict[str, DataSet]:
+    parts = {split: _parts(argument, value) for split, value in results.items()}
+    labels = {f"{argument}/{split}": np.asarray(part[1]) for split, part in parts.items()}
+    numbers, names = number_labels(labels)
+    return {
+        split: from_arrays(images, numbers[call], name=call, class_names=names, columns=columns)
+        for call, (split, (images, _, columns)) in zip(labels, parts.items(), strict=True)
+    }
 
 
 def _parts(argument: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:

@@ -1,21 +1,22 @@
 """One run on many processes: ``torchrun`` in front of the same command.
 
-Every process, a *rank*, owns a fixed share of the units of privacy: unit i is rank (i mod W)'s.
+Every process, a *rank*, owns a fixed share of the units of privacy: unit i belongs to rank i mod W.
 
-    each rank          its own units of one global Poisson sample -> clipped sum     (its share)
-    reduce             the sums, once a logical batch, to rank 0, the leader
-    the leader         noise once, divide, ledger                                    (Algorithm 1)
-    broadcast          the private gradient: all ranks step alike, bit for bit
+    each rank          its units of one global Poisson sample -> clipped sum     (its share)
+    reduce             the sums, once per logical batch, to rank 0, the leader
+    the leader         noise once, divide, ledger                                (Algorithm 1)
+    broadcast          the private gradient: all ranks take the same step, bit for bit
 
-**Why one rank draws the noise.** Shares of variance on every rank would also sum to sigma C, but
-not for secure noise, since a sum of rounded Gaussians is not one. With one rank there is one rule
-for both, a seeded run has the noise of a single process, the total does not hang on the number of
-ranks that took part, and nothing reaches any parameters before the leader has written the ledger.
+**Why one rank draws the noise.** Noise on every rank, with a share of the variance, would also sum
+to sigma C, but not for secure noise, since a sum of rounded Gaussians is not a rounded Gaussian.
+With one rank the rule is the same for both, a seeded run has the noise of a single process, the
+noise does not depend on the number of ranks, and no parameter changes before the leader has written
+the ledger.
 
 Guarantee: with W ranks a step is the same mechanism as with one. A unit is on one rank only, so it
-moves the total by at most C; the total has the noise N(0, (sigma C)^2 I) once; it is charged once.
+changes the total by at most C; noise N(0, (sigma C)^2 I) is added once; the step is charged once.
 
-The network between the ranks carries sums before noise: it is the operator's, as their memory is.
+The network between the ranks carries sums before noise: it must be trusted as their memory is.
 
 Example:
     >>> with joined() as ranks:  # without torchrun: this process alone

@@ -27,11 +27,11 @@ _TIMEOUT = "DPBAM_RANK_TIMEOUT"
 class ProcessRanks(Ranks):
     """The ranks of the default process group.
 
-    Two messages a logical batch, each of one flat tensor in the sums' dtype: a reduce to the
-    leader and a broadcast. Together they carry as many bytes as an all-reduce.
+    A logical batch takes two messages, each one flat tensor in the dtype of the sums: a reduce to
+    the leader and a broadcast. Together they carry as many bytes as an all-reduce.
 
     Args:
-        watch: says who is missing when a message fails.
+        watch: reports which rank is missing when a message fails.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -39,7 +39,6 @@ class ProcessRanks(Ranks):
         self._watch = watch
 
     def release(self, own: Params, privatise: Callable[[Params], Params]) -> Params:
-        """Reduce, privatise on the leader, broadcast."""
         message = flatten(own)
         with self._together():
             dist.reduce(message, dst=0)  # sum_r (sum of rank r's clipped directions)
@@ -50,14 +49,12 @@ class ProcessRanks(Ranks):
         return unflatten(message, own)
 
     def total(self, own: Params) -> Params:
-        """One all-reduce."""
         message = flatten(own)
         with self._together():
             dist.all_reduce(message)
         return unflatten(message, own)
 
     def sums(self, *values: float) -> list[float]:
-        """One small all-reduce, in float64."""
         message = torch.tensor([float(v) for v in values], dtype=torch.float64)
         with self._together():
             dist.all_reduce(message)
@@ -65,15 +62,14 @@ class ProcessRanks(Ranks):
         return found
 
     def from_leader(self, make: Callable[[], T]) -> T:
-        """A broadcast of any object; between the run's own processes, pickles will do."""
-        made = [make() if self.leads else None]
+        made = [make() if self.leads else None]  # pickled: the processes trust one another
         with self._together():
             dist.broadcast_object_list(made, src=0, device=torch.device("cpu"))
         return made[0]  # type: ignore[return-value]
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """A message fails when a rank is gone, or late: say which."""
+        """Turn a failed message into an error that names the rank that is lost or late."""
         try:
             yield
         except RuntimeError as error:
@@ -84,12 +80,7 @@ class ProcessRanks(Ranks):
 
 
 def flatten(params: Params) -> Tensor:
-    """One long tensor of its own, in the widest dtype.
-
-    Example:
-        >>> flatten({"a": torch.ones(2, 1), "b": torch.zeros(1)})
-        tensor([1., 1., 0.])
-    """
+    """Concatenate copies of all tensors in the widest dtype."""
     wide = reduce(torch.promote_types, {p.dtype for p in params.values()})
     return torch.cat([p.detach().to(wide).flatten() for p in params.values()])
 
@@ -102,7 +93,7 @@ def unflatten(flat: Tensor, like: Params) -> Params:
 
 @contextmanager
 def opened() -> Iterator[Ranks]:
-    """Meet the others as the environment says; an error here ends the others too."""
+    """Join the process group of the environment; an error in the body ends the other ranks too."""
     with _met(timeout()) as watch:
         try:
             yield ProcessRanks(watch)
@@ -110,15 +101,15 @@ def opened() -> Iterator[Ranks]:
             raise
         except Exception as error:
             if not watch.claim(str(error)):
-                raise EndedElsewhereError from error  # as on the other ranks; one of them says it
+                raise EndedElsewhereError from error  # another rank reports it
             raise
     dist.destroy_process_group()
 
 
 def _met(limit: timedelta) -> Watch:
-    """Make the process group, and a watch over it."""
+    """Create the process group, and a watch over it."""
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a late rank is an error, not an abort
-    # torchrun may keep its store when it starts the ranks once more: old names must not count
+    # torchrun may keep its store when it restarts the ranks: old names must not be read
     attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
         store, rank, world = next(iter(rendezvous("env://", timeout=limit)))
@@ -129,21 +120,16 @@ def _met(limit: timedelta) -> Watch:
     except RuntimeError as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise RankLostError(
-            f"rank {os.environ['RANK']} did not find all {os.environ['WORLD_SIZE']} processes by "
-            f"way of {where} within {limit.total_seconds():g} s ({_first_line(error)}): see that "
-            "all are started and can reach one another, then start again"
+            f"rank {os.environ['RANK']} did not find all {os.environ['WORLD_SIZE']} processes at "
+            f"{where} within {limit.total_seconds():g} s ({_first_line(error)}): check that all "
+            "are started and can reach one another, then start again"
         ) from None
     stores = [PrefixStore(f"{attempt}/watch", store.clone()) for _ in range(2)]
     return Watch(stores, rank, world, limit)
 
 
 def timeout() -> timedelta:
-    """How long ranks wait for one another.
-
-    Example:
-        >>> timeout().total_seconds()
-        600.0
-    """
+    """Return how long ranks wait for one another."""
     text = os.environ.get(_TIMEOUT, "600")
     try:
         seconds = float(text)
@@ -155,7 +141,7 @@ def timeout() -> timedelta:
 
 
 def _backend() -> str:
-    """Both where there are GPUs, each rank with its own: small messages stay on the CPU."""
+    """Gloo on CPUs; with GPUs, one per rank, also NCCL: small messages stay on the CPU."""
     if not torch.cuda.is_available():
         return "gloo"
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

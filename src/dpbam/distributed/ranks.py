@@ -1,6 +1,6 @@
-"""What the oracle and a run ask of the other processes, and the answers of a process alone.
+"""The interface of the oracle and a run to the other processes; without ``torchrun``, one process.
 
-No torch here: without ``torchrun`` nothing of it is needed.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class RankLostError(DPBAMError, ValueError):
-    """Another process is gone, or out of reach; the message says which, and what to do."""
+    """Another process has ended or cannot be reached; the message has its rank and the way out."""
 
 
 class EndedElsewhereError(DPBAMError, ValueError):
-    """Another process ended the run, and has said why: this one ends without a word."""
+    """Another process ended the run and reports the cause; this one has no message."""
 
     def __init__(self) -> None:
         super().__init__("")
 
 
 class Ranks:
-    """The processes that train together; this class: one alone.
+    """The processes that train together; this class is a single process.
 
     Attributes:
-        rank: this process's number, from 0.
-        world: W, how many there are.
+        rank: the number of this process, from 0.
+        world: W, the number of processes.
 
     Example:
         >>> alone = Ranks()
@@ -49,53 +49,48 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0: it draws the noise, keeps the ledger, and writes files."""
+        """Whether this is rank 0, which draws the noise and writes the ledger and all files."""
         return self.rank == 0
 
     @property
     def share(self) -> UnitShare:
-        """The units of privacy that are this rank's."""
+        """The units of privacy of this rank."""
         return UnitShare(self.rank, self.world)
 
     def release(self, own: Params, privatise: Callable[[Params], Params]) -> Params:
-        """``privatise`` of the sum of all ranks' ``own``; called by the leader, and once.
+        """Sum ``own`` over all ranks and return ``privatise`` of it, called once, by the leader.
 
         Every rank gets the same result, bit for bit.
         """
         return privatise(own)
 
     def total(self, own: Params) -> Params:
-        """The sum of all ranks' ``own``, on every rank. Not private."""
+        """Return the sum of ``own`` over all ranks, on every rank. Not private."""
         return own
 
     def sums(self, *values: float) -> list[float]:
-        """The sum of each value over the ranks."""
+        """Return the sum of each value over the ranks."""
         return list(values)
 
     def from_leader(self, make: Callable[[], T]) -> T:
-        """What ``make()`` gives on the leader; the others do not call it."""
+        """Return ``make()`` of the leader; the other ranks do not call it."""
         return make()
 
 
 def launched() -> bool:
-    """Whether something like ``torchrun`` has started this process as one of several.
-
-    Example:
-        >>> launched()
-        False
-    """
+    """Whether ``torchrun`` or a similar launcher started this process as one of several."""
     return all(name in os.environ for name in _LAUNCHED)
 
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Meet the other processes that ``torchrun`` has started; alone without it.
+    """Join the processes that ``torchrun`` has started; without it, a single process.
 
-    ``DPBAM_RANK_TIMEOUT`` (seconds, 600 unless set) is how long ranks wait for one another. It must
-    exceed an evaluation, which is the leader's work.
+    ``DPBAM_RANK_TIMEOUT`` (seconds, default 600) is how long ranks wait for one another. It must
+    exceed the time of an evaluation, which only the leader computes.
 
     Raises:
-        RankLostError: within the time-out, on every rank that is left.
+        RankLostError: within the time-out, on every remaining rank.
     """
     if not launched():
         yield Ranks()

@@ -1,9 +1,10 @@
-"""Who is missing: a pulse a rank in the launcher's store, read when a message has failed.
+"""Find the rank that is lost: each rank has a heartbeat in the launcher's store.
 
-A failed message says "connection closed", or nothing until the time-out, and never which rank was
-the first to go: the others fail one after another. So every rank counts up a number of its own
-about once a second. After a failure, whose number stands still is gone. The first rank to find out
-writes it down, and is the one to speak; the others then end without a word.
+The error of a failed message is "connection closed", or there is none until the time-out, and it
+does not name the rank that failed first, since the others fail one after another. So every rank
+increments a counter about once per second. After a failure, the ranks whose counters no longer
+change are lost. The first rank that notices records it and reports the error; the others end
+without a message.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ BEAT = 1.0  # seconds
 _LOOK = 3  # beats between two looks at the pulses
 _PATIENCE = 10  # beats to wait for the store
 _ENDED = "ended"
-_RESUME = "what was released is on the ledger; go on with --resume"
+_RESUME = "what was released is on the ledger; continue with --resume"
 
 
 class Watch:
-    """A rank's own pulse, and a look at the others'.
+    """The heartbeat of this rank, and checks of the others.
 
     Args:
-        stores: two connections to the store that the ranks share, one a thread; with ``torchrun``
-            it outlives them.
-        rank: this one.
-        world: how many.
-        limit: the time-out of messages, for the sentence.
+        stores: two connections to the ranks' shared store, one per thread; with ``torchrun`` the
+            store outlives the ranks.
+        rank: of this process.
+        world: the number of ranks.
+        limit: the time-out of messages, for the error.
     """
 
     def __init__(self, stores: list[Any], rank: int, world: int, limit: timedelta) -> None:
@@ -52,20 +53,20 @@ class Watch:
         self._stop.set()
 
     def claim(self, sentence: str) -> bool:
-        """Write down why the run ends; False if another rank has done so, or nobody can know."""
+        """Record why the run ends; return False if another rank has recorded it."""
         try:
             mine = f"{self.rank}: {sentence}"
             return bool(self._store.compare_set(_ENDED, "", mine) == mine.encode())
-        except RuntimeError:  # the store is gone: nobody else will say it
+        except RuntimeError:  # the store is lost: no other rank can report it
             return True
 
     def inquire(self, failure: Exception) -> str | None:
-        """Why a message failed, in one sentence; None if another rank says it."""
+        """Return why a message failed, in one sentence; None if another rank reports it."""
         answer: list[str | None] = []
         looking = threading.Thread(target=lambda: answer.append(self._look(failure)), daemon=True)
         looking.start()
-        looking.join((_LOOK + _PATIENCE) * BEAT)  # a store on a host that is cut off never answers
-        return answer[0] if answer else self._nobody_answers()
+        looking.join((_LOOK + _PATIENCE) * BEAT)  # the store of an unreachable host never answers
+        return answer[0] if answer else self._store_lost()
 
     def _look(self, failure: Exception) -> str | None:
         try:
@@ -77,22 +78,22 @@ class Watch:
             sentence = self._sentence([r for r in silent if r != self.rank], failure)
             return sentence if self.claim(sentence) else None
         except RuntimeError:
-            return self._nobody_answers()
+            return self._store_lost()
 
     def _sentence(self, lost: list[int], failure: Exception) -> str:
         if not lost:
-            said = str(failure).strip().partition("\n")[0]
+            cause = str(failure).strip().partition("\n")[0]
             return (
                 f"the {self.world} ranks are alive but did not meet within "
-                f"{self._limit.total_seconds():g} s ({said}): {_RESUME}, with a longer "
+                f"{self._limit.total_seconds():g} s ({cause}): {_RESUME}, with a longer "
                 "DPBAM_RANK_TIMEOUT"
             )
         hosts = [self._store.get(f"host/{r}").decode() for r in lost]
         names = ", ".join(f"{r} (on {host})" for r, host in zip(lost, hosts, strict=True))
-        said = f"rank {names} is" if len(lost) == 1 else f"ranks {names} are"
-        return f"{said} lost, of {self.world}: {_RESUME}"
+        who = f"rank {names} is" if len(lost) == 1 else f"ranks {names} are"
+        return f"{who} lost, of {self.world}: {_RESUME}"
 
-    def _nobody_answers(self) -> str:
+    def _store_lost(self) -> str:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         return (
             f"rank {self.rank} (on {socket.gethostname()}) has lost the others: the launcher's "
@@ -108,5 +109,5 @@ class Watch:
             count += 1
             try:
                 self._own.set(f"pulse/{self.rank}", str(count))
-            except RuntimeError:  # the store is gone: so is the run, as a message will show
+            except RuntimeError:  # the store is lost; the next message will fail
                 return

@@ -1,4 +1,4 @@
-"""Engines: how per-unit directions are computed."""
+"""Engines: the computation of per-unit directions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ENGINES = tuple(_ENGINES)
 
 
 def make_engine(name: str, model: nn.Module, loss: Loss, groups: Mapping[str, int]) -> Engine:
-    """The engine called ``name``: "auto", "functional", "fused" or "loop".
+    """Return the engine called ``name``: "auto", "functional", "fused" or "loop".
 
     Example:
         >>> model = nn.Linear(2, 1)

@@ -1,9 +1,9 @@
 """Hugging Face models with padding masks under vmap.
 
-Before transformers builds the attention mask of a batch [N, T] of padding masks, it looks whether
-the mask is needed at all: a mask of ones is left out. That is a branch on data, which vmap cannot
-run. :func:`explicit_masks` has transformers build every mask that is data of a row. The result is
-the same up to rounding; the model and its configuration are not touched.
+Before transformers builds the attention mask of a batch [N, T] of padding masks, it tests whether
+all of them are ones, and then leaves the mask out. This branch depends on data, so vmap cannot run
+it. Inside :func:`explicit_masks` transformers builds every mask that is data of a row. The result
+is the same up to rounding; the model and its configuration are not modified.
 """
 
 from __future__ import annotations
@@ -17,32 +17,22 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpbam.engines.batching import differs_by_row
-from dpbam.errors import ArgumentError
 
 _IMPLEMENTATIONS = ("sdpa", "eager")  # the others are kernels that vmap cannot run
 
 
 @contextmanager
 def explicit_masks(model: nn.Module) -> Iterator[None]:
-    """While open, transformers decides nothing by the values of masks that vmap has batched.
+    """Keep transformers from branching on the values of masks that vmap has batched.
 
     It does nothing for a model without parts from transformers, and imports nothing. Masks that
-    are not batched, and models elsewhere that run without vmap, are served as always.
-
-    Raises:
-        ValueError: the model branches on data and its version of transformers, below 4.53, has no
-            interface for masks.
+    are not batched, and models that run without vmap, are not affected.
     """
-    if not has_pretrained(model):
+    masking = sys.modules.get("transformers.masking_utils")
+    if masking is None or not _has_pretrained(model):
         yield
         return
-    interface = getattr(
-        sys.modules.get("transformers.masking_utils"), "AttentionMaskInterface", None
-    )
-    if interface is None:
-        with _explained():
-            yield
-        return
+    interface = masking.AttentionMaskInterface
     known = interface()
     originals = {name: known[name] for name in _IMPLEMENTATIONS if name in known}
     try:
@@ -54,8 +44,7 @@ def explicit_masks(model: nn.Module) -> Iterator[None]:
             interface.register(name, original)
 
 
-def has_pretrained(model: nn.Module) -> bool:
-    """Whether a part of the model is a ``transformers.PreTrainedModel``."""
+def _has_pretrained(model: nn.Module) -> bool:
     loaded = sys.modules.get("transformers.modeling_utils")
     return loaded is not None and any(
         isinstance(module, loaded.PreTrainedModel) for module in model.modules()
@@ -63,24 +52,10 @@ def has_pretrained(model: nn.Module) -> bool:
 
 
 def _explicit(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The mask function of transformers, without its shortcuts where the mask is batched."""
+    """Call the mask function of transformers, without its shortcuts if the mask is batched."""
     padding = kwargs.get("attention_mask")
     if isinstance(padding, Tensor) and differs_by_row(padding):
         kwargs["allow_is_causal_skip"] = False
         if "allow_is_bidirectional_skip" in kwargs:
             kwargs["allow_is_bidirectional_skip"] = False
     return original(*args, **kwargs)
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if "data-dependent" not in str(error):
-            raise
-        version = getattr(sys.modules.get("transformers"), "__version__", "")
-        raise ArgumentError(
-            f"transformers {version} has no AttentionMaskInterface, so that padding masks cannot "
-            "be built row by row: install transformers 4.53 or later, or use engine='loop'"
-        ) from error

@@ -1,8 +1,8 @@
-"""The engine a user gets who does not ask for one: the fastest that serves.
+"""The default engine: the fastest that supports the model.
 
-All engines compute the same directions, so that changing over is safe at any physical batch. An
-engine that has not served yet is given up at any error but interrupts and lack of memory; one that
-has served, only when it says that it cannot serve. All of it happens before a step is charged.
+All engines compute the same directions, so that switching is safe at any physical batch. An engine
+that has not computed a batch yet is given up at any error except interrupts and lack of memory; one
+that has, only at an ``UnsupportedModelError``. All of this happens before a step is charged.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from dpbam.methods import Method
 
 _SLOWER = {
     "functional": "computes the same, with a gradient per sample in memory",
-    "loop": "computes the same one sample after the other, many times slower",
+    "loop": "computes the same one sample at a time, many times slower",
 }
 
 
 class AutoEngine:
-    """The fused engine, else the functional one, else the loop; one warning says which and why.
+    """The fused engine, else the functional one, else the loop; one warning gives the reason.
 
     Args:
         model: the model.
@@ -54,11 +54,11 @@ class AutoEngine:
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> PerSampleDirections:
-        """Return directions by the fastest engine that serves.
+        """Return directions by the fastest engine that supports the model.
 
         Raises:
-            StatefulModelError: for a model that keeps something of its rows: no engine serves it.
-            Exception: the loop engine's, if no engine serves.
+            StatefulModelError: for a model that keeps state between passes, on any engine.
+            Exception: the loop engine's, if no engine supports the model.
         """
         reasons: list[str] = []
         while True:
@@ -71,15 +71,16 @@ class AutoEngine:
                 final = len(self._engines) == 1
                 if final or (self._served and not isinstance(error, UnsupportedModelError)):
                     raise
-                reasons.append(f"the {engine.name} engine cannot serve: {_first_line(error)}")
+                reason = _first_line(error)
+                reasons.append(f"the {engine.name} engine does not support this: {reason}")
                 del self._engines[0]
             else:
                 self._served = True
                 break
         if reasons:
             warnings.warn(
-                f"{'; '.join(reasons)}. The {engine.name} engine serves, which "
-                f"{_SLOWER[engine.name]}; change the model there to be faster",
+                f"{'; '.join(reasons)}. The {engine.name} engine is used, which "
+                f"{_SLOWER[engine.name]}; for speed, change the model there",
                 stacklevel=2,
             )
         return found

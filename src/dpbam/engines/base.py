@@ -1,12 +1,12 @@
-"""The seam between the oracle and its engines.
+"""The interface between the oracle and its engines.
 
-An engine computes per-unit directions without having to hand them over: the fused engine never
-forms them. It returns a handle, :class:`PerSampleDirections`; clipping is a pure function from the
-handle's norms to factors; the clipped sum is the handle's weighted sum.
+An engine need not materialise per-unit directions; the fused engine seldom does. It returns a
+handle, :class:`PerSampleDirections`. Clipping is a pure function from the handle's norms to
+factors, and the clipped sum is the handle's weighted sum.
 
 Shapes: N rows (views and records), U units of privacy, G clipping groups. A unit's loss is the
-weighted mean over its rows, so that augmentation multiplicity and several records a patient are
-the same thing: a unit with more than one row.
+weighted mean over its rows, so that augmentation multiplicity and several records per patient are
+the same: a unit with more than one row.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 class UnsupportedModelError(DPBAMError, ValueError):
-    """This engine cannot compute this method on this model; the message says why."""
+    """An engine does not support this method on this model; the message gives the reason."""
 
 
 class StatefulModelError(DPBAMError, ValueError):
-    """A forward pass changes something that a later one could read; the message names it."""
+    """A forward pass changes state that a later one could read; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PhysicalBatch:
         unit: [N] int64, the unit of each row, 0..U-1, non-decreasing; every unit has a row.
         units: U.
         weights: [N] float, a row's share of its unit's loss; they sum to 1 over a unit.
-        keys: [N] int64, what a row's dropout draws hang on.
+        keys: [N] int64, on which a row's random draws depend.
     """
 
     inputs: Any
@@ -66,54 +66,54 @@ class PhysicalBatch:
 
 
 class PerSampleDirections(Protocol):
-    """The directions d_1 .. d_U of one physical batch, perhaps never formed."""
+    """The directions d_1 .. d_U of one physical batch, possibly never materialised."""
 
     def norms(self) -> Tensor:
-        """[G, U] Euclidean norms by clipping group, float32 or better; non-finite where d_i is."""
+        """Return |d_i| by clipping group, [G, U]: float32 or better, non-finite where d_i is."""
 
     def weighted_sum(self, factors: Tensor) -> Params:
-        """sum_i factors[g, i] * d_i for each parameter of group g; factors [G, U].
+        """Return sum_i factors[g, i] * d_i for each parameter of group g; factors [G, U].
 
         A factor of exactly 0 removes the unit, even one that is NaN or infinite. Sums are float32
         or better.
         """
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        """[U] inner products <d_i, vector>, for measuring (never released)."""
+        """Return <d_i, vector>, for measurements (not private): [U]."""
 
     def parameter_norms(self) -> dict[str, Tensor]:
-        """[U] norms of d_i's entries by parameter, for measuring which layers are long."""
+        """Return the norms of d_i's entries by parameter, for measurements: [U] each."""
 
     @property
     def plain(self) -> PerSampleDirections | None:
-        """The plain gradients g_i of the same pass, if they were asked for (for measuring)."""
+        """The plain gradients g_i of the same pass if requested, for measurements."""
 
 
 class Engine(Protocol):
-    """Computes directions for one model and loss."""
+    """Compute directions for one model and loss."""
 
     @property
     def name(self) -> str:
-        """How a user asks for it."""
+        """The name by which a user selects it."""
 
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> PerSampleDirections:
-        """The directions of ``method`` at the model's present parameters.
+        """Return the directions of ``method`` at the model's present parameters.
 
         Args:
             batch: whole units.
-            method: says what a direction is.
+            method: defines a direction.
             lam: its lambda at this step.
-            plain: keep the plain gradients too, for measuring.
+            plain: also keep the plain gradients, for measurements.
 
         Raises:
-            UnsupportedModelError: if this engine does not know how.
+            UnsupportedModelError: if this engine does not support the method or the model.
         """
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
-    """model(x), model(*tuple) or model(**dict)."""
+    """Return model(x), model(*tuple) or model(**dict)."""
     if isinstance(inputs, tuple | list):
         return model(*inputs)
     if isinstance(inputs, dict):
@@ -122,7 +122,7 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 def per_row_loss(loss: Loss, output: Any, targets: Any, rows: int) -> Tensor:
-    """The loss as [rows], or an error that teaches."""
+    """Return the loss as [rows]."""
     values = loss(output, targets)
     if not isinstance(values, Tensor):
         raise ArgumentTypeError(f"the loss must return a tensor, got {type(values).__name__}")
@@ -130,10 +130,10 @@ def per_row_loss(loss: Loss, output: Any, targets: Any, rows: int) -> Tensor:
         return values
     if values.ndim == 0:
         raise ArgumentError(
-            "the loss returned a scalar, but private training needs one value a sample: pass "
+            "the loss returned a scalar, but private training needs one value per sample: pass "
             "reduction='none', for example torch.nn.CrossEntropyLoss(reduction='none')"
         )
     raise ArgumentError(
-        f"the loss must return one value a sample, shape ({rows},), got {tuple(values.shape)}: "
+        f"the loss must return one value per sample, shape ({rows},), got {tuple(values.shape)}: "
         "reduce the other axes, for example with .flatten(1).mean(1)"
     )

@@ -1,9 +1,9 @@
-"""Step out of ``vmap`` and back in: from a tensor as one row sees it to the tensor of all rows.
+"""Leave ``vmap`` and re-enter it: from the tensor of one row to the tensor of all rows.
 
-Inside ``torch.func.vmap`` a tensor that differs from row to row is *batched*: it looks like one
-row's tensor and holds all N. An engine that wants to do something once for all rows takes the
-tensor of all rows, ``[N, *row]``, computes with it outside vmap, and gives the result back as a
-batched one. ``torch.autograd.Function`` offers the same through a ``vmap`` static method, at eight
+Inside ``torch.func.vmap`` a tensor that differs from row to row is *batched*: it looks like the
+tensor of one row and holds all N. To compute something once for all rows, an engine takes the
+tensor of all rows, ``[N, *row]``, computes with it outside vmap, and returns the result as a
+batched one. A ``torch.autograd.Function`` with a ``vmap`` static method does the same at eight
 times the cost per call; hence torch's internal functions, in this module alone.
 """
 
@@ -27,15 +27,7 @@ is_wrapped: Callable[[Tensor], bool] = is_functorch_wrapped_tensor
 
 
 def differs_by_row(t: Tensor) -> bool:
-    """Whether a tensor has one value per row of an enclosing vmap, at any depth of transforms.
-
-    Example:
-        >>> import torch
-        >>> seen = []
-        >>> _ = torch.func.vmap(lambda x: seen.append(differs_by_row(x)) or x)(torch.ones(2))
-        >>> seen, differs_by_row(torch.ones(2))
-        ([True], False)
-    """
+    """Whether a tensor has one value per row of an enclosing vmap, at any depth of transforms."""
     while is_wrapped(t):
         if is_batched(t):
             return True
@@ -44,20 +36,20 @@ def differs_by_row(t: Tensor) -> bool:
 
 
 def version(t: Tensor) -> int:
-    """Return how often a tensor's memory was changed in place: a wrapped tensor does not count."""
+    """Return how often a tensor's memory was changed in place, also for a wrapped tensor."""
     while is_wrapped(t):
         t = get_unwrapped(t)
     return t._version
 
 
 def depth() -> int:
-    """Return the number of functorch transforms that are active here."""
+    """Return the number of active functorch transforms."""
     top = peek_interpreter_stack()
     return 0 if top is None else int(top.level())
 
 
 def all_rows(t: Tensor, rows: int) -> Tensor:
-    """Return the tensor of all rows, [N, *row]; one that is the same for all is expanded."""
+    """Return the tensor of all rows, [N, *row]; one that rows share is expanded."""
     if not is_batched(t):
         return t.expand(rows, *t.shape)
     whole: Tensor = get_unwrapped(t).movedim(maybe_get_bdim(t), 0)
@@ -70,7 +62,7 @@ def requires_grad(t: Tensor) -> bool:
 
 
 def batched(t: Tensor) -> Tensor:
-    """Return [N, *row] as the batched tensor of the ``vmap`` that is active here."""
+    """Return [N, *row] as a batched tensor of the innermost active ``vmap``."""
     wrapped: Tensor = _add_batch_dim(t, 0, depth())
     return wrapped
 
@@ -78,7 +70,7 @@ def batched(t: Tensor) -> Tensor:
 def on_all_rows(function: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:
     """Return ``function`` of the tensors of all rows, computed outside vmap, as a batched tensor.
 
-    Isolation is up to ``function``: row i of its result must depend on row i of its arguments.
+    Row i of the result of ``function`` must depend on row i of its arguments alone.
 
     Example:
         >>> import torch

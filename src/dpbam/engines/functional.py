@@ -1,8 +1,8 @@
 """The functional engine: ``torch.func`` over one unit at a time, vectorised with vmap.
 
-Short and obviously right: each unit's direction is the method's own formula applied to that
-unit's own loss, and the model never sees two rows together, so no layer can mix them. It
-materialises every direction: memory grows as units x parameters.
+Each unit's direction is the method's own formula applied to that unit's own loss. The model never
+gets two rows together, so no layer can mix them. Every direction is materialised: memory grows as
+units x parameters.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError
+from dpbam.engines.decomposed import Decompose
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
-from dpbam.engines.opaque import Decompose
 from dpbam.engines.precision import measured
 from dpbam.methods import Method
 from dpbam.params import Params, accumulation_dtype, map_rows, select_rows
 
 
 class FunctionalEngine:
-    """Directions by vmap over units.
+    """Compute directions by vmap over units.
 
     Args:
-        model: any module; only parameters that require a gradient are trained, the others are
-            constants and cost nothing.
+        model: any module; parameters that do not require a gradient are constants and cost nothing.
         loss: (output, targets) -> one value per row. It may use the model's parameters.
         groups: the clipping group of each trainable parameter; None puts all in one.
     """
@@ -47,15 +46,14 @@ class FunctionalEngine:
         """Return d_i of every unit i: the method's formula on the unit's own loss.
 
         Raises:
-            UnsupportedModelError: for a model that vmap cannot show its rows one at a time.
-            StatefulModelError: for a model that keeps something of its rows.
+            UnsupportedModelError: for a model that cannot run on one row inside vmap.
+            StatefulModelError: for a model that keeps state between passes.
         """
         parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         theta = {n: p.detach() for n, p in parameters.items()}
 
         def direction(rows: _Unit, unit_loss: Any) -> tuple[Params, Params, Tensor]:
-            seen: list[Params] = []  # the plain gradient, where the method computes it anyway
-
+            seen: list[Params] = []  # the first is the plain gradient
             losses: list[Tensor] = []
 
             def gradient(theta: Params) -> Params:
@@ -76,15 +74,17 @@ class FunctionalEngine:
             return found
 
         d, g, losses = isolated(self._model, self._loss, run)
-        if losses.requires_grad:  # of a parameter itself, not of the value put in its place
-            raise UnsupportedModelError("a parameter is used where no torch function shows it")
+        if losses.requires_grad:  # by a parameter itself, not by its substitute
+            raise UnsupportedModelError(
+                "a parameter is used where torch functions cannot be intercepted"
+            )
         plain_directions = FunctionalDirections(g, self._groups) if plain else None
         return FunctionalDirections(d, self._groups, plain_directions)
 
     def _unit_loss(
         self, parameters: Mapping[str, nn.Parameter], watch: Isolation
     ) -> Callable[[Params, _Unit], tuple[Tensor, Tensor]]:
-        """Return theta -> (L_u, L_u): the weighted mean over the unit's rows, each seen alone."""
+        """Return theta -> (L_u, L_u): the weighted mean over the unit's rows, each run alone."""
 
         def one_row(theta: Params, inputs: Any, targets: Any, key: Tensor) -> Tensor:
             with Substitute(parameters, theta), KeyedDraws(key), Decompose(), watch:
@@ -105,10 +105,10 @@ class FunctionalEngine:
 
 
 class Substitute(TorchFunctionMode):
-    """Puts other values in the place of parameters, wherever a torch function takes them.
+    """Substitute other values for parameters, wherever a torch function takes them.
 
-    By identity of the parameter: in submodules registered twice, tied weights and losses too.
-    What is computed under ``no_grad`` or read as ``.data`` has no derivative in forward mode too.
+    By identity of the parameter, also in submodules registered twice, tied weights and losses.
+    Results under ``no_grad`` and of ``.data`` have no derivative in forward mode either.
 
     Args:
         parameters: by name.
@@ -119,16 +119,10 @@ class Substitute(TorchFunctionMode):
         super().__init__()
         self._values = {id(p): values[n] for n, p in parameters.items()}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args = tuple(map(self._put, args))
         out = func(*args, **{k: self._put(v) for k, v in (kwargs or {}).items()})
-        if torch.is_grad_enabled() and func != _DATA:  # a new object at each access
+        if torch.is_grad_enabled() and func != _DATA:  # not ``is``: a new object at each access
             return out
         if isinstance(out, Tensor) and any(out is a for a in args):
             raise UnsupportedModelError(
@@ -146,7 +140,7 @@ _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 def _without_tangents(out: Any) -> Any:
-    """Return ``out`` detached: torch's ``no_grad`` stops backward mode alone."""
+    """Return ``out`` detached: torch's ``no_grad`` only stops backward mode."""
     if isinstance(out, Tensor):
         return out.detach()
     return type(out)(map(_without_tangents, out)) if type(out) in (list, tuple) else out
@@ -162,12 +156,7 @@ class FunctionalDirections:
         plain: FunctionalDirections | None = None,
     ) -> None:
         self._d = {n: d.to(accumulation_dtype(d.dtype)) for n, d in directions.items()}
-        self._groups, self._plain = groups, plain
-
-    @property
-    def plain(self) -> FunctionalDirections | None:
-        """The plain gradients of the same pass, if asked for."""
-        return self._plain
+        self._groups, self.plain = groups, plain
 
     @measured
     def norms(self) -> Tensor:
@@ -199,7 +188,6 @@ _Unit = tuple[Any, Any, Tensor, Tensor]  # inputs, targets, weights, keys of one
 
 
 def _rows(d: Tensor) -> Tensor:
-    """[U, *shape] -> [U, size], for a parameter that is one number too."""
     return d.reshape(d.shape[0], -1)
 
 
@@ -211,9 +199,9 @@ def _contract(factors: Tensor, d: Tensor) -> Tensor:
 
 
 def _by_unit(batch: PhysicalBatch) -> _Unit:
-    """[N, ...] rows -> [U, R, ...]: units with fewer rows are padded with weight 0.
+    """Return [N, ...] rows as [U, R, ...], with units of fewer rows padded by weight 0.
 
-    The padding repeats a row of the same unit, so that nothing of one unit can reach another.
+    The padding repeats a row of the same unit, so that units stay separate.
     """
     rows = (batch.inputs, batch.targets, batch.weights, batch.keys)
     counts = torch.bincount(batch.unit, minlength=batch.units)  # [U]

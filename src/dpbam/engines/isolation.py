@@ -1,24 +1,24 @@
-"""How an engine shows a model its rows: one at a time, inside ``vmap``, with nothing kept.
+"""Run a model on one row at a time, inside ``vmap``, and check that it keeps nothing of the row.
 
-Within a pass rows cannot mix: the model sees one row, and torch's batching rules do the rest. What
-is left is closed here:
+Within a pass rows cannot mix: the model gets one row, and torch's batching rules do the rest. Other
+channels between rows are closed here:
 
 =============================  ==================================================================
-a way for rows to meet         how it is closed
+channel                        check
 =============================  ==================================================================
-a tensor kept by the model     every tensor of the rows must be gone after the pass
+a tensor kept by the model     every tensor of the rows must be freed after the pass
                                (:func:`check_nothing_kept`)
-a buffer or attribute          must be what it was before (:class:`ModelState`)
+a buffer or attribute          must be unchanged (:class:`ModelState`)
 code with its own batching     custom functions and operators that are not torch's are refused
 rule, nested transforms
 hooks on gradients             refused: the engines would ignore them
-printing a tensor              shows the shape alone
+printing a tensor              prints the shape only
 random draws                   keyed by the row (:mod:`dpbam.engines.draws`)
 =============================  ==================================================================
 
-Not seen: what a model keeps as Python numbers or in numpy arrays outside its modules (under vmap a
+Not detected: Python numbers and numpy arrays that a model keeps outside its modules (under vmap a
 tensor's values cannot become either), TorchScript functions that a model calls without holding them
-as modules, and code that reaches behind vmap on purpose (``torch.func.debug_unwrap``, a
+as modules, and code that circumvents vmap on purpose (``torch.func.debug_unwrap``, a
 ``TorchDispatchMode``).
 """
 
@@ -37,7 +37,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vmap
 from torch.nn.modules import module as _modules
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpbam.engines.attention_masks import explicit_masks
 from dpbam.engines.base import (
@@ -48,6 +48,7 @@ from dpbam.engines.base import (
     per_row_loss,
 )
 from dpbam.engines.batching import depth, is_wrapped
+from dpbam.params import map_rows
 
 _PRINTING = {Tensor.__repr__, Tensor.__format__}
 _GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
@@ -55,20 +56,14 @@ _HOOKS = {
     Tensor.register_hook, Tensor.retain_grad, Tensor.register_post_accumulate_grad_hook,
 }  # fmt: skip
 _NO_HOOKS = "vmap cannot run hooks on saved tensors (gradient checkpointing)"
-_VMAP_WORDS = (
-    "vmap",
-    "functorch",
-    "atching rule",
-    "transform",
-    "saved tensor",
-)
+_VMAP_WORDS = ("vmap", "functorch", "atching rule", "transform", "saved tensor")
 _FREEZING = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 _Result = TypeVar("_Result")
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
-    """Return the loss of one row, a scalar: the model and the loss see a batch of one.
+    """Return the loss of one row, a scalar: the model and the loss get a batch of one.
 
     Args:
         model: the model.
@@ -76,7 +71,7 @@ def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
         inputs: one row, without the batch axis.
         targets: likewise.
     """
-    inputs, targets = tree_map(_batch_of_one, (inputs, targets))
+    inputs, targets = map_rows(lambda t: t.unsqueeze(0), (inputs, targets))
     value: Tensor = per_row_loss(loss, call_model(model, inputs), targets, 1)[0]
     return value
 
@@ -84,26 +79,22 @@ def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
 def over_rows(function: Callable[[Any], Any], tree: Any) -> Any:
     """Return ``function`` of each row of a tree of [N, ...] tensors, by vmap; None stays None.
 
-    Random draws are refused: those of the model have been keyed before they come to torch.
+    Random draws are refused: those of the model are keyed before they reach torch.
     """
     leaves, spec = tree_flatten(tree)
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
     def row(*parts: Tensor) -> Any:
         one = list(leaves)
-        for i, part in zip(places, parts, strict=True):
+        for i, part in zip(indices, parts, strict=True):
             one[i] = part
         return function(tree_unflatten(one, spec))
 
-    return vmap(row, randomness="error")(*(leaves[i] for i in places))
-
-
-def _batch_of_one(leaf: Any) -> Any:
-    return leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf
+    return vmap(row, randomness="error")(*(leaves[i] for i in indices))
 
 
 class Isolation(TorchFunctionMode):
-    """Watches what a model does with one row, as the innermost mode around it.
+    """Refuse calls for which isolation cannot be shown, as the innermost mode around the model.
 
     Enter it in every row function of one vmapped pass.
     """
@@ -117,16 +108,10 @@ class Isolation(TorchFunctionMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _PRINTING:
             return f"<tensor of one row, shape {tuple(args[0].shape)}>"
-        reason = _unserved(func)
+        reason = _reason_against(func)
         if reason is None and depth() != self._depth:
             reason = "the model applies a torch.func transform of its own"
         if reason is not None:
@@ -135,22 +120,19 @@ class Isolation(TorchFunctionMode):
 
 
 def check_nothing_kept() -> None:
-    """Refuse if a tensor of the rows outlives the pass, wherever it is kept.
+    """Refuse a model if a tensor of the rows outlives the pass, wherever it is kept.
 
-    While a pass runs, the garbage collector is off, so what it made is in the youngest generation.
-
-    Raises:
-        StatefulModelError: the next pass could read it, row by row.
+    The garbage collector is off during a pass, so new tensors are in the youngest generation.
     """
     if not any(map(_is_of_a_row, gc.get_objects(generation=0))):
         return
-    gc.collect()  # what is left in reference cycles goes
+    gc.collect()  # frees reference cycles
     kept = [t for t in gc.get_objects() if _is_of_a_row(t)]
     if kept:
         raise StatefulModelError(
             f"the model keeps a tensor of shape {tuple(kept[0].shape)} that was computed from the "
-            "samples (in an attribute, a list, a global, a closure or a hook): what one step "
-            "keeps, another could use; compute it anew in each forward pass"
+            "samples (in an attribute, a list, a global, a closure or a hook), where another step "
+            "could read it: compute it anew in each forward pass"
         )
 
 
@@ -158,8 +140,8 @@ def _is_of_a_row(thing: Any) -> bool:
     return issubclass(type(thing), Tensor) and is_wrapped(thing)
 
 
-def _unserved(func: Any) -> str | None:
-    """Return why isolation cannot be shown for a call of ``func``, or None."""
+def _reason_against(func: Any) -> str | None:
+    """Return why a call of ``func`` is refused, or None."""
     if isinstance(func, HigherOrderOperator):
         return (
             f"the model calls {func._name}, whose batching rule is not torch's own (a custom "
@@ -179,26 +161,13 @@ def _unserved(func: Any) -> str | None:
 
 
 class ModelState:
-    """What a forward pass must leave as it was: buffers, parameters and module attributes.
-
-    Example:
-        >>> model = nn.Linear(2, 1)
-        >>> state = ModelState(model)
-        >>> model.calls = 1
-        >>> state.check()
-        Traceback (most recent call last):
-        dpbam.engines.base.StatefulModelError: the forward pass changes calls of Linear, ...
-    """
+    """The buffers, parameters and attributes of modules, which a forward pass must not change."""
 
     def __init__(self, model: nn.Module) -> None:
         self._before = [(name, m, _contents(m)) for name, m in model.named_modules()]
 
     def check(self) -> None:
-        """Compare with the model as it is now.
-
-        Raises:
-            StatefulModelError: with the name of what was changed.
-        """
+        """Refuse a model with an attribute that has changed, by name."""
         for path, module, before in self._before:
             now = _contents(module)
             for key in before.keys() | now.keys():
@@ -206,8 +175,8 @@ class ModelState:
                     where = f"{path}.{key}" if path else key
                     raise StatefulModelError(
                         f"the forward pass changes {where} of {type(module).__name__}, which "
-                        "outlives it: the samples of one step could reach another, and the "
-                        "published model, without noise; compute it anew in each forward pass, or "
+                        "outlives it, so that samples of one step could reach another, and the "
+                        "published model, without noise: compute it anew in each forward pass, or "
                         "update it outside forward"
                     )
 
@@ -217,18 +186,19 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def _contents(module: nn.Module) -> dict[str, Any]:
-    """Return attributes by name; tensors with their versions."""
     held = {k: v for k, v in vars(module).items() if k not in _REGISTERED}
     for registered in _REGISTERED:
         held.update(getattr(module, registered))
     for name, value in held.items():
         if isinstance(value, Tensor) and is_wrapped(value):
-            raise StatefulModelError(f"{name} of {type(module).__name__} is of an earlier pass")
+            raise StatefulModelError(
+                f"{name} of {type(module).__name__} is a tensor of an earlier pass"
+            )
     return {k: (v, v._version) if isinstance(v, Tensor) else _shallow(v) for k, v in held.items()}
 
 
 def _shallow(value: Any) -> Any:
-    """Return a copy of a plain container, so that a change of it is seen."""
+    """Return a copy of a plain container, so that changes are detected."""
     if type(value) in (list, tuple, set):
         return (type(value), *value)
     return (dict, *value.items()) if type(value) is dict else value
@@ -242,56 +212,46 @@ def _same(a: Any, b: Any) -> bool:
     return isinstance(a, _PLAIN) and isinstance(b, _PLAIN) and a == b
 
 
-def refuse_hidden_code(model: nn.Module, loss: Loss) -> None:
-    """Refuse TorchScript, and hooks that a backward pass of torch would call and we do not.
-
-    Raises:
-        UnsupportedModelError: with the name of the module or parameter.
-    """
+def _hidden_code(model: nn.Module, loss: Loss) -> str | None:
+    """Return what in the model cannot be intercepted, or would be ignored, or None."""
     if isinstance(loss, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-        raise UnsupportedModelError("the loss is TorchScript, whose steps are hidden")
+        return "the loss is TorchScript, whose operations cannot be intercepted"
     if _modules._global_backward_hooks or _modules._global_backward_pre_hooks:
-        raise UnsupportedModelError(
-            "a backward hook is registered for all modules, and would be ignored"
-        )
+        return "a backward hook is registered for all modules, and would be ignored"
     for path, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
-            raise UnsupportedModelError(
-                f"module {path!r} has a backward hook, which would be ignored"
-            )
+            return f"module {path!r} has a backward hook, which would be ignored"
         if isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedModelError(
-                f"module {path!r} is a TorchScript module, whose steps are hidden"
-            )
+            return f"module {path!r} is TorchScript, whose operations cannot be intercepted"
     for name, p in model.named_parameters():
         if p._backward_hooks or p._post_accumulate_grad_hooks:
-            raise UnsupportedModelError(
-                f"parameter {name} has a gradient hook, which would be ignored"
-            )
+            return f"parameter {name} has a gradient hook, which would be ignored"
+    return None
 
 
-_REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # what they kept may still be there
+_REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # they may still hold what they kept
 
 
 def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) -> _Result:
-    """Return ``run(watch)``, the vmapped passes of one physical batch; refuse what could join rows.
+    """Return ``run(watch)``, the vmapped passes of one physical batch, if they isolate rows.
 
     Raises:
-        UnsupportedModelError: for what the vmapped engines cannot see through.
-        StatefulModelError: for a model that keeps something of its rows, or that did before.
+        UnsupportedModelError: for operations that cannot be intercepted, or that vmap cannot run.
+        StatefulModelError: for a model that keeps state between passes, now or before.
     """
     if model in _REFUSED:
         raise StatefulModelError(
-            "this model kept something of its samples in an earlier pass, and may still hold it: "
-            "repair its forward pass and make a new model"
+            "this model kept state of its samples in an earlier pass, and may still hold it: "
+            "fix its forward pass and create a new model"
         )
-    refuse_hidden_code(model, loss)
+    if reason := _hidden_code(model, loss):
+        raise UnsupportedModelError(reason)
     state, collecting = ModelState(model), gc.isenabled()
     gc.disable()
     try:
         with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
             result = run(Isolation())
-    except BaseException as error:  # the next engine must not meet what this pass left behind
+    except BaseException as error:  # the next engine must not read what this pass left
         _forget_frames(error)
         _check(model, state)
         raise _explained(error) from None
@@ -304,7 +264,7 @@ def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) 
 
 
 def _explained(error: BaseException) -> BaseException:
-    """Return vmap's own errors as refusals, and others as they are."""
+    """Return vmap's own errors as refusals, and other errors unchanged."""
     if not isinstance(error, RuntimeError) or not any(w in str(error) for w in _VMAP_WORDS):
         return error
     first = str(error).strip().splitlines()[0]
@@ -321,7 +281,7 @@ def _check(model: nn.Module, state: ModelState) -> None:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Let go of the frames that an error has passed, which hold tensors; keep their text."""
+    """Drop the frames of an error's traceback, which hold tensors; keep their text as a note."""
     error.add_note("".join(traceback.format_tb(error.__traceback__)))
     inner: BaseException | None = error
     while inner is not None:

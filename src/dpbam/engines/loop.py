@@ -1,15 +1,16 @@
 """The loop engine: one unit at a time by ordinary autograd, for every method.
 
-It serves whatever runs on a batch of one record: data-dependent branches, dynamic shapes, packed
-sequences, gradient checkpointing, ``autograd.grad`` inside forward, any ``autograd.Function``. It
-is slow, shares no code with the other engines, and is what the tests compare them with.
+It supports any model that runs on a batch of one record: data-dependent branches, dynamic shapes,
+packed sequences, gradient checkpointing, ``autograd.grad`` inside forward, any
+``autograd.Function``. It is slow, shares no code with the other engines, and is their reference in
+the tests.
 
-Isolation. The model sees one row at a time, on a copy of its modules that no other unit has used;
-the copies share the parameters. What a forward pass could leave behind is refused, by name: see
+Isolation. The model gets one row at a time, on a copy of its modules that no other unit has used;
+the copies share the parameters. State that a forward pass could leave is refused, by name: see
 :mod:`dpbam.engines.loop_state`. The first unit's loss is computed before all others and after
-them, and must be the same bit for bit; otherwise something outside of the model carries over.
+them, and must be the same bit for bit; otherwise state outside the model carries over.
 
-What a direction is, with g_i the gradient of unit i's loss by ``torch.autograd``:
+The direction, with g_i the gradient of unit i's loss by ``torch.autograd``:
 
 ========================  ======================================================================
 exact BAM                 g_i + p H_i g_i / |g_i| by double backward; a detached use of a
@@ -39,6 +40,7 @@ from dpbam.engines.base import (
     call_model,
     per_row_loss,
 )
+from dpbam.engines.batching import is_wrapped
 from dpbam.engines.draws import KeyedDraws, OnlyKeyedDraws
 from dpbam.engines.loop_state import Kept, Modules, Surroundings
 from dpbam.methods import DPSGD, Method
@@ -46,7 +48,7 @@ from dpbam.params import Params, accumulation_dtype, add, inner, map_rows, norm,
 
 
 class LoopEngine:
-    """Directions one unit after the other.
+    """Compute directions one unit at a time.
 
     Args:
         model: any module that runs on a batch of one record.
@@ -63,10 +65,10 @@ class LoopEngine:
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> LoopDirections:
-        """d_i for every unit i.
+        """Return d_i for every unit i.
 
         Raises:
-            StatefulModelError: if a forward pass leaves something behind that the next could read.
+            StatefulModelError: if a forward pass leaves state that the next could read.
         """
         theta = _Theta(self._model)
         surroundings = Surroundings(self._model, self._loss)
@@ -82,8 +84,8 @@ class LoopEngine:
             after = self._loss_of(0, batch, theta)
             surroundings.check()
         _check_repeatable(before, after)
-        below = LoopDirections(gradients, self._groups) if plain else None
-        return LoopDirections(found, self._groups, below)
+        plain_directions = LoopDirections(gradients, self._groups) if plain else None
+        return LoopDirections(found, self._groups, plain_directions)
 
     def _loss_of(self, u: int, batch: PhysicalBatch, theta: _Theta) -> Tensor:
         with self._unit(u, batch, theta) as unit:
@@ -91,13 +93,13 @@ class LoopEngine:
 
     @contextmanager
     def _unit(self, u: int, batch: PhysicalBatch, theta: _Theta) -> Iterator[_Unit]:
-        """Unit u on modules of its own; on leaving, nothing of it may be left anywhere."""
+        """Run unit u on a copy of the modules, and check that it leaves no state."""
         model, loss = _copied(self._model, self._loss)
         modules, kept = Modules(model, loss), Kept()
         index = (batch.unit == u).nonzero().flatten().tolist()
         yield _Unit(model, loss, batch, index, theta, kept)
         modules.check()
-        del model, loss, modules  # what the copies hold goes with them
+        del model, loss, modules  # frees what the copies hold
         kept.check()
 
 
@@ -114,7 +116,7 @@ class _Theta:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Afterwards the values of the start again, whatever a refused forward pass did."""
+        """Restore the values of the start after the block."""
         try:
             yield
         finally:
@@ -122,11 +124,11 @@ class _Theta:
 
     @contextmanager
     def at(self, values: Params) -> Iterator[None]:
-        """The parameters hold ``values`` inside; afterwards their own again, bit for bit."""
+        """Set the parameters to ``values`` in the block; restore them, bit for bit, after it."""
         if values is self.values:
             yield
             return
-        if any(torch._C._functorch.is_functorch_wrapped_tensor(v) for v in values.values()):
+        if any(map(is_wrapped, values.values())):
             raise UnsupportedModelError(
                 "the loop engine gives a method gradients that torch.func cannot differentiate: "
                 "give the method a norm_penalty, or use engine='functional'"
@@ -137,8 +139,8 @@ class _Theta:
 
     def _write(self, values: Params) -> None:
         for name, parameter in self.parameters.items():
-            parameter.data.copy_(values[name])  # no new version: nothing of the graph is left
-        torch.clear_autocast_cache()  # it holds casts of the values before
+            parameter.data.copy_(values[name])  # no new version: no graph is alive
+        torch.clear_autocast_cache()  # it holds casts of the previous values
 
 
 class _Unit:
@@ -152,20 +154,20 @@ class _Unit:
         self.theta, self._kept = theta, kept
 
     def loss(self) -> Tensor:
-        """sum_r w_r L_r over the unit's rows, each shown to the model alone: scalar."""
+        """Return sum_r w_r L_r over the unit's rows, each run alone: scalar."""
         parts = [self._row(i) for i in self._index]
         return torch.stack(parts).sum()
 
     def _row(self, i: int) -> Tensor:
         batch = self._batch
-        inputs, targets = map_rows(lambda t: _row_of(t, i), (batch.inputs, batch.targets))
+        inputs, targets = map_rows(lambda t: t[i : i + 1], (batch.inputs, batch.targets))
         with self._kept.watching((inputs, targets)), KeyedDraws(batch.keys[i]):
             output = call_model(self._model, inputs)
             value = per_row_loss(self._loss, output, targets, 1)
         return (value * batch.weights[i].to(value.dtype)).sum()
 
     def gradient(self, values: Params) -> Params:
-        """The gradient of the unit's loss with the parameters at ``values``."""
+        """Return the gradient of the unit's loss with the parameters at ``values``."""
         with self.theta.at(values):
             try:
                 return self._tree(self._autograd(self.loss()))
@@ -175,7 +177,7 @@ class _Unit:
             return self._tree(self._backward())
 
     def penalised(self, penalty: float) -> Params:
-        """The gradient of L + penalty |g|, which is g + penalty H g / |g|; g itself where g = 0."""
+        """Return the gradient of L + penalty |g|: g + penalty H g / |g|, or g where g = 0."""
         graph = self._tree(self._autograd(self.loss(), create_graph=True))
         g = {n: t.detach() for n, t in graph.items()}
         if not bool(norm(g) > 0):  # NaN too: clipping drops the unit
@@ -193,12 +195,12 @@ class _Unit:
         return list(_run_backward(value, tuple(wanted), create_graph=create_graph))
 
     def _backward(self) -> list[Tensor | None]:
-        """By ``.grad``: reentrant checkpointing knows no other way."""
+        """Return gradients by ``.grad``, which reentrant checkpointing needs."""
         wanted = list(self.theta.parameters.values())
         if any(p._post_accumulate_grad_hooks for p in wanted):
             raise UnsupportedModelError(
-                "checkpoint(use_reentrant=True) would run the hooks that wait for a parameter's "
-                ".grad on a gradient without noise: pass use_reentrant=False"
+                "checkpoint(use_reentrant=True) would call the post-accumulate-grad hook of a "
+                "parameter with a gradient without noise: pass use_reentrant=False"
             )
         saved = [p.grad for p in wanted]
         try:
@@ -219,7 +221,6 @@ class _Unit:
 
 
 def _direction(unit: _Unit, method: Method, lam: float) -> Params:
-    """d_i, without the graph."""
     penalty = method.norm_penalty(lam)
     if penalty is None:
         d = method.direction(unit.gradient, unit.theta.values, lam)
@@ -231,20 +232,15 @@ def _direction(unit: _Unit, method: Method, lam: float) -> Params:
 
 
 class LoopDirections:
-    """Directions of U units, each held by itself, in float32 or better."""
+    """Directions of U units, one dict per unit, in float32 or better."""
 
     def __init__(
         self, units: list[Params], groups: Mapping[str, int], plain: LoopDirections | None = None
     ) -> None:
-        self._units, self._groups, self._plain = units, groups, plain
-
-    @property
-    def plain(self) -> LoopDirections | None:
-        """The plain gradients of the same units, if asked for."""
-        return self._plain
+        self._units, self._groups, self.plain = units, groups, plain
 
     def norms(self) -> Tensor:
-        """|d_i| by group: [G, U]."""
+        """Return |d_i| by group: [G, U]."""
         count = max(self._groups.values()) + 1
         members = [[n for n, g in self._groups.items() if g == group] for group in range(count)]
         return torch.stack(
@@ -255,11 +251,11 @@ class LoopDirections:
         )
 
     def parameter_norms(self) -> dict[str, Tensor]:
-        """The norm of d_i's entries by parameter: [U] each."""
+        """Return the norm of d_i's entries by parameter: [U] each."""
         return {n: torch.stack([norm({n: d[n]}) for d in self._units]) for n in self._units[0]}
 
     def weighted_sum(self, factors: Tensor) -> Params:
-        """sum_i factors[g, i] d_i; a factor of 0 removes even a NaN."""
+        """Return sum_i factors[g, i] d_i; a factor of 0 removes even a NaN."""
         total = {n: torch.zeros_like(d) for n, d in self._units[0].items()}
         for i, direction in enumerate(self._units):
             for name, d in direction.items():
@@ -269,17 +265,17 @@ class LoopDirections:
         return total
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        """<d_i, vector>: [U]."""
+        """Return <d_i, vector>: [U]."""
         return torch.stack([inner(d, vector) for d in self._units])
 
 
 def _run_backward(
     value: Tensor, wanted: tuple[Tensor, ...], *, create_graph: bool = False
 ) -> tuple[Tensor | None, ...]:
-    """``torch.autograd.grad``, or without ``wanted`` ``backward``, where no row may draw.
+    """Run ``torch.autograd.grad``, or ``backward`` without ``wanted``, and refuse random draws.
 
     Those two functions would hide a checkpointed segment from a mode around them: the mode is
-    off while it handles a call.
+    disabled while it handles a call.
     """
     with OnlyKeyedDraws():  # type: ignore[no-untyped-call]
         return cast(
@@ -291,19 +287,15 @@ def _run_backward(
         )  # fmt: skip
 
 
-def _row_of(t: Any, i: int) -> Any:
-    return t[i : i + 1] if isinstance(t, Tensor) else t  # None stays None
-
-
 def _copied(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss]:
-    """Copies of both that share the model's parameters and no other state."""
+    """Return copies of both that share the model's parameters and no other state."""
     memo: dict[int, Any] = {id(p): p for p in model.parameters()}
     try:
         return copy.deepcopy((model, loss), memo)
     except Exception as error:
         raise UnsupportedModelError(
             f"the loop engine runs each unit on a copy of the model, and copy.deepcopy fails on it "
-            f"({error}): keep what cannot be copied out of the model"
+            f"({error}): keep objects that cannot be copied out of the model"
         ) from error
 
 
@@ -312,6 +304,6 @@ def _check_repeatable(before: Tensor, after: Tensor) -> None:
         return
     raise StatefulModelError(
         f"the loss of one record was {before.item()!r} before the others were computed and "
-        f"{after.item()!r} after them: forward must not depend on what ran before it, so keep no "
-        "state outside of the model, and draw random numbers with torch.nn.Dropout only"
+        f"{after.item()!r} after them: forward must not depend on earlier calls, so keep no state "
+        "outside the model, and draw random numbers with torch.nn.Dropout only"
     )

@@ -1,14 +1,14 @@
-"""What a forward pass may leave behind: found and refused by name, for the loop engine.
+"""State that a forward pass leaves, found and refused by name, for the loop engine.
 
 =====================  =============================================================================
 :class:`Modules`       attributes and buffers of the modules that ran, and containers inside them
-:class:`Surroundings`  the model that they are copies of, class attributes, closures of hooks, of
-                       methods and of losses, and globals that these name
+:class:`Surroundings`  the original model, class attributes, closures of hooks, of methods and of
+                       losses, and globals that these name
 :class:`Kept`          tensors computed from a record that are still alive, wherever they are kept
 =====================  =============================================================================
 
-A Python number that is kept where none of these look (a file, a C extension, an object of the
-standard library) is not seen.
+A Python number kept elsewhere (a file, a C extension, an object of the standard library) is not
+detected.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType, MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,23 +38,17 @@ _MOST_LEVELS = 8
 
 
 class _Watched:
-    """Named state as it was, to be compared with what it is."""
+    """A snapshot of named state, to compare with later."""
 
     def __init__(self, read: Callable[[], dict[str, Any]], *, parameters: bool) -> None:
         self._read = read
-        self._before = {n: _remembered(v, parameters) for n, v in read().items()}
+        self._same = {n: _comparison(v, parameters) for n, v in read().items()}
 
     def check(self) -> None:
-        """Refuse if anything was added, removed, replaced or written to.
-
-        Raises:
-            StatefulModelError: naming it.
-        """
+        """Refuse state that was added, removed, replaced or written to, by name."""
         now = self._read()
-        missing = object()
-        for name in {**self._before, **now}:
-            old, new = self._before.get(name, missing), now.get(name, missing)
-            if old is missing or new is missing or not old.same(new):
+        for name in {**self._same, **now}:
+            if name not in self._same or name not in now or not self._same[name](now[name]):
                 raise StatefulModelError(
                     f"the forward pass changed {name}, so that one record could reach the next and "
                     "the released model: compute it from the inputs, or keep it in eval mode only"
@@ -61,15 +56,10 @@ class _Watched:
 
 
 class Modules(_Watched):
-    """The state inside of a copy of the model, and of the loss if that is a module."""
+    """The state of a copy of the model, and of the loss if that is a module."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
-        def read() -> dict[str, Any]:
-            found: dict[str, Any] = {}
-            _Walk(found).modules(model, loss)
-            return found
-
-        super().__init__(read, parameters=False)
+        super().__init__(lambda: _Walk().modules(model, loss).found, parameters=False)
 
 
 class Surroundings(_Watched):
@@ -77,23 +67,19 @@ class Surroundings(_Watched):
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         def read() -> dict[str, Any]:
-            found: dict[str, Any] = {}
-            walk = _Walk(found)
-            walk.modules(model, loss)
-            walk.code(model, loss)
-            return found
+            return _Walk().modules(model, loss).code(model, loss).found
 
         super().__init__(read, parameters=True)
 
 
 class _Walk:
-    """Collects values by name: tensors and plain values, and the size of containers."""
+    """Collect values by name: tensors and plain values, and the size of containers."""
 
-    def __init__(self, found: dict[str, Any]) -> None:
-        self._found = found
-        self._seen: dict[int, Any] = {}  # the objects too: an id is free again when they go
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+        self._seen: dict[int, Any] = {}  # holds the objects, so that no id is reused
 
-    def modules(self, model: nn.Module, loss: Loss) -> None:
+    def modules(self, model: nn.Module, loss: Loss) -> _Walk:
         named = {"module": model.named_modules()}
         if isinstance(loss, nn.Module):
             named["the loss's module"] = loss.named_modules()
@@ -107,15 +93,17 @@ class _Walk:
             self._module(owner, module)
         if not isinstance(loss, nn.Module):
             self._value("the loss", loss, 0)
+        return self
 
-    def code(self, model: nn.Module, loss: Loss) -> None:
+    def code(self, model: nn.Module, loss: Loss) -> _Walk:
         classes = {c for module in model.modules() for c in type(module).__mro__}
         for name, p in model.named_parameters():
-            self._value(f"what a hook of parameter {name!r} keeps", p._backward_hooks, 1)
+            self._value(f"a hook of parameter {name!r}", p._backward_hooks, 1)
         for cls in {*classes, *type(loss).__mro__}:
             if not _foreign(cls):
                 for name, value in list(vars(cls).items()):
                     self._value(f"class attribute {cls.__name__}.{name}", value, 1)
+        return self
 
     def _module(self, owner: str, module: nn.Module) -> None:
         for name, value in list(vars(module).items()):
@@ -127,9 +115,9 @@ class _Walk:
 
     def _value(self, name: str, value: Any, level: int) -> None:
         if isinstance(value, Tensor | np.ndarray | _VALUES):
-            self._found[name] = value
+            self.found[name] = value
             return
-        self._found[name] = _Size.of(value)
+        self.found[name] = _size(value)
         if id(value) in self._seen or level > _MOST_LEVELS:
             return
         self._seen[id(value)] = value
@@ -137,53 +125,53 @@ class _Walk:
             self._value(f"{key} of {name}" if level == 0 else f"{name}[{key}]", part, level + 1)
 
 
-class _Size:
-    """A container's kind and length, or another object's identity: its parts follow by name."""
+class _Size(NamedTuple):
+    """A container's kind and length, or another object's identity."""
 
-    def __init__(self, kind: Any, length: int) -> None:
-        self.kind, self.length = kind, length
-
-    @classmethod
-    def of(cls, value: Any) -> _Size:
-        if isinstance(value, Mapping | _CONTAINERS):
-            return cls(type(value), len(value))
-        return cls(value, 0)
-
-    def same(self, other: Any) -> bool:
-        if not isinstance(other, _Size) or self.length != other.length:
-            return False
-        return self.kind is other.kind or _same_method(self.kind, other.kind)
+    kind: Any
+    length: int
 
 
-class _Value:
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def same(self, other: Any) -> bool:
-        if type(self._value) is not type(other):
-            return False
-        return bool(self._value == other) or (self._value != self._value and other != other)
+def _size(value: Any) -> _Size:
+    if isinstance(value, Mapping | _CONTAINERS):
+        return _Size(type(value), len(value))
+    return _Size(value, 0)
 
 
-class _Array:
-    def __init__(self, value: np.ndarray[Any, Any]) -> None:
-        self._value, self._bytes = value, value.tobytes()
+def _comparison(value: Any, parameters: bool) -> Callable[[Any], bool]:
+    """Return the test whether a later value is the same."""
+    if isinstance(value, _Size):
+        return partial(_same_size, value)
+    if isinstance(value, Tensor):
+        copied = parameters or not isinstance(value, nn.Parameter)
+        copy = value.detach().clone() if copied else None
+        return partial(_same_tensor, value, _version(value), copy)
+    if isinstance(value, np.ndarray):
+        return partial(_same_array, value, value.tobytes())
+    return partial(_same_value, value)
 
-    def same(self, other: Any) -> bool:
-        return other is self._value and other.tobytes() == self._bytes
+
+def _same_size(before: _Size, now: Any) -> bool:
+    if not isinstance(now, _Size) or before.length != now.length:
+        return False
+    return before.kind is now.kind or _same_method(before.kind, now.kind)
 
 
-class _Written:
-    """A tensor: the same object, not written to, not even through ``.data``."""
+def _same_tensor(before: Tensor, version: int | None, copy: Tensor | None, now: Any) -> bool:
+    """Whether it is the same object, not written to, not even through ``.data``."""
+    if now is not before or _version(now) != version:
+        return False
+    return copy is None or _bits_equal(copy, now.detach())
 
-    def __init__(self, value: Tensor, *, values: bool) -> None:
-        self._tensor, self._version = value, _version(value)
-        self._copy = value.detach().clone() if values else None
 
-    def same(self, other: Any) -> bool:
-        if other is not self._tensor or _version(other) != self._version:
-            return False
-        return self._copy is None or _bits_equal(self._copy, other.detach())
+def _same_array(before: np.ndarray[Any, Any], content: bytes, now: Any) -> bool:
+    return now is before and now.tobytes() == content
+
+
+def _same_value(before: Any, now: Any) -> bool:
+    if type(before) is not type(now):
+        return False
+    return bool(before == now) or (before != before and now != now)
 
 
 def _version(t: Tensor) -> int | None:
@@ -194,22 +182,14 @@ def _bits_equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _remembered(value: Any, parameters: bool) -> Any:
-    if isinstance(value, _Size):
-        return value
-    if isinstance(value, Tensor):
-        return _Written(value, values=parameters or not isinstance(value, nn.Parameter))
-    return _Array(value) if isinstance(value, np.ndarray) else _Value(value)
-
-
 def _same_method(a: Any, b: Any) -> bool:
-    """Bound methods are made anew at every look."""
+    """Compare bound methods, which are new objects at each access."""
     both = isinstance(a, MethodType) and isinstance(b, MethodType)
     return both and a.__self__ is b.__self__ and a.__func__ is b.__func__
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, by name: no classes, no modules of Python, no foreign objects."""
+    """Yield what an object holds, by name, except classes, modules and foreign objects."""
     if isinstance(value, Mapping):
         yield from ((repr(key), part) for key, part in list(value.items()))
     elif isinstance(value, _CONTAINERS):
@@ -227,7 +207,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Attributes, defaults, closure, and the globals that it names, functions of its file too."""
+    """Yield attributes, defaults, closure variables, and the globals that it names."""
     if _foreign(function):
         return
     yield "default arguments", function.__defaults__
@@ -251,9 +231,9 @@ def _foreign(definition: Any) -> bool:
 
 
 class Kept(TorchFunctionMode):
-    """Follows what is computed from a record; nothing of it may live on.
+    """Track the tensors computed from a record, which must be freed afterwards.
 
-    A result is of the record if an argument is, and so is a tensor that is written to with one.
+    A result is tracked if an argument is, and so is a tensor that is written to in such a call.
     """
 
     def __init__(self) -> None:
@@ -262,18 +242,12 @@ class Kept(TorchFunctionMode):
 
     @contextmanager
     def watching(self, record: Any) -> Iterator[None]:
-        """Follow the tensors of ``record`` through everything that is called inside."""
+        """Track the tensors of ``record`` through all calls in the block."""
         self._add(record)
         with self:
             yield
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if not any(self._has(t) for t in given):
             return func(*args, **(kwargs or {}))
@@ -286,19 +260,15 @@ class Kept(TorchFunctionMode):
         return result
 
     def check(self) -> None:
-        """Refuse if a tensor of the record is still alive.
-
-        Raises:
-            StatefulModelError: with its shape.
-        """
+        """Refuse a model while a tensor of the record is alive, with its shape."""
         if not self._alive():
             return
-        gc.collect()  # the model may have made reference cycles
+        gc.collect()  # frees reference cycles
         if alive := self._alive():
             raise StatefulModelError(
                 f"the forward pass keeps a tensor of shape {tuple(alive[0].shape)} that was "
                 "computed from a record (in a list, a global, a closure or a hook), where the next "
-                "record could read it: keep none"
+                "record could read it: compute it anew in each forward pass"
             )
 
     def _alive(self) -> list[Tensor]:

@@ -1,16 +1,17 @@
-"""How many rows fit: the memory of a step, measured on a few rows and extrapolated.
+"""The rows that fit into memory: a step's peak, measured on a few rows and extrapolated.
 
-A step's peak is the largest of several phases, each a constant (parameters, sums) and a share a
-row: for many rows a line. So the rows are doubled until the slope stays the same and the limit is
-near. Tensors are counted as they come and go, by their storage: the same on every machine, and
-without the allocator's own slack, for which ``physical_batch_size`` leaves a tenth free.
+The peak of a step is the largest of several phases, each a constant (parameters, sums) plus bytes
+per row: linear for many rows. So the rows are doubled until the slope is constant and the limit
+near. Tensors are counted by their storage when they are allocated and freed: the same on every
+machine, without the allocator's overhead, for which ``physical_batch_size`` leaves a tenth free.
 """
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,22 +20,16 @@ from torch.utils._pytree import tree_leaves
 
 from dpbam.engines.base import Engine, PhysicalBatch
 from dpbam.methods import Method
-from dpbam.params import map_rows
+from dpbam.params import select_rows
 
+MOST_ROWS = 512  # more at once gains no speed
+LOOP_ROWS = 16  # the loop engine gains nothing by more, and holds every unit's gradient
+LIMIT_BYTES = 2**31  # fixed, so that the same model gets the same split on every machine
 _FEW = 2
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of tensors made while it is on: ``now``, and the ``peak``.
-
-    Example:
-        >>> with LiveBytes() as live:
-        ...     a = torch.ones(1000)
-        ...     b = a + a
-        ...     del a
-        >>> live.peak, live.now
-        (8000, 4000)
-    """
+    """Count the bytes of tensors allocated under this mode: ``now``, and the ``peak``."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -43,8 +38,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: torch would import its compiler (1.6 s) only to keep it out of here."""
-        return False
+        return False  # True would make torch import its compiler (1.6 s)
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -70,7 +64,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def peak_bytes(engine: Engine, batch: PhysicalBatch, method: Method, lam: float) -> int:
-    """The most bytes alive at once in one step on ``batch``, its inputs apart."""
+    """Return the most bytes allocated at once in one step on ``batch``, without its inputs."""
     with LiveBytes() as live:
         handle = engine.directions(batch, method, lam)
         handle.weighted_sum(handle.norms().clamp_min(1.0).reciprocal())
@@ -86,15 +80,15 @@ def physical_batch_size(
     *,
     most: int = 4096,
 ) -> int:
-    """The most units whose step stays within ``limit_bytes``, from 1 to ``most``.
+    """Return the most units whose step stays within ``limit_bytes``, from 1 to ``most``.
 
     Args:
         engine: any engine.
-        sample: one unit at least; its first is repeated, so its values do not matter.
-        method: whose directions.
+        sample: one unit at least; the first is repeated, so its values do not matter.
+        method: the method whose directions are computed.
         lam: its lambda.
         limit_bytes: for everything that the step allocates.
-        most: where to stop.
+        most: the upper bound.
 
     Example:
         >>> from dpbam.engines import FusedEngine
@@ -108,40 +102,74 @@ def physical_batch_size(
         >>> small < physical_batch_size(engine, sample, DPSGD(), 0.0, 1_000_000)
         True
     """
-    engine.directions(_repeated(sample, _FEW), method, lam)  # what is done once is done now
+    engine.directions(_repeated(sample, _FEW), method, lam)  # allocates what later steps reuse
     limit = 0.9 * limit_bytes
     units, before, share = _FEW, peak_bytes(engine, _repeated(sample, _FEW), method, lam), 0.0
     while 2 * units <= most and before < limit:
         now = peak_bytes(engine, _repeated(sample, 2 * units), method, lam)
-        last, share = share, max(1.0, (now - before) / units)  # bytes a unit
+        last, share = share, max(1.0, (now - before) / units)  # bytes per unit
         units, before = 2 * units, now
-        room = units + (limit - before) / share
-        if abs(share - last) <= 0.02 * share and room < 3 * units:
-            break  # the line is found, and another phase has hardly room to overtake it
+        fitting = units + (limit - before) / share
+        if abs(share - last) <= 0.02 * share and fitting < 3 * units:
+            break  # linear, and too near the limit for another phase to become the largest
     return int(max(1, min(most, units + (limit - before) / max(share, 1.0))))
 
 
-def estimated_bytes(
+class Fit(NamedTuple):
+    """Rows at once, the name of the engine, and the bytes of a step."""
+
+    rows: int
+    engine: str
+    bytes: int
+
+
+def fit_rows(
+    make: Callable[[], Engine],
+    sample: PhysicalBatch,
+    method: Method,
+    lam: float,
+    *,
+    rows: int | None = None,
+    limit_bytes: int = LIMIT_BYTES,
+) -> Fit:
+    """Return the most rows whose step stays within ``limit_bytes``; or, given ``rows``, its bytes.
+
+    Args:
+        make: creates an engine for the trial only, so that it does not affect the one in use.
+        sample: one unit; it is repeated, so its values do not matter.
+        method: the method whose directions are computed.
+        lam: its lambda.
+        rows: a number given by the user.
+        limit_bytes: for everything that a step allocates.
+    """
+    each = sample.unit.shape[0]
+    with warnings.catch_warnings():  # the engine in use will warn
+        warnings.simplefilter("ignore")
+        engine = make()
+        engine.directions(sample, method, lam)  # selects the engine
+        if rows is None:
+            most = max(1, (LOOP_ROWS if engine.name == "loop" else MOST_ROWS) // each)
+            rows = each * physical_batch_size(engine, sample, method, lam, limit_bytes, most=most)
+        taken = _estimated_bytes(engine, sample, method, lam, max(1, rows // each))
+    return Fit(rows, engine.name, taken)
+
+
+def _estimated_bytes(
     engine: Engine, sample: PhysicalBatch, method: Method, lam: float, units: int
 ) -> int:
-    """The peak of a step on ``units`` units, from the line through two small ones."""
+    """Return the peak of a step on ``units`` units, extrapolated from two small ones."""
     few, more = (
         peak_bytes(engine, _repeated(sample, k), method, lam) for k in (4 * _FEW, 8 * _FEW)
     )
-    share = max(0.0, (more - few) / (4 * _FEW))  # bytes a unit
+    share = max(0.0, (more - few) / (4 * _FEW))  # bytes per unit
     return int(more + share * max(0, units - 8 * _FEW))
 
 
 def _repeated(sample: PhysicalBatch, units: int) -> PhysicalBatch:
-    """The first unit of ``sample``, ``units`` times."""
+    """Return the first unit of ``sample``, ``units`` times."""
     index = (sample.unit == 0).nonzero()[:, 0].repeat(units)
     each = index.shape[0] // units
-
-    def take(t: Tensor) -> Tensor:
-        return t[index]
-
-    inputs, targets, weights, keys = map_rows(
-        take, (sample.inputs, sample.targets, sample.weights, sample.keys)
-    )
+    rows = (sample.inputs, sample.targets, sample.weights, sample.keys)
+    inputs, targets, weights, keys = select_rows(rows, index)
     unit = torch.arange(units, device=sample.unit.device).repeat_interleave(each)
     return PhysicalBatch(inputs, targets, unit, units, weights, keys)

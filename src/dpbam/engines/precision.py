@@ -1,8 +1,7 @@
-"""Norms and sums in float32 or better, whatever autocast says.
+"""Norms and sums in float32 or better, also inside ``torch.autocast``.
 
-A user may run a step inside ``torch.autocast``. The model's forward pass then takes bfloat16, as
-it should; a clip factor or a clipped sum in bfloat16 would be off by 0.4%, and the sensitivity
-with it.
+Inside autocast the model's forward pass runs in bfloat16. A clip factor or a clipped sum in
+bfloat16 would have an error of 0.4%, and so would the sensitivity.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Switch autocast off inside.
+    """Switch autocast off in a block.
 
     Example:
         >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision():

@@ -1,15 +1,16 @@
-"""Hugging Face: a ``Trainer`` that trains privately, LoRA (peft) included.
+"""Hugging Face: a ``Trainer`` with private gradients, also for LoRA (peft).
 
 ::
 
     trainer = PrivateTrainer(model, args, train_dataset=data, plan=plan, method=BAM(0.02))
 
-Everything else stays the ``Trainer``'s: arguments, optimiser and scheduler, callbacks, evaluation,
-checkpoints. The model's own loss is a mean over the batch; private training needs one a sample, and
-takes it from the model's logits: :func:`sequence_loss`, :func:`token_loss`, :func:`causal_loss`.
+Everything else is unchanged: arguments, optimiser and scheduler, callbacks, evaluation,
+checkpoints. The model's own loss is a mean over the batch; private training needs one loss per
+sample, computed from the model's logits: :func:`sequence_loss`, :func:`token_loss`,
+:func:`causal_loss`.
 
-What a log of a usual training tells of its data is left out: the training loss, and the number of
-tokens seen. Epsilon takes their place.
+The log omits what is computed from the training data without noise, the training loss and the
+number of tokens seen, and has epsilon instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpbam.errors import ArgumentError
-from dpbam.interop import joining
+from dpbam.interop import trainers
 from dpbam.methods import Method
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.privacy.ledger import Ledger
@@ -53,35 +54,22 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     """Hugging Face's ``Trainer`` with private gradients.
 
     Args:
-        model: any model whose samples do not mix; parameters that do not require a gradient stay
-            frozen and cost nothing, so a LoRA model trains its adapters alone.
-        args: ``TrainingArguments``. The plan decides the steps and the expected batch size;
-            ``max_steps``, ``num_train_epochs`` and ``per_device_train_batch_size`` do not, and
-            ``max_grad_norm`` is not applied.
+        model: any model that does not mix samples; parameters that do not require a gradient stay
+            frozen, so a LoRA model trains only its adapters.
+        args: ``TrainingArguments``. The plan determines the steps and the expected batch size:
+            ``max_steps``, ``num_train_epochs``, ``per_device_train_batch_size`` and
+            ``max_grad_norm`` are ignored.
         plan: the privacy plan.
         method: DPSGD(), DPSAT(lam), BAM(lam), or your own.
-        per_sample_loss: (model output, labels) -> one value a sample; None: :func:`sequence_loss`.
-        ledger: the file where every step is written down before it can reach the weights; None:
+        per_sample_loss: (model output, labels) -> [N]; None: :func:`sequence_loss`.
+        ledger: the file where every step is recorded before it changes the weights; None:
             ``ledger.jsonl`` in the output folder. A checkpoint holds a copy.
         oracle_options: further arguments of :class:`~dpbam.oracle.PrivateGradientOracle`, such as
             ``compute``.
         options: further arguments of ``Trainer``.
 
-    Batches must be padded to one length: padding to the longest of a batch would let one sample
-    change the others.
-
-    Example:
-        >>> import tempfile
-        >>> from transformers import TrainingArguments, ViTConfig, ViTForImageClassification
-        >>> small = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
-        ...                   intermediate_size=8, image_size=8, patch_size=4)
-        >>> args = TrainingArguments(tempfile.mkdtemp(), report_to=[], use_cpu=True)
-        >>> plan = PrivacyPlan(n=100, batch_size=20, steps=7, noise_multiplier=1.0, delta=1e-3)
-        >>> data = [{"pixel_values": torch.randn(3, 8, 8), "labels": 0}] * 100
-        >>> trainer = PrivateTrainer(
-        ...     ViTForImageClassification(small), args, train_dataset=data, plan=plan)
-        >>> trainer.args.max_steps, len(trainer.get_train_dataloader())
-        (7, 5)
+    All batches must be padded to one length: with padding to the longest sample of a batch, one
+    sample would change the others.
     """
 
     def __init__(
@@ -102,30 +90,30 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self._given: Ledger | Path | str = given
         self.oracle = PrivateGradientOracle(
             self.model, per_sample_loss or sequence_loss, plan, method,
-            ledger=joining.open_ledger(plan, given), **(oracle_options or {}),
+            ledger=trainers.open_ledger(plan, given), **(oracle_options or {}),
         )  # fmt: skip
-        self._sampler = joining.EpochSampler(plan, lambda: self.oracle)
+        self._sampler = trainers.EpochSampler(plan, lambda: self.oracle)
         self._shapes: dict[str, torch.Size] = {}
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Hugging Face's, on a ledger that is this run's."""
+        """Train as ``Trainer`` does, on a ledger without another run's entries."""
         if not resume_from_checkpoint:
             how = "trainer.train(resume_from_checkpoint=True)"
-            joining.check_fresh(self.oracle.ledger, self._given, how)
+            trainers.check_fresh(self.oracle.ledger, self._given, how)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
-        """Poisson batches."""
+        """Return a loader of Poisson batches."""
         if self.train_dataset is None:
             raise ArgumentError("training needs a train_dataset: PrivateTrainer(train_dataset=...)")
         collate = self._get_collator_with_removed_columns(self.data_collator, "training")
-        return joining.poisson_loader(
+        return trainers.poisson_loader(
             self.train_dataset, collate, self.oracle.plan, self._sampler,
             num_workers=self.args.dataloader_num_workers,
         )  # fmt: skip
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Tensor:
-        """The private gradient of one logical batch, in ``.grad``; returns NaN for the loss."""
+        """Write the private gradient of one logical batch to ``.grad``; the loss is NaN."""
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
@@ -134,29 +122,29 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         targets = {name: inputs.pop(name) for name in self.label_names if name in inputs}
         if not targets:
             raise ArgumentError(
-                f"the batch has none of the labels {self.label_names}, only {sorted(inputs)}: give "
-                "the data set a column 'labels', or name yours in TrainingArguments(label_names=)"
+                f"the batch has none of the labels {self.label_names}, only {sorted(inputs)}: add "
+                "a column 'labels' to the data set, or set TrainingArguments(label_names=)"
             )
         self.oracle.backward(inputs, targets if len(targets) > 1 else next(iter(targets.values())))
         return torch.tensor(math.nan, device=self.args.device)
 
     def _check_shapes(self, inputs: dict[str, Any]) -> None:
-        """One length for all batches, or a sample's padding would depend on the others."""
+        """Refuse batches of different lengths: a sample's padding would depend on the others."""
         for name, t in inputs.items():
             known = self._shapes.setdefault(name, t.shape[1:])
             if t.shape[1:] != known:
                 raise ArgumentError(
-                    f"{name} has shape {tuple(t.shape[1:])} a sample here and {tuple(known)} "
+                    f"{name} has shape {tuple(t.shape[1:])} per sample here and {tuple(known)} "
                     "before: pad every sample to one length (padding='max_length'), since padding "
                     "to the longest of a batch lets one sample change the others"
                 )
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Nothing: they tell how many samples were drawn."""
+        """Return 0: the true number would reveal how many samples were drawn."""
         return 0
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Hugging Face's, with epsilon, and without what is not private."""
+        """Log epsilon in place of what is not private."""
         of_training = [logs.pop(name) for name in _PRIVATE if name in logs]
         if of_training:
             logs["epsilon"] = self.oracle.ledger.epsilon()
@@ -164,7 +152,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        torch.save(joining.saved(self.oracle), Path(output_dir) / _FILE)
+        torch.save(trainers.saved(self.oracle), Path(output_dir) / _FILE)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -172,11 +160,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             return
         path = Path(checkpoint) / _FILE
         state = torch.load(path, weights_only=True) if path.exists() else None
-        joining.restore(self.oracle, state)
+        trainers.restore(self.oracle, state)
 
 
 def sequence_loss(output: Any, labels: Tensor) -> Tensor:
-    """Cross-entropy of one label a sample; squared error where labels are real numbers.
+    """Cross-entropy of one label per sample; squared error if labels are real numbers.
 
     Shapes: logits [N, classes], labels [N] -> [N].
 
@@ -189,7 +177,7 @@ def sequence_loss(output: Any, labels: Tensor) -> Tensor:
     logits = output.logits
     if logits.ndim != 2:
         raise ArgumentError(
-            f"the model's logits have shape {tuple(logits.shape)}, one prediction a token: pass "
+            f"the model's logits have shape {tuple(logits.shape)}, one prediction per token: pass "
             "per_sample_loss=causal_loss (language models) or token_loss (masked ones, tagging)"
         )
     if labels.is_floating_point():
@@ -198,7 +186,9 @@ def sequence_loss(output: Any, labels: Tensor) -> Tensor:
 
 
 def token_loss(output: Any, labels: Tensor) -> Tensor:
-    """The mean over a sample's own labelled tokens; 0 if it has none. Labels of -100 do not count.
+    """Mean cross-entropy over the labelled tokens of a sample; 0 if it has none.
+
+    Labels of -100 are ignored.
 
     Shapes: logits [N, T, classes], labels [N, T] -> [N].
 
@@ -212,7 +202,7 @@ def token_loss(output: Any, labels: Tensor) -> Tensor:
 
 
 def causal_loss(output: Any, labels: Tensor) -> Tensor:
-    """The mean over a sample's own tokens, each predicted from those before it.
+    """Mean cross-entropy over the tokens of a sample, each predicted from those before it.
 
     Shapes: logits [N, T, vocabulary], labels [N, T] -> [N].
 
@@ -232,36 +222,36 @@ def _mean_over_tokens(logits: Tensor, labels: Tensor) -> Tensor:
     return each.sum(1) / (labels != _IGNORED).sum(1).clamp(min=1)
 
 
-_UNSERVED = {
-    "gradient_accumulation_steps": (1, "the oracle splits a batch itself: oracle_options="
-                                       "{'physical_batch_size': ...}"),
+_SPLIT = "oracle_options={'compute': dpbam.Compute(physical_batch_size=...)}"
+_UNSUPPORTED = {
+    "gradient_accumulation_steps": (1, f"the oracle splits a batch itself: pass {_SPLIT}"),
     "fp16": (False, "private gradients are computed in the parameters' own precision"),
     "bf16": (False, "private gradients are computed in the parameters' own precision"),
     "label_smoothing_factor": (0.0, "the loss is the per_sample_loss: smooth it there"),
-    "neftune_noise_alpha": (None, "noise on embeddings is not known to the engine"),
-    "gradient_checkpointing": (False, "pass oracle_options={'physical_batch_size': ...} instead"),
-    "torch_compile": (False, "the engine has to see the model's layers"),
-    "auto_find_batch_size": (False, "the oracle chooses how many rows fit"),
+    "neftune_noise_alpha": (None, "the engine does not support noise on embeddings"),
+    "gradient_checkpointing": (False, f"pass {_SPLIT} instead"),
+    "torch_compile": (False, "the engine needs access to the model's layers"),
+    "auto_find_batch_size": (False, "the oracle measures how many rows fit"),
 }  # fmt: skip
 
 
 def _arguments(args: Any, plan: PrivacyPlan) -> Any:
-    """A copy of the arguments with what the plan decides; refused where it cannot be served."""
-    for name, (wanted, why) in _UNSERVED.items():
+    """Copy the arguments, with the values that the plan determines; refuse unsupported ones."""
+    for name, (wanted, why) in _UNSUPPORTED.items():
         if getattr(args, name, wanted) != wanted:
-            raise ArgumentError(f"{name}={getattr(args, name)} is not served: {why}")
+            raise ArgumentError(f"{name}={getattr(args, name)} is not supported: {why}")
     if args.world_size > 1 or args.n_gpu > 1:
         raise ArgumentError(
             f"{max(args.world_size, args.n_gpu)} devices are used, but the private gradient is "
-            "computed by one: run on one device (CUDA_VISIBLE_DEVICES=0)"
+            "computed on one: run on one device (CUDA_VISIBLE_DEVICES=0)"
         )
     if getattr(args, "include_num_input_tokens_seen", False) not in (False, "no"):
         raise ArgumentError(
-            "include_num_input_tokens_seen tells how many samples were drawn: drop it"
+            "include_num_input_tokens_seen reveals how many samples were drawn: remove it"
         )
     args = copy.copy(args)
     args.max_steps = plan.steps
     args.max_grad_norm = 0.0  # the oracle has clipped every sample
-    args.ignore_data_skip = True  # the sampler starts at the present step by itself
-    args.logging_nan_inf_filter = False  # the loss is NaN on purpose
+    args.ignore_data_skip = True  # the sampler itself starts at the current step
+    args.logging_nan_inf_filter = False  # the loss is NaN deliberately
     return args

@@ -1,9 +1,9 @@
-"""From Opacus: its model unwrapped, its accountant's history on our ledger, and on with BAM.
+"""Continue a training that began with Opacus: its model, its optimiser, what it spent.
 
-Both libraries count alike: Poisson sampling at rate q, the Gaussian mechanism with noise
-multiplier sigma, neighbours that differ by one record added or removed. So a history of
-(sigma, q, steps) means the same here, and is composed with what follows as if all steps had been
-ours. Opacus's own accountant may be any of its three; the history is counted by our ledger's.
+Both libraries account for the same mechanism: Poisson sampling at rate q, Gaussian noise with
+multiplier sigma, neighbours that differ by one record added or removed. So the history of an Opacus
+accountant, (sigma, q, steps), is composed with later steps as if all had been ours. It may come
+from any of Opacus's three accountants; epsilon is computed by the ledger's.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ except ImportError as error:
         "dpbam.interop.opacus needs the package opacus: pip install 'dpbam[opacus]'"
     ) from error
 
-__all__ = ["OpacusTraining", "charges", "from_opacus", "record", "unwrap", "unwrap_optimizer"]
+__all__ = ["OpacusTraining", "charges", "from_opacus", "record"]
 
 
 class OpacusTraining(NamedTuple):
-    """What a training with Opacus leaves behind.
+    """The result of a training with Opacus.
 
     Attributes:
-        model: the plain module, the same parameter objects, without hooks.
+        model: the plain module with the same parameter objects, without hooks.
         optimizer: the plain optimiser with its state.
-        dataset: what the loader drew from.
+        dataset: of the loader.
         charges: what was spent.
     """
 
@@ -47,90 +47,56 @@ class OpacusTraining(NamedTuple):
 
 
 def from_opacus(model: Any, optimizer: Any, data_loader: Any, accountant: Any) -> OpacusTraining:
-    """Take over a training from what ``PrivacyEngine.make_private`` returned.
+    """Convert what ``PrivacyEngine.make_private`` returned, after training.
 
-    Give ``charges`` to :meth:`PrivacyPlan.calibrate <dpbam.privacy.plan.PrivacyPlan.calibrate>` as
+    Pass ``charges`` to :meth:`PrivacyPlan.calibrate <dpbam.privacy.plan.PrivacyPlan.calibrate>` as
     ``spent``, and to :func:`record`.
 
     Args:
         model: Opacus's private model.
         optimizer: Opacus's private optimiser.
-        data_loader: Opacus's private loader, which tells whether samples were Poisson.
+        data_loader: Opacus's private loader, whose class shows whether samples were Poisson.
         accountant: the ``PrivacyEngine``, or its accountant.
 
     Raises:
-        ValueError: for a loader that did not sample as the accountant assumed.
-        TypeError: for what Opacus has not made private.
-
-    Example:
-        >>> import torch
-        >>> from opacus import PrivacyEngine
-        >>> data = torch.utils.data.TensorDataset(torch.randn(40, 3), torch.zeros(40).long())
-        >>> net = nn.Linear(3, 2)
-        >>> engine = PrivacyEngine()
-        >>> private = engine.make_private(
-        ...     module=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        ...     data_loader=torch.utils.data.DataLoader(data, batch_size=4), noise_multiplier=1.0,
-        ...     max_grad_norm=1.0)
-        >>> engine.accountant.step(noise_multiplier=1.0, sample_rate=0.1)
-        >>> taken = from_opacus(*private, engine)
-        >>> taken.model is net, taken.charges
-        (True, [Charge(noise_multiplier=1.0, sampling_rate=0.1, steps=1)])
+        ValueError: for a loader that did not sample as the accountant assumes.
+        TypeError: for a model or optimiser that Opacus has not made private.
     """
     if not isinstance(data_loader, DPDataLoader):
         raise ArgumentError(
             f"a {type(data_loader).__name__} does not draw Poisson samples, which Opacus's "
-            "accountant takes for granted (make_private with poisson_sampling=False?): its "
-            "history is not what was spent, so it cannot be taken over"
+            "accountant assumes (make_private with poisson_sampling=False?): its history is not "
+            "what was spent, so this training cannot be continued"
         )
     spent = charges(accountant)
-    return OpacusTraining(unwrap(model), unwrap_optimizer(optimizer), data_loader.dataset, spent)
+    return OpacusTraining(_unwrap(model), _unwrap_optimizer(optimizer), data_loader.dataset, spent)
 
 
-def unwrap(model: Any) -> nn.Module:
-    """The module inside Opacus's wrapper; hooks and ``grad_sample`` are removed from it.
-
-    Its parameters stay the same objects, so an optimiser goes on with them.
-
-    Example:
-        >>> from opacus import GradSampleModule
-        >>> net = nn.Linear(3, 2)
-        >>> unwrap(GradSampleModule(net)) is net, hasattr(net.weight, "grad_sample")
-        (True, False)
-    """
+def _unwrap(model: Any) -> nn.Module:
+    """The module inside Opacus's wrapper, without hooks and ``grad_sample``."""
     inner = getattr(model, "_module", None)
     if not isinstance(inner, nn.Module) or not hasattr(model, "remove_hooks"):
         raise ArgumentTypeError(
             f"{type(model).__name__} is no model that Opacus made private (a GradSampleModule): "
-            "a plain module needs no unwrapping, give it to the oracle as it is"
+            "give a plain module to the oracle as it is"
         )
     strip = "to_standard_module" if isinstance(model, nn.Module) else "cleanup"  # hooks alone
     getattr(model, strip)()
     return inner.module if isinstance(inner, DPDDP) else inner
 
 
-def unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """The optimiser inside Opacus's, with its state (momenta) as it is.
-
-    Example:
-        >>> import torch
-        >>> plain = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-        >>> private = DPOptimizer(
-        ...     plain, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=4)
-        >>> unwrap_optimizer(private) is plain
-        True
-    """
+def _unwrap_optimizer(optimizer: Any) -> Optimizer:
     if not isinstance(optimizer, DPOptimizer):
         raise ArgumentTypeError(
             f"{type(optimizer).__name__} is no optimiser that Opacus made private (a DPOptimizer): "
-            "a plain one needs no unwrapping"
+            "use a plain one as it is"
         )
     inner: Optimizer = optimizer.original_optimizer
     return inner
 
 
 def charges(accountant: Any) -> list[Charge]:
-    """An accountant's history: RDP, PRV and Gaussian (GDP) alike.
+    """Return the history of an Opacus accountant: RDP, PRV or Gaussian (GDP).
 
     Args:
         accountant: a ``PrivacyEngine``, an accountant, or the ``state_dict()`` of one.
@@ -152,16 +118,16 @@ def charges(accountant: Any) -> list[Charge]:
 
 
 def record(ledger: Ledger, charges: Sequence[Charge], *, run: str) -> Ledger:
-    """Write what another library spent on our ledger; on return it is on disk.
+    """Record on the ledger what another library spent; on return it is on disk.
 
     Args:
-        ledger: where; it is also returned.
-        charges: :func:`charges`, in the order they were spent.
-        run: a name of its own for that training. The same steps under the same name are charged
-            once, so a script may be run again; two trainings need two names.
+        ledger: to add to; it is also returned.
+        charges: in the order in which they were spent.
+        run: a name for that training. The same steps under the same name are charged once, so a
+            script may be run again; two trainings need two names.
 
     Raises:
-        ValueError: if the name is on the ledger with another history.
+        ValueError: if the ledger has another history under this name.
 
     Example:
         >>> ledger = Ledger(delta=1e-5, accountant="rdp")
@@ -169,7 +135,7 @@ def record(ledger: Ledger, charges: Sequence[Charge], *, run: str) -> Ledger:
         1.653
     """
     if not run:
-        raise ArgumentError("run must name the training that is taken over, for example 'opacus-1'")
+        raise ArgumentError("run must name the training that is recorded, for example 'opacus-1'")
     each = (charge for charge in charges for _ in range(charge.steps))
     ledger.merge(
         {

@@ -1,15 +1,10 @@
-"""Models fit for private training, standardised convolutions, guards and repairs."""
+"""Models for private training, standardised convolutions, model checks and repairs."""
 
 from dpbam.nn.freeze import freeze, head_only
 from dpbam.nn.models import MLP, ResNet9, SmallCNN
-from dpbam.nn.registry import build_model, model_names
+from dpbam.nn.registry import build_model
 from dpbam.nn.repair import check_model, check_trainable, replace_batch_norm
-from dpbam.nn.standardise import (
-    StandardisedConv1d,
-    StandardisedConv2d,
-    StandardisedConv3d,
-    standardise_convolutions,
-)
+from dpbam.nn.standardise import StandardisedConv1d, StandardisedConv2d, StandardisedConv3d
 from dpbam.nn.wide_resnet import WideResNet
 
 __all__ = [
@@ -25,7 +20,5 @@ __all__ = [
     "check_trainable",
     "freeze",
     "head_only",
-    "model_names",
     "replace_batch_norm",
-    "standardise_convolutions",
 ]

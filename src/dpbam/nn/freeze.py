@@ -1,4 +1,4 @@
-"""Choosing what is trained. A frozen parameter gets no gradient, no noise and no share of C."""
+"""Freeze parameters: a frozen one gets no gradient and no noise, and does not count in clipping."""
 
 from __future__ import annotations
 
@@ -44,16 +44,14 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 
 
 def head_only(model: nn.Module) -> list[str]:
-    """Freeze everything but the last module that has parameters of its own: the usual head.
+    """Freeze everything except the last registered module that has parameters: usually the head.
 
-    "Last" is in the order in which modules were registered. A parameter of the head that is used
-    elsewhere too (tied weights) stays trainable there.
-
+    A parameter of the head that is used elsewhere too (tied weights) stays trainable there.
     Freezing stops gradients, not running statistics: a batch norm in the frozen part must be in
-    eval (:func:`~dpbam.nn.check_model` says so).
+    eval (:func:`~dpbam.nn.check_model` refuses it otherwise).
 
     Returns:
-        The names of the parameters that are trained.
+        The names of the trainable parameters.
 
     Raises:
         ValueError: if the model has no parameters.

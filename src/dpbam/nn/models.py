@@ -1,4 +1,4 @@
-"""The paper's ResNet-9 and two small models. None mixes samples; all weights as torch draws them.
+"""The paper's ResNet-9 and two small models, with torch's default initialisation.
 
 ====================  =========================================  ===========================
 model                 for                                        parameters
@@ -6,11 +6,11 @@ model                 for                                        parameters
 :class:`ResNet9`      CIFAR (the paper), images from 8x8         2 447 946 (3 ch., 10 classes)
 :class:`.WideResNet`  ImageNet32 (the paper), images from 8x8    3 003 736 (16-4, 1000 classes)
 :class:`SmallCNN`     small images from 4x4                      25 978 (1 ch., 10 classes)
-:class:`MLP`          vectors, and images of any size            as wide as you make it
+:class:`MLP`          vectors, and images of any size            depends on its widths
 ====================  =========================================  ===========================
 
-Every operation has a forward derivative and a double backward, and works under ``vmap`` with a
-batch of one: what exact BAM asks for.
+None mixes samples. Every operation has a forward derivative and a double backward, and works under
+``vmap`` with a batch of one, as exact BAM needs.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class ResNet9(nn.Module):
     conv 64 - conv 128, pool - residual(128, 128) - conv 256, pool - conv 256, pool -
     residual(256, 256) - average pool to 2x2 - linear. Each conv is 3x3 without bias, then group
     norm (32 groups), then Mish; a residual is x + conv(conv(x)); pools are averages over 2x2 and
-    are left out where a side would fall below 2 (images under 16x16).
+    are omitted where a side would fall below 2 (images under 16x16).
 
     Args:
         in_channels: of the image.
         num_classes: outputs.
         width: multiplies 64, 128 and 256, to the nearest multiple of 4. Narrower nets have fewer
             groups, by the rule of :func:`~dpbam.nn.blocks.group_count`: 8 for 16 channels.
-        weight_standardisation: of every convolution. "centre" is what the paper's authors did.
+        weight_standardisation: of every convolution; the paper's authors used "centre".
         scale_norm: a further group norm after each residual sum (Klause et al. 2022).
 
     Shapes: [n, in_channels, y, x], y and x at least 8 -> [n, num_classes].
@@ -89,9 +89,8 @@ class ResNet9(nn.Module):
         self.head = nn.Linear(4 * c, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images -> logits. Comments: the sides of a 32x32 image's maps."""
         check_image(x, "resnet9", self.least_side)
-        x = self.pool(self.conv2(self.conv1(x)))  # 32 -> 16
+        x = self.pool(self.conv2(self.conv1(x)))  # sides 32 -> 16
         x = self.norm1(x + self.residual1(x))
         x = self.pool(self.conv3(x))  # 16 -> 8
         x = self.pool(self.conv4(x))  # 8 -> 4
@@ -151,22 +150,21 @@ class SmallCNN(nn.Module):
         self.head = nn.Linear(4 * c, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images -> logits."""
         check_image(x, "small-cnn", self.least_side)
         logits: Tensor = self.head(self.features(x).flatten(1))
         return logits
 
 
 class MLP(nn.Module):
-    """Linear layers with an activation between: for vectors, and for images laid out flat.
+    """Linear layers with activations between them, for vectors and flattened images.
 
     Args:
-        in_features: numbers a sample: for images channels * height * width.
+        in_features: numbers per sample: for images channels * height * width.
         num_classes: outputs.
-        hidden: widths of the hidden layers; none makes it logistic regression, from zero on.
+        hidden: widths of the hidden layers; none is logistic regression, initialised to zero.
         activation: "tanh" (bounded, which keeps per-sample gradients small), "mish" or "relu".
 
-    Shapes: [n, ...] with in_features numbers a sample -> [n, num_classes].
+    Shapes: [n, ...] with in_features numbers per sample -> [n, num_classes].
 
     Example:
         >>> import torch
@@ -192,16 +190,15 @@ class MLP(nn.Module):
             layers += [nn.Linear(fan, width), activation_module(activation)]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(sizes[-1], _validate.count("num_classes", num_classes))
-        if not hidden:  # convex: no symmetry to break, and no random start to unlearn under noise
+        if not hidden:  # convex: there is no symmetry to break by random weights
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Vectors or images -> logits."""
         logits: Tensor = self.head(self.body(x.flatten(1)))
         return logits
 
 
 def _scaled(channels: int, width: float) -> int:
-    """Channels * width, to the nearest multiple of 4 and at least 4, so that groups divide it."""
+    """Round channels * width to a multiple of 4, at least 4, so that groups divide it."""
     return max(4, 4 * round(channels * _validate.positive("width", width) / 4))

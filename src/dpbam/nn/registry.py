@@ -1,15 +1,4 @@
-"""Models by name, for the command line and for run records; or a function of your own.
-
-=====================  ==========================================================================
-name                   model
-=====================  ==========================================================================
-``resnet9``            :class:`~dpbam.nn.ResNet9`
-``wrn-D-K``            :class:`~dpbam.nn.WideResNet` of depth D and factor K, such as wrn-16-4
-``small-cnn``          :class:`~dpbam.nn.SmallCNN`
-``mlp``                :class:`~dpbam.nn.MLP`
-``module:function``    whatever your function returns
-=====================  ==========================================================================
-"""
+"""Models by name, or by the user's own function."""
 
 from __future__ import annotations
 
@@ -46,20 +35,20 @@ def build_model(
     seed: int | None = None,
     **options: Any,
 ) -> nn.Module:
-    """The model called ``name``, with new weights.
+    """Build a model with new weights.
 
     Args:
-        name: see the module's table. A function given as "module:function" is imported and called
-            with those of in_channels, image_size and num_classes that it takes, and with all
-            options; it must return an ``nn.Module``. Batch norms in it are replaced, with a
-            warning.
+        name: "resnet9", "wrn-D-K" (depth D, factor K, such as wrn-16-4), "small-cnn" or "mlp"; or
+            "module:function", which is imported and called with those of in_channels, image_size
+            and num_classes that it accepts, and with all options. It must return an ``nn.Module``.
+            Batch norms in it are replaced, with a warning.
         in_channels: of the images.
         image_size: the side, or (height, width), in pixels.
         num_classes: outputs.
-        seed: of the initial weights, drawn from torch's CPU generator, whose state is as before
-            afterwards. ``None`` draws from that generator as it stands. Initial weights are public,
-            so a seed here costs no privacy.
-        **options: the model's own, such as width=0.25 for resnet9.
+        seed: of the initial weights, drawn from torch's CPU generator, whose state is restored.
+            ``None`` uses the generator's present state. Initial weights are public, so a seed costs
+            no privacy.
+        **options: of the model, such as width=0.25 for resnet9.
 
     Raises:
         ValueError: for a name or an option that does not exist, or too small an image.
@@ -81,19 +70,9 @@ def build_model(
         return _build_named(name, facts, options)
 
 
-def model_names() -> tuple[str, ...]:
-    """The names to choose from; wrn-16-4 stands for every wrn-D-K.
-
-    Example:
-        >>> model_names()
-        ('resnet9', 'wrn-16-4', 'small-cnn', 'mlp')
-    """
-    return _NAMES
-
-
 @contextlib.contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
-    """Draw from the CPU generator seeded with ``seed``, then put its state back."""
+    """Seed the CPU generator, and restore its state afterwards."""
     if seed is None:
         yield
         return
@@ -118,7 +97,7 @@ def _build_named(name: str, facts: dict[str, Any], options: dict[str, Any]) -> n
 
 
 def _lookup(name: str) -> tuple[_Class, dict[str, Any]]:
-    """The class behind a name, and the arguments that the name itself fixes."""
+    """The class of a name, and the arguments that the name determines."""
     if match := _WRN.fullmatch(name):
         return WideResNet, {"depth": int(match[1]), "widen": int(match[2])}
     if name in _CLASSES:

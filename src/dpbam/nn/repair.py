@@ -1,7 +1,7 @@
-"""Layers that private training cannot have: the guard that refuses them, the repair that replaces.
+"""Refuse, or replace, layers that private training does not allow.
 
-Clipping bounds what one sample puts into the sum only if a sample's gradient is its own, and a
-released model may hold only what the noise has covered.
+Clipping bounds a sample's contribution to the sum only if the sample's gradient does not depend on
+other samples, and a released model may contain only what noise was added to.
 
 =============================  ============================================  ====================
 layer                          what it does                                  allowed when
@@ -16,8 +16,8 @@ embedding with ``max_norm``    rescales the rows that a batch looks up, in   nev
 lazy layer                     has no parameters yet to protect              initialised
 =============================  ============================================  ====================
 
-A layer in eval uses constants, so it mixes nothing and keeps nothing; if it was trained on
-sensitive data, those constants are not covered by this run's privacy.
+A layer in eval uses constants, so it neither mixes samples nor keeps state. If it was trained on
+sensitive data, those constants are not covered by the guarantee of this run.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from dpbam.errors import ArgumentError
 from dpbam.nn.blocks import group_count
 
-_LEAST_VECTOR_GROUP = 16  # BatchNorm1d often has one value a channel: two would become -1 and 1
+_LEAST_VECTOR_GROUP = 16  # BatchNorm1d often has one value per channel: two become -1 and 1
 
 
 def check_model(model: nn.Module) -> None:
     """Refuse a model with a layer that mixes samples or keeps running state of them.
 
-    One walk over the modules, cheap enough for every step: ``model.train()`` in the middle of a
-    run turns a batch norm on again.
+    It is called at every step, since ``model.train()`` during a run switches a batch norm on again.
 
     Raises:
-        ValueError: naming the layer's path and class, what is wrong, and the repair.
+        ValueError: with the layer's path and class, the problem, and the repair.
 
     Example:
         >>> check_model(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
@@ -75,7 +74,7 @@ def check_trainable(model: nn.Module) -> None:
 
 
 def _problem(module: nn.Module) -> str | None:
-    """What stands in the way of private training with this one module, as a predicate."""
+    """The problem of one module, as the predicate of a sentence."""
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
         return "is lazy and has no parameters yet: run the model once on a sample first"
     if isinstance(module, _BatchNorm):
@@ -123,9 +122,9 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
 
     ``BatchNorm2d``, ``BatchNorm3d`` and ``SyncBatchNorm`` get as many groups as divide their
     channels, at most 32 and each of at least 2 channels; ``BatchNorm1d``, which may see one value
-    a channel, groups of at least 16 (or one group). Scale and shift are kept, the same parameter
+    per channel, groups of at least 16 (or one group). Scale and shift stay the same parameter
     objects; running statistics are dropped. Shapes are preserved, values are not: a pre-trained
-    model has to be trained on.
+    model has to be trained further.
 
     Args:
         model: changed in place.
@@ -141,12 +140,13 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
         >>> replace_batch_norm(net)[1].num_groups
         24
     """
-    # 1. make every replacement first, so that a refusal leaves the model as it was
-    new = {m: _group_norm_of(m, path) for path, m in model.named_modules() if _is_batch_norm(m)}
+    # 1. make every replacement first, so that a refusal leaves the model unchanged
+    old = [(path, m) for path, m in model.named_modules() if isinstance(m, _BatchNorm)]
+    new: dict[nn.Module | None, nn.Module] = {m: _group_norm_of(m, path) for path, m in old}
     for path, module in model.named_modules():
         if isinstance(module, _InstanceNorm):
             _refuse_lazy(module, path)
-    # 2. put them wherever the old ones are registered: a shared layer stays shared
+    # 2. register them in every place of the old ones: a shared layer stays shared
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child in new:
@@ -157,24 +157,14 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether :func:`replace_batch_norm` would change anything.
-
-    Example:
-        >>> has_batch_norm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-        True
-    """
+    """Whether :func:`replace_batch_norm` would change anything."""
     return any(
-        _is_batch_norm(m) or (isinstance(m, _InstanceNorm) and m.track_running_stats)
+        isinstance(m, _BatchNorm) or (isinstance(m, _InstanceNorm) and m.track_running_stats)
         for m in model.modules()
     )
 
 
-def _is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm)
-
-
-def _group_norm_of(old: nn.Module, path: str) -> nn.GroupNorm:
-    assert isinstance(old, _BatchNorm)
+def _group_norm_of(old: _BatchNorm, path: str) -> nn.GroupNorm:
     _refuse_lazy(old, path)
     vectors = isinstance(old, nn.BatchNorm1d)
     if vectors and old.num_features == 1:

@@ -1,29 +1,29 @@
-"""Weight standardisation: convolutions whose weight is centred, and perhaps scaled, at each use.
+"""Weight standardisation: convolutions whose weight is centred, and optionally scaled, at each use.
 
-Notation: V the weight that is trained, [o, i, *kernel]; m = i * prod(kernel) the fan-in of an
-output channel; mean_o and var_o the mean and the biased variance (divided by m, not m - 1) of
-channel o's m entries. The convolution is done with W = s(V):
+Notation: V is the trained weight, [o, i, *kernel]; m = i * prod(kernel) the fan-in of an output
+channel; mean_o and var_o the mean and the biased variance (divided by m, not m - 1) of the m
+entries of channel o. The convolution uses W = s(V):
 
 =============  ===================================================  ==========================
-``scale``      W_o                                                  whose
+``scale``      W_o                                                  used in
 =============  ===================================================  ==========================
 ``False``      V_o - mean_o                                         the paper's CIFAR runs
 ``True``       (V_o - mean_o) / sqrt(var_o + eps)                   after De et al. (2022)
 =============  ===================================================  ==========================
 
-There is no fan-in factor and no gain (De et al. have 1/sqrt(m) and a trained gain): a normalisation
-follows each of these convolutions here, and undoes any factor. Without one, ``scale=True`` makes
-activations sqrt(m) times larger a layer.
+There is no fan-in factor and no gain (De et al. have 1/sqrt(m) and a trained gain), because in our
+models a normalisation follows each of these convolutions and cancels any factor. Without one,
+``scale=True`` makes activations sqrt(m) times larger per layer.
 
-The map is a function of the weight alone, so it mixes no samples and a sample's gradient in V is
-J_s^T applied to its gradient in W. With G the gradient in W of one channel and what = W_o, for
-``scale=True``::
+The map is a function of the weight alone, so samples do not mix, and the gradient of a sample with
+respect to V is J_s^T applied to that with respect to W. With G the gradient of one channel of W and
+what = W_o, for ``scale=True``::
 
     J_s^T G = (G - mean(G) - what * mean(what * G)) / sqrt(var_o + eps)
     J_s^T G =  G - mean(G)                                               for scale=False
 
-The first is exact with eps too, since what has eps in it. The map is constant along V_o + c, so
-both are orthogonal to constants: mean(J_s^T G) = 0.
+The first is exact with eps too, which ``what`` contains. The map is constant along V_o + c, so both
+are orthogonal to constants: mean(J_s^T G) = 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _EPS = 1e-6  # far below 1 / (3 m), the variance that torch draws weights with, 
 
 
 def standardised(weight: Tensor, scale: bool, eps: float) -> Tensor:
-    """W = s(V), by the table above; a torch function of its own, so that an engine can know it.
+    """Return W = s(V) by the table above; a torch function, so that an engine can recognise it.
 
     Example:
         >>> import torch
@@ -59,28 +59,30 @@ def standardised(weight: Tensor, scale: bool, eps: float) -> Tensor:
 
 
 class _Standardised(nn.modules.conv._ConvNd):
-    """What the standardised convolutions of one, two and three dimensions share."""
+    """Base class of the standardised convolutions of one, two and three dimensions."""
 
     scale: bool
     eps: float
 
     def __init__(self, *args: Any, scale: bool = True, eps: float = _EPS, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _refuse_fan_in_of_one(self, "a standardised convolution")
+        if self.weight[0].numel() == 1:
+            raise ArgumentError(
+                "a standardised convolution has a fan-in of one, so centring would make its weight "
+                "zero: use a plain convolution there, a larger kernel or fewer groups"
+            )
         self.scale, self.eps = scale, eps
 
     def standardised_weight(self) -> Tensor:
-        """W = s(V), [o, i, *kernel], by the formula in the class's docstring."""
+        """Return W = s(V), [o, i, *kernel], by the formula in the class's docstring."""
         return standardised(self.weight, self.scale, self.eps)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The convolution of ``input`` with :meth:`standardised_weight`."""
         # each of torch's three convolutions has this method, with these arguments
         output: Tensor = self._conv_forward(input, self.standardised_weight(), self.bias)
         return output
 
     def extra_repr(self) -> str:
-        """Torch's own, and the two settings."""
         own: str = super().extra_repr()  # type: ignore[no-untyped-call]
         return f"{own}, scale={self.scale}, eps={self.eps}"
 
@@ -90,14 +92,14 @@ class StandardisedConv1d(_Standardised, nn.Conv1d):
 
 
 class StandardisedConv2d(_Standardised, nn.Conv2d):
-    """``torch.nn.Conv2d`` whose output channels' weights are centred, and perhaps scaled, each use.
+    """``torch.nn.Conv2d`` whose weight is centred, and optionally scaled, per output channel.
 
-    Per output channel o with fan-in m = i * h * w, mean and biased variance over its m entries::
+    For channel o with fan-in m = i * h * w, mean and biased variance over its m entries::
 
         W_o = V_o - mean_o                          scale=False (the paper's CIFAR runs)
         W_o = (V_o - mean_o) / sqrt(var_o + eps)    scale=True  (after De et al. 2022)
 
-    No fan-in factor and no gain: put a normalisation behind it. A constant channel gives W_o = 0.
+    No fan-in factor and no gain: a normalisation should follow. A constant channel has W_o = 0.
 
     Args:
         *args: as for ``torch.nn.Conv2d``.
@@ -122,58 +124,6 @@ class StandardisedConv3d(_Standardised, nn.Conv3d):
     """``torch.nn.Conv3d`` with a standardised weight: see :class:`StandardisedConv2d`."""
 
 
-_STANDARDISED: dict[type[nn.Module], type[_Standardised]] = {
-    nn.Conv1d: StandardisedConv1d,
-    nn.Conv2d: StandardisedConv2d,
-    nn.Conv3d: StandardisedConv3d,
-}
-
-
-def standardise_convolutions(
-    model: nn.Module, *, scale: bool = True, eps: float = _EPS
-) -> nn.Module:
-    """Turn every ``Conv1d``, ``Conv2d`` and ``Conv3d`` of a model into its standardised form.
-
-    In place: parameters, their names and hooks stay, so an optimiser made before stays right. A
-    convolution that is already standardised stays as it is; subclasses and parametrised ones are
-    left alone, since what they do with their weight is not known here.
-
-    Args:
-        model: any model; it may itself be a convolution.
-        scale: divide by the deviation too; then a normalisation should follow each convolution.
-        eps: added to the variance under the root.
-
-    Returns:
-        The same model.
-
-    Raises:
-        ValueError: for a convolution with a fan-in of one, whose centred weight would be zero.
-
-    Example:
-        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.ReLU())
-        >>> type(standardise_convolutions(net, scale=False)[0]).__name__
-        'StandardisedConv2d'
-    """
-    found = [(path, m) for path, m in model.named_modules() if type(m) in _STANDARDISED]
-    for path, module in found:
-        _refuse_fan_in_of_one(module, f"convolution {path!r}")
-    for _, module in found:
-        # a new class for the same object: what torch's parametrisations do, and for their reason,
-        # that parameters, buffers, hooks and references to the module stay whole
-        module.__class__ = _STANDARDISED[type(module)]
-        module.scale, module.eps = scale, eps
-    return model
-
-
-def _refuse_fan_in_of_one(module: nn.Module, what: str) -> None:
-    assert isinstance(module.weight, Tensor)
-    if module.weight[0].numel() == 1:
-        raise ArgumentError(
-            f"{what} has a fan-in of one, so centring would make its weight zero: use a plain "
-            "convolution there, a larger kernel or fewer groups"
-        )
-
-
 def convolution(
     in_channels: int,
     out_channels: int,
@@ -182,14 +132,7 @@ def convolution(
     stride: int = 1,
     weight_standardisation: WeightStandardisation = "none",
 ) -> nn.Conv2d:
-    """A convolution without bias, padded to keep the size at stride 1, standardised as asked.
-
-    Example:
-        >>> convolution(3, 8, weight_standardisation="centre").scale
-        False
-        >>> type(convolution(3, 8)).__name__
-        'Conv2d'
-    """
+    """Return a convolution without bias, padded to keep the size at stride 1."""
     shape = (in_channels, out_channels, kernel_size)
     padding = kernel_size // 2
     if weight_standardisation == "none":

@@ -25,13 +25,12 @@ class WideResNet(nn.Module):
 
     Stem conv 16 - three stages of (depth - 4) / 6 blocks with 16, 32 and 64 times ``widen``
     channels, the second and third at half the size - activation, norm - mean over the map -
-    linear. A block is x + conv(norm(act(conv(norm(act(x)))))), activation before norm as De et al.
-    have it; a stage's first block has conv1x1(norm(act(x))) in the place of x.
+    linear. A block is x + conv(norm(act(conv(norm(act(x)))))), activation before norm as in De et
+    al.; the first block of a stage has conv1x1(norm(act(x))) in place of x.
 
-    Unlike theirs, the convolutions have neither bias nor gain (the norm in front of each has scale
-    and shift), their fan-in factor is outside the weight and only where it is not undone by a norm
-    (on the two sides of a sum), and the stem's 16 channels have 8 groups rather than 16 of one
-    channel each.
+    Unlike theirs, the convolutions have neither bias nor gain (the norm before each has scale and
+    shift), their fan-in factor is outside the weight and only where no norm cancels it (on the two
+    sides of a sum), and the stem's 16 channels have 8 groups instead of 16 of one channel each.
 
     Args:
         in_channels: of the image.
@@ -39,8 +38,8 @@ class WideResNet(nn.Module):
         depth: 10, 16, 22, 28, ...: 6 k + 4.
         widen: the widening factor K.
         groups: of every group norm, at most (see :func:`~dpbam.nn.blocks.group_count`).
-        weight_standardisation: of every convolution. "scale" is what De et al. did.
-        activation: theirs is "relu"; "mish" is smooth, which suits exact BAM's Hessian.
+        weight_standardisation: of every convolution; De et al. used "scale".
+        activation: De et al. used "relu"; "mish" is smooth, which suits exact BAM's Hessian.
 
     Shapes: [n, in_channels, y, x], y and x at least 8 -> [n, num_classes].
 
@@ -91,7 +90,6 @@ class WideResNet(nn.Module):
         self.head = nn.Linear(channels, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images -> logits."""
         check_image(x, "wrn", self.least_side)
         x = self.norm(self.activation(self.blocks(self.stem(x))))
         logits: Tensor = self.head(x.mean((-2, -1)))
@@ -101,8 +99,8 @@ class WideResNet(nn.Module):
 class _PreActivationBlock(nn.Module):
     """x + f F(x), or e skip(x) + f F(x), with F and skip made of (activation, norm, convolution).
 
-    e and f are 1/sqrt(fan-in) of the convolution before the sum where weights are scaled, else 1:
-    what De et al. have inside their standardisation. It makes the two sides of the sum alike.
+    e and f are 1/sqrt(fan-in) of the convolution before the sum if weights are scaled, else 1, so
+    that the two sides of the sum have one scale. De et al. have them inside the standardisation.
     """
 
     def __init__(
@@ -130,6 +128,5 @@ class _PreActivationBlock(nn.Module):
         self.skip_factor = channels**-0.5 if scaled and skip else 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """e skip(x) + f F(x)."""
         y: Tensor = self.skip_factor * self.skip(x) + self.body_factor * self.body(x)
         return y

@@ -129,7 +129,7 @@ DATA = {
     "skipped label": (lambda p: npz(p / "a.npz", labels=np.arange(40) % 2 * 5), "skip"),
     "too few labels": (lambda p: npz(p / "a.npz", labels=np.arange(39) % 2), "39 labels"),
     "float labels": (lambda p: npz(p / "a.npz", labels=np.zeros(40)), "whole numbers"),
-    "several labels": (lambda p: npz(p / "a.npz", labels=np.zeros((40, 3), int)), "several"),
+    "several labels": (lambda p: npz(p / "a.npz", labels=np.zeros((40, 3), int)), "3 values"),
     "one class": (lambda p: npz(p / "a.npz", labels=np.zeros(40, int)), "one class"),
     "float images": (lambda p: npz(p / "a.npz", images=np.zeros((40, 8, 8))), "uint8"),
     "odd images": (lambda p: npz(p / "a.npz", images=np.zeros((40, 8), np.uint8)), "shape"),
@@ -151,7 +151,7 @@ DATA = {
     "cifar checksum": (
         lambda p: f"cifar10:{text(p / 'cifar-10-binary.tar.gz')}", "md5"),
     "cifar truncated": (lambda p: f"cifar10:{half_a_cifar(p / 'c')}", "truncated"),
-    "imagenet nowhere": (lambda p: f"imagenet32:{p / 'i'}", "Imagenet32_train.zip"),
+    "imagenet nowhere": (lambda p: f"imagenet32:{p / 'i'}", "Imagenet32_train_npz.zip"),
 }  # fmt: skip
 
 

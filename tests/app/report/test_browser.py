@@ -141,21 +141,26 @@ def test_pointing_at_a_curve_shows_its_values(opened: Driver) -> None:
     assert "accuracy" in tip
 
 
+def turn_the_wheel(driver: Driver, figure: str, **modifiers: int) -> None:
+    """Over the figure's first panel, wherever the page has scrolled to."""
+    plot = part(driver, figure, ".canvas svg")
+    box = driver.execute_script("return arguments[0].getBoundingClientRect().toJSON()", plot)
+    at = {"x": box["x"] + box["width"] / 4, "y": box["y"] + box["height"] / 2}
+    wheel = {"type": "mouseWheel", "deltaX": 0, "deltaY": -300, **at, **modifiers}
+    driver.execute_cdp_cmd("Input.dispatchMouseEvent", wheel)
+
+
 def test_figures_zoom_with_ctrl_and_the_wheel(opened: Driver) -> None:
-    plot = part(opened, "accuracy", ".canvas svg")
     ticks = "return document.querySelector('[data-figure=accuracy] svg').textContent"
     before = opened.execute_script(ticks)
-    at = plot.rect
-    wheel = {"type": "mouseWheel", "deltaX": 0, "deltaY": -300}
-    box = opened.execute_script("return arguments[0].getBoundingClientRect().toJSON()", plot)
-    wheel |= {"x": box["x"] + at["width"] / 4, "y": box["y"] + at["height"] / 2}
-    opened.execute_cdp_cmd("Input.dispatchMouseEvent", wheel)
+    turn_the_wheel(opened, "accuracy")
     assert opened.execute_script(ticks) == before  # it scrolls the page
-    opened.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
-    box = opened.execute_script("return arguments[0].getBoundingClientRect().toJSON()", plot)
-    wheel |= {"y": box["y"] + at["height"] / 2, "modifiers": 2}
-    opened.execute_cdp_cmd("Input.dispatchMouseEvent", wheel)
-    waited(lambda: opened.execute_script(ticks) != before)
+
+    def zoomed() -> bool:
+        turn_the_wheel(opened, "accuracy", modifiers=2)
+        return opened.execute_script(ticks) != before
+
+    waited(zoomed)
 
 
 def test_the_slider_moves_the_clipping_norm(opened: Driver) -> None:

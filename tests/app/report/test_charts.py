@@ -90,6 +90,12 @@ def test_marks_go_with_the_data() -> None:
     assert figure(panel).to_csv().startswith("panel,")
 
 
+def test_a_screen_reader_hears_where_curves_end() -> None:
+    both = [Series("a", 0, (1.0, 2.0), (1.0, 0.5)), Series("1", 0, (1.0,), (9.0,), style="seed")]
+    spec = Figure("f", "Title", "", "test", [lines("p", "x", "y", both)]).spec()
+    assert spec["description"] == "Title. p, a ends at 0.5. test records: publish only if public"
+
+
 def test_a_group_has_one_colour_in_all_panels() -> None:
     one = lines("p", "x", "y", [Series("a", 0, (1.0,), (1.0,)), Series("b", 1, (1.0,), (1.0,))])
     other = lines("q", "x", "y", [Series("b", 1, (1.0,), (1.0,))])

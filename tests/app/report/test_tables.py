@@ -26,6 +26,14 @@ def test_seeds_of_one_group_share_a_cell() -> None:
     assert table.differing == 0
 
 
+def test_every_epsilon_is_rounded_up() -> None:
+    budget = {"epsilon": 1.00001, "taken": 0.99991}
+    run = Run("a", {"method": "bam", "epsilon": 2.97654, "budget": budget}, {})
+    rows = dict(side_by_side(groups([run]), lambda run: run.config).rows)
+    assert rows["epsilon"] == "2.977"
+    assert rows["budget"] == "epsilon 1.001, taken 1"
+
+
 def test_results_are_means_with_their_spread(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     runs = [read_run(folder) for folder in folders]

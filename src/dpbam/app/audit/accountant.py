@@ -56,7 +56,7 @@ def bracket(charges: Sequence[Charge], delta: float) -> Bracket:
 
 
 def _width(charges: Sequence[Charge], delta: float) -> float:
-    """Half the range of the composed loss: beyond it the mass is negligible beside delta.
+    """Half the range of the composed loss: beyond it the mass is negligible compared to delta.
 
     A loss of mean m and deviation s over T steps stays within T m + 12 sqrt(T) s, and a single
     step's does within its own extreme.

@@ -107,7 +107,7 @@ def _plan(target: Target) -> PrivacyPlan:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an attack showed.
+    """The outcome of an attack.
 
     Attributes:
         target: what was attacked.
@@ -174,8 +174,8 @@ def audit(
         trials: how many runs, half of them with the canary; with many canaries, one run.
         confidence: of each bound.
         jobs: processes.
-        out: a folder that keeps the trials; the same audit again goes on where it stopped.
-        progress: hears (done, trials).
+        out: a folder that keeps the trials; the same audit again resumes where it stopped.
+        progress: called with (done, trials).
 
     Example:
         >>> result = audit(Target(epsilon=1.0), trials=40)
@@ -194,9 +194,9 @@ def audit(
 
 
 def play(target: Target, index: int) -> Trial:
-    """One trial: a training in which the canaries are there or not.
+    """One trial: a training with or without the canaries.
 
-    A single canary is there in every second trial; each of many, by a coin.
+    A single canary is present in every second trial; each of many, with probability 1/2.
     """
     if target.canaries == 1:
         present = torch.tensor([index % 2 == 1])
@@ -207,7 +207,7 @@ def play(target: Target, index: int) -> Trial:
 
 
 def train(target: Target, present: Tensor) -> Tensor:
-    """Train with the canaries that are present; the scores [m] of all of them."""
+    """Train with the canaries that are present; return the scores [m] of all of them."""
     world, plan = target.world(), target.plan()
     there = torch.cat([torch.ones(plan.n - target.canaries, dtype=torch.bool), present])
     oracle = PrivateGradientOracle(
@@ -220,8 +220,8 @@ def train(target: Target, present: Tensor) -> Tensor:
     optimizer = torch.optim.SGD(world.model.parameters(), lr=target.lr)
     scores = torch.zeros(target.canaries)
     batches = oracle.batches((world.inputs, world.targets))
-    with warnings.catch_warnings():  # which engine serves is no matter here
-        warnings.filterwarnings("ignore", message="the fused engine cannot serve")
+    with warnings.catch_warnings():  # which engine serves does not matter here
+        warnings.filterwarnings("ignore", message="the fused engine does not support")
         for inputs, targets, units in batches:
             keep = there[units]
             oracle.backward(inputs[keep], targets[keep], units[keep])

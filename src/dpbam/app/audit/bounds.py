@@ -1,7 +1,7 @@
 """From an attack's scores to a lower bound on epsilon, at a stated confidence.
 
 Many runs
-: the attacker says "present" where a score exceeds a threshold. FPR and FNR are its error rates.
+: the attacker answers "present" where a score exceeds a threshold. FPR and FNR are its error rates.
   (epsilon, delta)-DP forbids FPR and FNR that are both small (Kairouz, Oh, Viswanath 2015); so does
   mu-Gaussian DP (Dong, Roth, Su 2022). Clopper-Pearson intervals turn counts into bounds on them.
 
@@ -44,7 +44,7 @@ class Bound:
 
     Attributes:
         name: how it was obtained.
-        epsilon: the lower bound; 0 says that nothing was shown.
+        epsilon: the lower bound; 0 if nothing was shown.
         delta: its delta.
         confidence: the probability that epsilon of a true mechanism is not below it.
     """

@@ -16,7 +16,7 @@ same q: neighbours by adding or removing one unit.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,24 +30,24 @@ INPUT_CANARIES = ("mislabelled", "blank")
 _LENGTH = 10.0  # of a gradient canary, in units of C: clipping has to bring it down
 
 
-class World(Protocol):
+class World:
     """What is attacked. ``inputs`` and ``targets`` have n rows, the last m of them canaries."""
 
     inputs: Tensor
     targets: Tensor
-
-    @property
-    def model(self) -> nn.Module:
-        """With the initial weights."""
+    model: nn.Module  # with the initial weights
 
     def loss(self, output: Any, targets: Any) -> Tensor:
-        """One value a row."""
+        """One value per row."""
+        raise NotImplementedError
 
     def read(self, scores: Tensor) -> Tensor:
         """The m scores after one more step; ``.grad`` holds its release."""
+        return scores
 
     def end(self, scores: Tensor) -> Tensor:
         """The m scores after the last step."""
+        return scores
 
 
 class Probe(nn.Module):
@@ -70,7 +70,7 @@ class Probe(nn.Module):
         return torch.cat([p.grad.flatten() for p in self.parameters() if p.grad is not None])
 
 
-class GradientWorld:
+class GradientWorld(World):
     """n records with gradients of length C, the last m of them canaries.
 
     Args:
@@ -92,7 +92,7 @@ class GradientWorld:
         others *= clip_norm / others.norm(dim=1, keepdim=True)
         self.inputs = torch.cat([others, _LENGTH * clip_norm * self.directions])
         self.targets = torch.ones(n)
-        self.model: Probe = Probe(dimension)
+        self.model = self.probe = Probe(dimension)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """<theta, x_i>."""
@@ -100,11 +100,7 @@ class GradientWorld:
 
     def read(self, scores: Tensor) -> Tensor:
         """Add <released gradient, v_j>."""
-        return scores + self.directions @ self.model.gradient()
-
-    def end(self, scores: Tensor) -> Tensor:
-        """Nothing more."""
-        return scores
+        return scores + self.directions @ self.probe.gradient()
 
 
 def _directions(
@@ -118,7 +114,7 @@ def _directions(
     return basis.T.contiguous()
 
 
-class InputWorld:
+class InputWorld(World):
     """Handwritten digits, the last m of them canaries; a small network.
 
     Args:
@@ -150,10 +146,6 @@ class InputWorld:
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy."""
         return F.cross_entropy(output, targets, reduction="none")
-
-    def read(self, scores: Tensor) -> Tensor:
-        """Nothing: a black box."""
-        return scores
 
     def end(self, scores: Tensor) -> Tensor:
         """How far the canary's loss has fallen."""

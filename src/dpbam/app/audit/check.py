@@ -1,6 +1,6 @@
-"""``dpbam audit RUN``: does what a run folder says agree with itself, and with a second accountant?
+"""``dpbam audit RUN``: is a run folder consistent with itself, and with a second accountant?
 
-Reads only; repairs nothing. Every check gives one finding, right or wrong, in words.
+Reads only; repairs nothing. Every check yields findings, right or wrong, in words.
 """
 
 from __future__ import annotations

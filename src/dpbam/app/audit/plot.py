@@ -1,28 +1,55 @@
-"""The picture of an audit: what the attacker read with and without the canary, and the bounds."""
+"""The picture of an audit: the attacker's scores with and without the canary, and the bounds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from dpbam.app.audit.attack import AuditResult
+from dpbam.app.report.charts import quantity, text
+from dpbam.app.report.figure import COLOURS, Figure, Panel
 
 
 def save_plot(result: AuditResult, path: Path) -> None:
-    """Two histograms of scores, and every lower bound beside the claim."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Two histograms of scores, and every lower bound next to the claim."""
+    caption = "Scores of the attacker, and lower bounds on epsilon; dashed: the claim."
+    Figure("audit", "Audit", caption, "nobody", [_scores(result), _bounds(result)]).save(path)
 
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    style = {"bins": 50, "density": True, "histtype": "stepfilled", "alpha": 0.5}
-    left.hist(result.absent, label="canary absent", color="#4477aa", **style)
-    left.hist(result.present, label="canary present", color="#cc6677", **style)
-    left.set(xlabel="what the attacker reads", ylabel="density", title=result.target.canary)
-    left.legend(frameon=False)
 
-    names = [f"{b.name}\n({b.confidence:.0%} confidence)" for b in result.bounds]
-    right.barh(names, [b.epsilon for b in result.bounds], color="#4477aa", height=0.5)
-    right.axvline(result.claimed, color="black", linestyle="--")
-    right.set(xlabel=f"epsilon at delta {result.target.delta:g}", title="lower bounds; the claim")
-    figure.savefig(path)
+def _scores(result: AuditResult) -> Panel:
+    title = f"Scores, {result.target.canary} canary"
+    rows = [
+        {"panel": title, "canary": name, "score": score}
+        for name, scores in (("absent", result.absent), ("present", result.present))
+        for score in scores
+    ]
+    view = {
+        "encoding": {
+            "x": quantity("score", bin={"maxbins": 50}, title="what the attacker reads"),
+            "y": {"aggregate": "count", "stack": None, "title": "trials"},
+            "color": text("canary", scale={"range": COLOURS[:2]}),
+        },
+        "layer": [{"mark": {"type": "bar", "opacity": 0.55}, "encoding": {}}],
+    }
+    return Panel(title, ("panel", "canary", "score"), rows, view)
+
+
+def _bounds(result: AuditResult) -> Panel:
+    title = "Lower bounds; dashed: the claim"
+    rows = [
+        {"panel": title, "bound": f"{b.name}, {b.confidence:.0%} confidence", "epsilon": b.epsilon}
+        for b in result.bounds
+    ]
+    x = {"title": f"epsilon at delta {result.target.delta:g}", "scale": {"zero": True}}
+    claim = {"x": {"datum": result.claimed, "type": "quantitative"}, "y": {"value": 0},
+             "y2": {"value": "height"}}  # fmt: skip
+    view = {
+        "height": {"step": 40},
+        "encoding": {"y": text("bound", title=None, sort=None)},
+        "layer": [
+            {"mark": {"type": "bar", "color": COLOURS[0]},
+             "encoding": {"x": quantity("epsilon", **x)}},
+            {"mark": {"type": "rule", "strokeDash": [5, 4], "color": "currentColor"},
+             "encoding": claim},
+        ],
+    }  # fmt: skip
+    return Panel(title, ("panel", "bound", "epsilon"), rows, view)

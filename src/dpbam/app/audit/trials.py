@@ -1,4 +1,4 @@
-"""Trials of an audit: in several processes, kept on disk, gone on with after a stop."""
+"""Trials of an audit: in several processes, kept on disk, resumed after a stop."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpbam.app.runs.files import append_json_line, read_json, read_json_lines, write_json
 from dpbam.app.runs.run import RunError
 
-_CHUNK = 50  # trials that a process plays before it reports
+_CHUNK = 50  # trials per task of a process
 
 
 class Trial(NamedTuple):
-    """Which canaries were there, and what the attacker read of each."""
+    """Which canaries were present, and the attacker's score of each."""
 
     number: int
     present: list[bool]
@@ -63,16 +64,11 @@ def _played(
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread) as pool:
-        waiting = [pool.submit(_chunk, play, target, c) for c in chunks]
-        try:
-            for future in waiting:
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        yield from pool.map(partial(_chunk, play, target), chunks)
 
 
 def _one_thread() -> None:
-    """Processes side by side use the cores; torch reads this when it is loaded."""
+    """One thread per process; torch reads this when it is loaded."""
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -92,12 +88,7 @@ def _kept(target: Any, out: Path | None) -> list[Trial]:
     if read_json(facts).get("audit") != name:
         raise RunError(f"{out} holds the trials of another audit: choose another --out")
     try:
-        return [
-            Trial(
-                int(t["number"]), [bool(p) for p in t["present"]], [float(s) for s in t["scores"]]
-            )
-            for t in read_json_lines(out / "trials.jsonl")
-        ]
+        return [_trial(t) for t in read_json_lines(out / "trials.jsonl")]
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(f"{out / 'trials.jsonl'} is damaged ({error}): delete the folder") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,8 @@ from typing import Annotated
 import typer
 
 from dpbam.app.cli.output import Json, option, print_json, say, table
-from dpbam.data import DataSet, check_source, data_root, list_sources, load_pair
+from dpbam.data import DataError, DataSet, data_root, list_sources, load_pair
+from dpbam.data import check as find_problems
 
 Spec = Annotated[str, typer.Argument(metavar="DATA", help="A name, a path, or module:function.")]
 Root = Annotated[Path | None, option("Where downloads live (or set DPBAM_DATA).")]
@@ -42,13 +44,7 @@ def fetch(name: Spec, root: Root = None) -> None:
         $ dpbam data fetch cifar10
         $ dpbam data fetch hf:mnist
     """
-    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
-
-    from dpbam.app.cli.progress import counting
-
-    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with counting(name, None, *columns) as update:
-        pair = load_pair(name, root=root, progress=update)
+    pair = load_pair(name, root=root, progress=sys.stderr.isatty())
     for part in pair:
         print(_describe(part))
 
@@ -69,7 +65,14 @@ def check(
         $ dpbam data check digits
         $ dpbam data check ./scans --unit patient --json
     """
-    problems = check_source(data, root=root, image_size=image_size, channels=channels, unit=unit)
+    try:
+        train, test = load_pair(
+            data, root=root, image_size=image_size, channels=channels, unit=unit, download=False
+        )
+    except DataError as error:
+        problems = [str(error)]
+    else:
+        problems = find_problems(train, test, unit=unit)
     if json:
         print_json({"data": data, "problems": problems})
     else:

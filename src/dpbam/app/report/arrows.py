@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dpbam.app.report.charts import quantity, text
 from dpbam.app.report.figure import COLOURS, Panel, Row, Spec, rounded
@@ -20,17 +20,11 @@ TRAIL = 60  # most points of it
 AT_C = [{"filter": "abs(datum.C - C) < 0.001"}]  # what belongs to the chosen clipping norm
 
 
-@dataclass(frozen=True)
-class Arrow:
+class Arrow(NamedTuple):
     """One vector.
 
-    Attributes:
-        label: its name; empty for none.
-        role: one of :data:`ROLES`.
-        start: where it begins.
-        end: where its head is.
-        side: where its label is, as seen along the arrow: "left", "right" or "end".
-        again: it repeats another arrow, enlarged, and is not in the CSV file.
+    ``role`` is one of :data:`ROLES`. ``side`` is where its label is, as seen along the arrow:
+    "left", "right" or "end". An arrow that is drawn ``again``, enlarged, is not in the CSV file.
     """
 
     label: str
@@ -41,8 +35,7 @@ class Arrow:
     again: bool = False
 
 
-@dataclass(frozen=True)
-class Scene:
+class Scene(NamedTuple):
     """What one panel shows, x and y to the same scale.
 
     Attributes:
@@ -51,17 +44,17 @@ class Scene:
         circle: radius of a circle around the origin (the clipping norm); 0 for none.
         trail: earlier positions of the clipped gradient's tip, oldest first.
         colour: of the trail, an index into the palette.
-        notes: short facts, three to a line.
+        notes: short facts, three per line.
         choices: the same scene at other clipping norms, for a slider.
     """
 
     title: str
-    arrows: tuple[Arrow, ...]
+    arrows: Sequence[Arrow]
     circle: float = 0.0
-    trail: tuple[Point, ...] = ()
+    trail: Sequence[Point] = ()
     colour: int = 0
-    notes: tuple[str, ...] = ()
-    choices: tuple[Scene, ...] = ()
+    notes: Sequence[str] = ()
+    choices: Sequence[Scene] = ()
 
 
 def arrow_panels(scenes: Sequence[Scene]) -> list[Panel]:

@@ -71,7 +71,7 @@ def lines(
     """
     ticks = {"values": sorted({x for s in series for x in s.x})} if log_x else {"tickCount": 8}
     x = quantity("x", title=x_label, scale=_scale(log_x), axis={**ticks, "grid": False})
-    axis = {"format": "~%" if percent else "~g", "tickCount": 6}
+    axis = {"tickCount": 6, **({"format": "~%"} if percent else {})}
     y = quantity("y", title=y_label, scale=_scale(log_y, zero), axis=axis)
     tooltip = [text("series", title="curve"), quantity("x", title=x_label),
                quantity("y", title=y_label, format=".3~%" if percent else ".4~g")]  # fmt: skip
@@ -87,12 +87,8 @@ def _curves(series: Sequence[Series], y: Spec, tooltip: list[Spec]) -> list[Spec
     styles = {s.style for s in series}
     layers = [{**_layer("line", main, y=y, detail=each, opacity=FADED), "params": [ZOOM]}]
     if "seed" in styles:
-        thin = {"value": 1}
-        layers.append(
-            _layer(
-                "line", "datum.style == 'seed'", y=y, detail=each, opacity=FAINT, strokeWidth=thin
-            )
-        )
+        thin = {"opacity": FAINT, "strokeWidth": {"value": 1}}
+        layers.append(_layer("line", "datum.style == 'seed'", y=y, detail=each, **thin))
     if "points" in styles:
         layers.append(_layer("circle", "datum.style == 'points'", y=y, size={"value": 45}))
     if any(s.low for s in series):
@@ -117,10 +113,10 @@ def _across(value: float, name: str) -> list[Spec]:
 
 def dots(title: str, x_label: str, series: Sequence[Series], *, percent: bool = True) -> Panel:
     """One value per category with its interval, categories from the top."""
-    form = "~%" if percent else "~g"
-    x = {"title": x_label, "scale": {"zero": False}, "axis": {"format": form}}
+    form = {"format": "~%"} if percent else {}
+    x = {"title": x_label, "scale": {"zero": False}, "axis": form}
     tooltip = [text("series", title="run"), text("category"),
-               *(quantity(name, format=form) for name in ("value", "low", "high"))]  # fmt: skip
+               *(quantity(name, **form) for name in ("value", "low", "high"))]  # fmt: skip
     ends = {"x": quantity("low", **x), "x2": {"field": "high"}}
     view = {
         "width": 330,
@@ -178,17 +174,19 @@ def confusion_matrix(title: str, cells: Sequence[Cell]) -> Panel:
     total = {"joinaggregate": [{"op": "sum", "field": "value", "as": "total"}], "groupby": ["row"]}
     share = {"calculate": "datum.value / max(datum.total, 1)", "as": "share"}
     side = min(48, max(5, 420 // count)) * count
-    view |= {"transform": [total, share], "width": max(330, side), "height": max(330, side)}
+    view |= {"transform": [total, share], "width": side, "height": side}
     return Panel(title, ("panel", "row", "column", "value"), _cell_rows(title, cells), view)
 
 
 def _cells(row_label: str, column_label: str, value: str, shade: Spec) -> Spec:
-    names = {"labelOverlap": True, "labelSeparation": 6, "labelAngle": 0, "ticks": False}
+    names = {"labelOverlap": True, "labelAngle": 0, "ticks": False}
     tooltip = [text("row", title=row_label), text("column", title=column_label),
                quantity("value", title=value, format=".4~g")]  # fmt: skip
     return {
         "encoding": {
-            "x": text("column", sort=None, title=column_label, axis={**names}),
+            "x": text(
+                "column", sort=None, title=column_label, axis={**names, "labelSeparation": 6}
+            ),
             "y": text("row", sort=None, title=row_label, axis=names),
         },
         "layer": [{"mark": "rect", "encoding": {"color": shade, "tooltip": tooltip}}],
@@ -204,7 +202,7 @@ def _layer(mark: str, condition: str, **encoding: Spec | list[Spec]) -> Spec:
 
 
 def _scale(log: bool, zero: bool = False) -> Spec:
-    return {"type": "log", "nice": False} if log else {"zero": zero}
+    return {"type": "log", "nice": False, "padding": 8} if log else {"zero": zero}
 
 
 def quantity(field: str, **more: Any) -> Spec:

@@ -113,9 +113,9 @@ class Figure:
         width = {1: 410, 2: 440, 4: 440}.get(len(self.panels), 290)
         colour = _colour(self.panels)
         drawn = [_drawn(panel, k, width, colour) for k, panel in enumerate(self.panels)]
-        about = filter(None, [self.title, *(panel.title for panel in self.panels), self.mark])
+        spoken = filter(None, [self.title, *map(_spoken, self.panels), self.mark])
         return {
-            "description": ". ".join(about),
+            "description": ". ".join(spoken),
             "config": CONFIG,
             "title": {"text": self.mark, "orient": "bottom", "anchor": "end", "fontSize": 11,
                       "color": AMBER},
@@ -144,7 +144,7 @@ class Figure:
         writer = csv.writer(out, lineterminator="\n")
         for k, panel in enumerate(self.panels):
             writer.writerows([panel.columns] if k == 0 else [])
-            writer.writerows([_cell(row.get(c, "")) for c in panel.columns] for row in panel.rows)
+            writer.writerows([_cell(row.get(name)) for name in panel.columns] for row in panel.rows)
         return out.getvalue()
 
     def save(self, path: str | Path) -> Path:
@@ -198,11 +198,19 @@ def _drawn(panel: Panel, k: int, width: int, colour: Spec | None) -> Spec:
         "title": panel.title,
         "width": width,
         "height": 240,
-        "data": {"values": [_short(row) for row in thinned(panel.rows)]},
+        "data": {"values": [_rounded(row) for row in thinned(panel.rows)]},
         **panel.view,
         "encoding": panel.view["encoding"] | ({"color": colour} if colour else {}),
         "layer": [{**first, "params": params}, *others],
     }
+
+
+def _spoken(panel: Panel) -> str:
+    """For a screen reader: the title, and where every curve ends."""
+    rows = [row for row in panel.rows if "y" in row and row["style"] != "seed"]
+    ends = {row["series"]: row["y"] for row in rows if math.isfinite(row["y"])}
+    spoken = [panel.title, *(f"{name} ends at {y:.3g}" for name, y in ends.items())]
+    return ", ".join(filter(None, spoken))
 
 
 def _colour(panels: Sequence[Panel]) -> Spec | None:
@@ -249,11 +257,10 @@ def mean(values: Iterable[float]) -> float:
 
 
 def _cell(value: Any) -> Any:
-    return "" if isinstance(value, float) and not math.isfinite(value) else value
+    return "" if rounded(value) is None else value
 
 
-def _short(row: Row) -> Row:
-    """Five significant digits; null for what is not a number."""
+def _rounded(row: Row) -> Row:
     return {name: rounded(value) for name, value in row.items()}
 
 

@@ -14,7 +14,7 @@ from dpbam.privacy.rounding import up
 LETTERS = {"lam": "λ", "clip_norm": "C", "epsilon": "ε", "noise_multiplier": "σ", "delta": "δ"}
 PALETTE_SIZE = 8
 
-#: Settings that make no difference to the method: runs which differ in nothing else are one group.
+#: Settings that are not the method's: runs that differ in nothing else are one group.
 NOT_COMPARED = frozenset((
     "seed", "noise_seed", "device", "engine", "physical_batch_size", "num_workers",
     "checkpoint_every", "eval_every", "data_root", "budget", "measure_bias", "tensorboard",

@@ -14,7 +14,7 @@ non-private/               for the operator only:
   evaluation-test.json     confusion, classes and sub-groups (``dpbam evaluate --save``)
 =========================  ==============================================================
 
-A missing file leaves its panels empty, with a sentence why; only the configuration must be there.
+A missing file leaves its figures empty, with the reason; only the configuration must exist.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from dpbam.methods import is_private
 CONFIG = "config.toml"
 METHODS = {"dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM", "sgd": "SGD", "sam": "SAM"}
 
-#: Settings that may be in a report for publication: those of the method. Paths say where data live,
-#: and a seed lets anyone compute the noise and take it away.
+#: Settings that may be in a report for publication: those of the method. Paths reveal where data
+#: are, and a seed lets anyone compute the noise and subtract it.
 PUBLIC_SETTINGS = frozenset((
     "model", "model_options", "method", "epsilon", "noise_multiplier", "delta", "lam", "gradient",
     "clip_norm", "clipping", "batch_size", "epochs", "optimizer", "lr", "momentum", "weight_decay",
@@ -66,7 +66,7 @@ class Run:
         steps: per-step rows. Not private.
         bias: measured steps. Not private.
         environment: versions and machine.
-        statistics: what was released beside the gradients, with noise.
+        statistics: what was released next to the gradients, with noise.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Run:
     def publishable(self, *, public_test_data: bool) -> Run:
         """The same run without anything that is not private, named by its statement.
 
-        A folder's name is the operator's, and often tells the seed; so do the settings.
+        A folder's name is the operator's, and often contains the seed; so do the settings.
 
         Raises:
             ReportError: if there is no privacy statement to publish under, or it forbids that.
@@ -146,7 +146,7 @@ def _runs_within(folder: Path) -> list[Path]:
 
 
 def _rank(path: Path) -> int:
-    """The place of the method that a run's folder, or the one above it, is named after."""
+    """The position of the method that a run's folder, or the one above it, is named after."""
     folders = [f"{name}-" for name in (path.name, path.parent.name)]  # bam, or bam-0.02
     named = [k for k, m in enumerate(METHODS) if any(f.startswith(f"{m}-") for f in folders)]
     return named[0] if named else len(METHODS)
@@ -162,7 +162,7 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise ReportError(f"{folder} is not a folder: name a run folder, as dpbam train --out made")
-    RunFolder(folder).check_links()  # what a link leads to may be another's, and secret
+    RunFolder(folder).check_links()  # a link may lead to a secret of another user
     config, non_private = folder / CONFIG, folder / "non-private"
     stated = _maybe(folder / "privacy-statement.json")
     if not config.exists() and not stated:
@@ -190,7 +190,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def _settings(stated: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a privacy statement tells; its epsilon is what was spent, not a setting."""
+    """The settings in a privacy statement; its epsilon is what was spent, not a setting."""
     return {k: v for k, v in stated.items() if k in PUBLIC_SETTINGS - {"epsilon"}}
 
 
@@ -217,7 +217,7 @@ def _maybe(path: Path) -> dict[str, Any]:
 def _rows(path: Path) -> Rows:
     """The lines of a JSON-lines file, by step; a missing file is empty.
 
-    A torn last line is left out. Of a step that was taken again after a crash, the last line holds.
+    A torn last line is left out. Of a step that was repeated after a crash, the last line counts.
     """
     rows = _jsonl.read(path, error=ReportError)
     if not all(isinstance(row.get("step", 0), int) for row in rows):

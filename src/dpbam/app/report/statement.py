@@ -14,6 +14,10 @@ from dpbam.app.report.tables import Table, shown, side_by_side
 from dpbam.privacy.accounting import Charge, total_epsilon
 from dpbam.privacy.rounding import up
 
+PUBLISHABLE, WITHHELD = "may_be_published", "must_not_be_published"
+PERHAPS = "may_be_published_if_the_test_records_are_not_sensitive"
+LISTED = frozenset((PUBLISHABLE, PERHAPS, WITHHELD, "format"))
+
 
 @dataclass(frozen=True)
 class Privacy:
@@ -50,10 +54,10 @@ def privacy(groups: Sequence[Group]) -> Privacy:
         epsilon=epsilon,
         promise=promise,
         share=_share(runs[0]) if alone else None,
-        facts=side_by_side(groups, lambda run: _facts(run.statement)),
-        publishable=_files(statements, "may_be_published"),
-        perhaps=_files(statements, "may_be_published_if_the_test_records_are_not_sensitive"),
-        withheld=_files(statements, "must_not_be_published"),
+        facts=side_by_side(groups, _facts),
+        publishable=_files(statements, PUBLISHABLE),
+        perhaps=_files(statements, PERHAPS),
+        withheld=_files(statements, WITHHELD),
         warnings=_warnings(runs),
     )
 
@@ -104,36 +108,10 @@ def _share(run: Run) -> float | None:
     return min(100.0, math.ceil(share * 10) / 10)  # shown with one digit, never rounded down
 
 
-def _facts(s: dict[str, Any]) -> dict[str, str]:
-    """What a statement says, in a reader's words; epsilons rounded up."""
-    private, steps = s.get("private", True), shown(s.get("steps"))
-    if s.get("charged_steps", s.get("steps")) != s.get("steps"):
-        steps = f"{steps}, {s['charged_steps']} charged"
-    evaluated, budget = s.get("evaluated_on"), s.get("budget")
-    facts = {
-        "ε": up(_epsilon(s)) if private else "∞",
-        "δ": s.get("delta"),
-        "units in the training set": f"{s['units']:,}" if "units" in s else None,
-        "neighbours": s.get("neighbouring_relation"),
-        "method": s.get("method"),
-        "noise multiplier σ": s.get("noise_multiplier"),
-        "clipping norm C": s.get("clip_norm"),
-        "sampling rate q": s.get("sampling_rate"),
-        "expected batch size": s.get("expected_batch_size"),
-        "steps": steps,
-        "accountant": s.get("accountant"),
-        "sampling": s.get("sampling"),
-        "noise": s.get("noise_mode") if private else "none",
-        "initial weights": s.get("initial_weights"),
-        "tuning": s.get("tuned_on"),
-        "evaluation": evaluated
-        and f"{evaluated['set']}, {evaluated['records']:,} records, {evaluated['times']} times; "
-        f"{evaluated['note']}",
-        "budget of the data set": budget
-        and f"{budget['file']}: {up(budget['taken'])} of ε = {up(budget['epsilon'])} taken, at "
-        f"δ = {budget['delta']:g}",
-    }
-    return {name: shown(value) for name, value in facts.items() if value is not None}
+def _facts(run: Run) -> dict[str, Any]:
+    """The statement but for what the page lists next to it."""
+    facts = {name: value for name, value in run.statement.items() if name not in LISTED}
+    return {name.replace("_", " "): value for name, value in facts.items() if value is not None}
 
 
 def _files(statements: Sequence[dict[str, Any]], key: str) -> tuple[str, ...]:

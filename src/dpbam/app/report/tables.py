@@ -62,8 +62,9 @@ def side_by_side(groups: Sequence[Group], facts: Callable[[Run], dict[str, Any]]
 
 
 def _fact(name: str, value: Any) -> str:
-    """A setting as people read it; an epsilon rounded up."""
-    return up(value) if name == "epsilon" and isinstance(value, float) else shown(value)
+    """A setting as people read it; an epsilon, also what is taken of one, rounded up."""
+    spent = name in ("epsilon", "taken") and isinstance(value, float)
+    return up(value) if spent else shown(value)
 
 
 def shown(value: Any) -> str:
@@ -80,7 +81,7 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}".replace("e-0", "e-")
     if isinstance(value, dict):
-        return ", ".join(f"{k} {shown(v)}" for k, v in value.items())
+        return ", ".join(f"{k} {_fact(k, v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(shown(v) for v in value)
     return str(value)

@@ -83,8 +83,7 @@ def draw(name: str, runs: Sequence[PathLike], out: PathLike) -> Path:
     if name in BUILDERS and name != "clipping" and not runs:
         raise ReportError(f"name the runs to draw {name!r} of")
     with _damage_reported(runs):
-        figure = build(name, groups(read_runs(runs)))
-    return figure.save(out)
+        return build(name, groups(read_runs(runs))).save(out)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from dpbam.training.events import Reporter, Several, StartReport
 
 if TYPE_CHECKING:
     from dpbam.bias import BiasLens
-    from dpbam.engines.fitting import Fit
+    from dpbam.engines.memory import Fit
     from dpbam.privacy.ledger import Ledger
     from dpbam.training.trainer import Ending, Trainer
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpbam.bias import ReleasedStatistics
     from dpbam.data import DataSet
     from dpbam.distributed import Ranks
-    from dpbam.engines.fitting import Fit
+    from dpbam.engines.memory import Fit
     from dpbam.observers import Observer
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.privacy.ledger import Ledger
@@ -117,7 +117,7 @@ class Prepared:
         A run itself measures ever larger batches (:meth:`fit`), which takes several times as long,
         and its choice may differ by some rows.
         """
-        from dpbam.engines.fitting import LIMIT_BYTES, MOST_ROWS, Fit
+        from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS, Fit
 
         oracle = self.oracle()
         each = oracle.views.multiplicity  # rows per unit

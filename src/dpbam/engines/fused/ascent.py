@@ -7,15 +7,16 @@ from the plain pass: on a new input x,
     (W + eps_u G_u) x_s = W x_s + sum_t (eps_u b_t) <a_t, x_s>
 
 a shared layer, a Gram matrix between old and new inputs, and a product. Where T is so large that
-G_u was materialised for its norm, the layer is one whose groups are the units. Parameters whose
-gradients are small are moved as they are.
+the norm materialised G_u, the layer is one whose groups are the units. Parameters whose gradients
+are small are moved as they are.
 
-The whole forward pass is at the moved weights: a parameter that the model detaches moves too.
+The whole forward pass uses the moved weights: a parameter that the model detaches moves too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -24,21 +25,22 @@ from torch.autograd.function import once_differentiable
 from torch.func import vmap
 
 from dpbam.engines.base import UnsupportedModelError
+from dpbam.engines.fused.bilinear import Layer, Pair
 from dpbam.engines.fused.collect import Collected
 from dpbam.engines.fused.fold import Fold, per_unit
-from dpbam.engines.fused.gradients import Factored, Materialised, Norm, Pair
-from dpbam.engines.fused.layers.base import Layer
-from dpbam.engines.fused.layers.centred import Centred
+from dpbam.engines.fused.gradients import Factored, Materialised, Norm
 from dpbam.engines.fused.layers.embedding import Embedding
-from dpbam.engines.fused.scaled import ScaledGradient
+from dpbam.engines.fused.standardised import Centred, ScaledGradient
 from dpbam.engines.fused.uses import MatrixUse
 from dpbam.engines.fused.weights import Weight
 from dpbam.engines.precision import full_precision
 from dpbam.params import Params
 
+_OTHER_STEPS = "the forward pass calls other layers when its parameters move"
+
 
 class Ascent:
-    """What the second forward pass adds to each use.
+    """The step that the second forward pass adds to each use.
 
     Args:
         plain: the plain gradients g_u.
@@ -71,7 +73,7 @@ class Ascent:
         with full_precision():  # one layer in place of two
             a = use.layer.left_form(self._fold(x))
             whole = use.layer.apply_each(weights + use.weight.tensor.detach().to(weights.dtype), a)
-            y = self._fold.undo(whole, self._row_of(use, x, whole)).to(x.dtype)
+            y = self._fold.undo(whole, _row_of(use, x, whole)).to(x.dtype)
         return y if bias is None else y + bias.to(y.dtype)
 
     def _by_gram(self, use: MatrixUse, gradient: Factored, x: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ class Ascent:
             return self._added(y, use.layer.transpose_each(weights, b, like))
 
     def _materialised_step(self, gradient: Factored, norm: Norm | None) -> Tensor:
-        """[U, *D]: eps_u G_u."""
+        """Return eps_u G_u: [U, *D]."""
         with full_precision():
             known = None if norm is None else norm.materialised
             g = gradient.materialise() if known is None else known
@@ -102,29 +104,24 @@ class Ascent:
     def _next(self, use: MatrixUse) -> tuple[Factored | None, Norm | None]:
         """Return the plain pass's gradient at this use, if it is factored."""
         n, self._matrix_uses = self._matrix_uses, self._matrix_uses + 1
-        place = self._plain.of_use[n] if n < len(self._plain.of_use) else None
-        if place is None:
+        index = self._plain.of_use[n] if n < len(self._plain.of_use) else None
+        if index is None:
             return None, None
-        gradient = self._plain.gradients[place]
+        gradient = self._plain.gradients[index]
         if isinstance(gradient, ScaledGradient):  # s(V + eps_u H_u) is not s(V) + eps_u G_u
             raise UnsupportedModelError(
                 f"{gradient.name} is moved through its standardisation's scale"
             )
         assert isinstance(gradient, Factored)
         if gradient.weight.names != use.names:
-            raise UnsupportedModelError("the forward pass takes other steps at other parameters")
-        return gradient, self._norms[place]
-
-    def _row_of(self, use: MatrixUse, x: Tensor, whole: Tensor) -> tuple[int, ...]:
-        """Return the shape of a row of y: x's leading axes, then what the layer makes of it."""
-        kept = len(use.layer.shape) - 1  # axes of a row that the layer replaces: channels, space
-        return (*x.shape[1 : x.ndim - kept], *whole.shape[whole.ndim - kept :])
+            raise UnsupportedModelError(_OTHER_STEPS)
+        return gradient, self._norms[index]
 
     def _added(self, y: Tensor, more: Tensor) -> Tensor:
         return y + self._fold.undo(more, y.shape[1:]).to(y.dtype)
 
     def _step_by_unit(self, weight: Weight) -> Tensor | None:
-        """[U, *D]: eps_u J_s g_u for a weight that is linear, from materialised gradients."""
+        """Return eps_u J_s g_u for a linear weight, from materialised gradients: [U, *D]."""
         if not weight.linear:
             raise UnsupportedModelError(f"{weight.names[0]} is moved through a non-linear function")
         if weight.narrow:  # s(theta + step) rounds the sum, not the step
@@ -133,19 +130,19 @@ class Ascent:
             )
         missing = [n for n in weight.names if n not in self._values]
         if self._factored.intersection(missing):
-            raise UnsupportedModelError("the forward pass takes other steps at other parameters")
-        if missing:  # the loss does not depend on it: it does not move
+            raise UnsupportedModelError(_OTHER_STEPS)
+        if missing:  # the loss does not depend on it
             return None
         moved = {n: self._values[n] * per_unit(self._steps, self._values[n]) for n in weight.names}
         return vmap(weight.evaluate)(moved)
 
     def step_of(self, weight: Weight) -> Tensor | None:
-        """[N, *D]: eps_u J_s g_u of every row, or None if it does not move."""
+        """Return eps_u J_s g_u of every row, [N, *D], or None if it does not move."""
         step = self._step_by_unit(weight)
         return None if step is None else self._fold.to_rows(step)
 
     def shifted(self, y: Tensor, bias: Weight, channel_axes: int) -> Tensor:
-        """Return y, [N, *, channels, *], plus what the bias moves by."""
+        """Return y, [N, *, channels, *], plus the step of the bias."""
         step = self.step_of(bias)
         if step is None:
             return y
@@ -162,7 +159,7 @@ class Ascent:
         return moved
 
     def _whole_step(self, name: str, value: Tensor) -> Tensor:
-        """[U, *shape]: eps_u g_u, materialised where it is factored."""
+        """Return eps_u g_u, materialised: [U, *shape]."""
         parts = [g for g in self._plain.gradients if g.name == name]
         total = value.new_zeros(self._steps.shape[0], *value.shape)
         for part in parts:
@@ -179,28 +176,35 @@ def _inner(layer: Layer) -> Layer:
     return layer.layer if isinstance(layer, Centred) else layer
 
 
+def _row_of(use: MatrixUse, x: Tensor, whole: Tensor) -> tuple[int, ...]:
+    """Return the shape of a row of y: x's leading axes, then those that the layer computes."""
+    kept = len(use.layer.shape) - 1  # axes of a row that the layer replaces: channels, space
+    return (*x.shape[1 : x.ndim - kept], *whole.shape[whole.ndim - kept :])
+
+
 class Ascend(torch.autograd.Function):
     """sum_t b_t <a_t, x_s>, shaped as b: a function of x alone."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Layer, pairs: list[Pair]) -> Tensor:
         ctx.given = layer, pairs
-        total = None
-        for a, b in pairs:
+
+        def part(a: Tensor, b: Tensor) -> Tensor:
             rows = layer.rows(b)
-            part = layer.gram(x, a).to(rows.dtype) @ rows
-            total = part if total is None else total + part
-        assert total is not None
-        return layer.from_rows(total, pairs[0][1])
+            return layer.gram(x, a).to(rows.dtype) @ rows
+
+        return layer.from_rows(reduce(torch.add, (part(a, b) for a, b in pairs)), pairs[0][1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         layer, pairs = ctx.given
-        total = None
-        if ctx.needs_input_grad[0]:
-            for a, b in pairs:
-                weights = layer.rows(grad) @ layer.rows(b).transpose(1, 2)  # <g_s, b_t>
-                part = layer.gram_back(weights, a)
-                total = part if total is None else total + part
-        return total, None, None
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+
+        def part(a: Tensor, b: Tensor) -> Tensor:
+            weights = layer.rows(grad) @ layer.rows(b).transpose(1, 2)  # <g_s, b_t>
+            back: Tensor = layer.gram_back(weights, a)
+            return back
+
+        return reduce(torch.add, (part(a, b) for a, b in pairs)), None, None

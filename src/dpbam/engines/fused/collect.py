@@ -1,7 +1,7 @@
-"""From uses to gradients: the uses of each parameter, gathered.
+"""From uses to gradients: collect the uses of each parameter.
 
-A parameter whose uses are all matrix uses of one kind keeps them factored. Any other mixture of
-uses is materialised and added up: always right, and such parameters are small or rare.
+A parameter whose uses are all matrix uses of one kind stays factored. For any other mixture of uses
+the gradients are materialised and summed: always right, and such parameters are small or rare.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from dpbam.engines.base import UnsupportedModelError
+from dpbam.engines.fused.bilinear import Layer, Pair
 from dpbam.engines.fused.fold import per_unit
 from dpbam.engines.fused.generic import GenericUse
-from dpbam.engines.fused.gradients import Factored, Gradient, Grams, Materialised, Norm, Pair
-from dpbam.engines.fused.layers.base import Layer
-from dpbam.engines.fused.layers.centred import Centred
-from dpbam.engines.fused.layers.embedding import Embedding, as_linear, tied
+from dpbam.engines.fused.ghost_norm import Grams
+from dpbam.engines.fused.gradients import Factored, Gradient, Materialised, Norm
+from dpbam.engines.fused.layers.embedding import Embedding
 from dpbam.engines.fused.layers.linear import Linear
-from dpbam.engines.fused.scaled import ScaledGradient
+from dpbam.engines.fused.standardised import Centred, ScaledGradient
 from dpbam.engines.fused.uses import Flow, MatrixUse, Use
+from dpbam.engines.fused.weights import Weight
 from dpbam.params import Params
 
 
@@ -33,7 +34,7 @@ class Collected:
 
     Attributes:
         gradients: one or several per parameter (disjoint slices of it).
-        of_use: for the n-th matrix use of the pass, the place of its factored gradient, or None.
+        of_use: for the n-th matrix use of the pass, the index of its factored gradient, or None.
     """
 
     gradients: list[Gradient]
@@ -42,7 +43,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class PlainPass:
-    """The plain gradients g_u, their norms and p / |g_u|: what BAM's third term is made of."""
+    """The plain gradients g_u, their norms and p / |g_u|: the parts of BAM's third term."""
 
     collected: Collected
     norms: list[Norm]
@@ -59,7 +60,7 @@ def collect(uses: Sequence[Use], flow: Flow, plain: PlainPass | None = None) -> 
     """Return the gradients of every parameter that the loss depends on.
 
     Args:
-        uses: the tape's.
+        uses: those of the tape.
         flow: plain, or BAM's with ``plain`` from the pass before.
         plain: see above.
     """
@@ -70,17 +71,17 @@ def collect(uses: Sequence[Use], flow: Flow, plain: PlainPass | None = None) -> 
             by_name[name].append(use)
     factored = {n: groups for n, found in by_name.items() if (groups := _factorable(found))}
     gradients: list[Gradient] = []
-    place: dict[int, int] = {}
+    index: dict[int, int] = {}
     for groups in factored.values():
         for group in groups:
             first = next(i for i, use in enumerate(matrix_uses) if use is group[0])
             gradient = _factored(group, flow, plain, first)
             if gradient is not None:
-                place.update({id(use): len(gradients) for use in group})
+                index.update({id(use): len(gradients) for use in group})
                 gradients.append(gradient)
     rest = [use for use in uses if not set(use.names) <= factored.keys()]
     gradients += _materialised(rest, flow, plain)
-    return Collected(gradients, [place.get(id(use)) for use in matrix_uses])
+    return Collected(gradients, [index.get(id(use)) for use in matrix_uses])
 
 
 def _factorable(uses: list[Use]) -> list[list[MatrixUse]] | None:
@@ -89,7 +90,7 @@ def _factorable(uses: list[Use]) -> list[list[MatrixUse]] | None:
     for use in uses:
         if not isinstance(use, MatrixUse) or len(use.names) != 1:
             return None
-        if use.weight.narrow:  # a clipped sum must not be rounded: round unit by unit instead
+        if use.weight.narrow:  # each unit's gradient is rounded, never their clipped sum
             return None
         groups[use.weight.key].append(use)
     if not all(_one_kind(group) for group in groups.values()):
@@ -100,18 +101,16 @@ def _factorable(uses: list[Use]) -> list[list[MatrixUse]] | None:
     return list(groups.values())
 
 
-def _disjoint(weights: list[Any]) -> bool:
-    """Whether selections of one parameter never take the same entry twice."""
+def _disjoint(weights: list[Weight]) -> bool:
+    """Whether selections of one parameter contain each entry at most once."""
     if not all(w.selection for w in weights):
         return False
-    taken = [w.entries() for w in weights]
-    if any(t is None for t in taken):
-        return False
-    return sum(map(len, taken)) == len(set().union(*taken))
+    taken = [entry for w in weights for entry in w.entries()]
+    return len(taken) == len(set(taken))
 
 
 def _one_kind(uses: list[MatrixUse]) -> bool:
-    """One layer; or a linear one tied to an embedding, which is linear in one-hot rows."""
+    """Whether there is one layer; or a linear one tied to an embedding, linear in one-hot rows."""
     layers = {use.layer for use in uses}
     mixed = all(isinstance(layer, Linear | Embedding) for layer in layers)
     return len(layers) == 1 or (mixed and uses[0].weight.func is None)
@@ -126,32 +125,32 @@ def _factored(
     weight = uses[0].weight
     if weight.centred:
         layer = cast(Layer, Centred(layer))
-    place = None if plain is None else plain.collected.of_use[first]
+    index = None if plain is None else plain.collected.of_use[first]
     made = Factored(weight, layer, pairs, flow.limit)
-    if plain is None or place is None:
+    if plain is None or index is None:
         return ScaledGradient(made) if weight.scaled else made
-    before = plain.collected.gradients[place]
+    before = plain.collected.gradients[index]
     if isinstance(before, ScaledGradient):
         share, along = before.third_term(plain.penalty / 2)
         return ScaledGradient(_add_share(made, before.base, share), along)
-    return replace(made, known=_known(made, plain.norms[place], swap=uses[0].swap))
+    return replace(made, known=_known(made, plain.norms[index], swap=uses[0].swap))
 
 
 def _pairs(uses: list[MatrixUse], flow: Flow) -> tuple[Layer, list[Pair]]:
-    """Return the layer, and the pairs of all uses side by side: (x, b); or (x, ybar), (hbar, b)."""
-    layers = {use.layer for use in uses}
+    """Return the layer, and the pairs of all uses joined: (x, b); or (x, ybar), (hbar, b)."""
+    tied = len({use.layer for use in uses}) > 1
     layer = uses[0].layer
     kinds: tuple[list[Pair], list[Pair]] = ([], [])
     for use in uses:
         for kind, pair in zip(kinds, use.pairs(flow), strict=True):
-            if pair is not None and len(layers) > 1 and isinstance(use.layer, Embedding):
-                pair, layer = as_linear(use.layer, *pair), tied(use.layer)
+            if pair is not None and tied and isinstance(use.layer, Embedding):
+                layer, pair = use.layer.as_linear(*pair)
             if pair is not None:
                 kind.append(pair)
-    return layer, [_side_by_side(kind) for kind in kinds if kind]
+    return layer, [_joined(kind) for kind in kinds if kind]
 
 
-def _side_by_side(pairs: list[Pair]) -> Pair:
+def _joined(pairs: list[Pair]) -> Pair:
     if len(pairs) == 1:
         return pairs[0]
     return torch.cat([a for a, _ in pairs], 1), torch.cat([b for _, b in pairs], 1)
@@ -166,7 +165,7 @@ def _known(gradient: Factored, norm: Norm, *, swap: bool) -> Grams:
         return {}
     left, right = (1, 0) if swap else (0, 1)
     t = [gradient.layer.positions(b) for _, b in gradient.pairs]
-    if t[0] != t[1]:  # some use has no h
+    if t[0] != t[1]:  # a use without h
         return {}
     return {
         ("left", left, left): norm.grams["left", 0, 0],
@@ -175,7 +174,7 @@ def _known(gradient: Factored, norm: Norm, *, swap: bool) -> Grams:
 
 
 def _add_share(gradient: Factored, plain: Factored, share: Tensor) -> Factored:
-    """(x, ybar) -> (x, ybar + share b): the part of the third term that is made of G."""
+    """Return (x, ybar + share b) for (x, ybar): the part of the third term along G."""
     (x, ybar), *others = gradient.pairs
     b = plain.pairs[0][1]
     more = ybar + gradient.layer.channels(share, b) * b
@@ -190,8 +189,8 @@ def _materialised(uses: list[Use], flow: Flow, plain: PlainPass | None) -> list[
                 use = replace(use, direction=plain.direction(use.names))
             if isinstance(use, MatrixUse) and use.weight.scaled:
                 raise UnsupportedModelError(
-                    f"{use.names[0]} is standardised with a scale, and that in low precision or in "
-                    "some of its uses only"
+                    f"{use.names[0]} is standardised with a scale, and used in low precision or in "
+                    "other ways too"
                 )
         for name, part in use.materialise(flow).items():
             part = part.to(torch.promote_types(part.dtype, torch.float32))

@@ -1,14 +1,14 @@
 """The fused engine: per-sample clipping and exact BAM with shared weights.
 
-One forward pass, one backward pass for the plain gradients, one more for BAM, all batched: no
-sample gets weights of its own. ``docs/engine.md`` has the mathematics; in short, with p = lambda:
+One forward pass, one backward pass for the plain gradients, one more for BAM, all batched, without
+per-sample weights. ``docs/engine.md`` has the mathematics; in short, with p = lambda:
 
-1. forward, row by row in the model's eyes (``vmap``), under
+1. forward, one row at a time for the model (``vmap``), under
    :class:`~dpbam.engines.fused.tape.Capture`: x and y of every use of a parameter;
 2. backward of L: b = dL/dy, and for BAM h = dL/dx, still attached to the graph;
-3. |g_u| from the pairs (x, b), differentiably; L_BAO = sum_u (L_u + p |g_u|);
+3. |g_u| from the pairs (x, b), differentiable; L_BAO = sum_u (L_u + p |g_u|);
 4. backward of L_BAO: ybar at every y, hbar at every h;
-5. d_u is a sum over uses of outer products, from (x, ybar) and (hbar, b); its norm without it;
+5. d_u is a sum over uses of outer products, from (x, ybar) and (hbar, b); its norm by ghost norms;
 6. the clipped sum: the ordinary weight gradients, with rows scaled by the clip factors.
 """
 
@@ -23,45 +23,46 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError
+from dpbam.engines.decomposed import Decompose
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.fused.ascent import Ascent
 from dpbam.engines.fused.collect import Collected, PlainPass, collect
+from dpbam.engines.fused.directions import FusedDirections
 from dpbam.engines.fused.fold import Fold
+from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.gradients import Norm
 from dpbam.engines.fused.layers import (  # they register their rules
     attention,
     conv,
     elementwise,
     embedding,
+    group_norm,
     linear,
     mish,
     norm,
     pool,
 )
-from dpbam.engines.fused.rules import Rules
 from dpbam.engines.fused.tape import Capture, Tape
 from dpbam.engines.fused.uses import Flow, RecordedUse
 from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
-from dpbam.engines.opaque import Decompose
-from dpbam.engines.precision import full_precision, measured
+from dpbam.engines.precision import full_precision
 from dpbam.methods import BAM, Method
-from dpbam.params import Params, accumulation_dtype, map_rows
+from dpbam.params import map_rows
 
-__all__ = ["FusedDirections", "FusedEngine"]
-_ = attention, conv, elementwise, embedding, linear, mish, norm, pool
+_ = attention, conv, elementwise, embedding, group_norm, linear, mish, norm, pool
 _ANY_KERNEL = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
 class FusedEngine:
-    """Directions without per-sample weights.
+    """Compute directions without per-sample weights.
 
     Args:
-        model: any module; only parameters that require a gradient are trained, the others are
-            constants and cost nothing.
+        model: any module; parameters that do not require a gradient are constants and cost nothing.
         loss: (output, targets) -> one value per row. It may use the model's parameters.
         groups: the clipping group of each trainable parameter; None puts all in one.
         memory_limit: bytes that one layer's norm may take, for Gram matrices or for per-unit
-            gradients; above it the other way is taken, or some units at a time. None: 256 MiB.
+            gradients; above it the norm is computed the other way, or by some units at a time.
+            None: 256 MiB.
 
     Example:
         >>> from dpbam.methods import BAM
@@ -93,9 +94,9 @@ class FusedEngine:
         """Return the directions of every unit, factored.
 
         Raises:
-            UnsupportedModelError: for a method that is no gradient of L + p |g|, and for models
-                that it cannot see through; the message says where.
-            StatefulModelError: for a model that keeps something of its rows.
+            UnsupportedModelError: for a method that is not the gradient of L + p |g|, and for
+                models with functions that torch hides; the message names them.
+            StatefulModelError: for a model that keeps state between passes.
         """
         penalty = method.norm_penalty(lam)
         if penalty is None and type(method) is not BAM:
@@ -117,16 +118,16 @@ class FusedEngine:
     def _plain(
         self, batch: PhysicalBatch, watch: Isolation, ascent: Ascent | None = None
     ) -> FusedDirections:
-        """g_u, at theta or where the ascent moves it."""
+        """Return g_u, at theta or where the ascent moves it."""
         tape, total = self._forward(batch, watch, ascent=ascent)
         with full_precision():
-            flow = _backward(tape, total, Fold(batch), twice=False).flow
-            return self._made(collect(tape.uses, self._limited(flow).detached()), batch)
+            flow = _backward(tape, total, Fold(batch), self._limit, twice=False).flow
+            return self._made(collect(tape.uses, flow.detached()), batch)
 
     def _ascended(
         self, batch: PhysicalBatch, lam: float, watch: Isolation, *, plain: bool
     ) -> FusedDirections:
-        """g_u at theta + lam g_u / |g_u|: the paper's BAM."""
+        """Return g_u at theta + lam g_u / |g_u|: the paper's BAM."""
         before = self._plain(batch, watch)
         with torch.no_grad():
             total = before.norms().square().sum(0)  # over the clipping groups
@@ -139,20 +140,16 @@ class FusedEngine:
     def _exact(
         self, batch: PhysicalBatch, penalty: float, watch: Isolation, *, plain: bool
     ) -> FusedDirections:
-        """The gradient of L_u + p |g_u|, by backward over backward."""
+        """Return the gradient of L_u + p |g_u|, by backward over backward."""
         tape, total = self._forward(batch, watch, twice=True)
         with full_precision():
-            first = _backward(tape, total, Fold(batch), twice=True)
-            first = replace(first, flow=self._limited(first.flow))
+            first = _backward(tape, total, Fold(batch), self._limit, twice=True)
             before, bam = first.again(tape, penalty)
             with torch.no_grad():
                 made = self._made(collect(tape.uses, bam, before), batch)
         if plain:
             made.plain = self._made(before.collected, batch, before.norms)
         return made
-
-    def _limited(self, flow: Flow) -> Flow:
-        return replace(flow, limit=self._limit)
 
     def _made(
         self, collected: Collected, batch: PhysicalBatch, norms: list[Norm] | None = None
@@ -177,7 +174,7 @@ class FusedEngine:
     ) -> tuple[Tape, Tensor]:
         """Return the tape, and sum_u L_u: step 1."""
         parameters = self._parameters
-        capture = Capture(parameters, batch.unit.shape[0], Rules(), twice=twice, ascent=ascent)
+        capture = Capture(parameters, batch.unit.shape[0], generic, twice=twice, ascent=ascent)
 
         def row(given: tuple[Any, Any, Tensor]) -> Tensor:
             inputs, targets, key = given
@@ -193,84 +190,13 @@ class FusedEngine:
         return capture.tape, (losses * batch.weights.to(losses.dtype)).sum()
 
 
-class FusedDirections:
-    """Directions d_1 .. d_U held as factored gradients: see :mod:`~dpbam.engines.fused.gradients`.
-
-    Args:
-        collected: the gradients.
-        groups: the clipping group of each parameter.
-        units: U.
-        parameters: the trainable ones.
-        norms: of the gradients, where they are known already.
-    """
-
-    def __init__(
-        self,
-        collected: Collected,
-        groups: Mapping[str, int],
-        units: int,
-        parameters: Mapping[str, Tensor],
-        norms: list[Norm] | None = None,
-    ) -> None:
-        self.collected, self._groups, self._units = collected, groups, units
-        self._like = {
-            n: p.detach().new_zeros((), dtype=accumulation_dtype(p.dtype)).expand(p.shape)
-            for n, p in parameters.items()
-        }
-        self._zeros = next(iter(self._like.values())).new_zeros(units)
-        self._norms = norms
-        self.plain: FusedDirections | None = None
-
-    @measured
-    def each_norm(self) -> list[Norm]:
-        """Return the norm of each gradient, computed once."""
-        if self._norms is None:
-            self._norms = [gradient.norm() for gradient in self.collected.gradients]
-        return self._norms
-
-    @measured
-    def norms(self) -> Tensor:
-        """Return |d_u| by group: [G, U]."""
-        squares = self._zeros.repeat(max(self._groups.values()) + 1, 1)
-        for gradient, found in zip(self.collected.gradients, self.each_norm(), strict=True):
-            squares[self._groups[gradient.name]] += found.square
-        return squares.clamp_min(0).sqrt()
-
-    @measured
-    def parameter_norms(self) -> dict[str, Tensor]:
-        """Return the norm of d_u's entries by parameter: [U] each."""
-        squares = dict.fromkeys(self._like, self._zeros)
-        for gradient, found in zip(self.collected.gradients, self.each_norm(), strict=True):
-            squares[gradient.name] = squares[gradient.name] + found.square
-        return {name: square.clamp_min(0).sqrt() for name, square in squares.items()}
-
-    @measured
-    def weighted_sum(self, factors: Tensor) -> Params:
-        """Return sum_u factors[g, u] d_u; a factor of 0 removes even a NaN."""
-        total: Params = {}
-        known: Sequence[Norm | None] = self._norms or [None] * len(self.collected.gradients)
-        for gradient, found in zip(self.collected.gradients, known, strict=True):
-            parts = gradient.weighted_sum(factors[self._groups[gradient.name]], found)
-            for name, part in parts.items():
-                total[name] = total[name] + part if name in total else part
-        return {n: total.get(n, like.clone()) for n, like in self._like.items()}
-
-    @measured
-    def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        """Return <d_u, vector>: [U]."""
-        total = self._zeros
-        for gradient in self.collected.gradients:
-            total = total + gradient.inner(vector)
-        return total
-
-
 @dataclass(frozen=True)
 class _Backward:
-    """What the first backward pass found, and the second one needs."""
+    """Results of the first backward pass that the second one needs."""
 
     total: Tensor
     ys: list[Any]
-    asked: list[int]  # their places on the tape
+    indices: list[int]  # of ys on the tape
     flow: Flow
     h: dict[int, Tensor]
 
@@ -285,9 +211,9 @@ class _Backward:
             use.second = []
         wanted = self.ys + list(self.h.values())
         found = torch.autograd.grad(objective, wanted, allow_unused=True)
-        for use in recorded:  # a layer that holds on to its own graph would never be freed
+        for use in recorded:  # a layer that holds its own graph would never be freed
             use.plain = [gradient.detach() for gradient in use.plain]
-        ybar = _spread(found[: len(self.ys)], self.asked, len(self.flow.b))
+        ybar = _spread(found[: len(self.ys)], self.indices, len(self.flow.b))
         hbar = _spread(found[len(self.ys) :], list(self.h), len(self.flow.x))
         bam = replace(self.flow, ybar=ybar, hbar=hbar).detached()
         bare = Collected([g.detached() for g in plain.gradients], plain.of_use)
@@ -295,10 +221,10 @@ class _Backward:
         return PlainPass(bare, norms, penalty * inverse.detach()), bam
 
 
-def _backward(tape: Tape, total: Tensor, fold: Fold, *, twice: bool) -> _Backward:
+def _backward(tape: Tape, total: Tensor, fold: Fold, limit: int, *, twice: bool) -> _Backward:
     """Return b at every y; for BAM also h at every x, all attached to the graph: step 2."""
-    asked = [j for j, node in enumerate(tape.outputs) if not node.recorded]
-    ys: list[Any] = [tape.outputs[j].edge for j in asked]
+    indices = [j for j, node in enumerate(tape.outputs) if not node.recorded]
+    ys: list[Any] = [tape.outputs[j].edge for j in indices]
     moving = [k for k, node in enumerate(tape.inputs) if node.edge is not None] if twice else []
     xs: list[Any] = [tape.inputs[k].edge for k in moving]
     # a seed that requires a gradient keeps h in the graph where it does not depend on x or theta
@@ -306,29 +232,26 @@ def _backward(tape: Tape, total: Tensor, fold: Fold, *, twice: bool) -> _Backwar
     found = torch.autograd.grad(
         total, [*ys, *xs], grad_outputs=seed, create_graph=twice, allow_unused=True
     )
-    b = _spread(found[: len(ys)], asked, len(tape.outputs))
-    flow = Flow(fold, [node.tensor for node in tape.inputs], b)
+    b = _spread(found[: len(ys)], indices, len(tape.outputs))
+    flow = Flow(fold, [node.tensor for node in tape.inputs], b, limit=limit)
     h = {k: t for k, t in zip(moving, found[len(ys) :], strict=True) if t is not None}
-    return _Backward(total, ys, asked, flow, h)
+    return _Backward(total, ys, indices, flow, h)
 
 
-def _spread(values: Sequence[Tensor | None], places: list[int], size: int) -> list[Tensor | None]:
-    spread: list[Tensor | None] = [None] * size
-    for place, value in zip(places, values, strict=True):
-        spread[place] = value
-    return spread
+def _spread(values: Sequence[Tensor | None], indices: list[int], size: int) -> list[Tensor | None]:
+    found = dict(zip(indices, values, strict=True))
+    return [found.get(i) for i in range(size)]
 
 
 def _safe_root(squared: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (n, 1 / n), both 0 where n = 0: there the norm's subgradient is 0, never NaN."""
+    """Return (n, 1 / n), both 0 where n = 0: the subgradient of the norm there."""
     positive = squared > 0
     root = torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)
-    finite = squared.isnan() | positive
-    return root + torch.where(finite, 0.0, squared * 0), torch.where(positive, 1 / root, 0.0)
+    return root, torch.where(positive, 1 / root, 0.0)
 
 
 def _check_captured(losses: Tensor, parameters: Mapping[str, Tensor]) -> None:
-    """Refuse if a parameter reaches the loss on a way that no torch function showed."""
+    """Refuse a loss that depends on a parameter by another path than the recorded uses."""
     if not losses.requires_grad:
         raise UnsupportedModelError("the loss depends on no trainable parameter")
     wanted = list(parameters.values())
@@ -336,5 +259,5 @@ def _check_captured(losses: Tensor, parameters: Mapping[str, Tensor]) -> None:
     for name, gradient in zip(parameters, found, strict=True):
         if gradient is not None:
             raise UnsupportedModelError(
-                f"{name} is used by a function that torch cannot show (a custom one)"
+                f"{name} is used by a function that torch hides (a custom one)"
             )

@@ -1,4 +1,4 @@
-"""Rows to units: a unit's gradient is a sum over its rows."""
+"""Shapes: rows to units, and factors that broadcast."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from torch import Tensor
 from dpbam.engines.base import PhysicalBatch
 from dpbam.params import accumulation_dtype
 
+_CACHED = 2**17  # elements of one slice of an element-wise pass, so that it stays in the cache
+
 
 class Fold:
-    """Turns [N, ...] into [U, R, ...]; a unit with fewer than R rows is padded with zeros.
+    """Reshape [N, ...] to [U, R, ...]; a unit with fewer than R rows is padded with zeros.
 
     Args:
-        batch: says which unit each row belongs to.
+        batch: holds the unit of each row.
     """
 
     def __init__(self, batch: PhysicalBatch) -> None:
@@ -41,12 +43,12 @@ class Fold:
         return split_axis(padded.index_copy(0, self._slot, t), 0, (self.units, self._most))
 
     def undo(self, t: Tensor, row: Sequence[int]) -> Tensor:
-        """Return [U, R * ...] as [N, *row], the inverse."""
+        """Return [U, R * ...] as [N, *row]: the inverse."""
         rows = t.reshape(self.units * self._most, *row)
         return rows if self._slot is None else rows[self._slot]
 
     def to_rows(self, t: Tensor) -> Tensor:
-        """[U, ...] -> [N, ...]: each row gets its unit's value."""
+        """Return the value of each row's unit: [U, ...] -> [N, ...]."""
         return t if self.units == self.rows else t[self._unit]
 
 
@@ -59,6 +61,12 @@ def split_axis(t: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
 def per_unit(factors: Tensor, like: Tensor) -> Tensor:
     """Return [U] factors shaped to multiply ``like``, [U, ...]."""
     return factors.to(like.dtype).view(-1, *(1,) * (like.ndim - 1))
+
+
+def cached_slices(x: Tensor) -> list[slice]:
+    """Return slices of the first axis that stay in the processor's cache."""
+    rows = max(1, _CACHED // max(1, x[0].numel()))
+    return [slice(i, i + rows) for i in range(0, x.shape[0], rows)]
 
 
 def reduce_to(t: Tensor, like: Sequence[int]) -> Tensor:

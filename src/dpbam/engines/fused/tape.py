@@ -1,26 +1,26 @@
-"""One forward pass, run so that every use of a trainable parameter is known.
+"""Record every use of a trainable parameter in one forward pass.
 
-:class:`Capture` sees each torch function that the model calls on one row, inside ``vmap``:
+:class:`Capture` intercepts each torch function that the model calls on one row, inside ``vmap``:
 
 =============================  ================================================================
-the call takes                 what is done
+the call takes                 what happens
 =============================  ================================================================
 no trainable parameter         nothing
 parameters alone               its result is a :class:`~dpbam.engines.fused.weights.Weight`
-a parameter, and the row       a *use*: the call is done with the parameter detached, for all
-                               rows; its input x and its output y become nodes of the graph
-                               that gradients can be asked for, and the use is recorded
+a parameter, and the row       a *use*: the call runs with the parameter detached, for all rows;
+                               its input x and its output y become nodes of the graph for which
+                               gradients are available, and its rule records the use
 =============================  ================================================================
 
-Reused layers, tied weights, custom modules and bare parameters are then one case: a parameter with
-several uses. All state is in the :class:`Tape`: nothing is left on modules or parameters.
+Reused layers, tied weights, custom modules and bare parameters are one case: a parameter with
+several uses. All state is in the :class:`Tape`; modules and parameters are not modified.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,24 +34,47 @@ from dpbam.engines.fused.weights import Weight
 
 if TYPE_CHECKING:
     from dpbam.engines.fused.ascent import Ascent
-    from dpbam.engines.fused.rules import Rules
     from dpbam.engines.fused.uses import Use
 
 _READS = {
     "item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__",
     "__complex__", "is_nonzero", "equal", "allclose", "__reduce_ex__", "__dlpack__",
 }  # fmt: skip
-
-
 _ALIASES = {Tensor.data.__get__}  # type: ignore[attr-defined]
+
+
+class Call(NamedTuple):
+    """A torch function and its arguments."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return getattr(self.func, "__name__", str(self.func))
+
+    def run(self) -> Any:
+        return self.func(*self.args, **self.kwargs)
+
+    def bind(self, names: str) -> dict[str, Any]:
+        """Return the arguments by name; those not given are None."""
+        listed = names.split()
+        given = dict(zip(listed, self.args, strict=False))
+        return {**dict.fromkeys(listed), **given, **self.kwargs}
+
+
+Rule = Callable[["Capture", Call], Any]
+RULES: dict[Callable[..., Any], Rule] = {}
+ALWAYS: set[Callable[..., Any]] = set()  # functions whose rule also applies without a parameter
+LOOKUPS: set[Callable[..., Any]] = set()  # functions that read a parameter at given indices
 
 
 @dataclass
 class Node:
     """An x or a y of the tape, for all rows: [N, *row]."""
 
-    tensor: Tensor | None  # x's value; y's is not kept
-    shape: torch.Size
+    tensor: Tensor | None  # the value of an x; None for a y
     edge: GradientEdge | None
     version: int
     what: str
@@ -60,7 +83,7 @@ class Node:
 
 @dataclass
 class Tape:
-    """The nodes x and y of one forward pass, and the uses that join them."""
+    """The nodes x and y of one forward pass, and the uses between them."""
 
     inputs: list[Node] = field(default_factory=list)
     outputs: list[Node] = field(default_factory=list)
@@ -68,32 +91,31 @@ class Tape:
     _anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
     def input(self, x: Tensor, what: str) -> tuple[Tensor, int]:
-        """Return a graph node for x that only this call uses, and its place on the tape."""
+        """Return a graph node for x that only this call uses, and its index on the tape."""
         if x.requires_grad:
             x = x.view_as(x)
         edge = get_gradient_edge(x) if x.requires_grad else None
         held = x.detach() if edge is None else x
-        self.inputs.append(Node(held, x.shape, edge, x._version, what))
+        self.inputs.append(Node(held, edge, x._version, what))
         return x, len(self.inputs) - 1
 
     def output(self, y: Tensor, what: str, *, recorded: bool = False) -> tuple[Tensor, int]:
-        """Return a graph node for y, and its place on the tape."""
+        """Return a graph node for y, and its index on the tape."""
         if not y.requires_grad:
             y = self._root(y)
         elif y._is_view():
             y = _Same.apply(y)  # type: ignore[no-untyped-call]
-        self.outputs.append(Node(None, y.shape, get_gradient_edge(y), 0, what, recorded))
+        self.outputs.append(Node(None, get_gradient_edge(y), 0, what, recorded))
         return y, len(self.outputs) - 1
 
     def _root(self, y: Tensor) -> Tensor:
-        """Return y, computed from constants alone, as the start of the graph."""
         if y._is_view():
             y = _no_view(y)
         started: Tensor = _Root.apply(y, self._anchor)  # type: ignore[no-untyped-call]
         return started
 
     def check_untouched(self) -> None:
-        """Refuse if the model overwrote an input that a per-sample gradient needs."""
+        """Refuse a model that overwrote an input which a per-sample gradient needs."""
         for node in self.inputs:
             if node.tensor is not None and node.tensor._version != node.version:
                 raise UnsupportedModelError(
@@ -102,12 +124,12 @@ class Tape:
 
 
 class Capture(TorchFunctionMode):
-    """Run a row's forward pass under this mode to fill its tape.
+    """Fill a tape while a row's forward pass runs under this mode.
 
     Args:
         parameters: the trainable parameters by name.
         rows: N.
-        rules: what to do with a use, by torch function.
+        generic: the rule for functions without one.
         twice: there will be a second backward pass.
         ascent: moves the parameters of every unit, for BAM's ascent step.
     """
@@ -116,92 +138,79 @@ class Capture(TorchFunctionMode):
         self,
         parameters: Mapping[str, Tensor],
         rows: int,
-        rules: Rules,
+        generic: Rule,
         *,
         twice: bool = False,
         ascent: Ascent | None = None,
     ) -> None:
         super().__init__()
         self.tape, self.rows, self.twice = Tape(), rows, twice
-        self.parameters, self.ascent, self._rules = parameters, ascent, rules
-        # weights hold their tensors, so an id is not used again while this capture lives
+        self.parameters, self.ascent, self._generic = parameters, ascent, generic
+        # weights hold their tensors, so no id is reused while this capture lives
         self._weights = {id(p): Weight(p, (name,)) for name, p in parameters.items()}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = Call(func, args, kwargs or {})
         weights: list[Weight] = []
         varying = False
-        for t in _tensors((args, kwargs)):
+        for t in _tensors((call.args, call.kwargs)):
             weight = self._weights.get(id(t))
             if weight is not None:
                 weights.append(weight)
             varying = varying or is_batched(t)
-        constant = any(weight.constant for weight in weights)
-        out = self._do(
-            func, args, kwargs, tracked=bool(weights), varying=varying, constant=constant
-        )
-        for weight in weights:  # by the function's name, or by an argument such as inplace=True
+        out = self._run(call, weights, varying)
+        for weight in weights:  # an in-place function, or an argument such as inplace=True
             if weight.tensor._version != weight.version:
-                name = getattr(func, "__name__", str(func))
-                raise UnsupportedModelError(f"{name} changes a function of parameters in place")
+                raise UnsupportedModelError(
+                    f"{call.name} changes a function of parameters in place"
+                )
         return out
 
-    def _do(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        tracked: bool,
-        varying: bool,
-        constant: bool,
-    ) -> Any:
-        constant = constant or not torch.is_grad_enabled()
-        if constant and self.ascent is None:  # a detached parameter is a constant, unless it moves
-            tracked = False
-        if not tracked:
-            return self._rules.without_weights(self, func, args, kwargs, varying=varying)
+    def _run(self, call: Call, weights: list[Weight], varying: bool) -> Any:
+        constant = not torch.is_grad_enabled() or any(weight.constant for weight in weights)
+        # a detached parameter is a constant, unless the ascent step moves it
+        if not weights or (constant and self.ascent is None):
+            ruled = varying and call.func in ALWAYS
+            return RULES[call.func](self, call) if ruled else call.run()
         if not varying:
-            return self._derive(func, args, kwargs)
-        return self._rules.use(self, func, args, kwargs, constant=constant)
+            return self._derive(call)
+        return self._use(call, constant=constant)
+
+    def _use(self, call: Call, *, constant: bool = False) -> Any:
+        """Run a call that takes a parameter and the row; a constant one moves, without a use."""
+        made = self._generic if constant else RULES.get(call.func, self._generic)
+        return made(self, call)
 
     # --- functions of parameters alone
 
-    def _derive(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _derive(self, call: Call) -> Any:
         """Return the result as weights: D = s(theta)."""
-        if func in self._rules.lookups:  # a table at constant places: as if each row had looked up
-            args, kwargs = tree_map(self._repeated, (args, kwargs))
-            return self._rules.use(self, func, args, kwargs, constant=False)
-        name = getattr(func, "__name__", "")
-        out = func(*args, **kwargs)
-        if func in _ALIASES and self.weight(args[0]).func is not None:  # type: ignore[union-attr]
+        if call.func in LOOKUPS:  # constant indices: as if each row had looked them up
+            args, kwargs = tree_map(self._repeated, (call.args, call.kwargs))
+            return self._use(Call(call.func, args, kwargs))
+        out = call.run()
+        if call.func in _ALIASES and self.weight(call.args[0]).func is not None:  # type: ignore[union-attr]
             raise UnsupportedModelError(
-                f"{name} of a function of parameters could be written to unseen"
+                f"{call.name} of a function of parameters could be written to unseen"
             )
         parts = out if isinstance(out, list | tuple) else [out]
-        if not any(isinstance(t, Tensor) for t in parts) and self.ascent and name in _READS:
+        if not any(isinstance(t, Tensor) for t in parts) and self.ascent and call.name in _READS:
             raise UnsupportedModelError(
-                f"{name} reads a parameter's value, which BAM's ascent moves"
+                f"{call.name} reads a parameter's value, which BAM's ascent moves"
             )
         for i, t in enumerate(parts):
             if isinstance(t, Tensor) and id(t) not in self._weights:
-                self._add(t, func, args, kwargs, None if out is t else i)
+                self._add(t, call, None if out is t else i)
         return out
 
-    def _add(self, t: Tensor, func: Any, args: Any, kwargs: Any, pick: int | None) -> None:
+    def _add(self, t: Tensor, call: Call, pick: int | None) -> None:
         constant = not t.requires_grad
         if constant and self.ascent is None:
             return
-        args, kwargs = self.hide((args, kwargs))
+        args, kwargs = self.hide((call.args, call.kwargs))
         inside = [w for w in tree_leaves((args, kwargs)) if isinstance(w, Weight)]
         names = tuple(sorted({n for w in inside for n in w.names}))
-        self._weights[id(t)] = Weight(t, names, func, args, kwargs, pick, constant)
+        self._weights[id(t)] = Weight(t, names, call.func, args, kwargs, pick, constant)
 
     def _repeated(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or self.weight(leaf) is not None:
@@ -211,31 +220,35 @@ class Capture(TorchFunctionMode):
     # --- what rules use
 
     def hide(self, tree: Any) -> Any:
-        """Return the tree with weights in place of the tensors that are tracked."""
+        """Return the tree with weights in place of tracked tensors."""
         return tree_map(lambda leaf: self.weight(leaf) or leaf, tree)
 
     def weight(self, t: Any) -> Weight | None:
-        """Return the weight of a tracked tensor."""
         return self._weights.get(id(t)) if isinstance(t, Tensor) else None
+
+    def name_of(self, call: Call, t: Any) -> str:
+        """Return how a message names this use of a tensor."""
+        source = self.weight(t)
+        return f"{call.name} of {', '.join(source.names) if source else 'a constant'}"
 
     def all_rows(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """Return ``function`` of [N, *row] tensors, computed for all rows at once."""
         return on_all_rows(function, self.rows, *tensors)
 
     def input(self, x: Tensor, what: str) -> tuple[Tensor, int]:
-        """Return x as a node of the tape, and its place there."""
+        """Return x as a node of the tape, and its index there."""
         noted = self.all_rows(lambda whole: self.tape.input(whole, what)[0], x)
         return noted, len(self.tape.inputs) - 1
 
     def output(self, y: Tensor, what: str) -> tuple[Tensor, int]:
-        """Return y as a node of the tape, and its place there."""
+        """Return y as a node of the tape, and its index there."""
         noted = self.all_rows(lambda whole: self.tape.output(whole, what)[0], y)
         return noted, len(self.tape.outputs) - 1
 
     def moved(
         self, y: Tensor, weight: Weight, trailing: int = 0, x: Tensor | None = None
     ) -> Tensor:
-        """Return y plus what the ascent adds to D (and ``trailing`` axes), times x if given."""
+        """Return y plus the ascent's step of D (with ``trailing`` axes), times x if given."""
         step = None if self.ascent is None else self.ascent.step_of(weight)
         if step is None:
             return y
@@ -251,11 +264,11 @@ def is_in_place(name: str) -> bool:
 
 
 class _Root(torch.autograd.Function):
-    """Makes y, computed from constants alone, the start of the graph."""
+    """Make y, computed from constants alone, the start of the graph."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, anchor: Tensor) -> Tensor:
-        ctx.mark_dirty(y)  # so that y is no view, and a layer may still overwrite it
+        ctx.mark_dirty(y)  # so that y is not a view, and a layer may still overwrite it
         return y
 
     @staticmethod
@@ -264,13 +277,13 @@ class _Root(torch.autograd.Function):
 
 
 def _no_view(y: Tensor) -> Tensor:
-    """Return a tensor on the same memory that torch does not take for a view."""
+    """Return a tensor on the same memory that torch does not treat as a view."""
     same: Tensor = y.new_empty(0).set_(y)  # type: ignore[call-overload]
     return same
 
 
 class _Same(torch.autograd.Function):
-    """The same values as no view: torch loses gradients at a view that is overwritten later."""
+    """Return y as a non-view: torch loses gradients at a view that is overwritten later."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor) -> Tensor:

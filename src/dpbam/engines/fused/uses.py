@@ -7,23 +7,24 @@ With x the input, y the output and L_BAO = L + p |g| (or L alone), a unit's grad
                                                                          hbar = dL_BAO/dh, h = dL/dx
 
 For a bilinear layer vjp_x f(b) is f's transpose, so the second term is <b, f(theta, hbar)>: the
-same question with (hbar, b) in the place of (x, b). A :class:`Flow` hands a use these pairs.
+same expression with (hbar, b) in the place of (x, b). A :class:`Flow` supplies these pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from dpbam.engines.fused.bilinear import Layer, Pair
 from dpbam.engines.fused.fold import Fold, reduce_to
-from dpbam.engines.fused.layers.base import Layer
 from dpbam.engines.fused.weights import Weight
 from dpbam.params import Params
 
-Pair = tuple[Tensor, Tensor]
 Values = Sequence[Tensor | None]
 
 
@@ -55,15 +56,15 @@ class Flow:
             hbar=None if self.hbar is None else _bare(self.hbar),
         )  # fmt: skip
 
-    def pairs(self, k: int, j: int) -> tuple[Pair | None, Pair | None]:
-        """Return (x, b) and nothing; or for BAM (x, ybar) and (hbar, b); each [U, R, *row]."""
+    def pairs(self, k: int, j: int) -> list[Pair | None]:
+        """Return (x, b) and None; or for BAM (x, ybar) and (hbar, b); each [U, R, *row]."""
         x, right = self.x[k], self.right(j)
         assert x is not None
         first = None if right is None else (self.fold(x), right)
         hbar, b = None if self.hbar is None else self.hbar[k], self.b[j]
         if hbar is None or b is None:
-            return first, None
-        return first, (self.fold(hbar), self.fold(b))
+            return [first, None]
+        return [first, (self.fold(hbar), self.fold(b))]
 
     def right(self, j: int) -> Tensor | None:
         """Return the gradient at y: b, or ybar for BAM; None if the loss does not depend on y."""
@@ -79,16 +80,32 @@ class Use(Protocol):
     """One use of one or several parameters."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters it uses."""
+    def names(self) -> tuple[str, ...]: ...
 
     def materialise(self, flow: Flow) -> Params:
-        """[U, *shape] per parameter: what this use contributes to the units' gradients."""
+        """Return what this use adds to the units' gradients: [U, *shape] per parameter."""
+
+
+class _WeightUse:
+    """A use of one weight D."""
+
+    weight: Weight
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.weight.names
+
+    def _pulled(self, parts: list[Tensor]) -> Params:
+        """Return J_s^T of the sum of gradients in D."""
+        if not parts:
+            return {}
+        total = reduce(torch.add, parts)
+        return self.weight.pull_each(total.reshape(total.shape[0], *self.weight.tensor.shape))
 
 
 @dataclass(frozen=True)
-class MatrixUse:
-    """y = f(D, x) for a bilinear layer; ``swap``: x and y change places (transposed)."""
+class MatrixUse(_WeightUse):
+    """y = f(D, x) for a bilinear layer; ``swap``: x and y are exchanged (transposed)."""
 
     weight: Weight
     layer: Layer
@@ -96,49 +113,36 @@ class MatrixUse:
     y: int
     swap: bool = False
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters behind D."""
-        return self.weight.names
-
-    def pairs(self, flow: Flow) -> tuple[Pair | None, Pair | None]:
+    def pairs(self, flow: Flow) -> list[Pair | None]:
         """Return the flow's pairs in the layer's form: their outer products sum to G_u."""
-        first, second = flow.pairs(self.x, self.y)
-        return self._formed(first), self._formed(second)
+        return [None if p is None else self._in_form(*p) for p in flow.pairs(self.x, self.y)]
 
-    def _formed(self, pair: Pair | None) -> Pair | None:
-        if pair is None:
-            return None
-        a, b = pair[::-1] if self.swap else pair
+    def _in_form(self, x: Tensor, y: Tensor) -> Pair:
+        a, b = (y, x) if self.swap else (x, y)
         return self.layer.left_form(a), self.layer.right_form(b)
 
     def materialise(self, flow: Flow) -> Params:
-        """J_s^T sum over the pairs of b (x) a."""
+        """Return J_s^T sum over the pairs of b (x) a."""
         pairs = [pair for pair in self.pairs(flow) if pair is not None]
-        return _pulled(self.weight, [self.layer.materialise(a, b) for a, b in pairs])
+        return self._pulled([self.layer.materialise(a, b) for a, b in pairs])
 
 
 @dataclass(frozen=True)
-class SumUse:
+class SumUse(_WeightUse):
     """y = D + ..., D broadcast as ``shape`` against a row of y: biases, shifts, positions."""
 
     weight: Weight
     shape: tuple[int, ...]
     y: int
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters behind D."""
-        return self.weight.names
-
     def materialise(self, flow: Flow) -> Params:
-        """J_s^T sum_t b_t: D met the constant 1, which has no second use."""
+        """Return J_s^T sum_t b_t: the factor of D is the constant 1, which has no second use."""
         b = flow.right(self.y)
-        return {} if b is None else _pulled(self.weight, [reduce_to(b, self.shape)])
+        return {} if b is None else self._pulled([reduce_to(b, self.shape)])
 
 
 @dataclass(frozen=True)
-class ScaleUse:
+class ScaleUse(_WeightUse):
     """y = D * x + ..., D broadcast as ``shape`` against a row of x: norm scales, layer scales."""
 
     weight: Weight
@@ -146,48 +150,29 @@ class ScaleUse:
     x: int
     y: int
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters behind D."""
-        return self.weight.names
-
     def materialise(self, flow: Flow) -> Params:
-        """J_s^T sum_t b_t a_t, entry by entry."""
+        """Return J_s^T sum_t b_t a_t, entry by entry."""
         pairs = [pair for pair in flow.pairs(self.x, self.y) if pair is not None]
-        return _pulled(self.weight, [reduce_to(a * b, self.shape) for a, b in pairs])
+        return self._pulled([reduce_to(a * b, self.shape) for a, b in pairs])
 
 
 @dataclass
-class RecordedUse:
+class RecordedUse(_WeightUse):
     """A layer that records its parameters' gradients itself, during the backward passes.
 
-    ``plain`` gets those of the first pass, ``second`` those of the second, each [N, *, *D].
+    ``plain`` holds those of the first pass, ``second`` those of the second, each [N, *, *D].
     """
 
     weight: Weight
     plain: list[Tensor] = field(default_factory=list)
     second: list[Tensor] | None = None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters behind D."""
-        return self.weight.names
-
     def record(self, gradient: Tensor) -> None:
-        """Take the gradient of every row; called by the layer's backward."""
+        """Add the gradient of every row; called by the layer's backward."""
         (self.plain if self.second is None else self.second).append(gradient)
 
     def materialise(self, flow: Flow) -> Params:
-        """What was recorded, summed over a unit's rows."""
+        """Return what was recorded, summed over a unit's rows."""
         recorded = self.plain if flow.ybar is None else self.second or []
         shape = tuple(self.weight.tensor.shape)
-        return _pulled(self.weight, [reduce_to(flow.fold(t), shape) for t in recorded])
-
-
-def _pulled(weight: Weight, parts: list[Tensor]) -> Params:
-    if not parts:
-        return {}
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return weight.pull_each(total.reshape(total.shape[0], *weight.tensor.shape))
+        return self._pulled([reduce_to(flow.fold(t), shape) for t in recorded])

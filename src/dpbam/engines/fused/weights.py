@@ -1,9 +1,8 @@
-"""What a layer's weight is: a trainable parameter, or a function of parameters alone.
+"""The weight of a layer: a trainable parameter, or a function of parameters alone.
 
-A layer seldom meets its parameter bare: attention slices one matrix in three, a standardised
-convolution centres its weight. A :class:`Weight` is such a value D = s(theta) with the way it was
-computed, so that a gradient in D can be pulled back to theta (J_s^T G) and a direction in theta
-pushed forward to D (J_s v).
+Attention slices one matrix in three, a standardised convolution centres its weight. A
+:class:`Weight` is such a value D = s(theta) together with s, so that a gradient in D can be pulled
+back to theta (J_s^T G) and a direction in theta pushed forward to D (J_s v).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpbam.nn.standardise import standardised
 from dpbam.params import Params
 
-# s only moves entries about: entries of D are distinct entries of theta, so |J_s^T G| = |G|
+# s only selects or permutes: entries of D are distinct entries of theta, so |J_s^T G| = |G|
 _SELECTIONS = {
     "t", "transpose", "permute", "movedim", "swapaxes", "swapdims", "view", "reshape", "flatten",
     "unflatten", "squeeze", "unsqueeze", "chunk", "split", "unbind", "narrow", "select",
@@ -36,13 +35,13 @@ class Weight:
 
     Attributes:
         tensor: D.
-        names: the parameters it is made of.
-        func: the torch function that made it from other weights; None for a parameter itself.
+        names: the parameters that it depends on.
+        func: the torch function that computed it from other weights; None for a parameter itself.
         args: its arguments, weights in place of tensors.
         kwargs: likewise.
-        pick: which of its outputs.
-        constant: computed under ``no_grad``, or detached: no gradient passes it.
-        version: of the tensor; a weight must not be written to.
+        pick: the index of the output, of several.
+        constant: computed under ``no_grad``, or detached: without a gradient.
+        version: of the tensor, which must not be written to.
     """
 
     tensor: Tensor
@@ -71,7 +70,7 @@ class Weight:
 
     @property
     def key(self) -> Any:
-        """Equal for two weights of one pass that are the same function of the same parameters."""
+        """A value equal for two weights of one pass that are the same function of parameters."""
         if self.func is None:
             return self.names
 
@@ -84,7 +83,7 @@ class Weight:
 
     @property
     def selection(self) -> bool:
-        """Whether s only moves entries about."""
+        """Whether s only selects or permutes entries."""
         if self.func is None:
             return True
         inside = self._inside()
@@ -96,7 +95,7 @@ class Weight:
 
     @property
     def linear(self) -> bool:
-        """Whether s is known to be linear; what is not known to be counts as not."""
+        """Whether s is known to be linear."""
         if self.selection:
             return True
         inside = self._inside()
@@ -110,19 +109,19 @@ class Weight:
 
     @property
     def scaled(self) -> bool:
-        """Whether D is standardised with a scale: the one matrix that is not linear in theta."""
+        """Whether D is standardised with a scale: then it is not linear in theta."""
         return self.centred and bool(self.args[1])
 
     @property
     def narrow(self) -> bool:
-        """Whether s is computed in less than float32, so that J_s^T rounds what it is given."""
+        """Whether s is computed in less than float32, so that J_s^T rounds gradients."""
         if self.func is None:
             return False
         low = self.tensor.dtype in (torch.float16, torch.bfloat16)
         return low or any(inside.narrow for inside in self._inside())
 
     def pull(self, gradient: Tensor) -> Params:
-        """Return J_s^T G for one gradient: [*D] -> theta's shapes."""
+        """Return J_s^T G for one gradient [*D], in theta's shapes."""
         if self.func is None:
             return {self.names[0]: gradient}
         theta = self._theta  # by autograd: torch.func.vjp would import torch's compiler
@@ -139,20 +138,19 @@ class Weight:
         """Return J_s^T G_u for every unit: [U, *D] -> [U, *theta]."""
         if self.func is None:
             return {self.names[0]: gradients}
-        pulled: Params = vmap(self._vjp())(gradients)[0]
+        pull = vjp(self.evaluate, self._theta)[1]
+        pulled: Params = vmap(lambda gradient: pull(gradient.to(self.tensor.dtype)))(gradients)[0]
         return pulled
 
     def push(self, vector: Mapping[str, Tensor]) -> Tensor:
         """Return J_s v for a linear s: theta's shapes -> [*D]."""
         return self.evaluate({n: vector[n].to(t) for n, t in self._theta.items()})
 
-    def entries(self) -> set[float] | None:
-        """Return the numbers of the entries of theta that a selection takes, or None if twice."""
+    def entries(self) -> list[float]:
+        """Return the flat indices of theta's entries that a selection contains."""
         leaf = next(self._leaves())
-        numbers = torch.arange(leaf.tensor.numel(), dtype=torch.float64)
-        taken = self.evaluate({leaf.names[0]: numbers.view(leaf.tensor.shape)}).flatten().tolist()
-        distinct = set(taken)
-        return distinct if len(distinct) == len(taken) else None
+        indices = torch.arange(leaf.tensor.numel(), dtype=torch.float64)
+        return self.evaluate({leaf.names[0]: indices.view(leaf.tensor.shape)}).flatten().tolist()
 
     @property
     def _function(self) -> str:
@@ -163,10 +161,6 @@ class Weight:
 
     def _inside(self) -> list[Weight]:
         return [a for a in tree_leaves((self.args, self.kwargs)) if isinstance(a, Weight)]
-
-    def _vjp(self) -> Callable[[Tensor], Any]:
-        pull: Callable[[Tensor], Any] = vjp(self.evaluate, self._theta)[1]
-        return lambda gradient: pull(gradient.to(self.tensor.dtype))
 
     @property
     def _theta(self) -> Params:

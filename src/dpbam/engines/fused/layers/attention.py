@@ -1,7 +1,7 @@
 """Scaled dot-product attention: computed for all rows at once, by torch's own kernel.
 
-It has no parameters; without a rule vmap would take torch's slow fallback. Multi-head attention is
-decomposed before it comes here (:mod:`dpbam.engines.draws`).
+It has no parameters; without a rule vmap would use torch's slow fallback. Multi-head attention is
+decomposed before (:mod:`dpbam.engines.decomposed`).
 """
 
 from __future__ import annotations
@@ -11,24 +11,22 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines import multihead
 from dpbam.engines.batching import requires_grad
+from dpbam.engines.decomposed.attention import dot_product
 from dpbam.engines.fused.fold import split_axis
-from dpbam.engines.fused.rules import Call, bind, rule
+from dpbam.engines.fused.rules import Call, rule
 from dpbam.engines.fused.tape import Capture
-
-_NAMES = "query key value attn_mask dropout_p is_causal scale enable_gqa"
 
 
 @rule(F.scaled_dot_product_attention, always=True)
 def _attention(capture: Capture, call: Call) -> Any:
-    given = bind(_NAMES, call)
+    given = call.bind("query key value attn_mask dropout_p is_causal scale enable_gqa")
     operands = [given["query"], given["key"], given["value"]]
     mask = given["attn_mask"]
     tensors = operands if mask is None else [*operands, mask]
     if any(capture.weight(t) for t in tensors) or (mask is not None and requires_grad(mask)):
         with capture:  # the fast kernels have no gradient for a mask
-            return multihead.dot_product(*call.args, **call.kwargs)
+            return dot_product(*call.args, **call.kwargs)
     if any(t.ndim != 4 for t in operands) or (mask is not None and mask.ndim > 4):
         return call.run()
     options = {k: given[k] for k in ("is_causal", "scale", "enable_gqa") if given[k] is not None}
@@ -44,7 +42,7 @@ def _attention(capture: Capture, call: Call) -> Any:
 
 
 def _four_axes(mask: Tensor, images: int) -> Tensor:
-    """[N, *row] -> [N * images, heads, length, sources], axes of size one where they broadcast."""
+    """Return [N, *row] as [N * images, heads, length, sources], with 1 where axes broadcast."""
     row = (1,) * (5 - mask.ndim) + tuple(mask.shape[1:])
     mask = mask.reshape(mask.shape[0], *row)
     return mask.expand(-1, images, -1, -1, -1).flatten(0, 1)

@@ -1,9 +1,9 @@
 """Convolutions, plain and transposed.
 
-In the canonical form a position is an output pixel and a_t its patch. Two things are done otherwise
-than by unfolding images into patches, which is slow and large: G_u of all units is the weight
-gradient of one convolution whose groups are the units, and the Gram matrix of patches is a sum of
-shifted Gram matrices of pixels.
+In the canonical form a position is an output pixel and a_t its patch. Unfolding images into patches
+(im2col) would be slow and large. Instead, G_u of all units is the weight gradient of one
+convolution whose groups are the units, and the Gram matrix of patches is a sum of shifted Gram
+matrices of pixels.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpbam.engines.fused.bilinear import Costs, Layer, lengths
 from dpbam.engines.fused.fold import split_axis
-from dpbam.engines.fused.layers.base import Costs, lengths
-from dpbam.engines.fused.rules import Call, bind, generic, name_of, ready, rule, use_matrix
+from dpbam.engines.fused.generic import generic
+from dpbam.engines.fused.rules import Call, ready, rule, use_matrix
 from dpbam.engines.fused.tape import Capture
 
 
 @dataclass(frozen=True)
-class Conv:
+class Conv(Layer):
     """A convolution: a [U, q, i, *space], b [U, q, o, *space'], W [o, i / groups, *kernel].
 
-    A transposed convolution is this one with a and b exchanged: see the rule for it.
+    A transposed convolution is this one with a and b exchanged: see its rule.
 
     Attributes:
         shape: the weight's.
@@ -47,41 +48,35 @@ class Conv:
 
     @property
     def has_gram(self) -> bool:
-        """Grouped convolutions have small weights: those are materialised."""
-        return self.groups == 1
+        return self.groups == 1  # the weights of grouped convolutions are small: materialised
 
     def left_form(self, x: Tensor) -> Tensor:
-        """[U, R, images, i, *space] -> [U, q, i, *space]."""
         return x.flatten(1, 2)
 
     def right_form(self, y: Tensor) -> Tensor:
-        """[U, R, images, o, *space'] -> [U, q, o, *space']."""
         return y.flatten(1, 2)
 
     def positions(self, b: Tensor) -> int:
-        """T = q * the output's size."""
         return b[0, :, 0].numel()
 
     def gram(self, a: Tensor, c: Tensor) -> Tensor:
-        """sum_d K[t + d, t' + d] over the kernel's offsets d, K the Gram matrix of pixels.
+        """Return sum_d K[t + d, t' + d] over the kernel's offsets d, K the Gram matrix of pixels.
 
-        The sum over d is done one spatial axis after the other: k + k adds in place of k * k.
+        The sum over d takes one spatial axis after the other: k + k additions instead of k * k.
         """
         units, q, _, *space = a.shape
         gram = (self.rows(a) @ self.rows(c).transpose(1, 2)).view(units, q, *space, -1, *space)
         for axis in range(len(space)):
             gram = self._shift(gram, axis, space[axis])
-        rows = torch.Size(gram.shape[1 : 2 + len(space)]).numel()
-        return gram.reshape(units, rows, -1)
+        return gram.reshape(units, math.prod(gram.shape[1 : 2 + len(space)]), -1)
 
     def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
-        """The gradient in c of sum weights * gram(c, a), weights [U, T, T]."""
         units, q, _, *space = a.shape
         out = self._out(space)
         total = weights.reshape(units, -1, *out, q, *out)
         for axis in reversed(range(len(space))):
             total = self._shift(total, axis, space[axis], back=True)
-        pixels = torch.Size([q, *space]).numel()
+        pixels = math.prod([q, *space])
         return self.from_rows(total.reshape(units, -1, pixels) @ self.rows(a), a)
 
     def _out(self, space: Sequence[int]) -> list[int]:
@@ -89,7 +84,7 @@ class Conv:
         return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in settings]
 
     def _shift(self, gram: Tensor, axis: int, size: int, *, back: bool = False) -> Tensor:
-        """sum_d K[.., s o + d, .., s o' + d, ..] along one spatial axis, zero outside the image.
+        """Return sum_d K[.., s o + d, .., s o' + d, ..] along one spatial axis, zero-padded.
 
         ``back``: its adjoint. ``size``: of the image along this axis.
         """
@@ -104,132 +99,127 @@ class Conv:
         same = s == 1 and out == size and p % dilation == 0  # then one offset is no shift at all
         total = gram.clone() if same else gram.new_zeros(shape)
         for d in range(k):
-            offset = d * dilation - p  # output o meets input s o + offset
+            offset = d * dilation - p  # output o reads input s o + offset
             if same and offset == 0:
                 continue
-            low = max(0, -(offset // s))  # the first o that meets the image, and the last
+            low = max(0, -(offset // s))  # the first o that reads inside the image, and the last
             high = min(out, (size - 1 - offset) // s + 1)
             if high <= low:
                 continue
-            inside = (s * low + offset, s, high - low)
-            whole = (low, 1, high - low)
+            inside = slice(s * low + offset, s * (high - 1) + offset + 1, s)
+            whole = slice(low, high)
             read, write = (whole, inside) if back else (inside, whole)
-            piece = _strided(_strided(gram, first, *read), second, *read)
-            _strided(_strided(total, first, *write), second, *write).add_(piece)
+            piece = _sliced(gram, first, second, read)
+            _sliced(total, first, second, write).add_(piece)
         return total
 
     def size(self, a: Tensor) -> Tensor:
-        """Every (s / gcd(s, d))-th offset of a kernel meets a pixel: ceil(k gcd(s, d) / s) do."""
+        """Return |A| sqrt(c), where a pixel is in at most c = prod ceil(k gcd(s, d) / s) patches.
+
+        Of the k offsets of an axis, every (s / gcd(s, d))-th reads the same pixel.
+        """
         axes = zip(self.shape[2:], self.stride, self.dilation, strict=True)
         overlap = [-(-k * math.gcd(s, d) // s) for k, s, d in axes]
         return lengths(a) * math.sqrt(math.prod(overlap))
 
     def mean(self, a: Tensor) -> Tensor:
-        """The patch's mean: a box filter over the mean channel."""
-        box = a.new_full((1, 1, *self.shape[2:]), 1.0 / torch.Size(self.shape[2:]).numel())
+        """Return the patches' means: a box filter over the mean channel."""
+        kernel = self.shape[2:]
+        box = a.new_full((1, 1, *kernel), 1.0 / math.prod(kernel))
         channel = a.mean(2, keepdim=True).flatten(0, 1)
-        return self._conv(channel, box, 1).reshape(a.shape[0], -1)
+        return self.forward(channel, box, None, groups=1).reshape(a.shape[0], -1)
 
     def mean_back(self, weights: Tensor, a: Tensor) -> Tensor:
-        """The gradient in a of sum_t weights_t mean_t: [U, T] -> a's shape, channels equal."""
         units, q, channels, *space = a.shape
-        kernel = torch.Size(self.shape[2:])
-        box = a.new_full((1, 1, *kernel), 1.0 / (channels * kernel.numel()))
+        kernel = self.shape[2:]
+        box = a.new_full((1, 1, *kernel), 1.0 / (channels * math.prod(kernel)))
         b = weights.reshape(units * q, 1, *self._out(space))
         channel = self.back(b, box, torch.Size((units * q, 1, *space)))
         return split_axis(channel, 0, (units, q)).expand(a.shape)
 
     def rows(self, b: Tensor) -> Tensor:
-        """[U, T, o]."""
         return b.flatten(3).transpose(2, 3).flatten(1, 2)
 
     def channels(self, values: Tensor, b: Tensor) -> Tensor:
-        """Channels are the third axis of [U, q, o, *space]."""
         units = values.shape[0] if values.ndim == 2 else 1
         return values.reshape(units, 1, -1, *(1,) * (b.ndim - 3))
 
     def from_rows(self, rows: Tensor, like: Tensor) -> Tensor:
-        """[U, T, c] -> [U, q, c, *space] with the space of ``like``."""
         space = like.shape[3:]
         images = split_axis(rows, 1, (-1, space.numel())).transpose(2, 3)
         return images.reshape(*images.shape[:3], *space)
 
     def prefers_gram(self, t: int, pairs: int, *, twice: bool) -> bool:
-        """By the cost model."""
         o, pixel, *kernel = self.shape
-        i = pixel * torch.Size(kernel).numel()
+        i = pixel * math.prod(kernel)
         costs = Costs(t, self._pixels(t), (i, o), pixel, entry=200)
         return costs.gram_is_cheaper(pairs, twice=twice)
 
     def gram_entries(self, t: int) -> int:
-        """The matrix of positions, and the larger one of pixels."""
-        return t * t + self._pixels(t) ** 2
+        return t * t + self._pixels(t) ** 2  # the matrix of positions, and that of pixels
 
     def _pixels(self, t: int) -> int:
-        """About stride * stride pixels per position."""
-        return t * torch.Size(self.stride).numel()
+        return t * math.prod(self.stride)  # roughly
 
     def materialise(self, a: Tensor, b: Tensor) -> Tensor:
-        """The weight gradient of one convolution whose groups are the units."""
         units = a.shape[0]
         like = a.new_empty((units * self.shape[0], *self.shape[1:]))
         merged = self._weight_gradient(_units_as_groups(a), _units_as_groups(b), like, units)
         return merged.view(units, *self.shape)
 
     def contract(self, a: Tensor, b: Tensor) -> Tensor:
-        """The ordinary weight gradient."""
         return self._weight_gradient(a.flatten(0, 1), b.flatten(0, 1), a.new_empty(self.shape), 1)
 
     def apply(self, weight: Tensor, a: Tensor) -> Tensor:
-        """The convolution."""
-        return split_axis(self._conv(a.flatten(0, 1), weight, self.groups), 0, a.shape[:2])
+        y = self.forward(a.flatten(0, 1), weight, None, self.groups)
+        return split_axis(y, 0, a.shape[:2])
 
     def apply_each(self, weights: Tensor, a: Tensor) -> Tensor:
-        """f(W_u, a_u): one convolution whose groups are the units."""
         units = a.shape[0]
-        out = self._conv(_units_as_groups(a), weights.flatten(0, 1), units * self.groups)
-        return split_axis(out, 1, (units, -1)).transpose(0, 1)
+        merged = weights.flatten(0, 1)
+        y = self.forward(_units_as_groups(a), merged, None, units * self.groups)
+        return split_axis(y, 1, (units, -1)).transpose(0, 1)
 
     def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
-        """f(W_u, .)^T b_u, shaped as ``like``."""
         units = b.shape[0]
         shape = _units_as_groups(like).shape
         back = self.back(_units_as_groups(b), weights.flatten(0, 1), shape, units)
         return split_axis(back, 1, (units, -1)).transpose(0, 1)
 
-    def back(self, b: Tensor, weight: Tensor, shape: torch.Size, units: int = 1) -> Tensor:
-        """The data gradient: [n, o, *space'] -> [n, i, *space]."""
-        none = [0] * len(self.stride)
-        like = b.new_empty(1).expand(shape)
-        gradient: Tensor = torch.ops.aten.convolution_backward(
-            b, like, weight, None, self.stride, self.padding, self.dilation, False, none,
-            self.groups * units, [True, False, False],
-        )[0]  # fmt: skip
-        return gradient
-
-    def _conv(self, a: Tensor, weight: Tensor, groups: int) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+        """Return the convolution: [n, i, *space] -> [n, o, *space']."""
         none = [0] * len(self.stride)
         return torch.convolution(
-            a, weight, None, self.stride, self.padding, self.dilation, False, none, groups
+            x, weight, bias, self.stride, self.padding, self.dilation, False, none, groups
         )
 
+    def back(self, b: Tensor, weight: Tensor, shape: torch.Size, units: int = 1) -> Tensor:
+        """Return the data gradient: [n, o, *space'] -> [n, i, *space]."""
+        like = b.new_empty(1).expand(shape)
+        return self._gradients(b, like, weight, units, [True, False, False])[0]
+
     def _weight_gradient(self, a: Tensor, b: Tensor, like: Tensor, units: int) -> Tensor:
+        return self._gradients(b, a, like, units, [False, True, False])[1]
+
+    def _gradients(
+        self, b: Tensor, x: Tensor, weight: Tensor, units: int, wanted: list[bool]
+    ) -> tuple[Tensor, ...]:
         none = [0] * len(self.stride)
-        gradient: Tensor = torch.ops.aten.convolution_backward(
-            b, a, like, None, self.stride, self.padding, self.dilation, False, none,
-            self.groups * units, [False, True, False],
-        )[1]  # fmt: skip
-        return gradient
+        found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+            b, x, weight, None, self.stride, self.padding, self.dilation, False, none,
+            self.groups * units, wanted,
+        )  # fmt: skip
+        return found
 
 
 def _units_as_groups(t: Tensor) -> Tensor:
-    """[U, q, c, *space] -> [q, U * c, *space]."""
+    """Return [U, q, c, *space] as [q, U * c, *space]."""
     return t.transpose(0, 1).flatten(1, 2)
 
 
-def _strided(t: Tensor, axis: int, begin: int, step: int, count: int) -> Tensor:
+def _sliced(t: Tensor, first: int, second: int, part: slice) -> Tensor:
     index: list[slice] = [slice(None)] * t.ndim
-    index[axis] = slice(begin, begin + step * (count - 1) + 1, step)
+    index[first] = index[second] = part
     return t[tuple(index)]
 
 
@@ -239,11 +229,7 @@ class Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Conv) -> Tensor:
         ctx.given = weight, layer, x.shape
-        none = [0] * len(layer.stride)
-        return torch.convolution(
-            x, weight, bias, layer.stride, layer.padding, layer.dilation, False, none,
-            layer.groups,
-        )  # fmt: skip
+        return layer.forward(x, weight, bias, layer.groups)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -273,7 +259,7 @@ _TRANSPOSED = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2, torch.conv_
 
 @rule(*_CONV)
 def _conv(capture: Capture, call: Call) -> Any:
-    given = bind("input weight bias stride padding dilation groups", call)
+    given = call.bind("input weight bias stride padding dilation groups")
     x, weight, bias = given["input"], given["weight"], given["bias"]
     dims = _CONV[call.func]
     if x.ndim != dims + 2 or not ready(capture, x, weight, bias):
@@ -288,15 +274,15 @@ def _conv(capture: Capture, call: Call) -> Any:
         y: Tensor = Convolve.apply(x.flatten(0, 1), *cast, layer)  # type: ignore[no-untyped-call]
         return split_axis(y, 0, x.shape[:2])
 
-    operands = (autocast(x), weight, bias)
-    what = name_of(capture, call, weight)
+    operands = (_autocast(x), weight, bias)
+    what = capture.name_of(call, weight)
     return use_matrix(capture, what, convolve, layer, operands, channel_axes=dims)
 
 
 @rule(*_TRANSPOSED)
 def _transposed(capture: Capture, call: Call) -> Any:
-    """y = conv^T(x): its weight gradient is conv's with x and the output's gradient exchanged."""
-    given = bind("input weight bias stride padding output_padding groups dilation", call)
+    """Record y = conv^T(x): the weight gradient of conv with x and the gradient at y exchanged."""
+    given = call.bind("input weight bias stride padding output_padding groups dilation")
     x, weight, bias = given["input"], given["weight"], given["bias"]
     dims = _TRANSPOSED[call.func]
     if x.ndim != dims + 2 or not ready(capture, x, weight, bias):
@@ -313,13 +299,13 @@ def _transposed(capture: Capture, call: Call) -> Any:
         y: Tensor = call.func(images, weight, bias, stride, padding, more, groups, dilation)
         return split_axis(y, 0, x.shape[:2])
 
-    what = name_of(capture, call, weight)
+    what = capture.name_of(call, weight)
     operands = (x, weight, bias)
     return use_matrix(capture, what, transposed, layer, operands, channel_axes=dims, swap=True)
 
 
-def autocast(x: Tensor) -> Tensor:
-    """Return x as autocast would have it: our own functions must do that themselves."""
+def _autocast(x: Tensor) -> Tensor:
+    """Return x in autocast's dtype, which torch does not apply to custom functions."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
@@ -334,7 +320,7 @@ def _each(value: Any, dims: int, default: int) -> tuple[int, ...]:
 def _padded(
     x: Tensor, padding: Any, kernel: torch.Size, dilation: tuple[int, ...]
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Return x and a padding in numbers; 'same' with an even kernel pads x on one side first."""
+    """Return x and a padding in numbers; 'same' with an even kernel first pads x on one side."""
     dims = len(kernel)
     if not isinstance(padding, str):
         return x, _each(padding, dims, 0)

@@ -1,4 +1,4 @@
-"""Sums and products with a parameter: biases, positions, layer scales."""
+"""Sums and products with a parameter: biases, positional embeddings, layer scales."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dpbam.engines.batching import is_batched
-from dpbam.engines.fused.rules import Call, generic, name_of, rule
+from dpbam.engines.fused.generic import generic
+from dpbam.engines.fused.rules import Call, rule
 from dpbam.engines.fused.tape import Capture
 from dpbam.engines.fused.uses import ScaleUse, SumUse
 from dpbam.engines.fused.weights import Weight
@@ -21,7 +22,7 @@ def _add(capture: Capture, call: Call) -> Any:
         return generic(capture, call)
     x, theta, weight = found
     y = capture.moved(x + theta.detach(), weight)
-    y, j = capture.output(y, name_of(capture, call, theta))
+    y, j = capture.output(y, capture.name_of(call, theta))
     capture.tape.uses.append(SumUse(weight, tuple(theta.shape), j))
     return y
 
@@ -32,7 +33,7 @@ def _mul(capture: Capture, call: Call) -> Any:
     if found is None:
         return generic(capture, call)
     x, theta, weight = found
-    what = name_of(capture, call, theta)
+    what = capture.name_of(call, theta)
     x, k = capture.input(x, what)
     y, j = capture.output(capture.moved(x * theta.detach(), weight, x=x), what)
     capture.tape.uses.append(ScaleUse(weight, tuple(theta.shape), k, j))
@@ -41,7 +42,7 @@ def _mul(capture: Capture, call: Call) -> Any:
 
 @rule(Tensor.__iadd__, Tensor.add_, Tensor.__imul__, Tensor.mul_)
 def _in_place(capture: Capture, call: Call) -> Any:
-    """x += theta: compute apart, then copy in, so that others who hold x see the change."""
+    """Run x += theta out of place, then copy the result in, so that aliases of x change too."""
     x, *others = call.args
     if not is_batched(x):
         return generic(capture, call)
@@ -50,7 +51,7 @@ def _in_place(capture: Capture, call: Call) -> Any:
 
 
 def _broadcast_pair(capture: Capture, call: Call) -> tuple[Tensor, Tensor, Weight] | None:
-    """Return (x, theta, its weight) where a linear weight broadcasts to x's shape, else None."""
+    """Return (x, theta, its weight) if a linear weight broadcasts to x's shape, else None."""
     if call.kwargs or len(call.args) != 2 or not all(isinstance(a, Tensor) for a in call.args):
         return None
     for theta, x in (call.args, call.args[::-1]):
@@ -63,6 +64,5 @@ def _broadcast_pair(capture: Capture, call: Call) -> tuple[Tensor, Tensor, Weigh
 
 
 def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
-    """Whether ``shape`` expands to ``target``."""
     pairs = zip(reversed(shape), reversed(target), strict=False)
     return len(shape) <= len(target) and all(n in (1, m) for n, m in pairs)

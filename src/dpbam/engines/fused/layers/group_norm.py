@@ -1,8 +1,8 @@
-"""Group normalisation with its first and second derivative written out.
+"""Group and instance normalisation, with first and second derivative written out.
 
-Torch's own second derivative of group norm is a long chain of element-wise passes. Here everything
-but the last pass is arithmetic on sums over a channel. For one group of m values, with r = 1 /
-sqrt(var + eps), xhat = r (x - mean), g the gradient at y = scale * xhat + shift, u = scale * g::
+Torch's own second derivative of group norm is a long chain of element-wise passes. Here all but the
+last pass is arithmetic on sums over a channel. For one group of m values, with r = 1 / sqrt(var +
+eps), xhat = r (x - mean), g the gradient at y = scale * xhat + shift, u = scale * g::
 
     dx = r (u - mean(u) - xhat a)                       a = mean(u xhat)
     dscale = sum_t g xhat,   dshift = sum_t g           per sample and channel
@@ -14,8 +14,8 @@ and with v, sbar, tbar the adjoints of dx, dscale, dshift, and c = mean(v xhat),
            + r (p - mean(p) - xhat mean(p xhat))
     scale's second use: sum_t g r (v - mean(v) - xhat c)
 
-All means over a group follow from sums over each channel, so per-sample gradients of scale and
-shift come out on the way. Shapes: x, g, v [n, channels, *space]; sums [n, channels].
+All means over a group follow from sums over each channel, which also give the per-sample gradients
+of scale and shift. Shapes: x, g, v [n, channels, *space]; sums [n, channels].
 """
 
 from __future__ import annotations
@@ -24,17 +24,30 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dpbam.engines.base import UnsupportedModelError
+from dpbam.engines.fused.fold import cached_slices, split_axis
+from dpbam.engines.fused.layers.norm import (
+    affine_by_row,
+    differs_by_row,
+    eps_of,
+    refuse_non_linear,
+)
+from dpbam.engines.fused.rules import Call, rule
+from dpbam.engines.fused.tape import Capture
+from dpbam.engines.fused.uses import RecordedUse
+from dpbam.engines.fused.weights import Weight
+
 Record = Callable[[Tensor, Tensor | None], None]
-_CHUNK = 2**17  # elements of one step of an element-wise pass: what stays in the cache
 
 
 class GroupNorm(torch.autograd.Function):
     """y = scale * xhat + shift, both [channels], or both [n, channels] (then differentiable once).
 
-    ``record`` gets the per-sample gradients of scale and shift.
+    ``record`` is called with the per-sample gradients of scale and shift.
     """
 
     @staticmethod
@@ -43,13 +56,13 @@ class GroupNorm(torch.autograd.Function):
         record: Record,
     ) -> Tensor:  # fmt: skip
         n, channels = x.shape[:2]
-        own = scale is not None and scale.ndim == 2  # a scale and a shift for every row
+        own = scale is not None and scale.ndim == 2  # one scale and shift per row
         y, mean, r = torch.native_group_norm(
             x, None if own else scale, None if own else shift, n, channels, x[0, 0].numel(),
             groups, eps,
         )  # fmt: skip
         if own:
-            y = torch.addcmul(per_channel(shift, x), y, per_channel(scale, x))
+            y = torch.addcmul(_per_channel(shift, x), y, _per_channel(scale, x))
         ctx.save_for_backward(x)
         ctx.given = scale, mean, r, groups, record
         return y
@@ -57,12 +70,12 @@ class GroupNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        dx, dscale, dshift = GroupNormBack.apply(g, x, *ctx.given)  # type: ignore[no-untyped-call]
+        dx, dscale, dshift = _GroupNormBack.apply(g, x, *ctx.given)  # type: ignore[no-untyped-call]
         ctx.given[-1](dscale, dshift)
         return dx, None, None, None, None, None
 
 
-class GroupNormBack(torch.autograd.Function):
+class _GroupNormBack(torch.autograd.Function):
     """(g, x) -> (dx, dscale, dshift) of the formulas above."""
 
     @staticmethod
@@ -73,7 +86,7 @@ class GroupNormBack(torch.autograd.Function):
         n, channels = x.shape[:2]
         g = g.contiguous()
         own = scale is not None and scale.ndim == 2
-        u = g * per_channel(scale, x) if own else g
+        u = g * _per_channel(scale, x) if own else g
         dx = torch.ops.aten.native_group_norm_backward(
             u, x, mean, r, None if own else scale, n, channels, x[0, 0].numel(), groups,
             [True, False, False],
@@ -105,7 +118,7 @@ class GroupNormBack(torch.autograd.Function):
 
 
 class _Stats:
-    """Sums over channels, means over groups, all spread to [n, channels]."""
+    """Sums over channels and means over groups, each [n, channels]."""
 
     def __init__(
         self, scale: Tensor | None, mean: Tensor, r: Tensor, groups: int, x: Tensor
@@ -119,12 +132,12 @@ class _Stats:
         )
 
     def sums(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(sum_t t, sum_t t xhat) per channel."""
+        """Return (sum_t t, sum_t t xhat) per channel."""
         plain = _positions(t).sum(2, dtype=self.r.dtype)
         return plain, self.r * (_dot(t, x) - self.mean * plain)
 
     def mean_over_group(self, sums: Tensor) -> Tensor:
-        """From sums over channels to the mean over a group: [n, channels]."""
+        """Return the mean over a group from sums over its channels: [n, channels]."""
         n, channels = sums.shape
         by_group = sums.view(n, self._groups, -1).sum(2) / self._size
         return by_group.repeat_interleave(channels // self._groups, dim=1)
@@ -132,11 +145,11 @@ class _Stats:
     def combine(
         self, parts: list[tuple[Tensor, Tensor]], on_xhat: Tensor, x: Tensor, constant: Tensor
     ) -> Tensor:
-        """sum coefficient * tensor + on_xhat * xhat + constant, in pieces that fit the cache."""
+        """Return sum coefficient * tensor + on_xhat * xhat + constant."""
         on_x = on_xhat * self.r  # xhat = r x - r mean
         constant = constant - on_x * self.mean
         out = torch.empty_like(x)
-        for piece in pieces(x):
+        for piece in cached_slices(x):
             (first, t), *others = parts
             target = _positions(out[piece])
             torch.addcmul(
@@ -147,20 +160,13 @@ class _Stats:
         return out
 
 
-def per_channel(values: Tensor | None, x: Tensor) -> Tensor:
-    """[n, channels], to be multiplied with x."""
+def _per_channel(values: Tensor | None, x: Tensor) -> Tensor:
     assert values is not None
     return values.reshape(*values.shape, *(1,) * (x.ndim - 2)).to(x.dtype)
 
 
-def pieces(x: Tensor) -> list[slice]:
-    """Slices of the first axis with about ``_CHUNK`` elements each."""
-    rows = max(1, _CHUNK // max(1, x[0].numel()))
-    return [slice(i, i + rows) for i in range(0, x.shape[0], rows)]
-
-
 def _positions(t: Tensor) -> Tensor:
-    """[n, channels, positions], as a view; vectors have one position."""
+    """Return a view [n, channels, positions]; vectors have one position."""
     return t.flatten(2) if t.ndim > 2 else t.unsqueeze(2)
 
 
@@ -169,8 +175,80 @@ def _wide(coefficient: Tensor, piece: slice, like: Tensor) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """sum_t a b per sample and channel, without forming the product."""
+    """Return sum_t a b per sample and channel, without materialising the product."""
     n, channels = a.shape[:2]
     rows = (n * channels, 1, -1)
     out = torch.bmm(a.reshape(rows), b.reshape(rows).transpose(1, 2)).view(n, channels)
     return out.to(torch.promote_types(a.dtype, torch.float32))
+
+
+@rule(F.group_norm, always=True)
+def _group_norm(capture: Capture, call: Call) -> Any:
+    given = call.bind("input num_groups weight bias eps")
+    return _grouped(capture, call, given, given["num_groups"], eps_of(given))
+
+
+@rule(F.instance_norm, always=True)
+def _instance_norm(capture: Capture, call: Call) -> Any:
+    names = "input running_mean running_var weight bias use_input_stats momentum eps"
+    given = call.bind(names)
+    if given["running_mean"] is not None:
+        raise UnsupportedModelError(
+            "an instance norm that tracks running statistics keeps private data"
+        )
+    return _grouped(capture, call, given, given["input"].shape[1], eps_of(given))
+
+
+def _grouped(capture: Capture, call: Call, given: dict[str, Any], groups: int, eps: float) -> Any:
+    """Run group norm, whose backward itself records the per-row gradients of scale and shift."""
+    given_x, scale, shift = given["input"], given["weight"], given["bias"]
+    if differs_by_row(scale, shift):
+        xhat = F.group_norm(given_x, groups, None, None, eps)
+        return affine_by_row(capture, xhat, scale, shift, given_x.ndim - 2)
+    x = given_x.to(torch.promote_types(given_x.dtype, torch.float32))
+    what = capture.name_of(call, shift if scale is None else scale)
+    weights = [capture.weight(scale), capture.weight(shift)]
+    refuse_non_linear(what, weights)
+    uses = [None if w is None else RecordedUse(w) for w in weights]
+    count = capture.rows  # the graph holds ``record``, which must not hold the capture
+
+    def record(dscale: Tensor, dshift: Tensor | None) -> None:
+        for use, gradient in zip(uses, (dscale, dshift), strict=True):
+            if use is not None and gradient is not None:
+                use.record(split_axis(gradient, 0, (count, -1)))
+
+    def for_all_rows(x: Tensor) -> Tensor:
+        x = x if x.requires_grad else x.clone()
+        x, _ = capture.tape.output(x, what)  # so that backward runs
+        images = x.flatten(0, 1).contiguous()
+        affine = _affine_of(capture, images, (scale, shift), weights)
+        y = GroupNorm.apply(images, *affine, groups, eps, record)  # type: ignore[no-untyped-call]
+        y = split_axis(y, 0, x.shape[:2])
+        y, _ = capture.tape.output(y, what, recorded=True)
+        capture.tape.uses.extend(use for use in uses if use is not None)
+        return y
+
+    y = capture.all_rows(for_all_rows, x)
+    return y if torch.is_autocast_enabled(x.device.type) else y.to(given_x.dtype)
+
+
+def _affine_of(
+    capture: Capture,
+    images: Tensor,
+    values: tuple[Tensor | None, Tensor | None],
+    weights: list[Weight | None],
+) -> list[Tensor | None]:
+    """Return scale and shift: [channels], or those of every row in the ascent step."""
+    bare_values = [None if v is None else v.detach().to(images.dtype) for v in values]
+    if capture.ascent is None or not any(w is not None for w in weights):
+        return bare_values
+    moved: list[Tensor | None] = []
+    for value, weight, default in zip(bare_values, weights, (1.0, 0.0), strict=True):
+        value = images.new_full(images.shape[1:2], default) if value is None else value
+        step = None if weight is None else capture.ascent.step_of(weight)
+        rows = value.expand(images.shape[:2])
+        if step is not None:
+            repeated = step.repeat_interleave(images.shape[0] // step.shape[0], dim=0)
+            rows = rows + repeated.to(value.dtype)
+        moved.append(rows)
+    return moved

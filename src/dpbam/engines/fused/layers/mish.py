@@ -6,9 +6,9 @@ mish(x) = x w with w = tanh(log(1 + e^x)). With e = e^x, n = e (e + 2) and d = 1
     f'  = w + x s
     f'' = s (2 + x (1 - sigma (1 + 2 w)))
 
-One exponential in place of torch's exp, log and tanh; and since x above 20 is capped inside the
-exponential, where f' = 1 to the last bit, nothing overflows (torch's own second derivative gives
-NaN from x = 89 in float32).
+One exponential in place of torch's exp, log and tanh. The exponential caps x at 20, above which
+f' = 1 to the last bit, so that nothing overflows (torch's own second derivative is NaN from x = 89
+in float32).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dpbam.engines.fused.layers.group_norm import pieces
-from dpbam.engines.fused.rules import Call, bind, rule
+from dpbam.engines.fused.fold import cached_slices
+from dpbam.engines.fused.rules import Call, rule
 from dpbam.engines.fused.tape import Capture
 
 _CAP = 20.0
 
 
 class Mish(torch.autograd.Function):
-    """y = mish(x); ``twice``: the second derivative will be asked for."""
+    """y = mish(x); ``twice``: a second derivative will follow."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, twice: bool) -> Tensor:
         y, first = torch.empty_like(x), torch.empty_like(x)
         second = torch.empty_like(x) if twice else None
-        for piece in pieces(x):
+        for piece in cached_slices(x):
             _mish(x[piece], y[piece], first[piece], None if second is None else second[piece])
         ctx.twice = twice
         if second is None:
@@ -64,13 +64,13 @@ class _MishBack(torch.autograd.Function):
     def backward(ctx: Any, v: Tensor) -> Any:
         g, first, second = ctx.saved_tensors
         in_x = torch.empty_like(v)
-        for piece in pieces(v):
+        for piece in cached_slices(v):
             torch.mul(g[piece], second[piece], out=in_x[piece]).mul_(v[piece])
         return v * first, in_x, None, None
 
 
 def _mish(x: Tensor, y: Tensor, first: Tensor, second: Tensor | None) -> None:
-    """Fill y, f'(x) and f''(x), in place where it can be."""
+    """Fill y, f'(x) and f''(x)."""
     e = x.clamp(max=_CAP).exp_()
     n = torch.addcmul(2 * e, e, e)  # e (e + 2)
     d = (n + 2).reciprocal_()
@@ -87,7 +87,7 @@ def _mish(x: Tensor, y: Tensor, first: Tensor, second: Tensor | None) -> None:
 
 @rule(F.mish, always=True)
 def _mish_rule(capture: Capture, call: Call) -> Any:
-    given = bind("input inplace", call)
+    given = call.bind("input inplace")
     if given["inplace"]:
         return call.run()
 

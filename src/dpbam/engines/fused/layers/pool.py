@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from dpbam.engines.fused.fold import split_axis
-from dpbam.engines.fused.rules import Call, bind, rule
+from dpbam.engines.fused.rules import Call, rule
 from dpbam.engines.fused.tape import Capture
 
 
-def _places(k: int) -> list[tuple[Any, slice, slice]]:
-    """The pixels at each place of a tile, as strided views."""
+def _offsets(k: int) -> list[tuple[Any, slice, slice]]:
+    """Return the indices of the pixels at each position of a tile: strided views."""
     return [(..., slice(i, None, k), slice(j, None, k)) for i in range(k) for j in range(k)]
 
 
@@ -24,8 +24,8 @@ class AveragePool(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, k: int) -> Tensor:
         ctx.k = k
         total = None
-        for place in _places(k):
-            total = x[place].clone() if total is None else total.add_(x[place])
+        for offset in _offsets(k):
+            total = x[offset].clone() if total is None else total.add_(x[offset])
         assert total is not None
         return total.mul_(1 / k**2)
 
@@ -35,15 +35,15 @@ class AveragePool(torch.autograd.Function):
 
 
 class Tile(torch.autograd.Function):
-    """Each pixel spread over a tile of k x k, divided by k^2. Its derivative is the pool again."""
+    """Spread each pixel over a tile of k x k, divided by k^2. Its derivative is the pool again."""
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, k: int) -> Tensor:
         ctx.k = k
         share, (n, c, y, x) = g / k**2, g.shape
         out = g.new_empty(n, c, y * k, x * k)
-        for place in _places(k):
-            out[place] = share
+        for offset in _offsets(k):
+            out[offset] = share
         return out
 
     @staticmethod
@@ -54,7 +54,7 @@ class Tile(torch.autograd.Function):
 @rule(torch._C._nn.avg_pool2d, always=True)
 def _average_pool(capture: Capture, call: Call) -> Any:
     names = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
-    given = bind(names, call)
+    given = call.bind(names)
     x, k = given["input"], given["kernel_size"]
     k = k[0] if isinstance(k, tuple) and k[0] == k[1] else k
     tiles = given["stride"] in (None, k, (k, k)) and not given["padding"]

@@ -1,4 +1,4 @@
-"""The source of one row's random numbers: each draw a function of the row's key and its number."""
+"""The random numbers of one row: each draw is a function of the row's key and its number."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dpbam.engines.batching import differs_by_row, version
 from dpbam.errors import ArgumentError
 from dpbam.privacy.randomness import derive, keyed_bits
 
-Handler = Callable[..., Any]  # (row, func, *args, **kwargs) -> what func returns, but keyed
+Handler = Callable[..., Any]  # (row, func, *args, **kwargs) -> the result of func, keyed
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-_NEVER_NEGATIVE = "never_negative"  # attribute of uniform draws: at which version they are
+_NEVER_NEGATIVE = "never_negative"  # attribute of uniform draws: the version that is >= 0
 
 
 class RowDraws:
@@ -29,11 +29,11 @@ class RowDraws:
         self._number = 0
 
     def bits(self, shape: tuple[int, ...], digits: int, device: torch.device) -> Tensor:
-        """The next draw: integers uniform in [0, 2^digits)."""
+        """Return the next draw: integers uniform in [0, 2^digits)."""
         if torch._C._current_graph_task_id() != -1:  # inside backward
             raise ArgumentError(
-                "the model draws random numbers in a part that backward runs again (gradient "
-                "checkpointing), where they would get other numbers than in forward: set its "
+                "the model draws random numbers in a part that backward recomputes (gradient "
+                "checkpointing), where they would differ from those of forward: set its "
                 "dropout to 0, or switch checkpointing off"
             )
         key = derive(self._key.to(device), self._number)
@@ -41,38 +41,38 @@ class RowDraws:
         return keyed_bits(key, shape, digits)
 
     def uniform(self, like: Tensor) -> Tensor:
-        """Uniform in [0, 1), with the shape, the dtype and the device of ``like``."""
+        """Draw uniform numbers in [0, 1), with the shape, dtype and device of ``like``."""
         digits = _DIGITS[like.dtype]
         drawn = self.bits(like.shape, digits, like.device).to(like.dtype) / 2.0**digits
         drawn.__dict__[_NEVER_NEGATIVE] = version(drawn)
         return drawn
 
     def open_uniform(self, like: Tensor, *lead: int) -> Tensor:
-        """Uniform in (0, 1), never 0 or 1: [*lead, *shape], in float32 at least."""
+        """Draw uniform numbers in (0, 1), never 0 or 1: [*lead, *shape], in float32 at least."""
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         digits = _DIGITS[dtype]
         bits = self.bits((*lead, *like.shape), digits - 1, like.device)
         return (2 * bits + 1).to(dtype) / 2.0**digits
 
     def normal(self, like: Tensor) -> Tensor:
-        """Standard normal, by Box and Muller: sqrt(-2 log u) cos(2 pi v)."""
+        """Draw standard normal numbers, by Box and Muller: sqrt(-2 log u) cos(2 pi v)."""
         u, v = self.open_uniform(like, 2).unbind(0)
         return ((-2 * u.log()).sqrt() * (2 * torch.pi * v).cos()).to(like.dtype)
 
     def exponential(self, like: Tensor) -> Tensor:
-        """Exponential of mean 1, never 0."""
+        """Draw exponential numbers of mean 1, never 0."""
         return -self.open_uniform(like).log()
 
     def happens(self, shape: tuple[int, ...], p: float | Tensor, device: torch.device) -> Tensor:
-        """True with probability p, rounded to a multiple of 2^-24: the same for every dtype."""
+        """Draw True with probability p, rounded to a multiple of 2^-24, whatever the dtype."""
         return self.bits(shape, 24, device).float() / (1 << 24) < p
 
     def keep(self, shape: tuple[int, ...], p: float, x: Tensor) -> Tensor:
-        """0 with probability p, else 1, in x's dtype."""
+        """Draw 0 with probability p, else 1, in x's dtype."""
         return (~self.happens(shape, p, x.device)).to(x.dtype)
 
     def empty(self, like: Tensor) -> Tensor:
-        """Zeros into which draws can be written: under vmap one tensor per row."""
+        """Return zeros into which draws can be written: under vmap one tensor per row."""
         return self._key.new_zeros(like.shape, dtype=like.dtype, device=like.device)
 
 
@@ -88,10 +88,10 @@ def fill(func: Callable[..., Any], tensor: Tensor, values: Tensor) -> Tensor:
 
 
 def below_zero(args: tuple[Any, ...]) -> Tensor | None:
-    """The answer to ``torch.rand(...) < p`` with p = 0, known without the draw; else None.
+    """Return the result of ``torch.rand(...) < p`` if p = 0, when it needs no draw; else None.
 
-    Models that skip layers at random ask that for every layer, also with p = 0, and branch on it,
-    which vmap cannot run.
+    Models that skip layers at random compute this for every layer, also with p = 0, and branch on
+    it, which vmap cannot run.
     """
     drawn, p = (*args, None, None)[:2]
     if not isinstance(p, float | int) or p > 0:
@@ -102,7 +102,7 @@ def below_zero(args: tuple[Any, ...]) -> Tensor | None:
 
 
 def refusal(func: Callable[..., Any]) -> ArgumentError:
-    """The error for a draw that cannot be keyed."""
+    """Return the error for a draw that cannot be keyed."""
     return ArgumentError(
         f"the model draws random numbers with {_name(func)}, which would depend on the "
         "micro-batch: use torch.nn.Dropout, or draw from dpbam.privacy.randomness.keyed_uniform, "

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.keyed import Handler, RowDraws, fill, refusal
+from dpbam.engines.draws.row import Handler, RowDraws, fill, refusal
 
 _EXACT = 53  # bits of an integer draw
 
 
 def _empty(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
-    """Zeros for uninitialised memory: one tensor per row, so that draws can be written into it."""
+    """Return zeros for uninitialised memory, one tensor per row, so that draws can be written."""
     made: Tensor = func(*args, **kwargs)
     if made.requires_grad or made.layout != torch.strided or kwargs.get("out") is not None:
         return made
@@ -23,35 +23,28 @@ def _empty(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _made(func: Handler, like: Handler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """A tensor as ``func`` would return, by ``like``, which takes the same arguments."""
+    """Return a tensor as ``func`` would, by ``like``, which takes the same arguments."""
     if kwargs.get("out") is not None or kwargs.get("requires_grad"):
         raise refusal(func)
     return like(*args, **{k: v for k, v in kwargs.items() if k != "generator"})  # type: ignore
 
 
-def _rand(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
-    return row.uniform(_made(func, torch.empty, args, kwargs))
+def _sampler(draw: Callable[[RowDraws, Tensor], Tensor], like: Handler) -> Handler:
+    """Return the sampler of ``draw(row, tensor)`` for a tensor as ``like`` makes it."""
 
+    def handler(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
+        return draw(row, _made(func, like, args, kwargs))
 
-def _rand_like(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
-    return row.uniform(_made(func, torch.empty_like, args, kwargs))
-
-
-def _randn(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
-    return row.normal(_made(func, torch.empty, args, kwargs))
-
-
-def _randn_like(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
-    return row.normal(_made(func, torch.empty_like, args, kwargs))
+    return handler
 
 
 def _integers(row: RowDraws, like: Tensor, low: int, high: int) -> Tensor:
-    """Uniform in [low, high), with a bias of at most (high - low) 2^-53."""
+    """Draw integers in [low, high), with a bias of at most (high - low) 2^-53."""
     return (row.bits(like.shape, _EXACT, like.device) % (high - low) + low).to(like.dtype)
 
 
 def _randint(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
-    """(high, size) or (low, high, size)."""
+    """Draw by (high, size) or (low, high, size)."""
     numbers = [a for a in args if isinstance(a, int)]
     size = kwargs.pop("size", None) or args[-1]
     low, high = _bounds(numbers, kwargs)
@@ -65,7 +58,7 @@ def _randint_like(row: RowDraws, func: Handler, input: Tensor, *args: Any, **kwa
 
 
 def _random(row: RowDraws, func: Handler, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """In place: random_(to) or random_(from, to)."""
+    """Draw in place by random_(to) or random_(from, to)."""
     kwargs = {{"from": "low", "to": "high"}.get(k, k): v for k, v in kwargs.items()}
     if not args and "high" not in kwargs:
         raise refusal(func)
@@ -74,7 +67,7 @@ def _random(row: RowDraws, func: Handler, tensor: Tensor, *args: Any, **kwargs: 
 
 
 def _bounds(numbers: list[int], kwargs: dict[str, Any]) -> tuple[int, int]:
-    """(low, high) of one or two positional numbers, or by name; low is 0 by default."""
+    """Return (low, high), positional or by name; low is 0 by default."""
     if "high" in kwargs:
         numbers = [*numbers, kwargs.pop("high")]
     if "low" in kwargs:
@@ -83,7 +76,6 @@ def _bounds(numbers: list[int], kwargs: dict[str, Any]) -> tuple[int, int]:
 
 
 def _randperm(row: RowDraws, func: Handler, n: int, **kwargs: Any) -> Tensor:
-    """The order of n keyed numbers."""
     kwargs.setdefault("dtype", torch.int64)
     like = _made(func, torch.empty, (n,), kwargs)
     return row.bits((n,), _EXACT, like.device).argsort().to(like.dtype)
@@ -108,7 +100,7 @@ def _normal(
     row: RowDraws, func: Handler, mean: float | Tensor, std: float | Tensor = 1.0,
     size: Any = None, **kwargs: Any,
 ) -> Tensor:  # fmt: skip
-    """Mean + std z; the shape is that of the parameters, or ``size``."""
+    """Return mean + std z; the shape is that of the parameters, or ``size``."""
     if size is not None:
         return mean + std * row.normal(_made(func, torch.empty, (size,), kwargs))
     kwargs.pop("generator", None)
@@ -118,7 +110,7 @@ def _normal(
 
 
 def _in_place(sample: Callable[..., Tensor]) -> Handler:
-    """The in-place sampler that fills a tensor with ``sample(row, tensor, parameters)``."""
+    """Return the in-place sampler of ``sample(row, tensor, *parameters)``."""
 
     def handler(
         row: RowDraws, func: Handler, tensor: Tensor, *args: Any, generator: Any = None,
@@ -154,7 +146,7 @@ def _multinomial(
     row: RowDraws, func: Handler, input: Tensor, num_samples: int, replacement: bool = False,
     *, generator: Any = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Indices of the largest weights / exponential draws; an own set of draws per replacement."""
+    """Return the indices of the largest weights / exponential draws."""
     if out is not None:
         raise refusal(func)
     if not replacement:
@@ -167,7 +159,7 @@ def _gumbel_softmax(
     row: RowDraws, func: Handler, logits: Tensor, tau: float = 1.0, hard: bool = False,
     eps: float = 1e-10, dim: int = -1,
 ) -> Tensor:  # fmt: skip
-    """softmax((logits - log e) / tau), e exponential; hard: its maximum as 0 and 1."""
+    """Return softmax((logits - log e) / tau), e exponential; hard: its maximum as 0 and 1."""
     soft = ((logits - row.exponential(logits).log().to(logits.dtype)) / tau).softmax(dim)
     if not hard:
         return soft
@@ -175,12 +167,12 @@ def _gumbel_softmax(
     return chosen - soft.detach() + soft
 
 
-SERVED: dict[Callable[..., Any], Handler] = {
+KEYED: dict[Callable[..., Any], Handler] = {
     **dict.fromkeys([torch.empty, torch.empty_like, Tensor.new_empty], _empty),
-    torch.rand: _rand,
-    torch.rand_like: _rand_like,
-    torch.randn: _randn,
-    torch.randn_like: _randn_like,
+    torch.rand: _sampler(RowDraws.uniform, torch.empty),
+    torch.rand_like: _sampler(RowDraws.uniform, torch.empty_like),
+    torch.randn: _sampler(RowDraws.normal, torch.empty),
+    torch.randn_like: _sampler(RowDraws.normal, torch.empty_like),
     torch.randint: _randint,
     torch.randint_like: _randint_like,
     torch.randperm: _randperm,

@@ -1,8 +1,8 @@
-"""Attention decomposed into functions that a ``TorchFunctionMode`` sees.
+"""Attention decomposed into functions that a ``TorchFunctionMode`` intercepts.
 
 Torch runs ``F.multi_head_attention_forward`` and ``F.scaled_dot_product_attention`` as one function
 each. Here they are linear layers, whose weights are slices of ``in_proj_weight``, products, a
-softmax, and one ordinary dropout.
+softmax, and an ordinary dropout.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
-_UNSERVED = ("static_k", "static_v")
+_UNSUPPORTED = ("static_k", "static_v")
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The call's arguments by name, defaults filled in."""
+    """Return the call's arguments by name, with defaults."""
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
 
 
-def unserved(given: dict[str, Any]) -> str | None:
-    """Why :func:`forward` cannot compute this call, or None."""
-    if any(given[name] is not None for name in _UNSERVED):
-        return "multi-head attention with static_k or static_v is not known"
+def unsupported(given: dict[str, Any]) -> str | None:
+    """Return why :func:`multi_head` does not support this call, or None."""
+    if any(given[name] is not None for name in _UNSUPPORTED):
+        return "multi-head attention with static_k or static_v is not supported"
     return None
 
 
-def forward(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-    """softmax(q k^T / sqrt(d) + mask) v: inputs [length, N, width], as torch has them.
+def multi_head(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """Return softmax(q k^T / sqrt(d) + mask) v, by head, for inputs [length, N, width] as torch's.
 
-    Without a batch axis the inputs are [length, width], and so is the output.
+    Without a batch axis inputs and output are [length, width].
     """
     if given["query"].ndim == 2:
-        out, weights = forward(_with_batch_axis(given))
+        out, weights = multi_head(_with_batch_axis(given))
         return out.squeeze(1), None if weights is None else weights.squeeze(0)
     heads = given["num_heads"]
     q, *_ = projected = _projections(given)
@@ -60,7 +60,6 @@ def forward(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
 
 
 def _with_batch_axis(given: dict[str, Any]) -> dict[str, Any]:
-    """The same call on a batch of one."""
     once = {id(given[name]): given[name].unsqueeze(1) for name in ("query", "key", "value")}
     inputs = {name: once[id(given[name])] for name in ("query", "key", "value")}  # keeps q is k
     padding = given["key_padding_mask"]
@@ -68,7 +67,7 @@ def _with_batch_axis(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _longer(given: dict[str, Any], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values with the learned ones of ``bias_k`` and ``bias_v`` as the last source."""
+    """Return keys and values with the learned ``bias_k`` and ``bias_v`` as the last source."""
     if given["bias_k"] is None:
         return k, v
     n = k.shape[1]
@@ -81,7 +80,7 @@ def dot_product(
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Compute ``F.scaled_dot_product_attention``; a query with no source to look at gets 0."""
+    """Return ``F.scaled_dot_product_attention``; 0 for a query all of whose sources are masked."""
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
@@ -113,10 +112,10 @@ def _projections(given: dict[str, Any]) -> list[Tensor]:
 
 
 def _mask(given: dict[str, Any], scores: Tensor) -> Tensor | None:
-    """The two masks as one to add, broadcast to [N, heads, length, sources]."""
+    """Return the sum of both masks, broadcast to [N, heads, length, sources]."""
     n, heads = scores.shape[:2]
     total = None
-    attention, padding = (_open(given[m], scores) for m in ("attn_mask", "key_padding_mask"))
+    attention, padding = (_extended(given[m], scores) for m in ("attn_mask", "key_padding_mask"))
     if attention is not None:
         total = _additive(attention, scores)
         if total.ndim == 3:
@@ -127,8 +126,8 @@ def _mask(given: dict[str, Any], scores: Tensor) -> Tensor | None:
     return total
 
 
-def _open(mask: Tensor | None, scores: Tensor) -> Tensor | None:
-    """The mask with the sources that were added at the end left open."""
+def _extended(mask: Tensor | None, scores: Tensor) -> Tensor | None:
+    """Return the mask extended by the sources that were added at the end, unmasked."""
     return None if mask is None else F.pad(mask, (0, scores.shape[-1] - mask.shape[-1]))
 
 

@@ -1,20 +1,20 @@
 """Sequences of different lengths, for recurrent layers under vmap.
 
-A recurrent layer reads a sequence in one of three forms, each with the same three methods:
+A recurrent layer reads a sequence in one of three forms, with the same three methods:
 
 * :class:`Padded`: a tensor [T, B, width];
-* :class:`Packed`: the data of torch's ``PackedSequence``, [sum of batch sizes, width], when the
+* :class:`Packed`: the data of torch's ``PackedSequence``, [sum of batch sizes, width], if the
   lengths are plain numbers;
 * :class:`Masked`: [T, B, width] and lengths that are data of the row. Under vmap the shape of a
-  tensor cannot depend on data, so the sequence stays padded, and a state stops changing at its
-  sequence's end. The model holds it as a :class:`PackedRow`, which refuses everything but recurrent
+  tensor cannot depend on data, so the sequence stays padded, and a state stays constant after the
+  end of its sequence. The model gets it as a :class:`PackedRow`, which supports only recurrent
   layers and ``pad_packed_sequence(total_length=...)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,33 +22,24 @@ from torch import Tensor
 from dpbam.engines.batching import differs_by_row
 from dpbam.errors import ArgumentError
 
-State = tuple[Tensor, ...]
+State = tuple[Tensor, ...]  # (h,), and (h, c) for an LSTM: each [B, width]
 Advance = Callable[[Tensor, State], State]
-
-
-class Steps(Protocol):
-    """How a sequence is cut into steps and put together again."""
-
-    def split(self, x: Tensor) -> Sequence[Tensor]: ...
-    def scan(
-        self, advance: Advance, xs: Sequence[Tensor], start: State, *, reverse: bool
-    ) -> tuple[list[Tensor], State]: ...
-    def join(self, outputs: list[Tensor]) -> Tensor: ...
 
 
 class Padded:
     """Sequences of one length: [T, B, width]."""
 
     def split(self, x: Tensor) -> Sequence[Tensor]:
-        """One [B, width] per step."""
+        """Return one [B, width] per step."""
         return x.unbind(0)
 
     def scan(
         self, advance: Advance, xs: Sequence[Tensor], start: State, *, reverse: bool
     ) -> tuple[list[Tensor], State]:
-        """The output of every step in the order of ``xs``, and every sequence's final state.
+        """Return the output of every step in the order of ``xs``, and all final states.
 
-        Steps may lose sequences, the last ones first: they end there; read in reverse, they begin.
+        Where a step has fewer sequences than the one before, the last ones end; in reverse, they
+        begin.
         """
         state, ended, outputs = start, [], []
         if reverse:
@@ -68,22 +59,22 @@ class Padded:
         return (outputs[::-1] if reverse else outputs), state
 
     def join(self, outputs: list[Tensor]) -> Tensor:
-        """The inverse of :meth:`split`."""
+        """Invert :meth:`split`."""
         return torch.stack(outputs)
 
 
 class Packed(Padded):
-    """Sequences of different lengths one step after the other, the longest sequence first."""
+    """Sequences of different lengths, step by step, the longest sequence first."""
 
     def __init__(self, batch_sizes: Tensor) -> None:
         self._sizes = _numbers(batch_sizes)
 
     def split(self, x: Tensor) -> Sequence[Tensor]:
-        """One [batch size of the step, width] per step."""
+        """Return one [batch size of the step, width] per step."""
         return torch.split_with_sizes(x, self._sizes)
 
     def join(self, outputs: list[Tensor]) -> Tensor:
-        """The inverse of :meth:`split`."""
+        """Invert :meth:`split`."""
         return torch.cat(outputs)
 
 
@@ -96,9 +87,9 @@ class Masked(Padded):
     def scan(
         self, advance: Advance, xs: Sequence[Tensor], start: State, *, reverse: bool
     ) -> tuple[list[Tensor], State]:
-        """As for padded ones; beyond a sequence's end its state stays what it is."""
+        """Return the same for padded ones; after its end a sequence's state stays constant."""
         state, outputs = start, []
-        counted = mask(self._lengths, len(xs), xs[0].device)  # [T, B, 1]
+        counted = _mask(self._lengths, len(xs), xs[0].device)  # [T, B, 1]
         for t in reversed(range(len(xs))) if reverse else range(len(xs)):
             pairs = zip(advance(xs[t], state), state, strict=True)
             state = tuple(torch.where(counted[t], new, old) for new, old in pairs)
@@ -110,20 +101,20 @@ def _numbers(sizes: Tensor) -> list[int]:
     return [int(size) for size in sizes]  # torch 2.8 has no tolist() under grad
 
 
-def mask(lengths: Tensor, steps: int, device: torch.device) -> Tensor:
-    """Whether step t of sequence b counts: lengths [B] -> [T, B, 1]."""
+def _mask(lengths: Tensor, steps: int, device: torch.device) -> Tensor:
+    """Return whether step t of sequence b counts: lengths [B] -> [T, B, 1]."""
     return (torch.arange(steps)[:, None] < lengths.cpu()).to(device).unsqueeze(-1)
 
 
 class PackedRow:
-    """What ``PackedSequence.data`` is under vmap when the lengths are data of the row.
+    """The ``PackedSequence.data`` under vmap if the lengths are data of the row.
 
     Args:
         padded: [T, B, width], zero beyond the lengths at first.
         lengths: [B].
 
-    It has what ``nn.LSTM`` asks its input for. Any other function of it is refused: torch's packed
-    tensor holds a number of steps that differs from row to row.
+    It has the attributes that ``nn.LSTM`` reads. Any other function of it is refused: the number of
+    steps in torch's packed tensor differs from row to row.
     """
 
     def __init__(self, padded: Tensor, lengths: Tensor) -> None:
@@ -131,11 +122,11 @@ class PackedRow:
         self.dtype, self.device = padded.dtype, padded.device
 
     def dim(self) -> int:
-        """2, as packed data has."""
+        """Return 2, as for packed data."""
         return 2
 
     def size(self, dim: int) -> int:
-        """The width; the number of packed steps is not known."""
+        """Return the width; the number of packed steps is unknown."""
         return self.padded.size(-1) if dim in (-1, 1) else _refuse()
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -158,15 +149,15 @@ def _refuse() -> NoReturn:
 
 
 def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, Tensor]:
-    """Compute ``_pack_padded_sequence`` under vmap: (data, batch sizes).
+    """Return (data, batch sizes) of ``_pack_padded_sequence`` under vmap.
 
-    Lengths that are data of the row give a :class:`PackedRow`, and are not checked: one above T
-    counts as T. Its batch sizes are one number, B.
+    Lengths that are data of the row give a :class:`PackedRow` with one batch size, B. They are not
+    checked: a length above T counts as T.
     """
     steps, batch = input.shape[:2][:: -1 if batch_first else 1]
     if differs_by_row(lengths):
         x = input.transpose(0, 1) if batch_first else input
-        counted = mask(lengths, steps, x.device).view(steps, batch, *[1] * (x.ndim - 2))
+        counted = _mask(lengths, steps, x.device).view(steps, batch, *[1] * (x.ndim - 2))
         row = PackedRow(torch.where(counted, x, torch.zeros_like(x)), lengths)
         return row, torch.tensor([batch])
     with torch._C.DisableTorchFunction():
@@ -178,7 +169,7 @@ def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, Tensor
 def pad(
     data: Any, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute ``_pad_packed_sequence`` under vmap: (sequences, lengths)."""
+    """Return (sequences, lengths) of ``_pad_packed_sequence`` under vmap."""
     if isinstance(data, PackedRow):
         return _pad_row(data, batch_first, padding_value, total_length)
     sizes = _numbers(batch_sizes)
@@ -198,13 +189,13 @@ def _pad_row(
     data: PackedRow, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:
     x, lengths = data.padded, data.lengths
-    if total_length < x.shape[0]:  # torch asks for one step, its batch sizes being one number
+    if total_length < x.shape[0]:  # without total_length torch passes 1, the number of batch sizes
         raise ArgumentError(
             "pad_packed_sequence of sequences whose lengths are data gives each row a shape of its "
             f"own: pass total_length={x.shape[0]}, the padded length, or use engine='loop'"
         )
     if extra := total_length - x.shape[0]:
         x = torch.cat([x, x.new_zeros(extra, *x.shape[1:])])
-    counted = mask(lengths, total_length, x.device)
+    counted = _mask(lengths, total_length, x.device)
     x = torch.where(counted, x, torch.full_like(x, padding_value))
     return (x.transpose(0, 1) if batch_first else x), lengths

@@ -1,14 +1,13 @@
-"""Functions that torch runs as one, shown to the vmapped engines step by step.
+"""Layers that torch runs as one opaque function, decomposed for the vmapped engines.
 
-Inside multi-head attention and recurrent layers no ``TorchFunctionMode`` sees anything, so an
+A ``TorchFunctionMode`` intercepts nothing inside multi-head attention and recurrent layers, so an
 engine would miss the uses of their weights. Two more functions are decomposed because torch's
-derivatives of them do not fit: PReLU's under vmap, and that of an embedding with a padding index,
-which blocks gradients in backward mode and not in forward mode.
+derivatives do not suffice: PReLU's fails under vmap, and that of an embedding with a padding index
+blocks gradients in backward mode but not in forward mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,29 +15,23 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dpbam.engines import multihead
 from dpbam.engines.base import UnsupportedModelError
-from dpbam.engines.recurrent import DECOMPOSED
+from dpbam.engines.decomposed import attention
+from dpbam.engines.decomposed.recurrent import DECOMPOSED
 
 _PRELU = {torch.prelu, Tensor.prelu}
 
 
 class Decompose(TorchFunctionMode):
-    """Replaces opaque functions by the same equations over functions that can be seen."""
+    """Replace opaque functions by the same equations over functions that can be intercepted."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            given = multihead.arguments(args, kwargs)
-            if reason := multihead.unserved(given):
+            given = attention.arguments(args, kwargs)
+            if reason := attention.unsupported(given):
                 raise UnsupportedModelError(reason)
-            return multihead.forward(given)
+            return attention.multi_head(given)
         if func in DECOMPOSED:
             return DECOMPOSED[func](*args, **kwargs)
         if func is F.embedding and len(args) + len(kwargs) > 2:
@@ -51,7 +44,7 @@ class Decompose(TorchFunctionMode):
 def _embedding(
     input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """weight[input], with no derivative at the padding index."""
+    """Return weight[input], with no derivative at the padding index."""
     y = F.embedding(input, weight, None, *args, **kwargs)
     if padding_idx is None:
         return y
@@ -60,6 +53,6 @@ def _embedding(
 
 
 def _prelu(input: Tensor, weight: Tensor) -> Tensor:
-    """max(x, 0) + weight min(x, 0), by channel: torch's batching rule fails for its gradient."""
+    """Return max(x, 0) + weight min(x, 0), by channel."""
     trailing = (1,) * (input.ndim - 2 if weight.numel() > 1 else 0)
     return input.clamp_min(0) + weight.reshape(-1, *trailing) * input.clamp_max(0)

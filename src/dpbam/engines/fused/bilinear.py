@@ -1,12 +1,12 @@
-"""Bilinear layers: what a layer's per-unit gradient is made of.
+"""Bilinear layers: the factors of a layer's per-unit gradient.
 
 A layer y = f(W, a) that is linear in W and in a has the per-unit gradient
 
-    G_u = sum_t b_t (x) a_t       b_t the gradient at the t-th output position, a_t what W met
+    G_u = sum_t b_t (x) a_t       b_t: gradient at the t-th output position, a_t: input of W there
 
 summed over the T positions of all rows of unit u. In the canonical form a is [U, T, in], b is
-[U, T, out], and G_u = b^T a. :class:`Layer` states the questions that
-:mod:`~dpbam.engines.fused.gradients` asks; only ``materialise`` computes G_u:
+[U, T, out], and G_u = b^T a. :class:`Layer` has what :mod:`~dpbam.engines.fused.gradients` needs;
+only ``materialise`` computes G_u:
 
 =================  ========================================================  ==================
 ``gram``           <a_t, c_t'> for all pairs of positions of a unit          [U, T, T]
@@ -14,9 +14,6 @@ summed over the T positions of all rows of unit u. In the canonical form a is [U
 ``contract``       sum_u G_u (scale b first for a weighted sum)              [*weight]
 ``apply``          f(V, a), so that <G_u, V> = sum_t <b_t, f(V, a)_t>        as b
 =================  ========================================================  ==================
-
-With Gram matrices the norm needs no G_u (the ghost norm):
-|G_u|^2 = sum_tt' <a_t, a_t'> <b_t, b_t'>.
 """
 
 from __future__ import annotations
@@ -27,78 +24,88 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+Pair = tuple[Tensor, Tensor]
+
 
 class Layer(Protocol):
     """One kind of bilinear layer with one setting of its options.
 
-    a and b are as :meth:`left_form` and :meth:`right_form` return them.
+    a and b are as :meth:`left_form` and :meth:`right_form` return them. The methods that have a
+    body are those of a layer whose b is [U, T, out].
+
+    Attributes:
+        shape: the weight's, output channels first.
     """
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The weight's shape, output channels first."""
+    shape: tuple[int, ...]
 
     @property
     def has_gram(self) -> bool:
-        """Whether :meth:`gram` serves."""
+        """Whether :meth:`gram` is available."""
+        return True
 
     def left_form(self, x: Tensor) -> Tensor:
-        """[U, R, *row] of the layer's input -> a."""
+        """Return [U, R, *row] of the layer's input as a."""
 
     def right_form(self, y: Tensor) -> Tensor:
-        """[U, R, *row] of the layer's output -> b."""
+        """Return [U, R, *row] of the layer's output as b."""
+        return y.flatten(1, -2)
 
     def gram(self, a: Tensor, c: Tensor) -> Tensor:
-        """[U, T, T]: <a_t, c_t'>."""
+        """Return <a_t, c_t'>: [U, T, T]."""
 
     def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
-        """The gradient in c of sum weights * gram(c, a), weights [U, T, T]."""
+        """Return the gradient in c of sum weights * gram(c, a), weights [U, T, T]."""
 
     def size(self, a: Tensor) -> Tensor:
-        """[U]: at least sqrt(sum_t |a_t|^2), of the weight's own input (not centred)."""
+        """Return a bound on sqrt(sum_t |a_t|^2), of the uncentred input: [U]."""
 
     def mean(self, a: Tensor) -> Tensor:
-        """[U, T]: the mean of a_t's entries (for centred weights)."""
+        """Return the mean of a_t's entries, for centred weights: [U, T]."""
 
     def mean_back(self, weights: Tensor, a: Tensor) -> Tensor:
-        """The gradient in a of sum weights * mean(a), weights [U, T]."""
+        """Return the gradient in a of sum weights * mean(a), weights [U, T]."""
 
     def rows(self, b: Tensor) -> Tensor:
-        """[U, T, out]: b in the order of :meth:`gram`."""
+        """Return b in the order of :meth:`gram`: [U, T, out]."""
+        return b
 
     def from_rows(self, rows: Tensor, like: Tensor) -> Tensor:
-        """[U, T, out] -> b, shaped as ``like``."""
+        """Return [U, T, out] as a b, shaped as ``like``."""
+        return rows
 
     def channels(self, values: Tensor, b: Tensor) -> Tensor:
-        """[out] or [U, out], shaped to be multiplied with b."""
+        """Return [out] or [U, out] shaped to multiply b."""
 
     def materialise(self, a: Tensor, b: Tensor) -> Tensor:
-        """[U, *shape]: G_u."""
+        """Return G_u: [U, *shape]."""
 
     def contract(self, a: Tensor, b: Tensor) -> Tensor:
-        """[*shape]: sum_u G_u."""
+        """Return sum_u G_u: [*shape]."""
 
     def apply(self, weight: Tensor, a: Tensor) -> Tensor:
-        """f(weight, a), shaped as b."""
+        """Return f(weight, a), shaped as b."""
 
     def apply_each(self, weights: Tensor, a: Tensor) -> Tensor:
-        """f(weights_u, a_u), shaped as b."""
+        """Return f(weights_u, a_u), shaped as b."""
 
     def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
-        """f(weights_u, .)^T b_u, shaped as ``like``, an a."""
+        """Return f(weights_u, .)^T b_u, shaped as ``like``, an a."""
 
     def positions(self, b: Tensor) -> int:
-        """T: positions per unit."""
+        """Return T, the positions per unit."""
+        return b.shape[1]
 
     def gram_entries(self, t: int) -> int:
-        """Entries of the matrices that :meth:`gram` needs per unit, for T positions."""
+        """Return the size per unit of the matrices that :meth:`gram` needs, for T positions."""
+        return 2 * t * t
 
     def prefers_gram(self, t: int, pairs: int, *, twice: bool) -> bool:
-        """Whether the Gram matrices are the faster way to the norm."""
+        """Whether the norm is faster by Gram matrices than by materialising G_u."""
 
 
 def lengths(x: Tensor) -> Tensor:
-    """[U, ...] -> [U]: |x_u|, in float64, which MPS has not."""
+    """Return |x_u| in float64, which MPS does not have: [U, ...] -> [U]."""
     dtype = x.dtype if x.device.type == "mps" else torch.float64
     found: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=dtype)
     return found
@@ -112,15 +119,15 @@ class Costs:
     """The cost model of one layer, in multiplications per unit.
 
     A Gram matrix takes T^2 products per channel and some time per entry; G_u takes T i o products
-    and some time per entry, and then serves the weighted sum too, which saves those products again.
-    A norm that is differentiated costs the Gram way twice (K B and S A), the other three times.
+    and some time per entry, and also serves the weighted sum, which saves those products there. A
+    differentiated norm costs twice as much by Gram matrices (K B and S A), three times by G_u.
 
     Attributes:
         positions: T.
-        pixels: positions of the input, where its Gram matrix is made.
+        pixels: positions of the input, where its Gram matrix is computed.
         weights: (i, o).
         channels: of a pixel.
-        entry: the time of an entry of G_u: quick for matrices, slow for kernels.
+        entry: the time of an entry of G_u: small for matrices, large for kernels.
     """
 
     positions: int
@@ -130,7 +137,7 @@ class Costs:
     entry: int
 
     def gram_is_cheaper(self, pairs: int, *, twice: bool) -> bool:
-        """Whether the Gram way is the faster one; always where G_u is far larger than x and b."""
+        """Whether Gram matrices are faster; always where G_u is far larger than x and b."""
         i, o = self.weights
         if i * o > 2 * (self.pixels * self.channels + self.positions * o):
             return True

@@ -1,10 +1,9 @@
-"""Recurrent layers over ``F.linear``, so that an engine sees every use of their weights.
+"""Recurrent layers decomposed into ``F.linear``, so that every use of their weights is visible.
 
 Torch runs a whole recurrent layer as one opaque function (``torch.lstm``, ``torch.gru``,
-``torch.rnn_tanh``, ``torch.rnn_relu``), which has no batching rule and inside which no
-``TorchFunctionMode`` sees anything. The replacements in :data:`DECOMPOSED` compute the same
-equations with the same arguments. With x_t the input, h_t the state, [i f g o] = W_ih x_t + b_ih +
-W_hh h_{t-1} + b_hh cut in four:
+``torch.rnn_tanh``, ``torch.rnn_relu``) without a batching rule. The replacements in
+:data:`DECOMPOSED` compute the same equations with the same arguments. With x_t the input, h_t the
+state, [i f g o] = W_ih x_t + b_ih + W_hh h_{t-1} + b_hh split in four:
 
 * LSTM: c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g),  h_t = W_hr (sigmoid(o) tanh(c_t)),
   where W_hr is absent without projections;
@@ -26,9 +25,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines import packed
-
-State = packed.State  # (h,), and (h, c) for an LSTM: each [B, width]
+from dpbam.engines.decomposed.sequences import (
+    Masked,
+    Packed,
+    PackedRow,
+    Padded,
+    State,
+    pack,
+    pad,
+)
 
 
 class Weights(NamedTuple):
@@ -41,11 +46,10 @@ class Weights(NamedTuple):
     hr: Tensor | None = None
 
 
-Step = Callable[[Tensor, State, Weights], State]  # (projected input, state before) -> state after
+Step = Callable[[Weights, Tensor, State], State]  # of the projected input, [B, gates * hidden]
 
 
-def lstm_step(x: Tensor, state: State, weights: Weights) -> State:
-    """One step of an LSTM: x [B, 4 hidden] is the projected input."""
+def _lstm_step(weights: Weights, x: Tensor, state: State) -> State:
     h, c = state
     i, f, g, o = (x + F.linear(h, weights.hh, weights.b_hh)).chunk(4, -1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -53,8 +57,7 @@ def lstm_step(x: Tensor, state: State, weights: Weights) -> State:
     return (h if weights.hr is None else F.linear(h, weights.hr)), c
 
 
-def gru_step(x: Tensor, state: State, weights: Weights) -> State:
-    """One step of a GRU: x [B, 3 hidden] is the projected input."""
+def _gru_step(weights: Weights, x: Tensor, state: State) -> State:
     (h,) = state
     x_r, x_z, x_n = x.chunk(3, -1)
     h_r, h_z, h_n = F.linear(h, weights.hh, weights.b_hh).chunk(3, -1)
@@ -62,18 +65,16 @@ def gru_step(x: Tensor, state: State, weights: Weights) -> State:
     return (n + (x_z + h_z).sigmoid() * (h - n),)
 
 
-def tanh_step(x: Tensor, state: State, weights: Weights) -> State:
-    """One step of an Elman network: x [B, hidden] is the projected input."""
+def _tanh_step(weights: Weights, x: Tensor, state: State) -> State:
     return ((x + F.linear(state[0], weights.hh, weights.b_hh)).tanh(),)
 
 
-def relu_step(x: Tensor, state: State, weights: Weights) -> State:
-    """One step of an Elman network with ReLU."""
+def _relu_step(weights: Weights, x: Tensor, state: State) -> State:
     return ((x + F.linear(state[0], weights.hh, weights.b_hh)).relu(),)
 
 
 class Layers(NamedTuple):
-    """A call's arguments, without its input."""
+    """The arguments of a call, without its input."""
 
     step: Step
     start: list[State]  # one per layer and direction
@@ -96,14 +97,13 @@ def _parse(
 
 
 def _weights(group: Sequence[Tensor], has_biases: bool) -> Weights:
-    """Torch's order: W_ih, W_hh, then b_ih, b_hh if any, then W_hr if any."""
-    if has_biases:
+    if has_biases:  # torch's order: W_ih, W_hh, then b_ih, b_hh if any, then W_hr if any
         return Weights(*group)
     return Weights(group[0], group[1], hr=group[2] if len(group) > 2 else None)
 
 
-def _run(layers: Layers, x: Tensor, sequence: packed.Steps) -> tuple[Tensor, list[State]]:
-    """All layers over x, whose steps ``sequence`` knows: (output, final states)."""
+def _run(layers: Layers, x: Tensor, sequence: Padded) -> tuple[Tensor, list[State]]:
+    """Run all layers over x, split into steps by ``sequence``; return (output, final states)."""
     final: list[State] = []
     last = len(layers.weights) // layers.directions - 1
     for layer in range(last + 1):
@@ -113,7 +113,7 @@ def _run(layers: Layers, x: Tensor, sequence: packed.Steps) -> tuple[Tensor, lis
             weights = layers.weights[at]
             start = tuple(s + x.new_zeros(s.shape) for s in layers.start[at])  # one state per row
             steps = sequence.split(F.linear(x, weights.ih, weights.b_ih))
-            advance = partial(_advance, layers.step, weights)
+            advance = partial(layers.step, weights)
             out, end = sequence.scan(advance, steps, start, reverse=direction == 1)
             outputs.append(sequence.join(out))
             final.append(end)
@@ -123,12 +123,8 @@ def _run(layers: Layers, x: Tensor, sequence: packed.Steps) -> tuple[Tensor, lis
     return x, final
 
 
-def _advance(step: Step, weights: Weights, x: Tensor, state: State) -> State:
-    return step(x, state, weights)
-
-
 def _recurrent(step: Step, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    """Any recurrent layer: as torch, packed input has ``batch_sizes`` as second argument."""
+    # as in torch, packed input has batch_sizes as second argument
     if "batch_sizes" in kwargs or (len(args) > 4 and isinstance(args[4], bool)):
         output, final = _packed(step, *args, **kwargs)
     else:
@@ -141,10 +137,9 @@ def _padded(
     has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, list[State]]:  # fmt: skip
-    """Input [T, B, in], or [B, T, in] with ``batch_first``."""
     layers = _parse(step, hx, params, has_biases, num_layers, dropout, train, bidirectional)
     x = input.transpose(0, 1) if batch_first else input
-    output, final = _run(layers, x, packed.Padded())
+    output, final = _run(layers, x, Padded())
     return (output.transpose(0, 1) if batch_first else output), final
 
 
@@ -153,34 +148,32 @@ def _packed(
     params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
     bidirectional: bool,
 ) -> tuple[Any, list[State]]:  # fmt: skip
-    """The data of a ``PackedSequence``: [sum of batch_sizes, in]."""
     layers = _parse(step, hx, params, has_biases, num_layers, dropout, train, bidirectional)
-    if isinstance(data, packed.PackedRow):
-        output, final = _run(layers, data.padded, packed.Masked(data.lengths))
-        return packed.PackedRow(output, data.lengths), final
-    return _run(layers, data, packed.Packed(batch_sizes))
+    if isinstance(data, PackedRow):
+        output, final = _run(layers, data.padded, Masked(data.lengths))
+        return PackedRow(output, data.lengths), final
+    return _run(layers, data, Packed(batch_sizes))
 
 
 def _cell(
     step: Step, input: Tensor, hx: Tensor | Sequence[Tensor], w_ih: Tensor, w_hh: Tensor,
     b_ih: Tensor | None = None, b_hh: Tensor | None = None,
 ) -> Tensor | State:  # fmt: skip
-    """One step; an LSTM's returns (h, c), the others h."""
     state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     start = tuple(s + input.new_zeros(s.shape) for s in state)
-    end = step(F.linear(input, w_ih, b_ih), start, Weights(w_ih, w_hh, b_ih, b_hh))
+    end = step(Weights(w_ih, w_hh, b_ih, b_hh), F.linear(input, w_ih, b_ih), start)
     return end[0] if isinstance(hx, Tensor) else end
 
 
 DECOMPOSED: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.lstm: partial(_recurrent, lstm_step),
-    torch.gru: partial(_recurrent, gru_step),
-    torch.rnn_tanh: partial(_recurrent, tanh_step),
-    torch.rnn_relu: partial(_recurrent, relu_step),
-    torch.lstm_cell: partial(_cell, lstm_step),
-    torch.gru_cell: partial(_cell, gru_step),
-    torch.rnn_tanh_cell: partial(_cell, tanh_step),
-    torch.rnn_relu_cell: partial(_cell, relu_step),
-    torch._VF._pack_padded_sequence: packed.pack,
-    torch._VF._pad_packed_sequence: packed.pad,
+    torch.lstm: partial(_recurrent, _lstm_step),
+    torch.gru: partial(_recurrent, _gru_step),
+    torch.rnn_tanh: partial(_recurrent, _tanh_step),
+    torch.rnn_relu: partial(_recurrent, _relu_step),
+    torch.lstm_cell: partial(_cell, _lstm_step),
+    torch.gru_cell: partial(_cell, _gru_step),
+    torch.rnn_tanh_cell: partial(_cell, _tanh_step),
+    torch.rnn_relu_cell: partial(_cell, _relu_step),
+    torch._VF._pack_padded_sequence: pack,
+    torch._VF._pad_packed_sequence: pad,
 }

@@ -1,12 +1,12 @@
-"""Random draws of a model that depend on the row's key, not on the batch that the row is in.
+"""Keyed random draws: those of a model depend on the row's key, not on the batch around the row.
 
 While a model runs on one row under :class:`KeyedDraws`, every random draw of torch is a hash of
 (row key, number of the draw in this forward pass, position). The same row gets the same draws
-alone, in any micro-batch, on any rank, in every engine, and in both of BAM's gradients. That holds
+alone, in any micro-batch, on any rank, in every engine, and in both of BAM's gradients. This holds
 for dropout of all kinds, dropout inside attention and between recurrent layers, stochastic depth,
 and noise that the model draws itself; ``generator=`` arguments are ignored. Draws that cannot be
-keyed are refused. Draws by numpy or by Python's ``random`` are not seen: they change from pass to
-pass.
+keyed are refused. Draws by numpy or by Python's ``random`` are not intercepted: they differ from
+pass to pass.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpbam.engines import keyed_dropout, keyed_samples, multihead
-from dpbam.engines.keyed import RowDraws, below_zero, refusal
-from dpbam.engines.recurrent import DECOMPOSED
+from dpbam.engines.decomposed import attention
+from dpbam.engines.decomposed.recurrent import DECOMPOSED
+from dpbam.engines.draws import dropout, samplers
+from dpbam.engines.draws.row import RowDraws, below_zero, refusal
 from dpbam.errors import ArgumentError
 
-SERVED = {**keyed_dropout.SERVED, **keyed_samples.SERVED}
+KEYED = {**dropout.KEYED, **samplers.KEYED}
 RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 LESS = {torch.lt, Tensor.lt, Tensor.__lt__}
 REFUSED = {
@@ -42,10 +43,10 @@ class KeyedDraws(TorchFunctionMode):
 
     Args:
         key: int64 scalar, the row's key; under vmap it is batched. A second pass over the same row
-            makes a new ``KeyedDraws`` of the same key, and so gets the same draws.
+            creates a new ``KeyedDraws`` with the same key, and so gets the same draws.
 
-    Where no ``vmap(randomness="error")`` stops other draws, run forward and backward under
-    :class:`OnlyKeyedDraws` as well.
+    Without ``vmap(randomness="error")``, which refuses all other draws, run forward and backward
+    under :class:`OnlyKeyedDraws` as well.
 
     Example:
         >>> def row(x, key):
@@ -60,16 +61,10 @@ class KeyedDraws(TorchFunctionMode):
         super().__init__()
         self._row = RowDraws(key)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in SERVED:
-            return SERVED[func](self._row, func, *args, **kwargs)
+        if func in KEYED:
+            return KEYED[func](self._row, func, *args, **kwargs)
         decomposed = _decomposed(func, args, kwargs)
         if decomposed is not None:
             with self:
@@ -84,17 +79,17 @@ class KeyedDraws(TorchFunctionMode):
 def _decomposed(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[..., Any] | None:
-    """What to call instead of a function of torch that has dropout inside, or None."""
+    """Return the replacement of a torch function that has dropout inside, or None."""
     if func is F.scaled_dot_product_attention:
         p = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
-        return multihead.dot_product if p > 0 else None
+        return attention.dot_product if p > 0 else None
     if func is F.multi_head_attention_forward:
-        given = multihead.arguments(args, kwargs)
+        given = attention.arguments(args, kwargs)
         if not given["training"] or given["dropout_p"] == 0:
             return None
-        if reason := multihead.unserved(given):
+        if reason := attention.unsupported(given):
             raise ArgumentError(f"{reason} together with keyed dropout: give it dropout=0")
-        return lambda *_, **__: multihead.forward(given)
+        return lambda *_, **__: attention.multi_head(given)
     if func in RECURRENT:  # (..., dropout, train, ...): dropout is the one float
         at = next((i for i, a in enumerate(args) if isinstance(a, float)), None)
         return DECOMPOSED[func] if at is not None and args[at] > 0 and args[at + 1] else None
@@ -102,7 +97,7 @@ def _decomposed(
 
 
 def _is_random_overload(func: Any) -> bool:
-    """Whether this is ``torch.ops.aten.bernoulli`` or the like, called by that name."""
+    """Whether this is ``torch.ops.aten.bernoulli`` or another random operator, called directly."""
     if isinstance(func, torch._ops.OpOverloadPacket):
         names = func.overloads()  # type: ignore[no-untyped-call]
         return any(_is_random_overload(getattr(func, name)) for name in names)
@@ -113,10 +108,10 @@ def _is_random_overload(func: Any) -> bool:
 class OnlyKeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuse every draw from torch's generators, in forward and in backward.
 
-    :class:`KeyedDraws` sees the functions that forward calls by name. This one sees the operators
-    behind them, and those of backward too, where gradient checkpointing runs parts of the model
-    again without ``KeyedDraws``: dropout would draw another mask there. Under
-    ``vmap(randomness="error")`` it is not needed.
+    :class:`KeyedDraws` intercepts the functions that forward calls. This mode intercepts the
+    operators behind them, also in backward, where gradient checkpointing recomputes parts of the
+    model without ``KeyedDraws``: dropout would draw another mask there. It is not needed under
+    ``vmap(randomness="error")``.
     """
 
     def __torch_dispatch__(
@@ -126,14 +121,14 @@ class OnlyKeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _is_random_overload(func) and _dropout_p(func, args, kwargs) != 0:
             raise ArgumentError(
                 f"the model draws random numbers with {func.name()} where they cannot be keyed, "
-                "such as in a part that gradient checkpointing runs again: set its dropout to 0, "
+                "such as in a part that gradient checkpointing recomputes: set its dropout to 0, "
                 "or switch checkpointing off"
             )
         return func(*args, **kwargs)
 
 
 def _dropout_p(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """The ``dropout_p`` of an attention operator, which draws only if it is not 0; else None."""
+    """Return the ``dropout_p`` of an attention operator, which draws unless it is 0; else None."""
     for at, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
             given = args[at] if at < len(args) else kwargs.get("dropout_p", argument.default_value)

@@ -1,32 +1,77 @@
-"""Per-unit gradients of a weight that is standardised with a scale.
+"""Weights that are standardised at each use: centred by output channel, and perhaps scaled.
 
-The layer meets D = r V', by output channel, with V' = V - mean(V) and r = 1 / sqrt(var + eps). The
-gradient in V is
+The layer uses D = r V' with V' = V - mean(V), and r = 1 or 1 / sqrt(var + eps).
 
-    H = r G' + kappa V'          G' = G - mean(G),   rho = <V', G>,   kappa = -r^3 rho / m + along
+**Centred.** The gradient in V is G' = G - mean(G). Centring is an orthogonal projection P, so
+|G'|^2 = <a', a'> <b, b> with a' = P a, and <a'_t, c'_t'> = <a_t, c_t'> - m mean(a_t) mean(c_t'),
+with m the fan-in. :class:`Centred` wraps a layer.
 
-with m the fan-in; ``along`` is the part of BAM's third term that lies along V'
-(:meth:`ScaledGradient.third_term`).
+**Scaled.** The gradient in V is
+
+    H = r G' + kappa V'          rho = <V', G>,   kappa = -r^3 rho / m + along
+
+with ``along`` the part of BAM's third term along V' (:meth:`ScaledGradient.third_term`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpbam.engines.fused.gradients import (
-    Factored,
-    Norm,
-    grams_of,
-    set_apart,
-    with_those_apart,
-)
-from dpbam.engines.fused.layers.centred import centre
+from dpbam.engines.fused.bilinear import Layer
+from dpbam.engines.fused.ghost_norm import grams_of
+from dpbam.engines.fused.gradients import Factored, Norm, recompute_cancelling, sum_with_recomputed
 from dpbam.params import Params
+
+
+def centre(g: Tensor) -> Tensor:
+    """Subtract the mean over ``rest``, by unit and channel: [U, o, *rest]."""
+    return g - g.mean(tuple(range(2, g.ndim)), keepdim=True)
+
+
+@dataclass(frozen=True)
+class Centred:
+    """``layer`` with G' in the place of G; all other attributes are those of ``layer``."""
+
+    layer: Layer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+    @property
+    def _fan_in(self) -> int:
+        return math.prod(self.layer.shape[1:])
+
+    def gram(self, a: Tensor, c: Tensor) -> Tensor:
+        left = self.layer.mean(a)
+        right = left if c is a else self.layer.mean(c)
+        gram = self.layer.gram(a, c)
+        return gram.baddbmm_(left.unsqueeze(2), right.unsqueeze(1), alpha=-self._fan_in)
+
+    def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
+        pulled = (weights @ self.layer.mean(a).unsqueeze(2)).squeeze(2)
+        plain = self.layer.gram_back(weights, a)
+        return plain - self.layer.mean_back(self._fan_in * pulled, a)
+
+    def materialise(self, a: Tensor, b: Tensor) -> Tensor:
+        return centre(self.layer.materialise(a, b))
+
+    def apply(self, weight: Tensor, a: Tensor) -> Tensor:
+        """Return f(P weight, a), so that <G'_u, V> = sum_t <b_t, f(P V, a)_t>."""
+        return self.layer.apply(centre(weight.unsqueeze(0)).squeeze(0), a)
+
+    def apply_each(self, weights: Tensor, a: Tensor) -> Tensor:
+        """Return f(P weights_u, a_u): a mean left by rounding would be multiplied by sum(a)."""
+        return self.layer.apply_each(centre(weights), a)
+
+    def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
+        return self.layer.transpose_each(centre(weights), b, like)
 
 
 @dataclass(frozen=True)
@@ -43,7 +88,6 @@ class ScaledGradient:
 
     @property
     def name(self) -> str:
-        """The parameter's name."""
         return self.base.name
 
     @cached_property
@@ -59,11 +103,10 @@ class ScaledGradient:
         return eps, m, (variance + eps).rsqrt(), m * variance
 
     def detached(self) -> ScaledGradient:
-        """Without the graph."""
         return replace(self, base=self.base.detached())
 
     def norm(self, *, differentiable: bool = False) -> Norm:
-        """|r G' + kappa V'|^2 = r^2 |G'|^2 + 2 r kappa <G', V'> + kappa^2 |V'|^2."""
+        """Return |r G' + kappa V'|^2 = r^2 |G'|^2 + 2 r kappa <G', V'> + kappa^2 |V'|^2."""
         _, m, r, v2 = self._stats
         rho = self._rho()
         kappa = -(r**3) * rho / m
@@ -73,25 +116,26 @@ class ScaledGradient:
         pairs = [(a, b * layer.channels(r, b).to(b.dtype)) for a, b in self.base.pairs]
         first = replace(self.base, pairs=pairs).raw_norm(differentiable=differentiable).square
         norm = Norm(first + (2 * r * kappa * rho + kappa.square() * v2).sum(1))
-        return norm if differentiable else set_apart(self, norm)
+        return norm if differentiable else recompute_cancelling(norm, self._sizes(), self._some)
 
-    def sizes(self) -> Tensor:
-        """[U]: what |H_u| would be if nothing cancelled, by the largest r."""
+    def _sizes(self) -> Tensor:
+        """Return a bound on |H_u| if nothing cancelled, by the largest r: [U]."""
         _, _, r, v2 = self._stats
         along = 0.0 if self.along is None else (self.along.abs() * v2.sqrt()).sum(1)
         return r.max() * self.base.sizes() + along
 
-    def some(self, places: Tensor) -> Tensor:
-        """[k, *theta]: H_u of some units, materialised."""
-        h = self.base.some(places)
-        if self.along is None:
-            return h
-        along = self.along[places]
-        return h + along.view(*along.shape, *(1,) * (self._v.ndim - 1)) * self._v
+    def _some(self, units: Tensor) -> Tensor:
+        """Return H_u of some units, materialised: [k, *theta]."""
+        h = self.base.some(units)
+        return h if self.along is None else h + self._along_v(self.along[units])
+
+    def _along_v(self, factors: Tensor) -> Tensor:
+        """Return factors V' by channel: [*, o] -> [*, o, *rest]."""
+        return factors.view(*factors.shape, *(1,) * (self._v.ndim - 1)) * self._v
 
     def weighted_sum(self, factors: Tensor, norm: Norm | None) -> Params:
-        """J_s^T sum_u c_u G_u + (sum_u c_u along_u) V'."""
-        return with_those_apart(self._contracted, self.name, factors, norm)
+        """Return J_s^T sum_u c_u G_u + (sum_u c_u along_u) V'."""
+        return sum_with_recomputed(self._contracted, self.name, factors, norm)
 
     def _contracted(self, factors: Tensor) -> Params:
         pulled = self.base.contracted(factors)
@@ -99,11 +143,10 @@ class ScaledGradient:
             return pulled
         kept = (factors != 0)[:, None]
         share = torch.where(kept, factors[:, None] * self.along, 0.0).sum(0)
-        extra = share.view(-1, *(1,) * (self._v.ndim - 1)) * self._v
-        return {self.name: pulled[self.name] + extra}
+        return {self.name: pulled[self.name] + self._along_v(share)}
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        """<G_u, J_s v> + <along V', v>; J_s is symmetric, so J_s v = J_s^T v."""
+        """Return <G_u, J_s v> + <along V', v>; J_s is symmetric, so J_s v = J_s^T v."""
         pushed = self.base.weight.pull(vector[self.name])[self.name]
         total = self.base.inner_with(pushed)
         if self.along is None:
@@ -112,7 +155,7 @@ class ScaledGradient:
         return total + self.along @ (v * self._v).flatten(1).sum(1)
 
     def _rho(self) -> Tensor:
-        """[U, o]: <V'_c, G_c> = sum_t b_tc (f(V', a))_tc."""
+        """Return <V'_c, G_c> = sum_t b_tc (f(V', a))_tc: [U, o]."""
         layer = self.base.layer
         parts = [
             layer.rows(b * layer.apply(self._v.to(b.dtype), a)).sum(1) for a, b in self.base.pairs
@@ -138,7 +181,7 @@ class ScaledGradient:
         return share, penalty[:, None] * (alpha + beta * q * rho / m)
 
     def _channel_norms(self) -> Tensor:
-        """[U, o]: |G'_c|^2 = sum_jk b_jc^T K_jk b_kc."""
+        """Return |G'_c|^2 = sum_jk b_jc^T K_jk b_kc: [U, o]."""
         base = self.base
         if not base.prefers_gram():
             return base.materialise().flatten(2).square().sum(2)
