@@ -16,7 +16,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.utils import get_relative_url
 
 _LINK = re.compile(
-    r"\[(?P<text>(?:[^\[\]]|`[^`]*`)+)\]"
+    r"\[(?P<text>(?:[^\[\]`]|`[^`]*`)+)\]"
     r"\((?:\.\./)+(?P<path>(?:src|tests|benchmarks|tools|examples)/[\w/]+\.py)(?:#(?P<name>[\w.]+))?\)"
 )
 
