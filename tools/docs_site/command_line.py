@@ -12,7 +12,7 @@ _HEAD = """# Command line
 Made from `dpbam --help`. `dpbam COMMAND --help` prints the same. A value in brackets is the
 default. `dpbam --install-completion` teaches the shell to complete commands and flags.
 
-Exit codes: 0 done, 1 an audit refuted the claim or a bug of ours, 2 something you can mend (one
+Exit codes: 0 done, 1 an audit refuted the claim or a bug of ours, 2 something you can fix (one
 sentence says what), 130 stopped by Ctrl-C.
 """
 

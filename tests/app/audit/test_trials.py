@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from dpbam.app.audit.trials import Trial, collect
 
 
@@ -20,6 +22,7 @@ def play(target: Nothing, number: int) -> Trial:
     return Trial(number, [number % 2 == 1], [float(os.getpid())])
 
 
+@pytest.mark.slow  # each process imports torch
 def test_processes_share_the_trials_and_keep_their_order(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     trials = collect(

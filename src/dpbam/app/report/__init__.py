@@ -1,7 +1,7 @@
 """The report: run folders in, one self-contained HTML page out, and figures for a paper.
 
-A figure is defined once, by a function from runs to its panels (a module per subject); Altair draws
-it for the page and for files. Importing this package imports neither torch nor Altair.
+A figure is defined once, by a function from runs to its panels (a module per subject); Vega draws
+it on the page and vl-convert in files. Importing this package imports neither torch nor vl-convert.
 """
 
 from __future__ import annotations

@@ -33,10 +33,13 @@ PRUNERS = ("none", "median", "hyperband")
 METHODS = ("dp-sgd", "dp-sat", "bam")
 WITH_LAMBDA = ("dp-sat", "bam", "sam")
 LAMBDA = Domain("lam", 0.002, 0.2, log=True)
-# fields that change a trial's event, or the unit that it protects: the same in all its trials
-_ACCOUNTED = (
-    "epsilon", "noise_multiplier", "delta", "batch_size", "epochs", "max_records", "accountant",
-    "release_norms", "release_bias",
+# fields that change neither a trial's event nor the unit that it protects: an accounted search may
+# vary these alone, so that a new field is refused until it is listed
+_SAME_COST = (
+    "image_size", "channels", "clip_norm", "clipping", "lam", "gradient", "model", "model_options",
+    "init", "freeze", "head_only", "physical_batch_size", "optimizer", "lr", "momentum",
+    "weight_decay", "schedule", "augment_multiplicity", "shift", "flip", "augment_probability",
+    "ema", "swa",
 )  # fmt: skip
 _UNACCOUNTABLE = {
     "budget": "a budget file counts steps and knows no selections",
@@ -167,10 +170,10 @@ class Search:
                 "search needs independent ones: use none, or pay otherwise"
             )
         for name in self.space:
-            if name in _ACCOUNTED:
+            if name not in _SAME_COST:
                 raise ConfigError(
-                    f"{name} changes what a trial costs, and an accounted search needs trials of "
-                    "one cost: fix it, or pay otherwise"
+                    f"{name} may change what a trial costs, and an accounted search needs trials "
+                    "of one cost: fix it, or pay otherwise"
                 )
         for name, why in _UNACCOUNTABLE.items():
             if self.settings.get(name) is not None:
