@@ -29,6 +29,22 @@ def test_an_append_that_fails_leaves_the_file_as_it_was(
     assert path.read_bytes() == WHOLE
 
 
+def test_an_append_that_fails_keeps_the_rows_of_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.jsonl"
+
+    def failing(handle: int) -> None:
+        with path.open("ab") as other:
+            other.write(WHOLE)
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(_jsonl.os, "fsync", failing)
+    with pytest.raises(OSError, match="no space"):
+        _jsonl.append_durably(path, {"step": 1})
+    assert {"step": 0} in _jsonl.read(path)
+
+
 def test_a_torn_last_line_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(WHOLE + b'{"step": 1')

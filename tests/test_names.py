@@ -31,6 +31,15 @@ def test_a_function_in_the_current_folder_is_found(
         load_function("mine_of_names:number")
 
 
+def test_an_installed_module_is_preferred_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fractions.py").write_text("raise SystemExit('a file of the current folder ran')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "fractions")
+    assert load_function("fractions:Fraction").__module__ == "fractions"
+
+
 @pytest.mark.parametrize("name", ["", "module", ":function", "module:"])
 def test_a_name_without_module_or_function_is_refused(name: str) -> None:
     with pytest.raises(ArgumentError, match="must read 'module:function'"):

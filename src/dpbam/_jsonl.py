@@ -46,14 +46,17 @@ def append_durably(path: Path, *rows: Mapping[str, Any]) -> None:
 def _append(path: Path, rows: tuple[Mapping[str, Any], ...], *, sync: bool) -> None:
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
     with path.open("ab", buffering=0) as file:
-        end = file.tell()
+        end, written = file.tell(), 0
         try:
-            if file.write(lines) != len(lines):
+            written = file.write(lines)
+            if written != len(lines):
                 raise OSError("short write")
             if sync:
                 os.fsync(file.fileno())
         except OSError:
-            file.truncate(end)  # a full disk must not leave half a line for the next row
+            # a full disk must not leave half a line for the next row; rows of another process stay
+            if os.fstat(file.fileno()).st_size <= end + written:
+                file.truncate(end)
             raise
 
 

@@ -36,8 +36,8 @@ def did_you_mean(
 def load_function(name: str) -> Callable[..., Any]:
     """Import the function that a user names as ``module:function``.
 
-    The current folder comes first on the module path. What the module itself raises when it is
-    imported is not caught.
+    The current folder comes last on the module path, so that no file there takes the place of an
+    installed package. What the module itself raises when it is imported is not caught.
 
     Raises:
         ArgumentError: if there is no such module or function.
@@ -48,7 +48,7 @@ def load_function(name: str) -> Callable[..., Any]:
     if not module_name or not function_name:
         raise ArgumentError(f"{name!r} must read 'module:function'")
     try:
-        with _first_on_path(os.getcwd()):
+        with _last_on_path(os.getcwd()):
             module = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
@@ -68,9 +68,10 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _first_on_path(folder: str) -> Iterator[None]:
-    sys.path.insert(0, folder)
+def _last_on_path(folder: str) -> Iterator[None]:
+    before = list(sys.path)
+    sys.path.append(folder)
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        sys.path[:] = before

@@ -212,6 +212,16 @@ class PrivacyPlan:
             (self.noise_multiplier, *self.joint_noise_multipliers)
         )
 
+    def charge(self, steps: int) -> accounting.Charge:
+        """Return what ``steps`` steps cost, statistics included.
+
+        Example:
+            >>> plan = PrivacyPlan(n=9, batch_size=3, steps=5, noise_multiplier=2.0, delta=1e-3)
+            >>> plan.charge(5).noise_multiplier
+            2.0
+        """
+        return accounting.Charge(self.charged_noise_multiplier, self.sampling_rate, steps)
+
     def epsilon(self, steps: int | None = None) -> float:
         """Return epsilon after ``steps`` steps (default: all) at the plan's delta."""
         if not self.private:

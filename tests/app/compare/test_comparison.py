@@ -95,6 +95,14 @@ def test_all_runs_together_cost_more_than_one(done):
     assert result.total_epsilon() > private[0].epsilon
 
 
+def test_statistics_released_with_the_gradients_count(tmp_path):
+    runs = plan_runs({**SETTINGS, "release_norms": 2.0}, BOTH[:1], [0], tmp_path)
+    result = compare(runs, tmp_path, jobs=1)
+    assert result.total_epsilon() == pytest.approx(result.runs[0].epsilon)
+    alone = Charge(1.0, 64 / 1438, result.runs[0].charged)
+    assert result.total_epsilon() > 1.1 * total_epsilon([alone], 1e-4, accountant="rdp")
+
+
 def test_resuming_keeps_finished_runs_and_repeats_lost_ones(done, tmp_path):
     out, _, before = done
     again = shutil.copytree(out, tmp_path / "again")

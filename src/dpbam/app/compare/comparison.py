@@ -24,7 +24,7 @@ from dpbam.app.runs import ConfigError, RunConfig, RunResult, RunSpec, prepare, 
 from dpbam.app.runs.files import write_json
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.pool import Watcher, train_all
-from dpbam.privacy.accounting import Charge, total_epsilon
+from dpbam.privacy.accounting import total_epsilon
 
 REFERENCE = "sgd"  # what a method without privacy reaches
 EXACT = "exact"
@@ -102,9 +102,7 @@ class Comparison:
         private = [run for run in self.runs if math.isfinite(run.epsilon)]
         if not private:
             return math.inf
-        charges = [
-            Charge(r.plan.noise_multiplier, r.plan.sampling_rate, r.charged) for r in private
-        ]
+        charges = [run.plan.charge(run.charged) for run in private]
         return total_epsilon(charges, private[0].delta, accountant=private[0].plan.accountant)
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,6 +129,7 @@ def _row(run: RunResult) -> dict[str, Any]:
         "epsilon": run.epsilon,
         "delta": run.delta,
         "noise_multiplier": run.plan.noise_multiplier,
+        "charged_noise_multiplier": run.plan.charged_noise_multiplier,
         "sampling_rate": run.plan.sampling_rate,
         "accountant": run.plan.accountant,
         "charged": run.charged,

@@ -34,7 +34,6 @@ from dpbam.app.runs.recorder import Recorder, TensorBoard
 from dpbam.app.runs.run import RunError, RunInterruptedError, RunResult, RunSpec, graceful
 from dpbam.app.runs.statement import statement, write_statement
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks
-from dpbam.privacy.accounting import Charge
 from dpbam.training.events import Reporter, Several, StartReport
 
 if TYPE_CHECKING:
@@ -223,7 +222,7 @@ class _Session:
     def _reserve(self, charges: int, ledger: Ledger) -> None:
         path, plan = self.prepared.config.budget, self.prepared.plan
         if path is not None:
-            whole = Charge(plan.charged_noise_multiplier, plan.sampling_rate, charges)
+            whole = plan.charge(charges)
             settling.reserve(path, self.folder, self.facts["run"], whole, plan.unit, ledger)
 
     def _announce(self, step: int, fit: Fit) -> None:

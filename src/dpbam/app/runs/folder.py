@@ -90,9 +90,9 @@ class RunFolder:
         facts = self.read_facts()
         sizes = [row.get("non_private_batch_size") for row in read_json_lines(self.training_log)]
         return {
-            "data": str(facts.get("non_private_fingerprint"))[:16],
-            "test_data": str(facts.get("non_private_test_fingerprint"))[:16],
-            "initial_weights": str(facts.get("initial_weights"))[:16],
+            "data": facts["non_private_fingerprint"][:16],
+            "test_data": facts["non_private_test_fingerprint"][:16],
+            "initial_weights": facts["initial_weights"][:16],
             "batch_size": str(facts["config"].get("batch_size")),
             "batches": hashlib.sha256(repr(sizes).encode()).hexdigest()[:16],
         }
