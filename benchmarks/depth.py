@@ -6,7 +6,7 @@ the growth in depth fitted as time = c * depth^p, and as a line.
 
     python benchmarks/depth.py [--depths 4 10 20 50 100 200] [--trials 10] [--repetitions 5]
 
-Writes results/depth.json, depth by depth, and results/depth.png; the same command again goes on.
+Writes results/depth.json, depth by depth, and results/depth.png; the same command resumes.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def plot(rows: list[Row], path: Path) -> None:
         for colour, (name, mine) in enumerate(curves.items())
     ]  # fmt: skip
     panel = lines("", "convolutions", "seconds per step", series, zero=True)
-    Figure("depth", "Time of a step against depth", "", "nobody", [panel]).save(path)
+    Figure("depth", "Time of a step against depth", "", "public", [panel]).save(path)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ class Inside:
 
 
 def overhead(options: argparse.Namespace, ranks: Ranks) -> dict[str, float]:
-    """A step over a group of one, beside a step alone; and the group's own share of it."""
+    """A step over a group of one against a step alone, and the group's own share of it."""
     inside = Inside(ranks)
     alone, grouped = (stepper(options, r, options.batch_size) for r in (Ranks(), ranks))
     alone(), grouped()

@@ -37,7 +37,7 @@ MODULES = ["app/runs/config", "app/runs/toml", "app/runs/files", "app/runs/check
            "app/runs/budget", "app/runs/model_file", "app/audit/check", "app/report/records",
            "privacy/ledger", "data/cifar", "data/npz", "data/folder", "data/decode",
            "data/arrays"]  # fmt: skip
-FOLDER_SHARE = 0.05  # inputs of a reader of whole run folders, beside those of a single file
+FOLDER_SHARE = 0.05  # inputs of a reader of whole run folders, relative to those of a single file
 KINDS = ("read", "refused", "tracebacks")
 
 

@@ -5,7 +5,7 @@
     step(W) = compute(l / W) * imbalance(l / W, W) + messages(d, W) + noise(d) + draws(n)
 
 compute    F multiple K l / (W flops): F the FLOPs of a plain step of one sample, multiple the
-           private step's cost beside it (benchmarks/step.py), flops what a GPU sustains.
+           private step's cost next to it (benchmarks/step.py), flops what a GPU sustains.
 imbalance  The largest of W Poisson shares over the mean share: ranks wait for it.
 messages   A reduce and a broadcast of 8 d bytes: 16 d / bandwidth, and 2 log2(W) latencies.
 noise      As it is built the leader draws all d normals on one core: d times the measured seconds.

@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def _keep(part: str, figures: dict[str, Any]) -> None:
-    """Print the figures of one part, and put them beside those of the other."""
+    """Print the figures of one part, and put them next to those of the other."""
     command = f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '')} nice -n {os.nice(0)} "
     figures = {**figures, "command": command + " ".join(["python", *sys.argv])}
     print(part, json.dumps(figures, indent=2), flush=True)
@@ -172,7 +172,7 @@ class Soak:
         self.child = self._start(resume=True)
 
     def full_disk(self) -> None:
-        """Writes fail: the training ends with a sentence, and goes on once there is room."""
+        """Writes fail: the training ends with a sentence, and resumes once there is space."""
         if INSIDE in os.environ:
             self._fill()
         else:

@@ -163,7 +163,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     private = [r for r in rows if r["engine"] != "non-private"]
     nets = dict.fromkeys(r["net"] for r in rows)
     panels = [bars(net, [r for r in private if r["net"] == net]) for net in nets]
-    Figure("step", "Time of a private step", "", "nobody", panels).save(path)
+    Figure("step", "Time of a private step", "", "public", panels).save(path)
 
 
 def bars(net: str, mine: list[dict[str, Any]]) -> Panel:

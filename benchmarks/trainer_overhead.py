@@ -23,7 +23,7 @@ from dpbam.data import from_arrays
 
 
 def cifar_sized(split: str) -> object:
-    """Random images of CIFAR-10's shape, as a data set of one's own."""
+    """Random images of CIFAR-10's shape, as a user's data set."""
     n = 50_000 if split == "train" else 1_000
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (n, 32, 32, 3), np.uint8)
@@ -118,7 +118,7 @@ def measure(options: argparse.Namespace, out: Path) -> None:
     print(f"{'seconds a step':<28}{total / steps:10.4f}")
     for name, seconds in sorted(watch.seconds.items(), key=lambda item: -item[1]):
         print(f"  {name:<26}{seconds / steps:10.4f}  {seconds / total:7.2%}")
-    print(f"{'trainer, all told':<28}{(total - must) / steps:10.4f}  {(total - must) / total:7.2%}")
+    print(f"{'trainer, in total':<28}{(total - must) / steps:10.4f}  {(total - must) / total:7.2%}")
     print(f"apart: one checkpoint {saved:.3f} s")
 
 

@@ -231,7 +231,7 @@ def _sweep_figure(arms: Arms, by_lambda: Mapping[str, float], order: Sequence[st
     marks = ((mean_of(arms["dp-sgd"]).mean, "DP-SGD"),) if "dp-sgd" in arms else ()
     panel = lines("", "lambda", "test accuracy", [series], percent=True, log_x=True, marks=marks)
     caption = "Mean accuracy of BAM over the seeds, with its 95% t interval, against lambda."
-    return Figure("lambda", "Accuracy against lambda", caption, "nobody", [panel])
+    return Figure("lambda", "Accuracy against lambda", caption, "public", [panel])
 
 
 def _differences_figure(study: Study) -> Figure | None:
@@ -253,5 +253,5 @@ def _differences_figure(study: Study) -> Figure | None:
     return Figure(
         study.recipe.name, study.recipe.title,
         "Paired differences in test accuracy to DP-SGD, mean and 95% t interval over the seeds.",
-        "nobody", [panel],
+        "public", [panel],
     )  # fmt: skip

@@ -277,7 +277,7 @@ def _by_size(
 def _drawn(figure: str, study: Study, name: str) -> list[Figure]:
     """Draw a figure of the report from records; the data is public, and so is the figure."""
     drawn = build(figure, as_groups(study.records))
-    return [replace(drawn, name=name, about="nobody")] if drawn.panels else []
+    return [replace(drawn, name=name, about="public")] if drawn.panels else []
 
 
 def _record_notes(studies: Sequence[Study]) -> list[str]:

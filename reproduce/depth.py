@@ -208,4 +208,4 @@ def _figure(seconds: Mapping[str, Mapping[str, list[float]]], depths: Sequence[i
         ))  # fmt: skip
     panel = lines("", "convolutions", "milliseconds per step", series, zero=True)
     caption = "Processor time of a step against depth, mean and 95% t interval over the trials."
-    return Figure("fig3", "Time of a step against depth", caption, "nobody", [panel])
+    return Figure("fig3", "Time of a step against depth", caption, "public", [panel])

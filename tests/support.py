@@ -97,7 +97,7 @@ def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
 def sized_oracle(
     model: nn.Module, loss: Any, plan: PrivacyPlan, method: Method | None = None, **options: Any
 ) -> PrivateGradientOracle:
-    """An oracle that is told how many rows to compute at once: measuring it costs the most."""
+    """An oracle with a fixed number of rows to compute at once: measuring it costs the most."""
     rows = options.pop("physical_batch_size", MOST_ROWS)
     compute = Compute(engine=options.pop("engine", "auto"), physical_batch_size=rows)
     return PrivateGradientOracle(model, loss, plan, method, compute=compute, **options)

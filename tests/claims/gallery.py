@@ -1,6 +1,6 @@
 """The gallery: every mistake that is planted anywhere, with what catches it.
 
-Most are planted beside the claims that they break; the ones here are caught by the audits, which
+Most are planted next to the claims that they break; the ones here are caught by the audits, which
 know nothing of how a step is computed, and by the checks of secure noise and of hostile files.
 """
 

@@ -69,7 +69,7 @@ def check_resume_draws_anew() -> None:
 
 
 def check_own_generator() -> None:
-    """Whoever knows torch's seed cannot redraw the noise, nor does noise disturb the model's."""
+    """Torch's seed does not reveal the noise, and noise leaves the model's draws alone."""
     found, states = [], []
     for _ in range(2):
         oracle = silent_oracle(seed=None)

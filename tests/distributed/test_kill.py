@@ -15,7 +15,7 @@ ENDED = 2  # a rank that was left behind: one sentence, or silence
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The outcome of two ranks that nobody kills, and how long they took."""
+    """The outcome of two ranks that are not killed, and how long they took."""
     folder = tmp_path_factory.mktemp("undisturbed")
     attempt(SEEDED, folder / "warm", 2)  # starts the fork server
     began = time.monotonic()

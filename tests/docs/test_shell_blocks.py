@@ -58,10 +58,20 @@ def check_extras(words: list[str]) -> None:
     assert named <= set(project["optional-dependencies"]), f"no such extra: {named}"
 
 
+def runs_as_main(module: str) -> bool:
+    """Whether ``python -m module`` does something."""
+    found = importlib.util.find_spec(module)
+    if found is not None and found.submodule_search_locations is not None:
+        return importlib.util.find_spec(f"{module}.__main__") is not None
+    return bool(
+        found and found.origin and '__name__ == "__main__"' in Path(found.origin).read_text()
+    )
+
+
 def check_python(words: list[str]) -> None:
     if "-m" in words:
         module = words[words.index("-m") + 1]
-        assert module == "venv" or importlib.util.find_spec(module), f"no such module: {module}"
+        assert module == "venv" or runs_as_main(module), f"no such program: {module}"
         return
     scripts = [word for word in words if word.endswith(".py")]
     assert scripts or "-c" in words, f"what is run? {words}"
@@ -136,6 +146,7 @@ WRONG = {
     "an unknown target": "make coffee",
     "an unknown extra": "pip install 'dpbam[coffee]'",
     "an unknown module": "python -m dpbam.coffee",
+    "a module that is no program": "python -m reproduce.laptop --epsilon 1",
     "an unknown script": "python tools/coffee.py",
     "an unknown program": "coffee --hot",
 }

@@ -64,7 +64,7 @@ def applied(out: Path) -> int:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The outcome of a run that nobody kills, and how long its process took."""
+    """The outcome of a run that is not killed, and how long its process took."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     run(SEEDED, out.with_name("warm"))  # starts the fork server
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Makes the helpers beside the tests importable."""
+"""Makes the helpers next to the tests importable."""
 
 import sys
 from pathlib import Path

@@ -24,7 +24,7 @@ from dpbam.app.runs import RunConfig, execute
 
 @dataclass(frozen=True)
 class FolderParser(Parser):
-    """A reader of a folder; the folder that it starts from is copied beside the mutated file."""
+    """A reader of a folder; the folder that it starts from is copied next to the mutated file."""
 
     honest: Callable[[], Path] = Path
 

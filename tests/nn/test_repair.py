@@ -103,7 +103,7 @@ def test_what_the_guard_refuses_does_mix_or_keep():
     before = embedding.weight.detach().clone()
     embedding(torch.tensor([2]))
     changed = (embedding.weight != before).any(1)
-    assert changed.tolist() == [False, False, True, False]  # tells which row was looked up
+    assert changed.tolist() == [False, False, True, False]  # shows which row was looked up
 
 
 def test_check_trainable():

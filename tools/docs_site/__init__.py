@@ -1,1 +1,1 @@
-"""What makes the documentation's site beside mkdocs: maths, source pages, the command line."""
+"""Extends mkdocs for the documentation's site: maths, source pages, the command line."""

@@ -61,7 +61,7 @@ PANELS: dict[str, Panel] = {
 }  # fmt: skip
 
 
-def figure(panel: Panel, about: str = "nobody") -> Figure:
+def figure(panel: Panel, about: str = "public") -> Figure:
     return Figure("f", "", "", about, [panel], params=[clipping_norm(SCENE)])
 
 
@@ -99,7 +99,7 @@ def test_a_screen_reader_hears_where_curves_end() -> None:
 def test_a_group_has_one_colour_in_all_panels() -> None:
     one = lines("p", "x", "y", [Series("a", 0, (1.0,), (1.0,)), Series("b", 1, (1.0,), (1.0,))])
     other = lines("q", "x", "y", [Series("b", 1, (1.0,), (1.0,))])
-    spec = Figure("f", "", "", "nobody", [other, one]).spec()
+    spec = Figure("f", "", "", "public", [other, one]).spec()
     first, second = (panel["encoding"]["color"]["scale"] for panel in spec["concat"])
     assert first == second
     assert first["domain"] == ["b", "a"]

@@ -64,7 +64,7 @@ def test_every_figure_says_why_it_is_empty(bare: tuple[Group, ...]) -> None:
 
 def test_only_figures_of_public_facts_may_be_published(three: tuple[Group, ...]) -> None:
     about = {name: build(name, three).about for name in BUILDERS}
-    assert {n for n, a in about.items() if a == "nobody"} == {
+    assert {n for n, a in about.items() if a == "public"} == {
         "clipping", "released-norms", "released-clipping",
     }  # fmt: skip
     assert {n for n, a in about.items() if a == "test"} == {

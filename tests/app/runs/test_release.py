@@ -1,4 +1,4 @@
-"""Statistics that a run releases beside its gradients: noised, charged jointly, and published."""
+"""Statistics that a run releases with its gradients: noised, charged jointly, and published."""
 
 import json
 

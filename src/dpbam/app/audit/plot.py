@@ -12,7 +12,7 @@ from dpbam.app.report.figure import COLOURS, Figure, Panel
 def save_plot(result: AuditResult, path: Path) -> None:
     """Two histograms of scores, and every lower bound next to the claim."""
     caption = "Scores of the attacker, and lower bounds on epsilon; dashed: the claim."
-    Figure("audit", "Audit", caption, "nobody", [_scores(result), _bounds(result)]).save(path)
+    Figure("audit", "Audit", caption, "public", [_scores(result), _bounds(result)]).save(path)
 
 
 def _scores(result: AuditResult) -> Panel:

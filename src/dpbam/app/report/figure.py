@@ -9,7 +9,7 @@ about               may be published
 ==================  ===========================================================================
 "training"          no: facts about the training data that no noise protects
 "test"              only if the test records are not sensitive: epsilon does not cover them
-"nobody"            yes: public facts, or what was released with noise
+"public"            yes: public facts, or what was released with noise
 ==================  ===========================================================================
 """
 
@@ -32,7 +32,7 @@ Spec = dict[str, Any]
 MARKS = {
     "training": "not private: operator only",
     "test": "test records: publish only if public",
-    "nobody": "",
+    "public": "",
 }
 MOST_POINTS = 300  # drawn per curve; CSV has them all
 COLOURS = ("#3b78c4", "#d2691e", "#2a9474", "#9166c4", "#b08d1e", "#cc4a6e", "#3f9fc0", "#848b95")
@@ -87,7 +87,7 @@ class Figure:
         name: as ``dpbam plot`` takes it, also the stem of its files.
         title: a few words.
         caption: what is drawn and how to read it.
-        about: "training", "test" or "nobody": whose data it shows without noise.
+        about: "training", "test" or "public": whose data it shows without noise.
         panels: side by side, all of one kind; empty where there is nothing to draw.
         missing: why there is nothing to draw, and what to do about it.
         scales: which are "shared" between panels or "independent", where not as usual.

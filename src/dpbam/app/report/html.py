@@ -42,8 +42,8 @@ def report_figures(
     for section, builders in SECTIONS.items():
         figures = [build(all_groups) for build in builders.values()]
         if public_test_data:
-            figures = [replace(f, about="nobody") if f.about == "test" else f for f in figures]
-        built[section] = [f for f in figures if f.about == "nobody" or not publishable]
+            figures = [replace(f, about="public") if f.about == "test" else f for f in figures]
+        built[section] = [f for f in figures if f.about == "public" or not publishable]
     return {section: figures for section, figures in built.items() if figures}
 
 

@@ -37,7 +37,7 @@ def norms(groups: Sequence[Group]) -> Figure:
         "Norms of the samples, as released",
         "Histograms of the per-sample norms over training, with noise that the privacy statement "
         "covers. Rows above C are clipped.",
-        "nobody",
+        "public",
         panels,
         NOT_RELEASED,
     )
@@ -56,7 +56,7 @@ def clipping(groups: Sequence[Group]) -> Figure:
         "Clipping, as released",
         "The share of samples that are clipped, and the bias against the method's own unclipped "
         "gradient, of contributions bounded by B; means over a twentieth of training.",
-        "nobody",
+        "public",
         [panel for panel in panels if panel.rows],
         NOT_RELEASED,
     )

@@ -31,7 +31,7 @@ def clipping(groups: Sequence[Group] = ()) -> Figure:
         "Two gradients, clipped to length C, and the means before and after: the difference is a "
         "bias that no averaging removes. Where C exceeds both lengths, nothing is clipped and "
         "there is no bias. The paper's Figure 1.",
-        "nobody",
+        "public",
         arrow_panels([scene]),
         params=[clipping_norm(scene)],
     )

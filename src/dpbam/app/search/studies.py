@@ -246,7 +246,7 @@ class StageStudy:
         return None
 
     def _left_behind(self) -> list[FrozenTrial]:
-        """Return the unfinished trials of this folder; a lock tells whether one is in progress."""
+        """Return the unfinished trials of this folder; a lock shows whether one is in progress."""
         running = [trial for trial in self.trials() if not trial.state.is_finished()]
         return [t for t in running if t.user_attrs.get(_OUT) in (None, self._place(t.number))]
 
