@@ -12,7 +12,7 @@ from dpbam.app.runs.folder import RunFolder, stored_config
 from dpbam.app.runs.model_file import RunModel, load_run_model
 from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.app.runs.run import RunError, RunInterruptedError, RunRecord, RunResult, RunSpec
-from dpbam.app.runs.settling import release_reservation
+from dpbam.app.runs.spending import release_reservation
 
 __all__ = [
     "Budget",

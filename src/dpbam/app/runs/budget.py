@@ -9,7 +9,7 @@ holds what its run reserved before it began, or in its place what the run spent 
 and what its ledger is known to have held, which no change lowers: a run folder restored from an
 old copy is refused. All entries together are composed by the accountant, at the budget's delta. A
 run that died keeps its reservation, an upper bound, until it is resumed or settled by its ledger
-(:mod:`dpbam.app.runs.settling`).
+(:mod:`dpbam.app.runs.spending`).
 
 However it is reached, a budget is one file: symbolic links are followed before the file is locked,
 read or replaced, and a file with several hard links is refused, since replacing it under one name

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpbam._jsonl import sync_folder
-from dpbam.app.runs import settling
+from dpbam.app.runs import spending
 from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.facts import (
@@ -153,8 +153,8 @@ class _Session:
             check_unchanged(trainer.model, self.facts)
         else:  # new weights, which have seen no data
             self.facts["initial_tensors"] = initial_tensors(trainer.model)
-        settling.check_ledger(plan, ledger, oracle.step)
-        trainer.max_charges = settling.most_charges(config, plan, ledger, oracle.step)
+        spending.check_ledger(plan, ledger, oracle.step)
+        trainer.max_charges = spending.most_charges(config, plan, ledger, oracle.step)
         self._write_down(trainer.max_charges, ledger)
         trainer.evaluations = self.recorder.rewind(oracle.step)
         self.ranks.from_leader(trainer.state_dict)  # all ranks begin with the same weights
@@ -166,7 +166,7 @@ class _Session:
                 ending = self._train(trainer, stop)
             except BaseException:
                 with suppress(RunError):  # what ended the training is what counts
-                    settling.note(config.budget, self.facts["run"], ledger)
+                    spending.note(config.budget, self.facts["run"], ledger)
                 raise
         result = self.ranks.from_leader(
             lambda: self._finish(trainer, ending, time.monotonic() - began)
@@ -179,7 +179,7 @@ class _Session:
         """Return the run's ledger: empty for a new run; one that has begun must have its file."""
         plan = self.prepared.plan
         if self.folder.started:
-            return settling.stored_ledger(self.folder, plan.delta, plan.accountant)
+            return spending.stored_ledger(self.folder, plan.delta, plan.accountant)
         return plan.ledger(self.folder.ledger)
 
     def _lens(self) -> BiasLens | None:
@@ -223,7 +223,7 @@ class _Session:
         path, plan = self.prepared.config.budget, self.prepared.plan
         if path is not None:
             whole = plan.charge(charges)
-            settling.reserve(path, self.folder, self.facts["run"], whole, plan.unit, ledger)
+            spending.reserve(path, self.folder, self.facts["run"], whole, plan.unit, ledger)
 
     def _announce(self, step: int, fit: Fit) -> None:
         from dpbam.params import count_trainable
@@ -274,7 +274,7 @@ class _Session:
         from dpbam.app.runs import checkpoint
 
         check_unchanged(trainer.model, self.facts)
-        settling.note(self.prepared.config.budget, self.facts["run"], trainer.oracle.ledger)
+        spending.note(self.prepared.config.budget, self.facts["run"], trainer.oracle.ledger)
         path = checkpoint.save(self.folder.checkpoints, trainer.state_dict(), self.facts)
         self._saved = (time.monotonic(), trainer.oracle.step)
         self.reporter.on_checkpoint(path, trainer.oracle.step)
@@ -291,7 +291,7 @@ class _Session:
         values = statement(
             prepared, ledger, run=self.facts["run"], steps=step,
             evaluations=self.recorder.evaluated(seeded=config.seed is not None),
-            budget=settling.settle(config.budget, self.folder, self.facts["run"], ledger),
+            budget=spending.settle(config.budget, self.folder, self.facts["run"], ledger),
         )  # fmt: skip
         write_statement(self.folder, values)
         self.reporter.on_end(_ending(ending, step, steps, len(ledger)))
