@@ -76,6 +76,9 @@ class RunConfig(BaseModel):
         "How gradients are clipped.", "flat"
     )
     unit: str = _privacy("Whom privacy is promised to: record, or a COLUMN.", "record")
+    allow_shared_units: bool = _privacy(
+        "Train although units of privacy, or patients, are in both training and test set.", False
+    )
     max_records: Count | None = _privacy(
         "Most records of one unit in a step.", unset="8; 1 where the unit is a record"
     )
