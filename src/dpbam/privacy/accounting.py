@@ -171,10 +171,26 @@ def _on_grid(charges: tuple[Charge, ...], delta: float, accountant: str, grid: f
         return _by_pld(spent, delta, grid) if accountant == "pld" else _by_rdp(spent, delta)
 
 
+def composed_loss(charges: Sequence[Charge]) -> tuple[PrivacyLossDistribution, float] | None:
+    """Return the privacy loss of all ``charges``, and its grid: the one that epsilon is taken from.
+
+    None without noise, without steps, and where a PLD is out of reach.
+    """
+    spent = [checked(c) for c in charges if c.steps]
+    if not spent or any(c.noise_multiplier == 0 for c in spent) or _is_out_of_reach(spent, 1e-5):
+        return None
+    value = total_epsilon(spent, 1e-5)
+    grid = next(grid for grid, enough in _GRIDS if value >= enough)
+    return _composed(spent, grid), grid
+
+
 def _by_pld(spent: Sequence[Charge], delta: float, grid: float) -> float:
+    return float(_composed(spent, grid).get_epsilon_for_delta(delta))
+
+
+def _composed(spent: Sequence[Charge], grid: float) -> PrivacyLossDistribution:
     losses = [_step_loss(sigma, q, grid).self_compose(steps) for sigma, q, steps in spent]
-    whole = reduce(lambda one, other: one.compose(other), losses)
-    return float(whole.get_epsilon_for_delta(delta))
+    return reduce(lambda one, other: one.compose(other), losses)
 
 
 @lru_cache(maxsize=8)
