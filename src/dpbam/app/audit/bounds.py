@@ -27,11 +27,11 @@ bound                     assumes                                     so it is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import betaincinv, log_ndtr, ndtr, ndtri
 from scipy.stats import chi2
@@ -106,8 +106,8 @@ def rate_at_most(count: float, trials: int, error: float) -> float:
 
 
 def many_runs(
-    present: Sequence[float],
-    absent: Sequence[float],
+    present: ArrayLike,
+    absent: ArrayLike,
     delta: float,
     confidence: float,
     *,
@@ -148,9 +148,8 @@ def many_runs(
 
 
 def mean_difference(
-    present: Sequence[float] | Scores, absent: Sequence[float] | Scores, delta: float,
-    confidence: float,
-) -> Bound:  # fmt: skip
+    present: ArrayLike, absent: ArrayLike, delta: float, confidence: float
+) -> Bound:
     """The bound from means and estimated variances, if scores are independent Gaussians.
 
     Present scores are N(m1, s1^2), absent ones N(m0, s0^2); nothing is known of m and s. With

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
@@ -20,14 +20,11 @@ from dpbam.app.audit.bounds import Bound, Scores, gaussian_epsilon
 
 _FEWEST = 16  # guesses
 Inverse = Callable[[float], float]
+Present = Sequence[bool] | NDArray[np.bool_]
 
 
 def one_run(
-    scores: Sequence[float] | Scores,
-    present: Sequence[bool] | NDArray[np.bool_],
-    delta: float,
-    confidence: float,
-    guesses: int,
+    scores: ArrayLike, present: Present, delta: float, confidence: float, guesses: int
 ) -> list[Bound]:
     """The bounds of f-DP and of Steinke, Nasr and Jagielski; ``guesses`` must not depend on scores.
 
@@ -49,9 +46,7 @@ def one_run(
     ]
 
 
-def right_guesses(
-    scores: Sequence[float] | Scores, present: Sequence[bool] | NDArray[np.bool_], guesses: int
-) -> int:
+def right_guesses(scores: ArrayLike, present: Present, guesses: int) -> int:
     """How many are right of ``guesses``, half of them on the highest scores."""
     there = np.asarray(present, bool)[np.argsort(np.asarray(scores, np.float64))]
     low = guesses // 2
