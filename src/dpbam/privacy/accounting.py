@@ -17,13 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, reduce
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dpbam import _validate
 from dpbam.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dpbam.privacy.composition import Losses, composed, epsilon_at, self_composed, step_losses
 
 ACCOUNTANTS = ("pld", "rdp")
 # PLD grid of the privacy loss, with the epsilon above which it is fine enough. Rounding is upwards,
@@ -172,27 +170,22 @@ def _on_grid(charges: tuple[Charge, ...], delta: float, accountant: str, grid: f
 
 
 def _by_pld(spent: Sequence[Charge], delta: float, grid: float) -> float:
-    losses = [_step_loss(sigma, q, grid).self_compose(steps) for sigma, q, steps in spent]
-    whole = reduce(lambda one, other: one.compose(other), losses)
-    return float(whole.get_epsilon_for_delta(delta))
+    kinds = [_losses(charge, grid) for charge in spent]
+    wholes = [reduce(composed, parts) for parts in zip(*kinds, strict=True)]
+    return max(epsilon_at(whole, grid, delta) for whole in wholes)
 
 
-@lru_cache(maxsize=8)
-def _step_loss(sigma: float, q: float, grid: float) -> PrivacyLossDistribution:
-    """Return one step's privacy loss, between data sets that differ by one unit.
+@lru_cache(maxsize=16)
+def _losses(charge: Charge, grid: float) -> tuple[Losses, Losses]:
+    """Return the privacy losses of a charge: of a unit removed, and of one added."""
+    sigma, q, steps = charge
+    removed, added = _step_losses(sigma, q, grid)
+    whole = self_composed(removed, steps)
+    return whole, whole if added is removed else self_composed(added, steps)
 
-    It takes most of the time, and does not depend on the number of steps. Few are cached: a large
-    one takes tens of megabytes.
-    """
-    import dp_accounting
-    from dp_accounting.pld import privacy_loss_distribution
 
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=sigma,
-        sampling_prob=q,
-        value_discretization_interval=grid,
-        neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    )
+# Takes most of the time, and does not depend on the number of steps. Some megabytes each, at most.
+_step_losses = lru_cache(maxsize=32)(step_losses)
 
 
 def _by_rdp(spent: Sequence[Charge], delta: float) -> float:
