@@ -76,9 +76,11 @@ def _hash(pixels: bytes) -> bytes:
 
 
 def _classes(dataset: DataSet) -> list[str]:
-    counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    if dataset.task == "regression":
+        return []
+    counts = dataset.class_shares().sum(axis=0)
     present = np.flatnonzero(counts)
-    if len(present) == 1:
+    if len(present) == 1 and dataset.task != "multi-label":
         return [f"{dataset.name} has one class only, {dataset.class_names[present[0]]!r}"]
     empty = [dataset.class_names[k] for k in np.flatnonzero(counts == 0)]
     more = ", ..." if len(empty) > _NAMED else ""

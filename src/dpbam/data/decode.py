@@ -56,6 +56,10 @@ class DecodedImages(Images):
     def open(self, index: int) -> AbstractContextManager[Image.Image]:
         """Open one image and read its header."""
 
+    def pixels(self, image: Image.Image, where: str) -> Pixels:
+        """Return an opened image as uint8 [C, H, W]."""
+        return to_pixels(image, self.shape[1:], self._resize, where)
+
     def read(self, indices: Indices) -> Pixels:
         """Decode the images not decoded before; keep them if the whole set is small enough."""
         if np.prod(self.shape, dtype=np.float64) > _KEEP:
@@ -74,7 +78,7 @@ class DecodedImages(Images):
         def one(row: int) -> None:
             index = int(indices[row])
             with self.open(index) as image:
-                out[row] = to_pixels(image, self.shape[1:], self._resize, self.describe(index))
+                out[row] = self.pixels(image, self.describe(index))
 
         with bombs_refused():
             if self._worth_threads(len(indices)):
@@ -107,7 +111,7 @@ class FileImages(DecodedImages):
 
     def select(self, indices: Indices) -> Images:
         paths = [self._paths[i] for i in indices]
-        return FileImages(self._root, paths, self.shape[2:], self.shape[1], self._resize)
+        return type(self)(self._root, paths, self.shape[2:], self.shape[1], self._resize)
 
     def describe(self, index: int) -> str:
         return str(self._root / self._paths[index])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -98,6 +99,8 @@ def load(
     unit: str | None = None,
     download: bool = True,
     progress: bool = False,
+    task: str | None = None,
+    label_columns: Sequence[str] = (),
 ) -> DataSet:
     """Load one split of a data set.
 
@@ -113,6 +116,9 @@ def load(
         unit: the column that holds the unit of privacy: a held-out split keeps units whole.
         download: whether a missing archive may be downloaded.
         progress: show a progress bar of a download on standard error.
+        task: "single-label", "multi-label", "regression" or "segmentation"; None: from the labels.
+        label_columns: columns of a folder's ``labels.csv`` that hold the labels: one, or one of
+            0 and 1 per finding. None: the column ``label``, or ``mask``.
 
     Raises:
         DataError: if the set cannot be found or used; the message has the cause and the way out.
@@ -124,7 +130,9 @@ def load(
         Traceback (most recent call last):
         dpbam.data.base.DataError: no data set is called 'cifar': did you mean 'cifar10'?
     """
-    options = Options(root, image_size, channels, unit, download, progress)
+    options = Options(
+        root, image_size, channels, unit, download, progress, task, tuple(label_columns)
+    )
     openers = _with_test(_open(spec, options), options)
     if split not in openers:
         raise DataError(f"{spec} has no split {split!r}: it has {', '.join(openers)}")
@@ -141,6 +149,8 @@ def load_pair(
     unit: str | None = None,
     download: bool = True,
     progress: bool = False,
+    task: str | None = None,
+    label_columns: Sequence[str] = (),
 ) -> Splits:
     """Load the training and the test set; the arguments are those of :func:`load`.
 
@@ -151,7 +161,9 @@ def load_pair(
         >>> len(train), len(test)
         (1438, 359)
     """
-    options = Options(root, image_size, channels, unit, download, progress)
+    options = Options(
+        root, image_size, channels, unit, download, progress, task, tuple(label_columns)
+    )
     openers = _with_test(_open(spec, options), options)
     train, test = _fit_to_train_on(openers["train"]()), openers["test"]()
     if test.shape != train.shape:
@@ -175,9 +187,15 @@ def _with_test(openers: Openers, options: Options) -> Openers:
 
 
 def _fit_to_train_on(dataset: DataSet) -> DataSet:
-    """Refuse a training set with a single class."""
+    """Refuse a training set with a single class, or with nothing to tell apart."""
     present = np.unique(dataset.labels)
-    if len(present) < 2:
+    if dataset.task == "segmentation":
+        if dataset.num_classes < 2:
+            raise DataError(f"the masks of {dataset.name} hold one class only: mark something")
+    elif dataset.task != "single-label":
+        if len(present) < 2:
+            raise DataError(f"all labels of {dataset.name} are {present[0]}: nothing to learn")
+    elif len(present) < 2:
         raise DataError(
             f"{dataset.name} has one class only, {dataset.class_names[present[0]]!r}: "
             "a classifier needs at least two"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpbam._names import did_you_mean
 from dpbam.data.base import DataError
-from dpbam.data.dataset import DataSet
+from dpbam.data.dataset import TASKS, DataSet
 
 Openers = Mapping[str, Callable[[], DataSet]]
 """From split ("train", "test", "val") to the function that reads it: only what is used is read."""
@@ -27,8 +28,12 @@ class Options:
     unit: str | None = None
     download: bool = True
     progress: bool = False
+    task: str | None = None
+    label_columns: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if self.task not in (None, *TASKS):
+            raise DataError(f"task {self.task!r} is unknown: {did_you_mean(self.task, TASKS)}")
         size = self.size
         if size is not None and not (len(size) == 2 and all(1 <= s <= _LARGEST for s in size)):
             raise DataError(

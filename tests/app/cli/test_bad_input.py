@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from .helpers import QUICK, folder, images, npz, one_sentence, snapshot
 
 FLAGS = {
     "epsilon and sigma": (["--epsilon", 3, "--noise-multiplier", 1], "not both"),
-    "neither": ([], "give either epsilon"),
+    "neither": ([], "give either --epsilon (the noise is calibrated to it) or --noise-multiplier"),
     "negative epsilon": (["--epsilon", -3], "epsilon must be positive"),
     "epsilon 0": (["--epsilon", 0], "epsilon must be positive"),
     "epsilon NaN": (["--epsilon", "nan"], "NaN"),
@@ -32,18 +33,28 @@ FLAGS = {
     "gradient": (["--epsilon", 3, "--gradient", "exakt"], "did you mean 'exact'?"),
     "flag": (["--epsilom", 3], "--epsilon"),
     "batch above n": ([*QUICK, "--batch-size", 5000], "exceeds the 1438"),
-    "batch 0": (["--epsilon", 3, "--batch-size", 0], "batch_size must be at least 1"),
-    "physical batch 0": (["--epsilon", 3, "--physical-batch-size", 0], "physical_batch_size"),
-    "lam": (["--epsilon", 3, "--lam", -0.1], "lam must be"),
+    "batch 0": (["--epsilon", 3, "--batch-size", 0], "error: --batch-size must be at least 1"),
+    "physical batch 0": (["--epsilon", 3, "--physical-batch-size", 0], "--physical-batch-size"),
+    "lam": (["--epsilon", 3, "--lam", -0.1], "error: --lam must be"),
+    "lam without effect": (
+        ["--epsilon", 3, "--method", "dp-sgd", "--lam", 0.1],
+        "--lam has no effect with --method dp-sgd",
+    ),
+    "gradient without effect": (
+        ["--epsilon", 3, "--method", "dp-sat", "--gradient", "exact"],
+        "has no effect",
+    ),
+    "momentum without effect": (["--epsilon", 3, "--momentum", 0.5], "--optimizer nadam"),
+    "flip without effect": (["--epsilon", 3, "--flip", "none"], "--augment-multiplicity 0"),
     "lr": (["--epsilon", 3, "--lr", 0], "lr must be positive"),
     "lr NaN": (["--epsilon", 3, "--lr", "nan"], "NaN"),
     "epochs": (["--epsilon", 3, "--epochs", -1], "epochs must be positive"),
-    "clip norm": (["--epsilon", 3, "--clip-norm", 0], "clip_norm must be positive"),
+    "clip norm": (["--epsilon", 3, "--clip-norm", 0], "error: --clip-norm must be positive"),
     "ema 1": (["--epsilon", 3, "--ema", 1], "ema must lie"),
     "ema and swa": (["--epsilon", 3, "--ema", 0.9, "--swa", 0.5], "choose one"),
     "head and freeze": (["--epsilon", 3, "--head-only", "--freeze", "*.bias"], "freeze out"),
     "seed": (["--epsilon", 3, "--seed", -1], "seed must be"),
-    "multiplicity": (["--epsilon", 3, "--augment-multiplicity", -1], "augment_multiplicity"),
+    "multiplicity": (["--epsilon", 3, "--augment-multiplicity", -1], "--augment-multiplicity"),
     "max records": (["--epsilon", 3, "--max-records", 4], "the unit is a record"),
     "sgd with epsilon": (["--epsilon", 3, "--method", "sgd"], "without privacy"),
     "device": ([*QUICK, "--device", "gpu"], "device 'gpu'"),
@@ -76,7 +87,8 @@ TOML = {
     "wrong list": ("epsilon = 3\nfreeze = 3\n", "freeze must be"),
     "not TOML": ("epsilon : 3\n", "is not valid"),
     "not text": (b"\xff\xfe\x00", "is not valid"),
-    "value": ("epsilon = -3\n", "epsilon must be positive"),
+    "value": ("epsilon = -3\n", "error: epsilon must be positive"),
+    "value of two words": ("epsilon = 3\nclip_norm = 0\n", "error: clip_norm must be positive"),
 }
 
 
@@ -235,3 +247,24 @@ def test_as_a_process_of_its_own(args, says, tmp_path):
     assert len(done.stderr.splitlines()) == 1
     assert says in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_counts_with_the_budget(dpbam, tmp_path):
+    budget = text(tmp_path / "budget.json", '{"epsilon": 30, "delta": 1e-4, "accountant": "rdp"}')
+    before = snapshot(tmp_path)
+    ended = dpbam("train", *QUICK, "--budget", budget, "--dry-run", "--json-lines")
+    plan = json.loads(ended.out)
+    assert plan["budget_epsilon_taken"] == 0
+    assert plan["budget_epsilon_with_this_run"] == pytest.approx(plan["epsilon"])
+    assert snapshot(tmp_path) == before
+
+
+def test_a_dry_run_refuses_what_exceeds_the_budget(dpbam, tmp_path):
+    budget = text(tmp_path / "budget.json", '{"epsilon": 0.1, "delta": 1e-4, "accountant": "rdp"}')
+    ended = dpbam("train", *QUICK, "--budget", budget, "--dry-run")
+    one_sentence(ended, "would exceed epsilon 0.1 of the budget")
+
+
+def test_plot_without_a_name_lists_the_figures(dpbam):
+    one_sentence(dpbam("plot"), "one of accuracy, classes, confusion")
+    one_sentence(dpbam("plot", "accuracy"), "--out")
