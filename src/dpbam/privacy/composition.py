@@ -1,7 +1,7 @@
 """Privacy losses on a grid, composed by Fourier transforms.
 
 dp-accounting discretises one step's privacy loss, rounded upwards; here steps are composed. The
-numbers are those of dp-accounting's own composition (tests compare to 1e-9), at a third of its time:
+numbers are those of dp-accounting's own composition (tests compare to 1e-9), in half of its time:
 Chernoff's moments by products, and epsilon by cumulative sums. T equal steps are
 
     P = F^-1(F(p)^T)
