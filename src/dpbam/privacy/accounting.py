@@ -169,10 +169,27 @@ def _on_grid(charges: tuple[Charge, ...], delta: float, accountant: str, grid: f
         return _by_pld(spent, delta, grid) if accountant == "pld" else _by_rdp(spent, delta)
 
 
+def composed_loss(charges: Sequence[Charge]) -> tuple[list[Losses], float] | None:
+    """Return the privacy losses of all ``charges``, and their grid: what epsilon is taken from.
+
+    None without noise, without steps, and where a PLD is out of reach.
+    """
+    spent = [checked(c) for c in charges if c.steps]
+    if not spent or any(c.noise_multiplier == 0 for c in spent) or _is_out_of_reach(spent, 1e-5):
+        return None
+    value = total_epsilon(spent, 1e-5)
+    grid = next(grid for grid, enough in _GRIDS if value >= enough)
+    return _composed(spent, grid), grid
+
+
 def _by_pld(spent: Sequence[Charge], delta: float, grid: float) -> float:
+    return max(epsilon_at(side, grid, delta) for side in _composed(spent, grid))
+
+
+def _composed(spent: Sequence[Charge], grid: float) -> list[Losses]:
+    """Return the losses of all charges, of a unit removed and of one added."""
     kinds = [_losses(charge, grid) for charge in spent]
-    wholes = [reduce(composed, parts) for parts in zip(*kinds, strict=True)]
-    return max(epsilon_at(whole, grid, delta) for whole in wholes)
+    return [reduce(composed, side) for side in zip(*kinds, strict=True)]
 
 
 @lru_cache(maxsize=16)

@@ -94,17 +94,31 @@ def epsilon_at(losses: Losses, grid: float, delta: float) -> float:
     """
     if losses.infinity > delta:
         return math.inf
-    values = (np.arange(len(losses.probs))[::-1] + losses.lower) * grid  # descending
-    probs = losses.probs[::-1]
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        upper = np.cumsum(np.append(losses.infinity, probs))  # U of the first k losses
-        lower = np.cumsum(np.append(0.0, np.exp(-values) * probs))
+    values, upper, lower = _from_above(losses, grid)
+    with np.errstate(divide="ignore", invalid="ignore"):
         at = np.log((upper - delta) / lower)  # NaN while U < delta, infinite while L = 0
-        enough = np.append((upper > delta)[:-1] & (at[:-1] >= values), True)
+    enough = np.append((upper > delta)[:-1] & (at[:-1] >= values), True)
     k = int(np.argmax(enough))
     if upper[k] <= lower[k] + delta:
         return 0.0
     return float(at[k]) if lower[k] > 0 else max(0.0, float(values[k - 1]))
+
+
+def deltas_at(losses: Losses, grid: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return U - e^epsilon L, the delta of :func:`epsilon_at`, at each of ``epsilons``."""
+    values, upper, lower = _from_above(losses, grid)
+    above = np.searchsorted(-values, -epsilons)  # how many losses exceed epsilon
+    return np.asarray(upper[above] - np.exp(epsilons) * lower[above])
+
+
+def _from_above(losses: Losses, grid: float) -> tuple[NDArray[np.float64], ...]:
+    """Return the N losses in descending order, and U and L of the first 0, ..., N of them."""
+    values = (np.arange(len(losses.probs))[::-1] + losses.lower) * grid
+    probs = losses.probs[::-1]
+    upper = np.cumsum(np.append(losses.infinity, probs))
+    with np.errstate(over="ignore", invalid="ignore"):
+        lower = np.cumsum(np.append(0.0, np.exp(-values) * probs))
+    return values, upper, lower
 
 
 def _window(probs: NDArray[np.float64], count: int) -> tuple[int, int]:
