@@ -113,7 +113,7 @@ def deltas_at(losses: Losses, grid: float, epsilons: NDArray[np.float64]) -> NDA
 
 def _from_above(losses: Losses, grid: float) -> tuple[NDArray[np.float64], ...]:
     """Return the N losses in descending order, and U and L of the first 0, ..., N of them."""
-    values = (np.arange(len(losses.probs))[::-1] + losses.lower) * grid
+    values = (np.arange(len(losses.probs))[::-1] + losses.lower) * np.float64(grid)
     probs = losses.probs[::-1]
     upper = np.cumsum(np.append(losses.infinity, probs))
     with np.errstate(over="ignore", invalid="ignore"):
