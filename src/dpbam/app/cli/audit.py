@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpbam.app.cli.output import Json, facts, number, option, print_json, say, table
+from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import down, up
 
 if TYPE_CHECKING:
-    from dpbam.app.audit import AuditResult, Target
+    from dpbam.app.audit import AuditResult, MembershipResult, Target
+    from dpbam.app.audit.membership import Rate
 
 
 def audit(
     folder: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A finished run, to be checked.")
     ] = None,
+    attack: Annotated[bool, option("Attack RUN's released model.", "--attack")] = False,
+    shadows: Annotated[int, option("Shadow models of that attack; 0: none.")] = 16,
     canary: Annotated[
         str, option("dirac or random gradients; mislabelled or blank images.")
     ] = "dirac",
@@ -49,14 +53,24 @@ def audit(
     ledger, statement, checkpoint and model are checked against one another, buffers and frozen
     parameters against their record from before training; exit code 1 if anything is wrong.
 
+    With RUN and --attack: an attacker who has the released model decides of each training and test
+    record whether it was trained on, by its loss and its gradient, with shadow models and without.
+    The true positive rates, with confidence limits, are put next to the best that the run's
+    mechanism allows; exit code 1 if one is above it. The files are for the operator alone, in
+    RUN/non-private or --out.
+
     Examples:
         $ dpbam audit runs/digits
+        $ dpbam audit runs/digits --attack --jobs 2
         $ dpbam audit --epsilon 4 --canaries 400000
         $ dpbam audit --epsilon 4 --trials 8000 --jobs 2 --out audits/one-step
         $ dpbam audit --canary random --method bam --n 100 --batch-size 10 --steps 50
         $ dpbam audit --canaries 500 --n 1000 --batch-size 100 --steps 50
         $ dpbam audit --canary mislabelled --n 200 --batch-size 40 --steps 20 --trials 200 --jobs 2
     """
+    if attack:
+        _membership(folder, shadows, confidence, jobs, out, as_json=json)
+        return
     if folder is not None:
         _check(folder, json)
         return
@@ -137,3 +151,55 @@ def _check(folder: Path, as_json: bool) -> None:
         say("signed off: everything agrees" if good else f"not signed off: {wrong} checks failed")
     if not good:
         raise typer.Exit(1)
+
+
+def _membership(
+    folder: Path | None, shadows: int, confidence: float, jobs: int, out: Path | None, *,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from dpbam.app.audit import attack_run
+    from dpbam.app.audit.plot import save_roc
+    from dpbam.app.cli.progress import counting
+    from dpbam.app.runs.files import write_json
+
+    if folder is None:
+        raise ArgumentError("--attack needs the folder of a finished run: dpbam audit RUN --attack")
+    with counting("shadow models", shadows, quiet=as_json) as update:
+        result = attack_run(
+            folder, shadows=shadows, confidence=confidence, jobs=jobs, progress=update
+        )
+    place = out or folder / "non-private"
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(place / "attack.json", result.to_dict())
+    save_roc([result], place / "attack.png")
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        _show_membership(result, place)
+    if result.violated:
+        raise typer.Exit(1)
+
+
+def _show_membership(result: MembershipResult, place: Path) -> None:
+    rows = [
+        (attack.name, f"{rate.level:.1%}", *_limits(rate), f"{rate.best_possible:.1%}")
+        for attack in result.attacks
+        for rate in result.rates(attack)
+    ]
+    header = ("attack", "false positives at most", "members found", "at least", "best possible")
+    say(table(header, rows, title=f"attack on the model of {result.run}; not private"))
+    one = result.attacks[0]
+    say(facts({
+        "records": f"{len(one.members)} members, {len(one.others)} non-members",
+        "epsilon": f"{up(result.epsilon)} at delta {number(result.delta)}",
+        "confidence": f"{result.confidence:g}, of all lower limits together",
+        "verdict": result.verdict,
+        "files": f"{place / 'attack.json'}, {place / 'attack.png'}; for the operator alone",
+    }))  # fmt: skip
+
+
+def _limits(rate: Rate) -> tuple[str, str]:
+    """Too few non-members cannot show that false positives are that rare."""
+    if rate.false_positives is None:
+        return "too few records", "-"
+    return f"{rate.seen:.1%}", f"{rate.least:.1%}"
