@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.privacy.ledger import Ledger
     from dpbam.training.events import Reporter
+    from dpbam.training.tasks import Task
     from dpbam.training.trainer import Trainer
 
 _FEW_ROWS = 16  # with fewer, parts of a step that do not grow still dominate
@@ -44,6 +45,7 @@ class Prepared:
         test: the test set.
         plan: sigma, q, steps, n and epsilon.
         model: on its device, with its initial weights.
+        task: the loss of a record, metrics and predictions.
     """
 
     config: RunConfig
@@ -51,6 +53,7 @@ class Prepared:
     test: DataSet
     plan: PrivacyPlan
     model: nn.Module
+    task: Task
 
     @property
     def units(self) -> NDArray[Any] | None:
@@ -76,8 +79,6 @@ class Prepared:
             on_release: called with the statistics that are released with each gradient.
             ranks: the processes that train together.
         """
-        from torch import nn
-
         from dpbam.app.runs import build
         from dpbam.compute import Compute
         from dpbam.oracle import PrivateGradientOracle
@@ -85,10 +86,11 @@ class Prepared:
         config = self.config
         return PrivateGradientOracle(
             self.model,
-            nn.CrossEntropyLoss(reduction="none"),
+            self.task,
             self.plan,
             build.make_method(config),
             augment=build.make_augment(config),
+            augment_targets=build.make_mask_augment(config, self.train.task),
             multiplicity=max(1, config.augment_multiplicity),
             seed=config.seed,
             noise_seed=config.noise_seed,
@@ -109,7 +111,7 @@ class Prepared:
         import torch
 
         blank = torch.zeros(1, *self.train.shape, dtype=torch.uint8)
-        return oracle.fit(blank, torch.zeros(1, dtype=torch.int64))
+        return oracle.fit(blank, self.task.blank_targets(1, *self.train.shape[1:]))
 
     def estimated_fit(self) -> Fit:
         """Estimate the rows that fit and their memory, from the line through two small batches.
@@ -122,7 +124,7 @@ class Prepared:
         oracle = self.oracle()
         each = oracle.views.multiplicity  # rows per unit
         units = max(2, _FEW_ROWS // each)
-        few, more = peak(oracle, self.train, units), peak(oracle, self.train, 2 * units)
+        few, more = (peak(oracle, self.train, self.task, k) for k in (units, 2 * units))
         share = max(1.0, (more - few) / (each * units))  # bytes per row
         rows = oracle.physical_batch_size
         if rows is None:
@@ -143,6 +145,7 @@ class Prepared:
             build.make_optimizer(config, self.model),
             self.train,
             self.test,
+            task=self.task,
             units=self.units,
             schedule=build.make_schedule(config.schedule, steps),
             average=build.make_average(config, self.model, steps),
@@ -162,6 +165,7 @@ class Prepared:
         trained = count_trainable(self.model)
         return {
             "data": self.train.name,
+            "task": self.task.name,
             "n": plan.n,
             "unit": plan.unit,
             "relation": RELATION,
@@ -217,17 +221,21 @@ def prepare(
         image_size=config.image_size,
         channels=config.channels,
         unit=config.unit,
+        task=config.task,
+        label_columns=config.label_columns,
     )
     units = _units(config, train)
     if units is not None:
         _validate.owners(config.unit, units)
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
+    task = build.task_of(config, train, model)
     on_phase("calibrating the noise")
-    return Prepared(config, train, test, config.plan(n, noise_multiplier=noise_multiplier), model)
+    plan = config.plan(n, noise_multiplier=noise_multiplier)
+    return Prepared(config, train, test, plan, model, task)
 
 
-def peak(oracle: PrivateGradientOracle, train: DataSet, units: int) -> int:
+def peak(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: int) -> int:
     """Measure the most bytes alive at once in one step on ``units`` blank images.
 
     Memory does not depend on the values.
@@ -238,7 +246,7 @@ def peak(oracle: PrivateGradientOracle, train: DataSet, units: int) -> int:
     from dpbam.engines.memory import peak_bytes
 
     blank = torch.zeros(units, *train.shape, dtype=torch.uint8)
-    batch = LogicalBatch.of(blank, torch.zeros(units, dtype=torch.int64), None, 1)
+    batch = LogicalBatch.of(blank, task.blank_targets(units, *train.shape[1:]), None, 1)
     device = next(oracle.model.parameters()).device
     rows = units * oracle.views.multiplicity
     physical = next(batch.split(rows, oracle.views, device))
