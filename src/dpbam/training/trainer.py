@@ -165,7 +165,7 @@ class Trainer:
         result = EvaluationReport(
             step=step,
             epoch=step * plan.sampling_rate,
-            epsilon=plan.epsilon(self.charged),
+            epsilon=self._epsilon(),
             accuracy=float((logits.argmax(1) == labels).double().mean()),
             loss=float(F.cross_entropy(logits.double(), labels)),
             records=len(labels),
@@ -173,6 +173,13 @@ class Trainer:
         self.evaluations.append(result)
         self.reporter.on_evaluation(result)
         return result
+
+    def _epsilon(self) -> float:
+        """Return what was spent: by the ledger, unless steps of a seeded run are repeated."""
+        oracle = self.oracle
+        if not oracle.plan.private or oracle.randomness.seeded:
+            return oracle.plan.epsilon(oracle.step)
+        return oracle.ledger.epsilon()
 
     def averaged(self) -> AbstractContextManager[None]:
         """Hold the average in the model inside the block, if there is one."""
@@ -195,7 +202,8 @@ class Trainer:
         previous = state["oracle"]["previous"]
         if previous is not None:
             previous = map_rows(lambda g: g.to(device), previous)
-        self.oracle.load_state_dict({**state["oracle"], "previous": previous})
+        parts = map_rows(lambda t: t.to(device), state["oracle"]["parts"])
+        self.oracle.load_state_dict({**state["oracle"], "previous": previous, "parts": parts})
         if self.average:
             self.average.load_state_dict(state["average"])
 

@@ -145,9 +145,11 @@ def _show_plan(settings: RunConfig, as_json: bool) -> None:
 
 
 def _new_folder(settings: RunConfig) -> Path:
-    name = re.sub(r"[^\w.-]+", "-", Path(settings.data).name or "run").strip("-.")
+    name = re.sub(r"[^\w.-]+", "-", f"{Path(settings.data).name or 'run'}-{settings.method}").strip(
+        "-."
+    )
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{name}-{settings.method}-{now}"
+    return Path("runs") / f"{name}-{now}"
 
 
 def _end(result: RunResult) -> dict[str, Any]:

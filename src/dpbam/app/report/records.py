@@ -34,13 +34,18 @@ from dpbam.errors import DPBAMError
 from dpbam.methods import is_private
 
 CONFIG = "config.toml"
-METHODS = {"dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM", "sgd": "SGD", "sam": "SAM"}
+METHODS = {
+    "dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM", "disk": "DiSK", "sgd": "SGD",
+    "sam": "SAM",
+}  # fmt: skip
 
 #: Settings that may be in a report for publication: those of the method. Paths reveal where data
 #: are, and a seed lets anyone compute the noise and subtract it.
 PUBLIC_SETTINGS = frozenset((
     "model", "model_options", "method", "epsilon", "noise_multiplier", "delta", "lam", "gradient",
-    "clip_norm", "clipping", "batch_size", "epochs", "optimizer", "lr", "momentum", "weight_decay",
+    "clip_norm", "clipping", "clipping_options", "method_options", "filter", "filter_options",
+    "noise_schedule", "clip_schedule", "batch_size", "epochs", "optimizer", "correct_noise", "lr",
+    "momentum", "weight_decay",
     "schedule", "augment_multiplicity", "shift", "flip", "augment_probability", "ema", "swa",
     "freeze", "head_only", "unit", "max_records", "accountant", "noise", "release_norms",
     "release_bias",

@@ -222,7 +222,8 @@ class _Session:
     def _reserve(self, charges: int, ledger: Ledger) -> None:
         path, plan = self.prepared.config.budget, self.prepared.plan
         if path is not None:
-            whole = plan.charge(charges)
+            replays = max(0, charges - plan.steps)
+            whole = plan.charges(charges - replays, replays)
             spending.reserve(path, self.folder, self.facts["run"], whole, plan.unit, ledger)
 
     def _announce(self, step: int, fit: Fit) -> None:

@@ -5,7 +5,7 @@ field                                         may change on resume
 ============================================  ==================================================
 num_workers, eval_every, checkpoint_every,    yes
 data_root, tensorboard, measure_bias
-epochs                                        with a constant schedule and without swa, whose
+epochs                                        with constant schedules and without swa, whose
                                               shape depends on it; within the configured epsilon
 device, engine, physical_batch_size, and      unseeded only: they change the last bits, and a
 the number of processes                       seeded run is the same to the bit
@@ -83,7 +83,8 @@ def check_config(facts: dict[str, Any], config: RunConfig) -> None:
     """Refuse a configuration that the run was not begun with, naming the field that differs."""
     stored, new = RunConfig.from_mapping(facts["config"]), config
     free = _FREE | (_FREE_UNSEEDED if stored.seed is None else set())
-    if stored.schedule == "constant" and stored.swa is None:
+    phases = {len(stored.noise_schedule), len(stored.clip_schedule)}
+    if stored.schedule == "constant" and stored.swa is None and phases == {1}:
         free = free | {"epochs"}
     for name in RunConfig.model_fields:
         old, now = getattr(stored, name), getattr(new, name)

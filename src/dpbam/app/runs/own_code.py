@@ -1,6 +1,7 @@
 """Code that a file names is run only if the user names it too.
 
-A model or a data set may be a function, ``module:function``. In a file from elsewhere (a
+A model or a data set may be a function, ``module:function``, and a method, a clipping or a filter a
+class. In a file from elsewhere (a
 configuration, a run folder, a ``model.json``) it could be ``os:system``, with the file's options
 for its arguments. So a file may only repeat what the command line names.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from dpbam.app.runs.config import ConfigError
+
+NAMES = ("data", "model", "method", "clipping", "filter")
 
 
 def check_code(values: Mapping[str, object], said: Collection[str], where: object) -> None:
@@ -28,7 +31,7 @@ def check_code(values: Mapping[str, object], said: Collection[str], where: objec
         dpbam.app.runs.config.ConfigError: run.toml names code to run, os:system, as its model: if \
 you trust it, name it on the command line too, --model os:system
     """
-    for name in ("data", "model"):
+    for name in NAMES:
         spec = str(values.get(name) or "")
         if name not in said and names_code(name, spec):
             raise ConfigError(
@@ -38,13 +41,13 @@ you trust it, name it on the command line too, --model os:system
 
 
 def names_code(name: str, spec: str) -> bool:
-    """Whether the model or data set ``spec`` is a function that would be imported and called.
+    """Whether ``spec``, a value of the setting ``name``, would be imported and called.
 
     Example:
         >>> names_code("data", "hf:cifar10"), names_code("data", "my_scans:load")
         (False, True)
     """
-    if name == "model":
+    if name != "data":
         return ":" in spec
     from dpbam.data.registry import is_function
 

@@ -90,6 +90,8 @@ class Prepared:
             build.make_method(config),
             augment=build.make_augment(config),
             multiplicity=max(1, config.augment_multiplicity),
+            filter=build.make_filter(config),
+            clipping=build.make_clipping(config),
             seed=config.seed,
             noise_seed=config.noise_seed,
             noise=config.noise,
@@ -140,7 +142,7 @@ class Prepared:
         config, steps = self.config, self.plan.steps
         return Trainer(
             oracle,
-            build.make_optimizer(config, self.model),
+            build.make_optimizer(config, self.model, oracle),
             self.train,
             self.test,
             units=self.units,
@@ -244,7 +246,7 @@ def peak(oracle: PrivateGradientOracle, train: DataSet, units: int) -> int:
     physical = next(batch.split(rows, oracle.views, device))
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
-        return peak_bytes(oracle.engine, physical, oracle.method, oracle.method.lam_at(0))
+        return peak_bytes(oracle.engine, physical, oracle.method.per_unit, oracle.method.lam_at(0))
 
 
 def _units(config: RunConfig, train: DataSet) -> NDArray[Any] | None:
