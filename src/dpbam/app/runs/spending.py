@@ -43,7 +43,7 @@ def reserve(
 def preview(path: Path, run: str, plan: PrivacyPlan) -> dict[str, Any]:
     """Return how the budget stands, and how it would with ``run``; refuse a run that exceeds it."""
     budget = Budget(path)
-    after = budget.epsilon_with(run, [plan.charge(plan.steps)], unit=plan.unit)
+    after = budget.epsilon_with(run, plan.charges(plan.steps), unit=plan.unit)
     return {
         "budget": str(path),
         "budget_epsilon": budget.total[0],
