@@ -21,7 +21,7 @@ ConfigFile = Annotated[
     Path | None,
     option("A .toml file of these settings; flags override it.", "--config"),
 ]
-_ALTERNATIVES = (("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "head_only"))
+_ALTERNATIVES = (("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "train"))
 
 
 def with_flags(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from dpbam._names import ENCODER
 from dpbam.app.runs.config import ConfigError
 
 
@@ -21,7 +22,7 @@ def check_code(values: Mapping[str, object], said: Collection[str], where: objec
         where: the file or folder, for the message.
 
     Example:
-        >>> check_code({"model": "resnet9", "data": "hf:cifar10"}, {}, "run.toml")
+        >>> check_code({"model": "hf:google/vit-base", "data": "hf:cifar10"}, {}, "run.toml")
         >>> check_code({"model": "my_nets:small"}, {"model"}, "run.toml")
         >>> check_code({"model": "os:system"}, {}, "run.toml")
         Traceback (most recent call last):
@@ -45,7 +46,7 @@ def names_code(name: str, spec: str) -> bool:
         (False, True)
     """
     if name == "model":
-        return ":" in spec
+        return ":" in spec and not spec.startswith(ENCODER)  # a public encoder runs no code
     from dpbam.data.registry import is_function
 
     return is_function(spec)
