@@ -187,7 +187,7 @@ class PrivacyPlan:
         """
         return cls(
             n=n, batch_size=batch_size, steps=_steps(n, batch_size, epochs, steps),
-            delta=1 / (10 * max(n, 1)) if delta is None else delta, private=False,
+            delta=default_delta(n) if delta is None else delta, private=False,
             clip_norm=clip_norm, clipping=clipping, noise_multiplier=noise_multiplier, unit=unit,
             max_records=max_records, accountant=accountant,
             joint_noise_multipliers=joint_noise_multipliers,
@@ -277,3 +277,17 @@ def epoch_steps(n: int, batch_size: int, epochs: float) -> int:
         916
     """
     return max(1, round(epochs * n / batch_size))
+
+
+def default_delta(n: int) -> float:
+    """Return the delta of a plan that names none: the largest power of ten at most 1/(100 n).
+
+    With probability delta anything may be revealed. Publishing each unit whole with probability
+    delta would satisfy (0, delta), and then reveal n delta <= 1/100 of a unit on average.
+
+    Example:
+        >>> default_delta(50_000), default_delta(1438)
+        (1e-07, 1e-06)
+    """
+    digits = len(str(100 * _validate.count("n", n) - 1))  # the least k with 10^k >= 100 n
+    return float(f"1e-{digits}")

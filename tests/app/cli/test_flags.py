@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from dpbam.app.cli.flags import merged, run_config, with_flags
+from dpbam.app.cli.flags import as_typed, merged, run_config, with_flags
 from dpbam.app.runs import RunConfig
 from dpbam.app.runs.settings import settings
 
@@ -94,3 +94,18 @@ def test_the_help_shows_the_configurations_own_defaults(dpbam):
 def test_a_command_may_leave_flags_out():
     with pytest.raises(Exception, match="No such option"):
         given("--seed", 1, leave_out=("seed",))
+
+
+@pytest.mark.parametrize(
+    ("message", "typed"),
+    [
+        ("lr must be positive", "--lr must be positive"),
+        ("ema and swa are two ways", "--ema and --swa are two ways"),
+        ("leave epsilon and noise_multiplier out", "leave --epsilon and --noise-multiplier out"),
+        ("clip_nrom is unknown: did you mean 'clip_norm'?",) * 2,
+        ("the method of a file data/clip_norm.npz is unknown",) * 2,
+        ("data of another run",) * 2,
+    ],
+)
+def test_a_message_names_settings_as_flags_and_nothing_else(message, typed):
+    assert as_typed(message, {one.name: one.flag for one in settings(RunConfig)}) == typed

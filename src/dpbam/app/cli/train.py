@@ -18,6 +18,7 @@ from dpbam.app.cli.output import console, facts, note, number, option, percent, 
 from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
 from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.spending import preview
 from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
@@ -56,7 +57,7 @@ def _train(
         if not ranks.leads:
             warnings.simplefilter("ignore", UserWarning)  # the leader gives them
         elif dry_run:
-            _show_plan(settings, json_lines)
+            _show_plan(settings, RunFolder(folder) if going_on else None, json_lines)
         if dry_run:
             return
         result = _execute(settings, folder, going_on, _reporting(ranks, quiet, json_lines), ranks)
@@ -130,9 +131,12 @@ def _execute(
         return None
 
 
-def _show_plan(settings: RunConfig, as_json: bool) -> None:
+def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) -> None:
     with console(stderr=True).status("loading PyTorch") as status:
-        summary = prepare(settings, on_phase=status.update).summary(status.update)
+        prepared = prepare(settings, on_phase=status.update)
+        run = "" if resumed is None else resumed.read_facts()["run"]
+        budget = {} if settings.budget is None else preview(settings.budget, run, prepared.plan)
+        summary = prepared.summary(status.update) | budget
     if as_json:
         print_json(summary)
         return

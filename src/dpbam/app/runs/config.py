@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from dpbam import _validate
 from dpbam._names import ENCODER
 from dpbam.app.runs.files import to_toml
 from dpbam.app.runs.settings import (
@@ -33,7 +32,7 @@ from dpbam.app.runs.settings import (
 )
 from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import is_private
-from dpbam.privacy.plan import PrivacyPlan, epoch_steps
+from dpbam.privacy.plan import PrivacyPlan, default_delta, epoch_steps
 
 _data, _privacy, _method, _model, _training, _run = (
     partial(setting, panel) for panel in ("Data", "Privacy", "Method", "Model", "Training", "Run")
@@ -70,13 +69,16 @@ class RunConfig(BaseModel):
     )
     noise_multiplier: Positive | None = _privacy("Sigma, in place of epsilon.")
     delta: Probability | None = _privacy(
-        "Delta.", unset="the largest power of ten that is at most 1/(2n)"
+        "Delta.", unset="the largest power of ten that is at most 1/(100 n), n in units"
     )
     clip_norm: Positive = _privacy("C: each unit's gradient is clipped to it.", 1.0)
     clipping: Literal["flat", "automatic", "per-layer"] = _privacy(
         "How gradients are clipped.", "flat"
     )
     unit: str = _privacy("Whom privacy is promised to: record, or a COLUMN.", "record")
+    allow_shared_units: bool = _privacy(
+        "Train although units of privacy, or patients, are in both training and test set.", False
+    )
     max_records: Count | None = _privacy(
         "Most records of one unit in a step.", unset="8; 1 where the unit is a record"
     )
@@ -311,17 +313,6 @@ class RunConfig(BaseModel):
             return PrivacyPlan.calibrate(epsilon=self.epsilon, epochs=self.epochs, **common)
         steps = epoch_steps(n, self.batch_size, self.epochs)
         return PrivacyPlan(steps=steps, noise_multiplier=sigma, **common)
-
-
-def default_delta(n: int) -> float:
-    """Return the largest power of ten that is at most 1/(2n).
-
-    Example:
-        >>> default_delta(50_000), default_delta(1438)
-        (1e-05, 0.0001)
-    """
-    digits = len(str(2 * _validate.count("n", n) - 1))  # the least k with 10^k >= 2n
-    return float(f"1e-{digits}")
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

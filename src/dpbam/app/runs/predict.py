@@ -80,7 +80,8 @@ def _labels_of(model: RunModel, dataset: DataSet) -> NDArray[np.int64]:
             f"{dataset.name} has the class {unknown[0]!r}, which the model does not know: it knows "
             f"{', '.join(model.class_names[:10])}{', ...' if len(number) > 10 else ''}"
         )
-    return np.array([number[name] for name in dataset.class_names])[dataset.labels]
+    numbers = np.array([number[name] for name in dataset.class_names])
+    return np.asarray(numbers[dataset.labels])
 
 
 def _probabilities(model: RunModel, pixels: Pixels) -> NDArray[np.float64]:

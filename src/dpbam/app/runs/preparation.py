@@ -241,6 +241,8 @@ def prepare(
         channels=config.channels,
         unit=config.unit,
     )
+    if not config.allow_shared_units:
+        _refuse_shared(train, test, config.unit)
     units = _units(config, train)
     if units is not None:
         _validate.owners(config.unit, units)
@@ -278,6 +280,18 @@ def peak(oracle: PrivateGradientOracle, train: DataSet, units: int) -> int:
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
         return peak_bytes(oracle.engine, physical, oracle.method, oracle.method.lam_at(0))
+
+
+def _refuse_shared(train: DataSet, test: DataSet, unit: str) -> None:
+    from dpbam.data.checking import shared_units
+
+    for column, values in shared_units(train, test, unit).items():
+        raise ConfigError(
+            f"{len(values)} values of {column!r} are in both {train.name} and {test.name}: the "
+            f"accuracy would not be one on new {column}s, and would reveal more about those; split "
+            f"by {column} (--unit {column} does where a test set is held out), or pass "
+            "--allow-shared-units"
+        )
 
 
 def _units(config: RunConfig, train: DataSet) -> NDArray[Any] | None:

@@ -39,6 +39,18 @@ def reserve(
     budget.reserve(run, [whole], unit=unit, label=label, spent=ledger.charges())
 
 
+def preview(path: Path, run: str, plan: PrivacyPlan) -> dict[str, Any]:
+    """Return how the budget stands, and how it would with ``run``; refuse a run that exceeds it."""
+    budget = Budget(path)
+    after = budget.epsilon_with(run, [plan.charge(plan.steps)], unit=plan.unit)
+    return {
+        "budget": str(path),
+        "budget_epsilon": budget.total[0],
+        "budget_epsilon_taken": budget.epsilon(),
+        "budget_epsilon_with_this_run": after,
+    }
+
+
 def note(path: Path | None, run: str, ledger: Ledger) -> None:
     """Record in the budget, if there is one, what the ledger holds by now."""
     if path is not None:

@@ -34,6 +34,14 @@ _SECURE = (
     "system's entropy; the noise is a Gaussian exactly rounded to a grid to which the sum is "
     "rounded, which withstands attacks on floating-point rounding"
 )
+_EVALUATION = (
+    "accuracy on test records is computed without noise: it is a release about those records that "
+    "this epsilon does not cover. The guarantee is for the training records only"
+)
+_SHARED = (
+    ". The operator allowed units of privacy to be in both the training and the test set: for "
+    "those the published accuracy is a further release, and it is not an accuracy on new ones"
+)
 _MODES = {"standard": _FRESH, "secure": _SECURE}
 
 
@@ -85,11 +93,8 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
             "set": prepared.test.name,
             "records": len(prepared.test),
             "times": evaluations,
-            "note": (
-                "accuracy on test records is computed without noise: it is a release about those "
-                "records that this epsilon does not cover. The guarantee is for the training "
-                "records only"
-            ),
+            "shared_units_allowed": config.allow_shared_units,
+            "note": _EVALUATION + (_SHARED if config.allow_shared_units else ""),
         },
         "budget": budget,
         "may_be_published": [*PUBLISHABLE, *(["statistics.jsonl"] if config.release_norms else [])],
