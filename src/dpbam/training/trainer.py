@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dpbam.data import DataSet, to_float
+from dpbam.data.dataset import model_input
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import device_of, evaluating, map_rows
 from dpbam.training.averaging import WeightAverage
@@ -229,7 +230,7 @@ class Trainer:
         device = device_of(self.model)
         some, targets = images[:_LOSS_ROWS].to(device), labels[:_LOSS_ROWS].to(device)
         with evaluating(self.model):
-            return float(F.cross_entropy(self.model(to_float(some)), targets))
+            return float(F.cross_entropy(self.model(model_input(some)), targets))
 
 
 def augmentation(
@@ -237,9 +238,11 @@ def augmentation(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the oracle's ``augment`` for uint8 images: draw a view, if asked for, then to float.
 
+    Features of a frozen encoder are floats, and stay as they are.
+
     It runs on one physical batch at a time, on the device, so that a logical batch of thousands of
     images with K views each is never held as floats.
     """
     if draw is None:
-        return lambda images, keys: to_float(images)
+        return lambda images, keys: model_input(images)
     return lambda images, keys: to_float(draw(images, keys))

@@ -22,12 +22,13 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dpbam import _jsonl
+from dpbam._names import public_name
 from dpbam.app.runs.files import check_format, current_config
 from dpbam.app.runs.folder import RunFolder
 from dpbam.errors import DPBAMError
@@ -47,7 +48,7 @@ PUBLIC_SETTINGS = frozenset((
     "noise_schedule", "clip_schedule", "batch_size", "epochs", "optimizer", "correct_noise", "lr",
     "momentum", "weight_decay",
     "schedule", "augment_multiplicity", "shift", "flip", "augment_probability", "ema", "swa",
-    "freeze", "head_only", "unit", "max_records", "accountant", "noise", "release_norms",
+    "freeze", "train", "unit", "max_records", "accountant", "noise", "release_norms",
     "release_bias",
 ))  # fmt: skip
 
@@ -116,7 +117,7 @@ class Run:
             )
         return Run(
             name=f"run {str(self.statement.get('run', '?'))[:8]}",
-            config={k: v for k, v in self.config.items() if k in PUBLIC_SETTINGS},
+            config=_public(self.config),
             statement=self.statement,
             statistics=self.statistics,
             metrics=self.metrics if public_test_data else (),
@@ -192,6 +193,12 @@ def read_run(folder: str | Path) -> Run:
             **{k: facts[k] for k in ("device", "threads", "physical_batch_size") if k in facts},
         },
     )
+
+
+def _public(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings for publication, an encoder's folder without the path to it."""
+    kept = {k: v for k, v in config.items() if k in PUBLIC_SETTINGS}
+    return kept | ({"model": public_name(str(kept["model"]))} if "model" in kept else {})
 
 
 def _settings(stated: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from dpbam.bias import PrivateStatistics, ReleasedStatistics
 from dpbam.data import DataSet, ShiftFlip
 from dpbam.filters import FILTERS, Filter
 from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, DiSK, Method
-from dpbam.nn import build_model, freeze, head_only
+from dpbam.nn import build_model, freeze, train_part
+from dpbam.nn.encoders import PublicEncoder, file_digest
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.privacy.adaptive_clipping import CLIPPINGS
 from dpbam.privacy.clipping import Clipping
@@ -60,15 +61,29 @@ def make_model(config: RunConfig, train: DataSet) -> nn.Module:
         image_size=(train.shape[1], train.shape[2]),
         num_classes=train.num_classes,
         seed=secrets.randbits(48) if config.seed is None else config.seed,
-        **config.model_options,
+        **model_options(config),
     )
     if config.init is not None:
         load_initial(model, config.init)
-    if config.head_only:
-        head_only(model)
+    train_part(model, config.trained)
     if config.freeze:
         freeze(model, config.freeze)
     return model.to(make_device(config.device))
+
+
+def model_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options that the model is built with; low-rank updates have rank 8."""
+    lora = {"lora_rank": 8} if config.trained == "lora" else {}
+    return {**lora, **config.model_options}
+
+
+def public_weights(config: RunConfig, model: nn.Module) -> dict[str, Any] | None:
+    """Return the source of the weights that training starts from, and SHA-256 of each file."""
+    if isinstance(model, PublicEncoder):
+        return model.weights
+    if config.init is None:
+        return None
+    return {"source": config.init.name, "files": {config.init.name: file_digest(config.init)}}
 
 
 def load_initial(model: nn.Module, path: Path) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from dpbam._names import ENCODER
 from dpbam.app.runs.files import to_toml
 from dpbam.app.runs.settings import (
     Count,
@@ -131,13 +132,21 @@ class RunConfig(BaseModel):
         "An option of the filter, such as beta=0.9; repeatable.", {}, flag="--filter-option"
     )
 
-    model: str = _model("resnet9, wrn-16-4, small-cnn, mlp, module:function.", "small-cnn")
+    model: str = _model(
+        "resnet9, wrn-16-4, small-cnn, mlp, hf:NAME_OR_FOLDER (a public encoder of Hugging Face), "
+        "module:function.",
+        "small-cnn",
+    )
     model_options: Options = _model(
         "An option of the model, such as width=0.25; repeatable.", {}, flag="--model-option"
     )
     init: Path | None = _model("Public weights to start from, a .safetensors file.")
     freeze: Patterns = _model("Shell pattern of parameters that are not trained; repeatable.", ())
-    head_only: bool = _model("Train the last layer alone.", False)
+    train: Literal["head", "lora", "norms", "all"] | None = _model(
+        "What is trained. Low-rank updates (lora) and norm layers come with the head, the last "
+        "layer.",
+        unset="all; of a public encoder, head",
+    )
 
     batch_size: Count = _training("Expected units per step.", 512)
     physical_batch_size: Count | None = _training(
@@ -238,14 +247,46 @@ class RunConfig(BaseModel):
             )
         if self.ema is not None and self.swa is not None:
             raise ArgumentError("ema and swa are two ways to average the weights: choose one")
-        if self.freeze and self.head_only:
-            raise ArgumentError("head_only freezes all but the last layer: leave freeze out")
+        self._check_trained()
         if self.unit == "record" and self.max_records not in (None, 1):
             raise ArgumentError(
                 f"max_records is {self.max_records} but the unit is a record: name the column "
                 "that owns several records with unit"
             )
         return self
+
+    def _check_trained(self) -> None:
+        if self.freeze and self.trained != "all":
+            raise ArgumentError(f"train {self.trained} freezes all the rest: leave freeze out")
+        if self.trained == "lora" and not self.encoder:
+            raise ArgumentError(
+                f"train lora adds to a public encoder, and the model is {self.model}: choose "
+                "hf:NAME_OR_FOLDER, or train head, norms or all"
+            )
+        if "lora_rank" in self.model_options and self.trained != "lora":
+            raise ArgumentError("the model option lora_rank needs train lora")
+        if self.encoder and self.init is not None:
+            raise ArgumentError(f"{self.model} comes with its public weights: leave init out")
+        if self.frozen_encoder and self.augment_multiplicity:
+            raise ArgumentError(
+                "the features of a frozen encoder are computed once per record, so there are no "
+                "random views: set augment_multiplicity to 0, or train lora, norms or all"
+            )
+
+    @property
+    def encoder(self) -> bool:
+        """Whether the model is a public encoder."""
+        return self.model.startswith(ENCODER)
+
+    @property
+    def trained(self) -> str:
+        """The part of the model that is trained."""
+        return self.train or ("head" if self.encoder else "all")
+
+    @property
+    def frozen_encoder(self) -> bool:
+        """Whether a head is trained on an encoder's features, which are computed once."""
+        return self.encoder and self.trained == "head"
 
     @property
     def private(self) -> bool:

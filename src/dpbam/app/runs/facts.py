@@ -64,6 +64,7 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "ranks": world,
         "versions": versions(),
+        "public_weights": prepared.public_weights,
         "initial_weights": weights_digest(prepared.model),
         "initial_tensors": initial_tensors(prepared.model),
         "non_private_fingerprint": prepared.train.fingerprint(),
@@ -106,6 +107,11 @@ def check_prepared(facts: dict[str, Any], prepared: Prepared, world: int = 1) ->
         raise RunError(
             f"{prepared.train.name} is not the data that the run began with: restore it, or start "
             "a new run with another --out"
+        )
+    if "public_weights" in facts and prepared.public_weights != facts["public_weights"]:
+        raise RunError(
+            "the public weights are not those that the run began with: restore them, or start a "
+            "new run with another --out"
         )
     if config.epsilon is not None and plan.epsilon() > config.epsilon:
         raise RunError(

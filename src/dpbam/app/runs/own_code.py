@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from dpbam._names import ENCODER
 from dpbam.app.runs.config import ConfigError
 
 NAMES = ("data", "model", "method", "clipping", "filter")
@@ -24,7 +25,7 @@ def check_code(values: Mapping[str, object], said: Collection[str], where: objec
         where: the file or folder, for the message.
 
     Example:
-        >>> check_code({"model": "resnet9", "data": "hf:cifar10"}, {}, "run.toml")
+        >>> check_code({"model": "hf:google/vit-base", "data": "hf:cifar10"}, {}, "run.toml")
         >>> check_code({"model": "my_nets:small"}, {"model"}, "run.toml")
         >>> check_code({"model": "os:system"}, {}, "run.toml")
         Traceback (most recent call last):
@@ -47,8 +48,8 @@ def names_code(name: str, spec: str) -> bool:
         >>> names_code("data", "hf:cifar10"), names_code("data", "my_scans:load")
         (False, True)
     """
-    if name != "data":
-        return ":" in spec
+    if name != "data":  # a public encoder as a model runs no code
+        return ":" in spec and not spec.startswith(ENCODER)
     from dpbam.data.registry import is_function
 
     return is_function(spec)

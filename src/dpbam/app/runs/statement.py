@@ -87,7 +87,8 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "seeded": config.seed is not None,
         "noise": config.noise,
         "noise_mode": _SEEDED if config.seed is not None else _MODES[config.noise],
-        "initial_weights": _initial(config),
+        "initial_weights": _initial(config, prepared.public_weights),
+        "public_weights": prepared.public_weights,
         "tuned_on": (
             "not accounted: choices that were made by looking at runs on this data (learning rate, "
             "clipping norm, lambda, epochs, the model) are not covered by this epsilon"
@@ -207,12 +208,13 @@ def _steps(s: dict[str, Any]) -> str:
     )
 
 
-def _initial(config: RunConfig) -> str:
+def _initial(config: RunConfig, public: dict[str, Any] | None) -> str:
     """Describe the initial weights; "independent of the data" only where that is known."""
-    if config.init is not None:
+    if public is not None:
+        files = ", ".join(f"SHA-256 of {name}: {value}" for name, value in public["files"].items())
         return (
-            f"from {config.init.name}, taken to be public: if they were trained on sensitive data, "
-            "that training's privacy has to be added"
+            f"from {public['source']}, taken to be public: if they were trained on sensitive data, "
+            f"that training's privacy has to be added ({files})"
         )
     if ":" in config.model:
         return (
