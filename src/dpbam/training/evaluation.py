@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpbam.data import DataSet, to_float
+from dpbam.data import DataSet
+from dpbam.data.dataset import model_input
 from dpbam.params import device_of, evaluating
 from dpbam.training.tasks import Task
 
@@ -22,7 +23,7 @@ def predict_logits(model: nn.Module, dataset: DataSet, *, rows: int = 512) -> tu
     with evaluating(model):
         for start in range(0, len(dataset), rows):
             images, targets = dataset.batch(np.arange(start, min(start + rows, len(dataset))))
-            logits.append(model(to_float(images.to(device))).float().cpu())
+            logits.append(model(model_input(images.to(device))).float().cpu())
             labels.append(targets)
     return torch.cat(logits), torch.cat(labels)
 
@@ -41,7 +42,7 @@ def summarise(
     with evaluating(model):
         for start in range(0, len(dataset), rows):
             images, targets = dataset.batch(np.arange(start, min(start + rows, len(dataset))))
-            output = model(to_float(images.to(device))).float()
+            output = model(model_input(images.to(device))).float()
             losses = task(output, targets.to(device)).cpu()
             parts.append((*task.summary(output.cpu(), targets), losses))
     kept, targets, losses = (torch.cat(part) for part in zip(*parts, strict=True))
