@@ -166,7 +166,8 @@ def test_the_dry_runs_memory_is_that_of_a_step(tiny, method):
         method=method, model="small-cnn", model_options={}, physical_batch_size=128
     )
     prepared = prepare(config)
-    step, fit = peak(prepared.oracle(), prepared.train, 128), prepared.estimated_fit()
+    step = peak(prepared.oracle(), prepared.train, prepared.task, 128)
+    fit = prepared.estimated_fit()
     assert fit.rows == 128
     assert fit.bytes == pytest.approx(step, rel=0.3)
 
