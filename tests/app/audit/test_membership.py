@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +121,9 @@ def test_what_cannot_be_attacked_is_refused_in_one_sentence(
         attack_run(run, shadows=3)
     with pytest.raises(RunError):
         attack_run(tmp_path)
+    hostile = Path(shutil.copytree(run, tmp_path / "hostile"))
+    facts = json.loads((hostile / "non-private" / "run.json").read_text())
+    facts["config"]["data"] = "os:mkdir"
+    (hostile / "non-private" / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(RunError, match=r"names code to run, data os:mkdir.*--own-code"):
+        attack_run(hostile)

@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,14 +38,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from dpbam import _validate
 from dpbam.app.audit.bounds import Scores, rate_at_most
-from dpbam.app.runs import build
 from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.files import read_json_lines
 from dpbam.app.runs.folder import RunFolder, stored_config
 from dpbam.app.runs.model_file import load_run_model
+from dpbam.app.runs.own_code import NAMES, names_code
 from dpbam.app.runs.pool import Send, run_tasks
 from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.app.runs.run import RunError
@@ -200,6 +200,7 @@ def attack_run(
     shadows: int = 16,
     confidence: float = 0.95,
     jobs: int = 1,
+    own_code: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> MembershipResult:
     """Attack the released model of a finished run with its own data.
@@ -209,6 +210,7 @@ def attack_run(
         shadows: models to train; 0: none. More make the attack stronger.
         confidence: of all lower limits together.
         jobs: processes.
+        own_code: call functions and classes that the run names as its data, model or method.
         progress: called with (shadow models done, all).
 
     Raises:
@@ -218,11 +220,12 @@ def attack_run(
     if shadows and (_validate.count("shadows", shadows) < 4 or shadows % 2):
         raise ArgumentError(f"shadows must be 0 or an even number from 4, got {shadows}")
     folder, config = RunFolder(run), stored_config(run)
-    prepared = _prepared(folder, config)
+    prepared = _prepared(folder, config, own_code)
     members = len(prepared.train)
     everyone = _everyone(prepared)
-    module = load_run_model(run, own_model=config.model).module.to(prepared.device)
-    released = statistics(module, everyone, config)
+    weights = load_run_model(run, own_model=config.model).module.state_dict()
+    prepared.model.load_state_dict(weights)
+    released = statistics(prepared, everyone)
     attacks = dict(zip(STATISTICS, released, strict=True))
     if shadows:
         tasks = [partial(_shadow, config, prepared.plan.noise_multiplier, k, shadows)
@@ -233,7 +236,8 @@ def attack_run(
         for k, name in enumerate(STATISTICS):
             ratios = likelihood_ratios(released[k], np.stack([s[k] for s in found]), inside)
             attacks[f"{name}, shadow models"] = ratios
-    ledger = Ledger(prepared.plan.delta, prepared.plan.accountant, folder.ledger)
+    ledger = Ledger(prepared.plan.delta, prepared.plan.accountant)  # the file is only read
+    ledger.merge(read_json_lines(folder.ledger))
     return MembershipResult(
         folder.path, ledger.epsilon(), prepared.plan.delta,
         [Attack(name, s[:members], s[members:]) for name, s in attacks.items()],
@@ -241,18 +245,25 @@ def attack_run(
     )  # fmt: skip
 
 
-def _prepared(folder: RunFolder, config: RunConfig) -> Prepared:
+def _prepared(folder: RunFolder, config: RunConfig, own_code: bool) -> Prepared:
     """The run's data and plan, if they are still what it was trained with."""
+    named = [f"{name} {value}" for name, value in config.to_mapping().items()
+             if name in NAMES and names_code(name, str(value or ""))]  # fmt: skip
+    if named and not own_code:
+        raise RunError(
+            f"{folder.path} names code to run, {named[0]}: if you trust it, add --own-code"
+        )
     facts = folder.read_facts()
     if not folder.weights.is_file():
         raise RunError(f"{folder.path} has no model: an attack needs the folder of a finished run")
     prepared = prepare(config, noise_multiplier=facts["noise_multiplier"] or None)
     if prepared.train.fingerprint() != facts["non_private_fingerprint"]:
         raise RunError(f"the data of {folder.path} have changed: an attack needs its training set")
-    if prepared.train.task != "single-label" or config.unit != "record":
+    if prepared.train.task != "single-label" or config.unit != "record" or config.frozen_encoder:
+        encoder = " and a frozen encoder" if config.frozen_encoder else ""
         raise RunError(
-            f"{folder.path} has the task {prepared.train.task} and the unit {config.unit}: the "
-            "attack is for one class per record, and records as units"
+            f"{folder.path} has the task {prepared.train.task}, the unit {config.unit}{encoder}: "
+            "the attack is for one class per record, records as units, and images"
         )
     return prepared
 
@@ -266,22 +277,22 @@ def _everyone(prepared: Prepared) -> DataSet:
     )  # fmt: skip
 
 
-def statistics(model: nn.Module, records: DataSet, config: RunConfig) -> Statistics:
+def statistics(prepared: Prepared, records: DataSet) -> Statistics:
     """log(p / (1 - p)) of the true class, and -log |g|, of every record: [2, N]."""
-    logits, labels = predict_logits(model, records)
+    logits, labels = predict_logits(prepared.model, records)
     own = logits.double().gather(1, labels[:, None])
     others = logits.double().scatter(1, labels[:, None], -torch.inf)
     margin = own[:, 0] - others.logsumexp(1)
-    norms = torch.cat(list(_norms(model, records, config))).double()
+    norms = torch.cat(list(_norms(prepared, records))).double()
     return np.stack([margin.numpy(), -norms.clamp(min=_LEAST_NORM).log().numpy()])
 
 
-def _norms(model: nn.Module, records: DataSet, config: RunConfig) -> Iterator[torch.Tensor]:
+def _norms(prepared: Prepared, records: DataSet) -> Iterator[torch.Tensor]:
     """|g_i| over all trained parameters, without augmentation."""
-    loss = nn.CrossEntropyLoss(reduction="none")
+    model, groups = prepared.model, dict.fromkeys(trainable(prepared.model), 0)
     with evaluating(model), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the fused engine does not support")
-        engine = make_engine(config.engine, model, loss, dict.fromkeys(trainable(model), 0))
+        engine = make_engine(prepared.config.engine, model, prepared.task, groups)
         for start in range(0, len(records), _ROWS):
             images, labels = records.batch(np.arange(start, min(start + _ROWS, len(records))))
             batch = LogicalBatch.of(to_float(images), labels, None, 1)
@@ -305,11 +316,11 @@ def _shadow(config: RunConfig, sigma: float, k: int, shadows: int, send: Send) -
     own = everyone.subset(np.flatnonzero(halves(len(everyone), shadows)[k]))
     quiet = quiet.replace(batch_size=min(config.batch_size, len(own)))
     plan = quiet.plan(len(own), noise_multiplier=sigma or None)
-    shadow = Prepared(quiet, own, whole.test, plan, build.make_model(quiet, own))
+    shadow = replace(whole, config=quiet, train=own, plan=plan)
     trainer = shadow.trainer(shadow.oracle(), Reporter())
     trainer.run()
     with trainer.averaged():
-        return statistics(shadow.model, everyone, config)
+        return statistics(shadow, everyone)
 
 
 def likelihood_ratios(

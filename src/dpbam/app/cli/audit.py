@@ -22,6 +22,9 @@ def audit(
     ] = None,
     attack: Annotated[bool, option("Attack RUN's released model.", "--attack")] = False,
     shadows: Annotated[int, option("Shadow models of that attack; 0: none.")] = 16,
+    own_code: Annotated[
+        bool, option("Call the functions that RUN names as its data or model.", "--own-code")
+    ] = False,
     canary: Annotated[
         str, option("dirac or random gradients; mislabelled or blank images.")
     ] = "dirac",
@@ -69,7 +72,7 @@ def audit(
         $ dpbam audit --canary mislabelled --n 200 --batch-size 40 --steps 20 --trials 200 --jobs 2
     """
     if attack:
-        _membership(folder, shadows, confidence, jobs, out, as_json=json)
+        _membership(folder, shadows, confidence, jobs, out, own_code, as_json=json)
         return
     if folder is not None:
         _check(folder, json)
@@ -154,8 +157,8 @@ def _check(folder: Path, as_json: bool) -> None:
 
 
 def _membership(
-    folder: Path | None, shadows: int, confidence: float, jobs: int, out: Path | None, *,
-    as_json: bool,
+    folder: Path | None, shadows: int, confidence: float, jobs: int, out: Path | None,
+    own_code: bool, *, as_json: bool,
 ) -> None:  # fmt: skip
     from dpbam.app.audit import attack_run
     from dpbam.app.audit.plot import save_roc
@@ -166,8 +169,9 @@ def _membership(
         raise ArgumentError("--attack needs the folder of a finished run: dpbam audit RUN --attack")
     with counting("shadow models", shadows, quiet=as_json) as update:
         result = attack_run(
-            folder, shadows=shadows, confidence=confidence, jobs=jobs, progress=update
-        )
+            folder, shadows=shadows, confidence=confidence, jobs=jobs, own_code=own_code,
+            progress=update,
+        )  # fmt: skip
     place = out or folder / "non-private"
     place.mkdir(parents=True, exist_ok=True)
     write_json(place / "attack.json", result.to_dict())
