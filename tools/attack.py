@@ -2,7 +2,7 @@
 
 Trains an MLP on half of scikit-learn's digits at each epsilon, attacks it with the other half as
 non-members (as ``dpbam audit RUN --attack`` does), prints the rates, and writes
-benchmarks/results/attack.json and docs/assets/figures/attack.svg. Trainings are seeded.
+benchmarks/results/attack.json and docs/assets/attack.svg. Trainings are seeded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpbam.app.audit.plot import save_roc
 from dpbam.app.runs import RunConfig, execute
 
 ROOT = Path(__file__).resolve().parent.parent
-PICTURE = ROOT / "docs" / "assets" / "figures" / "attack.svg"
+PICTURE = ROOT / "docs" / "assets" / "attack.svg"
 FIGURES = ROOT / "benchmarks" / "results" / "attack.json"
 EPSILONS = (1.0, 8.0, None)
 
