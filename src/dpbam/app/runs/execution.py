@@ -28,6 +28,7 @@ from dpbam.app.runs.facts import (
 )
 from dpbam.app.runs.files import disk_error, write_atomic, write_json
 from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.identity import identity
 from dpbam.app.runs.model_file import save_run_model
 from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.app.runs.recorder import Recorder, TensorBoard
@@ -215,9 +216,12 @@ class _Session:
                 self.folder.ledger.unlink()
             raise
         sync_folder(self.folder.path)
+        write_atomic(self.folder.config, self._resolved().to_toml())
+
+    def _resolved(self) -> RunConfig:
+        """Return the configuration as asked for, with the delta that was chosen."""
         asked = RunConfig.from_mapping(self.facts["config"])
-        resolved = asked.replace(delta=self.prepared.plan.delta)
-        write_atomic(self.folder.config, resolved.to_toml())
+        return asked.replace(delta=self.prepared.plan.delta)
 
     def _reserve(self, charges: int, ledger: Ledger) -> None:
         path, plan = self.prepared.config.budget, self.prepared.plan
@@ -291,6 +295,7 @@ class _Session:
         values = statement(
             prepared, ledger, run=self.facts["run"], steps=step,
             evaluations=self.recorder.evaluated(seeded=config.seed is not None),
+            identity=identity(self.folder, self._resolved()),
             budget=spending.settle(config.budget, self.folder, self.facts["run"], ledger),
         )  # fmt: skip
         write_statement(self.folder, values)

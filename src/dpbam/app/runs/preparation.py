@@ -221,6 +221,7 @@ def prepare(
     units = _units(config, train)
     if units is not None:
         _validate.owners(config.unit, units)
+        _check_apart(config.unit, units, test)
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
     on_phase("calibrating the noise")
@@ -245,6 +246,20 @@ def peak(oracle: PrivateGradientOracle, train: DataSet, units: int) -> int:
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
         return peak_bytes(oracle.engine, physical, oracle.method, oracle.method.lam_at(0))
+
+
+def _check_apart(unit: str, owners: NDArray[Any], test: DataSet) -> None:
+    """Refuse owners of records on both sides: accuracy would be of people the model has seen.
+
+    A statement can then say that there are none, which would be a fact about the data otherwise.
+    """
+    both = np.intersect1d(owners, test.columns.get(unit, owners[:0]))
+    if both.size:
+        raise ConfigError(
+            f"{both.size} values of {unit!r} have records in both the training and the test set, "
+            f"such as {both[0]}: move each to one side, or leave the test set out, so that one is "
+            "held out"
+        )
 
 
 def _units(config: RunConfig, train: DataSet) -> NDArray[Any] | None:
