@@ -15,7 +15,7 @@ from torch import Tensor
 from dpbam.engines import PerSampleDirections
 from dpbam.methods import Method
 from dpbam.params import Params
-from dpbam.privacy.noise import GaussianNoise
+from dpbam.privacy.noise import NoiseMechanism
 from dpbam.privacy.plan import PrivacyPlan
 
 
@@ -27,6 +27,7 @@ class StepFacts:
         step: its number, from 0.
         lam: lambda at this step.
         previous: the previous private gradient, where the method keeps it.
+        sensitivity: C_t; 0 under a plan without noise.
         shifted: whether theta is shifted for the whole batch during the step (DP-SAT, SAM).
         whole: whether the logical batch is computed as one physical batch.
         zeros: returns zeros for each trainable parameter: a sum with nothing in it yet.
@@ -38,6 +39,7 @@ class StepFacts:
     method: Method
     lam: float
     previous: Params | None
+    sensitivity: float
     shifted: bool
     whole: bool
     zeros: Callable[[], Params]
@@ -80,7 +82,7 @@ class JointRelease(Protocol):
     def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
         """Receive each physical batch; norms and factors are [G, U]."""
 
-    def noised(self, noise: GaussianNoise) -> Params:
+    def noised(self, noise: NoiseMechanism) -> Params:
         """Return the step's sums with their noise, by name; called once per step."""
 
     def publish(self, released: Params) -> None:

@@ -32,7 +32,7 @@ from dpbam.errors import ArgumentError
 from dpbam.observers import StepFacts
 from dpbam.params import Params, doubled
 from dpbam.privacy.clipping import portions
-from dpbam.privacy.noise import GaussianNoise
+from dpbam.privacy.noise import NoiseMechanism
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class PrivateStatistics:
                 for name, part in directions.weighted_sum(some).items():
                     self._residual[name] += part
 
-    def noised(self, noise: GaussianNoise) -> Params:
+    def noised(self, noise: NoiseMechanism) -> Params:
         """Return counts + N(0, sigma_1^2), and bias sum + N(0, sigma_2^2 B^2)."""
         facts = self._now()
         counts = {"statistics/counts": self._counts}

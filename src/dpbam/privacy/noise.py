@@ -8,6 +8,7 @@ that the model draws can reproduce it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,6 +17,27 @@ from torch import Tensor
 from dpbam import _validate
 from dpbam.params import Params, accumulation_dtype
 from dpbam.privacy.randomness import Randomness
+
+
+class NoiseMechanism(Protocol):
+    """Adds noise to a sum, and states the accounting event that it stands for.
+
+    Guarantee asked of an implementation: releasing ``add(sums, sigma s, step)``, where one unit
+    moves the sums by at most s in Euclidean norm, is at most as informative as the Gaussian
+    mechanism with noise multiplier ``charged(sigma)``; draws of different steps and streams are
+    independent. The ledger is charged at ``charged(sigma)``, so its epsilon holds; the plan's
+    assumes ``charged(sigma) = sigma``.
+    """
+
+    randomness: Randomness
+
+    def add(
+        self, sums: Mapping[str, Tensor], std: float, step: int, *, stream: str = "noise"
+    ) -> Params:
+        """Return the sums with noise of standard deviation ``std``."""
+
+    def charged(self, noise_multiplier: float) -> float:
+        """Return the noise multiplier of the Gaussian event that a release is charged as."""
 
 
 class GaussianNoise:
@@ -41,6 +63,9 @@ class GaussianNoise:
             return dict(sums)
         generator = self.randomness.generator(stream, step)
         return {name: s + std * _standard_normal(generator, s) for name, s in sums.items()}
+
+    def charged(self, noise_multiplier: float) -> float:
+        return noise_multiplier
 
 
 def _standard_normal(generator: np.random.Generator, like: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from scipy.special import ndtr, ndtri
 
 from dpbam import _validate
 from dpbam.privacy.accounting import Charge, composed_loss
+from dpbam.privacy.composition import deltas_at, epsilon_at
 
 Array = NDArray[np.float64]
 LEAST_ERROR = 1e-9  # mu covers attacks with both error rates at least this
@@ -145,8 +146,9 @@ def _trade_off(charges: tuple[Charge, ...]) -> TradeOff | None:
     found = composed_loss(charges)
     if found is None:
         return None
-    loss, grid = found
-    end = loss.get_epsilon_for_delta(_LEAST_DELTA)
+    sides, grid = found
+    end = max(epsilon_at(side, grid, _LEAST_DELTA) for side in sides)
     stride = grid * max(1, round(end / grid / _POINTS))
     epsilons = np.arange(0.0, end + stride, stride)
-    return TradeOff(epsilons, np.asarray(loss.get_delta_for_epsilon(epsilons)))
+    deltas = [deltas_at(side, grid, epsilons) for side in sides]
+    return TradeOff(epsilons, np.maximum.reduce(deltas))

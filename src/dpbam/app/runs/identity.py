@@ -45,7 +45,8 @@ def today() -> str:
 
 def file_digest(path: Path) -> str:
     """Return SHA-256 of a file's bytes, as sha256sum prints it."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def config_digest(config: RunConfig) -> str:

@@ -238,10 +238,25 @@ def _mechanism(s: dict[str, Any]) -> list[tuple[str, str]]:
         ("Noise multiplier sigma", f"{s['noise_multiplier']:.6g}"),
         ("Released beside the gradients", s["released_beside_the_gradients"]),
         ("Clipping", f"{s['clipping']}, norm C = {s['clip_norm']:g}"),
+        *_parts(s),
         ("Accountant", s["accountant"]),
         ("Noise", s["noise_mode"]),
         ("Initial weights", s["initial_weights"]),
     ]
+
+
+def _parts(s: dict[str, Any]) -> list[tuple[str, str]]:
+    """Rows for what most runs do not have."""
+    rows = []
+    for name, text in (("noise_schedule", "sigma"), ("clip_schedule", "C")):
+        if (factors := s.get(name, [1.0])) != [1.0]:
+            phases = ", ".join(f"{f:g}" for f in factors)
+            rows.append((f"Schedule of {text}", f"times {phases} in phases of equal length"))
+    if s.get("filter", "none") != "none":
+        rows.append(("Filter", f"{s['filter']}: of released gradients alone, at no cost"))
+    if s.get("own_code", "none") != "none":
+        rows.append(("Code of the user's own", s["own_code"]))
+    return rows
 
 
 def _identity(s: dict[str, Any]) -> list[tuple[str, str]]:
