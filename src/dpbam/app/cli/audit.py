@@ -136,8 +136,7 @@ def _check(folder: Path, operator: Path | None, as_json: bool) -> None:
     good = signed_off(findings)
     if as_json:
         meaning = {"means": MEANS, "does_not_mean": DOES_NOT_MEAN} if good else {}
-        rows = [f._asdict() for f in findings]
-        print_json({"signed_off": good, **meaning, "findings": rows})
+        print_json({"signed_off": good, **meaning, "findings": [f._asdict() for f in findings]})
     else:
         rows = [("right" if f.right else "WRONG", f.check, f.seen) for f in findings]
         say(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
