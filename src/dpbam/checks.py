@@ -193,6 +193,15 @@ def check_units(plan: PrivacyPlan, units: Tensor | None, ranks: Ranks) -> None:
         )
 
 
+def check_alike(ranks: Ranks, observers: int, releases: int) -> None:
+    """Refuse an observer, or statistics, that only some of the ranks have."""
+    if {observers, releases} - {0, ranks.world}:
+        raise ArgumentError(
+            f"of {ranks.world} ranks {observers} have an observer and {releases} have statistics: "
+            "make the oracle with the same ones on every rank"
+        )
+
+
 def check_factors(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
     """Refuse factors that let a unit move the sum by more than the clipping's sensitivity.
 
@@ -247,20 +256,12 @@ def check_parts(
     method: Method,
     clipping: Clipping,
     release: JointRelease | None,
-    *,
-    ranks: Ranks,
-    watched: bool,
 ) -> None:
-    """Refuse parts of an oracle that do not fit together; ``watched``: there is an observer."""
+    """Refuse parts of an oracle that do not fit together."""
     if plan.private and not method.private:
         raise ArgumentError(
             f"{method.name} uses the batch without noise, so it cannot be private: "
             "use it with PrivacyPlan.non_private(...)"
-        )
-    if ranks.world > 1 and (watched or release):
-        raise ArgumentError(
-            "the bias is measured, and released, by a single process: leave that out, or train "
-            "without torchrun"
         )
     joint = release.noise_multipliers if release else ()
     if joint != plan.joint_noise_multipliers:
