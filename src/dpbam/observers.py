@@ -27,6 +27,7 @@ class StepFacts:
         step: its number, from 0.
         lam: lambda at this step.
         previous: the previous private gradient, where the method keeps it.
+        sensitivity: C_t; 0 under a plan without noise.
         shifted: whether theta is shifted for the whole batch during the step (DP-SAT, SAM).
         whole: whether the logical batch is computed as one physical batch, by one process.
         zeros: returns zeros for each trainable parameter: a sum with nothing in it yet.
@@ -39,6 +40,7 @@ class StepFacts:
     method: Method
     lam: float
     previous: Params | None
+    sensitivity: float
     shifted: bool
     whole: bool
     zeros: Callable[[], Params]

@@ -93,7 +93,8 @@ class Tally:
         """Compare the clipped sum and the released gradient with what was accumulated."""
         self._join()
         facts, plan = self.facts, self.facts.plan
-        std = plan.noise_multiplier * plan.clip_norm if plan.noise_multiplier else 0.0  # sigma C
+        sigma, bound = plan.noise_multiplier_at(facts.step), facts.sensitivity or plan.clip_norm
+        std = sigma * bound if sigma else 0.0  # sigma_t C_t
         variance = sum(g.numel() for g in clipped.values()) * (std / plan.batch_size) ** 2
         own, plain, g_hat = self._readings(clipped, released, variance)
         norms, lost = _joined(self._norms), _joined(self._lost)
@@ -102,16 +103,16 @@ class Tally:
             step=facts.step,
             method=facts.method.name,
             lam=facts.lam,
-            clip_norm=plan.clip_norm,
+            clip_norm=bound,
             batch_size=plan.batch_size,
-            noise_multiplier=plan.noise_multiplier,
+            noise_multiplier=sigma,
             noise_norm=math.sqrt(variance),
             non_private_units=len(norms),
             non_private_broken=int((~finite).sum()),
             non_private_against_plain=plain,
             non_private_against_own=own,
             non_private_lemma2_bound=float(lost[finite].sum()) / plan.batch_size,
-            non_private_norms=summary(norms, plan.clip_norm),
+            non_private_norms=summary(norms, bound),
             non_private_plain_norms=summary(_joined(self._plain_norms)) if self._plain else None,
             non_private_clip_share=ratio(int((lost[finite] > 0).sum()), int(finite.sum())),
             non_private_alignment=self._alignment(g_hat),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Columns = Mapping[str, NDArray[Any]]
 Task = Literal["single-label", "multi-label", "regression", "segmentation"]
 TASKS: tuple[Task, ...] = get_args(Task)
+UNKNOWN = ("",)  # the class of records whose labels cannot be read, while a set is checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +173,12 @@ class DataSet:
         one_hot: NDArray[np.float64] = np.eye(self.num_classes)[self.labels]
         return one_hot
 
+    def class_counts(self) -> NDArray[np.int64]:
+        """Return [num_classes]: how many records have each class. Not private."""
+        if self.task == "single-label":
+            return np.bincount(self.labels, minlength=self.num_classes)
+        return np.asarray((self.class_shares() > 0).sum(axis=0))
+
     def column(self, name: str) -> NDArray[Any]:
         """Return the column ``name``, or raise an error that lists the columns."""
         if name not in self.columns:
@@ -217,6 +224,11 @@ class DataSet:
         if self.masks is not None:
             digest.update(self.masks.manifest())
         return digest.hexdigest()
+
+
+def model_input(images: Tensor) -> Tensor:
+    """Return what a model takes: floats of uint8 images; features are floats already."""
+    return images if images.is_floating_point() else to_float(images)
 
 
 def to_float(images: Tensor) -> Tensor:

@@ -11,6 +11,11 @@ or both in ``train/`` ...                 with the suffix of the image or ``.png
                                           the others (``patient``, ``sex``, ...) become columns
 ========================================  ====================================================
 
+Where ``labels.csv`` has no column of such a name, the only column that means the same has its part:
+``path``, ``image`` or ``filename`` for ``file``, ``class``, ``target`` or ``finding`` for
+``label``, ``subject`` or ``patient_id`` for ``patient`` (``_SYNONYMS`` has them all), in any case
+and with spaces or dashes for ``_``. If two would do, the table is refused.
+
 In ``labels.csv`` a ``label`` may be a class, findings with ``|`` between them, or a number. The
 option ``label_columns`` names other columns: one instead of ``label``, or one of 0 and 1 per
 finding. A column ``mask`` in place of ``label`` names each image's mask. A file ``classes.txt``
@@ -35,13 +40,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam.data.base import DataError, Images
-from dpbam.data.dataset import DataSet
+from dpbam.data.dataset import UNKNOWN, DataSet
 from dpbam.data.decode import SUFFIXES, FileImages, common_format, opened
 from dpbam.data.labels import class_order, number_labels
 from dpbam.data.masks import MaskFiles, number_masks
 from dpbam.data.sources import Openers, Options
 
 _SPLITS = ("train", "val", "test")
+_SYNONYMS = {
+    "file": ("path", "filename", "file_name", "filepath", "file_path", "image", "image_path",
+             "image_file", "image_index", "img", "dicom", "dicom_path"),
+    "mask": ("masks", "mask_path", "mask_file"),
+    "label": ("labels", "class", "target", "finding", "findings", "finding_labels", "diagnosis"),
+    "patient": ("patient_id", "patientid", "subject", "subject_id", "subjectid"),
+    "split": ("subset", "partition"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,9 +90,9 @@ def open_folder(argument: str, options: Options) -> Openers:
     if table.is_file():
         listing = _from_csv(root, table, options)
     elif options.task in (None, "segmentation") and _mask_folders(root):
-        listing = _from_mask_tree(root)
+        listing = _from_mask_tree(root, options)
     else:
-        listing = _from_tree(root)
+        listing = _from_tree(root, options)
     if not listing.records:
         suffixes = " ".join(sorted(SUFFIXES))
         raise DataError(f"there are no images in {argument} (looked for CLASS/x with {suffixes})")
@@ -88,10 +101,13 @@ def open_folder(argument: str, options: Options) -> Openers:
         raise DataError(f"{argument} has {' and '.join(sorted(found))} images but none to train on")
     call = root.name or "folder"
     images = _images(root, [record.path for record in listing.records], options)
-    labels, names = _labels(listing, call, options.task)
-    masks = None
-    if listing.records[0].mask is not None:
-        masks, names = _masks(root, listing, images, options)
+    labels, masks = np.zeros(len(listing.records), np.int64), None
+    names: tuple[str, ...] = UNKNOWN
+    with options.collecting():
+        if listing.records[0].mask is not None:
+            masks, names = _masks(root, listing, images, options)
+        else:
+            labels, names = _labels(listing, call, options.task)
     return {
         split: partial(
             _load, f"{call}/{split}" if len(found) > 1 else call, split, listing,
@@ -103,8 +119,6 @@ def open_folder(argument: str, options: Options) -> Openers:
 
 def _labels(listing: Listing, call: str, task: str | None) -> tuple[NDArray[Any], tuple[str, ...]]:
     """The labels of all records, and the classes."""
-    if listing.records[0].mask is not None:
-        return np.zeros(len(listing.records), np.int64), ("",)
     given: Sequence[str] | None = None
     if listing.classes and task in (None, "single-label"):  # a folder's name is one class
         given, task = class_order(listing.classes), "single-label"
@@ -133,7 +147,8 @@ def _images(root: Path, paths: list[str], options: Options) -> FileImages:
     size, channels = common_format(
         lambda index: opened(root / paths[index]), len(paths), options, str(root)
     )
-    return FileImages(root, paths, size, channels, resize=options.size is not None)
+    resize = options.size is not None or options.findings is not None
+    return FileImages(root, paths, size, channels, resize)
 
 
 def _load(name: str, split: str, listing: Listing, everything: DataSet) -> DataSet:
@@ -149,7 +164,7 @@ def _columns(records: Sequence[ImageRecord]) -> dict[str, NDArray[Any]]:
     return {name: np.array([r.columns.get(name, "") for r in records]) for name in names}
 
 
-def _from_tree(root: Path) -> Listing:
+def _from_tree(root: Path, options: Options) -> Listing:
     """Classes from folder names."""
     listing = Listing()
     has_splits = (root / "train").is_dir()
@@ -160,7 +175,8 @@ def _from_tree(root: Path) -> Listing:
             continue
         levels = {f"folder{k}": level for k, level in enumerate(parts[1:-1], start=1)}
         listing.records.append(ImageRecord(path, parts[:1], split, levels))
-    _refuse_repeats(((root / r.path, r.path) for r in listing.records), root)
+    with options.collecting():
+        _refuse_repeats(((root / r.path, r.path) for r in listing.records), root)
     listing.leave_out(len(paths) - len(listing.records), "images outside a class folder")
     tops = [root / split for split in _SPLITS if (root / split).is_dir()] if has_splits else [root]
     for top in tops:  # a class folder without images is a class too
@@ -174,7 +190,7 @@ def _mask_folders(root: Path) -> list[Path]:
     return [p for p in places if (p / "images").is_dir() and (p / "masks").is_dir()]
 
 
-def _from_mask_tree(root: Path) -> Listing:
+def _from_mask_tree(root: Path, options: Options) -> Listing:
     """Images and masks with the same paths."""
     listing, every = Listing(), set()
     paths, listing.notes = find_images(root)
@@ -185,13 +201,16 @@ def _from_mask_tree(root: Path) -> Listing:
             names = (inner.as_posix(), inner.with_suffix(".png").as_posix())
             found = [place / "masks" / n for n in names if (place / "masks" / n).is_file()]
             if not found:
-                raise DataError(f"{root / path} has no mask {place / 'masks' / inner}")
+                with options.collecting():
+                    raise DataError(f"{root / path} has no mask {place / 'masks' / inner}")
+                continue
             mask = found[0].relative_to(root).as_posix()
             levels = {f"folder{k}": level for k, level in enumerate(inner.parts[:-1], start=1)}
             split = "train" if place == root else place.name
             listing.records.append(ImageRecord(path, (), split, levels, mask))
             every |= {path, mask}
-    _refuse_repeats(((root / r.path, r.path) for r in listing.records), root)
+    with options.collecting():
+        _refuse_repeats(((root / r.path, r.path) for r in listing.records), root)
     listing.leave_out(len(set(paths) - every), "images without a partner in images or masks")
     return listing
 
@@ -224,31 +243,42 @@ def _from_csv(root: Path, table: Path, options: Options) -> Listing:
     """Labels and columns from ``labels.csv``; the split from its column, else from the path."""
     listing, files = Listing(), []
     listing.columns = tuple(options.label_columns)
-    has_splits = (root / "train").is_dir()
     for line, row in read_labels(table, options):
-        spelling, masked = row.pop("file"), row.pop("mask", None) if _masked(row, options) else None
-        path = PurePosixPath(spelling).as_posix()
-        wanted = listing.columns or (() if masked else ("label",))
-        labels = tuple(row.pop(name).strip() for name in wanted)
-        real = _inside(root, path, f"line {line} of {table}")
-        if masked:
-            _inside(root, masked, f"line {line} of {table}")
-        files.append((real, f"{spelling} (line {line})"))
-        given = row.pop("split", None)
-        split, parts = _split_of(path, has_splits)
-        split = given or split
-        if split not in _SPLITS:
-            raise DataError(
-                f"line {line} of {table} has split {split!r}: its column split, or the first "
-                "folder of its file, must be train, val or test"
-            )
-        levels = {f"folder{k}": level for k, level in enumerate(parts[:-1], start=1)}
-        listing.records.append(ImageRecord(path, labels, split, levels | row, masked))
-    _refuse_repeats(files, table)
-    paths, listing.notes = find_images(root)
+        with options.collecting():
+            spelling = row.pop("file")
+            record = _record(root, f"line {line} of {table}", spelling, row, options)
+            listing.records.append(record)
+            files.append((root / record.path, f"{spelling} (line {line})"))
+    with options.collecting():
+        _refuse_repeats(files, table)
+    paths, notes = find_images(root)
+    listing.notes = (*_renamed(table, options), *notes)
     listed = {path for record in listing.records for path in (record.path, record.mask)}
     listing.leave_out(len(set(paths) - listed), f"images that {table.name} does not list")
     return listing
+
+
+def _record(
+    root: Path, where: str, spelling: str, row: dict[str, str], options: Options
+) -> ImageRecord:
+    """The record of one row of a table, whose file is ``spelling``."""
+    masked = row.pop("mask", None) if _masked(row, options) else None
+    path = PurePosixPath(spelling).as_posix()
+    wanted = options.label_columns or (() if masked else ("label",))
+    labels = tuple(row.pop(name).strip() for name in wanted)
+    _inside(root, path, where)
+    if masked:
+        _inside(root, masked, where)
+    given = row.pop("split", None)
+    split, parts = _split_of(path, (root / "train").is_dir())
+    split = given or split
+    if split not in _SPLITS:
+        raise DataError(
+            f"{where} has split {split!r}: its column split, or the first folder of its file, must "
+            "be train, val or test"
+        )
+    levels = {f"folder{k}": level for k, level in enumerate(parts[:-1], start=1)}
+    return ImageRecord(path, labels, split, levels | row, masked)
 
 
 def _inside(root: Path, path: str, where: str) -> Path:
@@ -280,17 +310,48 @@ def read_labels(
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            names = list(reader.fieldnames or [])
+            given = list(reader.fieldnames or [])
+            names = reader.fieldnames = _standard(table, given, options)
             label = ("mask",) if _masked(names, options) else ("label",)
             needed = ("file", *(options.label_columns or label))
             _check_header(table, names, needed)
             for row in reader:
-                _check_row(table, reader.line_num, row, needed, options.task)
-                yield reader.line_num, row
+                with options.collecting():
+                    _check_row(table, reader.line_num, row, needed, options.task)
+                    yield reader.line_num, row
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{table} is not a readable CSV file in UTF-8 ({error})") from error
     except OSError as error:
         raise DataError(f"cannot read {table}: {error.strerror}") from error
+
+
+def _standard(table: Path, names: list[str], options: Options) -> list[str]:
+    """The names of a table's columns, synonyms replaced where no column has the name itself."""
+    plain = [name.strip().lower().replace(" ", "_").replace("-", "_") for name in names]
+    found = list(names)
+    for standard, synonyms in _SYNONYMS.items():
+        chosen = standard in ("label", "mask") and bool(options.label_columns)
+        if standard in names or chosen or (standard == "label" and _masked(found, options)):
+            continue
+        places = [k for k, name in enumerate(plain) if name in (standard, *synonyms)]
+        places = [k for k in places if names[k] not in options.label_columns]
+        if len(places) > 1:
+            raise DataError(
+                f"{table} has the columns {' and '.join(repr(names[k]) for k in places)}, each of "
+                f"which could be {standard!r}: rename the right one to {standard}"
+            )
+        for k in places:
+            found[k] = standard
+    return found
+
+
+def _renamed(table: Path, options: Options) -> tuple[str, ...]:
+    """Note which columns of a table are read under another name."""
+    with table.open(encoding="utf-8-sig", newline="") as file:
+        names = list(csv.DictReader(file).fieldnames or [])
+    pairs = zip(names, _standard(table, names, options), strict=True)
+    changed = [f"{given!r} as {name}" for given, name in pairs if given != name]
+    return (f"{table.name}: reading the column {', '.join(changed)}",) if changed else ()
 
 
 def _check_header(table: Path, names: list[str], needed: Sequence[str]) -> None:

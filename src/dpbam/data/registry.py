@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from dpbam.data.folder import open_folder
 from dpbam.data.huggingface import open_huggingface
 from dpbam.data.imagenet32 import open_imagenet32
 from dpbam.data.npz import open_npz
-from dpbam.data.sources import Openers, Options, Source
+from dpbam.data.sources import Findings, Openers, Options, Source
 from dpbam.data.split import held_out
 from dpbam.data.user import open_user
 
@@ -166,14 +166,41 @@ def load_pair(
     )
     openers = _with_test(_open(spec, options), options)
     train, test = _fit_to_train_on(openers["train"]()), openers["test"]()
+    _same_shape(train, test)
+    if options.unit_column is not None:
+        train.column(options.unit_column)
+    return Splits(train, test)
+
+
+def inspect(spec: str, options: Options) -> tuple[Findings, dict[str, DataSet]]:
+    """Load "train" and "test" as far as that is possible, and collect what is in the way.
+
+    Where no test set can be held out, "train" is the whole set. What is in the images, and whether
+    the sets go together, is for :func:`dpbam.data.check`.
+    """
+    findings = Findings()
+    options = replace(options, findings=findings)
+    parts: dict[str, DataSet] = {}
+    with options.collecting():
+        openers = _with_test(_open(spec, options), options)
+        for split in ("train", "test"):
+            with options.collecting():
+                parts[split] = openers[split]()
+        if not parts and "all" in openers:
+            parts["train"] = openers["all"]()
+    if len(parts) == 2:
+        with options.collecting():
+            _same_shape(parts["train"], parts["test"])
+    findings.problems = list(dict.fromkeys(findings.problems))
+    return findings, parts
+
+
+def _same_shape(train: DataSet, test: DataSet) -> None:
     if test.shape != train.shape:
         raise DataError(
             f"{train.name} has images {train.shape} but {test.name} has {test.shape}: "
             "bring them to one shape"
         )
-    if options.unit_column is not None:
-        train.column(options.unit_column)
-    return Splits(train, test)
 
 
 def _with_test(openers: Openers, options: Options) -> Openers:

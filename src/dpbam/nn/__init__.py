@@ -1,6 +1,6 @@
 """Models for private training, standardised convolutions, model checks and repairs."""
 
-from dpbam.nn.freeze import freeze, head_only
+from dpbam.nn.freeze import freeze, head_only, train_part
 from dpbam.nn.models import MLP, ResNet9, SmallCNN
 from dpbam.nn.registry import build_model
 from dpbam.nn.repair import check_model, check_trainable, replace_batch_norm
@@ -21,4 +21,5 @@ __all__ = [
     "freeze",
     "head_only",
     "replace_batch_norm",
+    "train_part",
 ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,6 +26,36 @@ from dpbam.params import Params, accumulation_dtype
 from dpbam.privacy.randomness import Randomness
 
 BLOCK = 2**16  # coordinates of one generator
+
+
+class NoiseMechanism(Protocol):
+    """Adds noise to a sum, and states the accounting event that it stands for.
+
+    Guarantee asked of an implementation: releasing ``add(sums, sigma s, step)``, where one unit
+    moves the sums by at most s in Euclidean norm, is at most as informative as the Gaussian
+    mechanism with noise multiplier ``charged(sigma)``; draws of different steps, streams and
+    coordinates are independent. The ledger is charged at ``charged(sigma)``, so its epsilon holds;
+    the plan's assumes ``charged(sigma) = sigma``.
+    """
+
+    randomness: Randomness
+
+    def add(
+        self,
+        sums: Mapping[str, Tensor],
+        std: float,
+        step: int,
+        *,
+        stream: str = "noise",
+        start: int = 0,
+    ) -> Params:
+        """Return the sums with noise of standard deviation ``std``.
+
+        Of several ranks each calls it for a part of the vector, from coordinate ``start`` on.
+        """
+
+    def charged(self, noise_multiplier: float) -> float:
+        """Return the noise multiplier of the Gaussian event that a release is charged as."""
 
 
 class GaussianNoise:
@@ -65,6 +96,9 @@ class GaussianNoise:
         noise = torch.from_numpy(_normal(self.randomness, std, stream, step, start, sum(sizes)))
         parts = zip(sums.items(), torch.split(noise, sizes), strict=True)
         return {name: s + _placed(part, s) for (name, s), part in parts}
+
+    def charged(self, noise_multiplier: float) -> float:
+        return noise_multiplier
 
 
 def _normal(

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpbam.data import DataSet, to_float
+from dpbam.data import DataSet
+from dpbam.data.dataset import model_input
 from dpbam.params import device_of, evaluating
 
 
@@ -21,6 +22,6 @@ def predict_logits(model: nn.Module, dataset: DataSet, *, rows: int = 512) -> tu
     with evaluating(model):
         for start in range(0, len(dataset), rows):
             images, targets = dataset.batch(np.arange(start, min(start + rows, len(dataset))))
-            logits.append(model(to_float(images.to(device))).float().cpu())
+            logits.append(model(model_input(images.to(device))).float().cpu())
             labels.append(targets)
     return torch.cat(logits), torch.cat(labels)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dpbam.data import DataSet, to_float
+from dpbam.data.dataset import model_input
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import device_of, evaluating, map_rows
 from dpbam.training.averaging import WeightAverage
@@ -165,7 +166,7 @@ class Trainer:
         result = EvaluationReport(
             step=step,
             epoch=step * plan.sampling_rate,
-            epsilon=plan.epsilon(self.charged),
+            epsilon=self._epsilon(),
             accuracy=float((logits.argmax(1) == labels).double().mean()),
             loss=float(F.cross_entropy(logits.double(), labels)),
             records=len(labels),
@@ -173,6 +174,13 @@ class Trainer:
         self.evaluations.append(result)
         self.reporter.on_evaluation(result)
         return result
+
+    def _epsilon(self) -> float:
+        """Return what was spent: by the ledger, unless steps of a seeded run are repeated."""
+        oracle = self.oracle
+        if not oracle.plan.private or oracle.randomness.seeded:
+            return oracle.plan.epsilon(oracle.step)
+        return oracle.ledger.epsilon()
 
     def averaged(self) -> AbstractContextManager[None]:
         """Hold the average in the model inside the block, if there is one."""
@@ -195,7 +203,8 @@ class Trainer:
         previous = state["oracle"]["previous"]
         if previous is not None:
             previous = map_rows(lambda g: g.to(device), previous)
-        self.oracle.load_state_dict({**state["oracle"], "previous": previous})
+        parts = map_rows(lambda t: t.to(device), state["oracle"]["parts"])
+        self.oracle.load_state_dict({**state["oracle"], "previous": previous, "parts": parts})
         if self.average:
             self.average.load_state_dict(state["average"])
 
@@ -221,7 +230,7 @@ class Trainer:
         device = device_of(self.model)
         some, targets = images[:_LOSS_ROWS].to(device), labels[:_LOSS_ROWS].to(device)
         with evaluating(self.model):
-            return float(F.cross_entropy(self.model(to_float(some)), targets))
+            return float(F.cross_entropy(self.model(model_input(some)), targets))
 
 
 def augmentation(
@@ -229,9 +238,11 @@ def augmentation(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the oracle's ``augment`` for uint8 images: draw a view, if asked for, then to float.
 
+    Features of a frozen encoder are floats, and stay as they are.
+
     It runs on one physical batch at a time, on the device, so that a logical batch of thousands of
     images with K views each is never held as floats.
     """
     if draw is None:
-        return lambda images, keys: to_float(images)
+        return lambda images, keys: model_input(images)
     return lambda images, keys: to_float(draw(images, keys))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from dpbam.app.audit.attack import AuditResult
 from dpbam.app.report.charts import quantity, text
 from dpbam.app.report.figure import COLOURS, Figure, Panel
@@ -17,20 +19,24 @@ def save_plot(result: AuditResult, path: Path) -> None:
 
 def _scores(result: AuditResult) -> Panel:
     title = f"Scores, {result.target.canary} canary"
+    edges = np.histogram_bin_edges([*result.absent, *result.present], 50)
     rows = [
-        {"panel": title, "canary": name, "score": score}
+        {"panel": title, "canary": name, "score": low, "to": high, "scores": int(count)}
         for name, scores in (("absent", result.absent), ("present", result.present))
-        for score in scores
+        for low, high, count in zip(
+            edges[:-1].tolist(), edges[1:].tolist(), np.histogram(scores, edges)[0], strict=True
+        )
     ]
     view = {
         "encoding": {
-            "x": quantity("score", bin={"maxbins": 50}, title="what the attacker reads"),
-            "y": {"aggregate": "count", "stack": None, "title": "trials"},
+            "x": quantity("score", bin="binned", title="what the attacker reads"),
+            "x2": {"field": "to"},
+            "y": quantity("scores", stack=None, title="scores"),
             "color": text("canary", scale={"range": COLOURS[:2]}),
         },
         "layer": [{"mark": {"type": "bar", "opacity": 0.55}, "encoding": {}}],
     }
-    return Panel(title, ("panel", "canary", "score"), rows, view)
+    return Panel(title, ("panel", "canary", "score", "to", "scores"), rows, view)
 
 
 def _bounds(result: AuditResult) -> Panel:

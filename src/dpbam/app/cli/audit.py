@@ -32,7 +32,7 @@ def audit(
     engine: Annotated[str, option("auto, fused or functional.")] = "auto",
     noise: Annotated[str, option("standard or secure.")] = "standard",
     trials: Annotated[int, option("Runs, half of them with the canary.")] = 2000,
-    confidence: Annotated[float, option("Of each lower bound.")] = 0.95,
+    confidence: Annotated[float, option("Of all lower bounds together.")] = 0.95,
     jobs: Annotated[int, option("Processes.")] = 1,
     out: Annotated[
         Path | None, option("Keeps trials, result and plot; the same again resumes.")
@@ -51,6 +51,7 @@ def audit(
 
     Examples:
         $ dpbam audit runs/digits
+        $ dpbam audit --epsilon 4 --canaries 400000
         $ dpbam audit --epsilon 4 --trials 8000 --jobs 2 --out audits/one-step
         $ dpbam audit --canary random --method bam --n 100 --batch-size 10 --steps 50
         $ dpbam audit --canaries 500 --n 1000 --batch-size 100 --steps 50
@@ -82,11 +83,15 @@ COMMANDS = {"audit": audit}
 def _attack(
     target: Target, trials: int, confidence: float, jobs: int, out: Path | None, *, quiet: bool
 ) -> AuditResult:
-    from dpbam.app.audit import audit
+    from dpbam.app.audit import audit, expected_bounds
     from dpbam.app.audit.plot import save_plot
     from dpbam.app.cli.progress import counting
     from dpbam.app.runs.files import write_json
 
+    if not quiet:
+        expected = expected_bounds(target, trials=trials, confidence=confidence)
+        shown = ", ".join(f"{b.epsilon:.2f} ({b.name})" for b in expected)
+        say(f"expected of a perfect attack of this size: {shown}, of {number(target.epsilon)}")
     with counting("trials", trials if target.canaries == 1 else 1, quiet=quiet) as update:
         result = audit(
             target, trials=trials, confidence=confidence, jobs=jobs, out=out, progress=update
@@ -98,6 +103,8 @@ def _attack(
 
 
 def _show(result: AuditResult, out: Path | None) -> None:
+    from dpbam.app.audit.bounds import ASSUMES
+
     target = result.target
     rows: dict[str, object] = {
         "mechanism": f"{target.method}, q = {target.batch_size / target.n:.4g}, "
@@ -106,10 +113,10 @@ def _show(result: AuditResult, out: Path | None) -> None:
         "claimed epsilon": f"{up(result.claimed)} at delta {number(target.delta)}",
     }
     for bound in result.bounds:
-        rows[f"at least ({bound.name})"] = (
-            f"{down(bound.epsilon)}, with confidence {bound.confidence:g}"
-        )
+        rows[f"at least ({bound.name})"] = f"{down(bound.epsilon)}; assumes {ASSUMES[bound.name]}"
+    rows["confidence"] = f"{result.bounds[0].confidence:g}, of all bounds together"
     rows["verdict"] = result.verdict
+    rows["meaning"] = result.meaning
     if out is not None:
         rows["files"] = f"{out / 'audit.json'}, {out / 'audit.png'}"
     say(facts(rows))

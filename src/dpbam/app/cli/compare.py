@@ -24,7 +24,10 @@ def _compare(
     out: Annotated[Path, option("A folder for all runs and comparison.json.")],
     method: Annotated[
         list[str] | None,
-        option("METHOD or METHOD:LAMBDA, also bam-exact; repeatable, the baseline first."),
+        option(
+            "METHOD or METHOD:LAMBDA, also bam-exact or module:Name, then ,SETTING=VALUE; "
+            "repeatable, the baseline first."
+        ),
     ] = None,
     seeds: Annotated[int, option("How many paired seeds.")] = 3,
     first_seed: Annotated[int, option("The first of them.")] = 0,
@@ -47,6 +50,8 @@ def _compare(
         $ dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both
         $ dpbam compare --data digits --epsilon 3 --method bam:0.02 --method bam:0.05 --method
             bam-exact:0.02 --seeds 5 --out runs/lambdas
+        $ dpbam compare --data digits --epsilon 3 --method dp-sgd --method dp-sgd,clipping=slaclip
+            --method bam:0.02,filter=doppler --out runs/rivals
         $ dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private --out runs/five
         $ dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json
     """

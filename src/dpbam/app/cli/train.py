@@ -149,9 +149,11 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
 
 
 def _new_folder(settings: RunConfig) -> Path:
-    name = re.sub(r"[^\w.-]+", "-", Path(settings.data).name or "run").strip("-.")
+    name = re.sub(r"[^\w.-]+", "-", f"{Path(settings.data).name or 'run'}-{settings.method}").strip(
+        "-."
+    )
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{name}-{settings.method}-{now}"
+    return Path("runs") / f"{name}-{now}"
 
 
 def _end(result: RunResult) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import secrets
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,22 @@ from torch.optim import NAdam, Optimizer
 from torch.optim.adam import Adam
 from torch.optim.adamw import AdamW
 
+from dpbam._names import load_function
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.bias import PrivateStatistics, ReleasedStatistics
 from dpbam.data import DataSet, ShiftFlip
-from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, Method
-from dpbam.nn import build_model, freeze, head_only
+from dpbam.filters import FILTERS, Filter
+from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, DiSK, Method
+from dpbam.nn import build_model, freeze, train_part
+from dpbam.nn.encoders import PublicEncoder, file_digest
+from dpbam.oracle import PrivateGradientOracle
+from dpbam.privacy.adaptive_clipping import CLIPPINGS
+from dpbam.privacy.clipping import Clipping
+from dpbam.training.adam_bc import AdamBC
 from dpbam.training.averaging import WeightAverage, dense, exponential
 from dpbam.training.trainer import augmentation
+
+_KINDS: dict[str, type] = {"method": Method, "clipping": Clipping, "filter": Filter}
 
 
 def make_device(name: str) -> torch.device:
@@ -50,15 +61,29 @@ def make_model(config: RunConfig, train: DataSet) -> nn.Module:
         image_size=(train.shape[1], train.shape[2]),
         num_classes=train.num_classes,
         seed=secrets.randbits(48) if config.seed is None else config.seed,
-        **config.model_options,
+        **model_options(config),
     )
     if config.init is not None:
         load_initial(model, config.init)
-    if config.head_only:
-        head_only(model)
+    train_part(model, config.trained)
     if config.freeze:
         freeze(model, config.freeze)
     return model.to(make_device(config.device))
+
+
+def model_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options that the model is built with; low-rank updates have rank 8."""
+    lora = {"lora_rank": 8} if config.trained == "lora" else {}
+    return {**lora, **config.model_options}
+
+
+def public_weights(config: RunConfig, model: nn.Module) -> dict[str, Any] | None:
+    """Return the source of the weights that training starts from, and SHA-256 of each file."""
+    if isinstance(model, PublicEncoder):
+        return model.weights
+    if config.init is None:
+        return None
+    return {"source": config.init.name, "files": {config.init.name: file_digest(config.init)}}
 
 
 def load_initial(model: nn.Module, path: Path) -> list[str]:
@@ -93,22 +118,80 @@ def _head(model: nn.Module) -> str:
 
 
 def make_method(config: RunConfig) -> Method:
-    if config.method == "bam":
-        return BAM(config.lam, exact=config.gradient == "exact")
-    made: dict[str, Callable[[], Method]] = {
+    options, make = dict(config.method_options), _method_class(config)
+    if config.method == "disk":
+        inner = config.replace(method=options.get("inner", "dp-sgd"), method_options={})
+        options["inner"] = make_method(inner)
+    elif ":" in config.method and _takes(make, "lam"):
+        options = {"lam": config.lam, **options}
+    made: Method = _made("method", config.method, make, **options)
+    return made
+
+
+def _method_class(config: RunConfig) -> Callable[..., Method]:
+    if ":" in config.method:
+        return load_function(config.method)
+    built_in: dict[str, Callable[..., Method]] = {
+        "bam": partial(BAM, config.lam, exact=config.gradient == "exact"),
+        "disk": DiSK,
         "dp-sgd": DPSGD,
-        "dp-sat": lambda: DPSAT(config.lam),
+        "dp-sat": partial(DPSAT, config.lam),
         "sgd": SGD,
-        "sam": lambda: SAM(config.lam),
+        "sam": partial(SAM, config.lam),
     }
-    return made[config.method]()
+    return built_in[config.method]
 
 
-def make_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
+def make_clipping(config: RunConfig) -> Clipping | None:
+    """Return the clipping; None without privacy, where nothing is clipped."""
+    if not config.private:
+        return None
+    make = CLIPPINGS.get(config.clipping) or load_function(config.clipping)
+    options = config.clipping_options
+    made: Clipping = _made("clipping", config.clipping, make, config.clip_norm, **options)
+    return made
+
+
+def make_filter(config: RunConfig) -> Filter | None:
+    if config.filter == "none":
+        return None
+    make = FILTERS.get(config.filter) or load_function(config.filter)
+    made: Filter = _made("filter", config.filter, make, **config.filter_options)
+    return made
+
+
+def _made(what: str, name: str, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call ``make``; refuse options that it does not take, and what is not of the right class."""
+    if inspect.isabstract(make):
+        raise ConfigError(f"{what} {name} is abstract: name a class that defines what it does")
+    try:
+        inspect.signature(make).bind(*args, **options)
+    except TypeError as error:
+        raise ConfigError(f"{what} {name} cannot be made: {error} ({what}_options)") from None
+    made, kind = make(*args, **options), _KINDS[what]
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"{what} {name} makes a {type(made).__name__}: it must be a subclass of "
+            f"{kind.__module__}.{kind.__name__}"
+        )
+    return made
+
+
+def _takes(make: Callable[..., Any], name: str) -> bool:
+    return name in inspect.signature(make).parameters
+
+
+def make_optimizer(
+    config: RunConfig, model: nn.Module, oracle: PrivateGradientOracle | None = None
+) -> Optimizer:
+    """Return the optimiser; with ``correct_noise`` it reads the noise's deviation of ``oracle``."""
     trained = [p for p in model.parameters() if p.requires_grad]
     common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer == "sgd":
         return TorchSGD(trained, momentum=config.momentum, **common)
+    if config.correct_noise:
+        assert oracle is not None
+        return AdamBC(trained, oracle, kind=config.optimizer, **common)
     classes: dict[str, type[NAdam] | type[Adam] | type[AdamW]] = {
         "nadam": NAdam,
         "adam": Adam,

@@ -80,7 +80,7 @@ def execute(
 
 def _begun(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str, Any], Prepared]:
     """Prepare a new run, which is refused before anything is written."""
-    prepared = prepare(config)
+    prepared = prepare(config, cache=folder.non_private if ranks.leads else None)
     facts = ranks.from_leader(lambda: new_facts(prepared, ranks.world))
     if ranks.world > 1:
         check_prepared(facts, prepared, ranks.world)
@@ -97,7 +97,8 @@ def _resumed(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[s
     if (config.device, config.engine) == (stored.device, stored.engine):
         rows = config.physical_batch_size or facts["physical_batch_size"]
         kept = config.replace(physical_batch_size=rows)
-    prepared = prepare(kept, noise_multiplier=facts["noise_multiplier"] or None)
+    cache = folder.non_private if ranks.leads else None
+    prepared = prepare(kept, noise_multiplier=facts["noise_multiplier"] or None, cache=cache)
     check_prepared(facts, prepared, ranks.world)
     return {**facts, "config": config.to_mapping()}, prepared
 
@@ -229,7 +230,8 @@ class _Session:
     def _reserve(self, charges: int, ledger: Ledger) -> None:
         path, plan = self.prepared.config.budget, self.prepared.plan
         if path is not None:
-            whole = plan.charge(charges)
+            replays = max(0, charges - plan.steps)
+            whole = plan.charges(charges - replays, replays)
             spending.reserve(path, self.folder, self.facts["run"], whole, plan.unit, ledger)
 
     def _announce(self, step: int, fit: Fit) -> None:

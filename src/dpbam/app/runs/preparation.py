@@ -6,7 +6,9 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +20,10 @@ from dpbam.privacy import accounting
 from dpbam.privacy.plan import RELATION, PrivacyPlan
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from dpbam.bias import ReleasedStatistics
-    from dpbam.data import DataSet
+    from dpbam.data import DataSet, Splits
     from dpbam.distributed import Ranks
     from dpbam.engines.memory import Fit
     from dpbam.observers import Observer
@@ -44,6 +46,7 @@ class Prepared:
         test: the test set.
         plan: sigma, q, steps, n and epsilon.
         model: on its device, with its initial weights.
+        cache: the folder that keeps the features of a frozen encoder; None: memory.
     """
 
     config: RunConfig
@@ -51,6 +54,25 @@ class Prepared:
     test: DataSet
     plan: PrivacyPlan
     model: nn.Module
+    cache: Path | None = None
+
+    @cached_property
+    def seen(self) -> Splits:
+        """The data as what is trained sees it: images, or features of a frozen encoder."""
+        from dpbam.app.runs.features import on_features
+        from dpbam.data import Splits
+        from dpbam.nn.encoders import PublicEncoder
+
+        if not (self.config.frozen_encoder and isinstance(self.model, PublicEncoder)):
+            return Splits(self.train, self.test)
+        return Splits(*(on_features(x, self.model, self.cache) for x in (self.train, self.test)))
+
+    @property
+    def public_weights(self) -> dict[str, Any] | None:
+        """Where the weights that training starts from came from, by digest."""
+        from dpbam.app.runs import build
+
+        return build.public_weights(self.config, self.model)
 
     @property
     def units(self) -> NDArray[Any] | None:
@@ -90,6 +112,8 @@ class Prepared:
             build.make_method(config),
             augment=build.make_augment(config),
             multiplicity=max(1, config.augment_multiplicity),
+            filter=build.make_filter(config),
+            clipping=build.make_clipping(config),
             seed=config.seed,
             noise_seed=config.noise_seed,
             noise=config.noise,
@@ -108,8 +132,7 @@ class Prepared:
         """
         import torch
 
-        blank = torch.zeros(1, *self.train.shape, dtype=torch.uint8)
-        return oracle.fit(blank, torch.zeros(1, dtype=torch.int64))
+        return oracle.fit(blank(self.seen.train, 1), torch.zeros(1, dtype=torch.int64))
 
     def estimated_fit(self) -> Fit:
         """Estimate the rows that fit and their memory, from the line through two small batches.
@@ -122,7 +145,8 @@ class Prepared:
         oracle = self.oracle()
         each = oracle.views.multiplicity  # rows per unit
         units = max(2, _FEW_ROWS // each)
-        few, more = peak(oracle, self.train, units), peak(oracle, self.train, 2 * units)
+        train = self.seen.train
+        few, more = peak(oracle, train, units), peak(oracle, train, 2 * units)
         share = max(1.0, (more - few) / (each * units))  # bytes per row
         rows = oracle.physical_batch_size
         if rows is None:
@@ -140,9 +164,8 @@ class Prepared:
         config, steps = self.config, self.plan.steps
         return Trainer(
             oracle,
-            build.make_optimizer(config, self.model),
-            self.train,
-            self.test,
+            build.make_optimizer(config, self.model, oracle),
+            *self.seen,
             units=self.units,
             schedule=build.make_schedule(config.schedule, steps),
             average=build.make_average(config, self.model, steps),
@@ -193,6 +216,7 @@ def prepare(
     config: RunConfig,
     *,
     noise_multiplier: float | None = None,
+    cache: Path | None = None,
     on_phase: Phase = lambda phase: None,
 ) -> Prepared:
     """Load the data, make the plan, build the model; write nothing.
@@ -200,6 +224,7 @@ def prepare(
     Args:
         config: what to do.
         noise_multiplier: the sigma found before, for a run that is resumed.
+        cache: the folder for the features of a frozen encoder; they are computed when needed.
         on_phase: called with what is done next.
 
     Raises:
@@ -218,13 +243,26 @@ def prepare(
         channels=config.channels,
         unit=config.unit,
     )
+    if not config.allow_shared_units:
+        _refuse_shared(train, test, config.unit)
     units = _units(config, train)
     if units is not None:
         _validate.owners(config.unit, units)
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
     on_phase("calibrating the noise")
-    return Prepared(config, train, test, config.plan(n, noise_multiplier=noise_multiplier), model)
+    plan = config.plan(n, noise_multiplier=noise_multiplier)
+    return Prepared(config, train, test, plan, model, cache)
+
+
+def blank(data: DataSet, records: int) -> Tensor:
+    """Return zeros of the shape and type of ``records`` records."""
+    import torch
+
+    from dpbam.app.runs.features import FeatureImages
+
+    kind = torch.float32 if isinstance(data.images, FeatureImages) else torch.uint8
+    return torch.zeros(records, *data.shape, dtype=kind)
 
 
 def peak(oracle: PrivateGradientOracle, train: DataSet, units: int) -> int:
@@ -237,14 +275,25 @@ def peak(oracle: PrivateGradientOracle, train: DataSet, units: int) -> int:
     from dpbam.batches import LogicalBatch
     from dpbam.engines.memory import peak_bytes
 
-    blank = torch.zeros(units, *train.shape, dtype=torch.uint8)
-    batch = LogicalBatch.of(blank, torch.zeros(units, dtype=torch.int64), None, 1)
+    batch = LogicalBatch.of(blank(train, units), torch.zeros(units, dtype=torch.int64), None, 1)
     device = next(oracle.model.parameters()).device
     rows = units * oracle.views.multiplicity
     physical = next(batch.split(rows, oracle.views, device))
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
-        return peak_bytes(oracle.engine, physical, oracle.method, oracle.method.lam_at(0))
+        return peak_bytes(oracle.engine, physical, oracle.method.per_unit, oracle.method.lam_at(0))
+
+
+def _refuse_shared(train: DataSet, test: DataSet, unit: str) -> None:
+    from dpbam.data.checking import shared_units
+
+    for column, values in shared_units(train, test, unit).items():
+        raise ConfigError(
+            f"{len(values)} values of {column!r} are in both {train.name} and {test.name}: the "
+            f"accuracy would not be one on new {column}s, and would reveal more about those; split "
+            f"by {column} (--unit {column} does where a test set is held out), or pass "
+            "--allow-shared-units"
+        )
 
 
 def _units(config: RunConfig, train: DataSet) -> NDArray[Any] | None:

@@ -15,6 +15,7 @@ from dpbam.errors import DPBAMError
 
 if TYPE_CHECKING:
     from dpbam.app.runs.config import RunConfig
+    from dpbam.privacy.accounting import Charge
     from dpbam.privacy.plan import PrivacyPlan
     from dpbam.training.events import EvaluationReport
 
@@ -127,6 +128,11 @@ class RunResult:
     @property
     def out(self) -> Path:
         return self.spec.out
+
+    @property
+    def charges(self) -> list[Charge]:
+        """What was charged, replays included."""
+        return self.plan.charges(self.steps, self.charged - self.steps)
 
     @property
     def accuracy(self) -> float:

@@ -178,13 +178,29 @@ def _option(text: str) -> tuple[str, Any]:
     """``width=0.25`` as ("width", 0.25): the value is read as TOML, else taken as text."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ArgumentError(f"--model-option must be like width=0.25, got {text!r}")
+        raise ArgumentError(f"an option must be like width=0.25, got {text!r}")
     try:
         return name, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return name, value
 
 
+def _own_code(value: str) -> str:
+    if not all(value.partition(":")[::2]):
+        raise ArgumentError(f"{value!r} must read 'module:Name'")
+    return value
+
+
+def _factors(text: str) -> list[float]:
+    """``1,0.5``, one factor per phase."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentError(f"a schedule must be like 1.5,1,0.5, got {text!r}") from None
+
+
+OwnCode = Annotated[str, AfterValidator(_own_code)]
+Factors = Annotated[tuple[float, ...], Written(str, _factors)]
 Positive = Annotated[float, _named(_validate.positive)]
 NonNegative = Annotated[float, _named(_validate.non_negative)]
 Probability = Annotated[float, _named(_validate.probability)]

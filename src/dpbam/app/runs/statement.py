@@ -34,6 +34,14 @@ _SECURE = (
     "system's entropy; the noise is a Gaussian exactly rounded to a grid to which the sum is "
     "rounded, which withstands attacks on floating-point rounding"
 )
+_EVALUATION = (
+    "accuracy on test records is computed without noise: it is a release about those records that "
+    "this epsilon does not cover. The guarantee is for the training records only"
+)
+_SHARED = (
+    ". The operator allowed units of privacy to be in both the training and the test set: for "
+    "those the published accuracy is a further release, and it is not an accuracy on new ones"
+)
 _MODES = {"standard": _FRESH, "secure": _SECURE}
 
 
@@ -72,10 +80,15 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "released_beside_the_gradients": _beside(config),
         "clip_norm": plan.clip_norm,
         "clipping": plan.clipping,
+        "noise_schedule": list(plan.noise_schedule),
+        "clip_schedule": list(plan.clip_schedule),
+        "filter": config.filter,
+        "own_code": _own_code(config),
         "seeded": config.seed is not None,
         "noise": config.noise,
         "noise_mode": _SEEDED if config.seed is not None else _MODES[config.noise],
-        "initial_weights": _initial(config),
+        "initial_weights": _initial(config, prepared.public_weights),
+        "public_weights": prepared.public_weights,
         "tuned_on": (
             "not accounted: choices that were made by looking at runs on this data (learning rate, "
             "clipping norm, lambda, epochs, the model) are not covered by this epsilon"
@@ -84,11 +97,8 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
             "set": prepared.test.name,
             "records": len(prepared.test),
             "times": evaluations,
-            "note": (
-                "accuracy on test records is computed without noise: it is a release about those "
-                "records that this epsilon does not cover. The guarantee is for the training "
-                "records only"
-            ),
+            "shared_units_allowed": config.allow_shared_units,
+            "note": _EVALUATION + (_SHARED if config.allow_shared_units else ""),
         },
         "budget": budget,
         "may_be_published": [*PUBLISHABLE, *(["statistics.jsonl"] if config.release_norms else [])],
@@ -117,6 +127,7 @@ def to_markdown(s: dict[str, Any]) -> str:
         ("Noise multiplier sigma", f"{s['noise_multiplier']:.6g}"),
         ("Released beside the gradients", s["released_beside_the_gradients"]),
         ("Clipping", f"{s['clipping']}, norm C = {s['clip_norm']:g}"),
+        *_parts(s),
         ("Accountant", s["accountant"]),
         ("Noise", s["noise_mode"]),
         ("Initial weights", s["initial_weights"]),
@@ -197,12 +208,13 @@ def _steps(s: dict[str, Any]) -> str:
     )
 
 
-def _initial(config: RunConfig) -> str:
+def _initial(config: RunConfig, public: dict[str, Any] | None) -> str:
     """Describe the initial weights; "independent of the data" only where that is known."""
-    if config.init is not None:
+    if public is not None:
+        files = ", ".join(f"SHA-256 of {name}: {value}" for name, value in public["files"].items())
         return (
-            f"from {config.init.name}, taken to be public: if they were trained on sensitive data, "
-            "that training's privacy has to be added"
+            f"from {public['source']}, taken to be public: if they were trained on sensitive data, "
+            f"that training's privacy has to be added ({files})"
         )
     if ":" in config.model:
         return (
@@ -224,6 +236,33 @@ def _beside(config: RunConfig) -> str:
         f"{config.release_norms:g}, one Gaussian event with each step's gradient, and covered by "
         "the epsilon above"
     )
+
+
+def _own_code(config: RunConfig) -> str:
+    """Name the parts that are the user's own code, and what is known of them."""
+    own = [f"{k} {getattr(config, k)}" for k in ("method", "clipping", "filter")
+           if ":" in getattr(config, k)]  # fmt: skip
+    if not own:
+        return "none"
+    return (
+        f"{', '.join(own)}: code of the user's own. Every unit's contribution was checked at every "
+        "step against the sensitivity to which the noise is calibrated; that the code lets no unit "
+        "depend on another, and keeps nothing of the data, is for the user to know"
+    )
+
+
+def _parts(s: dict[str, Any]) -> list[tuple[str, str]]:
+    """Rows for what most runs do not have."""
+    rows = []
+    for name, text in (("noise_schedule", "sigma"), ("clip_schedule", "C")):
+        if (factors := s.get(name, [1.0])) != [1.0]:
+            phases = ", ".join(f"{f:g}" for f in factors)
+            rows.append((f"Schedule of {text}", f"times {phases} in phases of equal length"))
+    if s.get("filter", "none") != "none":
+        rows.append(("Filter", f"{s['filter']}: of released gradients alone, at no cost"))
+    if s.get("own_code", "none") != "none":
+        rows.append(("Code of the user's own", s["own_code"]))
+    return rows
 
 
 def _bullets(names: list[str]) -> str:

@@ -37,9 +37,9 @@ LAMBDA = Domain("lam", 0.002, 0.2, log=True)
 # vary these alone, so that a new field is refused until it is listed
 _SAME_COST = (
     "image_size", "channels", "clip_norm", "clipping", "lam", "gradient", "model", "model_options",
-    "init", "freeze", "head_only", "physical_batch_size", "optimizer", "lr", "momentum",
+    "init", "freeze", "train", "physical_batch_size", "optimizer", "lr", "momentum",
     "weight_decay", "schedule", "augment_multiplicity", "shift", "flip", "augment_probability",
-    "ema", "swa",
+    "ema", "swa", "filter", "filter_options", "clipping_options", "clip_schedule", "correct_noise",
 )  # fmt: skip
 _UNACCOUNTABLE = {
     "budget": "a budget file counts steps and knows no selections",
