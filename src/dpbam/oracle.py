@@ -74,6 +74,8 @@ class PrivateGradientOracle:
         plan: the privacy plan; C, sigma, q and the expected batch size come from it.
         method: what a sample's direction is: DPSGD(), DPSAT(lam), BAM(lam), or your own.
         augment: (inputs, keys) -> inputs, a random augmentation of each row drawn from its key.
+        augment_targets: the same for targets that move with the inputs (masks): equal keys are to
+            draw equal changes.
         multiplicity: K, the number of augmented views per sample; their gradients are averaged
             within the sample before it is clipped.
         filter: what makes the optimiser's gradient of the released one, at no cost
@@ -138,6 +140,7 @@ class PrivateGradientOracle:
         method: Method | None = None,
         *,
         augment: Callable[[Any, Tensor], Any] | None = None,
+        augment_targets: Callable[[Any, Tensor], Any] | None = None,
         multiplicity: int = 1,
         filter: Filter | None = None,
         clipping: Clipping | None = None,
@@ -177,7 +180,7 @@ class PrivateGradientOracle:
         self._names = list(trainable(self.model))
         self._computation = Computation(
             compute or Compute(), model, loss, self.clipping.groups(self._names),
-            Views(augment, multiplicity),
+            Views(augment, multiplicity, augment_targets),
         )  # fmt: skip
 
     @property

@@ -29,6 +29,8 @@ from dpbam.app.runs.settings import (
     Patterns,
     Positive,
     Probability,
+    Range,
+    Weights,
     sentence,
     setting,
 )
@@ -65,6 +67,18 @@ class RunConfig(BaseModel):
     data_root: Path | None = _data("Where downloads live (or set DPBAM_DATA).")
     image_size: ImageSize | None = _data("Resize a folder's images: 64, or 64x48 (height x width).")
     channels: Literal[1, 3] | None = _data("Convert a folder's images to grey or RGB.")
+
+    task: Literal["single-label", "multi-label", "regression", "segmentation"] | None = _data(
+        "What is predicted.", unset="from the labels"
+    )
+    label_columns: Patterns = _data(
+        "A column of labels.csv that holds the label, or one of 0 and 1 per finding; repeatable.",
+        (),
+        flag="--label-column",
+    )
+    target_range: Range | None = _data(
+        "Of a regression: the public range of its values, such as 0:100."
+    )
 
     epsilon: Positive | None = _privacy(
         "The budget; the noise is calibrated to it. Give it or the noise multiplier."
@@ -171,6 +185,12 @@ class RunConfig(BaseModel):
     shift: FromZero = _training("Largest shift of a view, in pixels.", 4)
     flip: Literal["horizontal", "vertical", "none"] = _training("Flip of a view.", "horizontal")
     augment_probability: Fraction = _training("Probability of the shift, and of the flip.", 0.5)
+    class_weights: Weights = _training(
+        "Weight of a class in the loss, a public fact such as ill=4; repeatable.",
+        {},
+        flag="--class-weight",
+    )
+    focal: NonNegative = _training("Gamma of the focal loss. 0: cross-entropy.", 0.0)
     ema: Probability | None = _training(
         "Hand out an exponential moving average of the weights, with this decay."
     )
