@@ -78,6 +78,8 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "noise_multiplier": plan.noise_multiplier,
         "charged_noise_multiplier": plan.charged_noise_multiplier,
         "released_beside_the_gradients": _beside(config),
+        "count_noise_multiplier": config.release_counts,
+        "class_weights": _weights(prepared),
         "clip_norm": plan.clip_norm,
         "clipping": plan.clipping,
         "noise_schedule": list(plan.noise_schedule),
@@ -101,7 +103,7 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
             "note": _EVALUATION + (_SHARED if config.allow_shared_units else ""),
         },
         "budget": budget,
-        "may_be_published": [*PUBLISHABLE, *(["statistics.jsonl"] if config.release_norms else [])],
+        "may_be_published": [*PUBLISHABLE, *released_files(config)],
         "may_be_published_if_the_test_records_are_not_sensitive": ["metrics.jsonl"],
         "must_not_be_published": ["non-private/", "checkpoints/", "ledger.jsonl", "config.toml"],
     }
@@ -238,6 +240,23 @@ def _beside(config: RunConfig) -> str:
     )
 
 
+def released_files(config: RunConfig) -> list[str]:
+    """Return the files that hold what was released besides the model."""
+    counts = ["class-counts.json"] if config.release_counts else []
+    return counts + (["statistics.jsonl"] if config.release_norms else [])
+
+
+def _weights(prepared: Prepared) -> str:
+    config = prepared.config
+    given = ", ".join(f"{name} {weight:g}" for name, weight in config.class_weights.items())
+    if config.release_counts is None:
+        return f"given by the user as public facts: {given}" if given else "none"
+    return (
+        f"from class counts, released once with noise of sigma {config.release_counts:g} before "
+        "the first step: a Gaussian event on all units, covered by the epsilon above"
+    )
+
+
 def _own_code(config: RunConfig) -> str:
     """Name the parts that are the user's own code, and what is known of them."""
     own = [f"{k} {getattr(config, k)}" for k in ("method", "clipping", "filter")
@@ -254,6 +273,8 @@ def _own_code(config: RunConfig) -> str:
 def _parts(s: dict[str, Any]) -> list[tuple[str, str]]:
     """Rows for what most runs do not have."""
     rows = []
+    if s.get("class_weights", "none") != "none":
+        rows.append(("Class weights", s["class_weights"]))
     for name, text in (("noise_schedule", "sigma"), ("clip_schedule", "C")):
         if (factors := s.get(name, [1.0])) != [1.0]:
             phases = ", ".join(f"{f:g}" for f in factors)
