@@ -37,6 +37,9 @@ def audit(
     out: Annotated[
         Path | None, option("Keeps trials, result and plot; the same again resumes.")
     ] = None,
+    public_key: Annotated[
+        Path | None, option("Of RUN's operator (PEM): the statement must be signed with it.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Attack the private mechanism and bound its epsilon from below; or check a finished run.
@@ -47,10 +50,13 @@ def audit(
 
     With RUN: epsilon is computed again from the ledger by a second accountant, and configuration,
     ledger, statement, checkpoint and model are checked against one another, buffers and frozen
-    parameters against their record from before training; exit code 1 if anything is wrong.
+    parameters against their record from before training, files against their digests, and the
+    operator's signature if there is one; exit code 1 if anything is wrong. The verdict says what it
+    means, and what it does not.
 
     Examples:
         $ dpbam audit runs/digits
+        $ dpbam audit runs/digits --public-key operator-public.pem
         $ dpbam audit --epsilon 4 --canaries 400000
         $ dpbam audit --epsilon 4 --trials 8000 --jobs 2 --out audits/one-step
         $ dpbam audit --canary random --method bam --n 100 --batch-size 10 --steps 50
@@ -58,7 +64,7 @@ def audit(
         $ dpbam audit --canary mislabelled --n 200 --batch-size 40 --steps 20 --trials 200 --jobs 2
     """
     if folder is not None:
-        _check(folder, json)
+        _check(folder, public_key, json)
         return
     from dpbam.app.audit import Target
 
@@ -122,18 +128,24 @@ def _show(result: AuditResult, out: Path | None) -> None:
     say(facts(rows))
 
 
-def _check(folder: Path, as_json: bool) -> None:
+def _check(folder: Path, operator: Path | None, as_json: bool) -> None:
     from dpbam.app.audit import check_run
-    from dpbam.app.audit.check import signed_off
+    from dpbam.app.audit.check import DOES_NOT_MEAN, MEANS, signed_off
 
-    findings = check_run(folder)
+    findings = check_run(folder, operator)
     good = signed_off(findings)
     if as_json:
-        print_json({"signed_off": good, "findings": [f._asdict() for f in findings]})
+        meaning = {"means": MEANS, "does_not_mean": DOES_NOT_MEAN} if good else {}
+        print_json({"signed_off": good, **meaning, "findings": [f._asdict() for f in findings]})
     else:
         rows = [("right" if f.right else "WRONG", f.check, f.seen) for f in findings]
         say(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
         wrong = sum(not f.right for f in findings)
-        say("signed off: everything agrees" if good else f"not signed off: {wrong} checks failed")
+        if good:
+            say(f"signed off. This means that {MEANS}.")
+            say(f"It does not mean {DOES_NOT_MEAN}.")
+        else:
+            say(f"not signed off: {wrong} checks failed. Do not rely on the statement until each "
+                "is explained: a changed or lost file looks the same as a forged one.")  # fmt: skip
     if not good:
         raise typer.Exit(1)

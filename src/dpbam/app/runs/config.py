@@ -38,8 +38,9 @@ from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import is_private
 from dpbam.privacy.plan import PrivacyPlan, default_delta, epoch_steps
 
-_data, _privacy, _method, _model, _training, _run = (
-    partial(setting, panel) for panel in ("Data", "Privacy", "Method", "Model", "Training", "Run")
+_PANELS = ("Data", "Privacy", "Method", "Model", "Training", "Run", "Statement")
+_data, _privacy, _method, _model, _training, _run, _stated = (
+    partial(setting, panel) for panel in _PANELS
 )
 
 
@@ -226,6 +227,11 @@ class RunConfig(BaseModel):
     checkpoint_every: NonNegative = _run("Seconds between checkpoints. 0: after every step.", 60.0)
     num_workers: FromZero = _run("Threads that read ahead. 0: none.", 2)
     tensorboard: bool = _run("Write curves for TensorBoard into non-private/.", False)
+
+    operator: str | None = _stated("Who trained the model, for the privacy statement.")
+    curator: str | None = _stated("Who is responsible for the data.")
+    purpose: str | None = _stated("What the model is for.")
+    unit_reason: str | None = _stated("Why the unit of privacy is the right one.")
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -74,7 +74,9 @@ def settle(path: Path | None, folder: RunFolder, run: str, ledger: Ledger) -> di
         )
     budget.settle(run, stored.charges())
     epsilon, delta = budget.total
-    return {"file": path.name, "epsilon": epsilon, "delta": delta, "taken": budget.epsilon()}
+    others = [{"run": e.run, "finished": e.settled} for e in budget.entries() if e.run != run]
+    return {"file": path.name, "epsilon": epsilon, "delta": delta, "taken": budget.epsilon(),
+            "other_runs": others}  # fmt: skip
 
 
 def release_reservation(out: str | Path) -> None:
