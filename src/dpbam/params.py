@@ -129,6 +129,12 @@ def digest(tree: Mapping[str, Tensor]) -> str:
     return state.hexdigest()
 
 
+def moments(tree: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
+    """Return the sum and the sum of squares of each entry: other values have others."""
+    wide = doubled({name: t.detach() for name, t in tree.items()})
+    return {name: (float(t.sum()), float(t.square().sum())) for name, t in wide.items()}
+
+
 def rows(batch: Any) -> int:
     """Return the common leading size of every tensor in a nested batch."""
     leaves = [x for x in tree_leaves(batch) if x is not None]  # None: an argument left out

@@ -71,8 +71,8 @@ def _methods(json: Json = False) -> None:
         return
     header = ("flag", "name", "what it does", "privacy cost", "use it if")
     rows = [
-        (p.flag, p.name, f"{p.formula} ({p.reference})" if p.reference else p.formula, p.cost, p.use)
-        for p in PARTS
+        (flag, name, f"{formula} ({source})" if source else formula, cost, use)
+        for flag, name, formula, source, cost, use in PARTS
     ]
     say(table(header, rows, left=5))
     say("--method, --clipping and --filter also take module:Name, code of your own.")
