@@ -21,10 +21,11 @@ from dpbam.app.runs.files import FORMAT, check_format, current_config, read_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.identity import config_digest, file_digest, public_key, verified
 from dpbam.app.runs.run import RunError
-from dpbam.app.runs.statement import RATES, attacks
+from dpbam.app.runs.statement import RATES, attacks, released_files
 from dpbam.app.runs.statement_text import to_html, to_markdown
 from dpbam.errors import ArgumentError
 from dpbam.privacy.accounting import Charge, total_epsilon
+from dpbam.privacy.ledger import BEFORE
 from dpbam.privacy.rounding import down, up
 from dpbam.privacy.tradeoff import TradeOff
 
@@ -73,6 +74,11 @@ class Evidence(NamedTuple):
         counts = Counter((float(e["noise_multiplier"]), float(e["sampling_rate"]))
                          for e in self.entries)  # fmt: skip
         return [Charge(sigma, q, k) for (sigma, q), k in sorted(counts.items())]
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The entries that are steps, not releases before the first."""
+        return [e for e in self.entries if not str(e["stream"]).endswith(BEFORE)]
 
 
 def check_run(run: str | Path, operator: Path | None = None) -> list[Finding]:
@@ -186,7 +192,7 @@ def _ledger(e: Evidence) -> Iterator[Finding]:
     keys = Counter((x["stream"], x["step"]) for x in e.entries)
     twice = [key for key, count in keys.items() if count > 1]
     yield Finding("no noise is used twice", not twice, f"{len(twice)} steps of a stream repeat")
-    steps = {int(x["step"]) for x in e.entries}
+    steps = {int(x["step"]) for x in e.steps}
     taken = int(e.statement["steps"])
     missing = taken - sum(0 <= step < taken for step in steps)  # no list of them: it may be long
     yield Finding("every step is on the ledger", not missing, f"{missing} are missing")
@@ -200,7 +206,12 @@ def _ledger(e: Evidence) -> Iterator[Finding]:
 def _mechanism(e: Evidence) -> Iterator[Finding]:
     s, f, private = e.statement, e.facts, e.config.private
     rate = e.config.batch_size / int(f["n"])
-    sigmas = {c.noise_multiplier for c in e.charges}
+    sigmas = {float(x["noise_multiplier"]) for x in e.steps}
+    before = [(float(x["noise_multiplier"]), float(x["sampling_rate"]))
+              for x in e.entries if str(x["stream"]).endswith(BEFORE)]  # fmt: skip
+    paid = [] if e.config.release_counts is None else [(e.config.release_counts, 1.0)]
+    yield Finding("class counts are charged once, at q = 1, where they are released",
+                  before == paid, f"{before}; {paid}")  # fmt: skip
     expected = _charged(float(f["noise_multiplier"]), e.config.joint_noise_multipliers)
     planned = [expected * factor for factor in e.config.noise_schedule]
     yield Finding(
@@ -210,15 +221,15 @@ def _mechanism(e: Evidence) -> Iterator[Finding]:
     )
     yield _same("the statement's charged sigma is the ledger's",
                 _number(s["charged_noise_multiplier"]), expected)  # fmt: skip
-    rates = {c.sampling_rate for c in e.charges}
+    rates = {float(x["sampling_rate"]) for x in e.steps}
     yield Finding("the ledger's q is batch size / n", rates <= {rate}, f"{sorted(rates)}; {rate}")
     yield _same("the statement's sigma is the run's", _number(s["noise_multiplier"]),
                 float(f["noise_multiplier"]))  # fmt: skip
     yield _same("the statement's q is batch size / n", float(s["sampling_rate"]), rate)
     yield _same("the statement's n is the run's", float(s["units"]), float(f["n"]))
     yield _same("the statement's delta is the run's", float(s["delta"]), float(f["delta"]))
-    yield Finding("all charged steps are stated", int(s["charged_steps"]) == len(e.entries),
-                  f"{s['charged_steps']} stated, {len(e.entries)} on the ledger")  # fmt: skip
+    yield Finding("all charged steps are stated", int(s["charged_steps"]) == len(e.steps),
+                  f"{s['charged_steps']} stated, {len(e.steps)} on the ledger")  # fmt: skip
     if private:
         yield _same("the statement's C is the configured one", _number(s["clip_norm"]),
                     e.config.clip_norm)  # fmt: skip
@@ -258,8 +269,8 @@ def _checkpoints(e: Evidence) -> Iterator[Finding]:
     assert latest is not None
     step = int(latest.state["oracle"]["step"])
     yield Finding("the checkpoint is whole and of this run", True, f"step {step}")
-    yield Finding("the ledger covers the checkpoint", step <= len(e.entries),
-                  f"step {step}, {len(e.entries)} charged")  # fmt: skip
+    yield Finding("the ledger covers the checkpoint", step <= len(e.steps),
+                  f"step {step}, {len(e.steps)} charged")  # fmt: skip
     yield Finding("the statement's steps are the checkpoint's", step == int(e.statement["steps"]),
                   f"{step}; {e.statement['steps']}")  # fmt: skip
     yield _model(e, latest.state)
@@ -305,13 +316,14 @@ def _model(e: Evidence, state: dict[str, Any]) -> Finding:
 
 
 def _published(e: Evidence) -> Iterator[Finding]:
-    paid = {e.folder.statistics.name} if e.config.release_norms else set()
+    paid = set(released_files(e.config))
     allowed, listed = {*PUBLISHABLE, *paid}, set(e.statement["may_be_published"])
     yield Finding("only harmless files are listed for publishing", listed <= allowed,
                   ", ".join(sorted(listed)))  # fmt: skip
     yield Finding("statistics are released only where they are paid for",
-                  bool(paid) or not e.folder.statistics.exists(),
-                  e.folder.statistics.name)  # fmt: skip
+                  not any(path.exists() and path.name not in paid for path in
+                          (e.folder.statistics, e.folder.class_counts)),
+                  ", ".join(sorted(paid)) or "none")  # fmt: skip
     marked = [n for n in sorted(allowed) if _mentions(e.folder.path / n, b"non_private")]
     yield Finding("nothing non-private is in them", not marked, ", ".join(marked) or "nothing")
 

@@ -116,6 +116,10 @@ class RunConfig(BaseModel):
         "standard",
     )
     budget: Path | None = _privacy("The data set's budget file, shared by its runs.")
+    release_counts: Positive | None = _privacy(
+        "Weight classes by their counts, released once with this sigma (such as 20) before "
+        "training; shares the budget with the gradients."
+    )
     release_norms: Positive | None = _privacy(
         "Also release, with this sigma (such as 20), how many units have norms in which range; "
         "shares the budget with the gradients."
@@ -257,6 +261,13 @@ class RunConfig(BaseModel):
             )
         if self.release_bias is not None and self.release_norms is None:
             raise ArgumentError("release_bias needs release_norms: the noise multiplier of both")
+        if self.release_counts is not None and self.class_weights:
+            raise ArgumentError(
+                "class_weights are given, so release_counts would pay for nothing: leave one out"
+            )
+        if self.release_counts is not None and (not self.private or self.task == "regression"):
+            reason = "a regression has no classes" if self.private else "method without privacy"
+            raise ArgumentError(f"release_counts cannot be used ({reason}): leave it out")
         if self.release_norms is not None and not self.private:
             raise ArgumentError(
                 f"release_norms has no noise to count on with method {self.method!r}"
@@ -376,6 +387,7 @@ class RunConfig(BaseModel):
         common |= {
             "clip_norm": self.clip_norm,
             "clipping": self.clipping,
+            "released_before": self.release_counts,
             "joint_noise_multipliers": self.joint_noise_multipliers,
         }
         if sigma is None:

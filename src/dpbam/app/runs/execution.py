@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dpbam._jsonl import sync_folder
 from dpbam.app.runs import spending
 from dpbam.app.runs.budget import Budget
+from dpbam.app.runs.class_counts import weigh
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.facts import (
     check_config,
@@ -112,6 +113,7 @@ def _follow(prepared: Prepared, out: Path, ranks: Ranks) -> RunResult:
     oracle = prepared.oracle(None, _lens(prepared, _ignore), _ignore, ranks)
     trainer = prepared.trainer(oracle, Reporter())
     trainer.load_state_dict(ranks.from_leader(trainer.state_dict))
+    prepared.task.load_state_dict(ranks.from_leader(prepared.task.state_dict))
     with graceful(_silent) as stop:
         trainer.run(stop=stop)
         result = ranks.from_leader(_leaders_result)
@@ -172,8 +174,11 @@ class _Session:
         spending.check_ledger(plan, ledger, oracle.step)
         trainer.max_charges = spending.most_charges(config, plan, ledger, oracle.step)
         self._write_down(trainer.max_charges, ledger)
+        if config.release_counts is not None:
+            weigh(self.folder, self.prepared, oracle)
         trainer.evaluations = self.recorder.rewind(oracle.step)
         self.ranks.from_leader(trainer.state_dict)  # all ranks begin with the same weights
+        self.ranks.from_leader(self.prepared.task.state_dict)
 
         began = time.monotonic()
         self._announce(oracle.step, fit)

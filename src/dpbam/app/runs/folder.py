@@ -10,6 +10,7 @@ file                           what it holds                               may b
 ``privacy-statement.html``     the same to print                           yes
 ``privacy-statement.sig``      the operator's signature, if there is one   yes
 ``statistics.jsonl``           norms and bias, released with noise         yes
+``class-counts.json``          class counts, released with noise           yes
 ``metrics.jsonl``              evaluations on the test data                see the statement
 ``config.toml``                the resolved configuration                  no (paths, the seed)
 ``ledger.jsonl``               every release, before it was made           no need to
@@ -58,6 +59,7 @@ class RunFolder:
         self.config = self.path / "config.toml"
         self.metrics = self.path / "metrics.jsonl"
         self.statistics = self.path / "statistics.jsonl"
+        self.class_counts = self.path / "class-counts.json"
         self.ledger = self.path / "ledger.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.weights = self.path / "model.safetensors"

@@ -118,6 +118,8 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "noise_multiplier": plan.noise_multiplier,
         "charged_noise_multiplier": plan.charged_noise_multiplier,
         "released_beside_the_gradients": _beside(config),
+        "count_noise_multiplier": config.release_counts,
+        "class_weights": _weights(prepared),
         "clip_norm": plan.clip_norm,
         "clipping": plan.clipping,
         "noise_schedule": list(plan.noise_schedule),
@@ -144,7 +146,7 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "budget": budget,
         "who_sees_what": _WHO_SEES_WHAT,
         "outside_the_promise": [*_OUTSIDE, *([] if config.noise == "secure" else [_FLOATS])],
-        "may_be_published": [*PUBLISHABLE, *(["statistics.jsonl"] if config.release_norms else [])],
+        "may_be_published": [*PUBLISHABLE, *released_files(config)],
         "may_be_published_if_the_test_records_are_not_sensitive": ["metrics.jsonl"],
         "must_not_be_published": ["non-private/", "checkpoints/", "ledger.jsonl", "config.toml"],
     }
@@ -251,6 +253,23 @@ def _beside(config: RunConfig) -> str:
         f"how many units have norms in which range{bias}: with noise of sigma "
         f"{config.release_norms:g}, one Gaussian event with each step's gradient, and covered by "
         "the epsilon above"
+    )
+
+
+def released_files(config: RunConfig) -> list[str]:
+    """Return the files that hold what was released besides the model."""
+    counts = ["class-counts.json"] if config.release_counts else []
+    return counts + (["statistics.jsonl"] if config.release_norms else [])
+
+
+def _weights(prepared: Prepared) -> str:
+    config = prepared.config
+    given = ", ".join(f"{name} {weight:g}" for name, weight in config.class_weights.items())
+    if config.release_counts is None:
+        return f"given by the user as public facts: {given}" if given else "none"
+    return (
+        f"from class counts, released once with noise of sigma {config.release_counts:g} before "
+        "the first step: a Gaussian event on all units, covered by the epsilon above"
     )
 
 

@@ -248,6 +248,8 @@ def _mechanism(s: dict[str, Any]) -> list[tuple[str, str]]:
 def _parts(s: dict[str, Any]) -> list[tuple[str, str]]:
     """Rows for what most runs do not have."""
     rows = []
+    if s.get("class_weights", "none") != "none":
+        rows.append(("Class weights", s["class_weights"]))
     for name, text in (("noise_schedule", "sigma"), ("clip_schedule", "C")):
         if (factors := s.get(name, [1.0])) != [1.0]:
             phases = ", ".join(f"{f:g}" for f in factors)
