@@ -108,6 +108,14 @@ class PrivateGradientOracle:
     and is on the ledger before ``.grad`` is written. Inputs are checked against the plan before a
     step is charged (:mod:`dpbam.checks`).
 
+    Assumptions: batches are drawn by ``batches``, or as Poisson samples of the plan's units; the
+    random bits are unknown to the attacker; a method, clipping, noise or augmentation of the user's
+    own lets no unit depend on another; times and sizes are not seen.
+
+    Proof: docs/privacy.md, step by step: a unit's direction depends on it and on public values
+    alone, the clip is the last thing before the sum, noise is added once; then Zhu, Dong, Wang 2022
+    for the subsampled mechanism and its adaptive composition.
+
     ======================  =====================================================================
     edge case               result
     ======================  =====================================================================
