@@ -74,7 +74,10 @@ class RunConfig(BaseModel):
     clipping: Literal["flat", "automatic", "per-layer"] = _privacy(
         "How gradients are clipped.", "flat"
     )
-    unit: str = _privacy("Whom privacy is promised to: record, or a COLUMN.", "record")
+    unit: str | None = _privacy(
+        "Whom privacy is promised to: record, or a COLUMN.",
+        unset="record; patient for DICOM files",
+    )
     allow_shared_units: bool = _privacy(
         "Train although units of privacy, or patients, are in both training and test set.", False
     )
@@ -198,7 +201,7 @@ class RunConfig(BaseModel):
             raise ArgumentError("ema and swa are two ways to average the weights: choose one")
         if self.freeze and self.head_only:
             raise ArgumentError("head_only freezes all but the last layer: leave freeze out")
-        if self.unit == "record" and self.max_records not in (None, 1):
+        if self.unit in (None, "record") and self.max_records not in (None, 1):
             raise ArgumentError(
                 f"max_records is {self.max_records} but the unit is a record: name the column "
                 "that owns several records with unit"
@@ -244,19 +247,27 @@ class RunConfig(BaseModel):
         """Return every field that is not None, as TOML that :meth:`from_file` reads."""
         return to_toml(self.to_mapping())
 
-    def plan(self, n: int, *, noise_multiplier: float | None = None) -> PrivacyPlan:
-        """Return the privacy plan for n units; ``noise_multiplier`` is a resumed run's sigma.
+    def plan(
+        self, n: int, *, noise_multiplier: float | None = None, unit: str | None = None
+    ) -> PrivacyPlan:
+        """Return the privacy plan for n units.
+
+        Args:
+            n: units of privacy.
+            noise_multiplier: a resumed run's sigma.
+            unit: the data set's own unit of privacy; the configuration's wins.
 
         Example:
             >>> RunConfig(noise_multiplier=2.0, epochs=3, batch_size=100).plan(1000).steps
             30
         """
+        unit = self.unit or unit or "record"
         common: dict[str, Any] = {
             "n": n,
             "batch_size": self.batch_size,
             "delta": self.delta or default_delta(n),
-            "unit": self.unit,
-            "max_records": self.max_records or (1 if self.unit == "record" else 8),
+            "unit": unit,
+            "max_records": self.max_records or (1 if unit == "record" else 8),
             "accountant": self.accountant,
         }
         if not self.private:

@@ -216,7 +216,7 @@ class _Session:
             raise
         sync_folder(self.folder.path)
         asked = RunConfig.from_mapping(self.facts["config"])
-        resolved = asked.replace(delta=self.prepared.plan.delta)
+        resolved = asked.replace(delta=self.prepared.plan.delta, unit=self.prepared.plan.unit)
         write_atomic(self.folder.config, resolved.to_toml())
 
     def _reserve(self, charges: int, ledger: Ledger) -> None:

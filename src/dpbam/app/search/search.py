@@ -137,6 +137,8 @@ class Search:
         sigma = first.noise_multiplier
         known = first.replace(epsilon=None, noise_multiplier=sigma or 1.0)
         plan = prepare(known).plan
+        if self.score_noise is not None:
+            self._check_unit(plan.unit)
         if sigma is None:
             assert first.epsilon is not None  # a configuration has one of the two
             sigma = search_noise_multiplier(
@@ -187,7 +189,7 @@ class Search:
                 )
         if self.score_noise is not None:
             _validate.positive("score_noise", self.score_noise)
-            self._check_unit(configs[0].unit)
+            self._check_unit(configs[0].unit or "record")
         self.repetitions.event(None)  # refuses a wrong mean or shape
 
     def _check_unit(self, unit: str) -> None:
