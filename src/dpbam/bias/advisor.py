@@ -34,7 +34,8 @@ from dpbam.errors import ArgumentError
 from dpbam.methods import BAM, DPSGD
 from dpbam.params import device_of, trainable
 from dpbam.privacy import calibration
-from dpbam.privacy.clipping import CLIPPINGS, unclipped
+from dpbam.privacy.adaptive_clipping import make_clipping
+from dpbam.privacy.clipping import unclipped
 from dpbam.privacy.plan import PrivacyPlan, replace_quietly
 
 WARNING = (
@@ -203,7 +204,7 @@ class _Pool:
         )
 
     def _factors(self, norms: Tensor, bound: float) -> Tensor:
-        return CLIPPINGS[self.plan.clipping](bound).factors(norms)
+        return make_clipping(self.plan.clipping, bound).factors(norms)
 
 
 def _bounds(plan: PrivacyPlan, norms: Tensor) -> list[float]:

@@ -229,6 +229,11 @@ class DataSet:
         return digest.hexdigest()
 
 
+def model_input(images: Tensor) -> Tensor:
+    """Return what a model takes: floats of uint8 images; features are floats already."""
+    return images if images.is_floating_point() else to_float(images)
+
+
 def to_float(images: Tensor) -> Tensor:
     """Map uint8 0..255 to float32 in [-1, 1] on the images' device: x / 127.5 - 1.
 

@@ -52,7 +52,7 @@ FLAGS = {
     "clip norm": (["--epsilon", 3, "--clip-norm", 0], "error: --clip-norm must be positive"),
     "ema 1": (["--epsilon", 3, "--ema", 1], "ema must lie"),
     "ema and swa": (["--epsilon", 3, "--ema", 0.9, "--swa", 0.5], "choose one"),
-    "head and freeze": (["--epsilon", 3, "--head-only", "--freeze", "*.bias"], "freeze out"),
+    "head and freeze": (["--epsilon", 3, "--train", "head", "--freeze", "*.bias"], "freeze out"),
     "seed": (["--epsilon", 3, "--seed", -1], "seed must be"),
     "multiplicity": (["--epsilon", 3, "--augment-multiplicity", -1], "--augment-multiplicity"),
     "max records": (["--epsilon", 3, "--max-records", 4], "the unit is a record"),

@@ -34,7 +34,8 @@ def test_every_field_of_a_run_has_a_flag_but_the_noise_seed():
 def test_a_field_defines_the_help_of_its_flag():
     helps = {one.name: one.help for one in settings(RunConfig)}
     assert helps["accountant"] == "The accountant: pld or rdp [pld]. pld is tighter."
-    assert helps["head_only"] == "Train the last layer alone."
+    assert helps["measure_plain"].startswith("Measure dp-sat's bias")
+    assert "head, lora, norms or all [all; of a public encoder, head]" in helps["train"]
     assert "[chosen to fit]" in helps["physical_batch_size"]
 
 
@@ -46,13 +47,13 @@ def test_only_flags_really_given_are_passed_on():
 def test_flags_that_are_not_plain_values():
     flags = given(
         "--image-size", "64x48", "--model-option", "width=0.25", "--model-option",
-        "activation=tanh", "--freeze", "conv1.*", "--freeze", "*.bias", "--head-only",
+        "activation=tanh", "--freeze", "conv1.*", "--freeze", "*.bias", "--train", "head",
     )  # fmt: skip
     assert flags == {
         "image_size": (64, 48),
         "model_options": {"width": 0.25, "activation": "tanh"},
         "freeze": ["conv1.*", "*.bias"],
-        "head_only": True,
+        "train": "head",
     }
 
 

@@ -28,7 +28,7 @@ from dpbam.privacy.plan import PrivacyPlan, default_delta
         ({"epsilon": 3, "lr": 0}, "lr must be positive"),
         ({"epsilon": 3, "momentum": 2}, "momentum must lie between 0 and 1"),
         ({"epsilon": 3, "ema": 0.9, "swa": 0.5}, "choose one"),
-        ({"epsilon": 3, "freeze": ["a"], "head_only": True}, "leave freeze out"),
+        ({"epsilon": 3, "freeze": ["a"], "train": "head"}, "leave freeze out"),
         ({"epsilon": 3, "max_records": 4}, "the unit is a record"),
         ({"epsilon": 3, "seed": -1}, "seed must be at least 0"),
     ],

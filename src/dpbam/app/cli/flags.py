@@ -24,7 +24,7 @@ ConfigFile = Annotated[
     Path | None,
     option("A .toml file of these settings; flags override it.", "--config"),
 ]
-_ALTERNATIVES = (("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "head_only"))
+_ALTERNATIVES = (("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "train"))
 _NO_EFFECT: dict[str, tuple[str, tuple[Any, ...]]] = {
     "lam": ("method", ("dp-sgd", "sgd")),
     "gradient": ("method", ("dp-sgd", "dp-sat", "sgd", "sam")),
