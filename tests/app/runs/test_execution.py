@@ -38,7 +38,7 @@ def test_a_run_folder_holds_what_it_says(tiny, tmp_path):
         ".lock", "checkpoints/" + _last(result.out, 2), "checkpoints/" + _last(result.out, 1),
         "config.toml", "ledger.jsonl", "metrics.jsonl", "model.json", "model.safetensors",
         "non-private/evaluations.jsonl", "non-private/run.json", "non-private/training.jsonl",
-        "privacy-statement.json", "privacy-statement.md",
+        "privacy-statement.html", "privacy-statement.json", "privacy-statement.md",
     ]  # fmt: skip
     assert RunConfig.from_file(result.out / "config.toml") == tiny
     names = [name for name, _ in heard.said]

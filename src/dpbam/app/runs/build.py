@@ -79,11 +79,25 @@ def task_of(config: RunConfig, train: DataSet, model: nn.Module) -> Task:
         train.task, train.class_names, class_weights=config.class_weights, focal=config.focal,
         target_range=config.target_range,
     )  # fmt: skip
+    _check_weighted(config, train.task)
     device = device_of(model)
     blank = torch.zeros(1, *train.shape, dtype=torch.uint8, device=device)
     with torch.no_grad(), evaluating(model):
         task.check_output(model(to_float(blank)), blank)
     return task.to(device)
+
+
+def _check_weighted(config: RunConfig, task: str) -> None:
+    """Refuse weights that would have no effect, or no classes."""
+    if config.release_counts is not None and task == "regression":
+        raise ConfigError("release_counts cannot be used: a regression has no classes")
+    weighted = config.class_weights or config.focal or config.release_counts
+    normalised = config.clipping in ("automatic", "normalised") and config.unit == "record"
+    if weighted and normalised and task == "single-label":
+        raise ConfigError(
+            f"clipping {config.clipping} gives every record's gradient one length, so that weights "
+            "of its class and focal loss have no effect: choose flat clipping, or leave them out"
+        )
 
 
 def model_options(config: RunConfig) -> dict[str, Any]:

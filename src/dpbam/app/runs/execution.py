@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dpbam._jsonl import sync_folder
 from dpbam.app.runs import spending
 from dpbam.app.runs.budget import Budget
+from dpbam.app.runs.class_counts import weigh
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.facts import (
     check_config,
@@ -28,6 +29,7 @@ from dpbam.app.runs.facts import (
 )
 from dpbam.app.runs.files import disk_error, write_atomic, write_json
 from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.identity import identity
 from dpbam.app.runs.model_file import save_run_model
 from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.app.runs.recorder import Recorder, TensorBoard
@@ -111,6 +113,7 @@ def _follow(prepared: Prepared, out: Path, ranks: Ranks) -> RunResult:
     oracle = prepared.oracle(None, _lens(prepared, _ignore), _ignore, ranks)
     trainer = prepared.trainer(oracle, Reporter())
     trainer.load_state_dict(ranks.from_leader(trainer.state_dict))
+    prepared.task.load_state_dict(ranks.from_leader(prepared.task.state_dict))
     with graceful(_silent) as stop:
         trainer.run(stop=stop)
         result = ranks.from_leader(_leaders_result)
@@ -171,8 +174,11 @@ class _Session:
         spending.check_ledger(plan, ledger, oracle.step)
         trainer.max_charges = spending.most_charges(config, plan, ledger, oracle.step)
         self._write_down(trainer.max_charges, ledger)
+        if config.release_counts is not None:
+            weigh(self.folder, self.prepared, oracle)
         trainer.evaluations = self.recorder.rewind(oracle.step)
         self.ranks.from_leader(trainer.state_dict)  # all ranks begin with the same weights
+        self.ranks.from_leader(self.prepared.task.state_dict)
 
         began = time.monotonic()
         self._announce(oracle.step, fit)
@@ -223,9 +229,12 @@ class _Session:
                 self.folder.ledger.unlink()
             raise
         sync_folder(self.folder.path)
+        write_atomic(self.folder.config, self._resolved().to_toml())
+
+    def _resolved(self) -> RunConfig:
+        """Return the configuration as asked for, with the delta that was chosen."""
         asked = RunConfig.from_mapping(self.facts["config"])
-        resolved = asked.replace(delta=self.prepared.plan.delta)
-        write_atomic(self.folder.config, resolved.to_toml())
+        return asked.replace(delta=self.prepared.plan.delta)
 
     def _reserve(self, charges: int, ledger: Ledger) -> None:
         path, plan = self.prepared.config.budget, self.prepared.plan
@@ -300,6 +309,7 @@ class _Session:
         values = statement(
             prepared, ledger, run=self.facts["run"], steps=step,
             evaluations=self.recorder.evaluated(seeded=config.seed is not None),
+            identity=identity(self.folder, self._resolved()),
             budget=spending.settle(config.budget, self.folder, self.facts["run"], ledger),
         )  # fmt: skip
         write_statement(self.folder, values)

@@ -40,10 +40,12 @@ _SAME_COST = (
     "init", "freeze", "train", "physical_batch_size", "optimizer", "lr", "momentum",
     "weight_decay", "schedule", "augment_multiplicity", "shift", "flip", "augment_probability",
     "ema", "swa", "filter", "filter_options", "clipping_options", "clip_schedule", "correct_noise",
+    "class_weights", "focal",
 )  # fmt: skip
 _UNACCOUNTABLE = {
     "budget": "a budget file counts steps and knows no selections",
     "release_norms": "statistics released with the gradients are released by every trial",
+    "release_counts": "class counts are released by every trial",
 }
 
 
