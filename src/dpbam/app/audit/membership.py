@@ -259,7 +259,11 @@ def _prepared(folder: RunFolder, config: RunConfig, own_code: bool) -> Prepared:
     prepared = prepare(config, noise_multiplier=facts["noise_multiplier"] or None)
     if prepared.train.fingerprint() != facts["non_private_fingerprint"]:
         raise RunError(f"the data of {folder.path} have changed: an attack needs its training set")
-    if prepared.train.task != "single-label" or prepared.plan.unit != "record" or config.frozen_encoder:
+    if (
+        prepared.train.task != "single-label"
+        or prepared.plan.unit != "record"
+        or config.frozen_encoder
+    ):
         encoder = " and a frozen encoder" if config.frozen_encoder else ""
         raise RunError(
             f"{folder.path} has the task {prepared.train.task}, the unit {prepared.plan.unit}{encoder}: "
