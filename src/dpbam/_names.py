@@ -6,9 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from dpbam.errors import ArgumentError
+
+ENCODER = "hf:"  # a model's name begins so if it is a public encoder's
 
 
 def did_you_mean(
@@ -31,6 +34,22 @@ def did_you_mean(
     if near:
         return f"did you mean {near[0]!r}?"
     return f"choose from {', '.join(known)}" if otherwise is None else otherwise
+
+
+def is_path(name: str) -> bool:
+    """Whether the name of an encoder is a folder's, not one of the Hugging Face hub's."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).is_dir()
+
+
+def public_name(model: str) -> str:
+    """Return a model's name for publishing: of an encoder's folder, not the path to it.
+
+    Example:
+        >>> public_name("hf:/home/ann/encoders/tiny-vit"), public_name("hf:google/vit-base")
+        ('hf:tiny-vit', 'hf:google/vit-base')
+    """
+    name = model.removeprefix(ENCODER)
+    return f"{ENCODER}{Path(name).name}" if name != model and is_path(name) else model
 
 
 def load_function(name: str) -> Callable[..., Any]:

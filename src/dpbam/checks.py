@@ -193,12 +193,23 @@ def check_units(plan: PrivacyPlan, units: Tensor | None, ranks: Ranks) -> None:
         )
 
 
-def check_factors(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
+def check_alike(ranks: Ranks, observers: int, releases: int) -> None:
+    """Refuse an observer, or statistics, that only some of the ranks have."""
+    if {observers, releases} - {0, ranks.world}:
+        raise ArgumentError(
+            f"of {ranks.world} ranks {observers} have an observer and {releases} have statistics: "
+            "make the oracle with the same ones on every rank"
+        )
+
+
+def check_factors(
+    clipping: Clipping, norms: Tensor, factors: Tensor, extra: Tensor | None = None
+) -> None:
     """Refuse factors that let a unit move the sum by more than the clipping's sensitivity.
 
-    For each unit i, over the groups g:
+    For each unit i, over the groups g and the extra coordinates k:
 
-        sqrt(sum_g (f_gi |d_gi|)^2) <= sensitivity (1 + 1e-6),
+        sqrt(sum_g (f_gi |d_gi|)^2 + sum_k e_ki^2) <= sensitivity (1 + 1e-6),
 
     every f finite and not negative, and 0 where the norm is not finite. It synchronises with the
     device once. It cannot detect factors that depend on other units of the batch.
@@ -207,6 +218,7 @@ def check_factors(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
         clipping: what computed the factors.
         norms: [G, U] of G clipping groups and U units. Not private.
         factors: [G, U].
+        extra: [K, U], the clipping's extra coordinates; None: it has none.
 
     Example:
         >>> from dpbam.privacy.clipping import FlatClipping
@@ -224,7 +236,15 @@ def check_factors(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
         )
     wide = torch.float32 if norms.device.type == "mps" else torch.float64  # mps has no float64
     finite = norms.isfinite()
-    kept = (factors.to(wide) * torch.where(finite, norms, 0.0).to(wide)).norm(dim=0)  # [U]
+    joint = factors.to(wide) * torch.where(finite, norms, 0.0).to(wide)  # [G, U]
+    if extra is not None:
+        if extra.shape != (clipping.coordinates, norms.shape[1]):
+            raise PlanViolationError(
+                f"{name} returned extra coordinates of shape {tuple(extra.shape)}, not "
+                f"({clipping.coordinates}, {norms.shape[1]}): return one row per coordinate"
+            )
+        joint = torch.cat([joint, extra.to(wide)])  # [G + K, U]
+    kept = joint.norm(dim=0)  # [U]
     sound = factors.isfinite() & (factors >= 0) & (finite | (factors == 0))
     within = sound.all(dim=0) & (kept <= clipping.sensitivity * (1 + ROUNDING))
     if bool(within.all()):
@@ -238,7 +258,7 @@ def check_factors(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
     raise PlanViolationError(
         f"{name} lets a unit through with norm {float(kept.max()):.6g}, above its sensitivity "
         f"{clipping.sensitivity:g}, to which the noise is calibrated: factor times norm, over all "
-        "groups together, must be at most the sensitivity"
+        "groups and extra coordinates together, must be at most the sensitivity"
     )
 
 
@@ -248,19 +268,15 @@ def check_parts(
     clipping: Clipping,
     release: JointRelease | None,
     *,
-    ranks: Ranks,
-    watched: bool,
+    filtered: bool = False,
 ) -> None:
-    """Refuse parts of an oracle that do not fit together; ``watched``: there is an observer."""
+    """Refuse parts of an oracle that do not fit together; ``filtered``: a filter was given."""
+    if filtered and method.filter() is not None:
+        raise ArgumentError(f"{method.name} has a filter of its own: leave filter out")
     if plan.private and not method.private:
         raise ArgumentError(
             f"{method.name} uses the batch without noise, so it cannot be private: "
             "use it with PrivacyPlan.non_private(...)"
-        )
-    if ranks.world > 1 and (watched or release):
-        raise ArgumentError(
-            "the bias is measured, and released, by a single process: leave that out, or train "
-            "without torchrun"
         )
     joint = release.noise_multipliers if release else ()
     if joint != plan.joint_noise_multipliers:

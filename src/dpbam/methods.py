@@ -12,23 +12,45 @@ method             direction of unit i                                    where 
 ``DPSAT``          g_i(theta + lambda u), u = previous private gradient   Section 2, App. B.1
 ``BAM``            g_i(theta + lambda g_i / |g_i|)                        Algorithm 2, Eq. 12
 ``BAM(exact)``     g_i + lambda H_i g_i / |g_i|                           Eq. 11
+``DiSK``           a d_i(theta + gamma v) + (1 - a) d_i(theta),           Zhang et al. 2025
+                   v = theta_t - theta_(t-1), d_i of another method
 ``SGD``, ``SAM``   references, not private                                App. B.2
 =================  =====================================================  ====================
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dpbam import _validate
+from dpbam.errors import ArgumentError
+from dpbam.filters import Filter, KalmanStep
 
 if TYPE_CHECKING:  # torch is imported where it computes: reading a configuration stays fast
     from dpbam.params import Params
 
 GradFn = Callable[["Params"], "Params"]
 Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class History:
+    """What earlier steps have made public; a method may use all of it.
+
+    Attributes:
+        gradients: the released gradients of earlier steps, the latest last.
+        parameters: theta at which each of them was taken.
+        theta: the present parameters.
+    """
+
+    gradients: tuple[Params, ...]
+    parameters: tuple[Params, ...]
+    theta: Params
 
 
 class Method(ABC):
@@ -52,6 +74,7 @@ class Method(ABC):
     name: ClassVar[str] = "method"
     private: ClassVar[bool] = True  # False: uses the batch without noise; a reference only
     needs_previous: ClassVar[bool] = False  # True: ascends along the previous private gradient
+    remembers: ClassVar[int] = 0  # how many earlier steps :meth:`at` gets
 
     def __init__(self, lam: float | Schedule = 0.0) -> None:
         if not callable(lam):
@@ -72,6 +95,19 @@ class Method(ABC):
         It must be a function of what was released before (``previous``, the last private gradient).
         ``batch_gradient`` is not private; only a method with ``private = False`` may call it.
         """
+        return None
+
+    def at(self, history: History) -> Method:
+        """Return this step's method, which may depend on public history; by default itself."""
+        return self
+
+    @property
+    def per_unit(self) -> Method:
+        """The method of each unit once theta is shifted; an engine computes it."""
+        return self
+
+    def filter(self) -> Filter | None:
+        """Return a new filter of the released gradient that belongs to the method, if any."""
         return None
 
     @abstractmethod
@@ -192,6 +228,88 @@ class BAM(Method):
         return f"BAM(lam={self.lam!r}, exact={self.exact})"
 
 
+class DiSK(Method):
+    """DiSK: predict the gradient's change along the last step, then filter (Zhang et al. 2025).
+
+    With v = theta_t - theta_(t-1), which is public, and a = (1 - kappa) / (kappa gamma),
+
+        d_i = a g_i(theta + gamma v) + (1 - a) g_i(theta),     clipped as one vector,
+        m_t = (1 - kappa) m_(t-1) + kappa (released gradient).
+
+    Both gradients of a unit are combined before they are clipped, so a step costs what one of
+    DP-SGD costs. With gamma = (1 - kappa) / kappa, a is 1: one gradient, at theta + gamma v.
+
+    Args:
+        kappa: the Kalman gain; 1 would be ``inner`` itself.
+        gamma: how far to look ahead; None: (1 - kappa) / kappa, at the speed of ``inner``.
+        inner: the method whose direction takes the place of g_i; None: DP-SGD.
+
+    Example:
+        >>> import torch
+        >>> disk = DiSK(kappa=0.5, gamma=0.5).at(
+        ...     History(({},), ({"w": torch.tensor(1.0)},), {"w": torch.tensor(3.0)}))
+        >>> grad = lambda theta: {"w": theta["w"] ** 2}
+        >>> disk.direction(grad, {"w": torch.tensor(3.0)}, 0.0)["w"]  # 2 * (3 + 1)^2 - 3^2
+        tensor(23.)
+    """
+
+    name = "disk"
+    remembers = 1
+
+    def __init__(
+        self, kappa: float = 0.7, gamma: float | None = None, inner: Method | None = None
+    ) -> None:
+        self.kappa, self.inner = _validate.probability("kappa", kappa), inner or DPSGD()
+        if self.inner.needs_previous or self.inner.remembers or not self.inner.private:
+            raise ArgumentError(
+                f"DiSK shifts theta itself, so {self.inner.name} cannot be inside it: take DP-SGD "
+                "or BAM"
+            )
+        whole = (1 - kappa) / kappa
+        self.gamma = whole if gamma is None else _validate.positive("gamma", gamma)
+        self.share = whole / self.gamma  # a
+        self._velocity: Params | None = None
+        super().__init__(self.inner.lam)
+
+    def at(self, history: History) -> Method:
+        if not history.parameters:
+            return self
+        made, before = copy.copy(self), history.parameters[-1]
+        made._velocity = {n: t - before[n] for n, t in history.theta.items()}
+        return made
+
+    @property
+    def per_unit(self) -> Method:
+        return self.inner if math.isclose(self.share, 1.0) else self
+
+    def filter(self) -> Filter | None:
+        return KalmanStep(self.kappa)
+
+    def ascent(
+        self, lam: float, previous: Params | None, batch_gradient: Callable[[], Params]
+    ) -> Params | None:
+        """Return gamma v where one gradient is enough."""
+        if self.per_unit is self or self._velocity is None:
+            return None
+        return {n: self.gamma * v for n, v in self._velocity.items()}
+
+    def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
+        from dpbam.params import add
+
+        here = self.inner.direction(grad, theta, lam)
+        if self.per_unit is not self:
+            return here  # the oracle has shifted theta
+        there = theta if self._velocity is None else add(theta, self._velocity, self.gamma)
+        ahead = self.inner.direction(grad, there, lam)
+        return add({n: self.share * d for n, d in ahead.items()}, here, 1 - self.share)
+
+    def norm_penalty(self, lam: float) -> float | None:
+        return None if self.per_unit is self else self.inner.norm_penalty(lam)
+
+    def __repr__(self) -> str:
+        return f"DiSK(kappa={self.kappa:g}, gamma={self.gamma:g}, inner={self.inner!r})"
+
+
 class SGD(DPSGD):
     """SGD, not private: it needs a non-private plan."""
 
@@ -223,7 +341,9 @@ class SAM(Method):
         return 0.0
 
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (DPSGD, DPSAT, BAM, SGD, SAM)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (DPSGD, DPSAT, BAM, DiSK, SGD, SAM)
+}
 
 
 def is_private(name: object) -> bool:

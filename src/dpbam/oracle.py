@@ -12,12 +12,14 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
 from dpbam.checks import (
     BatchSizes,
+    check_alike,
     check_ascent,
     check_factors,
     check_parts,
@@ -30,19 +32,32 @@ from dpbam.distributed import Ranks
 from dpbam.engines import Engine, Loss
 from dpbam.engines.memory import Fit
 from dpbam.errors import ArgumentError
+from dpbam.filters import Filter
 from dpbam.loading import PoissonBatches
-from dpbam.methods import DPSGD, Method
+from dpbam.methods import DPSGD, History, Method
 from dpbam.nn import check_model, check_trainable
 from dpbam.observers import JointRelease, Observer, StepFacts, watching
-from dpbam.params import Params, digest, doubled, shifted, trainable, zeros
+from dpbam.params import (
+    Params,
+    device_of,
+    digest,
+    doubled,
+    joint_digest,
+    shifted,
+    trainable,
+    zeros,
+)
+from dpbam.per_sample import PerSample, each
 from dpbam.privacy.clipping import Clipping, portions
 from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.noise import NoiseMechanism
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.randomness import Randomness, SecureRandomness
 from dpbam.privacy.sampling import PoissonSampler
 from dpbam.privacy.secure_noise import make_noise
 
 SAMPLINGS = ("poisson", "unchecked")
+_EXTRA = "clipping/extra"  # in a sum; no parameter has a slash in its name
 
 
 class PrivateGradientOracle:
@@ -59,15 +74,21 @@ class PrivateGradientOracle:
         plan: the privacy plan; C, sigma, q and the expected batch size come from it.
         method: what a sample's direction is: DPSGD(), DPSAT(lam), BAM(lam), or your own.
         augment: (inputs, keys) -> inputs, a random augmentation of each row drawn from its key.
+        augment_targets: the same for targets that move with the inputs (masks): equal keys are to
+            draw equal changes.
         multiplicity: K, the number of augmented views per sample; their gradients are averaged
             within the sample before it is clipped.
-        clipping: *privacy.* Overrides the plan's kind of clipping; its sensitivity must be C.
+        filter: what makes the optimiser's gradient of the released one, at no cost
+            (:mod:`dpbam.filters`); None: the method's own, or none.
+        clipping: *privacy.* Overrides the plan's kind of clipping; its sensitivity must be C at the
+            first step. Norms and extra coordinates are checked against it at every step.
         sampling: *privacy.* ``"poisson"`` refuses batch sizes that Poisson sampling cannot give.
             ``"unchecked"`` is for batches from elsewhere, such as fixed batches of a test: nothing
             is amplified, and each step is charged at q = 1. The ledger's epsilon then holds if one
             unit more or less changes nothing else in a batch; the plan's does not.
         noise: *privacy.* ``"standard"``, or ``"secure"``: from a cryptographic generator, exactly
-            rounded to a grid (:mod:`dpbam.privacy.secure_noise`), and without a seed.
+            rounded to a grid (:mod:`dpbam.privacy.secure_noise`), and without a seed; or a
+            :class:`~dpbam.privacy.noise.NoiseMechanism` of your own, charged as it states.
         seed: *privacy.* Reproducible noise and draws, for research only; None: system entropy.
         noise_seed: *privacy.* A seed for the noise alone, so that paired runs can share all other
             draws; None: as ``seed``.
@@ -119,10 +140,12 @@ class PrivateGradientOracle:
         method: Method | None = None,
         *,
         augment: Callable[[Any, Tensor], Any] | None = None,
+        augment_targets: Callable[[Any, Tensor], Any] | None = None,
         multiplicity: int = 1,
+        filter: Filter | None = None,
         clipping: Clipping | None = None,
         sampling: str = "poisson",
-        noise: str = "standard",
+        noise: str | NoiseMechanism = "standard",
         seed: int | None = None,
         noise_seed: int | None = None,
         ledger: Ledger | None = None,
@@ -141,21 +164,23 @@ class PrivateGradientOracle:
         self.clipping = clipping or plan.clipper()
         self.sampling = _validate.one_of("sampling", sampling, SAMPLINGS)
         self.randomness = Randomness(seed)
-        self.noise = make_noise(noise, seed if noise_seed is None else noise_seed)
+        own_seed = seed if noise_seed is None else noise_seed
+        self.noise = make_noise(noise, own_seed) if isinstance(noise, str) else noise
+        self.filter = filter or self.method.filter()
         self.ledger = plan.ledger() if ledger is None else ledger
         self.statistics, self.observer, self.ranks = statistics, observer, ranks or Ranks()
         self.step = 0
         self.stream = self._new_stream()
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
+        self._noise_std = 0.0
+        self._present = self.method  # as it is at this step's history
+        self._history: list[tuple[Params, Params]] = []  # released gradient, and theta there
         self._sizes = BatchSizes(plan)
-        check_parts(
-            plan, self.method, self.clipping, statistics,
-            ranks=self.ranks, watched=observer is not None,
-        )  # fmt: skip
+        check_parts(plan, self.method, self.clipping, statistics, filtered=filter is not None)
         self._names = list(trainable(self.model))
         self._computation = Computation(
             compute or Compute(), model, loss, self.clipping.groups(self._names),
-            Views(augment, multiplicity),
+            Views(augment, multiplicity, augment_targets),
         )  # fmt: skip
 
     @property
@@ -172,6 +197,11 @@ class PrivateGradientOracle:
     def physical_batch_size(self) -> int | None:
         """The most rows computed at once; None until it is given or measured."""
         return self._computation.rows
+
+    @property
+    def noise_std(self) -> float:
+        """The standard deviation of the noise in each entry of the latest gradient: public."""
+        return self._noise_std
 
     def batches(
         self, dataset: Any, *, units: Any = None, num_workers: int = 0
@@ -215,45 +245,106 @@ class PrivateGradientOracle:
         check_units(self.plan, units, self.ranks)
         lam = self.method.lam_at(self.step)
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
-        size = int(self.ranks.sums(batch.size)[0])  # units, of all ranks
+        watched, releasing = self.observer is not None, self.statistics is not None
+        size, *alike = map(int, self.ranks.sums(batch.size, watched, releasing))  # of all ranks
+        check_alike(self.ranks, *alike)
         if self.plan.private and self.sampling == "poisson":
             self._sizes.check(size)
         batch = batch.keyed(self.randomness, self.step)
         if self.physical_batch_size is None and len(batch.ids):
             self.fit(inputs, targets)
-        ascent = self.method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
+        self._present = method = self.method.at(self._public_history())
+        ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         facts = StepFacts(
-            self.step, self.plan, self.method, lam, self._previous,
-            shifted=ascent is not None, whole=self._computation.is_whole(batch),
+            self.step, self.plan, method, lam, self._previous, self._sensitivity(),
+            shifted=ascent is not None,
+            whole=self.ranks.world == 1 and self._computation.is_whole(batch),
             zeros=lambda: zeros(trainable(self.model)),
-            batch_gradient=lambda: self._batch_gradient(batch),
+            batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
         )  # fmt: skip
         watchers = watching(facts, self.observer, self.statistics)
         with shifted(trainable(self.model), ascent):  # theta + ascent; theta again afterwards
             clipped = self._clipped_sum(batch, lam, watchers)  # sum_i clip(d_i)
-        released = self.ranks.release(clipped, self._privatised)
+        sigma = self.plan.noise_multiplier_at(self.step)
+        self._noise_std = sigma * self._sensitivity() / self.plan.batch_size
+        released = self._privatised(clipped)
+        self._adapt(clipped, released)
         if self.observer in watchers:
-            self.observer.finish(clipped, released)
+            self.observer.finish(self.ranks.total(clipped), released)
         self._write(released)
         self._sizes.count(size)
 
     def _clipped_sum(
         self, batch: LogicalBatch, lam: float, watchers: list[Observer | JointRelease]
     ) -> Params:
-        """Return sum_i clip(d_i) over all physical batches, in float64."""
+        """Return sum_i clip(d_i), and that of the extra coordinates, in float64.
+
+        A clip schedule scales both by phi: with norms / phi, a unit's part is at most phi C.
+        """
         total = doubled(zeros(trainable(self.model)))
+        if self.clipping.coordinates:
+            empty = torch.zeros(self.clipping.coordinates, device=device_of(self.model))
+            total |= doubled({_EXTRA: empty})
         wants_plain = self.observer in watchers and self.observer.wants_plain
+        per_unit, phi = self._present.per_unit, self.plan.clip_factor_at(self.step)
         for physical in self._computation.physical(batch):
-            directions = self.engine.directions(physical, self.method, lam, plain=wants_plain)
+            directions = self.engine.directions(physical, per_unit, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
-            factors = self.clipping.factors(norms)  # [G, U]
-            check_factors(self.clipping, norms, factors)
+            scaled = norms / phi if phi != 1 else norms
+            factors = self.clipping.factors(scaled)  # [G, U]
+            extra = self._extra(scaled, factors)
+            check_factors(self.clipping, scaled, factors, extra)
+            if extra is not None:
+                total[_EXTRA] += phi * extra.to(total[_EXTRA].dtype).sum(1)
             for some in portions(factors):
                 for name, part in directions.weighted_sum(some).items():
                     total[name] += part
             for watcher in watchers:
                 watcher.observe(directions, norms, factors)
         return total
+
+    def _extra(self, norms: Tensor, factors: Tensor) -> Tensor | None:
+        """Return the clipping's extra coordinates [K, U]; 0 for a unit that is not finite."""
+        if not self.clipping.coordinates:
+            return None
+        finite = norms.isfinite().all(dim=0)
+        kept = torch.where(finite, norms, 0.0)
+        return torch.where(finite, self.clipping.extra(kept, factors), 0.0)
+
+    def _adapt(self, clipped: Params, released: Params) -> None:
+        """Hand the released extra coordinates to the clipping, and take them out."""
+        if clipped.pop(_EXTRA, None) is not None:
+            extra = released.pop(_EXTRA) / self.plan.clip_factor_at(self.step)
+            self.clipping.update(extra.cpu())
+
+    def _public_history(self) -> History:
+        theta = {n: p.detach() for n, p in trainable(self.model).items()}
+        gradients, parameters = zip(*self._history, strict=True) if self._history else ((), ())
+        return History(tuple(gradients), tuple(parameters), theta)
+
+    def per_sample(self, inputs: Any, targets: Any, units: Tensor | None = None) -> PerSample:
+        """Return each unit's direction and its norm as tensors: **not private**, for the operator.
+
+        Nothing is clipped, noised, charged or written. Views and dropout are drawn as in the next
+        step. It holds one gradient per unit in memory.
+
+        Args:
+            inputs: as of :meth:`backward`; any number of rows.
+            targets: likewise.
+            units: likewise.
+        """
+        batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
+        if self.physical_batch_size is None:
+            self.fit(inputs, targets)
+        lam, method = self.method.lam_at(self.step), self.method.at(self._public_history())
+        ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
+        with shifted(trainable(self.model), ascent):
+            keyed = batch.keyed(self.randomness, self.step)
+            found = [
+                each(self.engine.directions(physical, method.per_unit, lam))
+                for physical in self._computation.physical(keyed)
+            ]
+        return PerSample.joined(found)
 
     def fit(self, inputs: Any, targets: Any) -> Fit:
         """Choose the physical batch size, if it was not given, so that a step stays in memory.
@@ -262,7 +353,7 @@ class PrivateGradientOracle:
         does this by itself; the same model and limit give the same size on every machine.
         """
         lam = self.method.lam_at(self.step)
-        return self._computation.fit(inputs, targets, self.method, lam)
+        return self._computation.fit(inputs, targets, self.method.per_unit, lam)
 
     def _for_ascent(self, batch: LogicalBatch) -> Params:
         """Return g_hat for SAM's ascent; refuse it under a private plan."""
@@ -274,43 +365,82 @@ class PrivateGradientOracle:
         total = self.ranks.total(self._computation.plain_sum(batch))
         return {n: s / self.plan.batch_size for n, s in total.items()}
 
-    def _privatised(self, total: Params) -> Params:
-        """Return (sum_i clip(d_i) + N(0, (sigma C)^2 I)) / l, when the step is on the ledger.
+    def _privatised(self, clipped: Params) -> Params:
+        """Return (sum_i clip(d_i) + N(0, (sigma_t C_t)^2 I)) / l, when the step is on the ledger.
 
-        Of several ranks one is called, with the sum over all.
+        Each of several ranks adds the noise of its own coordinates, to the sum over all ranks. Only
+        when the leader has charged the step are the parts put together.
         """
-        std = self.plan.noise_multiplier * self._sensitivity()  # sigma C
-        noised = self.noise.add(total, std, self.step)  # once per logical batch
-        released = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
-        extra = self.statistics.noised(self.noise) if self.statistics else {}
-        replayed = digest({**released, **extra}) if self.randomness.seeded else None
+        std = self.plan.noise_multiplier_at(self.step) * self._sensitivity()  # sigma_t C_t
+        noised = self._noised(clipped, std, "noise")  # once per logical batch
+        own = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
+        sums = self.statistics.sums() if self.statistics else {}
+        extra = {k: self._noised(*sums[k], f"statistics-{k}") for k in sums}
+        replayed = self._replayed([own, *extra.values()])
+        self.ranks.from_leader(lambda: self._charge(replayed))  # the others wait for it
+        if self.statistics:
+            whole = {k: self.ranks.gathered(extra[k], sums[k][0]) for k in sums}
+            self.statistics.publish({n: s for part in whole.values() for n, s in part.items()})
+        return self.ranks.gathered(own, clipped)
+
+    def _noised(self, sums: Params, std: float, stream: str) -> Params:
+        """Return this rank's part of the sum over all ranks + N(0, std^2 I)."""
+        part, start = self.ranks.scattered(sums)
+        return self.noise.add(part, std, self.step, stream=stream, start=start)
+
+    def _replayed(self, parts: list[Params]) -> str | None:
+        """Return a digest of what all ranks release, to recognise a seeded replay."""
+        if not self.randomness.seeded:
+            return None
+        own = digest({name: s for part in parts for name, s in part.items()})
+        first, *others = self.ranks.collected(own)
+        return joint_digest(first, *others) if others else first
+
+    def _charge(self, replayed: str | None) -> None:
         self.ledger.charge(
             self.stream,
             self.step,
-            noise_multiplier=self.plan.charged_noise_multiplier,
+            noise_multiplier=self.noise.charged(self.plan.charged_at(self.step)),
             sampling_rate=1.0 if self.sampling == "unchecked" else self.plan.sampling_rate,
             release=replayed,
         )
-        if self.statistics:
-            self.statistics.publish(extra)
-        return released
 
     def _write(self, released: Params) -> None:
-        """Write into ``.grad`` what is on the ledger."""
+        """Write into ``.grad`` what is on the ledger, filtered."""
+        written = self.filter.apply(released) if self.filter else released
         for name, parameter in trainable(self.model).items():
-            parameter.grad = released[name].to(parameter.dtype)
+            parameter.grad = written[name].to(parameter.dtype)
         if self.method.needs_previous:
             self._previous = {n: g.clone() for n, g in released.items()}
+        if self.method.remembers:
+            theta = {n: p.detach().clone() for n, p in trainable(self.model).items()}
+            self._history = [*self._history, ({**released}, theta)][-self.method.remembers :]
         self.step += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step and, where the method uses it, the previous private gradient."""
-        return {"step": self.step, "previous": self._previous}
+        """Return the step, the previous private gradient where the method uses it, and ``parts``.
+
+        ``parts`` holds the tensors on which clipping, filter and method depend; all are public.
+        """
+        parts = {f"clipping/{k}": v for k, v in self.clipping.state_dict().items()}
+        if self.filter:
+            parts |= {f"filter/{k}": v for k, v in self.filter.state_dict().items()}
+        for k, (gradient, theta) in enumerate(self._history):
+            parts |= {f"history/{k}/gradient/{n}": g for n, g in gradient.items()}
+            parts |= {f"history/{k}/theta/{n}": t for n, t in theta.items()}
+        return {"step": self.step, "previous": self._previous, "parts": parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from :meth:`state_dict`. Unseeded, steps done again are new releases."""
         self.step = _validate.count("the state's step", state["step"], least=0)
         self._previous, self._sizes = state["previous"], BatchSizes(self.plan)
+        parts = state.get("parts", {})
+        if clipping := _below(parts, "clipping/"):
+            self.clipping.load_state_dict(clipping)
+        if self.filter:
+            self.filter.load_state_dict(_below(parts, "filter/"))
+        pairs = [_below(parts, f"history/{k}/") for k in range(self.method.remembers)]
+        self._history = [(_below(p, "gradient/"), _below(p, "theta/")) for p in pairs if p]
         self.stream = self._new_stream()
 
     @property
@@ -324,5 +454,11 @@ class PrivateGradientOracle:
         return f"seed-{noise.seed}" if noise.seeded else secrets.token_hex(8)
 
     def _sensitivity(self) -> float:
-        """C; without noise (a non-private plan) it may be infinite, and is not needed."""
-        return self.clipping.sensitivity if self.plan.noise_multiplier else 0.0
+        """C_t; without noise (a non-private plan) it may be infinite, and is not needed."""
+        if not self.plan.noise_multiplier:
+            return 0.0
+        return self.clipping.sensitivity * self.plan.clip_factor_at(self.step)
+
+
+def _below(parts: Mapping[str, Tensor], prefix: str) -> Params:
+    return {k.removeprefix(prefix): v for k, v in parts.items() if k.startswith(prefix)}

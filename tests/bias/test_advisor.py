@@ -101,6 +101,16 @@ def test_a_setting_that_is_right_is_kept() -> None:
     assert "Keep C = 1000" in str(advice)
 
 
+def test_the_recommendation_does_not_contradict_the_batch_sizes() -> None:
+    model, (x, y) = smooth_net(), samples(N)
+    plan = quiet_plan(1.0, n=10_000, batch_size=20, noise_multiplier=20.0)
+    advice = advise(model, cross_entropy, plan, [(x, y)], lambdas=())
+    larger = max(advice.batch_sizes, key=lambda option: option.non_private_cosine)
+    assert larger.non_private_cosine > advice.now.non_private_cosine + 0.01
+    assert f"A batch size of {larger.batch_size} in place of 20" in str(advice)
+    assert "no other setting" not in str(advice)
+
+
 def test_one_sample_is_not_enough() -> None:
     model, (x, y) = smooth_net(), samples(1)
     with pytest.raises(ValueError, match="at least 2 samples"):

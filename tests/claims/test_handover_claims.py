@@ -107,7 +107,7 @@ class EachWhole(PerLayerClipping):
     """Every layer to C by itself: together sqrt(2) C."""
 
     def scales(self, norms: Tensor) -> Tensor:
-        return clipping_module._bounded(norms, self.clip_norm)
+        return clipping_module.bounded(norms, self.clip_norm)
 
 
 class Trusting(FlatClipping):
@@ -159,7 +159,7 @@ def test_a_run_of_equal_sizes_starts_again_on_resume() -> None:
     oracle, batch = oracle_of(), samples(L)
     for _ in range(11):
         oracle.backward(*batch)
-    assert set(oracle.state_dict()) == {"step", "previous"}
+    assert set(oracle.state_dict()) == {"step", "previous", "parts"}
     oracle.load_state_dict({"step": 11, "previous": None})
     assert steps_until_refused(oracle, [batch] * 20, "12 batches in a row have 40") == 22
 
@@ -207,7 +207,7 @@ def counts_rows(original: Any) -> Any:
 def group_by_group(original: Any) -> Any:
     """Each group against the whole sensitivity."""
 
-    def check(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
+    def check(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> None:
         for one, scale in zip(norms, factors, strict=True):
             original(clipping, one[None], scale[None])
 
@@ -215,7 +215,7 @@ def group_by_group(original: Any) -> Any:
 
 
 def finite_units_alone(original: Any) -> Any:
-    def check(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
+    def check(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> None:
         fine = norms.isfinite().all(dim=0)
         original(clipping, norms[:, fine], factors[:, fine])
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from dpbam import Compute, PrivateGradientOracle, oracle
 from dpbam.batches import LogicalBatch
 from dpbam.privacy import secure_noise
-from dpbam.privacy.clipping import CLIPPINGS, ROUNDING
+from dpbam.privacy.adaptive_clipping import CLIPPINGS
+from dpbam.privacy.clipping import ROUNDING
 from dpbam.privacy.randomness import SecureRandomness
 from dpbam.privacy.secure_noise import SecureGaussianNoise, grid
 from planting import Mistake, catches

@@ -8,9 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpbam import DPSGD, PrivateGradientOracle, params
+from dpbam import BAM, DPSGD, PrivateGradientOracle, params
 from dpbam.batches import LogicalBatch
+from dpbam.checks import PlanViolationError
 from dpbam.engines import functional
+from dpbam.methods import DiSK
+from dpbam.privacy.adaptive_clipping import QuantileClipping, SlackClipping
+from dpbam.privacy.clipping import NormalisedClipping, PSACClipping
 from planting import Mistake, catches
 from support import (
     CLIPPINGS,
@@ -25,6 +29,11 @@ from support import (
 )
 
 C, L = 0.5, 10
+KINDS = [*CLIPPINGS, "normalised", "psac", "quantile", "slaclip"]
+AHEAD = {
+    "disk": lambda lam: DiSK(inner=BAM(lam)),
+    "disk, two gradients": lambda lam: DiSK(kappa=0.3, gamma=0.1),  # 23 times one, -22 the other
+}
 value = st.one_of(
     st.floats(-3, 3),
     st.floats(allow_nan=True, allow_infinity=True),
@@ -34,7 +43,10 @@ row = st.lists(value, min_size=3, max_size=3)
 
 
 class Neighbours:
-    """One oracle, asked for the sum of a batch with and without one more unit."""
+    """One oracle, asked for the sum of a batch with and without one more unit.
+
+    The sum is all that the step releases: also the clipping's extra coordinates.
+    """
 
     def __init__(self, engine: str, method: str, clipping: str, records: int) -> None:
         torch.manual_seed(0)
@@ -44,16 +56,20 @@ class Neighbours:
         group = {"unit": "patient", "max_records": records} if records > 1 else {}
         plan = quiet_plan(C, clipping=clipping, **group)
         self.oracle = sized_oracle(
-            self.model, cross_entropy, plan, METHODS[method](0.3), engine=engine
+            self.model, cross_entropy, plan, (METHODS | AHEAD)[method](0.3), engine=engine
         )
+        self.extra: list[Tensor] = []
+        if self.oracle.clipping.coordinates:
+            self.oracle.clipping.update = self.extra.append  # and C stays as it is
 
     def sum(self, rows: list[list[float]], units: list[int]) -> Tensor:
         """l times the gradient at step 1: the clipped sum, DP-SAT's ascent included."""
         x = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)
         previous = {n: torch.ones_like(p) for n, p in self.model.named_parameters()}
-        self.oracle.load_state_dict({"step": 1, "previous": previous})
+        theta = {f"history/0/theta/{n}": p + 0.1 for n, p in self.model.named_parameters()}
+        self.oracle.load_state_dict({"step": 1, "previous": previous, "parts": theta})
         self.oracle.backward(x, torch.arange(len(x)) % 2, torch.tensor(units, dtype=torch.long))
-        return flat(gradients(self.model)) * L
+        return torch.cat([flat(gradients(self.model)), *self.extra[-1:]]) * L
 
     def check(self, others: list[list[float]], added: list[list[float]], at: int) -> None:
         units = list(range(0, 2 * len(others), 2))
@@ -63,7 +79,8 @@ class Neighbours:
 
 
 @pytest.mark.parametrize(
-    ("engine", "method", "clipping", "records"), in_turn(SERVED, CLIPPINGS, [1, 3])
+    ("engine", "method", "clipping", "records"),
+    in_turn([*SERVED, *(("functional", name) for name in AHEAD)], KINDS, [1, 3]),
 )
 def test_one_unit_moves_the_sum_by_at_most_c(
     engine: str, method: str, clipping: str, records: int
@@ -103,6 +120,19 @@ def check_of(method: str, records: int = 1, *added: list[list[float]]):
     def sum_on_neighbouring_batches() -> None:
         for rows in added:
             Neighbours("functional", method, "flat", records).check(USUAL, rows, 1)
+
+    return sum_on_neighbouring_batches
+
+
+def parts_of(clipping: str):
+    """A step on neighbours; the oracle's own check of the joint norm counts as a failure."""
+
+    def sum_on_neighbouring_batches() -> None:
+        try:
+            Neighbours("functional", "dp-sgd", clipping, 1).check(USUAL, LOUD, 1)
+            Neighbours("functional", "dp-sgd", clipping, 1).check(USUAL, [[0.01, 0.0, 0.0]], 1)
+        except PlanViolationError as refused:
+            raise AssertionError(str(refused)) from None
 
     return sum_on_neighbouring_batches
 
@@ -181,6 +211,27 @@ MISTAKES = {
         LogicalBatch,
         "of",
         every_record_a_unit,
+    ),
+    "a norm without the regulariser, and C too large": Mistake(
+        parts_of("psac"), PSACClipping, "scales", lambda original: lambda s, n: 2 * original(s, n)
+    ),
+    "a normalised gradient that keeps its length": Mistake(
+        parts_of("normalised"),
+        NormalisedClipping,
+        "scales",
+        lambda original: lambda s, n: torch.ones_like(n),
+    ),
+    "the bit of the quantile outside the sensitivity": Mistake(
+        parts_of("quantile"),
+        QuantileClipping,
+        "bound",
+        lambda original: property(lambda s: s.sensitivity),
+    ),
+    "a slack of C for every unit": Mistake(
+        parts_of("slaclip"),
+        SlackClipping,
+        "extra",
+        lambda original: lambda s, n, f: torch.full((s.coordinates, n.shape[1]), s.bound),
     ),
     "a direction that looks at the other samples": Mistake(
         check_of("bam", 1, *OFTEN), Directions, "weighted_sum", batch_mean_removed

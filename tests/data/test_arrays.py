@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dpbam.data import DataError, from_arrays
-from dpbam.data.arrays import as_images, class_order, number_labels
+from dpbam.data.arrays import as_images
+from dpbam.data.labels import class_order, number_labels
 
 from .helpers import random_pixels
 
@@ -88,10 +89,13 @@ def test_a_class_may_be_missing_from_one_split():
         ([1, 2, 3], "skip 0"),
         ([0, 1, 10**12], r"skip 2, 3, 4, 5, 6, \.\.\."),
         ([0, -1, 1], "out of range: record 1 has -1"),
-        ([0.0, 1.0, 0.0], "float64, but must be whole numbers"),
-        ([[0, 1], [1, 0], [1, 1]], "2 values per record: only one label"),
-        (np.zeros((3, 1, 1), int), r"must be \[N\]"),
-        (np.array([0, "a", None], dtype=object), "object, but must be"),
+        ([0.0, 1.0, 0.0], "could be classes or measurements: pass --task"),
+        ([0.5, np.nan, 1.0], "record 1 has nan, which is not a number"),
+        ([[0, 1], [1, 0], [1, -1]], "record 2 has -1 for finding 1, but a finding is 0 or 1"),
+        ([[0, 1], [1, 0], [1, 0]], "exactly one of 2 findings, which could be one class each"),
+        (["|", "No Finding", ""], "hold no finding at all"),
+        (np.zeros((3, 4, 4), int), r"masks of arrays are int64 .* must be uint8"),
+        (np.array([0, "a", None], dtype=object), "must be numbers or strings"),
     ],
 )
 def test_labels_that_are_refused(labels, sentence):

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from dpbam.data import check, from_arrays, load_pair
+from dpbam.data import DataError, check, from_arrays, load_pair
+from dpbam.data.registry import inspect
+from dpbam.data.sources import Options
+from dpbam.data.summary import summary
 
 from .helpers import random_pixels, write_image
 
@@ -61,3 +65,91 @@ def test_broken_test_images_are_found_too(tmp_path):
     problems = check(*load_pair(str(tmp_path)))
     assert len(problems) == 1
     assert str(bad) in problems[0]
+
+
+def test_patients_in_both_sets_are_found_whatever_the_unit_is():
+    train = scans(4, 0, "train", columns={"patient": ["a", "a", "b", ""]})
+    test = scans(2, 1, "test", columns={"patient": ["b", ""]})
+    assert check(train, test) == ["train and test share 1 value of 'patient' (b)"]
+
+
+def test_records_without_a_unit_of_privacy():
+    train = scans(4, 0, "train", columns={"who": ["a", "", "b", ""]})
+    (problem,) = check(train, unit="who")
+    assert problem.startswith("2 of 4 records have no who, record 1 first")
+
+
+def test_nearly_black_images_are_named():
+    dark = from_arrays(random_pixels(6, 0, (8, 8)) // 16, np.arange(6) % 2, name="dark")
+    (problem,) = check(dark)
+    assert problem.startswith("the brightest pixel of dark is 15 of 255")
+
+
+def test_many_broken_images_are_summed_up(tmp_path):
+    for k in range(50):
+        write_image(tmp_path / "train" / "ab"[k % 2] / f"{k}.png", seed=k)
+    write_image(tmp_path / "test" / "a" / "0.png", seed=99)
+    for k in range(2, 32):
+        path = tmp_path / "train" / "ab"[k % 2] / f"{k}.png"
+        path.write_bytes(path.read_bytes()[:70])
+    findings, parts = inspect(str(tmp_path), Options())
+    assert findings.problems == []
+    problems = check(parts["train"])
+    assert sum("may be damaged" in problem for problem in problems) == 20
+    assert problems[20].endswith("has 10 more images that cannot be read")
+
+
+def broken_set(tmp_path):
+    """A folder with a problem of every kind that does not keep it from being read."""
+    for k in range(12):
+        write_image(tmp_path / f"{k}.png", seed=k, size=(8, 8) if k != 5 else (9, 9))
+    (tmp_path / "3.png").write_bytes(b"\x89PNG")
+    lines = [f"{k}.png,{'ab'[k % 2]},p{k // 4},{'test' if k > 8 else 'train'}" for k in range(11)]
+    lines += ["12.png,a,p9,train", "0.png,a,p0,train", "1.png,,p0,train", "2.png,a,p0,dev", "x"]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label,patient,split", *lines]))
+    return str(tmp_path)
+
+
+def test_every_problem_is_listed_at_once(tmp_path):
+    findings, parts = inspect(broken_set(tmp_path), Options(unit="patient"))
+    problems = findings.problems + check(parts["train"], parts["test"], unit="patient")
+    for words in (
+        "line 13 of", "line 15 of", "has split 'dev'", "line 17 of", "lists one file twice",
+        "differ in size (8x8, 9x9)", "3.png", "share 1 value of 'patient' (p2)",
+    ):  # fmt: skip
+        assert sum(words in problem for problem in problems) == 1, (words, problems)
+    with pytest.raises(DataError, match="line 13 of"):
+        load_pair(broken_set(tmp_path))
+
+
+def test_a_summary_of_a_set(tmp_path):
+    findings, parts = inspect(broken_set(tmp_path), Options(unit="patient"))
+    found = summary(parts, findings, "patient")
+    assert found["images"] == {"train": 10, "test": 2}
+    assert found["sizes"] == {"8x8": 10, "9x9": 1}
+    assert found["classes"] == {"a": {"train": 6, "test": 1}, "b": {"train": 4, "test": 1}}
+    assert found["columns"] == {"patient": 3}
+    assert found["units"] == {
+        "column": "patient", "train": 3, "test": 1, "fewest_images": 3, "most_images": 5,
+    }  # fmt: skip
+    assert found["notes"] == ["ignored 1 images that labels.csv does not list"]
+
+
+def test_labels_that_cannot_be_read_do_not_hide_the_images(tmp_path):
+    for k in range(4):
+        write_image(tmp_path / f"{k}.png", seed=k)
+    (tmp_path / "3.png").write_bytes(b"\x89PNG")
+    (tmp_path / "labels.csv").write_text("file,label\n0.png,1\n1.png,x\n2.png,2\n3.png,0.5\n")
+    findings, parts = inspect(str(tmp_path), Options(task="regression"))
+    problems = findings.problems + check(parts["train"], parts.get("test"))
+    assert sum("which is not a number" in p for p in problems) == 1
+    assert sum("3.png" in p for p in problems) == 1
+
+
+def test_a_unit_that_is_no_column_does_not_hide_the_rest(tmp_path):
+    for k in range(6):
+        write_image(tmp_path / "ab"[k % 2] / f"{k}.png", seed=k)
+    findings, parts = inspect(str(tmp_path), Options(unit="patient"))
+    assert len(findings.problems) == 1
+    assert "no column 'patient'" in findings.problems[0]
+    assert len(parts["train"]) == 6

@@ -36,7 +36,7 @@ def test_a_small_set_is_decoded_once_and_a_large_one_each_time(tmp_path, monkeyp
     before = images.read(np.array([0, 0]))
     (tmp_path / "a.png").unlink()
     assert np.array_equal(images.read(np.array([0, 0])), before)
-    monkeypatch.setattr(decode_module, "_KEEP", 10)
+    monkeypatch.setattr(decode_module, "KEPT_BYTES", 10)
     with pytest.raises(DataError, match=r"a.png"):
         images.read(np.array([0]))
 

@@ -193,6 +193,30 @@ def test_labels_csv(tmp_path):
     assert everything.notes == ()
 
 
+@pytest.mark.parametrize(
+    "header",
+    ["path,class,subject,sex", "Image,Target,Patient ID,sex", "filename,finding,patient-id,sex",
+     "Image Index,Finding Labels,Subject_ID,sex"],
+)  # fmt: skip
+def test_labels_csv_with_other_names(tmp_path, header):
+    spec = csv_set(tmp_path, rows().replace("file,label,patient,sex", header))
+    data = load(spec, split="all")
+    assert data.class_names == ("ill", "well")
+    assert data.columns["patient"].tolist() == [f"p{k // 2}" for k in range(12)]
+    given = header.split(",")
+    assert data.notes == (
+        f"labels.csv: reading the column {given[0]!r} as file, {given[1]!r} as label, "
+        f"{given[2]!r} as patient",
+    )
+
+
+def test_the_name_itself_wins_over_a_synonym(tmp_path):
+    lines = [f"{line},{'x' if k else 'class'}" for k, line in enumerate(rows().splitlines())]
+    data = load(csv_set(tmp_path, "\n".join(lines)), split="all")
+    assert data.class_names == ("ill", "well")
+    assert set(data.columns["class"]) == {"x"}
+
+
 def test_labels_csv_with_splits(tmp_path):
     lines = rows().splitlines()
     table = "\n".join(
@@ -277,8 +301,12 @@ def test_a_link_to_another_image_of_a_class_folder_is_not_a_second_record(tmp_pa
     ("table", "sentence"),
     [
         ("", "has no column 'file'.* it has nothing"),
-        ("file,class\n", "has no column 'label'.* it has file,class"),
+        ("file,grade\n", "has no column 'label'.* it has file,grade"),
         ("file,label\n", "there are no images"),
+        ("path,image,label\n", "'path' and 'image', each of which could be 'file': rename"),
+        ("file,class,target\n", "'class' and 'target', each of which could be 'label'"),
+        ("file,label,subject,patient_id\n", "'subject' and 'patient_id'"),
+        ("file,label,Split,subset\n", "'Split' and 'subset', each of which could be 'split'"),
         ("file,label,split\nimg/0.png,a,dev\n", "has split 'dev'"),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_broken_row_is_named(datasets, tmp_path):
     [
         ({"label": ["a", "b"] * 3}, None),
         ({"label": [0, 5] * 3}, "skip 1, 2, 3, 4"),
-        ({"label": [0.5, 1.0] * 3}, "must be whole numbers"),
+        ({"label": [0.0, 1.0] * 3}, "could be classes or measurements"),
         ({"image": [{"bytes": b"x", "path": None}] * 6}, "row 0 of .* is not an image"),
         ({"image": [3] * 6}, "row 0 of .* has no image bytes"),
         ({"label": [0] * 6}, "one class only"),

@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     [
         ({"train_images": random_pixels(20, 0, (28, 28)) / 255}, "float64, but must be uint8"),
         ({"train_images": random_pixels(20)}, r"shape \[20, 3072\]"),
-        ({"train_labels": np.zeros((20, 14), np.uint8)}, "x.npz/train have 14 values per record"),
+        ({"train_labels": np.zeros((20, 14), np.uint8)}, "1, 14 findings per record"),
         ({"train_labels": np.arange(19) % 2}, "20 images but 19 labels"),
         ({"train_labels": np.arange(20) % 2 * 5}, "skip 2, 3, 4"),
         ({"train_labels": np.arange(20) % 2 - 1}, "record 0 has -1"),

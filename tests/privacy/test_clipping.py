@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from dpbam.privacy.adaptive_clipping import CLIPPINGS
 from dpbam.privacy.clipping import (
-    CLIPPINGS,
     MOST_SUMMED,
     AutomaticClipping,
     FlatClipping,

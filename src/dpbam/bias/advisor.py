@@ -34,7 +34,8 @@ from dpbam.errors import ArgumentError
 from dpbam.methods import BAM, DPSGD
 from dpbam.params import device_of, trainable
 from dpbam.privacy import calibration
-from dpbam.privacy.clipping import CLIPPINGS, unclipped
+from dpbam.privacy.adaptive_clipping import make_clipping
+from dpbam.privacy.clipping import unclipped
 from dpbam.privacy.plan import PrivacyPlan, replace_quietly
 
 WARNING = (
@@ -43,6 +44,7 @@ WARNING = (
 )
 SIZES = (0.25, 0.5, 1.0, 2.0, 4.0)  # candidates for l, as multiples of the plan's
 BOUNDS = (0.05, 0.25, 0.5, 0.75, 0.95)  # candidates for C, as quantiles of the norms
+_NOTICEABLE = 0.01  # a smaller rise of the cosine is no reason to change a setting
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class Advice:
         lines += [_row(o, "  <- now" if o == now else "") for o in self.options]
         lines += ["Other batch sizes, for the same epsilon and number of epochs:"]
         lines += [_row(o, "  <- now" if o == now else "") for o in self.batch_sizes]
-        return "\n".join([*lines, _recommendation(now, best), WARNING])
+        larger = max(self.batch_sizes, key=lambda o: o.non_private_cosine)
+        return "\n".join([*lines, _recommendation(now, best) + _batch(now, larger), WARNING])
 
 
 def advise(
@@ -201,7 +204,7 @@ class _Pool:
         )
 
     def _factors(self, norms: Tensor, bound: float) -> Tensor:
-        return CLIPPINGS[self.plan.clipping](bound).factors(norms)
+        return make_clipping(self.plan.clipping, bound).factors(norms)
 
 
 def _bounds(plan: PrivacyPlan, norms: Tensor) -> list[float]:
@@ -241,12 +244,12 @@ def _row(option: Option, mark: str) -> str:
 
 
 def _recommendation(now: Option, best: Option) -> str:
-    gain = best.non_private_cosine - now.non_private_cosine
-    if best == now or gain < 0.01:
+    if best == now or _gain(now, best) < _NOTICEABLE:
         return (
-            f"Keep C = {now.clip_norm:g} and lambda = {now.lam:g}: no other setting brings the "
-            f"private gradient nearer to the true one (expected cosine "
-            f"{now.non_private_cosine:.3f}, at best {best.non_private_cosine:.3f})."
+            f"Keep C = {now.clip_norm:g} and lambda = {now.lam:g}: at a batch size of "
+            f"{now.batch_size} no other C or lambda brings the private gradient noticeably nearer "
+            f"to the true one (expected cosine {now.non_private_cosine:.3f}, at best "
+            f"{best.non_private_cosine:.3f})."
         )
     return (
         f"Try C = {best.clip_norm:g} and lambda = {best.lam:g}: the expected cosine of the private "
@@ -256,3 +259,18 @@ def _recommendation(now: Option, best: Option) -> str:
         f"the noise is {now.non_private_noise_ratio:.2g} times as long as the clipped gradient "
         f"now, {best.non_private_noise_ratio:.2g} times then."
     )
+
+
+def _batch(now: Option, best: Option) -> str:
+    """Name the batch size that brings the private gradient nearest, if another one does."""
+    if _gain(now, best) < _NOTICEABLE:
+        return ""
+    return (
+        f" A batch size of {best.batch_size} in place of {now.batch_size}, at the present C and "
+        f"lambda, raises the expected cosine from {now.non_private_cosine:.3f} to "
+        f"{best.non_private_cosine:.3f}, at the same epsilon but with another number of steps."
+    )
+
+
+def _gain(now: Option, best: Option) -> float:
+    return best.non_private_cosine - now.non_private_cosine

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from dpbam.bias.decomposition import cosine, decompose, dot, flat, norm, ratio
 from dpbam.bias.record import EDGES, QUANTILES, BiasRecord, Layer, Norms, Reading
 from dpbam.engines import PerSampleDirections
 from dpbam.observers import StepFacts
-from dpbam.params import Params
+from dpbam.params import Params, doubled, map_rows
 from dpbam.privacy.clipping import unclipped
 
 
@@ -90,8 +91,10 @@ class Tally:
 
     def record(self, clipped: Params, released: Params) -> BiasRecord:
         """Compare the clipped sum and the released gradient with what was accumulated."""
+        self._join()
         facts, plan = self.facts, self.facts.plan
-        std = plan.noise_multiplier * plan.clip_norm if plan.noise_multiplier else 0.0  # sigma C
+        sigma, bound = plan.noise_multiplier_at(facts.step), facts.sensitivity or plan.clip_norm
+        std = sigma * bound if sigma else 0.0  # sigma_t C_t
         variance = sum(g.numel() for g in clipped.values()) * (std / plan.batch_size) ** 2
         own, plain, g_hat = self._readings(clipped, released, variance)
         norms, lost = _joined(self._norms), _joined(self._lost)
@@ -100,22 +103,36 @@ class Tally:
             step=facts.step,
             method=facts.method.name,
             lam=facts.lam,
-            clip_norm=plan.clip_norm,
+            clip_norm=bound,
             batch_size=plan.batch_size,
-            noise_multiplier=plan.noise_multiplier,
+            noise_multiplier=sigma,
             noise_norm=math.sqrt(variance),
             non_private_units=len(norms),
             non_private_broken=int((~finite).sum()),
             non_private_against_plain=plain,
             non_private_against_own=own,
             non_private_lemma2_bound=float(lost[finite].sum()) / plan.batch_size,
-            non_private_norms=summary(norms, plan.clip_norm),
+            non_private_norms=summary(norms, bound),
             non_private_plain_norms=summary(_joined(self._plain_norms)) if self._plain else None,
             non_private_clip_share=ratio(int((lost[finite] > 0).sum()), int(finite.sum())),
             non_private_alignment=self._alignment(g_hat),
             non_private_flatness_slack=self._slack(g_hat),
             non_private_layers=self._layers(clipped),
         )
+
+    def _join(self) -> None:
+        """Add up the sums, and collect the norms, of all ranks; some may have had no unit."""
+        ranks = self.facts.ranks
+        if ranks.world == 1:
+            return
+        own: list[list[Any]]
+        own = [self._norms, self._plain_norms, self._lost, self._layer_norms]
+        every = ranks.collected(map_rows(Tensor.cpu, own))
+        for mine, theirs in zip(own, zip(*every, strict=True), strict=True):
+            mine[:] = [part for parts in theirs for part in parts]
+        sums = [self._own, *([self._plain, self._ascent] if self._plain_norms else [])]
+        for total in sums if self._norms else []:
+            total.update(ranks.total(doubled(total or self.facts.zeros())))
 
     def _readings(
         self, clipped: Params, released: Params, variance: float

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpbam.data.base import DataError, Images
-from dpbam.data.dataset import DataSet
+from dpbam import _validate
+from dpbam.data.base import DataError, Images, Pixels
+from dpbam.data.dataset import UNKNOWN, DataSet
+from dpbam.errors import DPBAMError
 
 _NAMED = 3  # examples in a sentence
+_LISTED = 20  # images that cannot be read, one sentence each
+_DARK = 32  # of 255
 
 
 def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = None) -> list[str]:
@@ -18,7 +24,8 @@ def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = N
 
     Problems are broken images (by path), a single class, classes without images, images that occur
     twice in the training set (each copy counts as a record, so the person in it is protected less
-    than the statement promises) or in both sets, and units of privacy in both sets.
+    than the statement promises) or in both sets, images that are nearly black, records without a
+    unit of privacy, and units of privacy, or patients, in both sets.
 
     Args:
         dataset: the training set.
@@ -33,52 +40,90 @@ def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = N
     problems, hashes = _walk(dataset)
     problems += _classes(dataset)
     problems += _repeats(dataset, hashes)
+    problems += _owners(dataset, unit)
     if test is not None:
         broken, test_hashes = _walk(test)
         problems += broken + _shared(dataset, hashes, test, test_hashes)
-        if unit is not None and unit != "record":
-            problems += _straddling(dataset, test, unit)
+        problems += _straddling(dataset, test, unit)
     return problems
+
+
+def shared_units(train: DataSet, test: DataSet, unit: str | None) -> dict[str, NDArray[Any]]:
+    """Return the units of privacy, and the patients, that are in both sets, by column.
+
+    Example:
+        >>> from dpbam.data import from_arrays
+        >>> images = np.zeros((2, 8, 8), np.uint8)
+        >>> train = from_arrays(images, [0, 1], columns={"patient": ["a", "b"]})
+        >>> test = from_arrays(images, [0, 1], columns={"patient": ["b", "c"]})
+        >>> shared_units(train, test, "record")["patient"].tolist()
+        ['b']
+    """
+    names = [str(n) for n in dict.fromkeys((unit, "patient"))]
+    there = [n for n in names if n in train.columns and n in test.columns]
+    both = {n: np.intersect1d(train.columns[n], test.columns[n]) for n in there}
+    named = {name: values[values != ""] for name, values in both.items()}
+    return {name: values for name, values in named.items() if values.size}
+
+
+def _owners(dataset: DataSet, unit: str | None) -> list[str]:
+    if unit is None or unit == "record":
+        return []
+    try:
+        _validate.owners(unit, dataset.column(unit))
+    except DPBAMError as error:
+        return [str(error)]
+    return []
 
 
 def _walk(dataset: DataSet) -> tuple[list[str], dict[int, bytes]]:
     """The errors of broken images, and a hash of each of the others by position."""
     broken: list[str] = []
     hashes: dict[int, bytes] = {}
+    brightest = 0
     for index, found in _each(dataset.images):
         if isinstance(found, DataError):
             broken.append(str(found))
         else:
-            hashes[index] = found
+            hashes[index] = hashlib.sha256(found.tobytes()).digest()
+            brightest = max(brightest, int(found.max()))
+    if len(broken) > _LISTED:
+        rest = f"{dataset.name} has {len(broken) - _LISTED} more images that cannot be read"
+        broken = [*broken[:_LISTED], rest]
+    if 0 < brightest < _DARK:
+        broken.append(
+            f"the brightest pixel of {dataset.name} is {brightest} of 255: if the files have 16 "
+            "bits of which fewer are used, scale them to the full range first"
+        )
     return broken, hashes
 
 
-def _each(images: Images) -> Iterator[tuple[int, bytes | DataError]]:
-    """Every record's hash, or its error: by chunks, one by one where a record is broken."""
+def _each(images: Images) -> Iterator[tuple[int, Pixels | DataError]]:
+    """Every record's pixels, or its error: by chunks, one by one where a record is broken."""
     for part in images.chunks():
         try:
             pixels = images.read(part)
         except DataError:
             yield from ((int(i), _single(images, int(i))) for i in part)
         else:
-            yield from zip(part.tolist(), (_hash(image.tobytes()) for image in pixels), strict=True)
+            yield from zip(part.tolist(), pixels, strict=True)
 
 
-def _single(images: Images, index: int) -> bytes | DataError:
+def _single(images: Images, index: int) -> Pixels | DataError:
     try:
-        return _hash(images.read(np.array([index], dtype=np.int64)).tobytes())
+        return images.read(np.array([index], dtype=np.int64))
     except DataError as error:
         return error
 
 
-def _hash(pixels: bytes) -> bytes:
-    return hashlib.sha256(pixels).digest()
-
-
 def _classes(dataset: DataSet) -> list[str]:
-    counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    if dataset.class_names == UNKNOWN:
+        return []
+    if dataset.task == "regression":
+        return []
+    counts = dataset.class_counts()
     present = np.flatnonzero(counts)
-    if len(present) == 1:
+    if len(present) == 1 and dataset.task != "multi-label":
         return [f"{dataset.name} has one class only, {dataset.class_names[present[0]]!r}"]
     empty = [dataset.class_names[k] for k in np.flatnonzero(counts == 0)]
     more = ", ..." if len(empty) > _NAMED else ""
@@ -112,13 +157,13 @@ def _examples(pairs: list[tuple[int, int]], first: DataSet, second: DataSet) -> 
     return ", ".join(f"{first.images.describe(a)} = {second.images.describe(b)}" for a, b in shown)
 
 
-def _straddling(train: DataSet, test: DataSet, unit: str) -> list[str]:
-    both = np.intersect1d(train.column(unit), test.column(unit))
-    if not both.size:
-        return []
-    examples = ", ".join(map(str, both[:_NAMED]))
-    count = _count(both.size, f"value of {unit!r}", f"values of {unit!r}")
-    return [f"{train.name} and {test.name} share {count} ({examples})"]
+def _straddling(train: DataSet, test: DataSet, unit: str | None) -> list[str]:
+    return [
+        f"{train.name} and {test.name} share "
+        f"{_count(both.size, f'value of {name!r}', f'values of {name!r}')} "
+        f"({', '.join(map(str, both[:_NAMED]))})"
+        for name, both in shared_units(train, test, unit).items()
+    ]
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

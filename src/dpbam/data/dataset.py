@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Columns = Mapping[str, NDArray[Any]]
+Task = Literal["single-label", "multi-label", "regression", "segmentation"]
+TASKS: tuple[Task, ...] = get_args(Task)
+UNKNOWN = ("",)  # the class of records whose labels cannot be read, while a set is checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +39,14 @@ class DataSet:
     Attributes:
         name: to display, such as ``cifar10/train``.
         images: N images, read by position.
-        labels: [N] int64, each 0 .. num_classes - 1.
-        class_names: one per class.
+        labels: by task. Single-label: int64 [N], each 0 .. num_classes - 1. Multi-label: uint8
+            [N, num_classes], 1 where the record has the finding. Regression: float32 [N].
+            Segmentation: int64 [N], all 0; the labels are the masks.
+        class_names: one per class or finding; the name of the value in a regression.
         columns: further facts about each record ([N] each): a patient, a sex, a folder level.
             They serve as units of privacy and as sub-groups to evaluate.
         notes: remarks from loading, for the operator.
+        masks: of a segmentation: uint8 [N, 1, H, W], the class of each pixel.
 
     Example:
         >>> from dpbam.data import load
@@ -54,13 +60,16 @@ class DataSet:
 
     name: str
     images: Images
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     class_names: tuple[str, ...]
     columns: Columns = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    masks: Images | None = None
 
     def __post_init__(self) -> None:
-        labels = np.ascontiguousarray(self.labels, dtype=np.int64).copy()
+        types: dict[Task, Any] = {"multi-label": np.uint8, "regression": np.float32}
+        dtype = types.get(self.task, np.int64)
+        labels = np.ascontiguousarray(self.labels, dtype=dtype).copy()
         labels.setflags(write=False)
         object.__setattr__(self, "labels", labels)
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
@@ -70,14 +79,26 @@ class DataSet:
         n, k = len(self.images), len(self.class_names)
         if n == 0:
             raise DataError(f"{self.name} has no images")
-        if self.labels.shape != (n,):
-            raise DataError(f"{self.name} has {n} images but {self.labels.size} labels")
-        wrong = np.flatnonzero((self.labels < 0) | (self.labels >= k))
-        if wrong.size:
-            first = int(wrong[0])
+        if len(self.labels) != n or self.labels.ndim > 2:
+            raise DataError(f"{self.name} has {n} images but {len(self.labels)} labels")
+        if self.task == "multi-label" and self.labels.shape[1] != k:
             raise DataError(
-                f"{self.name}: {self.images.describe(first)} has label {self.labels[first]}, "
-                f"outside 0..{k - 1} ({wrong.size} such labels)"
+                f"{self.name} has {self.labels.shape[1]} labels per record for {k} findings"
+            )
+        if self.masks is not None and self.masks.shape != (n, 1, *self.shape[1:]):
+            raise DataError(
+                f"{self.name} has images {list(self.images.shape)} but masks "
+                f"{list(self.masks.shape)}: each image needs one mask of its own size"
+            )
+        low, high = {"multi-label": (0, 1), "regression": (-np.inf, np.inf)}.get(
+            self.task, (0, k - 1)
+        )
+        bad = ~((self.labels >= low) & (self.labels <= high) & np.isfinite(self.labels))
+        if bad.any():
+            first = int(np.argwhere(bad)[0, 0])
+            raise DataError(
+                f"{self.name}: {self.images.describe(first)} has label {self.labels[bad][0]}, "
+                f"outside {low}..{high} ({bad.sum()} such labels)"
             )
         for column, values in self.columns.items():
             if values.shape != (n,):
@@ -89,13 +110,28 @@ class DataSet:
         return len(self.images)
 
     def __repr__(self) -> str:
-        return (
-            f"DataSet({self.name!r}, {len(self)} images {self.shape}, {self.num_classes} classes)"
-        )
+        kind = "" if self.task == "single-label" else f", {self.task}"
+        count = f"{self.num_classes} class{'es' if self.num_classes != 1 else ''}"
+        return f"DataSet({self.name!r}, {len(self)} images {self.shape}, {count}{kind})"
+
+    @property
+    def task(self) -> Task:
+        """What a model of this set predicts, from the kind of its labels.
+
+        Example:
+            >>> from dpbam.data import from_arrays
+            >>> from_arrays(np.zeros((2, 8, 8), np.uint8), [[1, 1, 0], [0, 0, 0]]).task
+            'multi-label'
+        """
+        if self.masks is not None:
+            return "segmentation"
+        if self.labels.ndim == 2:
+            return "multi-label"
+        return "regression" if self.labels.dtype.kind == "f" else "single-label"
 
     @property
     def num_classes(self) -> int:
-        """The number of possible classes; not all of them need to occur."""
+        """The number of possible classes or findings; not all of them need to occur."""
         return len(self.class_names)
 
     @property
@@ -104,7 +140,9 @@ class DataSet:
         return self.images.shape[1:]
 
     def batch(self, indices: Indices | Tensor) -> tuple[Tensor, Tensor]:
-        """Return the records at ``indices`` [B]: uint8 [B, C, H, W] and int64 [B], on the CPU.
+        """Return the records at ``indices`` [B]: uint8 [B, C, H, W] and their labels, on the CPU.
+
+        Those of a segmentation are its masks, uint8 [B, H, W].
 
         Raises:
             IndexError: if an index is outside 0 .. len - 1 (negative ones do not count back).
@@ -116,7 +154,30 @@ class DataSet:
         where = np.asarray(raw, dtype=np.int64).reshape(-1)
         if where.size and not (where.min() >= 0 and where.max() < len(self)):
             raise IndexError(f"{self.name} has records 0..{len(self) - 1}, asked for {where}")
-        return torch.from_numpy(self.images.read(where)), torch.from_numpy(self.labels[where])
+        targets = self.labels[where] if self.masks is None else self.masks.read(where)[:, 0]
+        return torch.from_numpy(self.images.read(where)), torch.from_numpy(targets)
+
+    def class_shares(self) -> NDArray[np.float64]:
+        """Return [N, num_classes]: the classes of each record, its findings, or shares of pixels.
+
+        Not private. A regression has none.
+        """
+        if self.masks is not None:
+            every = range(self.num_classes)
+            return np.concatenate([
+                np.stack([(mask == k).mean(axis=(1, 2, 3)) for k in every], axis=1)
+                for _, mask in self.masks.walk()
+            ])  # fmt: skip
+        if self.task == "multi-label":
+            return self.labels.astype(np.float64)
+        one_hot: NDArray[np.float64] = np.eye(self.num_classes)[self.labels]
+        return one_hot
+
+    def class_counts(self) -> NDArray[np.int64]:
+        """Return [num_classes]: how many records have each class. Not private."""
+        if self.task == "single-label":
+            return np.bincount(self.labels, minlength=self.num_classes)
+        return np.asarray((self.class_shares() > 0).sum(axis=0))
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the column ``name``, or raise an error that lists the columns."""
@@ -134,15 +195,16 @@ class DataSet:
             class_names=self.class_names,
             columns={key: values[indices] for key, values in self.columns.items()},
             notes=self.notes,
+            masks=None if self.masks is None else self.masks.select(indices),
         )
 
     def fingerprint(self) -> str:
         """Return a hash of the content, by which a resumed run notices that its data has changed.
 
         SHA-256 over the shape, the class names, all labels, all columns, the paths and sizes of
-        files, and pixels: all of them up to 256 MiB; of a larger set 4096 records, evenly spaced;
-        of images that must be decoded, 256. It is derived from private data without noise: store
-        it with the data, do not publish it.
+        files, and pixels of images and masks: all of them up to 256 MiB; of a larger set 4096
+        records, evenly spaced; of images that must be decoded, 256. It is derived from private
+        data without noise: store it with the data, do not publish it.
 
         Example:
             >>> from dpbam.data import load
@@ -156,9 +218,17 @@ class DataSet:
             digest.update(f"{name} {values.dtype.str} ".encode())
             digest.update(values.tobytes())
         digest.update(self.images.manifest())
-        for _, pixels in self.images.walk(self.images.hashed_records()):
-            digest.update(pixels.data)
+        for part in (self.images,) if self.masks is None else (self.images, self.masks):
+            for _, pixels in part.walk(part.hashed_records()):
+                digest.update(pixels.data)
+        if self.masks is not None:
+            digest.update(self.masks.manifest())
         return digest.hexdigest()
+
+
+def model_input(images: Tensor) -> Tensor:
+    """Return what a model takes: floats of uint8 images; features are floats already."""
+    return images if images.is_floating_point() else to_float(images)
 
 
 def to_float(images: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -28,7 +29,7 @@ SUFFIXES = frozenset(
 )
 _GREY = ("1", "L", "LA", "La")
 _DEEP = ("I", "F")  # 32 bits; "I;16" and its kin begin with I too
-_KEEP = 2**29  # bytes: decoded images are kept in memory if all of them fit in 512 MiB
+KEPT_BYTES = 2**29  # decoded images of a split are kept in memory if all fit in 512 MiB
 _LARGE = 2**14  # pixels: 128 x 128
 _PROBED = 32  # images whose headers determine the common size and whether the set is grey
 
@@ -56,9 +57,13 @@ class DecodedImages(Images):
     def open(self, index: int) -> AbstractContextManager[Image.Image]:
         """Open one image and read its header."""
 
+    def pixels(self, image: Image.Image, where: str) -> Pixels:
+        """Return an opened image as uint8 [C, H, W]."""
+        return to_pixels(image, self.shape[1:], self._resize, where)
+
     def read(self, indices: Indices) -> Pixels:
         """Decode the images not decoded before; keep them if the whole set is small enough."""
-        if np.prod(self.shape, dtype=np.float64) > _KEEP:
+        if np.prod(self.shape, dtype=np.float64) > KEPT_BYTES:
             return self._decode(indices)
         if self._kept is None:
             self._kept = np.empty(self.shape, np.uint8)
@@ -74,7 +79,7 @@ class DecodedImages(Images):
         def one(row: int) -> None:
             index = int(indices[row])
             with self.open(index) as image:
-                out[row] = to_pixels(image, self.shape[1:], self._resize, self.describe(index))
+                out[row] = self.pixels(image, self.describe(index))
 
         with bombs_refused():
             if self._worth_threads(len(indices)):
@@ -107,7 +112,7 @@ class FileImages(DecodedImages):
 
     def select(self, indices: Indices) -> Images:
         paths = [self._paths[i] for i in indices]
-        return FileImages(self._root, paths, self.shape[2:], self.shape[1], self._resize)
+        return type(self)(self._root, paths, self.shape[2:], self.shape[1], self._resize)
 
     def describe(self, index: int) -> str:
         return str(self._root / self._paths[index])
@@ -151,23 +156,35 @@ def common_format(
 ) -> tuple[tuple[int, int], int]:
     """Return (H, W) and C of a set: from the options, else from 32 evenly spaced headers.
 
+    With findings all headers are read, and broken ones left to whoever reads the images.
+
     Raises:
         DataError: if these differ in size and no size is given, or if one is broken.
     """
-    chosen = np.linspace(0, count - 1, min(count, _PROBED)).round().astype(int).tolist()
-    sizes: set[tuple[int, int]] = set()
-    grey = True
+    probed = min(count, _PROBED) if options.findings is None else count
+    sizes: Counter[tuple[int, int]] = Counter()
+    grey, error = True, DataError(f"there are no images in {where}")
     with bombs_refused():
-        for index in chosen:
-            with open_image(index) as image:
-                sizes.add((image.height, image.width))
-                grey = grey and (image.mode in _GREY or image.mode.startswith(_DEEP))
-    if options.size is None and len(sizes) > 1:
-        examples = ", ".join(f"{h}x{w}" for h, w in sorted(sizes)[:3])
-        raise DataError(
-            f"images of {where} differ in size ({examples}): pass --image-size to resize them"
-        )
-    return options.size or sizes.pop(), options.channels or (1 if grey else 3)
+        for index in np.linspace(0, count - 1, probed).round().astype(int).tolist():
+            try:
+                with open_image(index) as image:
+                    sizes[image.height, image.width] += 1
+                    grey = grey and (image.mode in _GREY or image.mode.startswith(_DEEP))
+            except DataError as broken:
+                if options.findings is None:
+                    raise
+                error = broken
+    if not sizes:
+        raise error
+    if options.findings is not None:
+        options.findings.sizes += sizes
+    with options.collecting():
+        if options.size is None and len(sizes) > 1:
+            examples = ", ".join(f"{h}x{w}" for h, w in sorted(sizes)[:3])
+            raise DataError(
+                f"images of {where} differ in size ({examples}): pass --image-size to resize them"
+            )
+    return options.size or sizes.most_common(1)[0][0], options.channels or (1 if grey else 3)
 
 
 def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, where: str) -> Pixels:

@@ -5,9 +5,21 @@
 ``val/``)                                 a part of ``train`` is held out
 ``CLASS/x.png``                           a part is held out
 ``CLASS/A/B/x.png``                       A and B become the columns ``folder1`` and ``folder2``
+``images/x.png`` and ``masks/x.png``,     a segmentation: the mask of each image has its path,
+or both in ``train/`` ...                 with the suffix of the image or ``.png``
 ``labels.csv``                            columns ``file`` and ``label``, and optionally ``split``;
                                           the others (``patient``, ``sex``, ...) become columns
 ========================================  ====================================================
+
+Where ``labels.csv`` has no column of such a name, the only column that means the same has its part:
+``path``, ``image`` or ``filename`` for ``file``, ``class``, ``target`` or ``finding`` for
+``label``, ``subject`` or ``patient_id`` for ``patient`` (``_SYNONYMS`` has them all), in any case
+and with spaces or dashes for ``_``. If two would do, the table is refused.
+
+In ``labels.csv`` a ``label`` may be a class, findings with ``|`` between them, or a number. The
+option ``label_columns`` names other columns: one instead of ``label``, or one of 0 and 1 per
+finding. A column ``mask`` in place of ``label`` names each image's mask. A file ``classes.txt``
+names the classes of masks, one per line, from 0.
 
 Ignored, and counted in the notes: hidden files, files without the suffix of an image, and links out
 of the folder. Linked folders are not entered. One file under two names (another spelling, a
@@ -19,7 +31,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -27,23 +39,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.arrays import class_order
-from dpbam.data.base import DataError
-from dpbam.data.dataset import DataSet
+from dpbam.data.base import DataError, Images
+from dpbam.data.dataset import UNKNOWN, DataSet
 from dpbam.data.decode import SUFFIXES, FileImages, common_format, opened
+from dpbam.data.labels import class_order, number_labels
+from dpbam.data.masks import MaskFiles, number_masks
 from dpbam.data.sources import Openers, Options
 
 _SPLITS = ("train", "val", "test")
+_SYNONYMS = {
+    "file": ("path", "filename", "file_name", "filepath", "file_path", "image", "image_path",
+             "image_file", "image_index", "img", "dicom", "dicom_path"),
+    "mask": ("masks", "mask_path", "mask_file"),
+    "label": ("labels", "class", "target", "finding", "findings", "finding_labels", "diagnosis"),
+    "patient": ("patient_id", "patientid", "subject", "subject_id", "subjectid"),
+    "split": ("subset", "partition"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One image: its path relative to the folder, its class, its split, its columns."""
+    """One image: its path relative to the folder, its labels, its split, its columns, its mask."""
 
     path: str
-    label: str
+    labels: tuple[str, ...]
     split: str
     columns: dict[str, str]
+    mask: str | None = None
 
 
 @dataclass
@@ -51,7 +73,8 @@ class Listing:
     """The contents of a folder."""
 
     records: list[ImageRecord] = field(default_factory=list)
-    classes: set[str] = field(default_factory=set)
+    classes: set[str] = field(default_factory=set)  # of folders
+    columns: tuple[str, ...] = ()  # of labels.csv that hold labels
     notes: tuple[str, ...] = ()
 
     def leave_out(self, count: int, what: str) -> None:
@@ -64,7 +87,12 @@ def open_folder(argument: str, options: Options) -> Openers:
     """Return the splits of an image folder."""
     root = Path(argument).expanduser().resolve()
     table = root / "labels.csv"
-    listing = _from_csv(root, table) if table.is_file() else _from_tree(root)
+    if table.is_file():
+        listing = _from_csv(root, table, options)
+    elif options.task in (None, "segmentation") and _mask_folders(root):
+        listing = _from_mask_tree(root, options)
+    else:
+        listing = _from_tree(root, options)
     if not listing.records:
         suffixes = " ".join(sorted(SUFFIXES))
         raise DataError(f"there are no images in {argument} (looked for CLASS/x with {suffixes})")
@@ -73,10 +101,45 @@ def open_folder(argument: str, options: Options) -> Openers:
         raise DataError(f"{argument} has {' and '.join(sorted(found))} images but none to train on")
     call = root.name or "folder"
     images = _images(root, [record.path for record in listing.records], options)
+    labels, masks = np.zeros(len(listing.records), np.int64), None
+    names: tuple[str, ...] = UNKNOWN
+    with options.collecting():
+        if listing.records[0].mask is not None:
+            masks, names = _masks(root, listing, images, options)
+        else:
+            labels, names = _labels(listing, call, options.task)
     return {
-        split: partial(_load, f"{call}/{split}" if len(found) > 1 else call, split, listing, images)
+        split: partial(
+            _load, f"{call}/{split}" if len(found) > 1 else call, split, listing,
+            DataSet(call, images, labels, names, masks=masks),
+        )
         for split in sorted(found)
-    }
+    }  # fmt: skip
+
+
+def _labels(listing: Listing, call: str, task: str | None) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """The labels of all records, and the classes."""
+    given: Sequence[str] | None = None
+    if listing.classes and task in (None, "single-label"):  # a folder's name is one class
+        given, task = class_order(listing.classes), "single-label"
+    elif len(listing.columns) > 1 or (listing.columns and task == "regression"):
+        given = listing.columns
+    raw = np.array([record.labels for record in listing.records])
+    numbers, names = number_labels({call: raw}, given, task)
+    return numbers[call], names
+
+
+def _masks(
+    root: Path, listing: Listing, images: FileImages, options: Options
+) -> tuple[Images, tuple[str, ...]]:
+    paths = [record.mask or "" for record in listing.records]
+    _refuse_repeats(((root / path, path) for path in paths), root)
+    files = MaskFiles(root, paths, images.shape[2:], 1, resize=options.size is not None)
+    listed = root / "classes.txt"
+    lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
+    given = [line.strip() for line in lines if line.strip()]
+    masks, names = number_masks({str(root): files}, given)
+    return masks[str(root)], names
 
 
 def _images(root: Path, paths: list[str], options: Options) -> FileImages:
@@ -84,21 +147,15 @@ def _images(root: Path, paths: list[str], options: Options) -> FileImages:
     size, channels = common_format(
         lambda index: opened(root / paths[index]), len(paths), options, str(root)
     )
-    return FileImages(root, paths, size, channels, resize=options.size is not None)
+    resize = options.size is not None or options.findings is not None
+    return FileImages(root, paths, size, channels, resize)
 
 
-def _load(name: str, split: str, listing: Listing, images: FileImages) -> DataSet:
+def _load(name: str, split: str, listing: Listing, everything: DataSet) -> DataSet:
     chosen = np.array([k for k, r in enumerate(listing.records) if r.split == split], np.int64)
-    records = [listing.records[k] for k in chosen]
-    number = {label: k for k, label in enumerate(class_order(listing.classes))}
-    return DataSet(
-        name=name,
-        images=images.select(chosen),
-        labels=np.array([number[record.label] for record in records], dtype=np.int64),
-        class_names=tuple(number),
-        columns=_columns(records),
-        notes=listing.notes,
-    )
+    columns = _columns([listing.records[k] for k in chosen])
+    part = everything.subset(chosen, name=name)
+    return replace(part, columns=columns, notes=listing.notes)
 
 
 def _columns(records: Sequence[ImageRecord]) -> dict[str, NDArray[Any]]:
@@ -107,7 +164,7 @@ def _columns(records: Sequence[ImageRecord]) -> dict[str, NDArray[Any]]:
     return {name: np.array([r.columns.get(name, "") for r in records]) for name in names}
 
 
-def _from_tree(root: Path) -> Listing:
+def _from_tree(root: Path, options: Options) -> Listing:
     """Classes from folder names."""
     listing = Listing()
     has_splits = (root / "train").is_dir()
@@ -117,12 +174,44 @@ def _from_tree(root: Path) -> Listing:
         if split is None or len(parts) < 2:
             continue
         levels = {f"folder{k}": level for k, level in enumerate(parts[1:-1], start=1)}
-        listing.records.append(ImageRecord(path, parts[0], split, levels))
-    _refuse_repeats(((root / r.path, r.path) for r in listing.records), root)
+        listing.records.append(ImageRecord(path, parts[:1], split, levels))
+    with options.collecting():
+        _refuse_repeats(((root / r.path, r.path) for r in listing.records), root)
     listing.leave_out(len(paths) - len(listing.records), "images outside a class folder")
     tops = [root / split for split in _SPLITS if (root / split).is_dir()] if has_splits else [root]
     for top in tops:  # a class folder without images is a class too
         listing.classes |= {p.name for p in top.iterdir() if _is_class(p)}
+    return listing
+
+
+def _mask_folders(root: Path) -> list[Path]:
+    """The folders that hold ``images`` and ``masks``: the folder itself, or its splits."""
+    places = [root, *(root / split for split in _SPLITS)]
+    return [p for p in places if (p / "images").is_dir() and (p / "masks").is_dir()]
+
+
+def _from_mask_tree(root: Path, options: Options) -> Listing:
+    """Images and masks with the same paths."""
+    listing, every = Listing(), set()
+    paths, listing.notes = find_images(root)
+    for place in _mask_folders(root):
+        start = (place / "images").relative_to(root).as_posix() + "/"
+        for path in (path for path in paths if path.startswith(start)):
+            inner = PurePosixPath(path.removeprefix(start))
+            names = (inner.as_posix(), inner.with_suffix(".png").as_posix())
+            found = [place / "masks" / n for n in names if (place / "masks" / n).is_file()]
+            if not found:
+                with options.collecting():
+                    raise DataError(f"{root / path} has no mask {place / 'masks' / inner}")
+                continue
+            mask = found[0].relative_to(root).as_posix()
+            levels = {f"folder{k}": level for k, level in enumerate(inner.parts[:-1], start=1)}
+            split = "train" if place == root else place.name
+            listing.records.append(ImageRecord(path, (), split, levels, mask))
+            every |= {path, mask}
+    with options.collecting():
+        _refuse_repeats(((root / r.path, r.path) for r in listing.records), root)
+    listing.leave_out(len(set(paths) - every), "images without a partner in images or masks")
     return listing
 
 
@@ -150,70 +239,138 @@ def _is_class(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
 
 
-def _from_csv(root: Path, table: Path) -> Listing:
-    """Classes and columns from ``labels.csv``; the split from its column, else from the path."""
+def _from_csv(root: Path, table: Path, options: Options) -> Listing:
+    """Labels and columns from ``labels.csv``; the split from its column, else from the path."""
     listing, files = Listing(), []
-    has_splits = (root / "train").is_dir()
-    for line, row in read_labels(table):
-        spelling, label = row.pop("file"), row.pop("label")
-        path = PurePosixPath(spelling).as_posix()
-        real = (root / path).resolve()
-        if not real.is_relative_to(root):
-            raise DataError(f"line {line} of {table} names {path}, which is outside the folder")
-        if not real.is_file():
-            raise DataError(f"line {line} of {table} names {path}, which does not exist")
-        files.append((real, f"{spelling} (line {line})"))
-        given = row.pop("split", None)
-        split, parts = _split_of(path, has_splits)
-        split = given or split
-        if split not in _SPLITS:
-            raise DataError(
-                f"line {line} of {table} has split {split!r}: its column split, or the first "
-                "folder of its file, must be train, val or test"
-            )
-        levels = {f"folder{k}": level for k, level in enumerate(parts[:-1], start=1)}
-        listing.records.append(ImageRecord(path, label, split, levels | row))
-        listing.classes.add(label)
-    _refuse_repeats(files, table)
-    paths, listing.notes = find_images(root)
-    listed = {record.path for record in listing.records}
+    listing.columns = tuple(options.label_columns)
+    for line, row in read_labels(table, options):
+        with options.collecting():
+            spelling = row.pop("file")
+            record = _record(root, f"line {line} of {table}", spelling, row, options)
+            listing.records.append(record)
+            files.append((root / record.path, f"{spelling} (line {line})"))
+    with options.collecting():
+        _refuse_repeats(files, table)
+    paths, notes = find_images(root)
+    listing.notes = (*_renamed(table, options), *notes)
+    listed = {path for record in listing.records for path in (record.path, record.mask)}
     listing.leave_out(len(set(paths) - listed), f"images that {table.name} does not list")
     return listing
 
 
-def read_labels(table: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _record(
+    root: Path, where: str, spelling: str, row: dict[str, str], options: Options
+) -> ImageRecord:
+    """The record of one row of a table, whose file is ``spelling``."""
+    masked = row.pop("mask", None) if _masked(row, options) else None
+    path = PurePosixPath(spelling).as_posix()
+    wanted = options.label_columns or (() if masked else ("label",))
+    labels = tuple(row.pop(name).strip() for name in wanted)
+    _inside(root, path, where)
+    if masked:
+        _inside(root, masked, where)
+    given = row.pop("split", None)
+    split, parts = _split_of(path, (root / "train").is_dir())
+    split = given or split
+    if split not in _SPLITS:
+        raise DataError(
+            f"{where} has split {split!r}: its column split, or the first folder of its file, must "
+            "be train, val or test"
+        )
+    levels = {f"folder{k}": level for k, level in enumerate(parts[:-1], start=1)}
+    return ImageRecord(path, labels, split, levels | row, masked)
+
+
+def _inside(root: Path, path: str, where: str) -> Path:
+    """Return the file that a table names, if it is one of the folder."""
+    real = (root / path).resolve()
+    if not real.is_relative_to(root):
+        raise DataError(f"{where} names {path}, which is outside the folder")
+    if not real.is_file():
+        raise DataError(f"{where} names {path}, which does not exist")
+    return real
+
+
+def _masked(names: Iterable[str], options: Options) -> bool:
+    """Whether the column ``mask`` holds the labels."""
+    wanted = options.task in (None, "segmentation") and not options.label_columns
+    return wanted and "mask" in names and (options.task is not None or "label" not in names)
+
+
+def read_labels(
+    table: Path, options: Options | None = None
+) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the rows of a ``labels.csv`` with their line numbers.
 
-    The columns ``file`` (relative to the folder, with ``/``) and ``label`` are required, and so is
-    a value for both in every row.
+    The columns ``file`` (relative to the folder, with ``/``) and ``label``, or those that the
+    options name, are required, and so is a value for each in every row. Only the findings of a
+    multi-label set may be empty: there are none.
     """
+    options = options or Options()
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            _check_header(table, list(reader.fieldnames or []))
+            given = list(reader.fieldnames or [])
+            names = reader.fieldnames = _standard(table, given, options)
+            label = ("mask",) if _masked(names, options) else ("label",)
+            needed = ("file", *(options.label_columns or label))
+            _check_header(table, names, needed)
             for row in reader:
-                _check_row(table, reader.line_num, row)
-                yield reader.line_num, row
+                with options.collecting():
+                    _check_row(table, reader.line_num, row, needed, options.task)
+                    yield reader.line_num, row
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{table} is not a readable CSV file in UTF-8 ({error})") from error
     except OSError as error:
         raise DataError(f"cannot read {table}: {error.strerror}") from error
 
 
-def _check_header(table: Path, names: list[str]) -> None:
-    for needed in ("file", "label"):
-        if needed not in names:
+def _standard(table: Path, names: list[str], options: Options) -> list[str]:
+    """The names of a table's columns, synonyms replaced where no column has the name itself."""
+    plain = [name.strip().lower().replace(" ", "_").replace("-", "_") for name in names]
+    found = list(names)
+    for standard, synonyms in _SYNONYMS.items():
+        chosen = standard in ("label", "mask") and bool(options.label_columns)
+        if standard in names or chosen or (standard == "label" and _masked(found, options)):
+            continue
+        places = [k for k, name in enumerate(plain) if name in (standard, *synonyms)]
+        places = [k for k in places if names[k] not in options.label_columns]
+        if len(places) > 1:
             raise DataError(
-                f"{table} has no column {needed!r}: its first line must name the columns, "
-                f"file,label and further ones; it has {','.join(names) or 'nothing'}"
+                f"{table} has the columns {' and '.join(repr(names[k]) for k in places)}, each of "
+                f"which could be {standard!r}: rename the right one to {standard}"
+            )
+        for k in places:
+            found[k] = standard
+    return found
+
+
+def _renamed(table: Path, options: Options) -> tuple[str, ...]:
+    """Note which columns of a table are read under another name."""
+    with table.open(encoding="utf-8-sig", newline="") as file:
+        names = list(csv.DictReader(file).fieldnames or [])
+    pairs = zip(names, _standard(table, names, options), strict=True)
+    changed = [f"{given!r} as {name}" for given, name in pairs if given != name]
+    return (f"{table.name}: reading the column {', '.join(changed)}",) if changed else ()
+
+
+def _check_header(table: Path, names: list[str], needed: Sequence[str]) -> None:
+    for name in needed:
+        if name not in names:
+            raise DataError(
+                f"{table} has no column {name!r}: its first line must name the columns, "
+                f"{','.join(needed)} and further ones; it has {','.join(names) or 'nothing'}"
             )
 
 
-def _check_row(table: Path, line: int, row: dict[str, str]) -> None:
+def _check_row(
+    table: Path, line: int, row: dict[str, str], needed: Sequence[str], task: str | None
+) -> None:
     if None in row or None in row.values():
         raise DataError(f"line {line} of {table} has more or fewer values than there are columns")
-    if not row["file"] or not row["label"]:
-        raise DataError(f"line {line} of {table} has no {'label' if row['file'] else 'file'}")
+    empty = [name for name in needed if not row[name]]
+    if empty and not (task == "multi-label" and empty == ["label"]):
+        raise DataError(f"line {line} of {table} has no {empty[0]}")
 
 
 def _split_of(path: str, has_splits: bool) -> tuple[str | None, tuple[str, ...]]:

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dpbam.data.arrays import as_column, number_labels
+from dpbam.data.arrays import as_column
 from dpbam.data.base import DataError
 from dpbam.data.dataset import DataSet
 from dpbam.data.decode import DecodedImages, common_format, opened
+from dpbam.data.labels import number_labels
 from dpbam.data.sources import Openers, Options
 
 _IMAGE_NAMES = ("image", "img")
@@ -40,7 +41,7 @@ def open_huggingface(argument: str, options: Options) -> Openers:
     image, label, names = _schema(sets["train"], argument)
     calls = {split: f"hf:{argument}/{split}" for split in sets}
     raw = {calls[split]: np.asarray(rows[label]) for split, rows in sets.items()}
-    numbers, classes = number_labels(raw, names)
+    numbers, classes = number_labels(raw, names, options.task)
     encoded = _encoded(sets["train"], image)
     size, channels = common_format(
         lambda index: _open_row(encoded[index], f"row {index} of {calls['train']}"),

@@ -8,6 +8,9 @@ val            val_images, x_val, x_valid                 val_labels, y_val, y_v
 test           test_images, x_test                        test_labels, y_test
 =============  =========================================  ===================================
 
+Labels are those of any task (:mod:`dpbam.data.labels`); in their place ``train_masks`` (or
+``masks``), ``val_masks`` and ``test_masks``, uint8 [N, H, W], hold the masks of a segmentation.
+
 ``class_names`` holds the names of the classes. Any other array becomes a column of the split whose
 name it starts or ends with (``train_patient``, ``patient_train``), or of the only split
 (``patient``). Pickled objects are refused. Images above 1 GiB are copied once into an ``.npy`` file
@@ -30,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.arrays import as_column, from_arrays, number_labels
+from dpbam.data.arrays import as_column, number_any, numbered
 from dpbam.data.base import DataError
 from dpbam.data.dataset import DataSet
 from dpbam.data.fetch import atomic
@@ -46,6 +49,11 @@ _LABELS = {
     "val": ("val_labels", "y_val", "y_valid"),
     "test": ("test_labels", "y_test"),
 }
+_MASKS = {
+    "train": ("train_masks", "masks"),
+    "val": ("val_masks",),
+    "test": ("test_masks",),
+}
 _IN_MEMORY = 2**30  # bytes
 _MOST_RATIO = 1100  # of unpacked to packed bytes: deflate reaches 1032
 _HEADERS = {
@@ -57,49 +65,49 @@ _HEADERS = {
 def open_npz(argument: str, options: Options) -> Openers:
     """The splits for which the file has images and labels."""
     file = NpzFile(Path(argument).expanduser(), options.folder)
-    splits = {split: keys for split in _IMAGES if (keys := _keys(file, split))}
+    labels = _labels(file, options.task)
+    splits = {split: keys for split in _IMAGES if (keys := _keys(file, split, labels))}
     if "train" not in splits:
         raise DataError(
             f"{file.path} has the arrays {', '.join(file.names)}, but training needs images (any "
-            f"of {', '.join(_IMAGES['train'])}) and labels (any of {', '.join(_LABELS['train'])})"
+            f"of {', '.join(_IMAGES['train'])}) and labels (any of {', '.join(labels['train'])})"
         )
     given = [str(x) for x in file.read("class_names")] if "class_names" in file.names else None
-    raw = {split: file.read(labels) for split, (_, labels) in splits.items()}
+    raw = {split: file.images(labels) for split, (_, labels) in splits.items()}
     calls = {f"{file.path.name}/{split}": split for split in splits}
-    numbers, names = number_labels({call: raw[split] for call, split in calls.items()}, given)
-    return {
-        split: partial(_load, file, call, splits[split][0], numbers[call], names, set(splits))
-        for call, split in calls.items()
-    }
+    numbers, masks, names = number_any(
+        {call: raw[split] for call, split in calls.items()}, given, options.task
+    )
+
+    def load(call: str, split: str) -> DataSet:
+        images, columns = file.images(splits[split][0]), _columns(file, split, set(splits))
+        return numbered(images, numbers[call], masks.get(call), call, names, columns)
+
+    return {split: partial(load, call, split) for call, split in calls.items()}
 
 
-def _load(
-    file: NpzFile,
-    call: str,
-    images: str,
-    labels: NDArray[np.int64],
-    names: tuple[str, ...],
-    splits: set[str],
-) -> DataSet:
-    columns = _columns(file, call.rsplit("/", 1)[1], splits)
-    return from_arrays(file.images(images), labels, name=call, class_names=names, columns=columns)
+def _labels(file: NpzFile, task: str | None) -> dict[str, tuple[str, ...]]:
+    """The names under which labels, or masks, are looked for."""
+    has_masks = any(name in file.names for name in _MASKS["train"])
+    return _MASKS if task == "segmentation" or (task is None and has_masks) else _LABELS
 
 
-def _keys(file: NpzFile, split: str) -> tuple[str, str] | None:
+def _keys(file: NpzFile, split: str, names: dict[str, tuple[str, ...]]) -> tuple[str, str] | None:
     """The names of a split's images and labels, or None if it has neither."""
     images = next((name for name in _IMAGES[split] if name in file.names), None)
-    labels = next((name for name in _LABELS[split] if name in file.names), None)
+    labels = next((name for name in names[split] if name in file.names), None)
     if images and labels:
         return images, labels
     if images or labels:
-        there, absent = (images, _LABELS) if images else (labels, _IMAGES)
+        there, absent = (images, names) if images else (labels, _IMAGES)
         raise DataError(f"{file.path} has {there!r} but not {' or '.join(absent[split])}")
     return None
 
 
 def _columns(file: NpzFile, split: str, splits: set[str]) -> dict[str, NDArray[Any]]:
     """Every other array that belongs to this split."""
-    taken = {name for table in (_IMAGES, _LABELS) for group in table.values() for name in group}
+    tables = (_IMAGES, _LABELS, _MASKS)
+    taken = {name for table in tables for group in table.values() for name in group}
     columns = {}
     for name in sorted(set(file.names) - taken - {"class_names"}):
         column = name.removeprefix(f"{split}_").removesuffix(f"_{split}")

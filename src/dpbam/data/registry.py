@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from dpbam.data.folder import open_folder
 from dpbam.data.huggingface import open_huggingface
 from dpbam.data.imagenet32 import open_imagenet32
 from dpbam.data.npz import open_npz
-from dpbam.data.sources import Openers, Options, Source
+from dpbam.data.sources import Findings, Openers, Options, Source
 from dpbam.data.split import held_out
 from dpbam.data.user import open_user
 
@@ -98,6 +99,8 @@ def load(
     unit: str | None = None,
     download: bool = True,
     progress: bool = False,
+    task: str | None = None,
+    label_columns: Sequence[str] = (),
 ) -> DataSet:
     """Load one split of a data set.
 
@@ -113,6 +116,9 @@ def load(
         unit: the column that holds the unit of privacy: a held-out split keeps units whole.
         download: whether a missing archive may be downloaded.
         progress: show a progress bar of a download on standard error.
+        task: "single-label", "multi-label", "regression" or "segmentation"; None: from the labels.
+        label_columns: columns of a folder's ``labels.csv`` that hold the labels: one, or one of
+            0 and 1 per finding. None: the column ``label``, or ``mask``.
 
     Raises:
         DataError: if the set cannot be found or used; the message has the cause and the way out.
@@ -124,7 +130,9 @@ def load(
         Traceback (most recent call last):
         dpbam.data.base.DataError: no data set is called 'cifar': did you mean 'cifar10'?
     """
-    options = Options(root, image_size, channels, unit, download, progress)
+    options = Options(
+        root, image_size, channels, unit, download, progress, task, tuple(label_columns)
+    )
     openers = _with_test(_open(spec, options), options)
     if split not in openers:
         raise DataError(f"{spec} has no split {split!r}: it has {', '.join(openers)}")
@@ -141,6 +149,8 @@ def load_pair(
     unit: str | None = None,
     download: bool = True,
     progress: bool = False,
+    task: str | None = None,
+    label_columns: Sequence[str] = (),
 ) -> Splits:
     """Load the training and the test set; the arguments are those of :func:`load`.
 
@@ -151,17 +161,46 @@ def load_pair(
         >>> len(train), len(test)
         (1438, 359)
     """
-    options = Options(root, image_size, channels, unit, download, progress)
+    options = Options(
+        root, image_size, channels, unit, download, progress, task, tuple(label_columns)
+    )
     openers = _with_test(_open(spec, options), options)
     train, test = _fit_to_train_on(openers["train"]()), openers["test"]()
+    _same_shape(train, test)
+    if options.unit_column is not None:
+        train.column(options.unit_column)
+    return Splits(train, test)
+
+
+def inspect(spec: str, options: Options) -> tuple[Findings, dict[str, DataSet]]:
+    """Load "train" and "test" as far as that is possible, and collect what is in the way.
+
+    Where no test set can be held out, "train" is the whole set. What is in the images, and whether
+    the sets go together, is for :func:`dpbam.data.check`.
+    """
+    findings = Findings()
+    options = replace(options, findings=findings)
+    parts: dict[str, DataSet] = {}
+    with options.collecting():
+        openers = _with_test(_open(spec, options), options)
+        for split in ("train", "test"):
+            with options.collecting():
+                parts[split] = openers[split]()
+        if not parts and "all" in openers:
+            parts["train"] = openers["all"]()
+    if len(parts) == 2:
+        with options.collecting():
+            _same_shape(parts["train"], parts["test"])
+    findings.problems = list(dict.fromkeys(findings.problems))
+    return findings, parts
+
+
+def _same_shape(train: DataSet, test: DataSet) -> None:
     if test.shape != train.shape:
         raise DataError(
             f"{train.name} has images {train.shape} but {test.name} has {test.shape}: "
             "bring them to one shape"
         )
-    if options.unit_column is not None:
-        train.column(options.unit_column)
-    return Splits(train, test)
 
 
 def _with_test(openers: Openers, options: Options) -> Openers:
@@ -175,9 +214,15 @@ def _with_test(openers: Openers, options: Options) -> Openers:
 
 
 def _fit_to_train_on(dataset: DataSet) -> DataSet:
-    """Refuse a training set with a single class."""
+    """Refuse a training set with a single class, or with nothing to tell apart."""
     present = np.unique(dataset.labels)
-    if len(present) < 2:
+    if dataset.task == "segmentation":
+        if dataset.num_classes < 2:
+            raise DataError(f"the masks of {dataset.name} hold one class only: mark something")
+    elif dataset.task != "single-label":
+        if len(present) < 2:
+            raise DataError(f"all labels of {dataset.name} are {present[0]}: nothing to learn")
+    elif len(present) < 2:
         raise DataError(
             f"{dataset.name} has one class only, {dataset.class_names[present[0]]!r}: "
             "a classifier needs at least two"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from dpbam._names import did_you_mean
 from dpbam.data.base import DataError
-from dpbam.data.dataset import DataSet
+from dpbam.data.dataset import TASKS, DataSet
 
 Openers = Mapping[str, Callable[[], DataSet]]
 """From split ("train", "test", "val") to the function that reads it: only what is used is read."""
@@ -17,9 +20,20 @@ _RECORD = "record"  # the unit of privacy that needs no column
 _LARGEST = 4096
 
 
+@dataclass
+class Findings:
+    """What ``dpbam data check`` collects while a data set is loaded."""
+
+    problems: list[str] = field(default_factory=list)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (H, W) of image files
+
+
 @dataclass(frozen=True)
 class Options:
-    """How to load a data set; the arguments of :func:`dpbam.data.load`."""
+    """How to load a data set; the arguments of :func:`dpbam.data.load`.
+
+    With ``findings``, records that cannot be used are left out and their problems collected.
+    """
 
     root: str | Path | None = None
     image_size: int | tuple[int, int] | None = None
@@ -27,8 +41,13 @@ class Options:
     unit: str | None = None
     download: bool = True
     progress: bool = False
+    task: str | None = None
+    label_columns: Sequence[str] = ()
+    findings: Findings | None = None
 
     def __post_init__(self) -> None:
+        if self.task not in (None, *TASKS):
+            raise DataError(f"task {self.task!r} is unknown: {did_you_mean(self.task, TASKS)}")
         size = self.size
         if size is not None and not (len(size) == 2 and all(1 <= s <= _LARGEST for s in size)):
             raise DataError(
@@ -47,6 +66,16 @@ class Options:
     def unit_column(self) -> str | None:
         """The column of the unit of privacy; None if every record is a unit."""
         return None if self.unit == _RECORD else self.unit
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Collect a DataError among the findings; without them, let it pass."""
+        try:
+            yield
+        except DataError as error:
+            if self.findings is None:
+                raise
+            self.findings.problems.append(str(error))
 
     @property
     def folder(self) -> Path:

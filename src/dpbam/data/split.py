@@ -41,10 +41,10 @@ def held_out(
     if not 0 < fraction < 1:
         raise DataError(f"the held-out fraction must lie between 0 and 1, got {fraction!r}")
     units, digests = _units(dataset, unit)
-    majority = _majority(units, dataset.labels, dataset.num_classes)
+    majority = _majority(units, _strata(dataset), dataset.num_classes + 1)
     order = np.argsort(digests, kind="stable")
     chosen = np.zeros(len(digests), bool)
-    for label in range(dataset.num_classes):
+    for label in range(dataset.num_classes + 1):
         mine = order[majority[order] == label]
         chosen[mine[: _cut(len(mine), fraction)]] = True
     test = chosen[units]
@@ -57,6 +57,16 @@ def held_out(
         dataset.subset(np.flatnonzero(~test), name=f"{dataset.name}/train"),
         dataset.subset(np.flatnonzero(test), name=f"{dataset.name}/held-out"),
     )
+
+
+def _strata(dataset: DataSet) -> NDArray[np.int64]:
+    """[N] the class; of several findings, one more than the first, or 0; else all are alike."""
+    if dataset.task == "single-label":
+        return dataset.labels
+    if dataset.task == "multi-label":
+        first = dataset.labels.argmax(axis=1) + 1
+        return np.where(dataset.labels.any(axis=1), first, 0).astype(np.int64)
+    return np.zeros(len(dataset), np.int64)
 
 
 def _units(dataset: DataSet, unit: str | None) -> tuple[NDArray[np.int64], NDArray[np.bytes_]]:

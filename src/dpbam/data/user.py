@@ -3,7 +3,7 @@
 The function is called once per split, ``function("train")`` and ``function("test")``, and returns
 (images, labels), (images, labels, columns), a :class:`~dpbam.data.DataSet`, or None if it has no
 such split (then a part of train is held out). The arrays are those of
-:func:`~dpbam.data.from_arrays`. The current folder is on the module path.
+:func:`~dpbam.data.from_arrays`, labels of any task. The current folder is on the module path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpbam._names import load_function
-from dpbam.data.arrays import from_arrays, number_labels
+from dpbam.data.arrays import number_any, numbered
 from dpbam.data.base import DataError
 from dpbam.data.dataset import DataSet
 from dpbam.data.sources import Openers, Options
@@ -30,7 +30,7 @@ def open_user(argument: str, options: Options) -> Openers:
         raise DataError(f"{argument}('train') returned None: it must return the training set")
     results = {split: value for split, value in found.items() if value is not None}
     if not all(isinstance(value, DataSet) for value in results.values()):
-        results = _from_arrays(argument, results)
+        results = _from_arrays(argument, results, options.task)
     if len({value.class_names for value in results.values()}) > 1:
         raise DataError(f"{argument} gives its splits different class names")
     return {split: partial(_same, value) for split, value in results.items()}
@@ -40,12 +40,12 @@ def _same(dataset: DataSet) -> DataSet:
     return dataset
 
 
-def _from_arrays(argument: str, results: dict[str, Any]) -> dict[str, DataSet]:
+def _from_arrays(argument: str, results: dict[str, Any], task: str | None) -> dict[str, DataSet]:
     parts = {split: _parts(argument, value) for split, value in results.items()}
     labels = {f"{argument}/{split}": np.asarray(part[1]) for split, part in parts.items()}
-    numbers, names = number_labels(labels)
+    numbers, masks, names = number_any(labels, None, task)
     return {
-        split: from_arrays(images, numbers[call], name=call, class_names=names, columns=columns)
+        split: numbered(images, numbers[call], masks.get(call), call, names, columns)
         for call, (split, (images, _, columns)) in zip(labels, parts.items(), strict=True)
     }
 

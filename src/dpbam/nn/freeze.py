@@ -7,8 +7,11 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from dpbam import _validate
 from dpbam._names import did_you_mean
 from dpbam.errors import ArgumentError, ArgumentTypeError
+
+PARTS = ("head", "lora", "norms", "all")
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
@@ -66,6 +69,46 @@ def head_only(model: nn.Module) -> list[str]:
     model.requires_grad_(False)
     for parameter in parametric[-1].parameters(recurse=False):
         parameter.requires_grad_(True)
+    return _trainable(model)
+
+
+def train_part(model: nn.Module, part: str) -> list[str]:
+    """Freeze everything except a part of the model.
+
+    Args:
+        model: changed in place.
+        part: "head", the last layer; "norms", the scales and shifts of norm layers, and the head;
+            "lora", the low-rank updates of a public encoder, and the head; or "all", which
+            leaves the model as it is.
+
+    Returns:
+        The names of the trainable parameters.
+
+    Raises:
+        ValueError: if the model has no such part.
+
+    Example:
+        >>> train_part(nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 2), nn.Linear(2, 1)), "norms")
+        ['0.weight', '0.bias', '2.weight', '2.bias']
+    """
+    _validate.one_of("train", part, PARTS)
+    if part == "all":
+        return _trainable(model)
+    head = head_only(model)
+    if part == "head":
+        return head
+    for name, module in model.named_modules():
+        norm = part == "norms" and "norm" in type(module).__name__.lower()
+        if norm or "lora_" in name:
+            for parameter in module.parameters(recurse=False):
+                parameter.requires_grad_(True)
+    if len(_trainable(model)) == len(head):
+        what = "norm layers" if part == "norms" else "low-rank updates"
+        raise ArgumentError(f"the model has no {what} to train: train head or all")
+    return _trainable(model)
+
+
+def _trainable(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 

@@ -13,16 +13,23 @@ import torch
 from torch import nn
 
 from dpbam import _validate
-from dpbam._names import did_you_mean, load_function
+from dpbam._names import ENCODER, did_you_mean, load_function
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.nn.blocks import check_sides
+from dpbam.nn.encoders import load_encoder
 from dpbam.nn.models import MLP, ResNet9, SmallCNN
 from dpbam.nn.repair import has_batch_norm, replace_batch_norm
+from dpbam.nn.unet import UNet
 from dpbam.nn.wide_resnet import WideResNet
 
-_NAMES = ("resnet9", "wrn-16-4", "small-cnn", "mlp")
-_Class = type[ResNet9] | type[WideResNet] | type[SmallCNN] | type[MLP]
-_CLASSES: dict[str, _Class] = {"resnet9": ResNet9, "small-cnn": SmallCNN, "mlp": MLP}
+_NAMES = ("resnet9", "wrn-16-4", "small-cnn", "mlp", "unet")
+_Class = type[ResNet9] | type[WideResNet] | type[SmallCNN] | type[MLP] | type[UNet]
+_CLASSES: dict[str, _Class] = {
+    "resnet9": ResNet9,
+    "small-cnn": SmallCNN,
+    "mlp": MLP,
+    "unet": UNet,
+}
 _WRN = re.compile(r"wrn-(\d+)-(\d+)")
 
 
@@ -38,10 +45,11 @@ def build_model(
     """Build a model with new weights.
 
     Args:
-        name: "resnet9", "wrn-D-K" (depth D, factor K, such as wrn-16-4), "small-cnn" or "mlp"; or
-            "module:function", which is imported and called with those of in_channels, image_size
-            and num_classes that it accepts, and with all options. It must return an ``nn.Module``.
-            Batch norms in it are replaced, with a warning.
+        name: "resnet9", "wrn-D-K" (depth D, factor K, such as wrn-16-4), "small-cnn", "mlp" or
+            "unet" (scores per pixel, for segmentation); "hf:NAME" or "hf:FOLDER", a public encoder
+            of Hugging Face with a new head; or "module:function", which is imported and called with
+            those of in_channels, image_size and num_classes that it accepts, and with all options.
+            It must return an ``nn.Module``. Batch norms in it are replaced, with a warning.
         in_channels: of the images.
         image_size: the side, or (height, width), in pixels.
         num_classes: outputs.
@@ -65,6 +73,8 @@ def build_model(
         "num_classes": _validate.count("num_classes", num_classes),
     }
     with _seeded(seed):
+        if name.startswith(ENCODER):
+            return _build_encoder(name, facts, options)
         if ":" in name:
             return _build_own(name, facts, options)
         return _build_named(name, facts, options)
@@ -102,7 +112,10 @@ def _lookup(name: str) -> tuple[_Class, dict[str, Any]]:
         return WideResNet, {"depth": int(match[1]), "widen": int(match[2])}
     if name in _CLASSES:
         return _CLASSES[name], {}
-    known = f"There are {', '.join(_NAMES)} (any wrn-D-K), and your own as 'module:function'"
+    known = (
+        f"There are {', '.join(_NAMES)} (any wrn-D-K), hf:NAME for public encoders, and your own "
+        "as 'module:function'"
+    )
     guess = did_you_mean(name, _NAMES, "", cutoff=0.4)
     raise ArgumentError(f"model {name!r} is unknown: {f'{guess} {known}'.strip()}")
 
@@ -113,6 +126,15 @@ def _check_options(name: str, options: dict[str, Any], allowed: list[str]) -> No
             known = ", ".join(allowed) or "none"
             hint = did_you_mean(option, allowed, f"its options are {known}")
             raise ArgumentError(f"model {name!r} has no option {option!r}: {hint}")
+
+
+def _build_encoder(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    _check_options(name, options, ["lora_rank"])
+    shape = (facts["in_channels"], *facts["image_size"])
+    model = load_encoder(name, image_shape=shape, num_outputs=facts["num_classes"])
+    if options:
+        model.add_lora(**options)
+    return model
 
 
 def _build_own(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.Module:

@@ -17,13 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, reduce
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dpbam import _validate
 from dpbam.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dpbam.privacy.composition import Losses, composed, epsilon_at, self_composed, step_losses
 
 ACCOUNTANTS = ("pld", "rdp")
 # PLD grid of the privacy loss, with the epsilon above which it is fine enough. Rounding is upwards,
@@ -171,28 +169,40 @@ def _on_grid(charges: tuple[Charge, ...], delta: float, accountant: str, grid: f
         return _by_pld(spent, delta, grid) if accountant == "pld" else _by_rdp(spent, delta)
 
 
-def _by_pld(spent: Sequence[Charge], delta: float, grid: float) -> float:
-    losses = [_step_loss(sigma, q, grid).self_compose(steps) for sigma, q, steps in spent]
-    whole = reduce(lambda one, other: one.compose(other), losses)
-    return float(whole.get_epsilon_for_delta(delta))
+def composed_loss(charges: Sequence[Charge]) -> tuple[list[Losses], float] | None:
+    """Return the privacy losses of all ``charges``, and their grid: what epsilon is taken from.
 
-
-@lru_cache(maxsize=8)
-def _step_loss(sigma: float, q: float, grid: float) -> PrivacyLossDistribution:
-    """Return one step's privacy loss, between data sets that differ by one unit.
-
-    It takes most of the time, and does not depend on the number of steps. Few are cached: a large
-    one takes tens of megabytes.
+    None without noise, without steps, and where a PLD is out of reach.
     """
-    import dp_accounting
-    from dp_accounting.pld import privacy_loss_distribution
+    spent = [checked(c) for c in charges if c.steps]
+    if not spent or any(c.noise_multiplier == 0 for c in spent) or _is_out_of_reach(spent, 1e-5):
+        return None
+    value = total_epsilon(spent, 1e-5)
+    grid = next(grid for grid, enough in _GRIDS if value >= enough)
+    return _composed(spent, grid), grid
 
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=sigma,
-        sampling_prob=q,
-        value_discretization_interval=grid,
-        neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    )
+
+def _by_pld(spent: Sequence[Charge], delta: float, grid: float) -> float:
+    return max(epsilon_at(side, grid, delta) for side in _composed(spent, grid))
+
+
+def _composed(spent: Sequence[Charge], grid: float) -> list[Losses]:
+    """Return the losses of all charges, of a unit removed and of one added."""
+    kinds = [_losses(charge, grid) for charge in spent]
+    return [reduce(composed, side) for side in zip(*kinds, strict=True)]
+
+
+@lru_cache(maxsize=16)
+def _losses(charge: Charge, grid: float) -> tuple[Losses, Losses]:
+    """Return the privacy losses of a charge: of a unit removed, and of one added."""
+    sigma, q, steps = charge
+    removed, added = _step_losses(sigma, q, grid)
+    whole = self_composed(removed, steps)
+    return whole, whole if added is removed else self_composed(added, steps)
+
+
+# Takes most of the time, and does not depend on the number of steps. Some megabytes each, at most.
+_step_losses = lru_cache(maxsize=32)(step_losses)
 
 
 def _by_rdp(spent: Sequence[Charge], delta: float) -> float:

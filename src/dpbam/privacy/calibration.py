@@ -30,10 +30,12 @@ def noise_multiplier(
     *,
     accountant: str = "pld",
     spent: Sequence[Charge] = (),
+    phases: Sequence[tuple[float, int]] = (),
 ) -> float:
     """Return the least sigma, to a relative 1e-4, whose epsilon does not exceed the target.
 
-    What was ``spent`` before on the same data counts: all together stay within the target.
+    What was ``spent`` before on the same data counts: all together stay within the target. With
+    ``phases``, pairs of a factor and a number of steps, the noise of a phase is factor * sigma.
 
     Example:
         >>> sigma = noise_multiplier(8.0, 1e-5, 4096 / 50_000, 1000)
@@ -53,7 +55,8 @@ def noise_multiplier(
         )
 
     def charges(sigma: float) -> tuple[Charge, ...]:
-        return (*before, checked(Charge(sigma, sampling_rate, steps)))
+        parts = [Charge(sigma * f, sampling_rate, k) for f, k in phases or [(1.0, steps)]]
+        return (*before, *map(checked, parts))
 
     def rough(sigma: float) -> float:
         return rough_epsilon(charges(sigma), delta, accountant, near=epsilon)
@@ -61,7 +64,7 @@ def noise_multiplier(
     def exact(sigma: float) -> float:
         return total_epsilon(charges(sigma), delta, accountant=accountant)
 
-    guess = _gaussian_guess(before, charges(1.0)[-1], epsilon, delta)
+    guess = _gaussian_guess(before, Charge(1.0, sampling_rate, steps), epsilon, delta)
     start, slope = _coarse_sigma(rough, epsilon, guess)
     return _polished_sigma(exact, start, epsilon, slope)
 

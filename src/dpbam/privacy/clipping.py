@@ -4,7 +4,21 @@ Shapes: norms [G, U] for G clipping groups and U units -> factors [G, U]. The cl
 unit i is the concatenation over groups of factors[g, i] * d_i[g].
 
 Guarantee of every class here: for any direction, the Euclidean norm of the clipped direction is at
-most ``sensitivity``, so adding or removing one unit moves the sum by at most that.
+most ``sensitivity``, so adding or removing one unit moves the sum by at most that. A clipping may
+release K extra coordinates per unit (:mod:`dpbam.privacy.adaptive_clipping`); then ``sensitivity``
+bounds the norm of both together, and they get the same noise.
+
+===============  ========================================  =====================================
+clipping         factor at norm |d|                        when to use it
+===============  ========================================  =====================================
+``flat``         min(1, C / |d|)                           the paper's; measure C first
+``automatic``    C / (|d| + gamma)                         C unknown: the step hardly depends on it
+``per-layer``    min(1, C / (sqrt(G) |d_g|)) per layer g   one layer outweighs the others
+``normalised``   C / |d|                                   norms shrink below C during training
+``psac``         C / (|d| + r / (|d| + r))                 as automatic, with many small gradients
+``quantile``     min(1, C_t / |d|), C_t a quantile         C unknown, and norms change
+``slaclip``      min(1, C_t / |d|), C_t from the slack     the same, at no cost in noise
+===============  ========================================  =====================================
 
 ==============================  =====================================
 a unit whose norm is            contributes
@@ -31,7 +45,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +62,13 @@ _LEAST_GAMMA = 1e-6  # relative to 1 and to C; a float32 norm of 1 is known to 1
 
 
 class Clipping(ABC):
-    """Maps norms to factors. Noise is calibrated to its ``sensitivity``."""
+    """Maps norms to factors. Noise is calibrated to its ``sensitivity``.
+
+    Subclass it and write :attr:`sensitivity` and :meth:`scales` to make your own. The oracle checks
+    at every step that no unit exceeds the sensitivity. Factors must not depend on other units.
+    """
+
+    coordinates: int = 0  # K, the extra coordinates per unit
 
     @property
     @abstractmethod
@@ -67,6 +87,23 @@ class Clipping(ABC):
         """Map norms [G, U] to factors [G, U], 0 where a unit is not finite."""
         finite = norms.isfinite().all(dim=0, keepdim=True)
         return self.scales(torch.where(finite, norms, 0.0)) * finite
+
+    def extra(self, norms: Tensor, factors: Tensor) -> Tensor:
+        """Return what each unit adds to the extra coordinates, [K, U], within the sensitivity.
+
+        Units with a norm that is not finite are left out afterwards.
+        """
+        return norms.new_zeros(self.coordinates, norms.shape[1])
+
+    def update(self, released: Tensor) -> None:  # noqa: B027
+        """Adapt to the released extra coordinates [K]: (sum + noise) / l, so public."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what :meth:`update` has changed, for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Resume from :meth:`state_dict`."""
 
 
 def unclipped(norms: Tensor) -> Tensor:
@@ -89,7 +126,7 @@ def portions(factors: Tensor) -> Iterator[Tensor]:
         yield part
 
 
-def _bounded(norms: Tensor, bound: float) -> Tensor:
+def bounded(norms: Tensor, bound: float) -> Tensor:
     """Return min(1, bound / norm), and 1 at norm 0."""
     if math.isinf(bound):
         return torch.ones_like(norms)
@@ -108,14 +145,14 @@ class FlatClipping(Clipping):
     clip_norm: float
 
     def __post_init__(self) -> None:
-        _check_norm(self.clip_norm)
+        check_norm(self.clip_norm)
 
     @property
     def sensitivity(self) -> float:
         return self.clip_norm
 
     def scales(self, norms: Tensor) -> Tensor:
-        return _bounded(norms, self.clip_norm)
+        return bounded(norms, self.clip_norm)
 
 
 @dataclass(frozen=True)
@@ -138,7 +175,7 @@ class AutomaticClipping(Clipping):
     gamma: float = 0.01
 
     def __post_init__(self) -> None:
-        _check_norm(_validate.positive("clip_norm", self.clip_norm))
+        check_norm(_validate.positive("clip_norm", self.clip_norm))
         least = _LEAST_GAMMA * max(1.0, self.clip_norm)
         if _validate.positive("gamma", self.gamma) < least:
             raise ArgumentError(
@@ -173,7 +210,7 @@ class PerLayerClipping(Clipping):
     clip_norm: float
 
     def __post_init__(self) -> None:
-        _check_norm(self.clip_norm)
+        check_norm(self.clip_norm)
 
     @property
     def sensitivity(self) -> float:
@@ -184,21 +221,65 @@ class PerLayerClipping(Clipping):
         return {n: layers.setdefault(n.rpartition(".")[0], len(layers)) for n in names}
 
     def scales(self, norms: Tensor) -> Tensor:
-        return _bounded(norms, self.clip_norm / math.sqrt(norms.shape[0]))
+        return bounded(norms, self.clip_norm / math.sqrt(norms.shape[0]))
 
 
-def _check_norm(clip_norm: float) -> None:
+@dataclass(frozen=True)
+class NormalisedClipping(Clipping):
+    """Scale every unit to norm C: C g / |g|, the direction alone (DP-NSGD, Yang et al. 2022).
+
+    A gradient of norm below 1e-10 has no direction in float32, and contributes nothing. The
+    regularised form C g / (|g| + r) of the same paper is :class:`AutomaticClipping` with gamma = r.
+
+    Example:
+        >>> NormalisedClipping(1.0).factors(torch.tensor([[0.0, 0.5, 4.0]]))
+        tensor([[0.0000, 2.0000, 0.2500]])
+    """
+
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        check_norm(_validate.positive("clip_norm", self.clip_norm))
+
+    @property
+    def sensitivity(self) -> float:
+        return self.clip_norm
+
+    def scales(self, norms: Tensor) -> Tensor:
+        known = norms >= _LEAST_NORM
+        return torch.where(known, self.clip_norm / torch.where(known, norms, 1.0), 0.0)
+
+
+@dataclass(frozen=True)
+class PSACClipping(Clipping):
+    """Weigh by C / (|g| + r / (|g| + r)), after DP-PSAC (Xia et al. 2023).
+
+    Unlike normalising it does not raise small gradients to norm C: near 0 the factor tends to C.
+
+    Example:
+        >>> PSACClipping(1.0, r=0.1).factors(torch.tensor([[0.0, 1.0]]))
+        tensor([[1.0000, 0.9167]])
+    """
+
+    clip_norm: float
+    r: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_norm(_validate.positive("clip_norm", self.clip_norm))
+        _validate.positive("r", self.r)
+
+    @property
+    def sensitivity(self) -> float:
+        return self.clip_norm  # |g| / (|g| + something positive) < 1
+
+    def scales(self, norms: Tensor) -> Tensor:
+        return self.clip_norm / (norms + self.r / (norms + self.r))
+
+
+def check_norm(clip_norm: float) -> None:
     """Refuse what is not positive; infinity means no clipping, for non-private plans."""
     if clip_norm != math.inf and _validate.positive("clip_norm", clip_norm) < _LEAST_NORM:
         raise ArgumentError(
             f"clip_norm must be at least {_LEAST_NORM:g}, got {clip_norm!r}: a norm so small can "
             "vanish in float32, and would not be clipped"
         )
-
-
-#: The clippings by the names that plans use.
-CLIPPINGS: dict[str, type[FlatClipping] | type[AutomaticClipping] | type[PerLayerClipping]] = {
-    "flat": FlatClipping,
-    "automatic": AutomaticClipping,
-    "per-layer": PerLayerClipping,
-}

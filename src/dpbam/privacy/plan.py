@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from dpbam.privacy.clipping import Clipping
 
 RELATION = "add or remove one unit"
+MOST_PHASES = 8  # of a schedule: an accountant takes seconds for each kind of step
+CLIPPING_NAMES = ("flat", "automatic", "per-layer", "normalised", "psac", "quantile", "slaclip")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,9 @@ class PrivacyPlan:
         noise_multiplier: sigma; the noise's standard deviation is sigma times the sensitivity.
         delta: the delta of (epsilon, delta); above 1/n there is a warning.
         clip_norm: C.
-        clipping: ``"flat"`` (the paper's), ``"automatic"`` or ``"per-layer"``.
+        clipping: ``"flat"`` (the paper's), or another name of
+            :data:`dpbam.privacy.adaptive_clipping.CLIPPINGS`, or ``module:Name`` of the user's own,
+            which is then passed to the oracle.
         unit: ``"record"``, or the name of what owns several records, such as ``"patient"``.
         max_records: the most records of one unit that enter a step; 1 for records.
         accountant: ``"pld"`` (tight) or ``"rdp"``.
@@ -50,6 +55,11 @@ class PrivacyPlan:
         joint_noise_multipliers: of statistics that are released next to each gradient, from the
             same batch (:class:`dpbam.bias.PrivateStatistics`). Each step is then charged at
             1 / sigma_joint^2 = 1 / sigma^2 + sum_k 1 / sigma_k^2.
+        noise_schedule: factors on sigma, one for each of equally long phases of the training. The
+            accountant composes the phases.
+        clip_schedule: factors on C likewise. The noise follows C, so that they cost nothing.
+        released_before: sigma of a Gaussian release from all units before the first step, such as
+            class counts; it is charged with q = 1, and part of every :meth:`epsilon`.
 
     Example:
         >>> plan = PrivacyPlan(n=50_000, batch_size=4096, steps=1000, noise_multiplier=1.731,
@@ -70,6 +80,9 @@ class PrivacyPlan:
     accountant: str = "pld"
     private: bool = True
     joint_noise_multipliers: tuple[float, ...] = ()
+    noise_schedule: tuple[float, ...] = (1.0,)
+    clip_schedule: tuple[float, ...] = (1.0,)
+    released_before: float | None = None
 
     def __post_init__(self) -> None:
         _validate.count("n", self.n)
@@ -77,12 +90,32 @@ class PrivacyPlan:
         _validate.count("steps", self.steps)
         _validate.count("max_records", self.max_records)
         _validate.one_of("accountant", self.accountant, accounting.ACCOUNTANTS)
-        _validate.one_of("clipping", self.clipping, ("flat", "automatic", "per-layer"))
+        if ":" not in self.clipping:  # else the user's own
+            _validate.one_of("clipping", self.clipping, CLIPPING_NAMES)
         _validate.probability("delta", self.delta)
         self._check_sizes()
         self._check_noise()
         for sigma in self.joint_noise_multipliers:
             _validate.positive("each of joint_noise_multipliers", sigma)
+        self._check_schedules()
+        if self.released_before is not None:
+            _validate.positive("released_before", self.released_before)
+
+    def _check_schedules(self) -> None:
+        for name in ("noise_schedule", "clip_schedule"):
+            factors: tuple[float, ...] = getattr(self, name)
+            if not 1 <= len(factors) <= min(self.steps, MOST_PHASES):
+                raise ArgumentError(
+                    f"{name} must have from 1 to {min(self.steps, MOST_PHASES)} factors, one per "
+                    f"phase, got {len(factors)}"
+                )
+            for factor in factors:
+                _validate.positive(f"each factor of {name}", factor)
+        if self.joint_noise_multipliers and self.noise_schedule != (1.0,):
+            raise ArgumentError(
+                "statistics that are released next to the gradients need constant noise: leave "
+                "noise_schedule out"
+            )
 
     def _check_sizes(self) -> None:
         if self.batch_size > self.n:
@@ -132,6 +165,9 @@ class PrivacyPlan:
         max_records: int = 1,
         accountant: str = "pld",
         joint_noise_multipliers: tuple[float, ...] = (),
+        noise_schedule: tuple[float, ...] = (1.0,),
+        clip_schedule: tuple[float, ...] = (1.0,),
+        released_before: float | None = None,
     ) -> PrivacyPlan:
         """Return the plan with the least noise that stays within (epsilon, delta).
 
@@ -153,10 +189,15 @@ class PrivacyPlan:
             n=n, batch_size=batch_size, steps=steps, noise_multiplier=1.0, delta=delta,
             clip_norm=clip_norm, clipping=clipping, unit=unit, max_records=max_records,
             accountant=accountant, joint_noise_multipliers=joint_noise_multipliers,
+            noise_schedule=noise_schedule, clip_schedule=clip_schedule,
+            released_before=released_before,
         )  # fmt: skip
+        phases = [(c.noise_multiplier, c.steps) for c in draft._step_charges(steps, 0)]
         joint = calibration.noise_multiplier(
-            epsilon, delta, draft.sampling_rate, steps, accountant=accountant, spent=spent
-        )
+            epsilon, delta, draft.sampling_rate, steps, accountant=accountant,
+            spent=(*spent, *draft._before()),
+            phases=phases if noise_schedule != (1.0,) else (),
+        )  # fmt: skip
         sigma = calibration.remaining_noise_multiplier(joint, draft.joint_noise_multipliers)
         return replace_quietly(draft, noise_multiplier=sigma)
 
@@ -176,6 +217,8 @@ class PrivacyPlan:
         max_records: int = 1,
         accountant: str = "pld",
         joint_noise_multipliers: tuple[float, ...] = (),
+        noise_schedule: tuple[float, ...] = (1.0,),
+        clip_schedule: tuple[float, ...] = (1.0,),
     ) -> PrivacyPlan:
         """Return a plan without a guarantee: by default no clipping and no noise; epsilon infinite.
 
@@ -187,10 +230,11 @@ class PrivacyPlan:
         """
         return cls(
             n=n, batch_size=batch_size, steps=_steps(n, batch_size, epochs, steps),
-            delta=1 / (10 * max(n, 1)) if delta is None else delta, private=False,
+            delta=default_delta(n) if delta is None else delta, private=False,
             clip_norm=clip_norm, clipping=clipping, noise_multiplier=noise_multiplier, unit=unit,
             max_records=max_records, accountant=accountant,
-            joint_noise_multipliers=joint_noise_multipliers,
+            joint_noise_multipliers=joint_noise_multipliers, noise_schedule=noise_schedule,
+            clip_schedule=clip_schedule,
         )  # fmt: skip
 
     @property
@@ -212,31 +256,56 @@ class PrivacyPlan:
             (self.noise_multiplier, *self.joint_noise_multipliers)
         )
 
-    def charge(self, steps: int) -> accounting.Charge:
-        """Return what ``steps`` steps cost, statistics included.
+    def noise_multiplier_at(self, step: int) -> float:
+        """Return sigma at ``step``, from 0."""
+        return self.noise_multiplier * _factor(self.noise_schedule, step, self.steps)
+
+    def clip_factor_at(self, step: int) -> float:
+        """Return the factor on C at ``step``."""
+        return _factor(self.clip_schedule, step, self.steps)
+
+    def charged_at(self, step: int) -> float:
+        """Return the sigma that ``step`` is charged at, joint with the statistics'."""
+        factor = _factor(self.noise_schedule, step, self.steps)  # there are no statistics if not 1
+        return self.charged_noise_multiplier * factor
+
+    def charges(self, steps: int, replays: int = 0) -> list[accounting.Charge]:
+        """Return what the first ``steps`` steps cost, statistics and what came before included.
+
+        ``replays`` are steps that were lost in a crash and repeated with new noise; which ones is
+        not known here, so each counts as one of the step with the least noise.
 
         Example:
-            >>> plan = PrivacyPlan(n=9, batch_size=3, steps=5, noise_multiplier=2.0, delta=1e-3)
-            >>> plan.charge(5).noise_multiplier
-            2.0
+            >>> plan = PrivacyPlan(n=9, batch_size=3, steps=5, noise_multiplier=2.0, delta=1e-3,
+            ...                    noise_schedule=(1.5, 1.0))
+            >>> [(c.noise_multiplier, c.steps) for c in plan.charges(5)]
+            [(2.0, 2), (3.0, 3)]
         """
-        return accounting.Charge(self.charged_noise_multiplier, self.sampling_rate, steps)
+        return [*self._before(), *self._step_charges(steps, replays)]
 
-    def epsilon(self, steps: int | None = None) -> float:
+    def _before(self) -> list[accounting.Charge]:
+        sigma = self.released_before if self.private else None
+        return [] if sigma is None else [accounting.Charge(sigma, 1.0, 1)]
+
+    def _step_charges(self, steps: int, replays: int) -> list[accounting.Charge]:
+        counts = Counter(self.charged_at(step) for step in range(min(steps, self.steps)))
+        beyond = max(0, steps - self.steps) + replays
+        if beyond:
+            counts[self.charged_noise_multiplier * min(self.noise_schedule)] += beyond
+        return [accounting.Charge(s, self.sampling_rate, k) for s, k in sorted(counts.items())]
+
+    def epsilon(self, steps: int | None = None, replays: int = 0) -> float:
         """Return epsilon after ``steps`` steps (default: all) at the plan's delta."""
         if not self.private:
             return math.inf
-        count = self.steps if steps is None else steps
-        sigma = self.charged_noise_multiplier
-        return accounting.epsilon(
-            sigma, self.sampling_rate, count, self.delta, accountant=self.accountant
-        )
+        spent = self.charges(self.steps if steps is None else steps, replays)
+        return accounting.total_epsilon(spent, self.delta, accountant=self.accountant)
 
     def clipper(self) -> Clipping:
         """Return the clipping object."""
-        from dpbam.privacy.clipping import CLIPPINGS
+        from dpbam.privacy.adaptive_clipping import make_clipping
 
-        return CLIPPINGS[self.clipping](self.clip_norm)
+        return make_clipping(self.clipping, self.clip_norm)
 
     def ledger(self, path: Path | None = None) -> Ledger:
         """Return a ledger with this plan's delta and accountant."""
@@ -277,3 +346,22 @@ def epoch_steps(n: int, batch_size: int, epochs: float) -> int:
         916
     """
     return max(1, round(epochs * n / batch_size))
+
+
+def _factor(schedule: Sequence[float], step: int, steps: int) -> float:
+    """Return the factor of the phase in which ``step`` lies; phases are equally long."""
+    return schedule[min(step * len(schedule) // steps, len(schedule) - 1)]
+
+
+def default_delta(n: int) -> float:
+    """Return the delta of a plan that names none: the largest power of ten at most 1/(100 n).
+
+    With probability delta anything may be revealed. Publishing each unit whole with probability
+    delta would satisfy (0, delta), and then reveal n delta <= 1/100 of a unit on average.
+
+    Example:
+        >>> default_delta(50_000), default_delta(1438)
+        (1e-07, 1e-06)
+    """
+    digits = len(str(100 * _validate.count("n", n) - 1))  # the least k with 10^k >= 100 n
+    return float(f"1e-{digits}")

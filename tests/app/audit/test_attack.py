@@ -10,6 +10,7 @@ import torch
 
 from dpbam.app.audit import Target, audit
 from dpbam.app.audit.attack import CANARIES, play, train
+from dpbam.app.audit.canaries import GRADIENT_CANARIES
 from dpbam.app.audit.plot import save_plot
 from dpbam.app.runs import RunError
 from dpbam.privacy.noise import GaussianNoise
@@ -23,8 +24,8 @@ def test_the_claim_stands_and_half_the_noise_is_refuted(monkeypatch: pytest.Monk
     assert result.claimed == pytest.approx(4.0, abs=1e-3)
     real = GaussianNoise.add
 
-    def half(self: GaussianNoise, sums: object, std: float, step: int) -> object:
-        return real(self, sums, std / 2, step)
+    def half(self: GaussianNoise, sums: object, std: float, step: int, **more: object) -> object:
+        return real(self, sums, std / 2, step, **more)
 
     monkeypatch.setattr(GaussianNoise, "add", half)
     refuted = audit(ONE_STEP, trials=240)
@@ -54,9 +55,45 @@ def test_a_present_canary_moves_the_score_by_the_clipping_norm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(GaussianNoise, "add", lambda self, sums, std, step, **_: dict(sums))
-    target = replace(ONE_STEP, clip_norm=0.5, n=3, batch_size=3)
-    scores = [float(train(target, torch.tensor([there]))) for there in (True, False)]
-    assert scores[0] - scores[1] == pytest.approx(0.5 / 3)
+    for canary in GRADIENT_CANARIES:
+        target = replace(ONE_STEP, canary=canary, clip_norm=0.5, n=3, batch_size=3)
+        scores = [float(train(target, torch.tensor([there]))) for there in (True, False)]
+        assert scores[0] - scores[1] == pytest.approx(0.5 / 3)
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "bam"])
+def test_one_step_with_many_orthogonal_canaries_nearly_reaches_the_claim(method: str) -> None:
+    target = Target(canaries=20_000, n=20_001, batch_size=20_001, method=method)
+    found = audit(target)
+    assert [b.name for b in found.bounds] == ["mean-difference", "one-run f-DP", "one-run"]
+    assert 3.5 < found.bounds[0].epsilon < 4
+    for seen, expected in zip(found.bounds, found.expected, strict=True):
+        assert seen.epsilon == pytest.approx(expected.epsilon, abs=0.5)
+    assert not found.violated
+    assert "not a safer model" in found.meaning
+
+
+def test_noise_at_nine_tenths_is_refuted_by_the_mean_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = GaussianNoise.add
+    monkeypatch.setattr(
+        GaussianNoise, "add", lambda self, sums, std, step: real(self, sums, 0.9 * std, step)
+    )
+    found = audit(Target(canaries=20_000, n=20_001, batch_size=20_001))
+    assert [b.epsilon > 4 for b in found.bounds] == [True, False, False]
+    assert "do not release" in found.meaning
+
+
+def test_subsampled_scores_are_not_taken_for_gaussian_ones() -> None:
+    target = Target(canaries=50, n=100, batch_size=50)
+    assert [b.name for b in audit(target).bounds] == ["one-run f-DP", "one-run"]
+    assert not replace(target, canary="blank", batch_size=100).normal
+
+
+def test_too_many_dense_canaries_are_refused() -> None:
+    with pytest.raises(ValueError, match="choose canary dirac"):
+        Target(canary="random", canaries=5000, n=5001).world()
 
 
 def test_absent_rows_never_reach_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from .helpers import QUICK, folder, images, npz, one_sentence, snapshot
 
 FLAGS = {
     "epsilon and sigma": (["--epsilon", 3, "--noise-multiplier", 1], "not both"),
-    "neither": ([], "give either epsilon"),
+    "neither": ([], "give either --epsilon (the noise is calibrated to it) or --noise-multiplier"),
     "negative epsilon": (["--epsilon", -3], "epsilon must be positive"),
     "epsilon 0": (["--epsilon", 0], "epsilon must be positive"),
     "epsilon NaN": (["--epsilon", "nan"], "NaN"),
@@ -32,18 +33,28 @@ FLAGS = {
     "gradient": (["--epsilon", 3, "--gradient", "exakt"], "did you mean 'exact'?"),
     "flag": (["--epsilom", 3], "--epsilon"),
     "batch above n": ([*QUICK, "--batch-size", 5000], "exceeds the 1438"),
-    "batch 0": (["--epsilon", 3, "--batch-size", 0], "batch_size must be at least 1"),
-    "physical batch 0": (["--epsilon", 3, "--physical-batch-size", 0], "physical_batch_size"),
-    "lam": (["--epsilon", 3, "--lam", -0.1], "lam must be"),
+    "batch 0": (["--epsilon", 3, "--batch-size", 0], "error: --batch-size must be at least 1"),
+    "physical batch 0": (["--epsilon", 3, "--physical-batch-size", 0], "--physical-batch-size"),
+    "lam": (["--epsilon", 3, "--lam", -0.1], "error: --lam must be"),
+    "lam without effect": (
+        ["--epsilon", 3, "--method", "dp-sgd", "--lam", 0.1],
+        "--lam has no effect with --method dp-sgd",
+    ),
+    "gradient without effect": (
+        ["--epsilon", 3, "--method", "dp-sat", "--gradient", "exact"],
+        "has no effect",
+    ),
+    "momentum without effect": (["--epsilon", 3, "--momentum", 0.5], "--optimizer nadam"),
+    "flip without effect": (["--epsilon", 3, "--flip", "none"], "--augment-multiplicity 0"),
     "lr": (["--epsilon", 3, "--lr", 0], "lr must be positive"),
     "lr NaN": (["--epsilon", 3, "--lr", "nan"], "NaN"),
     "epochs": (["--epsilon", 3, "--epochs", -1], "epochs must be positive"),
-    "clip norm": (["--epsilon", 3, "--clip-norm", 0], "clip_norm must be positive"),
+    "clip norm": (["--epsilon", 3, "--clip-norm", 0], "error: --clip-norm must be positive"),
     "ema 1": (["--epsilon", 3, "--ema", 1], "ema must lie"),
     "ema and swa": (["--epsilon", 3, "--ema", 0.9, "--swa", 0.5], "choose one"),
-    "head and freeze": (["--epsilon", 3, "--head-only", "--freeze", "*.bias"], "freeze out"),
+    "head and freeze": (["--epsilon", 3, "--train", "head", "--freeze", "*.bias"], "freeze out"),
     "seed": (["--epsilon", 3, "--seed", -1], "seed must be"),
-    "multiplicity": (["--epsilon", 3, "--augment-multiplicity", -1], "augment_multiplicity"),
+    "multiplicity": (["--epsilon", 3, "--augment-multiplicity", -1], "--augment-multiplicity"),
     "max records": (["--epsilon", 3, "--max-records", 4], "the unit is a record"),
     "sgd with epsilon": (["--epsilon", 3, "--method", "sgd"], "without privacy"),
     "device": ([*QUICK, "--device", "gpu"], "device 'gpu'"),
@@ -76,7 +87,8 @@ TOML = {
     "wrong list": ("epsilon = 3\nfreeze = 3\n", "freeze must be"),
     "not TOML": ("epsilon : 3\n", "is not valid"),
     "not text": (b"\xff\xfe\x00", "is not valid"),
-    "value": ("epsilon = -3\n", "epsilon must be positive"),
+    "value": ("epsilon = -3\n", "error: epsilon must be positive"),
+    "value of two words": ("epsilon = 3\nclip_norm = 0\n", "error: clip_norm must be positive"),
 }
 
 
@@ -129,7 +141,7 @@ DATA = {
     "skipped label": (lambda p: npz(p / "a.npz", labels=np.arange(40) % 2 * 5), "skip"),
     "too few labels": (lambda p: npz(p / "a.npz", labels=np.arange(39) % 2), "39 labels"),
     "float labels": (lambda p: npz(p / "a.npz", labels=np.zeros(40)), "whole numbers"),
-    "several labels": (lambda p: npz(p / "a.npz", labels=np.zeros((40, 3), int)), "3 values"),
+    "several labels": (lambda p: npz(p / "a.npz", labels=np.zeros((40, 3), int)), "all labels"),
     "one class": (lambda p: npz(p / "a.npz", labels=np.zeros(40, int)), "one class"),
     "float images": (lambda p: npz(p / "a.npz", images=np.zeros((40, 8, 8))), "uint8"),
     "odd images": (lambda p: npz(p / "a.npz", images=np.zeros((40, 8), np.uint8)), "shape"),
@@ -235,3 +247,66 @@ def test_as_a_process_of_its_own(args, says, tmp_path):
     assert len(done.stderr.splitlines()) == 1
     assert says in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_counts_with_the_budget(dpbam, tmp_path):
+    budget = text(tmp_path / "budget.json", '{"epsilon": 30, "delta": 1e-4, "accountant": "rdp"}')
+    before = snapshot(tmp_path)
+    ended = dpbam("train", *QUICK, "--budget", budget, "--dry-run", "--json-lines")
+    plan = json.loads(ended.out)
+    assert plan["budget_epsilon_taken"] == 0
+    assert plan["budget_epsilon_with_this_run"] == pytest.approx(plan["epsilon"])
+    assert snapshot(tmp_path) == before
+
+
+def test_a_dry_run_refuses_what_exceeds_the_budget(dpbam, tmp_path):
+    budget = text(tmp_path / "budget.json", '{"epsilon": 0.1, "delta": 1e-4, "accountant": "rdp"}')
+    ended = dpbam("train", *QUICK, "--budget", budget, "--dry-run")
+    one_sentence(ended, "would exceed epsilon 0.1 of the budget")
+
+
+def test_plot_without_a_name_lists_the_figures(dpbam):
+    one_sentence(dpbam("plot"), "one of accuracy, classes, confusion")
+    one_sentence(dpbam("plot", "accuracy"), "--out")
+
+
+def patients(path, *names):
+    """Six images of these patients, the last two to test."""
+    folder(path)
+    rows = [f"{('ill', 'well')[k % 2]}/{k}.png,{k % 2},{name}" for k, name in enumerate(names)]
+    lines = [f"{row},{'test' if k > 3 else 'train'}" for k, row in enumerate(rows)]
+    (path / "labels.csv").write_text("\n".join(["file,label,patient,split", *lines]))
+    return path
+
+
+@pytest.mark.parametrize("unit", ["patient", "record"])
+def test_patients_in_both_sets_are_refused_unless_allowed(unit, dpbam, tmp_path):
+    data = patients(tmp_path / "s", *"abcdda")
+    args = ["train", *QUICK, "--data", data, "--unit", unit, "--batch-size", 2]
+    ended = dpbam(*args, "--out", tmp_path / "out")
+    one_sentence(ended, "2 values of 'patient' are in both s/train and s/test")
+    assert not (tmp_path / "out").exists()
+    assert dpbam(*args, "--allow-shared-units", "--dry-run").code == 0
+    assert dpbam("data", "check", data, "--unit", unit).code == 2
+    apart = [*args[:-5], patients(tmp_path / "t", *"aabbcd"), *args[-4:]]
+    assert dpbam(*apart, "--dry-run").code == 0
+
+
+def test_the_statement_records_that_shared_units_were_allowed(dpbam, tmp_path):
+    data = patients(tmp_path / "s", *"abcdda")
+    args = [*QUICK, "--data", data, "--unit", "patient", "--batch-size", 2, "--quiet"]
+    assert dpbam("train", *args, "--allow-shared-units", "--out", tmp_path / "out").code == 0
+    statement = json.loads((tmp_path / "out" / "privacy-statement.json").read_text())
+    assert statement["evaluated_on"]["shared_units_allowed"] is True
+    text = (tmp_path / "out" / "privacy-statement.md").read_text()
+    assert "allowed units of privacy to be in both" in text
+
+
+def test_a_check_lists_what_there_is(dpbam, tmp_path):
+    ended = dpbam("data", "check", patients(tmp_path / "s", *"aabbcd"), "--unit", "patient")
+    lines = [" ".join(line.split()) for line in ended.out.splitlines()]
+    assert "images 4 to train on, 2 to test; grey, 8x8" in lines
+    assert "classes 2: 0 (3), 1 (3)" in lines
+    assert "patients 2 to train on, 2 to test; 1 to 2 images each" in lines
+    assert "columns folder1 (2 values), patient (4 values)" in lines
+    assert ended.code == 0

@@ -31,7 +31,7 @@ def test_epochs_are_passes_over_the_data(dpbam):
               "--json")
     )  # fmt: skip
     assert got["steps"] == round(75 * 50_000 / 4096)
-    assert got["delta"] == 1e-5
+    assert got["delta"] == 1e-7
 
 
 def test_calibrated_noise_keeps_within_the_budget_and_is_needed(dpbam):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from dpbam.app.cli.flags import merged, run_config, with_flags
+from dpbam.app.cli.flags import as_typed, merged, run_config, with_flags
 from dpbam.app.runs import RunConfig
 from dpbam.app.runs.settings import settings
 
@@ -34,7 +34,8 @@ def test_every_field_of_a_run_has_a_flag_but_the_noise_seed():
 def test_a_field_defines_the_help_of_its_flag():
     helps = {one.name: one.help for one in settings(RunConfig)}
     assert helps["accountant"] == "The accountant: pld or rdp [pld]. pld is tighter."
-    assert helps["head_only"] == "Train the last layer alone."
+    assert helps["measure_plain"].startswith("Measure dp-sat's bias")
+    assert "head, lora, norms or all [all; of a public encoder, head]" in helps["train"]
     assert "[chosen to fit]" in helps["physical_batch_size"]
 
 
@@ -46,13 +47,13 @@ def test_only_flags_really_given_are_passed_on():
 def test_flags_that_are_not_plain_values():
     flags = given(
         "--image-size", "64x48", "--model-option", "width=0.25", "--model-option",
-        "activation=tanh", "--freeze", "conv1.*", "--freeze", "*.bias", "--head-only",
+        "activation=tanh", "--freeze", "conv1.*", "--freeze", "*.bias", "--train", "head",
     )  # fmt: skip
     assert flags == {
         "image_size": (64, 48),
         "model_options": {"width": 0.25, "activation": "tanh"},
         "freeze": ["conv1.*", "*.bias"],
-        "head_only": True,
+        "train": "head",
     }
 
 
@@ -93,3 +94,18 @@ def test_the_help_shows_the_configurations_own_defaults(dpbam):
 def test_a_command_may_leave_flags_out():
     with pytest.raises(Exception, match="No such option"):
         given("--seed", 1, leave_out=("seed",))
+
+
+@pytest.mark.parametrize(
+    ("message", "typed"),
+    [
+        ("lr must be positive", "--lr must be positive"),
+        ("ema and swa are two ways", "--ema and --swa are two ways"),
+        ("leave epsilon and noise_multiplier out", "leave --epsilon and --noise-multiplier out"),
+        ("clip_nrom is unknown: did you mean 'clip_norm'?",) * 2,
+        ("the method of a file data/clip_norm.npz is unknown",) * 2,
+        ("data of another run",) * 2,
+    ],
+)
+def test_a_message_names_settings_as_flags_and_nothing_else(message, typed):
+    assert as_typed(message, {one.name: one.flag for one in settings(RunConfig)}) == typed

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from threading import Event
 
 import pytest
 
-from dpbam.app.cli.progress import JsonLinesReporter
+from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter, LoggedProgress, bar
 from dpbam.training.events import StepReport
 
 
@@ -42,3 +43,43 @@ def test_json_lines_leave_out_what_is_not_private(capsys: pytest.CaptureFixture[
     assert line["step"] == 3
     assert not [key for key in line if key.startswith("non_private")]
     assert 97 not in line.values()
+
+
+def report(**changed: float) -> StepReport:
+    return StepReport(**{
+        "step": 3, "steps": 10, "epoch": 0.3, "epsilon": 1.0, "lr": 0.1, "seconds": 2.0,
+        "seconds_left": 5.0, "non_private_batch_size": 97, "non_private_loss": 2.5, **changed,
+    })  # fmt: skip
+
+
+class Minutes(Event):
+    """Lets some minutes pass at once, then ends."""
+
+    left = 2
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout == 60
+        self.left -= 1
+        return self.left < 0
+
+
+def test_a_log_gets_a_plain_line_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = bar()
+    assert isinstance(progress, LoggedProgress)  # under pytest there is no terminal
+    progress._ended = Minutes()
+    task = progress.add_task("trials", total=8)
+    progress.update(task, completed=3)
+    progress._print()
+    assert capsys.readouterr().err.splitlines() == ["trials: 3 of 8"] * 2
+
+
+def test_a_log_does_not_contain_the_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    live = LiveReporter()
+    live._bar._ended = Minutes()
+    live._bar._print()
+    live._task = live._bar.add_task("", total=10, epoch="0", epsilon="", loss="")
+    live.on_step(report(non_private_loss=2.5))
+    live._bar._ended = Minutes()
+    live._bar._print()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["preparing"] * 2 + ["step 3 of 10, epoch 0.3/0, epsilon 1 of infinite"] * 2

@@ -16,7 +16,7 @@ LR = ["--vary", "lr=1e-3..1e-1:log"]
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--epsilon", 3, *LR], "--pay"),
+        (["--epsilon", 3, *LR], "--pay, how it is paid for: public"),
         (["--epsilon", 3, "--pay", "later", *LR], "pay 'later' is unknown"),
         (["--epsilon", 3, "--pay", "accounted", *LR], "--score public"),
         (["--epsilon", 3, "--pay", "accounted", "--score", "noised", *LR], "--score noised=S"),

@@ -42,7 +42,7 @@ def test_methods(values, shown):
 
 @pytest.mark.parametrize("name", ["nadam", "sgd", "adam", "adamw"])
 def test_optimisers_see_the_trainable_parameters_alone(name):
-    made = config(optimizer=name, head_only=True, lr=0.3, weight_decay=0.1)
+    made = config(optimizer=name, train="head", lr=0.3, weight_decay=0.1)
     optimizer = make_optimizer(made, make_model(made, DIGITS))
     assert type(optimizer).__name__.lower() == name
     (group,) = optimizer.param_groups

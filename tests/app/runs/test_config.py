@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpbam.app.runs import ConfigError, RunConfig, default_delta
+from dpbam.app.runs import ConfigError, RunConfig
+from dpbam.privacy.plan import PrivacyPlan, default_delta
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ from dpbam.app.runs import ConfigError, RunConfig, default_delta
         ({"epsilon": 3, "lr": 0}, "lr must be positive"),
         ({"epsilon": 3, "momentum": 2}, "momentum must lie between 0 and 1"),
         ({"epsilon": 3, "ema": 0.9, "swa": 0.5}, "choose one"),
-        ({"epsilon": 3, "freeze": ["a"], "head_only": True}, "leave freeze out"),
+        ({"epsilon": 3, "freeze": ["a"], "train": "head"}, "leave freeze out"),
         ({"epsilon": 3, "max_records": 4}, "the unit is a record"),
         ({"epsilon": 3, "seed": -1}, "seed must be at least 0"),
     ],
@@ -90,7 +91,9 @@ def test_records_of_a_unit_are_capped_by_default():
 
 
 @given(st.integers(1, 10**9))
-def test_default_delta_is_a_power_of_ten_at_most_half_of_one_over_n(n):
+def test_default_delta_is_the_largest_power_of_ten_at_most_one_over_100_n(n):
     delta = default_delta(n)
-    assert 0 < delta <= 1 / (2 * n) * (1 + 1e-12) < 20.00001 * delta / 2
+    assert 0 < delta <= 1 / (100 * n) * (1 + 1e-12) < 10.00001 * delta
+    assert RunConfig(noise_multiplier=1).plan(max(n, 512)).delta == default_delta(max(n, 512))
+    assert PrivacyPlan.non_private(n=n, batch_size=1, steps=1).delta == delta
     assert round(math.log10(delta)) == pytest.approx(math.log10(delta))

@@ -7,7 +7,17 @@ means a bug; one far below it means a weak attack, or a loose claim.
 
 from __future__ import annotations
 
-from dpbam.app.audit.attack import AuditResult, Target, audit
+from dpbam.app.audit.attack import AuditResult, Target, audit, expected_bounds
 from dpbam.app.audit.check import Finding, check_run
+from dpbam.app.audit.membership import MembershipResult, attack_run
 
-__all__ = ["AuditResult", "Finding", "Target", "audit", "check_run"]
+__all__ = [
+    "AuditResult",
+    "Finding",
+    "MembershipResult",
+    "Target",
+    "attack_run",
+    "audit",
+    "check_run",
+    "expected_bounds",
+]

@@ -101,15 +101,36 @@ def _inverse(loss: Array, charge: Charge) -> Array:
     return np.where(rest > 0, x, -np.inf)
 
 
+def profile(charges: Sequence[Charge], epsilons: Array, delta: float) -> tuple[Array, Array]:
+    """Return delta at each of the ascending ``epsilons``, from below and from above.
+
+    Args:
+        charges: steps with noise.
+        epsilons: at least 0.
+        delta: about the least that matters; the range of the losses depends on it.
+    """
+    spent, zero = [c for c in charges if c.steps], np.zeros_like(epsilons)
+    width = _width(spent, delta)
+    low, high = zero, zero
+    for add in (True, False):
+        low = np.maximum(low, _deltas(*_composed(spent, width, False, add), epsilons))
+        high = np.maximum(high, _deltas(*_composed(spent, width, True, add), epsilons))
+    return low, high
+
+
+def _deltas(grid: Array, mass: Array, epsilons: Array) -> Array:
+    """delta(eps) = sum over losses above eps of mass (1 - e^(eps - loss))."""
+    grid, mass = grid[grid > 0], mass[grid > 0]
+    above, weighed = (
+        np.append(np.cumsum(m[::-1])[::-1], 0.0) for m in (mass, mass * np.exp(-grid))
+    )
+    first = np.searchsorted(grid, epsilons, side="right")
+    return np.asarray(above[first] - np.exp(epsilons) * weighed[first])
+
+
 def _epsilon(charges: Sequence[Charge], delta: float, width: float, up: bool, add: bool) -> float:
     """Epsilon of one direction, the losses rounded up or down."""
-    step = 2 * width / _POINTS
-    grid: Array = (np.arange(_POINTS) - _POINTS // 2) * np.float64(step)
-    spectrum = np.ones(_POINTS // 2 + 1, dtype=np.complex128)
-    for charge in charges:
-        mass = _masses(charge, grid, step, up, add)
-        spectrum *= np.fft.rfft(np.fft.ifftshift(mass)) ** charge.steps
-    mass = np.fft.fftshift(np.fft.irfft(spectrum, _POINTS)).clip(min=0.0)
+    grid, mass = _composed(charges, width, up, add)
 
     def excess(epsilon: float) -> float:
         above = grid > epsilon
@@ -118,6 +139,17 @@ def _epsilon(charges: Sequence[Charge], delta: float, width: float, up: bool, ad
     if excess(0.0) <= 0:
         return 0.0
     return float(brentq(excess, 0.0, width, xtol=1e-6)) if excess(width) < 0 else math.inf
+
+
+def _composed(charges: Sequence[Charge], width: float, up: bool, add: bool) -> tuple[Array, Array]:
+    """The grid of losses, and the mass of the composed loss on it."""
+    step = 2 * width / _POINTS
+    grid: Array = (np.arange(_POINTS) - _POINTS // 2) * np.float64(step)
+    spectrum = np.ones(_POINTS // 2 + 1, dtype=np.complex128)
+    for charge in charges:
+        mass = _masses(charge, grid, step, up, add)
+        spectrum *= np.fft.rfft(np.fft.ifftshift(mass)) ** charge.steps
+    return grid, np.fft.fftshift(np.fft.irfft(spectrum, _POINTS)).clip(min=0.0)
 
 
 def _masses(charge: Charge, grid: Array, step: float, up: bool, add: bool) -> Array:

@@ -4,6 +4,9 @@ Gradient canaries
 : the strongest attacker of a step: it chooses the gradients themselves and sees every release. The
   probe is a linear model with a linear loss, L_i(theta) = <theta, x_i>, so a record's gradient is
   the record. A canary is a Dirac (one coordinate) or a random direction, ten times as long as C.
+  All canaries are orthogonal, and the score of one is the inner product of its direction with the
+  released gradients: with Gaussian noise, scores are independent. Diracs are looked up and take no
+  memory, so that one step has hundreds of thousands of them.
 
 Input canaries
 : an attacker who only places images: mislabelled, or blank with some label. It reads the loss of
@@ -28,6 +31,8 @@ from dpbam.nn import build_model
 GRADIENT_CANARIES = ("dirac", "random")
 INPUT_CANARIES = ("mislabelled", "blank")
 _LENGTH = 10.0  # of a gradient canary, in units of C: clipping has to bring it down
+_OTHER = 24  # coordinates of a Dirac world that no canary has
+_MOST_RANDOM = 4000  # dense vectors of twice as many coordinates each
 
 
 class World:
@@ -51,16 +56,19 @@ class World:
 
 
 class Probe(nn.Module):
-    """<theta, x> with theta in three parameters: [N, d] -> [N]."""
+    """<theta, x> with theta in three parameters. Records are vectors x [N, d]."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
         third = dimension // 3
         self.sizes = [third, third, dimension - 2 * third]
-        self.parts = nn.ModuleList(nn.Linear(k, 1, bias=False) for k in self.sizes)
+        self.parts = nn.ModuleList(self.part(size) for size in self.sizes)
+
+    def part(self, size: int) -> nn.Module:
+        return nn.Linear(size, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of the three parts' inner products."""
+        """The sum of the three parts' inner products: [N]."""
         pieces: tuple[Tensor, ...] = x.split_with_sizes(self.sizes, dim=1)
         values = [part(piece) for part, piece in zip(self.parts, pieces, strict=True)]
         return torch.cat(values, dim=1).sum(1)
@@ -70,23 +78,66 @@ class Probe(nn.Module):
         return torch.cat([p.grad.flatten() for p in self.parameters() if p.grad is not None])
 
 
-class GradientWorld(World):
-    """n records with gradients of length C, the last m of them canaries.
+class DiracProbe(Probe):
+    """The same where x is one coordinate, given by its number: ids [N, 1]."""
+
+    def part(self, size: int) -> nn.Module:
+        return nn.Embedding(size, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """theta[id]: in one of the parts, and times zero in the others: [N]."""
+        values, start = [], 0
+        for part, size in zip(self.parts, self.sizes, strict=True):
+            inside = (ids >= start) & (ids < start + size)
+            values.append(part((ids - start).clamp(0, size - 1))[..., 0] * inside)
+            start += size
+        return torch.cat(values, dim=1).sum(1)
+
+
+class DiracWorld(World):
+    """n records, each the gradient of one coordinate; the last m are canaries 0 .. m - 1.
 
     Args:
-        kind: "dirac" or "random".
         n: records in all.
         canaries: m.
         clip_norm: C.
-        coordinate: the first canary's, if it is a Dirac.
     """
 
-    def __init__(
-        self, kind: str, n: int, canaries: int, clip_norm: float, *, coordinate: int = 0
-    ) -> None:
+    def __init__(self, n: int, canaries: int, clip_norm: float) -> None:
+        others = canaries + torch.arange(n - canaries) % _OTHER
+        self.inputs = torch.cat([others, torch.arange(canaries)])[:, None]
+        self.targets = torch.full((n,), clip_norm)  # the gradient's length
+        self.targets[n - canaries :] *= _LENGTH
+        self.model = self.probe = DiracProbe(canaries + _OTHER)
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """length theta[id]."""
+        return output * targets
+
+    def read(self, scores: Tensor) -> Tensor:
+        """Add the canaries' coordinates of the released gradient."""
+        return scores + self.probe.gradient()[: len(scores)]
+
+
+class RandomWorld(World):
+    """n records with gradients of length C, the last m of them canaries in random directions.
+
+    Args:
+        n: records in all.
+        canaries: m.
+        clip_norm: C.
+    """
+
+    def __init__(self, n: int, canaries: int, clip_norm: float) -> None:
+        if canaries > _MOST_RANDOM:
+            raise ArgumentError(
+                f"random canaries are dense vectors: at most {_MOST_RANDOM}, got {canaries}; "
+                "choose canary dirac"
+            )
         dimension = max(24, 2 * canaries)
         generator = torch.Generator().manual_seed(0)  # public: the attacker knows all records
-        self.directions = _directions(kind, canaries, dimension, coordinate, generator)
+        drawn = torch.randn(dimension, canaries, generator=generator)
+        self.directions: Tensor = torch.linalg.qr(drawn)[0].T.contiguous()  # orthonormal rows
         others = torch.randn(n - canaries, dimension, generator=generator)
         others -= (others @ self.directions.T) @ self.directions  # what the attacker subtracts
         others *= clip_norm / others.norm(dim=1, keepdim=True)
@@ -101,17 +152,6 @@ class GradientWorld(World):
     def read(self, scores: Tensor) -> Tensor:
         """Add <released gradient, v_j>."""
         return scores + self.directions @ self.probe.gradient()
-
-
-def _directions(
-    kind: str, count: int, dimension: int, coordinate: int, generator: torch.Generator
-) -> Tensor:
-    """Orthonormal rows [m, d]."""
-    if kind == "dirac":
-        return torch.eye(dimension).roll(-coordinate, 0)[:count]
-    drawn = torch.randn(dimension, count, generator=generator)
-    basis: Tensor = torch.linalg.qr(drawn)[0]
-    return basis.T.contiguous()
 
 
 class InputWorld(World):
@@ -156,8 +196,9 @@ class InputWorld(World):
         return self.loss(self.model(self.inputs[self._own]), self.targets[self._own])
 
 
-def make_world(kind: str, n: int, canaries: int, clip_norm: float, coordinate: int = 0) -> World:
+def make_world(kind: str, n: int, canaries: int, clip_norm: float) -> World:
     """The world for this kind of canary."""
     if kind in GRADIENT_CANARIES:
-        return GradientWorld(kind, n, canaries, clip_norm, coordinate=coordinate)
+        world = DiracWorld if kind == "dirac" else RandomWorld
+        return world(n, canaries, clip_norm)
     return InputWorld(kind, n, canaries)

@@ -9,10 +9,10 @@ from pydantic import BaseModel
 from dpbam import _validate
 from dpbam.app.cli.flags import with_flags
 from dpbam.app.cli.output import Json, option, print_facts
-from dpbam.app.runs.config import default_delta
 from dpbam.app.runs.settings import setting
 from dpbam.errors import ArgumentError
 from dpbam.privacy import accounting, calibration
+from dpbam.privacy.plan import default_delta
 
 
 class Mechanism(BaseModel):
@@ -24,7 +24,7 @@ class Mechanism(BaseModel):
     epochs: float | None = setting("Training", "Expected passes over the data: T q.")
     steps: int | None = setting("Training", "T itself, in place of epochs.")
     delta: float | None = setting(
-        "Training", "Delta.", unset="the largest power of ten that is at most 1/(2n)"
+        "Training", "Delta.", unset="the largest power of ten that is at most 1/(100 n), n in units"
     )
     accountant: str = setting("Training", "The accountant: pld (tight) or rdp.", "pld")
 

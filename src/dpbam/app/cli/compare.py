@@ -14,6 +14,7 @@ from dpbam.app.compare.comparison import Comparison, Contender, compare, plan_ru
 from dpbam.app.compare.statistics import Estimate
 from dpbam.app.runs import RunSpec
 from dpbam.privacy.rounding import up
+from dpbam.training.events import metric_label
 
 _ENOUGH = 5
 METHODS = ("dp-sgd", "dp-sat", "bam")
@@ -24,7 +25,10 @@ def _compare(
     out: Annotated[Path, option("A folder for all runs and comparison.json.")],
     method: Annotated[
         list[str] | None,
-        option("METHOD or METHOD:LAMBDA, also bam-exact; repeatable, the baseline first."),
+        option(
+            "METHOD or METHOD:LAMBDA, also bam-exact or module:Name, then ,SETTING=VALUE; "
+            "repeatable, the baseline first."
+        ),
     ] = None,
     seeds: Annotated[int, option("How many paired seeds.")] = 3,
     first_seed: Annotated[int, option("The first of them.")] = 0,
@@ -47,6 +51,8 @@ def _compare(
         $ dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both
         $ dpbam compare --data digits --epsilon 3 --method bam:0.02 --method bam:0.05 --method
             bam-exact:0.02 --seeds 5 --out runs/lambdas
+        $ dpbam compare --data digits --epsilon 3 --method dp-sgd --method dp-sgd,clipping=slaclip
+            --method bam:0.02,filter=doppler --out runs/rivals
         $ dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private --out runs/five
         $ dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json
     """
@@ -82,10 +88,10 @@ def carry_out(runs: list[RunSpec], out: Path, jobs: int, quiet: bool) -> Compari
 def show(result: Comparison, out: Path) -> None:
     """Print the means, the paired differences, and what the figures mean."""
     baseline, *others = result.names
-    count = len(result.accuracies(baseline))
+    count = len(result.scores(baseline))
     means = [_mean(result, name) for name in result.names]
     title = f"{count} paired seeds, mean [95% t interval], points"
-    header = ("contender", "epsilon", "test accuracy", "SD", "per run")
+    header = ("contender", "epsilon", f"test {metric_label(result.metric)}", "SD", "per run")
     say(table(header, means, title=title))
     if others:
         against = [(name, *_against(result, name)) for name in others]

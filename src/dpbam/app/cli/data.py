@@ -5,18 +5,30 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from dpbam.app.cli.output import Json, option, print_json, say, table
-from dpbam.data import DataError, DataSet, data_root, list_sources, load_pair
+from dpbam.app.cli.output import Json, facts, option, print_json, printable, say, table
+from dpbam.data import DataSet, data_root, list_sources, load_pair
 from dpbam.data import check as find_problems
+from dpbam.data.registry import inspect
+from dpbam.data.sources import Options
+from dpbam.data.summary import summary
+
+_SPLITS = {"train": "to train on", "test": "to test"}
+_MOST = 12  # classes, sizes or columns in a line
 
 Spec = Annotated[str, typer.Argument(metavar="DATA", help="A name, a path, or module:function.")]
 Root = Annotated[Path | None, option("Where downloads live (or set DPBAM_DATA).")]
 ImageSize = Annotated[int | None, option("Side to resize a folder's images to.")]
 Channels = Annotated[int | None, option("1 (grey) or 3 (RGB) to convert them to.")]
+Task = Annotated[
+    str | None, option("single-label, multi-label, regression or segmentation [from the labels].")
+]
+LabelColumn = Annotated[
+    list[str] | None, option("A column of labels.csv that holds labels; repeatable.")
+]
 Unit = Annotated[str | None, option("Column of the unit of privacy, e.g. patient.")]
 
 
@@ -55,32 +67,65 @@ def check(
     image_size: ImageSize = None,
     channels: Channels = None,
     unit: Unit = None,
+    task: Task = None,
+    label_column: LabelColumn = None,
     json: Json = False,
 ) -> None:
-    """Read every image of a data set and list what is wrong with it; exit code 2 if anything is.
+    """Read every image of a data set; list what it holds and all that is wrong with it.
 
-    What it prints is about private records: for the operator, not for publication.
+    Exit code 2 if anything is. What it prints is about private records: for the operator, not for
+    publication.
 
     Examples:
         $ dpbam data check digits
         $ dpbam data check ./scans --unit patient --json
     """
-    try:
-        train, test = load_pair(
-            data, root=root, image_size=image_size, channels=channels, unit=unit, download=False
-        )
-    except DataError as error:
-        problems = [str(error)]
-    else:
-        problems = find_problems(train, test, unit=unit)
+    options = Options(
+        root=root, image_size=image_size, channels=channels, unit=unit, download=False, task=task,
+        label_columns=label_column or (),
+    )  # fmt: skip
+    findings, parts = inspect(data, options)
+    problems = findings.problems
+    if "train" in parts:
+        problems = problems + find_problems(parts["train"], parts.get("test"), unit=unit)
+    found = summary(parts, findings, unit)
     if json:
-        print_json({"data": data, "problems": problems})
+        print_json({"data": data, "problems": problems, "summary": found})
     else:
+        if found:
+            say(facts(_shown(found)))
         for problem in problems:
-            print(f"- {problem}")
-        print(f"{data}: {_count(len(problems))}")
+            say(f"- {printable(problem)}")
+        say(f"{data}: {_count(len(problems))}")
     if problems:
         raise typer.Exit(2)
+
+
+def _shown(found: dict[str, Any]) -> dict[str, object]:
+    """Return the summary in words."""
+    splits = [f"{count} {_SPLITS[split]}" for split, count in found["images"].items()]
+    rows: dict[str, object] = {"images": f"{', '.join(splits)}; {found['kind']}"}
+    if len(found["sizes"]) > 1:
+        rows["sizes"] = _listed([f"{size} ({n})" for size, n in found["sizes"].items()])
+    rows["task"] = found["task"]
+    if found["classes"]:
+        each = [f"{name} ({sum(n.values())})" for name, n in found["classes"].items()]
+        rows["classes"] = f"{len(each)}: {_listed(each)}"
+    if units := found.get("units"):
+        counts = [f"{units[split]} {_SPLITS[split]}" for split in found["images"]]
+        most = f"{units['fewest_images']} to {units['most_images']} images each"
+        rows[f"{units['column']}s"] = f"{', '.join(counts)}; {most}"
+    if found["columns"]:
+        rows["columns"] = _listed([f"{n} ({k} values)" for n, k in found["columns"].items()])
+    rows["memory"] = f"{found['bytes_of_pixels'] / 2**20:.1f} MiB of pixels, {found['read']}"
+    if found["notes"]:
+        rows["notes"] = "; ".join(found["notes"])
+    return rows
+
+
+def _listed(items: list[str]) -> str:
+    more = f", and {len(items) - _MOST} more" if len(items) > _MOST else ""
+    return ", ".join(items[:_MOST]) + more
 
 
 def _describe(part: DataSet) -> str:

@@ -19,7 +19,6 @@ SETTINGS: dict[str, Any] = {
     "data": "digits",
     "model": "small-cnn",
     "epsilon": 3.0,
-    "delta": 1e-4,
     "clip_norm": 1.0,
     "batch_size": 512,
     "epochs": 40.0,

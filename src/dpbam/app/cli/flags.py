@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +14,25 @@ import typer
 from pydantic import BaseModel
 
 from dpbam.app.cli.output import option
-from dpbam.app.runs.config import RunConfig, read_file
+from dpbam.app.runs.config import ConfigError, RunConfig, read_file
 from dpbam.app.runs.folder import stored_config
 from dpbam.app.runs.own_code import check_code
 from dpbam.app.runs.settings import Setting, settings
+from dpbam.errors import DPBAMError
 
 ConfigFile = Annotated[
     Path | None,
     option("A .toml file of these settings; flags override it.", "--config"),
 ]
-_ALTERNATIVES = (("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "head_only"))
+_ALTERNATIVES = (("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "train"))
+_NO_EFFECT: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "lam": ("method", ("dp-sgd", "sgd")),
+    "gradient": ("method", ("dp-sgd", "dp-sat", "sgd", "sam")),
+    "momentum": ("optimizer", ("nadam", "adam", "adamw")),
+    "shift": ("augment_multiplicity", (0,)),
+    "flip": ("augment_multiplicity", (0,)),
+    "augment_probability": ("augment_multiplicity", (0,)),
+}  # a flag, and the setting with whose values it does nothing
 
 
 def with_flags(
@@ -39,7 +50,13 @@ def with_flags(
     def wrapped(**values: Any) -> None:
         found = {one.name: (one, values.pop(one.name)) for one in taken}
         given = {k: one.parse(v) for k, (one, v) in found.items() if v is not None and v != []}
-        command(flags=given, **values)
+        try:
+            command(flags=given, **values)
+        except DPBAMError as error:
+            if error.args and isinstance(error.args[0], str):
+                typed = as_typed(error.args[0], _flags_of(taken, values.get("config")))
+                error.args = (typed, *error.args[1:])
+            raise
 
     taken = [one for one in settings(model) if one.flag and one.name not in leave_out]
     own = inspect.signature(command, eval_str=True).parameters.values()
@@ -64,15 +81,57 @@ def merged(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, **flags}
 
 
+def as_typed(message: str, flags: Mapping[str, str]) -> str:
+    """Name the settings in a message by their flags, as a user of the command line typed them.
+
+    A name of one word is also a word of English: it is taken for a setting at the beginning of the
+    message, after "either" and after "leave".
+
+    Example:
+        >>> flags = {"lr": "--lr", "clip_norm": "--clip-norm"}
+        >>> as_typed("lr must be positive: see clip_norm", flags)
+        '--lr must be positive: see --clip-norm'
+    """
+    words, long = "|".join(flags), "|".join(name for name in flags if "_" in name) or "$^"
+    start, stop = r"(?:^|(?<=either )|(?<=leave ))", r"(?= must | needs | was | '| \()"
+
+    def typed(match: re.Match[str]) -> str:
+        return re.sub(rf"\b(?:{words})\b", lambda m: flags[m[0]], match[0])
+
+    several = rf"{start}(?:{words}) (?:and|or) (?:{words})\b"
+    one = rf"{start}(?:{words}){stop}|(?<![\w'./-])(?:{long})(?![\w'./=-])"
+    return re.sub(f"{several}|{one}", typed, message)
+
+
+def _flags_of(taken: Sequence[Setting], file: Path | None) -> dict[str, str]:
+    """Return the flag of each setting, by its name; without those that a file sets."""
+    written: Collection[str] = ()
+    with suppress(ConfigError):
+        written = read_file(file) if file is not None else ()
+    return {one.name: one.flag for one in taken if one.name not in written}
+
+
+def _effective(config: RunConfig, flags: Mapping[str, Any]) -> RunConfig:
+    """Refuse a flag that does nothing together with the other settings."""
+    for name, (other, useless) in _NO_EFFECT.items():
+        if name in flags and (value := getattr(config, other)) in useless:
+            flag = f"--{other.replace('_', '-')}"
+            raise ConfigError(
+                f"--{name.replace('_', '-')} has no effect with {flag} {value}: leave it out, or "
+                f"choose another {flag}"
+            )
+    return config
+
+
 def run_config(file: Path | None, flags: Mapping[str, Any]) -> RunConfig:
-    return RunConfig.from_mapping(merged(file, flags))
+    return _effective(RunConfig.from_mapping(merged(file, flags)), flags)
 
 
 def resumed_config(run: Path, flags: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of the run in a folder, overridden by the flags."""
     stored = stored_config(run)
     check_code(stored.to_mapping(), flags, run)
-    return stored.replace(**flags)
+    return _effective(stored.replace(**flags), flags)
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:

@@ -1,6 +1,7 @@
 """What an operator sees while work is going on: bars on stderr, or JSON lines for scripts.
 
-Bars are transient; what a log should keep (evaluations, finished runs) is a line of its own.
+Bars are transient; what a log should keep (evaluations, finished runs) is a line of its own. Where
+there is no terminal, a plain line once a minute takes the bar's place.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, Self
 
 import typer
@@ -17,6 +19,7 @@ from rich.progress import (
     BarColumn,
     Progress,
     ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -24,20 +27,53 @@ from rich.progress import (
 )
 
 from dpbam.app.cli.boundary import INTERRUPTED
-from dpbam.app.cli.output import console, note, number, percent, print_json, say
+from dpbam.app.cli.output import console, note, number, print_json, say, score
 from dpbam.app.runs import RunConfig, RunResult
 from dpbam.app.runs.pool import StoppedError
 from dpbam.privacy.rounding import up
-from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport
+from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport, metric_label
 
+_MINUTE = 60.0  # seconds
 _COST = {"bam": 2.2, "sam": 2.0}  # of a step, relative to DP-SGD's
 
 
-def bar(*columns: ProgressColumn, quiet: bool = False, **settings: Any) -> Progress:
-    """Return a bar on stderr that disappears when it is done; there is none in a log."""
+class LoggedProgress(Progress):
+    """Prints a line about each task once a minute: the stand-in of a bar in a log."""
+
+    def __init__(self, line: Callable[[Task], str], *columns: ProgressColumn, **settings: Any):
+        super().__init__(*columns, disable=True, **settings)
+        self._line, self._ended = line, Event()
+        self._thread = Thread(target=self._print, daemon=True)
+
+    def start(self) -> None:
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _print(self) -> None:
+        while not self._ended.wait(_MINUTE):
+            for line in [self._line(task) for task in self.tasks] or ["preparing"]:
+                say(line, screen=self.console)
+
+
+def _counted(task: Task) -> str:
+    of = "" if task.total is None else f" of {task.total:.0f}"
+    return f"{task.description}: {task.completed:.0f}{of}"
+
+
+def bar(
+    *columns: ProgressColumn,
+    line: Callable[[Task], str] = _counted,
+    quiet: bool = False,
+    **settings: Any,
+) -> Progress:
+    """Return a bar on stderr that disappears when it is done; in a log, ``line`` once a minute."""
     screen = console(stderr=True)
-    hidden = quiet or not screen.is_interactive
-    return Progress(*columns, console=screen, disable=hidden, transient=True, **settings)
+    if screen.is_interactive or quiet:
+        return Progress(*columns, console=screen, disable=quiet, transient=True, **settings)
+    return LoggedProgress(line, *columns, console=screen, **settings)
 
 
 @contextmanager
@@ -86,6 +122,7 @@ class RunsDisplay:
             TextColumn("left"),
             TimeRemainingColumn(),
             TextColumn("[dim]{task.fields[now]}[/dim]"),
+            line=lambda task: f"{task.fields['count']} runs finished, now {task.fields['now']}",
             speed_estimate_period=600,
         )
         self._task = self._bar.add_task("", total=sum(costs), count="", now="")
@@ -108,7 +145,7 @@ class RunsDisplay:
         self._done[index] = self._costs[index]
         self._finished += 1
         self._update("")
-        found = f"{percent(result.accuracy)} in {result.seconds:.0f} s"
+        found = f"{score(result.metric, result.score)} in {result.seconds:.0f} s"
         say(f"{self._count} {self._names[index]}: {found}", screen=self._bar.console)
 
     @property
@@ -136,17 +173,19 @@ class LiveReporter(Reporter):
             TimeRemainingColumn(),
             TextColumn("epsilon {task.fields[epsilon]}"),
             TextColumn("[dim]{task.fields[loss]}[/dim]"),
+            line=_step,
         )
         self._task: TaskID | None = None
         self._epsilon = math.inf
         self._epochs = 0.0
 
     def __enter__(self) -> Self:
+        if isinstance(self._bar, LoggedProgress):
+            self._bar.start()
         return self  # the bar appears when there is something to show
 
     def __exit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._bar.stop()
+        self._bar.stop()
 
     def on_start(self, report: StartReport) -> None:
         plan = report.plan
@@ -179,7 +218,8 @@ class LiveReporter(Reporter):
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         self._say(
-            f"epoch {report.epoch:5.1f}  accuracy {percent(report.accuracy)}  "
+            f"epoch {report.epoch:5.1f}  {metric_label(report.metric)} "
+            f"{score(report.metric, report.score)}  "
             f"epsilon {up(report.epsilon)}"
         )
 
@@ -204,7 +244,7 @@ class JsonLinesReporter(Reporter):
         _event("step", report)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
-        _event("evaluation", report)
+        print_json({"event": "evaluation", **report.to_dict()})
 
     def on_checkpoint(self, path: Path, step: int) -> None:
         print_json({"event": "checkpoint", "path": str(path), "step": step})
@@ -220,6 +260,13 @@ def _event(name: str, report: Any) -> None:
         if not key.startswith(("non_private", "seconds"))
     }
     print_json({"event": name, **values})
+
+
+def _step(task: Task) -> str:
+    """Return a line about a step, without the loss, which is not private."""
+    epsilon = f", epsilon {task.fields['epsilon']}" if task.fields["epsilon"] else ""
+    epoch = task.fields["epoch"]
+    return f"step {task.completed:.0f} of {task.total:.0f}, epoch {epoch}{epsilon}"
 
 
 def _spent(spent: float, budget: float) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dpbam.app.cli.output import note, option
+from dpbam.errors import ArgumentError
 
 _NAMES = (
     "accuracy, classes, confusion, groups, bias, decomposition, direction, noise, relative-bias, "
@@ -55,11 +56,13 @@ def report(
 
 
 def plot(
-    figure: Annotated[str, typer.Argument(metavar="FIGURE", help=f"One of {_NAMES}.")],
-    out: Annotated[Path, option("A .pdf, .svg, .png, or .csv for the data.")],
+    figure: Annotated[
+        str | None, typer.Argument(metavar="FIGURE", help=f"One of {_NAMES}.")
+    ] = None,
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders.")
     ] = None,
+    out: Annotated[Path | None, option("A .pdf, .svg, .png, or .csv for the data.")] = None,
 ) -> None:
     """Draw one figure of one run or several, or write its data.
 
@@ -70,6 +73,10 @@ def plot(
         $ dpbam plot bias runs/both --out bias.csv
         $ dpbam plot clipping --out figure-1.svg
     """
+    if figure is None:
+        raise ArgumentError(f"plot needs the name of a figure, one of {_NAMES}")
+    if out is None:
+        raise ArgumentError("plot needs --out, the file: a .pdf, .svg or .png, or .csv for data")
     from dpbam.app.report import draw
 
     print(draw(figure, _folders(runs or []), out))

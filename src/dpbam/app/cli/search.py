@@ -24,7 +24,9 @@ _ENOUGH = 10  # trials for importances to mean something
 def _search(
     flags: dict[str, Any],
     out: Annotated[Path, option("A folder for all trials and result.json.")],
-    pay: Annotated[str, option("How the search is paid for: public, nothing or accounted.")],
+    pay: Annotated[
+        str | None, option("How the search is paid for: public, nothing or accounted; required.")
+    ] = None,
     vary: Annotated[
         list[str] | None,
         option("NAME=LOW..HIGH[:log], or NAME=A,B,C; repeatable."),
@@ -68,6 +70,11 @@ def _search(
     """
     if find_spec("optuna") is None:
         raise ConfigError("a search needs optuna: pip install 'dpbam[search]'")
+    if pay is None:
+        raise ConfigError(
+            "a search needs --pay, how it is paid for: public (the data is not sensitive), "
+            "accounted (its cost is part of epsilon) or nothing (epsilon will not cover it)"
+        )
     _validate.count("--workers", workers)
     search = Search(
         settings={k: v for k, v in merged(config, flags).items() if k != "method"},

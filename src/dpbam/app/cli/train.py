@@ -14,14 +14,15 @@ import typer
 
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, with_flags
-from dpbam.app.cli.output import console, facts, note, number, option, percent, print_json, say
+from dpbam.app.cli.output import console, facts, note, number, option, print_json, say, score
 from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
 from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.spending import preview
 from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
-from dpbam.training.events import Reporter
+from dpbam.training.events import Reporter, metric_label
 
 
 def _train(
@@ -56,7 +57,7 @@ def _train(
         if not ranks.leads:
             warnings.simplefilter("ignore", UserWarning)  # the leader gives them
         elif dry_run:
-            _show_plan(settings, json_lines)
+            _show_plan(settings, RunFolder(folder) if going_on else None, json_lines)
         if dry_run:
             return
         result = _execute(settings, folder, going_on, _reporting(ranks, quiet, json_lines), ranks)
@@ -74,7 +75,8 @@ def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines
         print_json({"event": "end", **_end(result)})
     elif quiet:
         spent = up(result.epsilon)
-        print(f"accuracy {percent(result.accuracy)}, epsilon {spent}: {result.out}")
+        value = score(result.metric, result.score)
+        print(f"{metric_label(result.metric)} {value}, epsilon {spent}: {result.out}")
     else:
         say(facts(_summary(result, settings)))
 
@@ -130,9 +132,12 @@ def _execute(
         return None
 
 
-def _show_plan(settings: RunConfig, as_json: bool) -> None:
+def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) -> None:
     with console(stderr=True).status("loading PyTorch") as status:
-        summary = prepare(settings, on_phase=status.update).summary(status.update)
+        prepared = prepare(settings, on_phase=status.update)
+        run = "" if resumed is None else resumed.read_facts()["run"]
+        budget = {} if settings.budget is None else preview(settings.budget, run, prepared.plan)
+        summary = prepared.summary(status.update) | budget
     if as_json:
         print_json(summary)
         return
@@ -145,15 +150,17 @@ def _show_plan(settings: RunConfig, as_json: bool) -> None:
 
 
 def _new_folder(settings: RunConfig) -> Path:
-    name = re.sub(r"[^\w.-]+", "-", Path(settings.data).name or "run").strip("-.")
+    name = re.sub(r"[^\w.-]+", "-", f"{Path(settings.data).name or 'run'}-{settings.method}").strip(
+        "-."
+    )
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{name}-{settings.method}-{now}"
+    return Path("runs") / f"{name}-{now}"
 
 
 def _end(result: RunResult) -> dict[str, Any]:
     return {
         "status": result.status,
-        "accuracy": result.accuracy,
+        **result.evaluations[-1].scores,
         "epsilon": result.epsilon,
         "delta": result.delta,
         "steps": result.steps,
@@ -166,8 +173,11 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
     last = result.evaluations[-1]
     rows: dict[str, object] = {
         "status": result.status,
-        "accuracy": f"{percent(result.accuracy)} of {last.records} test records",
+        **{metric_label(name): score(name, value) for name, value in last.scores.items()},
     }
+    rows[metric_label(last.metric)] = (
+        f"{score(last.metric, last.score)} of {last.records} test records"
+    )
     if settings.private:
         budget = f" of {up(settings.epsilon)}" if settings.epsilon else ""
         rows["epsilon"] = f"{up(result.epsilon)}{budget} at delta {number(result.delta)}"
@@ -177,5 +187,7 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
     if settings.private:
         rows["publish"] = ", ".join(PUBLISHABLE)
         rows["keep"] = "everything else, non-private/ above all, is for the operator alone"
-        rows["note"] = "accuracy on private held-out records is a release of its own"
+        rows["note"] = (
+            f"{metric_label(last.metric)} on private held-out records is a release of its own"
+        )
     return rows

@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 from dpbam import _validate
+from dpbam._names import did_you_mean
 from dpbam.app.compare.pairing import check_pairs
 from dpbam.app.compare.statistics import Estimate, estimate, paired_difference
 from dpbam.app.runs import ConfigError, RunConfig, RunResult, RunSpec, prepare, stored_config
 from dpbam.app.runs.files import write_json
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.pool import Watcher, train_all
+from dpbam.app.runs.settings import settings
+from dpbam.methods import METHODS
 from dpbam.privacy.accounting import total_epsilon
 
 REFERENCE = "sgd"  # what a method without privacy reaches
@@ -36,34 +41,47 @@ class Contender:
     """A method of the comparison; where ``lam`` or ``gradient`` is None, the configuration's holds.
 
     Example:
-        >>> Contender.parse("bam-exact:0.05")
-        Contender(method='bam', lam=0.05, gradient='exact')
         >>> Contender.parse("bam-exact:0.05").name
         'bam-exact-0.05'
+        >>> Contender.parse("dp-sgd,clipping=slaclip").name
+        'dp-sgd-slaclip'
+        >>> Contender.parse("mine:Method:0.1")
+        Contender(method='mine:Method', lam=0.1, gradient=None, settings=())
     """
 
     method: str
     lam: float | None = None
     gradient: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()  # its own, as written
 
     @property
     def name(self) -> str:
         """A name that differs from the other contenders', also of the folder."""
         parts = [self.method, self.gradient, None if self.lam is None else f"{self.lam:g}"]
-        return "-".join(part for part in parts if part)
+        joined = "-".join([*(part for part in parts if part), *(v for _, v in self.settings)])
+        return re.sub(r"[^\w.+-]", ".", joined)
 
     @classmethod
     def parse(cls, text: str) -> Contender:
-        """Parse ``METHOD`` or ``METHOD:LAMBDA``; ``bam-exact`` is BAM with the exact gradient."""
-        method, colon, lam = text.partition(":")
+        """Parse ``METHOD`` or ``METHOD:LAMBDA``, then ``,SETTING=VALUE`` for settings of its own.
+
+        ``bam-exact`` is BAM with the exact gradient; ``module:Name`` a method of the user's own.
+        """
+        first, *others = text.split(",")
+        method, value = first, None
+        before, colon, last = first.rpartition(":")
+        with suppress(ValueError):  # of module:Name
+            method, value = (before, float(last)) if colon else (first, None)
         exact = method == f"bam-{EXACT}"
-        try:
-            value = float(lam) if colon else None
-        except ValueError:
+        pairs = [other.partition("=") for other in others]
+        known = [*METHODS, f"bam-{EXACT}"]
+        if (":" not in method and method not in known) or not all(v for _, _, v in pairs):
             raise ConfigError(
-                f"a method must be like bam, bam:0.02 or bam-exact:0.02, got {text!r}"
-            ) from None
-        return cls("bam" if exact else method, value, EXACT if exact else None)
+                "a method must be like bam, bam:0.02, bam-exact:0.02, module:Name or "
+                f"bam,clipping=psac, got {text!r}"
+            )
+        chosen = tuple((k.replace("_", "-"), v) for k, _, v in pairs)
+        return cls("bam" if exact else method, value, EXACT if exact else None, chosen)
 
 
 @dataclass(frozen=True)
@@ -80,17 +98,22 @@ class Comparison:
     def __post_init__(self) -> None:
         check_pairs(self.runs)
 
-    def accuracies(self, name: str) -> dict[int | None, float]:
-        """Return the accuracy of each seed."""
-        return {run.seed: run.accuracy for run in self.runs if run.arm == name}
+    @property
+    def metric(self) -> str:
+        """The name of what is compared: the task's main metric, such as the accuracy."""
+        return self.runs[0].metric
+
+    def scores(self, name: str) -> dict[int | None, float]:
+        """Return the main metric of each seed."""
+        return {run.seed: run.score for run in self.runs if run.arm == name}
 
     def mean(self, name: str) -> Estimate:
-        """Estimate the mean accuracy over the seeds."""
-        return estimate(list(self.accuracies(name).values()))
+        """Estimate the mean of the metric over the seeds."""
+        return estimate(list(self.scores(name).values()))
 
     def difference(self, name: str) -> Estimate:
-        """Estimate the mean paired difference in accuracy to the baseline."""
-        return paired_difference(self.accuracies(name), self.accuracies(self.names[0]))
+        """Estimate the mean paired difference in the metric to the baseline."""
+        return paired_difference(self.scores(name), self.scores(self.names[0]))
 
     def verdict(self, name: str) -> Verdict:
         """Judge a contender against the baseline; no winner if the interval contains 0."""
@@ -102,7 +125,7 @@ class Comparison:
         private = [run for run in self.runs if math.isfinite(run.epsilon)]
         if not private:
             return math.inf
-        charges = [run.plan.charge(run.charged) for run in private]
+        charges = [charge for run in private for charge in run.charges]
         return total_epsilon(charges, private[0].delta, accountant=private[0].plan.accountant)
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,7 +133,7 @@ class Comparison:
         return {
             "contenders": {
                 name: {
-                    "accuracy": asdict(self.mean(name)),
+                    self.metric: asdict(self.mean(name)),
                     "difference_to_first": self.difference(name).to_dict(),
                     "verdict": self.verdict(name) if name != self.names[0] else "baseline",
                 }
@@ -125,7 +148,7 @@ def _row(run: RunResult) -> dict[str, Any]:
     return {
         "name": run.arm,
         "seed": run.seed,
-        "accuracy": run.accuracy,
+        **run.evaluations[-1].scores,
         "epsilon": run.epsilon,
         "delta": run.delta,
         "noise_multiplier": run.plan.noise_multiplier,
@@ -206,16 +229,29 @@ def noise_seed(seed: int, name: str) -> int:
 
 
 def _config(
-    settings: Mapping[str, Any], contender: Contender, seed: int, share_noise: bool
+    shared: Mapping[str, Any], contender: Contender, seed: int, share_noise: bool
 ) -> RunConfig:
-    values = {**settings, "method": contender.method, "seed": seed}
+    values = {**shared, "method": contender.method, "seed": seed}
     own = {"lam": contender.lam, "gradient": contender.gradient}
     values |= {field: value for field, value in own.items() if value is not None}
+    values |= _given(contender.settings)
     if contender.method == REFERENCE:
         values = {k: v for k, v in values.items() if k not in ("epsilon", "noise_multiplier")}
     elif not share_noise:
         values["noise_seed"] = noise_seed(seed, contender.name)
     return RunConfig.from_mapping(values)
+
+
+def _given(texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Read a contender's own settings as their flags would be."""
+    flags, found = {one.flag.removeprefix("--"): one for one in settings(RunConfig)}, {}
+    for name in dict(texts):
+        if name not in flags:
+            raise ConfigError(f"{name} is unknown: {did_you_mean(name, flags)}")
+        values = [value for key, value in texts if key == name]
+        several = get_origin(flags[name].type) is list
+        found[flags[name].name] = flags[name].parse(values if several else values[-1])
+    return found
 
 
 def _check_folder(run: RunSpec) -> None:

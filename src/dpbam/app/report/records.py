@@ -22,28 +22,34 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dpbam import _jsonl
+from dpbam._names import public_name
 from dpbam.app.runs.files import check_format, current_config
 from dpbam.app.runs.folder import RunFolder
 from dpbam.errors import DPBAMError
 from dpbam.methods import is_private
 
 CONFIG = "config.toml"
-METHODS = {"dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM", "sgd": "SGD", "sam": "SAM"}
+METHODS = {
+    "dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM", "disk": "DiSK", "sgd": "SGD",
+    "sam": "SAM",
+}  # fmt: skip
 
 #: Settings that may be in a report for publication: those of the method. Paths reveal where data
 #: are, and a seed lets anyone compute the noise and subtract it.
 PUBLIC_SETTINGS = frozenset((
     "model", "model_options", "method", "epsilon", "noise_multiplier", "delta", "lam", "gradient",
-    "clip_norm", "clipping", "batch_size", "epochs", "optimizer", "lr", "momentum", "weight_decay",
+    "clip_norm", "clipping", "clipping_options", "method_options", "filter", "filter_options",
+    "noise_schedule", "clip_schedule", "batch_size", "epochs", "optimizer", "correct_noise", "lr",
+    "momentum", "weight_decay",
     "schedule", "augment_multiplicity", "shift", "flip", "augment_probability", "ema", "swa",
-    "freeze", "head_only", "unit", "max_records", "accountant", "noise", "release_norms",
-    "release_bias",
+    "freeze", "train", "unit", "max_records", "accountant", "noise", "release_norms",
+    "release_bias", "release_counts", "task", "class_weights", "focal", "target_range",
 ))  # fmt: skip
 
 Rows = tuple[dict[str, Any], ...]
@@ -111,7 +117,7 @@ class Run:
             )
         return Run(
             name=f"run {str(self.statement.get('run', '?'))[:8]}",
-            config={k: v for k, v in self.config.items() if k in PUBLIC_SETTINGS},
+            config=_public(self.config),
             statement=self.statement,
             statistics=self.statistics,
             metrics=self.metrics if public_test_data else (),
@@ -187,6 +193,12 @@ def read_run(folder: str | Path) -> Run:
             **{k: facts[k] for k in ("device", "threads", "physical_batch_size") if k in facts},
         },
     )
+
+
+def _public(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings for publication, an encoder's folder without the path to it."""
+    kept = {k: v for k, v in config.items() if k in PUBLIC_SETTINGS}
+    return kept | ({"model": public_name(str(kept["model"]))} if "model" in kept else {})
 
 
 def _settings(stated: dict[str, Any]) -> dict[str, Any]:

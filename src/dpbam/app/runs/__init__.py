@@ -6,7 +6,7 @@ Importing this package imports no torch.
 from __future__ import annotations
 
 from dpbam.app.runs.budget import Budget
-from dpbam.app.runs.config import ConfigError, RunConfig, default_delta, read_file
+from dpbam.app.runs.config import ConfigError, RunConfig, read_file
 from dpbam.app.runs.execution import execute
 from dpbam.app.runs.folder import RunFolder, stored_config
 from dpbam.app.runs.model_file import RunModel, load_run_model
@@ -26,7 +26,6 @@ __all__ = [
     "RunRecord",
     "RunResult",
     "RunSpec",
-    "default_delta",
     "execute",
     "load_run_model",
     "prepare",

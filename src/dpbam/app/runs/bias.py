@@ -79,13 +79,14 @@ def measure(
     from dpbam.bias import BiasLens
 
     _validate.count("batches", batches)
-    prepared = prepare(config, noise_multiplier=_sigma(config, run))
+    cache = None if run is None else RunFolder(run).non_private
+    prepared = prepare(config, noise_multiplier=_sigma(config, run), cache=cache)
     if run is not None:
         _load_weights(prepared, run)
     lens = BiasLens(eta=True, plain=True)
     oracle = prepared.oracle(observer=lens)
     rows = prepared.fit(oracle).rows
-    drawn = oracle.batches(prepared.train, units=prepared.units)
+    drawn = oracle.batches(prepared.seen.train, units=prepared.units)
     for images, labels, units in islice(drawn, batches):
         oracle.backward(images, labels, units)  # its ledger is in memory: nothing is released
     return Measured(
@@ -124,11 +125,11 @@ def _some(prepared: Prepared) -> tuple[Tensor, Tensor]:
     """Return a few records as the model sees them in evaluation: not augmented."""
     import numpy as np
 
-    from dpbam.data import to_float
+    from dpbam.data.dataset import model_input
 
     few = np.random.default_rng(0).permutation(len(prepared.train))[:_ADVICE_UNITS]
-    images, labels = prepared.train.batch(np.sort(few))
-    return to_float(images).to(prepared.device), labels.to(prepared.device)
+    images, labels = prepared.seen.train.batch(np.sort(few))
+    return model_input(images).to(prepared.device), labels.to(prepared.device)
 
 
 def _advise(prepared: Prepared, rows: int) -> Advice:

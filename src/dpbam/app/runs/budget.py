@@ -115,24 +115,38 @@ class Budget:
         which holds ``spent``, held more before.
         """
         with self._changing() as values:
-            if values.setdefault("unit", unit) != unit:
-                raise RunError(
-                    f"the budget {self.path} counts by {values['unit']}, this run by {unit}: their "
-                    "epsilons do not add up; give it a budget file of its own"
-                )
-            mine = self._find(values, run) or Entry(run, label, False, ())
-            known = self._known(mine, spent)
-            most = _most(mine.charges, charges, known)
-            others = _epsilon(values, without=run)
-            _put(values, Entry(run, label, False, most, known))
-            together, limit = _epsilon(values), float(values["epsilon"])
-            if together > limit:
-                alone = total_epsilon(most, values["delta"], accountant=values["accountant"])
-                raise RunError(
-                    f"this run would exceed epsilon {up(limit)} of the budget {self.path}: "
-                    f"{up(others)} is taken, the run alone needs {up(alone)}, and both together "
-                    f"{up(together)}"
-                )
+            self._admit(values, Entry(run, label, False, tuple(charges), tuple(spent)), unit)
+
+    def epsilon_with(self, run: str, charges: Sequence[Charge], *, unit: str) -> float:
+        """Return the budget's epsilon if ``run`` reserved ``charges``; refuse as ``reserve`` does.
+
+        Nothing is written.
+        """
+        values = self._read()
+        mine = self._find(values, run) or Entry(run, "", False, ())
+        self._admit(values, replace(mine, charges=tuple(charges)), unit)
+        return _epsilon(values)
+
+    def _admit(self, values: dict[str, Any], asked: Entry, unit: str) -> None:
+        """Put the entry that a run asks for into ``values``, unless that exceeds the budget."""
+        if values.setdefault("unit", unit) != unit:
+            raise RunError(
+                f"the budget {self.path} counts by {values['unit']}, this run by {unit}: their "
+                "epsilons do not add up; give it a budget file of its own"
+            )
+        mine = self._find(values, asked.run) or Entry(asked.run, asked.label, False, ())
+        known = self._known(mine, asked.spent)
+        most = _most(mine.charges, asked.charges, known)
+        others = _epsilon(values, without=asked.run)
+        _put(values, Entry(asked.run, asked.label, False, most, known))
+        together, limit = _epsilon(values), float(values["epsilon"])
+        if together > limit:
+            alone = total_epsilon(most, values["delta"], accountant=values["accountant"])
+            raise RunError(
+                f"this run would exceed epsilon {up(limit)} of the budget {self.path}: "
+                f"{up(others)} is taken, the run alone needs {up(alone)}, and both together "
+                f"{up(together)}"
+            )
 
     def note(self, run: str, spent: Sequence[Charge]) -> None:
         """Record what the ledger of ``run`` holds: from now on it may not hold less."""

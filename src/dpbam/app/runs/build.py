@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import secrets
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,24 @@ from torch.optim import NAdam, Optimizer
 from torch.optim.adam import Adam
 from torch.optim.adamw import AdamW
 
+from dpbam._names import load_function
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.bias import PrivateStatistics, ReleasedStatistics
-from dpbam.data import DataSet, ShiftFlip
-from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, Method
-from dpbam.nn import build_model, freeze, head_only
+from dpbam.data import DataSet, ShiftFlip, to_float
+from dpbam.filters import FILTERS, Filter
+from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, DiSK, Method
+from dpbam.nn import build_model, freeze, train_part
+from dpbam.nn.encoders import PublicEncoder, file_digest
+from dpbam.oracle import PrivateGradientOracle
+from dpbam.params import device_of, evaluating
+from dpbam.privacy.adaptive_clipping import CLIPPINGS
+from dpbam.privacy.clipping import Clipping
+from dpbam.training.adam_bc import AdamBC
 from dpbam.training.averaging import WeightAverage, dense, exponential
+from dpbam.training.tasks import Task, make_task
 from dpbam.training.trainer import augmentation
+
+_KINDS: dict[str, type] = {"method": Method, "clipping": Clipping, "filter": Filter}
 
 
 def make_device(name: str) -> torch.device:
@@ -50,15 +63,56 @@ def make_model(config: RunConfig, train: DataSet) -> nn.Module:
         image_size=(train.shape[1], train.shape[2]),
         num_classes=train.num_classes,
         seed=secrets.randbits(48) if config.seed is None else config.seed,
-        **config.model_options,
+        **model_options(config),
     )
     if config.init is not None:
         load_initial(model, config.init)
-    if config.head_only:
-        head_only(model)
+    train_part(model, config.trained)
     if config.freeze:
         freeze(model, config.freeze)
     return model.to(make_device(config.device))
+
+
+def task_of(config: RunConfig, train: DataSet, model: nn.Module) -> Task:
+    """Return the task on the model's device; refuse a model without the outputs that it needs."""
+    task = make_task(
+        train.task, train.class_names, class_weights=config.class_weights, focal=config.focal,
+        target_range=config.target_range,
+    )  # fmt: skip
+    _check_weighted(config, train.task)
+    device = device_of(model)
+    blank = torch.zeros(1, *train.shape, dtype=torch.uint8, device=device)
+    with torch.no_grad(), evaluating(model):
+        task.check_output(model(to_float(blank)), blank)
+    return task.to(device)
+
+
+def _check_weighted(config: RunConfig, task: str) -> None:
+    """Refuse weights that would have no effect, or no classes."""
+    if config.release_counts is not None and task == "regression":
+        raise ConfigError("release_counts cannot be used: a regression has no classes")
+    weighted = config.class_weights or config.focal or config.release_counts
+    normalised = config.clipping in ("automatic", "normalised") and config.unit == "record"
+    if weighted and normalised and task == "single-label":
+        raise ConfigError(
+            f"clipping {config.clipping} gives every record's gradient one length, so that weights "
+            "of its class and focal loss have no effect: choose flat clipping, or leave them out"
+        )
+
+
+def model_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options that the model is built with; low-rank updates have rank 8."""
+    lora = {"lora_rank": 8} if config.trained == "lora" else {}
+    return {**lora, **config.model_options}
+
+
+def public_weights(config: RunConfig, model: nn.Module) -> dict[str, Any] | None:
+    """Return the source of the weights that training starts from, and SHA-256 of each file."""
+    if isinstance(model, PublicEncoder):
+        return model.weights
+    if config.init is None:
+        return None
+    return {"source": config.init.name, "files": {config.init.name: file_digest(config.init)}}
 
 
 def load_initial(model: nn.Module, path: Path) -> list[str]:
@@ -93,22 +147,80 @@ def _head(model: nn.Module) -> str:
 
 
 def make_method(config: RunConfig) -> Method:
-    if config.method == "bam":
-        return BAM(config.lam, exact=config.gradient == "exact")
-    made: dict[str, Callable[[], Method]] = {
+    options, make = dict(config.method_options), _method_class(config)
+    if config.method == "disk":
+        inner = config.replace(method=options.get("inner", "dp-sgd"), method_options={})
+        options["inner"] = make_method(inner)
+    elif ":" in config.method and _takes(make, "lam"):
+        options = {"lam": config.lam, **options}
+    made: Method = _made("method", config.method, make, **options)
+    return made
+
+
+def _method_class(config: RunConfig) -> Callable[..., Method]:
+    if ":" in config.method:
+        return load_function(config.method)
+    built_in: dict[str, Callable[..., Method]] = {
+        "bam": partial(BAM, config.lam, exact=config.gradient == "exact"),
+        "disk": DiSK,
         "dp-sgd": DPSGD,
-        "dp-sat": lambda: DPSAT(config.lam),
+        "dp-sat": partial(DPSAT, config.lam),
         "sgd": SGD,
-        "sam": lambda: SAM(config.lam),
+        "sam": partial(SAM, config.lam),
     }
-    return made[config.method]()
+    return built_in[config.method]
 
 
-def make_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
+def make_clipping(config: RunConfig) -> Clipping | None:
+    """Return the clipping; None without privacy, where nothing is clipped."""
+    if not config.private:
+        return None
+    make = CLIPPINGS.get(config.clipping) or load_function(config.clipping)
+    options = config.clipping_options
+    made: Clipping = _made("clipping", config.clipping, make, config.clip_norm, **options)
+    return made
+
+
+def make_filter(config: RunConfig) -> Filter | None:
+    if config.filter == "none":
+        return None
+    make = FILTERS.get(config.filter) or load_function(config.filter)
+    made: Filter = _made("filter", config.filter, make, **config.filter_options)
+    return made
+
+
+def _made(what: str, name: str, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call ``make``; refuse options that it does not take, and what is not of the right class."""
+    if inspect.isabstract(make):
+        raise ConfigError(f"{what} {name} is abstract: name a class that defines what it does")
+    try:
+        inspect.signature(make).bind(*args, **options)
+    except TypeError as error:
+        raise ConfigError(f"{what} {name} cannot be made: {error} ({what}_options)") from None
+    made, kind = make(*args, **options), _KINDS[what]
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"{what} {name} makes a {type(made).__name__}: it must be a subclass of "
+            f"{kind.__module__}.{kind.__name__}"
+        )
+    return made
+
+
+def _takes(make: Callable[..., Any], name: str) -> bool:
+    return name in inspect.signature(make).parameters
+
+
+def make_optimizer(
+    config: RunConfig, model: nn.Module, oracle: PrivateGradientOracle | None = None
+) -> Optimizer:
+    """Return the optimiser; with ``correct_noise`` it reads the noise's deviation of ``oracle``."""
     trained = [p for p in model.parameters() if p.requires_grad]
     common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer == "sgd":
         return TorchSGD(trained, momentum=config.momentum, **common)
+    if config.correct_noise:
+        assert oracle is not None
+        return AdamBC(trained, oracle, kind=config.optimizer, **common)
     classes: dict[str, type[NAdam] | type[Adam] | type[AdamW]] = {
         "nadam": NAdam,
         "adam": Adam,
@@ -144,10 +256,22 @@ def make_average(config: RunConfig, model: nn.Module, steps: int) -> WeightAvera
 
 def make_augment(config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
     """Return what turns uint8 images into views and floats."""
+    return augmentation(_views(config))
+
+
+def make_mask_augment(config: RunConfig, task: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return what moves the masks of a segmentation with their images."""
+    draw = _views(config)
+    if draw is None or task != "segmentation":
+        return None
+    return lambda masks, keys: draw(masks[:, None], keys)[:, 0]
+
+
+def _views(config: RunConfig) -> ShiftFlip | None:
     if config.augment_multiplicity == 0:
-        return augmentation()
+        return None
     flip = None if config.flip == "none" else config.flip
-    return augmentation(ShiftFlip(config.shift, flip, config.augment_probability))
+    return ShiftFlip(config.shift, flip, config.augment_probability)
 
 
 def make_release(

@@ -4,6 +4,7 @@ A file holds the tensors of a trainer's state by name, and everything else as JS
 
     model.<parameter>          average.<parameter>
     optimizer.<index>.<key>    previous.<parameter>     (DP-SAT's previous private gradient)
+    parts.<name>               (the state of clipping, filter and method: all of it released)
 
 Its name ends in a hash of its content, so that damage is detected. The last two are kept. They are
 not for publishing: the JSON holds the run's facts, among them a fingerprint of the data.
@@ -100,6 +101,7 @@ def _flatten(state: Mapping[str, Any]) -> tuple[Params, dict[str, Any]]:
     tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in state["model"].items()}
     tensors |= {f"average.{k}": v for k, v in (state["average"] or {}).items()}
     tensors |= {f"previous.{k}": v for k, v in (oracle["previous"] or {}).items()}
+    tensors |= {f"parts.{k}": v for k, v in oracle["parts"].items()}
     scalars: dict[str, Any] = {}
     for index, entries in optimizer["state"].items():
         for key, value in entries.items():
@@ -126,7 +128,11 @@ def _unflatten(tensors: Params, rest: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model": part("model."),
         "average": part("average.") or None,
-        "oracle": {"step": rest["step"], "previous": part("previous.") or None},
+        "oracle": {
+            "step": rest["step"],
+            "previous": part("previous.") or None,
+            "parts": part("parts."),
+        },
         "optimizer": {"state": entries, "param_groups": rest["groups"]},
     }
 

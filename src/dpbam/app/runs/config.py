@@ -14,28 +14,33 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from dpbam import _validate
+from dpbam._names import ENCODER
 from dpbam.app.runs.files import to_toml
 from dpbam.app.runs.settings import (
     Count,
     Every,
+    Factors,
     Fraction,
     FromZero,
     ImageSize,
     NonNegative,
     Options,
+    OwnCode,
     Patterns,
     Positive,
     Probability,
+    Range,
+    Weights,
     sentence,
     setting,
 )
 from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import is_private
-from dpbam.privacy.plan import PrivacyPlan, epoch_steps
+from dpbam.privacy.plan import PrivacyPlan, default_delta, epoch_steps
 
-_data, _privacy, _method, _model, _training, _run = (
-    partial(setting, panel) for panel in ("Data", "Privacy", "Method", "Model", "Training", "Run")
+_PANELS = ("Data", "Privacy", "Method", "Model", "Training", "Run", "Statement")
+_data, _privacy, _method, _model, _training, _run, _stated = (
+    partial(setting, panel) for panel in _PANELS
 )
 
 
@@ -64,18 +69,43 @@ class RunConfig(BaseModel):
     image_size: ImageSize | None = _data("Resize a folder's images: 64, or 64x48 (height x width).")
     channels: Literal[1, 3] | None = _data("Convert a folder's images to grey or RGB.")
 
+    task: Literal["single-label", "multi-label", "regression", "segmentation"] | None = _data(
+        "What is predicted.", unset="from the labels"
+    )
+    label_columns: Patterns = _data(
+        "A column of labels.csv that holds the label, or one of 0 and 1 per finding; repeatable.",
+        (),
+        flag="--label-column",
+    )
+    target_range: Range | None = _data(
+        "Of a regression: the public range of its values, such as 0:100."
+    )
+
     epsilon: Positive | None = _privacy(
         "The budget; the noise is calibrated to it. Give it or the noise multiplier."
     )
     noise_multiplier: Positive | None = _privacy("Sigma, in place of epsilon.")
     delta: Probability | None = _privacy(
-        "Delta.", unset="the largest power of ten that is at most 1/(2n)"
+        "Delta.", unset="the largest power of ten that is at most 1/(100 n), n in units"
     )
     clip_norm: Positive = _privacy("C: each unit's gradient is clipped to it.", 1.0)
-    clipping: Literal["flat", "automatic", "per-layer"] = _privacy(
-        "How gradients are clipped.", "flat"
+    clipping: (
+        Literal["flat", "automatic", "per-layer", "normalised", "psac", "quantile", "slaclip"]
+        | OwnCode
+    ) = _privacy("How gradients are clipped. Or module:Name, a Clipping of your own.", "flat")
+    clipping_options: Options = _privacy(
+        "An option of the clipping, such as quantile=0.7; repeatable.", {}, flag="--clipping-option"
     )
+    noise_schedule: Factors = _privacy(
+        "Factors on sigma, one per phase of the run, such as 1.2,1,0.8; the accountant composes "
+        "them.",
+        (1.0,),
+    )
+    clip_schedule: Factors = _privacy("Factors on C likewise; the noise follows C.", (1.0,))
     unit: str = _privacy("Whom privacy is promised to: record, or a COLUMN.", "record")
+    allow_shared_units: bool = _privacy(
+        "Train although units of privacy, or patients, are in both training and test set.", False
+    )
     max_records: Count | None = _privacy(
         "Most records of one unit in a step.", unset="8; 1 where the unit is a record"
     )
@@ -86,6 +116,10 @@ class RunConfig(BaseModel):
         "standard",
     )
     budget: Path | None = _privacy("The data set's budget file, shared by its runs.")
+    release_counts: Positive | None = _privacy(
+        "Weight classes by their counts, released once with this sigma (such as 20) before "
+        "training; shares the budget with the gradients."
+    )
     release_norms: Positive | None = _privacy(
         "Also release, with this sigma (such as 20), how many units have norms in which range; "
         "shares the budget with the gradients."
@@ -94,21 +128,44 @@ class RunConfig(BaseModel):
         "And the length of the bias, of contributions clipped to this B, with the same sigma."
     )
 
-    method: Literal["dp-sgd", "dp-sat", "bam", "sgd", "sam"] = _method(
-        "The method. sgd and sam are references without privacy.", "bam"
+    method: Literal["dp-sgd", "dp-sat", "bam", "disk", "sgd", "sam"] | OwnCode = _method(
+        "The method. Or module:Name, a Method of your own. sgd and sam are references without "
+        "privacy.",
+        "bam",
+    )
+    method_options: Options = _method(
+        "An option of disk (kappa, gamma, inner=bam) or of your own method; repeatable.",
+        {},
+        flag="--method-option",
     )
     lam: NonNegative = _method("The paper's lambda, of bam, dp-sat and sam.", 0.02)
     gradient: Literal["approximate", "exact"] = _method(
         "BAM's gradient. Eq. 12 or Eq. 11 of the paper.", "approximate"
     )
+    filter: Literal["none", "exponential", "doppler"] | OwnCode = _method(
+        "Post-processing of the private gradient, at no cost. Or module:Name, a Filter of your "
+        "own.",
+        "none",
+    )
+    filter_options: Options = _method(
+        "An option of the filter, such as beta=0.9; repeatable.", {}, flag="--filter-option"
+    )
 
-    model: str = _model("resnet9, wrn-16-4, small-cnn, mlp, module:function.", "small-cnn")
+    model: str = _model(
+        "resnet9, wrn-16-4, small-cnn, mlp, hf:NAME_OR_FOLDER (a public encoder of Hugging Face), "
+        "module:function.",
+        "small-cnn",
+    )
     model_options: Options = _model(
         "An option of the model, such as width=0.25; repeatable.", {}, flag="--model-option"
     )
     init: Path | None = _model("Public weights to start from, a .safetensors file.")
     freeze: Patterns = _model("Shell pattern of parameters that are not trained; repeatable.", ())
-    head_only: bool = _model("Train the last layer alone.", False)
+    train: Literal["head", "lora", "norms", "all"] | None = _model(
+        "What is trained. Low-rank updates (lora) and norm layers come with the head, the last "
+        "layer.",
+        unset="all; of a public encoder, head",
+    )
 
     batch_size: Count = _training("Expected units per step.", 512)
     physical_batch_size: Count | None = _training(
@@ -116,6 +173,11 @@ class RunConfig(BaseModel):
     )
     epochs: Positive = _training("Expected passes over the data.", 20.0)
     optimizer: Literal["nadam", "sgd", "adam", "adamw"] = _training("The optimiser.", "nadam")
+    correct_noise: bool = _training(
+        "Subtract the noise's known variance from the second moment of nadam, adam or adamw "
+        "(DP-AdamBC).",
+        False,
+    )
     lr: Positive = _training("Learning rate.", 0.005)
     momentum: Fraction = _training("Momentum of the optimiser sgd.", 0.9)
     weight_decay: NonNegative = _training("Weight decay of the optimiser.", 0.0)
@@ -128,6 +190,12 @@ class RunConfig(BaseModel):
     shift: FromZero = _training("Largest shift of a view, in pixels.", 4)
     flip: Literal["horizontal", "vertical", "none"] = _training("Flip of a view.", "horizontal")
     augment_probability: Fraction = _training("Probability of the shift, and of the flip.", 0.5)
+    class_weights: Weights = _training(
+        "Weight of a class in the loss, a public fact such as ill=4; repeatable.",
+        {},
+        flag="--class-weight",
+    )
+    focal: NonNegative = _training("Gamma of the focal loss. 0: cross-entropy.", 0.0)
     ema: Probability | None = _training(
         "Hand out an exponential moving average of the weights, with this decay."
     )
@@ -160,6 +228,11 @@ class RunConfig(BaseModel):
     num_workers: FromZero = _run("Threads that read ahead. 0: none.", 2)
     tensorboard: bool = _run("Write curves for TensorBoard into non-private/.", False)
 
+    operator: str | None = _stated("Who trained the model, for the privacy statement.")
+    curator: str | None = _stated("Who is responsible for the data.")
+    purpose: str | None = _stated("What the model is for.")
+    unit_reason: str | None = _stated("Why the unit of privacy is the right one.")
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -188,20 +261,69 @@ class RunConfig(BaseModel):
             )
         if self.release_bias is not None and self.release_norms is None:
             raise ArgumentError("release_bias needs release_norms: the noise multiplier of both")
+        if self.release_counts is not None and self.class_weights:
+            raise ArgumentError(
+                "class_weights are given, so release_counts would pay for nothing: leave one out"
+            )
+        if self.release_counts is not None and (not self.private or self.task == "regression"):
+            reason = "a regression has no classes" if self.private else "method without privacy"
+            raise ArgumentError(f"release_counts cannot be used ({reason}): leave it out")
         if self.release_norms is not None and not self.private:
             raise ArgumentError(
                 f"release_norms has no noise to count on with method {self.method!r}"
             )
+        if self.correct_noise and (self.optimizer == "sgd" or not self.private):
+            raise ArgumentError(
+                "correct_noise corrects the second moment of a private nadam, adam or adamw: "
+                "choose one of them, or leave it out"
+            )
+        if self.correct_noise and (self.filter != "none" or self.method == "disk"):
+            raise ArgumentError(
+                "correct_noise needs the variance of the noise in each gradient, which a filter "
+                "changes: leave one of the two out"
+            )
         if self.ema is not None and self.swa is not None:
             raise ArgumentError("ema and swa are two ways to average the weights: choose one")
-        if self.freeze and self.head_only:
-            raise ArgumentError("head_only freezes all but the last layer: leave freeze out")
+        self._check_trained()
         if self.unit == "record" and self.max_records not in (None, 1):
             raise ArgumentError(
                 f"max_records is {self.max_records} but the unit is a record: name the column "
                 "that owns several records with unit"
             )
         return self
+
+    def _check_trained(self) -> None:
+        if self.freeze and self.trained != "all":
+            raise ArgumentError(f"train {self.trained} freezes all the rest: leave freeze out")
+        if self.trained == "lora" and not self.encoder:
+            raise ArgumentError(
+                f"train lora adds to a public encoder, and the model is {self.model}: choose "
+                "hf:NAME_OR_FOLDER, or train head, norms or all"
+            )
+        if "lora_rank" in self.model_options and self.trained != "lora":
+            raise ArgumentError("the model option lora_rank needs train lora")
+        if self.encoder and self.init is not None:
+            raise ArgumentError(f"{self.model} comes with its public weights: leave init out")
+        if self.frozen_encoder and self.augment_multiplicity:
+            raise ArgumentError(
+                "the features of a frozen encoder are computed once per record, so there are no "
+                "random views: set augment_multiplicity to 0, or train lora, norms or all"
+            )
+
+    @property
+    def encoder(self) -> bool:
+        """Whether the model is a public encoder."""
+        return self.model.startswith(ENCODER)
+
+    @property
+    def trained(self) -> str:
+        """The part of the model that is trained."""
+        return self.train or ("head" if self.encoder else "all")
+
+    @property
+    def frozen_encoder(self) -> bool:
+        """Whether a head is trained on an encoder's features, which are computed once."""
+        return self.encoder and self.trained == "head"
 
     @property
     def private(self) -> bool:
@@ -256,6 +378,8 @@ class RunConfig(BaseModel):
             "unit": self.unit,
             "max_records": self.max_records or (1 if self.unit == "record" else 8),
             "accountant": self.accountant,
+            "noise_schedule": self.noise_schedule,
+            "clip_schedule": self.clip_schedule,
         }
         if not self.private:
             return PrivacyPlan.non_private(epochs=self.epochs, **common)
@@ -263,6 +387,7 @@ class RunConfig(BaseModel):
         common |= {
             "clip_norm": self.clip_norm,
             "clipping": self.clipping,
+            "released_before": self.release_counts,
             "joint_noise_multipliers": self.joint_noise_multipliers,
         }
         if sigma is None:
@@ -270,17 +395,6 @@ class RunConfig(BaseModel):
             return PrivacyPlan.calibrate(epsilon=self.epsilon, epochs=self.epochs, **common)
         steps = epoch_steps(n, self.batch_size, self.epochs)
         return PrivacyPlan(steps=steps, noise_multiplier=sigma, **common)
-
-
-def default_delta(n: int) -> float:
-    """Return the largest power of ten that is at most 1/(2n).
-
-    Example:
-        >>> default_delta(50_000), default_delta(1438)
-        (1e-05, 0.0001)
-    """
-    digits = len(str(2 * _validate.count("n", n) - 1))  # the least k with 10^k >= 2n
-    return float(f"1e-{digits}")
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

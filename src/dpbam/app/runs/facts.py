@@ -4,8 +4,9 @@
 field                                         may change on resume
 ============================================  ==================================================
 num_workers, eval_every, checkpoint_every,    yes
-data_root, tensorboard, measure_bias
-epochs                                        with a constant schedule and without swa, whose
+data_root, tensorboard, measure_bias,
+operator, curator, purpose, unit_reason
+epochs                                        with constant schedules and without swa, whose
                                               shape depends on it; within the configured epsilon
 device, engine, physical_batch_size, and      unseeded only: they change the last bits, and a
 the number of processes                       seeded run is the same to the bit
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _FREE = {
     "num_workers", "eval_every", "checkpoint_every", "data_root", "tensorboard", "measure_bias",
+    "operator", "curator", "purpose", "unit_reason",
 }  # fmt: skip
 _FREE_UNSEEDED = {"device", "engine", "physical_batch_size"}
 
@@ -64,6 +66,7 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "ranks": world,
         "versions": versions(),
+        "public_weights": prepared.public_weights,
         "initial_weights": weights_digest(prepared.model),
         "initial_tensors": initial_tensors(prepared.model),
         "non_private_fingerprint": prepared.train.fingerprint(),
@@ -83,7 +86,8 @@ def check_config(facts: dict[str, Any], config: RunConfig) -> None:
     """Refuse a configuration that the run was not begun with, naming the field that differs."""
     stored, new = RunConfig.from_mapping(facts["config"]), config
     free = _FREE | (_FREE_UNSEEDED if stored.seed is None else set())
-    if stored.schedule == "constant" and stored.swa is None:
+    phases = {len(stored.noise_schedule), len(stored.clip_schedule)}
+    if stored.schedule == "constant" and stored.swa is None and phases == {1}:
         free = free | {"epochs"}
     for name in RunConfig.model_fields:
         old, now = getattr(stored, name), getattr(new, name)
@@ -105,6 +109,11 @@ def check_prepared(facts: dict[str, Any], prepared: Prepared, world: int = 1) ->
         raise RunError(
             f"{prepared.train.name} is not the data that the run began with: restore it, or start "
             "a new run with another --out"
+        )
+    if "public_weights" in facts and prepared.public_weights != facts["public_weights"]:
+        raise RunError(
+            "the public weights are not those that the run began with: restore them, or start a "
+            "new run with another --out"
         )
     if config.epsilon is not None and plan.epsilon() > config.epsilon:
         raise RunError(

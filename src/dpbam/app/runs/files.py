@@ -20,7 +20,7 @@ from dpbam import _jsonl
 from dpbam._jsonl import sync_folder
 from dpbam.app.runs.run import RunError
 
-FORMAT = 2  # docs/formats.md says when it grows
+FORMAT = 3  # docs/formats.md says when it grows
 _OLDEST = 1
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -154,13 +154,18 @@ def check_format(path: Path, values: Mapping[str, Any]) -> None:
 def current_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored configuration in the words of the current format.
 
-    Format 1 called standard noise "fast".
+    Format 1 called standard noise "fast"; before there was ``train``, there was ``head_only``.
 
     Example:
-        >>> current_config({"noise": "fast", "lr": 0.1})
-        {'noise': 'standard', 'lr': 0.1}
+        >>> current_config({"noise": "fast", "lr": 0.1, "head_only": True})
+        {'noise': 'standard', 'lr': 0.1, 'train': 'head'}
     """
-    return {**values, "noise": "standard"} if values.get("noise") == "fast" else dict(values)
+    current = {name: value for name, value in values.items() if name != "head_only"}
+    if values.get("noise") == "fast":
+        current["noise"] = "standard"
+    if values.get("head_only"):
+        current["train"] = "head"
+    return current
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpbam._names import public_name
 from dpbam._version import __version__
 from dpbam.app.runs.files import FORMAT, check_format, read_json, write_atomic, write_json
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.own_code import check_code
+from dpbam.app.runs.own_code import check_code, names_code
 from dpbam.app.runs.run import RunError
 from dpbam.errors import ArgumentError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from dpbam.app.runs.config import RunConfig
     from dpbam.data import DataSet
+    from dpbam.training.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class RunModel:
     Attributes:
         module: in eval mode; takes float images as :func:`dpbam.data.to_float` makes them.
         class_names: one per output.
+        task: what it predicts.
         image_shape: (C, H, W) that it was trained on.
         facts: everything in ``model.json``.
     """
@@ -40,22 +43,30 @@ class RunModel:
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
     facts: dict[str, Any]
+    task: Task
 
 
 def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train: DataSet) -> None:
     from safetensors.torch import save
 
+    from dpbam.app.runs import build
+    from dpbam.nn.encoders import PublicEncoder
+
     weights = {k: v.detach().cpu().clone().contiguous() for k, v in model.state_dict().items()}
     facts = {
         "format": FORMAT,
         "dpbam": __version__,
-        "model": config.model,
-        "model_options": config.model_options,
+        "model": public_name(config.model),
+        "model_options": build.model_options(config),
         "image_shape": list(train.shape),
+        "task": train.task,
         "class_names": list(train.class_names),
+        "target_range": config.target_range,
         "input": "uint8 images to float32: x / 127.5 - 1",
         "method": config.method,
     }
+    if isinstance(model, PublicEncoder):  # so that loading needs neither the hub nor the folder
+        facts |= {"encoder": model.description(), "public_weights": model.weights}
     write_atomic(folder.weights, save(weights))
     write_json(folder.model, facts)
 
@@ -75,7 +86,7 @@ def load_run_model(
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from dpbam.nn import build_model
+    from dpbam.training.tasks import make_task
 
     folder = RunFolder(run)
     if not folder.model.exists() or not folder.weights.exists():
@@ -85,30 +96,42 @@ def load_run_model(
     folder.check_links()
     facts = read_json(folder.model)
     check_format(folder.model, facts)
-    check_code(facts, {"model"} if own_model == facts.get("model") else (), folder.model)
+    named = {"model": facts.get("model")}  # the method and its parts are not run any more
+    check_code(named, named if own_model == facts.get("model") else (), folder.model)
     try:
         channels, height, width = facts["image_shape"]
         names = tuple(facts["class_names"])
-        build = partial(
-            build_model,
-            facts["model"],
-            in_channels=channels,
-            image_size=(height, width),
-            num_classes=len(names),
-            **facts["model_options"],
-        )
+        build = partial(_build, facts, (channels, height, width), len(names))
         weights = load_file(folder.weights)
-        if ":" not in str(facts["model"]):  # a model of the user's own may need real tensors
+        if not names_code("model", str(facts["model"])):  # the user's own may need real tensors
             _check_sizes(build, weights)
         module = build()
         module.load_state_dict(weights)
+        name, edges = str(facts.get("task", "single-label")), facts.get("target_range")
+        task = make_task(name, names, target_range=edges)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
             ValueError, SafetensorError) as error:  # fmt: skip
         raise RunError(
             f"the model in {folder.path} cannot be loaded ({_first_line(error)}): restore "
             f"{folder.model.name} and {folder.weights.name}, or resume the run to write them again"
         ) from None
-    return RunModel(module.eval().to(device), names, (channels, height, width), facts)
+    return RunModel(module.eval().to(device), names, (channels, height, width), facts, task)
+
+
+def _build(facts: dict[str, Any], shape: tuple[int, int, int], outputs: int) -> nn.Module:
+    """Build the model that ``model.json`` describes, with weights still to load."""
+    from dpbam.nn import build_model
+    from dpbam.nn.encoders import described_encoder
+
+    options = facts["model_options"]
+    if "encoder" in facts:
+        model = described_encoder(facts["encoder"], image_shape=shape, num_outputs=outputs)
+        if options:
+            model.add_lora(**options)
+        return model
+    return build_model(
+        facts["model"], in_channels=shape[0], image_size=shape[1:], num_classes=outputs, **options
+    )
 
 
 def _check_sizes(build: Callable[[], nn.Module], weights: dict[str, Tensor]) -> None:

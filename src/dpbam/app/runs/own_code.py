@@ -1,6 +1,7 @@
 """Code that a file names is run only if the user names it too.
 
-A model or a data set may be a function, ``module:function``. In a file from elsewhere (a
+A model or a data set may be a function, ``module:function``, and a method, a clipping or a filter a
+class. In a file from elsewhere (a
 configuration, a run folder, a ``model.json``) it could be ``os:system``, with the file's options
 for its arguments. So a file may only repeat what the command line names.
 """
@@ -9,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from dpbam._names import ENCODER
 from dpbam.app.runs.config import ConfigError
+
+NAMES = ("data", "model", "method", "clipping", "filter")
 
 
 def check_code(values: Mapping[str, object], said: Collection[str], where: object) -> None:
@@ -21,14 +25,14 @@ def check_code(values: Mapping[str, object], said: Collection[str], where: objec
         where: the file or folder, for the message.
 
     Example:
-        >>> check_code({"model": "resnet9", "data": "hf:cifar10"}, {}, "run.toml")
+        >>> check_code({"model": "hf:google/vit-base", "data": "hf:cifar10"}, {}, "run.toml")
         >>> check_code({"model": "my_nets:small"}, {"model"}, "run.toml")
         >>> check_code({"model": "os:system"}, {}, "run.toml")
         Traceback (most recent call last):
         dpbam.app.runs.config.ConfigError: run.toml names code to run, os:system, as its model: if \
 you trust it, name it on the command line too, --model os:system
     """
-    for name in ("data", "model"):
+    for name in NAMES:
         spec = str(values.get(name) or "")
         if name not in said and names_code(name, spec):
             raise ConfigError(
@@ -38,14 +42,14 @@ you trust it, name it on the command line too, --model os:system
 
 
 def names_code(name: str, spec: str) -> bool:
-    """Whether the model or data set ``spec`` is a function that would be imported and called.
+    """Whether ``spec``, a value of the setting ``name``, would be imported and called.
 
     Example:
         >>> names_code("data", "hf:cifar10"), names_code("data", "my_scans:load")
         (False, True)
     """
-    if name == "model":
-        return ":" in spec
+    if name != "data":  # a public encoder as a model runs no code
+        return ":" in spec and not spec.startswith(ENCODER)
     from dpbam.data.registry import is_function
 
     return is_function(spec)

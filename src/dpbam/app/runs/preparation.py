@@ -6,7 +6,9 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,16 +20,17 @@ from dpbam.privacy import accounting
 from dpbam.privacy.plan import RELATION, PrivacyPlan
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from dpbam.bias import ReleasedStatistics
-    from dpbam.data import DataSet
+    from dpbam.data import DataSet, Splits
     from dpbam.distributed import Ranks
     from dpbam.engines.memory import Fit, LiveBytes
     from dpbam.observers import Observer
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.privacy.ledger import Ledger
     from dpbam.training.events import Reporter
+    from dpbam.training.tasks import Task
     from dpbam.training.trainer import Trainer
 
 _FEW_ROWS = 16  # with fewer, parts of a step that do not grow still dominate
@@ -44,6 +47,8 @@ class Prepared:
         test: the test set.
         plan: sigma, q, steps, n and epsilon.
         model: on its device, with its initial weights.
+        task: the loss of a record, metrics and predictions.
+        cache: the folder that keeps the features of a frozen encoder; None: memory.
     """
 
     config: RunConfig
@@ -51,6 +56,26 @@ class Prepared:
     test: DataSet
     plan: PrivacyPlan
     model: nn.Module
+    task: Task
+    cache: Path | None = None
+
+    @cached_property
+    def seen(self) -> Splits:
+        """The data as what is trained sees it: images, or features of a frozen encoder."""
+        from dpbam.app.runs.features import on_features
+        from dpbam.data import Splits
+        from dpbam.nn.encoders import PublicEncoder
+
+        if not (self.config.frozen_encoder and isinstance(self.model, PublicEncoder)):
+            return Splits(self.train, self.test)
+        return Splits(*(on_features(x, self.model, self.cache) for x in (self.train, self.test)))
+
+    @property
+    def public_weights(self) -> dict[str, Any] | None:
+        """Where the weights that training starts from came from, by digest."""
+        from dpbam.app.runs import build
+
+        return build.public_weights(self.config, self.model)
 
     @property
     def units(self) -> NDArray[Any] | None:
@@ -76,8 +101,6 @@ class Prepared:
             on_release: called with the statistics that are released with each gradient.
             ranks: the processes that train together.
         """
-        from torch import nn
-
         from dpbam.app.runs import build
         from dpbam.compute import Compute
         from dpbam.oracle import PrivateGradientOracle
@@ -85,11 +108,14 @@ class Prepared:
         config = self.config
         return PrivateGradientOracle(
             self.model,
-            nn.CrossEntropyLoss(reduction="none"),
+            self.task,
             self.plan,
             build.make_method(config),
             augment=build.make_augment(config),
+            augment_targets=build.make_mask_augment(config, self.train.task),
             multiplicity=max(1, config.augment_multiplicity),
+            filter=build.make_filter(config),
+            clipping=build.make_clipping(config),
             seed=config.seed,
             noise_seed=config.noise_seed,
             noise=config.noise,
@@ -106,10 +132,8 @@ class Prepared:
         Raises:
             dpbam.errors.DPBAMError: if no step is possible: a shift too large for the images.
         """
-        import torch
-
-        blank = torch.zeros(1, *self.train.shape, dtype=torch.uint8)
-        return oracle.fit(blank, torch.zeros(1, dtype=torch.int64))
+        train = self.seen.train
+        return oracle.fit(blank(train, 1), self.task.blank_targets(1, *train.shape[1:]))
 
     def estimated_fit(self) -> Fit:
         """Estimate the rows that fit and their memory, from the line through two small batches.
@@ -122,7 +146,8 @@ class Prepared:
         oracle = self.oracle()
         each = oracle.views.multiplicity  # rows per unit
         units = max(2, _FEW_ROWS // each)
-        few, more = (counted(oracle, self.train, k * units) for k in (1, 2))
+        train = self.seen.train
+        few, more = (counted(oracle, train, self.task, k * units) for k in (1, 2))
         share = max(1.0, (more.peak - few.peak) / (each * units))  # bytes per row
         rows = oracle.physical_batch_size
         if rows is None:
@@ -142,9 +167,9 @@ class Prepared:
         config, steps = self.config, self.plan.steps
         return Trainer(
             oracle,
-            build.make_optimizer(config, self.model),
-            self.train,
-            self.test,
+            build.make_optimizer(config, self.model, oracle),
+            *self.seen,
+            task=self.task,
             units=self.units,
             schedule=build.make_schedule(config.schedule, steps),
             average=build.make_average(config, self.model, steps),
@@ -164,6 +189,7 @@ class Prepared:
         trained = count_trainable(self.model)
         return {
             "data": self.train.name,
+            "task": self.task.name,
             "n": plan.n,
             "unit": plan.unit,
             "relation": RELATION,
@@ -195,6 +221,7 @@ def prepare(
     config: RunConfig,
     *,
     noise_multiplier: float | None = None,
+    cache: Path | None = None,
     on_phase: Phase = lambda phase: None,
 ) -> Prepared:
     """Load the data, make the plan, build the model; write nothing.
@@ -202,6 +229,7 @@ def prepare(
     Args:
         config: what to do.
         noise_multiplier: the sigma found before, for a run that is resumed.
+        cache: the folder for the features of a frozen encoder; they are computed when needed.
         on_phase: called with what is done next.
 
     Raises:
@@ -219,34 +247,61 @@ def prepare(
         image_size=config.image_size,
         channels=config.channels,
         unit=config.unit,
+        task=config.task,
+        label_columns=config.label_columns,
     )
+    if not config.allow_shared_units:
+        _refuse_shared(train, test, config.unit)
     units = _units(config, train)
     if units is not None:
         _validate.owners(config.unit, units)
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
+    task = build.task_of(config, train, model)
     on_phase("calibrating the noise")
-    return Prepared(config, train, test, config.plan(n, noise_multiplier=noise_multiplier), model)
+    plan = config.plan(n, noise_multiplier=noise_multiplier)
+    return Prepared(config, train, test, plan, model, task, cache)
 
 
-def counted(oracle: PrivateGradientOracle, train: DataSet, units: int) -> LiveBytes:
+def blank(data: DataSet, records: int) -> Tensor:
+    """Return zeros of the shape and type of ``records`` records."""
+    import torch
+
+    from dpbam.app.runs.features import FeatureImages
+
+    kind = torch.float32 if isinstance(data.images, FeatureImages) else torch.uint8
+    return torch.zeros(records, *data.shape, dtype=kind)
+
+
+def counted(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: int) -> LiveBytes:
     """Count the bytes and the work of one step on ``units`` blank images.
 
     Neither depends on the values.
     """
-    import torch
-
     from dpbam.batches import LogicalBatch
     from dpbam.engines.memory import counted
 
-    blank = torch.zeros(units, *train.shape, dtype=torch.uint8)
-    batch = LogicalBatch.of(blank, torch.zeros(units, dtype=torch.int64), None, 1)
+    batch = LogicalBatch.of(
+        blank(train, units), task.blank_targets(units, *train.shape[1:]), None, 1
+    )
     device = next(oracle.model.parameters()).device
     rows = units * oracle.views.multiplicity
     physical = next(batch.split(rows, oracle.views, device))
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
-        return counted(oracle.engine, physical, oracle.method, oracle.method.lam_at(0))
+        return counted(oracle.engine, physical, oracle.method.per_unit, oracle.method.lam_at(0))
+
+
+def _refuse_shared(train: DataSet, test: DataSet, unit: str) -> None:
+    from dpbam.data.checking import shared_units
+
+    for column, values in shared_units(train, test, unit).items():
+        raise ConfigError(
+            f"{len(values)} values of {column!r} are in both {train.name} and {test.name}: the "
+            f"accuracy would not be one on new {column}s, and would reveal more about those; split "
+            f"by {column} (--unit {column} does where a test set is held out), or pass "
+            "--allow-shared-units"
+        )
 
 
 def _units(config: RunConfig, train: DataSet) -> NDArray[Any] | None:

@@ -15,6 +15,7 @@ from dpbam.errors import DPBAMError
 
 if TYPE_CHECKING:
     from dpbam.app.runs.config import RunConfig
+    from dpbam.privacy.accounting import Charge
     from dpbam.privacy.plan import PrivacyPlan
     from dpbam.training.events import EvaluationReport
 
@@ -129,8 +130,19 @@ class RunResult:
         return self.spec.out
 
     @property
-    def accuracy(self) -> float:
-        return self.evaluations[-1].accuracy
+    def charges(self) -> list[Charge]:
+        """What was charged, replays included."""
+        return self.plan.charges(self.steps, self.charged - self.steps)
+
+    @property
+    def score(self) -> float:
+        """The task's main metric on the test set, such as the accuracy: more is better."""
+        return self.evaluations[-1].score
+
+    @property
+    def metric(self) -> str:
+        """Its name."""
+        return self.evaluations[-1].metric
 
 
 @dataclass(frozen=True)

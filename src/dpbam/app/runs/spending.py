@@ -7,6 +7,7 @@ of. So neither a lost ledger nor a run folder restored from an old copy gives an
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dpbam.privacy.plan import PrivacyPlan
 
 
 def reserve(
-    path: Path, folder: RunFolder, run: str, whole: Charge, unit: str, ledger: Ledger
+    path: Path, folder: RunFolder, run: str, whole: list[Charge], unit: str, ledger: Ledger
 ) -> None:
     """Reserve ``whole`` for the run in ``folder``, whose ledger holds ``ledger``.
 
@@ -36,7 +37,19 @@ def reserve(
                 f"{label} is a copy of the run in {entry.label}, and the budget would count "
                 "the two as one: resume that one, or start a new run"
             )
-    budget.reserve(run, [whole], unit=unit, label=label, spent=ledger.charges())
+    budget.reserve(run, whole, unit=unit, label=label, spent=ledger.charges())
+
+
+def preview(path: Path, run: str, plan: PrivacyPlan) -> dict[str, Any]:
+    """Return how the budget stands, and how it would with ``run``; refuse a run that exceeds it."""
+    budget = Budget(path)
+    after = budget.epsilon_with(run, plan.charges(plan.steps), unit=plan.unit)
+    return {
+        "budget": str(path),
+        "budget_epsilon": budget.total[0],
+        "budget_epsilon_taken": budget.epsilon(),
+        "budget_epsilon_with_this_run": after,
+    }
 
 
 def note(path: Path | None, run: str, ledger: Ledger) -> None:
@@ -61,7 +74,9 @@ def settle(path: Path | None, folder: RunFolder, run: str, ledger: Ledger) -> di
         )
     budget.settle(run, stored.charges())
     epsilon, delta = budget.total
-    return {"file": path.name, "epsilon": epsilon, "delta": delta, "taken": budget.epsilon()}
+    others = [{"run": e.run, "finished": e.settled} for e in budget.entries() if e.run != run]
+    return {"file": path.name, "epsilon": epsilon, "delta": delta, "taken": budget.epsilon(),
+            "other_runs": others}  # fmt: skip
 
 
 def release_reservation(out: str | Path) -> None:
@@ -107,11 +122,13 @@ def check_steps(ledger: Ledger, step: int) -> None:
 def check_ledger(plan: PrivacyPlan, ledger: Ledger, step: int) -> None:
     """Refuse a ledger with fewer steps than the parameters have seen, or of another mechanism."""
     check_steps(ledger, step)
+    planned = {charge[:2] for charge in plan.charges(plan.steps)}
     for charge in ledger.charges():
-        if charge[:2] != (plan.charged_noise_multiplier, plan.sampling_rate):
+        if charge[:2] not in planned:
+            sigmas = " or ".join(f"{sigma:g}" for sigma, _ in sorted(planned))
             raise RunError(
                 f"{ledger.path} holds steps at sigma {charge.noise_multiplier:g} and sampling rate "
-                f"{charge.sampling_rate:g}, not this run's {plan.charged_noise_multiplier:g} and "
+                f"{charge.sampling_rate:g}, not this run's {sigmas} and "
                 f"{plan.sampling_rate:g}: it is not this run's ledger; restore it from a backup"
             )
 
@@ -123,8 +140,16 @@ def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int
     """
     replays = max(0, len(ledger) - step) if config.seed is None else 0
     total = max(plan.steps, step) + replays
-    if config.epsilon is None or not replays or plan.epsilon(total) <= config.epsilon:
+    if config.epsilon is None or not replays:
         return total
+    if plan.epsilon(total - replays, replays) <= config.epsilon:
+        return total
+    if plan.noise_schedule != (1.0,) or plan.released_before is not None:
+
+        def spent(steps: int) -> float:
+            return plan.epsilon(steps, replays)
+
+        return replays + max(0, bisect_right(range(plan.steps), config.epsilon, key=spent) - 1)
     return max_steps(
         config.epsilon,
         plan.delta,

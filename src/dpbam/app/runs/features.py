@@ -1,0 +1,95 @@
+"""Features of a frozen public encoder: computed once per record, kept with what is not private.
+
+A record's features are a function of that record alone and of public constants: the encoder runs
+in eval on one row at a time (by vmap), with the resizing and normalisation of its own files. So the
+head's private training on features is private training on the records. They are computed without
+noise: their files are in ``non-private/``, named by a digest of the data and of the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dpbam.data import DataSet, Images, to_float
+from dpbam.engines.isolation import over_rows
+from dpbam.nn.encoders import PublicEncoder
+from dpbam.params import device_of, evaluating
+
+_ROWS = 64  # computed at once
+
+
+def on_features(data: DataSet, model: PublicEncoder, cache: Path | None) -> DataSet:
+    """Return the data set with features [N, D, 1, 1] for images; computed when first read.
+
+    Args:
+        data: of images.
+        model: whose encoder computes them.
+        cache: the folder that keeps them; None: memory.
+    """
+    return replace(data, images=FeatureImages(data, model, cache))
+
+
+class FeatureImages(Images):
+    """An encoder's features of a data set's images, as images of one pixel: float32."""
+
+    decodes = True
+
+    def __init__(self, data: DataSet, model: PublicEncoder, cache: Path | None) -> None:
+        self._data, self._model, self._cache = data, model, cache
+        self.shape = (len(data), *model.feature_shape)
+
+    def read(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        return np.ascontiguousarray(self._values[indices])
+
+    def describe(self, index: int) -> str:
+        return self._data.images.describe(index)
+
+    @cached_property
+    def _values(self) -> Any:  # float32 [N, D, 1, 1]
+        if self._cache is None:
+            return self._computed(np.empty(self.shape, np.float32))
+        path = self._cache / f"features-{self._key()}.npy"
+        if not _holds(path, self.shape):
+            temporary = path.with_suffix(".tmp")
+            self._cache.mkdir(parents=True, exist_ok=True)
+            rows = np.lib.format.open_memmap(temporary, "w+", np.float32, self.shape)
+            self._computed(rows).flush()
+            os.replace(temporary, path)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+
+    def _key(self) -> str:
+        """Digest the data, the encoder's weights and the constants of its preprocessing."""
+        facts = (self._data.fingerprint(), self._model.weights, self._model.description())
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+    def _computed(self, out: Any) -> Any:
+        """Write the features of every record into ``out`` [N, D, 1, 1]."""
+        device = device_of(self._model)
+        # the fast kernels of attention have no batching rule
+        with evaluating(self._model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            for start in range(0, len(self), _ROWS):
+                part = np.arange(start, min(start + _ROWS, len(self)))
+                images = to_float(self._data.batch(part)[0].to(device))
+                rows = over_rows(lambda x: self._model.features(x[None])[0], images)
+                out[part] = rows.cpu().numpy()[:, :, None, None]
+        return out
+
+
+def _holds(path: Path, shape: tuple[int, ...]) -> bool:
+    """Whether a file is there that holds the features; a damaged one is computed again."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return False
+    return bool(found.dtype == np.float32 and found.shape == shape)

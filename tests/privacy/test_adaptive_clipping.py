@@ -1,0 +1,148 @@
+"""Clippings against their formulas in numpy, and the norm of all that a unit releases."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpbam import PrivacyPlan
+from dpbam.checks import PlanViolationError, check_factors
+from dpbam.errors import ArgumentError
+from dpbam.privacy.adaptive_clipping import (
+    CLIPPINGS,
+    QuantileClipping,
+    SlackClipping,
+)
+from dpbam.privacy.clipping import Clipping, NormalisedClipping, PSACClipping
+from dpbam.privacy.plan import CLIPPING_NAMES
+from support import cross_entropy, private_plan, quiet_plan, samples, sized_oracle, smooth_net
+
+NORMS = torch.tensor([[0.0, 1e-12, 0.05, 0.3, 0.7, 1.0, 4.0, 1e6]])
+
+
+def test_plans_know_every_clipping() -> None:
+    assert tuple(CLIPPINGS) == CLIPPING_NAMES
+
+
+@pytest.mark.parametrize("name", CLIPPINGS)
+@settings(max_examples=60)
+@given(
+    norms=st.lists(st.floats(0, 2.0**59, width=32), min_size=1, max_size=6), c=st.floats(1e-3, 1e3)
+)
+def test_direction_and_extra_coordinates_together_stay_within_the_sensitivity(
+    name: str, norms: list[float], c: float
+) -> None:
+    clipping = CLIPPINGS[name](c)
+    lengths = torch.tensor([norms])
+    factors = clipping.factors(lengths)
+    check_factors(clipping, lengths, factors, clipping.extra(lengths, factors))
+    assert clipping.sensitivity == pytest.approx(c)
+
+
+def test_normalised_scales_to_c_and_drops_what_has_no_direction() -> None:
+    kept = NORMS * NormalisedClipping(0.5).factors(NORMS)
+    torch.testing.assert_close(kept, torch.tensor([[0.0, 0.0] + [0.5] * 6]))
+
+
+def test_psac_is_the_papers_weight() -> None:
+    n = NORMS.double().numpy()
+    expected = 0.5 / (n + 0.1 / (n + 0.1))
+    np.testing.assert_allclose(PSACClipping(0.5).factors(NORMS).numpy(), expected, rtol=1e-6)
+
+
+def andrew(norms: np.ndarray, c: float, quantile: float, rate: float) -> float:
+    """One noise-free step of Andrew et al. 2021, Algorithm 1."""
+    return float(c * np.exp(-rate * ((norms <= c).mean() - quantile)))
+
+
+def test_quantile_follows_andrew_et_al_and_finds_the_quantile() -> None:
+    norms = np.random.default_rng(0).lognormal(0, 1, 500)
+    clipping, lengths = QuantileClipping(20.0, quantile=0.7), torch.tensor(norms)[None]
+    for _ in range(150):
+        expected = andrew(norms, clipping.bound, 0.7, 0.2)
+        clipping.update(clipping.extra(lengths, clipping.factors(lengths)).mean(1))
+        assert clipping.bound == pytest.approx(expected)
+    assert (norms <= clipping.bound).mean() == pytest.approx(0.7, abs=0.01)
+
+
+def test_quantile_is_charged_as_andrew_et_al_charge_it() -> None:
+    """sigma^-2 = z^-2 + (2 sigma_b)^-2, z and sigma_b as the oracle adds the noise."""
+    sigma, clipping = 1.7, QuantileClipping(1.0, share=0.3)
+    std = sigma * clipping.sensitivity
+    z, sigma_b = std / clipping.bound, std / (2 * clipping.share * clipping.bound)
+    assert (z**-2 + (2 * sigma_b) ** -2) ** -0.5 == pytest.approx(sigma)
+
+
+def test_slack_is_what_clipping_leaves_unused_by_bin_of_the_norm() -> None:
+    clipping = SlackClipping(2.0, bins=4)
+    found = clipping.extra(NORMS, clipping.factors(NORMS)).numpy()
+    kept = np.minimum(NORMS.numpy()[0], 2.0)
+    slack = np.sqrt(4.0 - kept**2)
+    for i, k in enumerate(np.minimum(kept / 2.0 * 4, 3).astype(int)):
+        assert slack[i] - 2.0 * 2**-12 <= found[k, i] <= slack[i]
+        assert not np.delete(found[:, i], k).any()
+
+
+def test_slack_moves_c_until_its_mean_is_as_asked() -> None:
+    lengths = torch.tensor(np.random.default_rng(1).lognormal(0, 0.5, 2000))[None]
+    clipping = SlackClipping(30.0)
+    for _ in range(200):
+        clipping.update(clipping.extra(lengths, clipping.factors(lengths)).mean(1))
+    kept = np.minimum(lengths.numpy()[0], clipping.bound) / clipping.bound
+    assert np.sqrt(1 - kept**2).mean() == pytest.approx(0.3, abs=0.005)
+    assert clipping.histogram is not None
+    assert math.fsum(clipping.histogram) == pytest.approx(0.3, abs=0.005)
+
+
+@pytest.mark.parametrize("name", ["quantile", "slaclip"])
+def test_the_norm_adapts_in_training_and_resumes(name: str) -> None:
+    model, batch = smooth_net(), samples(10)
+    oracle = sized_oracle(model, cross_entropy, private_plan(clipping=name), seed=0)
+    for _ in range(3):
+        oracle.backward(*batch)
+    other = sized_oracle(model, cross_entropy, private_plan(clipping=name), seed=0)
+    other.load_state_dict(oracle.state_dict())
+    assert oracle.clipping.sensitivity == other.clipping.sensitivity != 1.0
+    assert oracle.noise_std == pytest.approx(0.1, rel=0.5)
+
+
+def test_extra_coordinates_beyond_the_sensitivity_are_refused() -> None:
+    class Greedy(Clipping):
+        coordinates = 1
+        sensitivity = 1.0
+
+        def scales(self, norms: torch.Tensor) -> torch.Tensor:
+            return 1 / norms.clamp(min=1.0)
+
+        def extra(self, norms: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+            return torch.ones(1, norms.shape[1])
+
+    oracle = sized_oracle(smooth_net(), cross_entropy, quiet_plan(1.0), clipping=Greedy())
+    with pytest.raises(PlanViolationError, match="Greedy lets a unit through"):
+        oracle.backward(*samples(3))
+    assert oracle.step == 0
+
+
+def test_schedules_have_phases_of_equal_length() -> None:
+    plan = private_plan(steps=30, noise_schedule=(1.5, 1.0, 0.75), clip_schedule=(2.0, 1.0))
+    assert [plan.noise_multiplier_at(t) for t in (0, 9, 10, 29)] == [1.5, 1.5, 1.0, 0.75]
+    assert [plan.clip_factor_at(t) for t in (0, 14, 15, 29)] == [2, 2, 1, 1]
+    charged = [(c.noise_multiplier, c.steps) for c in plan.charges(25, replays=2)]
+    assert charged == [(0.75, 7), (1.0, 10), (1.5, 10)]
+    with pytest.raises(ArgumentError, match="noise_schedule must have from 1 to 8 factors"):
+        private_plan(noise_schedule=(1.0,) * 9)
+
+
+@pytest.mark.slow
+def test_calibration_composes_the_phases() -> None:
+    plan = PrivacyPlan.calibrate(
+        epsilon=2, delta=1e-4, n=1000, batch_size=100, steps=30, accountant="rdp",
+        noise_schedule=(1.5, 1.0, 0.75),
+    )  # fmt: skip
+    assert 1.99 < plan.epsilon() <= 2
+    assert plan.epsilon(30, replays=2) > plan.epsilon(30) > plan.epsilon(20)

@@ -1,0 +1,62 @@
+"""Tiny public encoders: made from a configuration and saved in a folder, as the hub has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+
+from dpbam.nn.encoders import _quiet
+
+TRANSFORMER: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
+    "image_size": 8, "patch_size": 4,
+}  # fmt: skip
+CONVOLUTIONS: dict[str, Any] = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}
+# DINOv2 is on the hub without a classifier, the others with one
+MODELS: dict[str, Any] = {
+    "vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(**TRANSFORMER, num_labels=3)),
+    "dinov2": lambda: hf.Dinov2Model(hf.Dinov2Config(**TRANSFORMER, mlp_ratio=2)),
+    "dinov2_with_registers": lambda: hf.Dinov2WithRegistersModel(
+        hf.Dinov2WithRegistersConfig(**TRANSFORMER, mlp_ratio=2)
+    ),
+    "resnet": lambda: hf.ResNetForImageClassification(
+        hf.ResNetConfig(
+            embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic",
+            downsample_in_first_stage=False,
+        )
+    ),
+    "convnext": lambda: hf.ConvNextForImageClassification(
+        hf.ConvNextConfig(**CONVOLUTIONS, patch_size=2)
+    ),
+    "convnextv2": lambda: hf.ConvNextV2ForImageClassification(
+        hf.ConvNextV2Config(**CONVOLUTIONS, patch_size=2)
+    ),
+}  # fmt: skip
+PREPROCESSING: dict[str, Any] = {
+    "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4], "resample": 2,
+    "size": {"height": 8, "width": 8}, "do_rescale": True, "rescale_factor": 1 / 255,
+}  # fmt: skip
+
+
+def save_encoder(folder: Path, family: str = "vit", **preprocessing: Any) -> Path:
+    """Save an encoder of a family; batch norms get running statistics that are not the default."""
+    torch.manual_seed(0)
+    model = MODELS[family]()
+    for name, buffer in model.named_buffers():
+        if "running" in name:
+            buffer.copy_(torch.rand_like(buffer) + 0.5)
+    with _quiet():
+        model.save_pretrained(folder)
+    text = json.dumps({**PREPROCESSING, **preprocessing})
+    (folder / "preprocessor_config.json").write_text(text)
+    return folder
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Change values of a JSON file; None removes one."""
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
