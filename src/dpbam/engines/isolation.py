@@ -28,7 +28,7 @@ import gc
 import traceback
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from operator import is_
 from typing import Any, Protocol, TypeVar
@@ -96,12 +96,10 @@ def over_rows(function: Callable[[Any], Any], tree: Any) -> Any:
     return vmap(row, randomness="error")(*(leaves[i] for i in indices))
 
 
-class Selective(Protocol):
+class Selective(AbstractContextManager[Any], Protocol):
     """A mode that changes some functions only."""
 
     def intercepts(self, func: Any) -> bool: ...
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *_: Any) -> Any: ...
 
 
 class Isolation(TorchFunctionMode):
@@ -140,9 +138,9 @@ class Isolation(TorchFunctionMode):
             raise UnsupportedModelError(reason)
         assert self._last is not None
         if not any(mode.intercepts(func) for mode in self._selective):
-            return self._last.__torch_function__(func, types, args, kwargs)
-        with ExitStack() as nested:
-            for mode in (self._last, *self._selective):
+            return self._last.__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        with self._last, ExitStack() as nested:
+            for mode in self._selective:
                 nested.enter_context(mode)
             return func(*args, **(kwargs or {}))
 

@@ -85,7 +85,8 @@ def peak_bytes(engine: Engine, batch: PhysicalBatch, method: Method, lam: float)
 
 def counted(engine: Engine, batch: PhysicalBatch, method: Method, lam: float) -> LiveBytes:
     """Count the bytes and the work of one step on ``batch``."""
-    with LiveBytes() as live:
+    live = LiveBytes()
+    with live:
         handle = engine.directions(batch, method, lam)
         handle.weighted_sum(handle.norms().clamp_min(1.0).reciprocal())
     return live

@@ -71,7 +71,8 @@ class Factors:
 def squared_lengths(values: Tensor) -> Tensor:
     """Return |values_u|^2, by one pass for each row of a unit's matrix: [U, ...] -> [U]."""
     rows = values.flatten(2) if values.ndim > 2 else values.reshape(len(values), 1, -1)
-    return torch.linalg.vector_norm(rows, dim=2).square().sum(1)
+    found: Tensor = torch.linalg.vector_norm(rows, dim=2)
+    return found.square().sum(1)
 
 
 def frobenius(left: Tensor, right: Tensor) -> Tensor:

@@ -127,7 +127,8 @@ class Joined:
 
     def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
         shapes = {part.name: part.values.shape[1:] for part in self.parts}
-        sums = factors.contract(self.values).split([shape.numel() for shape in shapes.values()])
+        sizes = [shape.numel() for shape in shapes.values()]
+        sums = torch.split_with_sizes(factors.contract(self.values), sizes)
         return {name: s.view(shapes[name]) for name, s in zip(shapes, sums, strict=True)}
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
