@@ -372,8 +372,9 @@ class PrivateGradientOracle:
         when the leader has charged the step are the parts put together.
         """
         std = self.plan.noise_multiplier_at(self.step) * self._sensitivity()  # sigma_t C_t
-        noised = self._noised(clipped, std, "noise")  # once per logical batch
-        own = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
+        noised = self._noised(clipped, std, "noise").items()  # once per logical batch
+        own = {n: s / self.plan.batch_size for n, s in noised}  # never the realised
+        del noised
         sums = self.statistics.sums() if self.statistics else {}
         extra = {k: self._noised(*sums[k], f"statistics-{k}") for k in sums}
         replayed = self._replayed([own, *extra.values()])

@@ -80,7 +80,7 @@ class Prepared:
     @property
     def units(self) -> NDArray[Any] | None:
         """The owner of each training record, where the unit is not the record."""
-        return _units(self.config, self.train)
+        return _units(self.plan.unit, self.train)
 
     @property
     def device(self) -> str:
@@ -248,16 +248,17 @@ def prepare(
         task=config.task,
         label_columns=config.label_columns,
     )
+    unit = config.unit or train.unit
     if not config.allow_shared_units:
-        _refuse_shared(train, test, config.unit)
-    units = _units(config, train)
+        _refuse_shared(train, test, unit)
+    units = _units(unit, train)
     if units is not None:
-        _validate.owners(config.unit, units)
+        _validate.owners(unit, units)
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
     task = build.task_of(config, train, model)
     on_phase("calibrating the noise")
-    plan = config.plan(n, noise_multiplier=noise_multiplier)
+    plan = config.plan(n, noise_multiplier=noise_multiplier, unit=unit)
     return Prepared(config, train, test, plan, model, task, cache)
 
 
@@ -302,5 +303,5 @@ def _refuse_shared(train: DataSet, test: DataSet, unit: str) -> None:
         )
 
 
-def _units(config: RunConfig, train: DataSet) -> NDArray[Any] | None:
-    return None if config.unit == "record" else train.column(config.unit)
+def _units(unit: str, train: DataSet) -> NDArray[Any] | None:
+    return None if unit == "record" else train.column(unit)
