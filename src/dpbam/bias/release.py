@@ -32,7 +32,6 @@ from dpbam.errors import ArgumentError
 from dpbam.observers import StepFacts
 from dpbam.params import Params, doubled
 from dpbam.privacy.clipping import portions
-from dpbam.privacy.noise import NoiseMechanism
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,11 @@ class PrivateStatistics:
     Guarantee: with the gradient, one Gaussian mechanism of noise multiplier sigma_joint; the plan
     must have been made with this object's ``noise_multipliers``, or the oracle refuses it.
 
+    Assumptions: thresholds and B do not depend on the data.
+
+    Proof: a unit moves the counts by at most 1, in one bin, and the bias sum by at most B; then
+    ``joint_noise_multiplier``.
+
     Example:
         >>> from dpbam import PrivacyPlan, PrivateGradientOracle
         >>> statistics = PrivateStatistics([0.5, 2.0], noise_multiplier=20.0)
@@ -142,15 +146,13 @@ class PrivateStatistics:
                 for name, part in directions.weighted_sum(some).items():
                     self._residual[name] += part
 
-    def noised(self, noise: NoiseMechanism) -> Params:
-        """Return counts + N(0, sigma_1^2), and bias sum + N(0, sigma_2^2 B^2)."""
-        facts = self._now()
-        counts = {"statistics/counts": self._counts}
-        sums = noise.add(counts, self._std(0), facts.step, stream="statistics-counts")
+    def sums(self) -> dict[str, tuple[Params, float]]:
+        """Return the counts with sigma_1, and the bias sum with sigma_2 B."""
+        found = {"counts": ({"statistics/counts": self._counts}, self._std(0))}
         if self.bias_bound is not None:
             residual = {f"statistics/bias/{n}": s for n, s in self._residual.items()}
-            sums |= noise.add(residual, self._std(1), facts.step, stream="statistics-bias")
-        return sums
+            found["bias"] = (residual, self._std(1))
+        return found
 
     def publish(self, released: Params) -> None:
         facts = self._now()
@@ -200,7 +202,14 @@ class PrivateStatistics:
 
 
 def removed(norms: Tensor, factors: Tensor, bound: float) -> Tensor:
-    """Return weights w [G, U] with w_i d_i = (1 - f_i) d_i clipped to ``bound``, or 0."""
+    """Return weights w [G, U] with w_i d_i = (1 - f_i) d_i clipped to ``bound``, or 0.
+
+    Guarantee: |w_i d_i| <= bound, and 0 for a unit that is not finite.
+
+    Assumptions: norms are right, groups disjoint.
+
+    Proof: division by max(1, |(1 - f_i) d_i| / bound).
+    """
     finite = norms.isfinite().all(dim=0, keepdim=True)
     lengths = torch.where(finite, (1 - factors).abs() * torch.where(finite, norms, 0.0), 0.0)
     total = lengths.square().sum(0, keepdim=True).sqrt()  # [1, U]

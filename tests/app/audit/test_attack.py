@@ -24,8 +24,8 @@ def test_the_claim_stands_and_half_the_noise_is_refuted(monkeypatch: pytest.Monk
     assert result.claimed == pytest.approx(4.0, abs=1e-3)
     real = GaussianNoise.add
 
-    def half(self: GaussianNoise, sums: object, std: float, step: int) -> object:
-        return real(self, sums, std / 2, step)
+    def half(self: GaussianNoise, sums: object, std: float, step: int, **more: object) -> object:
+        return real(self, sums, std / 2, step, **more)
 
     monkeypatch.setattr(GaussianNoise, "add", half)
     refuted = audit(ONE_STEP, trials=240)
@@ -78,7 +78,9 @@ def test_noise_at_nine_tenths_is_refuted_by_the_mean_difference(
 ) -> None:
     real = GaussianNoise.add
     monkeypatch.setattr(
-        GaussianNoise, "add", lambda self, sums, std, step: real(self, sums, 0.9 * std, step)
+        GaussianNoise,
+        "add",
+        lambda self, sums, std, step, **kept: real(self, sums, 0.9 * std, step, **kept),
     )
     found = audit(Target(canaries=20_000, n=20_001, batch_size=20_001))
     assert [b.epsilon > 4 for b in found.bounds] == [True, False, False]

@@ -29,6 +29,8 @@ from dpbam.app.runs.settings import (
     Patterns,
     Positive,
     Probability,
+    Range,
+    Weights,
     sentence,
     setting,
 )
@@ -36,8 +38,9 @@ from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import is_private
 from dpbam.privacy.plan import PrivacyPlan, default_delta, epoch_steps
 
-_data, _privacy, _method, _model, _training, _run = (
-    partial(setting, panel) for panel in ("Data", "Privacy", "Method", "Model", "Training", "Run")
+_PANELS = ("Data", "Privacy", "Method", "Model", "Training", "Run", "Statement")
+_data, _privacy, _method, _model, _training, _run, _stated = (
+    partial(setting, panel) for panel in _PANELS
 )
 
 
@@ -66,6 +69,18 @@ class RunConfig(BaseModel):
     image_size: ImageSize | None = _data("Resize a folder's images: 64, or 64x48 (height x width).")
     channels: Literal[1, 3] | None = _data("Convert a folder's images to grey or RGB.")
 
+    task: Literal["single-label", "multi-label", "regression", "segmentation"] | None = _data(
+        "What is predicted.", unset="from the labels"
+    )
+    label_columns: Patterns = _data(
+        "A column of labels.csv that holds the label, or one of 0 and 1 per finding; repeatable.",
+        (),
+        flag="--label-column",
+    )
+    target_range: Range | None = _data(
+        "Of a regression: the public range of its values, such as 0:100."
+    )
+
     epsilon: Positive | None = _privacy(
         "The budget; the noise is calibrated to it. Give it or the noise multiplier."
     )
@@ -87,7 +102,10 @@ class RunConfig(BaseModel):
         (1.0,),
     )
     clip_schedule: Factors = _privacy("Factors on C likewise; the noise follows C.", (1.0,))
-    unit: str = _privacy("Whom privacy is promised to: record, or a COLUMN.", "record")
+    unit: str | None = _privacy(
+        "Whom privacy is promised to: record, or a COLUMN.",
+        unset="record; patient for DICOM files",
+    )
     allow_shared_units: bool = _privacy(
         "Train although units of privacy, or patients, are in both training and test set.", False
     )
@@ -101,6 +119,10 @@ class RunConfig(BaseModel):
         "standard",
     )
     budget: Path | None = _privacy("The data set's budget file, shared by its runs.")
+    release_counts: Positive | None = _privacy(
+        "Weight classes by their counts, released once with this sigma (such as 20) before "
+        "training; shares the budget with the gradients."
+    )
     release_norms: Positive | None = _privacy(
         "Also release, with this sigma (such as 20), how many units have norms in which range; "
         "shares the budget with the gradients."
@@ -171,6 +193,12 @@ class RunConfig(BaseModel):
     shift: FromZero = _training("Largest shift of a view, in pixels.", 4)
     flip: Literal["horizontal", "vertical", "none"] = _training("Flip of a view.", "horizontal")
     augment_probability: Fraction = _training("Probability of the shift, and of the flip.", 0.5)
+    class_weights: Weights = _training(
+        "Weight of a class in the loss, a public fact such as ill=4; repeatable.",
+        {},
+        flag="--class-weight",
+    )
+    focal: NonNegative = _training("Gamma of the focal loss. 0: cross-entropy.", 0.0)
     ema: Probability | None = _training(
         "Hand out an exponential moving average of the weights, with this decay."
     )
@@ -203,6 +231,11 @@ class RunConfig(BaseModel):
     num_workers: FromZero = _run("Threads that read ahead. 0: none.", 2)
     tensorboard: bool = _run("Write curves for TensorBoard into non-private/.", False)
 
+    operator: str | None = _stated("Who trained the model, for the privacy statement.")
+    curator: str | None = _stated("Who is responsible for the data.")
+    purpose: str | None = _stated("What the model is for.")
+    unit_reason: str | None = _stated("Why the unit of privacy is the right one.")
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -231,6 +264,13 @@ class RunConfig(BaseModel):
             )
         if self.release_bias is not None and self.release_norms is None:
             raise ArgumentError("release_bias needs release_norms: the noise multiplier of both")
+        if self.release_counts is not None and self.class_weights:
+            raise ArgumentError(
+                "class_weights are given, so release_counts would pay for nothing: leave one out"
+            )
+        if self.release_counts is not None and (not self.private or self.task == "regression"):
+            reason = "a regression has no classes" if self.private else "method without privacy"
+            raise ArgumentError(f"release_counts cannot be used ({reason}): leave it out")
         if self.release_norms is not None and not self.private:
             raise ArgumentError(
                 f"release_norms has no noise to count on with method {self.method!r}"
@@ -250,7 +290,7 @@ class RunConfig(BaseModel):
         if self.ema is not None and self.swa is not None:
             raise ArgumentError("ema and swa are two ways to average the weights: choose one")
         self._check_trained()
-        if self.unit == "record" and self.max_records not in (None, 1):
+        if self.unit in (None, "record") and self.max_records not in (None, 1):
             raise ArgumentError(
                 f"max_records is {self.max_records} but the unit is a record: name the column "
                 "that owns several records with unit"
@@ -329,19 +369,27 @@ class RunConfig(BaseModel):
         """Return every field that is not None, as TOML that :meth:`from_file` reads."""
         return to_toml(self.to_mapping())
 
-    def plan(self, n: int, *, noise_multiplier: float | None = None) -> PrivacyPlan:
-        """Return the privacy plan for n units; ``noise_multiplier`` is a resumed run's sigma.
+    def plan(
+        self, n: int, *, noise_multiplier: float | None = None, unit: str | None = None
+    ) -> PrivacyPlan:
+        """Return the privacy plan for n units.
+
+        Args:
+            n: units of privacy.
+            noise_multiplier: a resumed run's sigma.
+            unit: the data set's own unit of privacy; the configuration's wins.
 
         Example:
             >>> RunConfig(noise_multiplier=2.0, epochs=3, batch_size=100).plan(1000).steps
             30
         """
+        unit = self.unit or unit or "record"
         common: dict[str, Any] = {
             "n": n,
             "batch_size": self.batch_size,
             "delta": self.delta or default_delta(n),
-            "unit": self.unit,
-            "max_records": self.max_records or (1 if self.unit == "record" else 8),
+            "unit": unit,
+            "max_records": self.max_records or (1 if unit == "record" else 8),
             "accountant": self.accountant,
             "noise_schedule": self.noise_schedule,
             "clip_schedule": self.clip_schedule,
@@ -352,6 +400,7 @@ class RunConfig(BaseModel):
         common |= {
             "clip_norm": self.clip_norm,
             "clipping": self.clipping,
+            "released_before": self.release_counts,
             "joint_noise_multipliers": self.joint_noise_multipliers,
         }
         if sigma is None:

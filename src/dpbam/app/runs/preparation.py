@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from dpbam.bias import ReleasedStatistics
     from dpbam.data import DataSet, Splits
     from dpbam.distributed import Ranks
-    from dpbam.engines.memory import Fit
+    from dpbam.engines.memory import Fit, LiveBytes
     from dpbam.observers import Observer
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.privacy.ledger import Ledger
     from dpbam.training.events import Reporter
+    from dpbam.training.tasks import Task
     from dpbam.training.trainer import Trainer
 
 _FEW_ROWS = 16  # with fewer, parts of a step that do not grow still dominate
@@ -46,6 +47,7 @@ class Prepared:
         test: the test set.
         plan: sigma, q, steps, n and epsilon.
         model: on its device, with its initial weights.
+        task: the loss of a record, metrics and predictions.
         cache: the folder that keeps the features of a frozen encoder; None: memory.
     """
 
@@ -54,6 +56,7 @@ class Prepared:
     test: DataSet
     plan: PrivacyPlan
     model: nn.Module
+    task: Task
     cache: Path | None = None
 
     @cached_property
@@ -77,7 +80,7 @@ class Prepared:
     @property
     def units(self) -> NDArray[Any] | None:
         """The owner of each training record, where the unit is not the record."""
-        return _units(self.config, self.train)
+        return _units(self.plan.unit, self.train)
 
     @property
     def device(self) -> str:
@@ -98,8 +101,6 @@ class Prepared:
             on_release: called with the statistics that are released with each gradient.
             ranks: the processes that train together.
         """
-        from torch import nn
-
         from dpbam.app.runs import build
         from dpbam.compute import Compute
         from dpbam.oracle import PrivateGradientOracle
@@ -107,10 +108,11 @@ class Prepared:
         config = self.config
         return PrivateGradientOracle(
             self.model,
-            nn.CrossEntropyLoss(reduction="none"),
+            self.task,
             self.plan,
             build.make_method(config),
             augment=build.make_augment(config),
+            augment_targets=build.make_mask_augment(config, self.train.task),
             multiplicity=max(1, config.augment_multiplicity),
             filter=build.make_filter(config),
             clipping=build.make_clipping(config),
@@ -130,9 +132,8 @@ class Prepared:
         Raises:
             dpbam.errors.DPBAMError: if no step is possible: a shift too large for the images.
         """
-        import torch
-
-        return oracle.fit(blank(self.seen.train, 1), torch.zeros(1, dtype=torch.int64))
+        train = self.seen.train
+        return oracle.fit(blank(train, 1), self.task.blank_targets(1, *train.shape[1:]))
 
     def estimated_fit(self) -> Fit:
         """Estimate the rows that fit and their memory, from the line through two small batches.
@@ -140,19 +141,21 @@ class Prepared:
         A run itself measures ever larger batches (:meth:`fit`), which takes several times as long,
         and its choice may differ by some rows.
         """
-        from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS, Fit
+        from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS, Fit, worthwhile
 
         oracle = self.oracle()
         each = oracle.views.multiplicity  # rows per unit
         units = max(2, _FEW_ROWS // each)
         train = self.seen.train
-        few, more = peak(oracle, train, units), peak(oracle, train, 2 * units)
-        share = max(1.0, (more - few) / (each * units))  # bytes per row
+        few, more = (counted(oracle, train, self.task, k * units) for k in (1, 2))
+        share = max(1.0, (more.peak - few.peak) / (each * units))  # bytes per row
         rows = oracle.physical_batch_size
         if rows is None:
-            most = each * max(1, MOST_ROWS // each)
-            rows = int(min(most, max(each, each * units + (0.9 * LIMIT_BYTES - few) / share)))
-        return Fit(rows, oracle.engine.name, int(few + share * max(0, rows - each * units)))
+            enough = max(2 * units, worthwhile(few.work, more.work, units))
+            most = each * max(1, min(MOST_ROWS // each, enough))
+            fitting = each * units + (0.9 * LIMIT_BYTES - few.peak) / share
+            rows = int(min(most, max(each, fitting)))
+        return Fit(rows, oracle.engine.name, int(few.peak + share * max(0, rows - each * units)))
 
     def trainer(
         self, oracle: PrivateGradientOracle, reporter: Reporter, max_charges: int | None = None
@@ -166,6 +169,7 @@ class Prepared:
             oracle,
             build.make_optimizer(config, self.model, oracle),
             *self.seen,
+            task=self.task,
             units=self.units,
             schedule=build.make_schedule(config.schedule, steps),
             average=build.make_average(config, self.model, steps),
@@ -185,6 +189,7 @@ class Prepared:
         trained = count_trainable(self.model)
         return {
             "data": self.train.name,
+            "task": self.task.name,
             "n": plan.n,
             "unit": plan.unit,
             "relation": RELATION,
@@ -242,17 +247,21 @@ def prepare(
         image_size=config.image_size,
         channels=config.channels,
         unit=config.unit,
+        task=config.task,
+        label_columns=config.label_columns,
     )
+    unit = config.unit or train.unit
     if not config.allow_shared_units:
-        _refuse_shared(train, test, config.unit)
-    units = _units(config, train)
+        _refuse_shared(train, test, unit)
+    units = _units(unit, train)
     if units is not None:
-        _validate.owners(config.unit, units)
+        _validate.owners(unit, units)
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
+    task = build.task_of(config, train, model)
     on_phase("calibrating the noise")
-    plan = config.plan(n, noise_multiplier=noise_multiplier)
-    return Prepared(config, train, test, plan, model, cache)
+    plan = config.plan(n, noise_multiplier=noise_multiplier, unit=unit)
+    return Prepared(config, train, test, plan, model, task, cache)
 
 
 def blank(data: DataSet, records: int) -> Tensor:
@@ -265,23 +274,23 @@ def blank(data: DataSet, records: int) -> Tensor:
     return torch.zeros(records, *data.shape, dtype=kind)
 
 
-def peak(oracle: PrivateGradientOracle, train: DataSet, units: int) -> int:
-    """Measure the most bytes alive at once in one step on ``units`` blank images.
+def counted(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: int) -> LiveBytes:
+    """Count the bytes and the work of one step on ``units`` blank images.
 
-    Memory does not depend on the values.
+    Neither depends on the values.
     """
-    import torch
-
     from dpbam.batches import LogicalBatch
-    from dpbam.engines.memory import peak_bytes
+    from dpbam.engines.memory import counted
 
-    batch = LogicalBatch.of(blank(train, units), torch.zeros(units, dtype=torch.int64), None, 1)
+    batch = LogicalBatch.of(
+        blank(train, units), task.blank_targets(units, *train.shape[1:]), None, 1
+    )
     device = next(oracle.model.parameters()).device
     rows = units * oracle.views.multiplicity
     physical = next(batch.split(rows, oracle.views, device))
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
-        return peak_bytes(oracle.engine, physical, oracle.method.per_unit, oracle.method.lam_at(0))
+        return counted(oracle.engine, physical, oracle.method.per_unit, oracle.method.lam_at(0))
 
 
 def _refuse_shared(train: DataSet, test: DataSet, unit: str) -> None:
@@ -296,5 +305,5 @@ def _refuse_shared(train: DataSet, test: DataSet, unit: str) -> None:
         )
 
 
-def _units(config: RunConfig, train: DataSet) -> NDArray[Any] | None:
-    return None if config.unit == "record" else train.column(config.unit)
+def _units(unit: str, train: DataSet) -> NDArray[Any] | None:
+    return None if unit == "record" else train.column(unit)
