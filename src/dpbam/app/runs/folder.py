@@ -7,6 +7,7 @@ file                           what it holds                               may b
 ``model.json``                 what a loader needs: architecture, classes  yes
 ``privacy-statement.md``       what is promised, and to whom               yes
 ``privacy-statement.json``     the same for machines                       yes
+``README.md``                  the model card, from the files above        yes
 ``statistics.jsonl``           norms and bias, released with noise         yes
 ``metrics.jsonl``              evaluations on the test data                see the statement
 ``config.toml``                the resolved configuration                  no (paths, the seed)
@@ -36,7 +37,10 @@ from dpbam.app.runs.files import (
 )
 from dpbam.app.runs.run import RunError
 
-PUBLISHABLE = ("model.safetensors", "model.json", "privacy-statement.md", "privacy-statement.json")
+PUBLISHABLE = (
+    "model.safetensors", "model.json", "privacy-statement.md", "privacy-statement.json",
+    "README.md",
+)  # fmt: skip
 _LOCK = ".lock"
 
 
@@ -59,6 +63,7 @@ class RunFolder:
         self.model = self.path / "model.json"
         self.statement = self.path / "privacy-statement.md"
         self.statement_json = self.path / "privacy-statement.json"
+        self.card = self.path / "README.md"
         self.non_private = self.path / "non-private"
         self.facts = self.non_private / "run.json"
         self.training_log = self.non_private / "training.jsonl"
