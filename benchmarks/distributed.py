@@ -3,7 +3,7 @@
     python benchmarks/distributed.py [--width 0.25] [--batch-size 128] [--rounds 9] [--save]
 
 overhead    One process, a step alone and a step over ranks by turns (a gloo group of one, with its
-            reduce, broadcast and copies): the median of the ratios of neighbouring steps' CPU time,
+            messages and copies): the median of the ratios of neighbouring steps' CPU time,
             which is as rough as the machine is busy; and, from inside the step, the share of its
             CPU time that goes to the group's own work.
 throughput  Two processes with one thread each. By turns they train apart (each its own oracle,
@@ -11,8 +11,8 @@ throughput  Two processes with one thread each. By turns they train apart (each 
             2 l). The ratio of samples a second, together over apart: by wall time, which also pays
             for waiting on the other rank's larger share, and by CPU time, which does not. Other
             work on the machine makes ranks wait for one another: hence the load is shown.
-constants   For benchmarks/scaling_plan.py: noise a coordinate, and the time of reduce and
-            broadcast by size.
+constants   For benchmarks/scaling_plan.py: noise a coordinate, and the time of reduce-scatter and
+            all-gather by size.
 """
 
 from __future__ import annotations
@@ -75,29 +75,21 @@ def timed(step: Callable[[], None], steps: int) -> tuple[float, float]:
 
 
 class Inside:
-    """Adds up the CPU seconds that the group takes beyond what a process alone would do."""
+    """Adds up the CPU seconds that the group's messages take; the ledger's write is among them."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self.seconds, self._release, self._sums = 0.0, ranks.release, ranks.sums
-        ranks.release, ranks.sums = self.release, self.sums
+        self.seconds = 0.0
+        for name in ("sums", "scattered", "gathered", "collected", "from_leader"):
+            setattr(ranks, name, self._timed(getattr(ranks, name)))
 
-    def sums(self, *values: float) -> list[float]:
-        began = time.process_time()
-        found = self._sums(*values)
-        self.seconds += time.process_time() - began
-        return found
+    def _timed(self, message: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            began = time.process_time()
+            found = message(*args)
+            self.seconds += time.process_time() - began
+            return found
 
-    def release(self, own: Any, privatise: Callable[[Any], Any]) -> Any:
-        began = time.process_time()
-        released = self._release(own, lambda total: self._apart(privatise, total))
-        self.seconds += time.process_time() - began
-        return released
-
-    def _apart(self, privatise: Callable[[Any], Any], total: Any) -> Any:
-        began = time.process_time()
-        released = privatise(total)
-        self.seconds -= time.process_time() - began
-        return released
+        return timed
 
 
 def overhead(options: argparse.Namespace, ranks: Ranks) -> dict[str, float]:
@@ -135,15 +127,14 @@ def throughput(options: argparse.Namespace, ranks: Ranks) -> dict[str, float]:
 
 
 def messages(ranks: Ranks) -> dict[str, float]:
-    """Seconds of reduce and broadcast: latency, and seconds a byte (medians)."""
+    """Seconds of reduce-scatter and all-gather: latency, and seconds a byte (medians)."""
     found = {}
     for size in (1, 4_000_000):
-        message, times = torch.ones(size), []
+        message, times = {"w": torch.ones(size)}, []
         for _ in range(15):
             dist.barrier()
             began = time.perf_counter()
-            dist.reduce(message, 0)
-            dist.broadcast(message, 0)
+            ranks.gathered(ranks.scattered(message)[0], message)
             times.append(time.perf_counter() - began)
         found[size] = statistics.median(times)
     return {"latency": found[1], "seconds_a_byte": (found[4_000_000] - found[1]) / 16e6}
@@ -153,7 +144,8 @@ def noise() -> dict[str, float]:
     """CPU seconds a coordinate."""
     found = {}
     for kind in ("standard", "secure"):
-        maker, sums, times = make_noise(kind, None), {"w": torch.zeros(10**6)}, []
+        maker, times = make_noise(kind, None), []
+        sums = {"w": torch.zeros(10**6, dtype=torch.float64)}
         for step in range(5):
             began = time.process_time()
             maker.add(sums, 1.0, step)

@@ -12,7 +12,7 @@ from dpbam.training.events import EvaluationReport
 
 def finished(arm: str, seed: int, accuracy: float) -> RunResult:
     evaluation = EvaluationReport(
-        step=10, epoch=1.0, epsilon=3.0, accuracy=accuracy, loss=1.0, records=100
+        step=10, epoch=1.0, epsilon=3.0, scores={"accuracy": accuracy}, loss=1.0, records=100
     )
     return RunResult(
         spec=RunSpec(arm, _config(seed), Path("out")), status="complete", plan=_plan(), steps=10,

@@ -82,8 +82,8 @@ def test_lemma_1_noise_adds_no_bias() -> None:
 def test_lemma_1_fails_on_noise_with_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     right = GaussianNoise.add
 
-    def shifted(self, sums, std, step):
-        return {n: t + 0.3 * std for n, t in right(self, sums, std, step).items()}
+    def shifted(self, sums, std, step, **more):
+        return {n: t + 0.3 * std for n, t in right(self, sums, std, step, **more).items()}
 
     monkeypatch.setattr(GaussianNoise, "add", shifted)
     assert mean_noise_p_value() < 1e-3

@@ -151,3 +151,12 @@ def test_items_are_pairs() -> None:
 
     with pytest.raises(TypeError, match=r"items must be .input, target. pairs"):
         next(poisson_batches(private_plan(batch_size=50), Lonely()))
+
+
+def test_a_weighted_sampler_is_refused_with_the_reason():
+    from torch.utils.data import WeightedRandomSampler
+
+    records = TensorDataset(torch.zeros(4, 2), torch.zeros(4))
+    loader = DataLoader(records, sampler=WeightedRandomSampler([1.0, 1.0, 1.0, 9.0], 4))
+    with pytest.raises(ValueError, match=r"one sampling rate: weight the loss instead"):
+        poisson_batches(private_plan(n=4, batch_size=2), loader)

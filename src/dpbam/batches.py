@@ -30,10 +30,12 @@ class Views:
     Attributes:
         augment: (inputs, keys [N]) -> inputs; None leaves the inputs as they are.
         multiplicity: K.
+        augment_targets: the same for targets that move with the inputs, such as masks.
     """
 
     augment: Callable[[Any, Tensor], Any] | None = None
     multiplicity: int = 1
+    augment_targets: Callable[[Any, Tensor], Any] | None = None
 
     def __post_init__(self) -> None:
         _validate.count("multiplicity", self.multiplicity)
@@ -130,6 +132,8 @@ class LogicalBatch:
         inputs, targets = map_rows(_within_reach, (inputs, targets))
         if k > 1:
             targets = map_rows(lambda t: t.repeat_interleave(k, dim=0), targets)
+        if views.augment_targets is not None:
+            targets = views.augment_targets(targets, derive(keys, _AUGMENT))
         unit = torch.arange(len(counts), device=device).repeat_interleave(counts * k)
         weights = (1.0 / (counts * k).double())[unit]
         return PhysicalBatch(inputs, targets, unit, len(counts), weights, keys)

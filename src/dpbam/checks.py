@@ -193,6 +193,15 @@ def check_units(plan: PrivacyPlan, units: Tensor | None, ranks: Ranks) -> None:
         )
 
 
+def check_alike(ranks: Ranks, observers: int, releases: int) -> None:
+    """Refuse an observer, or statistics, that only some of the ranks have."""
+    if {observers, releases} - {0, ranks.world}:
+        raise ArgumentError(
+            f"of {ranks.world} ranks {observers} have an observer and {releases} have statistics: "
+            "make the oracle with the same ones on every rank"
+        )
+
+
 def check_factors(
     clipping: Clipping, norms: Tensor, factors: Tensor, extra: Tensor | None = None
 ) -> None:
@@ -259,25 +268,15 @@ def check_parts(
     clipping: Clipping,
     release: JointRelease | None,
     *,
-    ranks: Ranks,
-    watched: bool,
     filtered: bool = False,
 ) -> None:
-    """Refuse parts of an oracle that do not fit together.
-
-    ``watched``: there is an observer; ``filtered``: a filter was given.
-    """
+    """Refuse parts of an oracle that do not fit together; ``filtered``: a filter was given."""
     if filtered and method.filter() is not None:
         raise ArgumentError(f"{method.name} has a filter of its own: leave filter out")
     if plan.private and not method.private:
         raise ArgumentError(
             f"{method.name} uses the batch without noise, so it cannot be private: "
             "use it with PrivacyPlan.non_private(...)"
-        )
-    if ranks.world > 1 and (watched or release):
-        raise ArgumentError(
-            "the bias is measured, and released, by a single process: leave that out, or train "
-            "without torchrun"
         )
     joint = release.noise_multipliers if release else ()
     if joint != plan.joint_noise_multipliers:

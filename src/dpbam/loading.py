@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.params import map_rows, rows, select_rows
@@ -147,6 +153,8 @@ class _Tensors:
 
 def _records_of(dataset: Any) -> Any:
     """Return what has a record for every number; a loader's own batches are not Poisson."""
+    if isinstance(dataset, DataLoader):
+        refuse_weighted(dataset)
     if isinstance(dataset, DataLoader | IterableDataset):
         raise ArgumentTypeError(
             f"oracle.batches draws Poisson samples of its own, which a {type(dataset).__name__} "
@@ -154,6 +162,16 @@ def _records_of(dataset: Any) -> Any:
         )
     parts = dataset.tensors if isinstance(dataset, TensorDataset) else dataset
     return _Tensors(parts) if isinstance(parts, tuple | list) else dataset
+
+
+def refuse_weighted(loader: DataLoader[Any]) -> None:
+    """Refuse a loader that draws some records more often than others."""
+    if isinstance(loader.sampler, WeightedRandomSampler):
+        raise ArgumentError(
+            "a weighted sampler draws some records more often, and their owners would lose more "
+            "privacy than the plan accounts for, which has one sampling rate: weight the loss "
+            "instead, per record and before the clip"
+        )
 
 
 def _unit_index(plan: PrivacyPlan, units: Any, records: int) -> UnitIndex | None:

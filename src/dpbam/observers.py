@@ -12,10 +12,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dpbam.distributed import Ranks
 from dpbam.engines import PerSampleDirections
 from dpbam.methods import Method
 from dpbam.params import Params
-from dpbam.privacy.noise import NoiseMechanism
 from dpbam.privacy.plan import PrivacyPlan
 
 
@@ -29,9 +29,10 @@ class StepFacts:
         previous: the previous private gradient, where the method keeps it.
         sensitivity: C_t; 0 under a plan without noise.
         shifted: whether theta is shifted for the whole batch during the step (DP-SAT, SAM).
-        whole: whether the logical batch is computed as one physical batch.
+        whole: whether the logical batch is computed as one physical batch, by one process.
         zeros: returns zeros for each trainable parameter: a sum with nothing in it yet.
         batch_gradient: returns g_hat at the unshifted theta, by a pass of its own. Not private.
+        ranks: the processes that train together; an observer sees the units of its own.
     """
 
     step: int
@@ -44,28 +45,38 @@ class StepFacts:
     whole: bool
     zeros: Callable[[], Params]
     batch_gradient: Callable[[], Params]
+    ranks: Ranks
 
 
 class Observer(Protocol):
-    """Measures steps. What it sees is not private."""
+    """Measures steps. What it sees is not private.
+
+    Of several ranks each has one, of the same settings, which sees the units of its rank.
+    """
 
     wants_plain: bool
 
     def begin(self, facts: StepFacts) -> bool:
-        """Return whether to watch the step, before theta is shifted. Sets ``wants_plain``."""
+        """Return whether to watch the step, before theta is shifted. Sets ``wants_plain``.
+
+        The answer depends on public facts, so that it is the same on every rank.
+        """
 
     def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
         """Receive each physical batch of a watched step; norms and factors are [G, U]."""
 
     def finish(self, clipped: Params, released: Params) -> None:
-        """Receive the clipped sum, and the released gradient (noised, divided), once per step."""
+        """Receive the clipped sum, and the released gradient (noised, divided), once per step.
+
+        Both are of all ranks.
+        """
 
 
 class JointRelease(Protocol):
     """Publishes statistics of the batch, with noise, next to its gradient.
 
-    Guarantee asked of an implementation: ``noised`` adds, to each of its sums, Gaussian noise of
-    standard deviation sigma_k times that sum's sensitivity, from a stream that nothing else uses.
+    Guarantee asked of an implementation: :meth:`sums` gives each sum with the standard deviation
+    sigma_k times that sum's sensitivity. The oracle adds the noise, from a stream for each sum.
     Gradient and sums are then one Gaussian mechanism on the concatenated, rescaled sums: with
 
         1 / sigma_joint^2 = 1 / sigma^2 + sum_k 1 / sigma_k^2
@@ -82,11 +93,11 @@ class JointRelease(Protocol):
     def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
         """Receive each physical batch; norms and factors are [G, U]."""
 
-    def noised(self, noise: NoiseMechanism) -> Params:
-        """Return the step's sums with their noise, by name; called once per step."""
+    def sums(self) -> dict[str, tuple[Params, float]]:
+        """Return the step's sums over this rank's units, by name, each with its noise's std."""
 
     def publish(self, released: Params) -> None:
-        """Receive what :meth:`noised` returned, when the step is on the ledger."""
+        """Receive all entries of the sums, of all ranks and noised, with the step on the ledger."""
 
 
 def watching(

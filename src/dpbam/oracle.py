@@ -19,6 +19,7 @@ from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
 from dpbam.checks import (
     BatchSizes,
+    check_alike,
     check_ascent,
     check_factors,
     check_parts,
@@ -36,7 +37,16 @@ from dpbam.loading import PoissonBatches
 from dpbam.methods import DPSGD, History, Method
 from dpbam.nn import check_model, check_trainable
 from dpbam.observers import JointRelease, Observer, StepFacts, watching
-from dpbam.params import Params, device_of, digest, doubled, shifted, trainable, zeros
+from dpbam.params import (
+    Params,
+    device_of,
+    digest,
+    doubled,
+    joint_digest,
+    shifted,
+    trainable,
+    zeros,
+)
 from dpbam.per_sample import PerSample, each
 from dpbam.privacy.clipping import Clipping, portions
 from dpbam.privacy.ledger import Ledger
@@ -64,6 +74,8 @@ class PrivateGradientOracle:
         plan: the privacy plan; C, sigma, q and the expected batch size come from it.
         method: what a sample's direction is: DPSGD(), DPSAT(lam), BAM(lam), or your own.
         augment: (inputs, keys) -> inputs, a random augmentation of each row drawn from its key.
+        augment_targets: the same for targets that move with the inputs (masks): equal keys are to
+            draw equal changes.
         multiplicity: K, the number of augmented views per sample; their gradients are averaged
             within the sample before it is clipped.
         filter: what makes the optimiser's gradient of the released one, at no cost
@@ -128,6 +140,7 @@ class PrivateGradientOracle:
         method: Method | None = None,
         *,
         augment: Callable[[Any, Tensor], Any] | None = None,
+        augment_targets: Callable[[Any, Tensor], Any] | None = None,
         multiplicity: int = 1,
         filter: Filter | None = None,
         clipping: Clipping | None = None,
@@ -163,14 +176,11 @@ class PrivateGradientOracle:
         self._present = self.method  # as it is at this step's history
         self._history: list[tuple[Params, Params]] = []  # released gradient, and theta there
         self._sizes = BatchSizes(plan)
-        check_parts(
-            plan, self.method, self.clipping, statistics,
-            ranks=self.ranks, watched=observer is not None, filtered=filter is not None,
-        )  # fmt: skip
+        check_parts(plan, self.method, self.clipping, statistics, filtered=filter is not None)
         self._names = list(trainable(self.model))
         self._computation = Computation(
             compute or Compute(), model, loss, self.clipping.groups(self._names),
-            Views(augment, multiplicity),
+            Views(augment, multiplicity, augment_targets),
         )  # fmt: skip
 
     @property
@@ -235,7 +245,9 @@ class PrivateGradientOracle:
         check_units(self.plan, units, self.ranks)
         lam = self.method.lam_at(self.step)
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
-        size = int(self.ranks.sums(batch.size)[0])  # units, of all ranks
+        watched, releasing = self.observer is not None, self.statistics is not None
+        size, *alike = map(int, self.ranks.sums(batch.size, watched, releasing))  # of all ranks
+        check_alike(self.ranks, *alike)
         if self.plan.private and self.sampling == "poisson":
             self._sizes.check(size)
         batch = batch.keyed(self.randomness, self.step)
@@ -245,19 +257,20 @@ class PrivateGradientOracle:
         ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         facts = StepFacts(
             self.step, self.plan, method, lam, self._previous, self._sensitivity(),
-            shifted=ascent is not None, whole=self._computation.is_whole(batch),
+            shifted=ascent is not None,
+            whole=self.ranks.world == 1 and self._computation.is_whole(batch),
             zeros=lambda: zeros(trainable(self.model)),
-            batch_gradient=lambda: self._batch_gradient(batch),
+            batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
         )  # fmt: skip
         watchers = watching(facts, self.observer, self.statistics)
         with shifted(trainable(self.model), ascent):  # theta + ascent; theta again afterwards
             clipped = self._clipped_sum(batch, lam, watchers)  # sum_i clip(d_i)
         sigma = self.plan.noise_multiplier_at(self.step)
         self._noise_std = sigma * self._sensitivity() / self.plan.batch_size
-        released = self.ranks.release(clipped, self._privatised)
+        released = self._privatised(clipped)
         self._adapt(clipped, released)
         if self.observer in watchers:
-            self.observer.finish(clipped, released)
+            self.observer.finish(self.ranks.total(clipped), released)
         self._write(released)
         self._sizes.count(size)
 
@@ -352,16 +365,38 @@ class PrivateGradientOracle:
         total = self.ranks.total(self._computation.plain_sum(batch))
         return {n: s / self.plan.batch_size for n, s in total.items()}
 
-    def _privatised(self, total: Params) -> Params:
+    def _privatised(self, clipped: Params) -> Params:
         """Return (sum_i clip(d_i) + N(0, (sigma_t C_t)^2 I)) / l, when the step is on the ledger.
 
-        Of several ranks one is called, with the sum over all.
+        Each of several ranks adds the noise of its own coordinates, to the sum over all ranks. Only
+        when the leader has charged the step are the parts put together.
         """
         std = self.plan.noise_multiplier_at(self.step) * self._sensitivity()  # sigma_t C_t
-        noised = self.noise.add(total, std, self.step)  # once per logical batch
-        released = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
-        extra = self.statistics.noised(self.noise) if self.statistics else {}
-        replayed = digest({**released, **extra}) if self.randomness.seeded else None
+        noised = self._noised(clipped, std, "noise")  # once per logical batch
+        own = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
+        sums = self.statistics.sums() if self.statistics else {}
+        extra = {k: self._noised(*sums[k], f"statistics-{k}") for k in sums}
+        replayed = self._replayed([own, *extra.values()])
+        self.ranks.from_leader(lambda: self._charge(replayed))  # the others wait for it
+        if self.statistics:
+            whole = {k: self.ranks.gathered(extra[k], sums[k][0]) for k in sums}
+            self.statistics.publish({n: s for part in whole.values() for n, s in part.items()})
+        return self.ranks.gathered(own, clipped)
+
+    def _noised(self, sums: Params, std: float, stream: str) -> Params:
+        """Return this rank's part of the sum over all ranks + N(0, std^2 I)."""
+        part, start = self.ranks.scattered(sums)
+        return self.noise.add(part, std, self.step, stream=stream, start=start)
+
+    def _replayed(self, parts: list[Params]) -> str | None:
+        """Return a digest of what all ranks release, to recognise a seeded replay."""
+        if not self.randomness.seeded:
+            return None
+        own = digest({name: s for part in parts for name, s in part.items()})
+        first, *others = self.ranks.collected(own)
+        return joint_digest(first, *others) if others else first
+
+    def _charge(self, replayed: str | None) -> None:
         self.ledger.charge(
             self.stream,
             self.step,
@@ -369,9 +404,6 @@ class PrivateGradientOracle:
             sampling_rate=1.0 if self.sampling == "unchecked" else self.plan.sampling_rate,
             release=replayed,
         )
-        if self.statistics:
-            self.statistics.publish(extra)
-        return released
 
     def _write(self, released: Params) -> None:
         """Write into ``.grad`` what is on the ledger, filtered."""

@@ -129,6 +129,11 @@ def digest(tree: Mapping[str, Tensor]) -> str:
     return state.hexdigest()
 
 
+def joint_digest(*digests: str) -> str:
+    """Hash several digests, in this order."""
+    return hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest()
+
+
 def rows(batch: Any) -> int:
     """Return the common leading size of every tensor in a nested batch."""
     leaves = [x for x in tree_leaves(batch) if x is not None]  # None: an argument left out

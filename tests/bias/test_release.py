@@ -50,9 +50,9 @@ def quiet_sums(x: Tensor, y: Tensor, **changes: Any) -> tuple[Tensor, Tensor]:
     kept: dict[str, Tensor] = {}
 
     class Spy(PrivateStatistics):
-        def noised(self, noise: GaussianNoise) -> dict[str, Tensor]:
+        def sums(self) -> dict[str, tuple[dict[str, Tensor], float]]:
             kept["counts"], kept["bias"] = self._counts.clone(), flat(self._residual)
-            return super().noised(noise)
+            return super().sums()
 
     seen = Spy(THRESHOLDS, noise_multiplier=5.0, bias_bound=0.2)
     oracle_with(seen, **{"clip_norm": 0.3, "seed": 1, **changes}).backward(x, y)
@@ -148,10 +148,10 @@ def test_noise_test_fails_on_planted_mistakes(mistake: str, monkeypatch) -> None
     """No noise on the statistics; or the gradient's stream used again."""
     right = GaussianNoise.add
 
-    def planted(self, sums, std, step, *, stream="noise"):
+    def planted(self, sums, std, step, *, stream="noise", start=0):
         if mistake == "none" and stream != "noise":
             return dict(sums)
-        return right(self, sums, std, step)
+        return right(self, sums, std, step, start=start)
 
     monkeypatch.setattr(GaussianNoise, "add", planted)
     counts, bias, gradient = released_noise(100)

@@ -96,7 +96,9 @@ def check_empty_batch_is_noise() -> None:
 
 def scaled(factor: float):
     def wrong(original):
-        return lambda self, sums, std, step: original(self, sums, factor * std, step)
+        return lambda self, sums, std, step, **more: original(
+            self, sums, factor * std, step, **more
+        )
 
     return wrong
 
@@ -120,30 +122,32 @@ def scaled_by_the_realised_batch(original):
 
 
 def missing_on_the_last(original):
-    def add(self, sums, std, step):
+    def add(self, sums, std, step, **more):
         *_, last = sums
-        return {**original(self, sums, std, step), last: sums[last]}
+        return {**original(self, sums, std, step, **more), last: sums[last]}
 
     return add
 
 
 def the_same_in_every_leaf(original):
-    def add(self, sums, std, step):
-        return {n: original(self, {n: s}, std, step)[n] for n, s in sums.items()}
+    def add(self, sums, std, step, **more):
+        return {n: original(self, {n: s}, std, step, **more)[n] for n, s in sums.items()}
 
     return add
 
 
 def the_same_at_every_step(original):
-    return lambda self, name, step: original(self, name, 0)
+    return lambda self, name, step, block=0: original(self, name, 0, block)
 
 
 def a_constant_key(original):
-    return lambda self, name, step: original(Randomness(0), name, step)
+    return lambda self, name, step, block=0: original(Randomness(0), name, step, block)
 
 
 def torchs_generator(original):
-    return lambda generator, like: torch.randn(like.shape)
+    return lambda randomness, std, stream, step, start, count: (
+        std * torch.randn(count).double().numpy()
+    )
 
 
 def skips_an_empty_batch(original):
@@ -172,7 +176,7 @@ MISTAKES = {
         check_resume_draws_anew, Randomness, "generator", a_constant_key
     ),
     "from torch's generator": Mistake(
-        check_own_generator, noise_module, "_standard_normal", torchs_generator
+        check_own_generator, noise_module, "_normal", torchs_generator
     ),
     "an empty batch skipped": Mistake(
         check_empty_batch_is_noise, Oracle, "backward", skips_an_empty_batch

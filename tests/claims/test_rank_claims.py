@@ -10,11 +10,10 @@ import torch
 from test_noise_claims import SIGMA, C, L, silent_oracle
 from torch import nn
 
-from checks import LEVEL, RARE, check_gaussian
+from checks import LEVEL, RARE, check_gaussian, check_uncorrelated
+from dpbam import PrivateGradientOracle
 from dpbam.distributed import Ranks, process
-from dpbam.distributed.process import ProcessRanks
 from dpbam.privacy.noise import GaussianNoise
-from dpbam.privacy.randomness import Randomness
 from dpbam.privacy.sampling import UnitShare
 from dpbam.privacy.secure_noise import make_noise
 from planting import Mistake, catches
@@ -39,6 +38,15 @@ def check_noise_over_ranks(world: int = 2, kind: str = "standard") -> None:
     found = together(world, lambda ranks: noise_on(ranks, kind))
     check_gaussian(found[0][0], SIGMA * C, LEVEL if kind == "standard" else RARE)
     assert [entries for _, entries in found] == [2] + [0] * (world - 1)
+
+
+def check_noise_is_keyed_by_coordinate() -> None:
+    """Seeded, it is that of a single process, and slices of it are independent."""
+    alone, _ = noise_on(Ranks())
+    for found, _ in together(2, noise_on):
+        assert np.array_equal(found, alone)
+    step = alone[: len(alone) // 2]
+    check_uncorrelated(step[: len(step) // 2], step[len(step) // 2 :])
 
 
 def check_ranks_step_alike() -> None:
@@ -71,50 +79,70 @@ def test_the_noise_is_that_of_one_process(world: int, kind: str) -> None:
 # --- the mistakes
 
 
-def full_noise_on_every_rank(original):
-    return lambda self, own, privatise: self.total(privatise(own))
+def privatised_by(noised):
+    """An oracle that releases the sum over the ranks of ``noised(oracle, clipped)``."""
+
+    def mistake(original):
+        def privatised(self, clipped):
+            self.ranks.from_leader(lambda: self._charge(str(self.step)))
+            return {n: s / L for n, s in self.ranks.total(noised(self, clipped)).items()}
+
+        return privatised
+
+    return mistake
 
 
-def no_noise_on_any_rank(original):
-    def release(self, own, privatise):
-        privatise({n: torch.zeros_like(s) for n, s in own.items()})  # charged, and thrown away
-        return {n: s / L for n, s in self.total(own).items()}
-
-    return release
+def full_noise(oracle, clipped):
+    return oracle.noise.add(clipped, SIGMA * C, oracle.step, start=oracle.ranks.rank * 10**6)
 
 
-def shares_of_noise_from_one_seed(original):
+def shares_of_noise_from_one_seed(oracle, clipped):
     """Each rank adds its share of the variance, but all draw alike."""
-
-    def release(self, own, privatise):
-        noise = GaussianNoise(Randomness(7))
-        noised = noise.add(own, SIGMA * C / math.sqrt(self.world), step=0)
-        return {n: s / L for n, s in self.total(noised).items()}
-
-    return release
+    return oracle.noise.add(clipped, SIGMA * C / math.sqrt(oracle.ranks.world), oracle.step)
 
 
 def each_keeps_its_own(original):
-    """No broadcast: the followers step along what they had."""
-    return lambda message, src: None
+    """No message: every rank takes its own slice for those of the others."""
+    return lambda parts, own: [part.copy_(own) for part in parts]
+
+
+def the_same_in_every_slice(original):
+    return lambda self, sums, std, step, **more: original(self, sums, std, step)
+
+
+def on_the_first_slice_only(original):
+    def add(self, sums, std, step, *, stream="noise", start=0):
+        return dict(sums) if start else original(self, sums, std, step)
+
+    return add
 
 
 def every_rank_has_every_unit(original):
     return lambda self, units: np.ones(len(units), dtype=bool)
 
 
+Oracle = PrivateGradientOracle
 MISTAKES = {
     "full noise on every rank": Mistake(
-        check_noise_over_ranks, ProcessRanks, "release", full_noise_on_every_rank
+        check_noise_over_ranks, Oracle, "_privatised", privatised_by(full_noise)
     ),
     "no noise on any rank": Mistake(
-        check_noise_over_ranks, ProcessRanks, "release", no_noise_on_any_rank
+        check_noise_over_ranks,
+        Oracle,
+        "_privatised",
+        privatised_by(lambda oracle, clipped: clipped),
     ),
     "the same noise on every rank": Mistake(
-        check_noise_over_ranks, ProcessRanks, "release", shares_of_noise_from_one_seed
+        check_noise_over_ranks, Oracle, "_privatised", privatised_by(shares_of_noise_from_one_seed)
+    ),
+    "noise on one rank's slice only": Mistake(
+        check_noise_over_ranks, GaussianNoise, "add", on_the_first_slice_only
+    ),
+    "the same noise in two slices": Mistake(
+        check_noise_is_keyed_by_coordinate, GaussianNoise, "add", the_same_in_every_slice
     ),
     "ranks that step apart": Mistake(
-        check_ranks_step_alike, process.dist, "broadcast", each_keeps_its_own
+        check_ranks_step_alike, process.dist, "all_gather", each_keeps_its_own
     ),
     "a unit on two ranks": Mistake(
         check_a_unit_is_on_one_rank, UnitShare, "owns", every_rank_has_every_unit

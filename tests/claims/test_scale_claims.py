@@ -91,20 +91,21 @@ def test_noise_has_the_shape_and_dtype_of_the_sum(kind: str, dtype: torch.dtype)
 
 
 def at_98_hundredths(original):
-    return lambda self, sums, std, step: original(self, sums, 0.98 * std, step)
+    return lambda self, sums, std, step, **more: original(self, sums, 0.98 * std, step, **more)
 
 
 def cut_off_at_3_sigma(original):
-    def add(self, sums, std, step):
-        noise = original(self, {n: torch.zeros_like(s) for n, s in sums.items()}, std, step)
+    def add(self, sums, std, step, **more):
+        zeros = {n: torch.zeros_like(s) for n, s in sums.items()}
+        noise = original(self, zeros, std, step, **more)
         return {n: s + noise[n].clamp(-3 * std, 3 * std) for n, s in sums.items()}
 
     return add
 
 
 def not_on_one_element(original):
-    def add(self, sums, std, step):
-        noised = original(self, sums, std, step)
+    def add(self, sums, std, step, **more):
+        noised = original(self, sums, std, step, **more)
         return {n: s if s.numel() == 1 else noised[n] for n, s in sums.items()}
 
     return add

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpbam import PrivateGradientOracle
 from dpbam.app.cli.boundary import INTERRUPTED, guarded
 from dpbam.app.runs import RunConfig, RunInterruptedError, execute, stored_config
 from dpbam.app.runs.folder import RunFolder
@@ -25,9 +26,10 @@ from tests.forked import unstarted
 from together import AGENT, LIMIT, as_rank, open_store
 
 POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
-    "before the sums are reduced": lambda kill: _before(process.dist, "reduce", kill),
-    "after the sums are reduced": lambda kill: _before(process.dist, "broadcast", kill),
-    "after the broadcast": lambda kill: _after(process.dist, "broadcast", kill),
+    "before the sums are reduced": lambda kill: _before(process.dist, "reduce_scatter", kill),
+    "between noise and ledger": lambda kill: _before(PrivateGradientOracle, "_replayed", kill),
+    "before the slices are gathered": lambda kill: _before(process.dist, "all_gather", kill),
+    "after the slices are gathered": lambda kill: _after(process.dist, "all_gather", kill),
     "while the others wait": lambda kill: _before(process.dist, "all_reduce", kill),
 }
 

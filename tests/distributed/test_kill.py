@@ -31,8 +31,10 @@ def undisturbed(tmp_path_factory):
     [
         pytest.param("before the sums are reduced", 0, marks=pytest.mark.slow),
         ("before the sums are reduced", 1),
-        ("after the sums are reduced", 0),  # charged, and not yet sent out
-        pytest.param("after the broadcast", 1, marks=pytest.mark.slow),
+        pytest.param("between noise and ledger", 0, marks=pytest.mark.slow),
+        ("between noise and ledger", 1),
+        ("before the slices are gathered", 0),  # charged, and on no rank whole
+        pytest.param("after the slices are gathered", 1, marks=pytest.mark.slow),
         pytest.param("while the others wait", 0, marks=pytest.mark.slow),
     ],
 )
@@ -101,7 +103,7 @@ def test_a_rank_that_is_asked_to_stop_stops_all_at_one_step(undisturbed, tmp_pat
 
 def test_an_unseeded_run_goes_on_alone(tmp_path):
     out = tmp_path / "run"
-    done = attempt(UNSEEDED, out, 2, victim=1, point="after the sums are reduced", number=4)
+    done = attempt(UNSEEDED, out, 2, victim=1, point="between noise and ledger", number=4)
     assert done.codes == [ENDED, KILLED]
     assert len(entries(out)) >= applied(out)
     assert attempt(UNSEEDED, out, 1).codes == [0]

@@ -288,6 +288,13 @@ def test_units_of_another_rank_are_refused(units):
         oracle_of(Second()).backward(x, y, units)
 
 
-def test_measuring_the_bias_needs_a_process_alone():
-    with pytest.raises(ValueError, match="by a single process"):
-        oracle_of(Second(), observer=BiasLens())
+def test_an_observer_on_one_rank_alone_is_refused_on_all():
+    def watched(ranks: Ranks) -> str:
+        oracle = oracle_of(ranks, observer=BiasLens() if ranks.leads else None)
+        units = torch.arange(ranks.rank, 10, ranks.world)
+        with pytest.raises(ValueError, match="of 2 ranks 1 have an observer and 0") as refused:
+            oracle.backward(*samples(len(units)), units)
+        return str(refused.value)
+
+    first, second = together(2, watched)
+    assert first == second

@@ -18,17 +18,18 @@ from together import LIMIT, together
 
 def test_a_message_is_undone_exactly_also_with_mixed_dtypes():
     params = {"a": torch.randn(2, 3), "b": torch.randn(4).double(), "c": torch.tensor(0.1)}
-    message = flatten(params)
+    message = flatten(params, like=params, length=13)
     assert message.dtype == torch.float64
-    assert message.shape == (11,)
-    for name, found in unflatten(message, params).items():
+    assert message.shape == (13,)
+    assert not message[11:].any()
+    for name, found in unflatten(message[:11], params).items():
         assert found.dtype == params[name].dtype
         assert torch.equal(found, params[name])
 
 
 def test_a_message_is_a_copy():
     own = {"a": torch.zeros(3)}
-    flatten(own).add_(1)
+    flatten(own, like=own, length=3).add_(1)
     assert torch.equal(own["a"], torch.zeros(3))
 
 

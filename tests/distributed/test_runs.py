@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from distributed.test_slices import numbers
 from dpbam.app.runs import RunConfig, execute
 from end_to_end.kill_driver import SEEDED, STEPS
 from together import together
@@ -38,8 +39,24 @@ def test_two_ranks_leave_what_one_process_leaves(tmp_path):
         assert np.abs(left[name] - right[name]).max() < 1e-5, name
 
 
-def test_what_two_ranks_cannot_do_is_refused_before_anything_is_written(tmp_path):
-    config = RunConfig(**SEEDED, measure_bias=1)
+def test_two_ranks_measure_and_release_what_one_process_does(tmp_path):
+    config = RunConfig(**SEEDED, measure_bias=3, measure_plain=True, release_norms=20.0,
+                       release_bias=0.1)  # fmt: skip
+    execute(config, tmp_path / "one")
+    together(2, lambda ranks: execute(config, tmp_path / "two", ranks=ranks))
+    for name, lines in (("non-private/bias.jsonl", 3), ("statistics.jsonl", STEPS)):
+        one, two = (
+            [json.loads(line) for line in (tmp_path / side / name).read_text().splitlines()]
+            for side in ("one", "two")
+        )
+        assert len(one) == len(two) == lines
+        for left, right in zip(one, two, strict=True):  # float32: the last bits differ
+            assert numbers(left) == pytest.approx(numbers(right), rel=1e-3, abs=1e-4, nan_ok=True)
+    assert statement(tmp_path / "one") == statement(tmp_path / "two")
+
+
+def test_what_is_refused_on_two_ranks_writes_nothing(tmp_path):
+    config = RunConfig(**SEEDED, budget=tmp_path / "missing.json")
     with pytest.raises(ValueError):  # on one rank with a sentence, on the other without a word
         together(2, lambda ranks: execute(config, tmp_path / "run", ranks=ranks))
     assert not (tmp_path / "run").exists()

@@ -60,7 +60,7 @@ def test_options_reach_the_model():
     [
         ("resnet-9", "'resnet-9' is unknown: did you mean 'resnet9'.*There are resnet9, wrn-16-4"),
         ("wrn-16", "did you mean 'wrn-16-4'"),
-        ("vit", "'vit' is unknown: There are .*small-cnn, mlp .*'module:function'"),
+        ("vit", "'vit' is unknown: There are .*small-cnn, mlp, unet .*'module:function'"),
     ],
 )
 def test_unknown_name(name, match):

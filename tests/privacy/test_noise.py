@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from checks import check_gaussian, check_uncorrelated
-from dpbam.privacy.noise import GaussianNoise
+from checks import check_gaussian, check_normal, check_uncorrelated
+from dpbam.privacy.noise import BLOCK, GaussianNoise
 from dpbam.privacy.randomness import Randomness
 
 ZEROS = {"a": torch.zeros(100, 100), "b": torch.zeros(10_000), "c": torch.zeros(7)}
@@ -74,3 +74,94 @@ def test_no_noise_changes_nothing() -> None:
 def test_a_wrong_standard_deviation_is_refused(std: float) -> None:
     with pytest.raises(ValueError, match="std must be"):
         GaussianNoise(Randomness(0)).add(ZEROS, std, 0)
+
+
+def test_complex_sums_are_refused() -> None:
+    """Real noise would leave the imaginary part as it is."""
+    with pytest.raises(ValueError, match="complex parameters"):
+        GaussianNoise(Randomness(0)).add({"w": torch.zeros(2, dtype=torch.complex64)}, 1.0, 0)
+
+
+# --- blocks: each has a generator of its own
+
+
+def long_draw(start: int = 0, end: int = 4 * BLOCK + 100, seed: int | None = 0) -> np.ndarray:
+    zeros = {"w": torch.zeros(end - start, dtype=torch.float64)}
+    return GaussianNoise(Randomness(seed)).add(zeros, 2.0, 1, start=start)["w"].numpy()
+
+
+def check_blocks(seed: int | None = 0) -> None:
+    """Scale and tails of all, and no two blocks alike. False alarms 5 RARE; here seeded."""
+    noise = long_draw(seed=seed)
+    check_normal(noise, 2.0)
+    blocks = [noise[k : k + BLOCK] for k in range(0, 4 * BLOCK, BLOCK)]
+    for i, a in enumerate(blocks):
+        for b in blocks[:i]:
+            check_uncorrelated(a, b, 1e-10)
+    check_uncorrelated(noise[:-1], noise[1:], 1e-10)
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_blocks_are_independent_and_of_full_scale(seed: int | None) -> None:
+    check_blocks(seed)
+
+
+def one_counter(self: Randomness, name: str, step: int, block: int) -> np.random.Generator:
+    return GENERATOR(self, name, step, 0)
+
+
+def two_by_two(self: Randomness, name: str, step: int, block: int) -> np.random.Generator:
+    return GENERATOR(self, name, step, block // 2)
+
+
+def overlapping(self: Randomness, name: str, step: int, block: int) -> np.random.Generator:
+    """Counters a few draws apart, as a shift of too few bits gives."""
+    generator = GENERATOR(self, name, step, 0)
+    generator.bit_generator.advance(block)
+    return generator
+
+
+GENERATOR = Randomness.generator
+
+
+@pytest.mark.parametrize("mistake", [one_counter, two_by_two])
+def test_blocks_that_repeat_are_noticed(mistake: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Randomness, "generator", mistake)
+    with pytest.raises(AssertionError, match="correlated"):
+        check_blocks()
+
+
+def check_no_draw_twice() -> None:
+    """Of 262,244 doubles no two are equal, but for 2^-50 of the pairs."""
+    noise = long_draw()
+    assert len(np.unique(noise)) > len(noise) - 10
+
+
+def test_blocks_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_no_draw_twice()
+    monkeypatch.setattr(Randomness, "generator", overlapping)
+    with pytest.raises(AssertionError):
+        check_no_draw_twice()
+
+
+@pytest.mark.parametrize("start", [1, BLOCK - 1, BLOCK, 2 * BLOCK + 7, 4 * BLOCK + 99])
+def test_a_coordinate_has_its_noise_in_every_slice(start: int) -> None:
+    whole = long_draw()
+    assert np.array_equal(long_draw(start), whole[start:])
+    assert np.array_equal(long_draw(0, start), whole[:start])
+    assert not np.array_equal(long_draw(0, len(whole) - start), whole[start:])  # by coordinate
+
+
+def test_the_number_of_threads_does_not_change_the_noise() -> None:
+    alone, threads = long_draw(), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert np.array_equal(long_draw(), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_no_coordinates_are_no_noise() -> None:
+    noise = GaussianNoise(Randomness(0))
+    assert noise.add({}, 1.0, 0, start=5) == {}
+    assert noise.add({"w": torch.zeros(3, 0)}, 1.0, 0)["w"].shape == (3, 0)

@@ -48,15 +48,15 @@ def smallest(text: str) -> float:
 
 def screens(epsilon: float) -> dict[str, str]:
     """What each place that shows an epsilon shows of this one."""
-    evaluation = EvaluationReport(step=1, epoch=99999.0, epsilon=epsilon, accuracy=900.0, loss=1.0,
-                            records=99999)  # fmt: skip
+    evaluation = EvaluationReport(step=1, epoch=99999.0, epsilon=epsilon, loss=1.0,
+                                  scores={"accuracy": 900.0}, records=99999)  # fmt: skip
     lines: list[str] = []
     reporter = LiveReporter()
     reporter._say = lines.append  # type: ignore[method-assign]
     reporter.on_evaluation(evaluation)
     result: Any = SimpleNamespace(
-        epsilon=epsilon, delta=0.5, accuracy=900.0, evaluations=[evaluation], status="complete",
-        out="run",
+        epsilon=epsilon, delta=0.5, score=900.0, metric="accuracy", evaluations=[evaluation],
+        status="complete", out="run",
     )  # fmt: skip
     settings: Any = SimpleNamespace(private=True, epsilon=epsilon)
     contender = SimpleNamespace(arm="bam", epsilon=epsilon, seconds=1.0)

@@ -88,7 +88,7 @@ def test_a_finer_grid_only_lowers_what_is_stated(
 ) -> None:
     monkeypatch.setattr(accounting, "_GRIDS", ((1e-2, 0.0),))
     monkeypatch.setattr(tradeoff, "_POINTS", 100)
-    coarse = trade_off(THIRTY)
+    coarse = tradeoff._trade_off.__wrapped__(tuple(THIRTY))
     assert coarse is not None
     assert coarse.gaussian.mu >= thirty.gaussian.mu
     assert all(coarse.power(rate) >= thirty.power(rate) for rate in RATES)

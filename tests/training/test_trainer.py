@@ -91,7 +91,7 @@ def test_evaluations_come_when_due_and_at_the_end():
     last = trainer.evaluations[-1]
     images, labels = TEST.batch(np.arange(50))
     logits = trainer.model(to_float(images))
-    assert last.accuracy == float((logits.argmax(1) == labels).double().mean())
+    assert last.score == float((logits.argmax(1) == labels).double().mean())
     assert last.loss == pytest.approx(float(nn.functional.cross_entropy(logits, labels).detach()))
     assert last.records == 50
 

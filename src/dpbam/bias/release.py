@@ -32,7 +32,6 @@ from dpbam.errors import ArgumentError
 from dpbam.observers import StepFacts
 from dpbam.params import Params, doubled
 from dpbam.privacy.clipping import portions
-from dpbam.privacy.noise import NoiseMechanism
 
 
 @dataclass(frozen=True)
@@ -142,15 +141,13 @@ class PrivateStatistics:
                 for name, part in directions.weighted_sum(some).items():
                     self._residual[name] += part
 
-    def noised(self, noise: NoiseMechanism) -> Params:
-        """Return counts + N(0, sigma_1^2), and bias sum + N(0, sigma_2^2 B^2)."""
-        facts = self._now()
-        counts = {"statistics/counts": self._counts}
-        sums = noise.add(counts, self._std(0), facts.step, stream="statistics-counts")
+    def sums(self) -> dict[str, tuple[Params, float]]:
+        """Return the counts with sigma_1, and the bias sum with sigma_2 B."""
+        found = {"counts": ({"statistics/counts": self._counts}, self._std(0))}
         if self.bias_bound is not None:
             residual = {f"statistics/bias/{n}": s for n, s in self._residual.items()}
-            sums |= noise.add(residual, self._std(1), facts.step, stream="statistics-bias")
-        return sums
+            found["bias"] = (residual, self._std(1))
+        return found
 
     def publish(self, released: Params) -> None:
         facts = self._now()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from dpbam.bias.decomposition import cosine, decompose, dot, flat, norm, ratio
 from dpbam.bias.record import EDGES, QUANTILES, BiasRecord, Layer, Norms, Reading
 from dpbam.engines import PerSampleDirections
 from dpbam.observers import StepFacts
-from dpbam.params import Params
+from dpbam.params import Params, doubled, map_rows
 from dpbam.privacy.clipping import unclipped
 
 
@@ -90,6 +91,7 @@ class Tally:
 
     def record(self, clipped: Params, released: Params) -> BiasRecord:
         """Compare the clipped sum and the released gradient with what was accumulated."""
+        self._join()
         facts, plan = self.facts, self.facts.plan
         sigma, bound = plan.noise_multiplier_at(facts.step), facts.sensitivity or plan.clip_norm
         std = sigma * bound if sigma else 0.0  # sigma_t C_t
@@ -117,6 +119,20 @@ class Tally:
             non_private_flatness_slack=self._slack(g_hat),
             non_private_layers=self._layers(clipped),
         )
+
+    def _join(self) -> None:
+        """Add up the sums, and collect the norms, of all ranks; some may have had no unit."""
+        ranks = self.facts.ranks
+        if ranks.world == 1:
+            return
+        own: list[list[Any]]
+        own = [self._norms, self._plain_norms, self._lost, self._layer_norms]
+        every = ranks.collected(map_rows(Tensor.cpu, own))
+        for mine, theirs in zip(own, zip(*every, strict=True), strict=True):
+            mine[:] = [part for parts in theirs for part in parts]
+        sums = [self._own, *([self._plain, self._ascent] if self._plain_norms else [])]
+        for total in sums if self._norms else []:
+            total.update(ranks.total(doubled(total or self.facts.zeros())))
 
     def _readings(
         self, clipped: Params, released: Params, variance: float

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,8 +27,8 @@ _TIMEOUT = "DPBAM_RANK_TIMEOUT"
 class ProcessRanks(Ranks):
     """The ranks of the default process group.
 
-    A logical batch takes two messages, each one flat tensor in the dtype of the sums: a reduce to
-    the leader and a broadcast. Together they carry as many bytes as an all-reduce.
+    A logical batch takes two large messages, each one flat tensor in the dtype of the sums: a
+    reduce-scatter and an all-gather. Together they carry as many bytes as an all-reduce.
 
     Args:
         watch: reports which rank is missing when a message fails.
@@ -38,18 +38,27 @@ class ProcessRanks(Ranks):
         self.rank, self.world = watch.rank, watch.world
         self._watch = watch
 
-    def release(self, own: Params, privatise: Callable[[Params], Params]) -> Params:
-        message = flatten(own)
+    def scattered(self, own: Params) -> tuple[Params, int]:
+        length = self._length(own)
+        start, message = self.rank * length, flatten(own, like=own, length=self.world * length)
         with self._together():
-            dist.reduce(message, dst=0)  # sum_r (sum of rank r's clipped directions)
-        if self.leads:
-            message = flatten(privatise(unflatten(message, own)))
+            part = _reduce_scatter(message, start, length)  # sum_r (clipped sum of rank r)
+        return cut(part, own, start), start
+
+    def gathered(self, part: Params, like: Params) -> Params:
+        length = self._length(like)
+        own = flatten(part, like=like, length=length)
+        whole = own.new_empty(self.world * length)
         with self._together():
-            dist.broadcast(message, src=0)
-        return unflatten(message, own)
+            dist.all_gather(list(torch.split(whole, length)), own)
+        return unflatten(whole[: size(like)], like)
+
+    def _length(self, like: Params) -> int:
+        """Return how many coordinates each rank has, the padding of the last ones included."""
+        return max(1, -(-size(like) // self.world))
 
     def total(self, own: Params) -> Params:
-        message = flatten(own)
+        message = flatten(own, like=own, length=size(own))
         with self._together():
             dist.all_reduce(message)
         return unflatten(message, own)
@@ -59,6 +68,12 @@ class ProcessRanks(Ranks):
         with self._together():
             dist.all_reduce(message)
         found: list[float] = message.tolist()
+        return found
+
+    def collected(self, own: T) -> list[T]:
+        found: list[Any] = [None] * self.world
+        with self._together():
+            dist.all_gather_object(found, own)  # pickled: the processes trust one another
         return found
 
     def from_leader(self, make: Callable[[], T]) -> T:
@@ -79,10 +94,43 @@ class ProcessRanks(Ranks):
             raise RankLostError(sentence) from None
 
 
-def flatten(params: Params) -> Tensor:
-    """Concatenate copies of all tensors in the widest dtype."""
-    wide = reduce(torch.promote_types, {p.dtype for p in params.values()})
-    return torch.cat([p.detach().to(wide).flatten() for p in params.values()])
+def _reduce_scatter(message: Tensor, start: int, length: int) -> Tensor:
+    """Return ``length`` coordinates, from ``start`` on, of the sum of all ranks' messages."""
+    part = message.new_empty(length)
+    try:
+        dist.reduce_scatter(part, list(torch.split(message, length)))
+    except RuntimeError as error:
+        if "not support" not in str(error):  # by gloo of some versions; then on every rank alike
+            raise
+        dist.all_reduce(message)
+        part = message[start : start + length]
+    return part
+
+
+def size(params: Params) -> int:
+    """Return how many coordinates there are."""
+    return sum(p.numel() for p in params.values())
+
+
+def cut(part: Tensor, like: Params, start: int) -> Params:
+    """Name the coordinates of ``part``, which begins at ``start`` of the vector: flat pieces."""
+    pieces, at = Params(), 0
+    for name, p in like.items():
+        first, last = max(at, start), min(at + p.numel(), start + len(part))
+        if first < last:
+            pieces[name] = part[first - start : last - start]
+        at += p.numel()
+    return pieces
+
+
+def flatten(params: Params, *, like: Params, length: int) -> Tensor:
+    """Copy all entries into one vector in the widest dtype of ``like``, padded with zeros."""
+    wide = reduce(torch.promote_types, {p.dtype for p in like.values()})
+    flat = next(iter(like.values())).new_zeros(length, dtype=wide)
+    parts = torch.split(flat, [*(p.numel() for p in params.values()), length - size(params)])
+    for p, part in zip(params.values(), parts, strict=False):
+        part.copy_(p.detach().flatten())
+    return flat
 
 
 def unflatten(flat: Tensor, like: Params) -> Params:

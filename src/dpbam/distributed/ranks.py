@@ -40,8 +40,8 @@ class Ranks:
 
     Example:
         >>> alone = Ranks()
-        >>> alone.release({"w": 1.0}, lambda total: {"w": total["w"] + 0.5})
-        {'w': 1.5}
+        >>> alone.rank, alone.world, alone.collected("a")
+        (0, 1, ['a'])
     """
 
     rank = 0
@@ -49,7 +49,7 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, which draws the noise and writes the ledger and all files."""
+        """Whether this is rank 0, which writes the ledger and all files."""
         return self.rank == 0
 
     @property
@@ -57,12 +57,20 @@ class Ranks:
         """The units of privacy of this rank."""
         return UnitShare(self.rank, self.world)
 
-    def release(self, own: Params, privatise: Callable[[Params], Params]) -> Params:
-        """Sum ``own`` over all ranks and return ``privatise`` of it, called once, by the leader.
+    def scattered(self, own: Params) -> tuple[Params, int]:
+        """Sum ``own`` over all ranks; return this rank's part, and its first coordinate's number.
+
+        The coordinates of all entries, one after another, are a vector, of which every rank has a
+        part of the same length; a part of an entry is flat. Not private.
+        """
+        return own, 0
+
+    def gathered(self, part: Params, like: Params) -> Params:
+        """Return the whole of which each rank has a :meth:`scattered` part, shaped as ``like``.
 
         Every rank gets the same result, bit for bit.
         """
-        return privatise(own)
+        return part
 
     def total(self, own: Params) -> Params:
         """Return the sum of ``own`` over all ranks, on every rank. Not private."""
@@ -72,8 +80,12 @@ class Ranks:
         """Return the sum of each value over the ranks."""
         return list(values)
 
+    def collected(self, own: T) -> list[T]:
+        """Return ``own`` of every rank, in their order."""
+        return [own]
+
     def from_leader(self, make: Callable[[], T]) -> T:
-        """Return ``make()`` of the leader; the other ranks do not call it."""
+        """Return ``make()`` of the leader; the others do not call it, but wait until it is done."""
         return make()
 
 

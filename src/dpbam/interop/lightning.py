@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.interop import trainers
+from dpbam.loading import refuse_weighted
 from dpbam.methods import Method
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import rows
@@ -203,6 +204,7 @@ def _loader(given: Any, plan: PrivacyPlan, sampler: trainers.EpochSampler) -> Da
             f"make_private takes a DataLoader or a data set, got {type(given).__name__}: for a "
             "LightningDataModule, pass its train_dataloader()"
         )
+    refuse_weighted(given)
     return trainers.poisson_loader(
         given.dataset, given.collate_fn, plan, sampler, num_workers=given.num_workers,
         pin_memory=given.pin_memory, persistent_workers=given.persistent_workers,

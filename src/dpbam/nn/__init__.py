@@ -5,6 +5,7 @@ from dpbam.nn.models import MLP, ResNet9, SmallCNN
 from dpbam.nn.registry import build_model
 from dpbam.nn.repair import check_model, check_trainable, replace_batch_norm
 from dpbam.nn.standardise import StandardisedConv1d, StandardisedConv2d, StandardisedConv3d
+from dpbam.nn.unet import UNet
 from dpbam.nn.wide_resnet import WideResNet
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "StandardisedConv1d",
     "StandardisedConv2d",
     "StandardisedConv3d",
+    "UNet",
     "WideResNet",
     "build_model",
     "check_model",

@@ -7,6 +7,7 @@ model                 for                                        parameters
 :class:`.WideResNet`  ImageNet32 (the paper), images from 8x8    3 003 736 (16-4, 1000 classes)
 :class:`SmallCNN`     small images from 4x4                      25 978 (1 ch., 10 classes)
 :class:`MLP`          vectors, and images of any size            depends on its widths
+:class:`.UNet`        segmentation of images from 8x8            118 322 (1 ch., 2 classes)
 ====================  =========================================  ===========================
 
 None mixes samples. Every operation has a forward derivative and a double backward, and works under

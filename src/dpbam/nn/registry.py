@@ -19,11 +19,17 @@ from dpbam.nn.blocks import check_sides
 from dpbam.nn.encoders import load_encoder
 from dpbam.nn.models import MLP, ResNet9, SmallCNN
 from dpbam.nn.repair import has_batch_norm, replace_batch_norm
+from dpbam.nn.unet import UNet
 from dpbam.nn.wide_resnet import WideResNet
 
-_NAMES = ("resnet9", "wrn-16-4", "small-cnn", "mlp")
-_Class = type[ResNet9] | type[WideResNet] | type[SmallCNN] | type[MLP]
-_CLASSES: dict[str, _Class] = {"resnet9": ResNet9, "small-cnn": SmallCNN, "mlp": MLP}
+_NAMES = ("resnet9", "wrn-16-4", "small-cnn", "mlp", "unet")
+_Class = type[ResNet9] | type[WideResNet] | type[SmallCNN] | type[MLP] | type[UNet]
+_CLASSES: dict[str, _Class] = {
+    "resnet9": ResNet9,
+    "small-cnn": SmallCNN,
+    "mlp": MLP,
+    "unet": UNet,
+}
 _WRN = re.compile(r"wrn-(\d+)-(\d+)")
 
 
@@ -39,11 +45,11 @@ def build_model(
     """Build a model with new weights.
 
     Args:
-        name: "resnet9", "wrn-D-K" (depth D, factor K, such as wrn-16-4), "small-cnn" or "mlp";
-            "hf:NAME" or "hf:FOLDER", a public encoder of Hugging Face with a new head; or
-            "module:function", which is imported and called with those of in_channels, image_size
-            and num_classes that it accepts, and with all options. It must return an ``nn.Module``.
-            Batch norms in it are replaced, with a warning.
+        name: "resnet9", "wrn-D-K" (depth D, factor K, such as wrn-16-4), "small-cnn", "mlp" or
+            "unet" (scores per pixel, for segmentation); "hf:NAME" or "hf:FOLDER", a public encoder
+            of Hugging Face with a new head; or "module:function", which is imported and called with
+            those of in_channels, image_size and num_classes that it accepts, and with all options.
+            It must return an ``nn.Module``. Batch norms in it are replaced, with a warning.
         in_channels: of the images.
         image_size: the side, or (height, width), in pixels.
         num_classes: outputs.

@@ -26,6 +26,7 @@ from dpbam import _jsonl, _validate
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.privacy.accounting import ACCOUNTANTS, Charge, checked, total_epsilon
 
+BEFORE = "/before"  # ends the stream of a release before the first step
 _INVALID = (*_jsonl.INVALID, KeyError, TypeError, OverflowError)
 
 
@@ -51,6 +52,7 @@ class Ledger:
         self.path = path
         self._releases: dict[tuple[str, int], dict[str, Any]] = {}
         self._counts: Counter[tuple[float, float]] = Counter()
+        self._steps = 0
         if path is not None and path.exists():
             for entry in _read(path):
                 self._remember(entry)
@@ -129,11 +131,13 @@ class Ledger:
         return total_epsilon(self.charges(), delta, accountant=self.accountant)
 
     def __len__(self) -> int:
-        return sum(self._counts.values())
+        """Return the number of steps; releases before the first step are none."""
+        return self._steps
 
     def _remember(self, entry: dict[str, Any]) -> None:
         self._releases[(entry["stream"], entry["step"])] = entry
         self._counts[(entry["noise_multiplier"], entry["sampling_rate"])] += 1
+        self._steps += not entry["stream"].endswith(BEFORE)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

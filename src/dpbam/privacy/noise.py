@@ -3,20 +3,29 @@
 Guarantee: ``GaussianNoise.add(sums, std, step)`` returns sums + N(0, std^2 I), independent for each
 coordinate, across steps, and (unseeded) across processes. It has generators of its own, so nothing
 that the model draws can reproduce it.
+
+The sums are one vector. Each block of it has a generator, which is keyed by the block's number:
+blocks are drawn in parallel, and a process that has a part of the vector draws the noise of that
+part. Seeded, a coordinate's noise depends on (seed, stream, step, coordinate) and on nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpbam import _validate
+from dpbam.errors import ArgumentError
 from dpbam.params import Params, accumulation_dtype
 from dpbam.privacy.randomness import Randomness
+
+BLOCK = 2**16  # coordinates of one generator
 
 
 class NoiseMechanism(Protocol):
@@ -24,17 +33,26 @@ class NoiseMechanism(Protocol):
 
     Guarantee asked of an implementation: releasing ``add(sums, sigma s, step)``, where one unit
     moves the sums by at most s in Euclidean norm, is at most as informative as the Gaussian
-    mechanism with noise multiplier ``charged(sigma)``; draws of different steps and streams are
-    independent. The ledger is charged at ``charged(sigma)``, so its epsilon holds; the plan's
-    assumes ``charged(sigma) = sigma``.
+    mechanism with noise multiplier ``charged(sigma)``; draws of different steps, streams and
+    coordinates are independent. The ledger is charged at ``charged(sigma)``, so its epsilon holds;
+    the plan's assumes ``charged(sigma) = sigma``.
     """
 
     randomness: Randomness
 
     def add(
-        self, sums: Mapping[str, Tensor], std: float, step: int, *, stream: str = "noise"
+        self,
+        sums: Mapping[str, Tensor],
+        std: float,
+        step: int,
+        *,
+        stream: str = "noise",
+        start: int = 0,
     ) -> Params:
-        """Return the sums with noise of standard deviation ``std``."""
+        """Return the sums with noise of standard deviation ``std``.
+
+        Of several ranks each calls it for a part of the vector, from coordinate ``start`` on.
+        """
 
     def charged(self, noise_multiplier: float) -> float:
         """Return the noise multiplier of the Gaussian event that a release is charged as."""
@@ -51,26 +69,62 @@ class GaussianNoise:
         self.randomness = randomness
 
     def add(
-        self, sums: Mapping[str, Tensor], std: float, step: int, *, stream: str = "noise"
+        self,
+        sums: Mapping[str, Tensor],
+        std: float,
+        step: int,
+        *,
+        stream: str = "noise",
+        start: int = 0,
     ) -> Params:
         """Return sums + N(0, std^2 I); std = 0, of a non-private plan, adds nothing.
 
-        Sums that are released next to the gradient need a stream of their own: seeded, the same
-        stream and step draw the same noise.
+        Args:
+            sums: real tensors; their entries, one after another, are coordinates of the vector.
+            std: the standard deviation, for each coordinate.
+            step: the step's number.
+            stream: of sums that are released next to the gradient, a name of their own: seeded, the
+                same stream and step draw the same noise.
+            start: the number of the first coordinate, where ``sums`` is a part of the vector.
         """
         _validate.non_negative("std", std)
         if std == 0:
             return dict(sums)
-        generator = self.randomness.generator(stream, step)
-        return {name: s + std * _standard_normal(generator, s) for name, s in sums.items()}
+        if any(s.is_complex() for s in sums.values()):
+            raise ArgumentError("complex parameters cannot be trained privately: use real ones")
+        sizes = [s.numel() for s in sums.values()]
+        noise = torch.from_numpy(_normal(self.randomness, std, stream, step, start, sum(sizes)))
+        parts = zip(sums.items(), torch.split(noise, sizes), strict=True)
+        return {name: s + _placed(part, s) for (name, s), part in parts}
 
     def charged(self, noise_multiplier: float) -> float:
         return noise_multiplier
 
 
-def _standard_normal(generator: np.random.Generator, like: Tensor) -> Tensor:
-    """Draw a standard normal of the shape and device of ``like``, in float32 or better."""
-    wide = accumulation_dtype(like.dtype)
-    kind = np.float64 if wide == torch.float64 else np.float32
-    draws = generator.standard_normal(tuple(like.shape), dtype=kind)
-    return torch.as_tensor(draws).to(like.device)
+def _normal(
+    randomness: Randomness, std: float, stream: str, step: int, start: int, count: int
+) -> NDArray[np.float64]:
+    """Draw N(0, std^2) for the coordinates from ``start`` on: [count], in double precision."""
+    noise = np.empty(count)
+    edges = [0, *range(BLOCK - start % BLOCK, count, BLOCK), count]  # of blocks, in this part
+    generators = [randomness.generator(stream, step, (start + e) // BLOCK) for e in edges[:-1]]
+    skipped = [start % BLOCK, *[0] * len(generators)]  # a block is drawn from its beginning
+
+    def fill(k: int) -> None:
+        part = noise[edges[k] : edges[k + 1]]
+        generators[k].standard_normal(skipped[k])
+        generators[k].standard_normal(out=part)
+        part *= std
+
+    if len(generators) == 1 or torch.get_num_threads() == 1:
+        for k in range(len(generators)):
+            fill(k)
+    else:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy fills without the lock
+            list(pool.map(fill, range(len(generators))))
+    return noise
+
+
+def _placed(part: Tensor, like: Tensor) -> Tensor:
+    """Give draws the shape and device of ``like``, and its dtype or float32 if that is wider."""
+    return part.view(like.shape).to(accumulation_dtype(like.dtype)).to(like.device)

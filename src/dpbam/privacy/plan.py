@@ -58,6 +58,8 @@ class PrivacyPlan:
         noise_schedule: factors on sigma, one for each of equally long phases of the training. The
             accountant composes the phases.
         clip_schedule: factors on C likewise. The noise follows C, so that they cost nothing.
+        released_before: sigma of a Gaussian release from all units before the first step, such as
+            class counts; it is charged with q = 1, and part of every :meth:`epsilon`.
 
     Example:
         >>> plan = PrivacyPlan(n=50_000, batch_size=4096, steps=1000, noise_multiplier=1.731,
@@ -80,6 +82,7 @@ class PrivacyPlan:
     joint_noise_multipliers: tuple[float, ...] = ()
     noise_schedule: tuple[float, ...] = (1.0,)
     clip_schedule: tuple[float, ...] = (1.0,)
+    released_before: float | None = None
 
     def __post_init__(self) -> None:
         _validate.count("n", self.n)
@@ -95,6 +98,8 @@ class PrivacyPlan:
         for sigma in self.joint_noise_multipliers:
             _validate.positive("each of joint_noise_multipliers", sigma)
         self._check_schedules()
+        if self.released_before is not None:
+            _validate.positive("released_before", self.released_before)
 
     def _check_schedules(self) -> None:
         for name in ("noise_schedule", "clip_schedule"):
@@ -162,6 +167,7 @@ class PrivacyPlan:
         joint_noise_multipliers: tuple[float, ...] = (),
         noise_schedule: tuple[float, ...] = (1.0,),
         clip_schedule: tuple[float, ...] = (1.0,),
+        released_before: float | None = None,
     ) -> PrivacyPlan:
         """Return the plan with the least noise that stays within (epsilon, delta).
 
@@ -184,10 +190,12 @@ class PrivacyPlan:
             clip_norm=clip_norm, clipping=clipping, unit=unit, max_records=max_records,
             accountant=accountant, joint_noise_multipliers=joint_noise_multipliers,
             noise_schedule=noise_schedule, clip_schedule=clip_schedule,
+            released_before=released_before,
         )  # fmt: skip
-        phases = [(c.noise_multiplier, c.steps) for c in draft.charges(steps)]
+        phases = [(c.noise_multiplier, c.steps) for c in draft._step_charges(steps, 0)]
         joint = calibration.noise_multiplier(
-            epsilon, delta, draft.sampling_rate, steps, accountant=accountant, spent=spent,
+            epsilon, delta, draft.sampling_rate, steps, accountant=accountant,
+            spent=(*spent, *draft._before()),
             phases=phases if noise_schedule != (1.0,) else (),
         )  # fmt: skip
         sigma = calibration.remaining_noise_multiplier(joint, draft.joint_noise_multipliers)
@@ -262,7 +270,7 @@ class PrivacyPlan:
         return self.charged_noise_multiplier * factor
 
     def charges(self, steps: int, replays: int = 0) -> list[accounting.Charge]:
-        """Return what the first ``steps`` steps cost, statistics included.
+        """Return what the first ``steps`` steps cost, statistics and what came before included.
 
         ``replays`` are steps that were lost in a crash and repeated with new noise; which ones is
         not known here, so each counts as one of the step with the least noise.
@@ -273,6 +281,13 @@ class PrivacyPlan:
             >>> [(c.noise_multiplier, c.steps) for c in plan.charges(5)]
             [(2.0, 2), (3.0, 3)]
         """
+        return [*self._before(), *self._step_charges(steps, replays)]
+
+    def _before(self) -> list[accounting.Charge]:
+        sigma = self.released_before if self.private else None
+        return [] if sigma is None else [accounting.Charge(sigma, 1.0, 1)]
+
+    def _step_charges(self, steps: int, replays: int) -> list[accounting.Charge]:
         counts = Counter(self.charged_at(step) for step in range(min(steps, self.steps)))
         beyond = max(0, steps - self.steps) + replays
         if beyond:

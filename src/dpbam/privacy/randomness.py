@@ -6,7 +6,7 @@ numbers were drawn before, so that a run resumed at step t draws what it would h
 ====================  ============================================  ==========================
 stream                seeded                                        unseeded (the default)
 ====================  ============================================  ==========================
-``generator(name,t)`` a function of (seed, name, t)                 fresh OS entropy each call
+``generator(name,t)`` a function of (seed, name, t, block)          fresh OS entropy each call
 ``keys(name,t,ids)``  a function of (seed, name, t, id)             of (process entropy, ...)
 ====================  ============================================  ==========================
 
@@ -61,11 +61,15 @@ class Randomness:
         """Whether the draws can be reproduced; such a run is for research only."""
         return self.seed is not None
 
-    def generator(self, name: str, step: int) -> np.random.Generator:
-        """Return the stream ``name`` at ``step``; unseeded, with new entropy at each call."""
+    def generator(self, name: str, step: int, block: int = 0) -> np.random.Generator:
+        """Return the stream ``name`` at ``step``; unseeded, with new entropy at each call.
+
+        Blocks of one stream never overlap: Philox encrypts a counter of 256 bits, whose upper half
+        is ``block``.
+        """
         entropy = secrets.randbits(256) if self.seed is None else self._entropy
         sequence = np.random.SeedSequence(entropy, spawn_key=(zlib.crc32(name.encode()), step))
-        return np.random.Generator(np.random.Philox(sequence))
+        return np.random.Generator(np.random.Philox(sequence, counter=block << 128))
 
     def uniform(self, name: str, step: int, count: int) -> NDArray[np.float64]:
         """Draw ``count`` numbers uniform in [0, 1): multiples of 2^-53."""

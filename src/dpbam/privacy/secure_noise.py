@@ -77,9 +77,18 @@ class SecureGaussianNoise(GaussianNoise):
         self._bits = randomness
 
     def add(
-        self, sums: Mapping[str, Tensor], std: float, step: int, *, stream: str = "noise"
+        self,
+        sums: Mapping[str, Tensor],
+        std: float,
+        step: int,
+        *,
+        stream: str = "noise",
+        start: int = 0,
     ) -> Params:
-        """Round sums + N(0, std^2 I) to one grid, exactly; std = 0 adds nothing."""
+        """Round sums + N(0, std^2 I) to one grid, exactly; std = 0 adds nothing.
+
+        The grid depends on ``std`` alone, so parts of a vector are on the grid of the whole.
+        """
         _validate.non_negative("std", std)
         if std == 0:
             return dict(sums)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -77,6 +77,12 @@ class TradeOff:
         _validate.probability("false_positive_rate", false_positive_rate)
         return 1.0 - float(self(false_positive_rate))
 
+    def epsilon(self, delta: float) -> float:
+        """Return epsilon at ``delta``: delta is convex in e^eps, so its chords lie above it."""
+        _validate.probability("delta", delta)
+        found = np.interp(-delta, -self.deltas, np.exp(self.epsilons), right=np.inf)
+        return float(np.log(found))
+
     @property
     def advantage(self) -> float:
         """The largest true positive rate minus false positive rate: delta(0)."""
@@ -132,6 +138,11 @@ def trade_off(charges: Sequence[Charge]) -> TradeOff | None:
     None where there is no privacy loss distribution to take it from: without noise, and where it
     would take too long (above epsilon 500 or a million steps).
     """
+    return _trade_off(tuple(charges))
+
+
+@lru_cache(maxsize=16)
+def _trade_off(charges: tuple[Charge, ...]) -> TradeOff | None:
     found = composed_loss(charges)
     if found is None:
         return None

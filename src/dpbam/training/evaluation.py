@@ -1,4 +1,4 @@
-"""A model's outputs on a whole data set."""
+"""A model's outputs on a whole data set, and its metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dpbam.data import DataSet
 from dpbam.data.dataset import model_input
 from dpbam.params import device_of, evaluating
+from dpbam.training.tasks import Task
 
 
 @torch.no_grad()
@@ -25,3 +26,24 @@ def predict_logits(model: nn.Module, dataset: DataSet, *, rows: int = 512) -> tu
             logits.append(model(model_input(images.to(device))).float().cpu())
             labels.append(targets)
     return torch.cat(logits), torch.cat(labels)
+
+
+@torch.no_grad()
+def summarise(
+    model: nn.Module, dataset: DataSet, task: Task, *, rows: int = 256
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a task's metrics need of all records (see :class:`Task`), and the losses [N].
+
+    Outputs of a segmentation, of which a whole set might not fit into memory, are counted batch by
+    batch.
+    """
+    device = device_of(model)
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    with evaluating(model):
+        for start in range(0, len(dataset), rows):
+            images, targets = dataset.batch(np.arange(start, min(start + rows, len(dataset))))
+            output = model(model_input(images.to(device))).float()
+            losses = task(output, targets.to(device)).cpu()
+            parts.append((*task.summary(output.cpu(), targets), losses))
+    kept, targets, losses = (torch.cat(part) for part in zip(*parts, strict=True))
+    return kept, targets, losses

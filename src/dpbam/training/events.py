@@ -6,13 +6,30 @@ with ``non_private`` are for the operator alone: they come from the training dat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dpbam.privacy.plan import PrivacyPlan
+
+
+_LABELS = {
+    "auc": "AUC", "micro_auc": "micro AUC", "r2": "R2", "mae": "MAE", "spearman": "Spearman",
+    "dice": "Dice", "iou": "IoU",
+}  # fmt: skip
+
+
+def metric_label(name: str) -> str:
+    """Return a metric's name as people write it.
+
+    Example:
+        >>> metric_label("auc"), metric_label("average_precision")
+        ('AUC', 'average precision')
+    """
+    return _LABELS.get(name, name.replace("_", " "))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +92,44 @@ class EvaluationReport:
         step: steps done.
         epoch: expected passes done.
         epsilon: spent by now.
-        accuracy: share of test records classified correctly.
-        loss: mean cross-entropy over all ``records``.
+        scores: the task's metrics by name, the main one first, such as the accuracy.
+        loss: mean over all ``records``.
     """
 
     step: int
     epoch: float
     epsilon: float
-    accuracy: float
+    scores: Mapping[str, float]
     loss: float
     records: int
+
+    @property
+    def metric(self) -> str:
+        """The name of the task's main metric, of which more is better."""
+        return next(iter(self.scores))
+
+    @property
+    def score(self) -> float:
+        """The main metric's value."""
+        return self.scores[self.metric]
+
+    def to_dict(self) -> dict[str, float]:
+        """Return one flat row of plain values.
+
+        Example:
+            >>> EvaluationReport(step=1, epoch=0.1, epsilon=0.2, scores={"accuracy": 0.5},
+            ...                  loss=0.7, records=10).to_dict()
+            {'step': 1, 'epoch': 0.1, 'epsilon': 0.2, 'accuracy': 0.5, 'loss': 0.7, 'records': 10}
+        """
+        first = {"step": self.step, "epoch": self.epoch, "epsilon": self.epsilon}
+        return {**first, **self.scores, "loss": self.loss, "records": self.records}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> EvaluationReport:
+        """Return the report of a row that :meth:`to_dict` made."""
+        known = {f.name for f in fields(cls)}
+        scores = {name: value for name, value in row.items() if name not in known}
+        return cls(scores=scores, **{k: v for k, v in row.items() if k in known})
 
 
 class Reporter:
@@ -93,9 +138,9 @@ class Reporter:
     Example:
         >>> class Printing(Reporter):
         ...     def on_evaluation(self, report):
-        ...         print(f"step {report.step}: accuracy {report.accuracy:.1%}")
-        >>> Printing().on_evaluation(EvaluationReport(step=1, epoch=0.1, epsilon=0.2, accuracy=0.5,
-        ...                                     loss=0.7, records=10))
+        ...         print(f"step {report.step}: {report.metric} {report.score:.1%}")
+        >>> Printing().on_evaluation(EvaluationReport(step=1, epoch=0.1, epsilon=0.2,
+        ...                                     scores={"accuracy": 0.5}, loss=0.7, records=10))
         step 1: accuracy 50.0%
     """
 

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,9 +22,10 @@ from dpbam.data.dataset import model_input
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import device_of, evaluating, map_rows
 from dpbam.training.averaging import WeightAverage
-from dpbam.training.evaluation import predict_logits
+from dpbam.training.evaluation import summarise
 from dpbam.training.events import EvaluationReport, Reporter, StepReport
 from dpbam.training.progress import EpsilonCurve
+from dpbam.training.tasks import Task, make_task
 
 Ending = Literal["complete", "stopped", "budget ended"]
 
@@ -42,6 +42,7 @@ class Trainer:
         optimizer: of ``torch.optim``, over the trainable parameters.
         train: the training set.
         test: the data of :meth:`evaluate`.
+        task: its metrics; the oracle's loss is to be its loss. None: that of the training set.
         units: the owner of each training record, where the unit of privacy is not the record.
         schedule: from the step (from 0) to a factor on the learning rate; no private data.
         average: an average of the weights, which is evaluated in their place.
@@ -72,6 +73,7 @@ class Trainer:
         train: DataSet,
         test: DataSet,
         *,
+        task: Task | None = None,
         units: NDArray[Any] | None = None,
         schedule: Callable[[int], float] = lambda step: 1.0,
         average: WeightAverage | None = None,
@@ -82,6 +84,7 @@ class Trainer:
     ) -> None:
         self.oracle, self.optimizer = oracle, optimizer
         self.train, self.test, self.units = train, test, units
+        self.task = task or make_task(train.task, train.class_names)
         self.schedule, self.average = schedule, average
         self.eval_every, self.max_charges = eval_every, max_charges
         self.num_workers, self.reporter = num_workers, reporter or Reporter()
@@ -116,7 +119,7 @@ class Trainer:
         oracle, plan, ranks = self.oracle, self.oracle.plan, self.oracle.ranks
         self._began = (time.monotonic(), oracle.step)
         batches = oracle.batches(self.train, units=self.units, num_workers=self.num_workers)
-        for images, labels, units in batches:  # uint8 [N, C, H, W], int64 [N], int64 [N]
+        for images, labels, units in batches:  # uint8 [N, C, H, W], the task's, int64 [N]
             rows, spent, asked = ranks.sums(len(images), self._is_spent(), stop())
             if spent:
                 self._evaluate_once()
@@ -161,15 +164,15 @@ class Trainer:
     def evaluate(self) -> EvaluationReport:
         """Evaluate the model that would be released, on the test data."""
         with self.averaged():
-            logits, labels = predict_logits(self.model, self.test)
+            kept, targets, losses = summarise(self.model, self.test, self.task)
         plan, step = self.oracle.plan, self.oracle.step
         result = EvaluationReport(
             step=step,
             epoch=step * plan.sampling_rate,
             epsilon=self._epsilon(),
-            accuracy=float((logits.argmax(1) == labels).double().mean()),
-            loss=float(F.cross_entropy(logits.double(), labels)),
-            records=len(labels),
+            scores=self.task.scores(kept.double().numpy(), targets.numpy()),
+            loss=float(losses.double().mean()),
+            records=len(losses),
         )
         self.evaluations.append(result)
         self.reporter.on_evaluation(result)
@@ -230,7 +233,7 @@ class Trainer:
         device = device_of(self.model)
         some, targets = images[:_LOSS_ROWS].to(device), labels[:_LOSS_ROWS].to(device)
         with evaluating(self.model):
-            return float(F.cross_entropy(self.model(model_input(some)), targets))
+            return float(self.task(self.model(model_input(some)), targets).mean())
 
 
 def augmentation(

@@ -24,8 +24,8 @@ def test_the_claim_stands_and_half_the_noise_is_refuted(monkeypatch: pytest.Monk
     assert result.claimed == pytest.approx(4.0, abs=1e-3)
     real = GaussianNoise.add
 
-    def half(self: GaussianNoise, sums: object, std: float, step: int) -> object:
-        return real(self, sums, std / 2, step)
+    def half(self: GaussianNoise, sums: object, std: float, step: int, **more: object) -> object:
+        return real(self, sums, std / 2, step, **more)
 
     monkeypatch.setattr(GaussianNoise, "add", half)
     refuted = audit(ONE_STEP, trials=240)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load_file, save_file
 
 from dpbam.app.audit import accountant, check_run
 from dpbam.app.audit.check import signed_off
 from dpbam.app.cli import main
 from dpbam.app.runs import RunConfig, RunError, execute
+from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.identity import config_digest, sign
+from dpbam.errors import ArgumentError
 
 CONFIG = RunConfig(
     data="digits", model="mlp", method="dp-sgd", epsilon=3.0, epochs=1, batch_size=400,
@@ -121,6 +128,26 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: edit_json(run / "model.json", non_private_loss=1.0),
         "nothing non-private is in them",
     ),
+    "weaker attacks": (
+        lambda run: edit_json(run / "privacy-statement.json", trade_off={
+            **json.loads((run / "privacy-statement.json").read_text())["trade_off"],
+            "true_positive_rates": {"0.001": 0.0011, "0.01": 0.011, "0.1": 0.11}}),
+        "a second accountant finds no better attack",
+    ),
+    "no attacks": (
+        statement(trade_off={"not_given": "no reason"}), "the statement's attacks are the ledger's",
+    ),
+    "another model's file": (
+        other_weights, "model.safetensors is the file that the statement names"
+    ),
+    "another configuration": (
+        lambda run: (run / "config.toml").write_text(CONFIG.replace(delta=1e-6, lr=1).to_toml()),
+        "the configuration is the one that the statement names",
+    ),
+    "the printed page": (
+        lambda run: (run / "privacy-statement.html").write_text("<p>all is well"),
+        "the statement to print is the one for people",
+    ),
     "a link out": (link_out, "no link leads out of the folder, all files are plain"),
 }  # fmt: skip
 
@@ -142,10 +169,86 @@ def test_tampering_is_named(name: str, run: Path) -> None:
 
 def test_the_command_signs_off_or_fails(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["signed_off"] is True
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["signed_off"] is True
+    assert "agree with one another" in answer["means"]
+    assert "made up all of them" in answer["does_not_mean"]
+    assert main(["audit", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert "This means that the files of the run agree" in shown
+    assert "It does not mean that the program did what the ledger records" in shown
     edit_json(run / "privacy-statement.json", epsilon=1.0)
     assert main(["audit", str(run)]) == 1
     assert "not signed off" in capsys.readouterr().out
+
+
+def keys(folder: Path, name: str) -> tuple[Path, Path]:
+    """A private and a public key, in PEM."""
+    private = Ed25519PrivateKey.generate()
+    paths = folder / f"{name}.pem", folder / f"{name}-public.pem"
+    pem, raw = serialization.Encoding.PEM, serialization.NoEncryption()
+    paths[0].write_bytes(private.private_bytes(pem, serialization.PrivateFormat.PKCS8, raw))
+    paths[1].write_bytes(
+        private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    return paths
+
+
+def wrong_after(run: Path, operator: Path | None) -> list[str]:
+    return [f.check for f in check_run(run, operator) if not f.right]
+
+
+def test_a_signature_vouches_for_the_statement_as_it_is(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, public = keys(tmp_path, "operator")
+    other = keys(tmp_path, "other")[1]
+    assert wrong_after(run, public) == ["the statement is signed, if a key was given"]
+    assert main(["sign", str(run), "--key", str(key)]) == 0
+    assert "public key" in capsys.readouterr().out
+    assert wrong_after(run, public) == wrong_after(run, None) == []
+    assert wrong_after(run, other) == ["the signature is the operator's"]
+    before = (run / "privacy-statement.json").read_text()
+    (run / "privacy-statement.json").write_text(before + " ")
+    assert wrong_after(run, public) == ["the signature is the statement's"]
+    (run / "privacy-statement.json").write_text(before)
+    edit_json(run / "privacy-statement.sig", signature="AAAA")
+    assert wrong_after(run, public) == ["the signature is the statement's"]
+
+
+def test_openssl_accepts_the_signature(run: Path, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, public = keys(tmp_path, "operator")
+    assert main(["sign", str(run), "--key", str(key)]) == 0
+    values = json.loads((run / "privacy-statement.sig").read_text())
+    (tmp_path / "raw").write_bytes(base64.b64decode(values["signature"]))
+    command = ["openssl", "pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", str(public)]
+    command += ["-in", str(run / "privacy-statement.json"), "-sigfile", str(tmp_path / "raw")]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_what_is_no_key_is_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.pem").write_text("nonsense")
+    for path in (tmp_path / "bad.pem", tmp_path / "missing.pem"):
+        with pytest.raises(ArgumentError, match="cannot be read"):
+            sign(RunFolder(run), path)
+        with pytest.raises(ArgumentError, match="cannot be read"):
+            check_run(run, path)
+    with pytest.raises(RunError, match="finish the run first"):
+        sign(RunFolder(tmp_path), keys(tmp_path, "a")[0])
+
+
+def test_the_digest_of_the_settings_does_not_depend_on_seeds_and_paths() -> None:
+    same = CONFIG.replace(seed=3, noise_seed=4, data_root=Path("elsewhere"))
+    assert config_digest(same) == config_digest(CONFIG)
+    assert config_digest(CONFIG.replace(lr=0.1)) != config_digest(CONFIG)
+
+
+def test_a_statement_of_an_older_format_is_refused(run: Path) -> None:
+    edit_json(run / "privacy-statement.json", format=2)
+    with pytest.raises(RunError, match="older format: let dpbam train --resume"):
+        check_run(run)
 
 
 def test_the_command_attacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

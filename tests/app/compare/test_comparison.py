@@ -110,7 +110,7 @@ def test_resuming_keeps_finished_runs_and_repeats_lost_ones(done, tmp_path):
     kept = (again / "bam-0.05" / "seed-0" / "ledger.jsonl").stat().st_mtime_ns
     runs = plan_runs(SETTINGS, BOTH, [0, 1], again, include_non_private=True)
     after = compare(runs, again, jobs=1)
-    assert [r.accuracy for r in after.runs] == [r.accuracy for r in before.runs]
+    assert [r.score for r in after.runs] == [r.score for r in before.runs]
     assert (again / "bam-0.05" / "seed-0" / "ledger.jsonl").stat().st_mtime_ns == kept
 
 

@@ -320,9 +320,9 @@ def _die_at_step(monkeypatch, step):
 
     real = GaussianNoise.add
 
-    def add(self, sums, std, at):
+    def add(self, sums, std, at, **more):
         if at == step:
             raise RuntimeError("dead")
-        return real(self, sums, std, at)
+        return real(self, sums, std, at, **more)
 
     monkeypatch.setattr(GaussianNoise, "add", add)

@@ -38,7 +38,7 @@ def test_a_run_folder_holds_what_it_says(tiny, tmp_path):
         ".lock", "checkpoints/" + _last(result.out, 2), "checkpoints/" + _last(result.out, 1),
         "config.toml", "ledger.jsonl", "metrics.jsonl", "model.json", "model.safetensors",
         "non-private/evaluations.jsonl", "non-private/run.json", "non-private/training.jsonl",
-        "privacy-statement.json", "privacy-statement.md",
+        "privacy-statement.html", "privacy-statement.json", "privacy-statement.md",
     ]  # fmt: skip
     assert RunConfig.from_file(result.out / "config.toml") == tiny
     names = [name for name, _ in heard.said]
@@ -57,7 +57,7 @@ def test_the_model_that_is_handed_out_is_the_one_that_was_evaluated(tiny, tmp_pa
         result = execute(tiny.replace(**average), tmp_path / name)
         loaded = load_run_model(result.out)
         logits, labels = predict_logits(loaded.module, load("digits", split="test"))
-        assert float((logits.argmax(1) == labels).double().mean()) == result.accuracy
+        assert float((logits.argmax(1) == labels).double().mean()) == result.score
         assert loaded.class_names == tuple("0123456789")
         assert loaded.image_shape == (1, 8, 8)
 
@@ -115,7 +115,7 @@ def test_resuming_a_finished_run_costs_nothing_and_changes_nothing(tiny, tmp_pat
     first = execute(tiny.replace(seed=None), out)
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     again = execute(stored_config(out), out, resume=True)
-    assert (again.charged, again.epsilon, again.accuracy) == (8, first.epsilon, first.accuracy)
+    assert (again.charged, again.epsilon, again.score) == (8, first.epsilon, first.score)
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 
@@ -127,7 +127,7 @@ def test_every_method_trains(tiny, tmp_path, method):
     )
     assert (result.epsilon < 1) if private else (result.epsilon == float("inf"))
     assert ("not private" in (result.out / "privacy-statement.md").read_text()) != private
-    assert result.accuracy > 0
+    assert result.score > 0
 
 
 def test_a_unit_of_privacy_with_several_records(tiny, tmp_path):
@@ -166,7 +166,8 @@ def test_the_dry_runs_memory_is_that_of_a_step(tiny, method):
         method=method, model="small-cnn", model_options={}, physical_batch_size=128
     )
     prepared = prepare(config)
-    step, fit = peak(prepared.oracle(), prepared.train, 128), prepared.estimated_fit()
+    step = peak(prepared.oracle(), prepared.train, prepared.task, 128)
+    fit = prepared.estimated_fit()
     assert fit.rows == 128
     assert fit.bytes == pytest.approx(step, rel=0.3)
 

@@ -69,7 +69,7 @@ def test_own_parts_train_and_the_statement_says_whose_they_are(tmp_path: Path) -
         resumed_config(tmp_path / "run", {})
     named = {k: v for k, v in PARTS.items() if k != "filter_options"}
     again = execute(resumed_config(tmp_path / "run", named), tmp_path / "run", resume=True)
-    assert again.accuracy == result.accuracy
+    assert again.score == result.score
 
 
 def test_built_in_parts_take_their_options() -> None:

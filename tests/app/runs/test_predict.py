@@ -10,6 +10,7 @@ from PIL import Image
 from dpbam.app.runs import RunModel
 from dpbam.app.runs.predict import evaluate_dataset, predict_dataset, predict_files
 from dpbam.data import DataError, from_arrays
+from dpbam.training.tasks import SingleLabel
 
 
 class Brightness(torch.nn.Module):
@@ -26,7 +27,8 @@ class Brightness(torch.nn.Module):
 
 @pytest.fixture
 def model():
-    return RunModel(Brightness().eval(), ("dark", "light"), (1, 8, 8), {})
+    names = ("dark", "light")
+    return RunModel(Brightness().eval(), names, (1, 8, 8), {}, SingleLabel(names))
 
 
 def grey(level, n=1, shape=(8, 8)):
@@ -44,8 +46,8 @@ def test_image_files_in_the_order_given(model, tmp_path):
     assert (light.file, light.label) == (str(files[0]), "light")
     assert (dark.file, dark.label) == (str(files[1]), "dark")
     x = 250 / 127.5 - 1
-    assert light.probabilities["light"] == pytest.approx(1 / (1 + np.exp(-10 * x)), abs=1e-6)
-    assert sum(light.probabilities.values()) == pytest.approx(1)
+    assert light.values["light"] == pytest.approx(1 / (1 + np.exp(-10 * x)), abs=1e-6)
+    assert sum(light.values.values()) == pytest.approx(1)
 
 
 def test_other_sizes_and_colours_are_converted(model, tmp_path):

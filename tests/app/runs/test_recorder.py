@@ -59,10 +59,10 @@ def test_evaluations_are_counted_across_restarts(tiny, tmp_path, monkeypatch, se
     config, out = tiny.replace(seed=seed, checkpoint_every=1e9), tmp_path / "run"
     real = GaussianNoise.add
 
-    def add(self, sums, std, at):
+    def add(self, sums, std, at, **more):
         if at == 5:
             raise RuntimeError("dead")
-        return real(self, sums, std, at)
+        return real(self, sums, std, at, **more)
 
     monkeypatch.setattr(GaussianNoise, "add", add)
     with pytest.raises(RuntimeError, match="dead"):

@@ -14,10 +14,10 @@ def begin(config, out):
     """Start a run that dies at its fifth step."""
     real = GaussianNoise.add
 
-    def add(self, sums, std, at):
+    def add(self, sums, std, at, **more):
         if at == 4:
             raise RuntimeError("dead")
-        return real(self, sums, std, at)
+        return real(self, sums, std, at, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GaussianNoise, "add", add)

@@ -1,16 +1,35 @@
+import html
 import json
+import math
+import re
+import sys
+import types
+from pathlib import Path
+from unittest.mock import ANY
 
+import jsonschema
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from dpbam.app.runs import build, prepare
-from dpbam.app.runs.statement import statement, to_markdown
+from dpbam.app.runs import ConfigError, build, prepare
+from dpbam.app.runs.files import FORMAT, plain
+from dpbam.app.runs.statement import attacks, statement
+from dpbam.app.runs.statement_text import to_html, to_markdown
 from dpbam.data import load_pair
+from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.rounding import up
+
+IDENTITY = {
+    "date": "2026-11-17",
+    "files": {"model.safetensors": "0" * 64, "model.json": "1" * 64},
+    "configuration_sha256": "2" * 64,
+    "versions": {"dpbam": "0.1.0"},
+}
 
 
 def made(config, charges=8, **facts):
@@ -19,7 +38,8 @@ def made(config, charges=8, **facts):
     for step in range(charges):
         ledger.charge("s", step, noise_multiplier=prepared.plan.noise_multiplier,
                       sampling_rate=prepared.plan.sampling_rate)  # fmt: skip
-    return statement(prepared, ledger, **{"run": "r", "steps": 8, "evaluations": 3, **facts})
+    facts = {"run": "r", "steps": 8, "evaluations": 3, "identity": IDENTITY, **facts}
+    return statement(prepared, ledger, **facts)
 
 
 def test_it_names_all_that_a_privacy_officer_has_to_know(tiny):
@@ -97,10 +117,13 @@ def test_a_reference_promises_nothing(tiny):
     assert "differentially private" not in to_markdown(values)
 
 
-def test_public_weights_and_the_budget_are_named(tiny, tmp_path):
-    prepared = made(tiny, budget={"file": "b.json", "epsilon": 8, "delta": 1e-5, "taken": 1.2341})
-    prepared["initial_weights"] = "from public.safetensors"
-    assert "b.json: 1.235 of epsilon 8 taken" in to_markdown(prepared)
+def test_other_releases_are_named_or_said_to_be_unknown(tiny):
+    others = [{"run": "aa", "finished": True}, {"run": "bb", "finished": False}]
+    budget = {"file": "b.json", "epsilon": 8, "delta": 1e-5, "taken": 1.2341, "other_runs": others}
+    text = to_markdown(made(tiny, budget=budget))
+    assert "b.json, allows epsilon 8 at delta 1e-05" in text
+    assert "1.235 was taken by this run and 2 others: aa, bb (reserved)" in text
+    assert "No budget was kept" in to_markdown(made(tiny))
 
 
 @given(st.floats(1e-6, 1e6))
@@ -111,3 +134,107 @@ def test_a_stated_epsilon_is_never_below_the_true_one(x):
 @pytest.mark.parametrize(("x", "shown"), [(8.0, "8"), (7.99961, "8"), (0.0, "0")])
 def test_round_values_stay_round(x, shown):
     assert up(x) == shown
+
+
+SCHEMA = Path(__file__).parents[3] / "docs" / "assets" / "privacy-statement.schema.json"
+KINDS = {
+    "a private run": {},
+    "no seed, secure noise": {"seed": None, "noise": "secure"},
+    "a reference": {"method": "sgd", "noise_multiplier": None},
+    "with statistics": {"release_norms": 20.0, "release_bias": 1.0},
+    "with the trade-off": {"accountant": "pld"},
+    "with names": {"operator": "A", "curator": "B", "purpose": "C", "unit_reason": "D"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_statement_keeps_to_the_published_schema(tiny, kind):
+    schema, values = json.loads(SCHEMA.read_text()), plain(made(tiny.replace(**KINDS[kind])))
+    checker = jsonschema.Draft202012Validator(schema)
+    assert [error.message for error in checker.iter_errors(values)] == []
+    assert set(values) <= set(schema["properties"])
+    for field in schema["required"]:
+        assert not checker.is_valid({k: v for k, v in values.items() if k != field}), field
+    assert not checker.is_valid({**values, "surprise": 1})
+
+
+def test_the_schema_is_of_todays_format():
+    schema = json.loads(SCHEMA.read_text())
+    assert schema["properties"]["format"] == {"const": FORMAT, "description": ANY}
+
+
+def test_the_example_is_computed_from_the_run(tiny):
+    """Rates, and what is right by a coin's toss, from the trade-off; else from epsilon, delta."""
+    values = made(tiny.replace(accountant="pld", seed=None))
+    text, found = to_markdown(values), values["trade_off"]
+    assert f"at most {up(50 + 50 * found['advantage'], 3)}% of the time" in text
+    assert f"at most {up(1000 * found['true_positive_rates']['0.001'], 3)} in 1,000" in text
+    assert f"is at most {up(100 * found['true_positive_rates']['0.01'], 3)}%" in text
+    rough = made(tiny.replace(seed=None))
+    assert "Not given: the accountant was RDP" in to_markdown(rough)
+    odds = math.exp(rough["epsilon"])
+    assert f"at most {up(100 * (odds + 1e-4) / (odds + 1), 3)}% of the time" in to_markdown(rough)
+    assert rough["epsilon"] > values["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("charges", "accountant", "why"),
+    [
+        ([Charge(0.0, 1.0, 5)], "pld", "without noise"),
+        ([Charge(1.0, 0.1, 5)], "rdp", "RDP"),
+        ([], "pld", "no step was taken"),
+        ([Charge(1.0, 0.1, 2 * 10**6)], "pld", "more than a million steps"),
+    ],
+)
+def test_what_cannot_be_given_is_said(charges, accountant, why):
+    assert why in attacks(charges, accountant)["not_given"]
+
+
+def test_the_page_to_print_has_every_word_and_nothing_active(tiny):
+    odd = "<script>alert(1)</script> a | b & `c`"
+    text = to_markdown(made(tiny.replace(operator=odd)))
+    page = to_html(text)
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    seen = html.unescape(re.sub(r"<[^>]+>", " ", page.partition("<body>")[2]))
+    written = re.sub(r"[|*`#\\-]", " ", text)
+    assert re.sub(r"[\W_]+", "", seen) == re.sub(r"[\W_]+", "", written)
+    assert page.count("<h2>") == text.count("\n## ")
+
+
+def patients(test_patients):
+    """Eight-pixel images of six patients in training, and these in the test set."""
+
+    def split(name):
+        owners = np.repeat(np.arange(6) if name == "train" else np.array(test_patients), 4)
+        images = np.zeros((len(owners), 8, 8), np.uint8)
+        return images, np.arange(len(owners)) % 2, {"patient": owners} if test_patients else {}
+
+    return split
+
+
+@pytest.mark.parametrize(
+    ("test_patients", "says"),
+    [
+        ([7, 8], "No: a run whose two sets share a patient is refused"),
+        ([5, 8], None),
+    ],
+)
+def test_no_unit_is_in_both_sets(tiny, tmp_path, monkeypatch, test_patients, says):
+    """A share of patients would be a fact about the data, so a run that has any is refused."""
+    module = types.ModuleType("patients_of_two_sets")
+    module.split = patients(test_patients)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    config = tiny.replace(
+        data="patients_of_two_sets:split", unit="patient", max_records=2, batch_size=2
+    )
+    if says is None:
+        with pytest.raises(ConfigError, match="1 values of 'patient' are in both"):
+            made(config)
+        allowed = made(config.replace(allow_shared_units=True))["evaluated_on"]["trained_on"]
+        assert allowed == "Not excluded: the operator allowed a patient to be in both sets"
+        return
+    values = made(config)
+    assert values["evaluated_on"]["trained_on"] == says
+    assert "of a patient with more than 2 records, 2 are drawn anew" in to_markdown(values)
+    assert "Each patient of the 6 in the training data, with all records" in to_markdown(values)

@@ -241,9 +241,9 @@ def test_epsilon_covers_the_search_and_no_more_is_asked_for(
 ) -> None:
     result, out = paid
     assert result.trial is not None
-    spent = Ledger(1e-4, path=result.trial.ledger).charges()[0]
+    spent = Ledger(1e-6, path=result.trial.ledger).charges()[0]
     whole = search_epsilon(
-        Charge(spent.noise_multiplier, 256 / 1438, spent.steps), 1e-4, result.search.repetitions,
+        Charge(spent.noise_multiplier, 256 / 1438, spent.steps), 1e-6, result.search.repetitions,
         stages=2, score_noise=8.0,
     )  # fmt: skip
     statement = json.loads(RunFolder(out / BEST).statement_json.read_text())
@@ -252,6 +252,7 @@ def test_epsilon_covers_the_search_and_no_more_is_asked_for(
     assert 1.99 < whole <= 2.0
     assert statement["tuned_on"].startswith("accounted: this is the best of a random number")
     assert "RDP" in statement["accountant"]
+    assert "by Renyi divergences" in statement["trade_off"]["not_given"]
 
 
 def test_the_best_alone_may_be_released(paid: tuple[SearchResult, Path]) -> None:

@@ -9,5 +9,15 @@ from __future__ import annotations
 
 from dpbam.app.audit.attack import AuditResult, Target, audit, expected_bounds
 from dpbam.app.audit.check import Finding, check_run
+from dpbam.app.audit.membership import MembershipResult, attack_run
 
-__all__ = ["AuditResult", "Finding", "Target", "audit", "check_run", "expected_bounds"]
+__all__ = [
+    "AuditResult",
+    "Finding",
+    "MembershipResult",
+    "Target",
+    "attack_run",
+    "audit",
+    "check_run",
+    "expected_bounds",
+]

@@ -12,22 +12,41 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpbam.app.audit.accountant import bracket
+import numpy as np
+
+from dpbam.app.audit.accountant import bracket, profile
 from dpbam.app.runs.config import RunConfig, read_file
 from dpbam.app.runs.facts import difference
-from dpbam.app.runs.files import current_config, read_json
+from dpbam.app.runs.files import FORMAT, check_format, current_config, read_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.identity import config_digest, file_digest, public_key, verified
 from dpbam.app.runs.run import RunError
-from dpbam.app.runs.statement import to_markdown
+from dpbam.app.runs.statement import RATES, attacks, released_files
+from dpbam.app.runs.statement_text import to_html, to_markdown
 from dpbam.errors import ArgumentError
 from dpbam.privacy.accounting import Charge, total_epsilon
+from dpbam.privacy.ledger import BEFORE
 from dpbam.privacy.rounding import down, up
+from dpbam.privacy.tradeoff import TradeOff
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _MOST_LEDGER = 2**30  # bytes
 _MOST_KINDS = 20  # of steps: a run has one, and a few more if its settings were changed
+MEANS = (
+    "the files of the run agree with one another: the model is the one that the statement names; "
+    "every step that reached it is on the ledger; a second accountant, written apart, finds the "
+    "stated epsilon and attacks within its bounds for these steps; nothing but trained parameters "
+    "was changed by training; and only files that may be published are listed as such"
+)
+DOES_NOT_MEAN = (
+    "that the program did what the ledger records (for that there are dpbam audit without a run, "
+    "and make prove); that the records of one owner were really named as one; that the operator "
+    "published nothing else from this data, or tuned on none of it; that the files are genuine "
+    "(an operator who made up all of them consistently would pass: a signature says who vouches); "
+    "or that the epsilon is small enough for the purpose"
+)
 
 
 class Finding(NamedTuple):
@@ -47,6 +66,7 @@ class Evidence(NamedTuple):
     entries: list[dict[str, Any]]
     torn: bool
     statement: dict[str, Any]
+    operator_key: str | None = None  # the public key that is expected
 
     @property
     def charges(self) -> list[Charge]:
@@ -55,9 +75,18 @@ class Evidence(NamedTuple):
                          for e in self.entries)  # fmt: skip
         return [Charge(sigma, q, k) for (sigma, q), k in sorted(counts.items())]
 
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The entries that are steps, not releases before the first."""
+        return [e for e in self.entries if not str(e["stream"]).endswith(BEFORE)]
 
-def check_run(run: str | Path) -> list[Finding]:
+
+def check_run(run: str | Path, operator: Path | None = None) -> list[Finding]:
     """Every finding about the run folder ``run``.
+
+    Args:
+        run: the folder.
+        operator: the operator's public key (PEM); the statement must then be signed with it.
 
     Raises:
         RunError: if there is no finished run, or a file cannot be read.
@@ -74,8 +103,8 @@ def check_run(run: str | Path) -> list[Finding]:
     config = RunConfig.from_mapping(current_config(read_file(folder.config)))
     entries, torn = _read_ledger(folder.ledger)
     evidence = Evidence(
-        folder, facts, config, entries, torn,
-        read_json(folder.statement_json),
+        folder, facts, config, entries, torn, _read_statement(folder),
+        None if operator is None else public_key(operator),
     )  # fmt: skip
     if len(evidence.charges) > _MOST_KINDS:  # each takes an accountant seconds
         seen = f"{len(evidence.charges)} on the ledger"
@@ -115,12 +144,55 @@ def _epsilon(e: Evidence) -> Iterator[Finding]:
         yield Finding("epsilon is within its target", stated <= e.config.epsilon, seen)
 
 
+def _trade_off(e: Evidence) -> Iterator[Finding]:
+    stated, first = e.statement["trade_off"], attacks(e.charges, e.config.accountant)
+    seen = f"mu {stated.get('gaussian_mu', 'not given')}"
+    yield Finding("the statement's attacks are the ledger's", stated == first, seen)
+    if "not_given" in stated or not e.charges:
+        return
+    epsilons = np.linspace(0.0, 1.5 * _number(e.statement["epsilon"]) + 1, 2000)
+    low, _ = profile(e.charges, epsilons, float(e.statement["delta"]))
+    second = TradeOff(epsilons[low > 1e-9], low[low > 1e-9])
+    pairs = [(rate, stated["true_positive_rates"][f"{rate:g}"], second.power(rate))
+             for rate in RATES]  # fmt: skip
+    yield Finding(
+        "a second accountant finds no better attack",
+        all(claim >= other - 1e-5 for _, claim, other in pairs),
+        "; ".join(f"at {rate:g}: stated {claim:.4g}, second {other:.4g}"
+                  for rate, claim, other in pairs),
+    )  # fmt: skip
+
+
+def _identity(e: Evidence) -> Iterator[Finding]:
+    """The files are those that the statement names, and the operator's key signed it."""
+    for name, digest in e.statement["identity"]["files"].items():
+        path = e.folder.path / Path(name).name
+        same = path.is_file() and file_digest(path) == digest
+        yield Finding(f"{path.name} is the file that the statement names", same, digest)
+    digest = e.statement["identity"]["configuration_sha256"]
+    yield Finding("the configuration is the one that the statement names",
+                  digest == config_digest(e.config), digest)  # fmt: skip
+    if not e.folder.signature.exists():
+        what = "the statement is signed, if a key was given"
+        yield Finding(what, e.operator_key is None, "no signature: the operator is not verified")
+        return
+    try:
+        key = verified(e.folder)
+    except RunError as error:
+        yield Finding("the signature is the statement's", False, str(error))
+        return
+    note = "" if e.operator_key else "; compare the key with the one that the operator published"
+    yield Finding("the signature is the statement's", True, f"by the owner of key {key}{note}")
+    if e.operator_key is not None:
+        yield Finding("the signature is the operator's", key == e.operator_key, e.operator_key)
+
+
 def _ledger(e: Evidence) -> Iterator[Finding]:
     yield Finding("the ledger ends in a whole line", not e.torn, e.folder.ledger.name)
     keys = Counter((x["stream"], x["step"]) for x in e.entries)
     twice = [key for key, count in keys.items() if count > 1]
     yield Finding("no noise is used twice", not twice, f"{len(twice)} steps of a stream repeat")
-    steps = {int(x["step"]) for x in e.entries}
+    steps = {int(x["step"]) for x in e.steps}
     taken = int(e.statement["steps"])
     missing = taken - sum(0 <= step < taken for step in steps)  # no list of them: it may be long
     yield Finding("every step is on the ledger", not missing, f"{missing} are missing")
@@ -134,7 +206,12 @@ def _ledger(e: Evidence) -> Iterator[Finding]:
 def _mechanism(e: Evidence) -> Iterator[Finding]:
     s, f, private = e.statement, e.facts, e.config.private
     rate = e.config.batch_size / int(f["n"])
-    sigmas = {c.noise_multiplier for c in e.charges}
+    sigmas = {float(x["noise_multiplier"]) for x in e.steps}
+    before = [(float(x["noise_multiplier"]), float(x["sampling_rate"]))
+              for x in e.entries if str(x["stream"]).endswith(BEFORE)]  # fmt: skip
+    paid = [] if e.config.release_counts is None else [(e.config.release_counts, 1.0)]
+    yield Finding("class counts are charged once, at q = 1, where they are released",
+                  before == paid, f"{before}; {paid}")  # fmt: skip
     expected = _charged(float(f["noise_multiplier"]), e.config.joint_noise_multipliers)
     planned = [expected * factor for factor in e.config.noise_schedule]
     yield Finding(
@@ -144,15 +221,15 @@ def _mechanism(e: Evidence) -> Iterator[Finding]:
     )
     yield _same("the statement's charged sigma is the ledger's",
                 _number(s["charged_noise_multiplier"]), expected)  # fmt: skip
-    rates = {c.sampling_rate for c in e.charges}
+    rates = {float(x["sampling_rate"]) for x in e.steps}
     yield Finding("the ledger's q is batch size / n", rates <= {rate}, f"{sorted(rates)}; {rate}")
     yield _same("the statement's sigma is the run's", _number(s["noise_multiplier"]),
                 float(f["noise_multiplier"]))  # fmt: skip
     yield _same("the statement's q is batch size / n", float(s["sampling_rate"]), rate)
     yield _same("the statement's n is the run's", float(s["units"]), float(f["n"]))
     yield _same("the statement's delta is the run's", float(s["delta"]), float(f["delta"]))
-    yield Finding("all charged steps are stated", int(s["charged_steps"]) == len(e.entries),
-                  f"{s['charged_steps']} stated, {len(e.entries)} on the ledger")  # fmt: skip
+    yield Finding("all charged steps are stated", int(s["charged_steps"]) == len(e.steps),
+                  f"{s['charged_steps']} stated, {len(e.steps)} on the ledger")  # fmt: skip
     if private:
         yield _same("the statement's C is the configured one", _number(s["clip_norm"]),
                     e.config.clip_norm)  # fmt: skip
@@ -170,6 +247,10 @@ def _configuration(e: Evidence) -> Iterator[Finding]:
     restored = {k: _infinite(v) for k, v in e.statement.items()}
     yield Finding("the statement for people is the one for machines",
                   text == to_markdown(restored), e.folder.statement.name)  # fmt: skip
+    page = e.folder.statement_html
+    printed = page.read_text(encoding="utf-8") if page.is_file() else ""
+    yield Finding("the statement to print is the one for people", printed == to_html(text),
+                  page.name)  # fmt: skip
     yield Finding("method is as configured", e.statement["method"] == e.config.method,
                   str(e.statement["method"]))  # fmt: skip
 
@@ -188,8 +269,8 @@ def _checkpoints(e: Evidence) -> Iterator[Finding]:
     assert latest is not None
     step = int(latest.state["oracle"]["step"])
     yield Finding("the checkpoint is whole and of this run", True, f"step {step}")
-    yield Finding("the ledger covers the checkpoint", step <= len(e.entries),
-                  f"step {step}, {len(e.entries)} charged")  # fmt: skip
+    yield Finding("the ledger covers the checkpoint", step <= len(e.steps),
+                  f"step {step}, {len(e.steps)} charged")  # fmt: skip
     yield Finding("the statement's steps are the checkpoint's", step == int(e.statement["steps"]),
                   f"{step}; {e.statement['steps']}")  # fmt: skip
     yield _model(e, latest.state)
@@ -235,18 +316,33 @@ def _model(e: Evidence, state: dict[str, Any]) -> Finding:
 
 
 def _published(e: Evidence) -> Iterator[Finding]:
-    paid = {e.folder.statistics.name} if e.config.release_norms else set()
+    paid = set(released_files(e.config))
     allowed, listed = {*PUBLISHABLE, *paid}, set(e.statement["may_be_published"])
     yield Finding("only harmless files are listed for publishing", listed <= allowed,
                   ", ".join(sorted(listed)))  # fmt: skip
     yield Finding("statistics are released only where they are paid for",
-                  bool(paid) or not e.folder.statistics.exists(),
-                  e.folder.statistics.name)  # fmt: skip
+                  not any(path.exists() and path.name not in paid for path in
+                          (e.folder.statistics, e.folder.class_counts)),
+                  ", ".join(sorted(paid)) or "none")  # fmt: skip
     marked = [n for n in sorted(allowed) if _mentions(e.folder.path / n, b"non_private")]
     yield Finding("nothing non-private is in them", not marked, ", ".join(marked) or "nothing")
 
 
-_CHECKS = (_epsilon, _ledger, _mechanism, _configuration, _checkpoints, _fixed, _published)
+_CHECKS = (
+    _epsilon, _trade_off, _ledger, _mechanism, _configuration, _checkpoints, _fixed, _published,
+    _identity,
+)  # fmt: skip
+
+
+def _read_statement(folder: RunFolder) -> dict[str, Any]:
+    values = read_json(folder.statement_json)
+    check_format(folder.statement_json, values)
+    if values.get("format") != FORMAT:
+        raise RunError(
+            f"{folder.statement_json} is of an older format: let dpbam train --resume --out "
+            f"{folder.path} write it anew, at no cost, or use the dpbam that wrote it"
+        )
+    return values
 
 
 def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:

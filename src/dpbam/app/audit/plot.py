@@ -1,14 +1,20 @@
-"""The picture of an audit: the attacker's scores with and without the canary, and the bounds."""
+"""The pictures of an audit: scores and bounds of canaries; ROC curves against a released model."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from dpbam.app.audit.attack import AuditResult
-from dpbam.app.report.charts import quantity, text
+from dpbam.app.audit.membership import Attack, MembershipResult
+from dpbam.app.report.charts import Series, lines, quantity, text
 from dpbam.app.report.figure import COLOURS, Figure, Panel
+from dpbam.privacy.rounding import up
+
+_FALSE_POSITIVE_RATES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 def save_plot(result: AuditResult, path: Path) -> None:
@@ -59,3 +65,39 @@ def _bounds(result: AuditResult) -> Panel:
         ],
     }  # fmt: skip
     return Panel(title, ("panel", "bound", "epsilon"), rows, view)
+
+
+def save_roc(results: Sequence[MembershipResult], path: Path, about: str = "training") -> None:
+    """One panel per released model: attacks, lower limits, chance and the best possible attack."""
+    caption = (
+        "Members found at each false positive rate, lower confidence limits of the best attack, "
+        "and the most that the run's mechanism allows any attack."
+    )
+    Figure("attack", "Attack", caption, about, [_roc(r) for r in results]).save(path)
+
+
+def _roc(result: MembershipResult) -> Panel:
+    rates = _FALSE_POSITIVE_RATES
+    best = [1.0 if result.curve is None else 1 - float(result.curve(x)) for x in rates]
+    found = [[rate for rate in result.rates(a) if rate.false_positives is not None]
+             for a in result.attacks]  # fmt: skip
+    levels = tuple(rate.level for rate in found[0])
+    limits = [max(rate.least for rate in same) for same in zip(*found, strict=True)]
+    series = [
+        Series("best possible attack", 0, rates, tuple(best)),
+        Series("chance", 7, rates, rates),
+        *(Series(a.name, k, rates, _seen(a)) for k, a in enumerate(result.attacks, 1)),
+        Series("lower limits", 5, levels, tuple(limits), style="points"),
+    ]
+    title = f"epsilon {'infinite' if math.isinf(result.epsilon) else up(result.epsilon)}"
+    return lines(title, "false positive rate", "true positive rate", series, percent=True,
+                 log_x=True)  # fmt: skip
+
+
+def _seen(attack: Attack) -> tuple[float, ...]:
+    """The counted true positive rates; NaN where fewer than one non-member may pass."""
+    n, m = len(attack.others), len(attack.members)
+    return tuple(
+        attack.true_positives(int(rate * n)) / m if rate * n >= 1 else math.nan
+        for rate in _FALSE_POSITIVE_RATES
+    )

@@ -28,6 +28,8 @@ COMMANDS = {
     "plot": "Draw one figure of one run or several, or write its data.",
     "audit": "Attack the private mechanism and bound its epsilon from below; or check a "
     "finished run.",
+    "sign": "Sign a run's privacy statement, which names the model's digest, with the operator's "
+    "key.",
     "bias": "Measure the bias that clipping puts into a model's gradients: its length and "
     "direction.",
     "demo": "Compare DP-SGD, DP-SAT, BAM and training without privacy on digits, in a few minutes.",

@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpbam.app.cli.output import Json, facts, number, option, print_json, say, table
+from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import down, up
 
 if TYPE_CHECKING:
-    from dpbam.app.audit import AuditResult, Target
+    from dpbam.app.audit import AuditResult, MembershipResult, Target
+    from dpbam.app.audit.membership import Rate
 
 
 def audit(
     folder: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A finished run, to be checked.")
     ] = None,
+    attack: Annotated[bool, option("Attack RUN's released model.", "--attack")] = False,
+    shadows: Annotated[int, option("Shadow models of that attack; 0: none.")] = 16,
+    own_code: Annotated[
+        bool, option("Call the functions that RUN names as its data or model.", "--own-code")
+    ] = False,
     canary: Annotated[
         str, option("dirac or random gradients; mislabelled or blank images.")
     ] = "dirac",
@@ -37,6 +44,9 @@ def audit(
     out: Annotated[
         Path | None, option("Keeps trials, result and plot; the same again resumes.")
     ] = None,
+    public_key: Annotated[
+        Path | None, option("Of RUN's operator (PEM): the statement must be signed with it.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Attack the private mechanism and bound its epsilon from below; or check a finished run.
@@ -47,18 +57,31 @@ def audit(
 
     With RUN: epsilon is computed again from the ledger by a second accountant, and configuration,
     ledger, statement, checkpoint and model are checked against one another, buffers and frozen
-    parameters against their record from before training; exit code 1 if anything is wrong.
+    parameters against their record from before training, files against their digests, and the
+    operator's signature if there is one; exit code 1 if anything is wrong. The verdict says what it
+    means, and what it does not.
+
+    With RUN and --attack: an attacker who has the released model decides of each training and test
+    record whether it was trained on, by its loss and its gradient, with shadow models and without.
+    The true positive rates, with confidence limits, are put next to the best that the run's
+    mechanism allows; exit code 1 if one is above it. The files are for the operator alone, in
+    RUN/non-private or --out.
 
     Examples:
         $ dpbam audit runs/digits
+        $ dpbam audit runs/digits --attack --jobs 2
+        $ dpbam audit runs/digits --public-key operator-public.pem
         $ dpbam audit --epsilon 4 --canaries 400000
         $ dpbam audit --epsilon 4 --trials 8000 --jobs 2 --out audits/one-step
         $ dpbam audit --canary random --method bam --n 100 --batch-size 10 --steps 50
         $ dpbam audit --canaries 500 --n 1000 --batch-size 100 --steps 50
         $ dpbam audit --canary mislabelled --n 200 --batch-size 40 --steps 20 --trials 200 --jobs 2
     """
+    if attack:
+        _membership(folder, shadows, confidence, jobs, out, own_code, as_json=json)
+        return
     if folder is not None:
-        _check(folder, json)
+        _check(folder, public_key, json)
         return
     from dpbam.app.audit import Target
 
@@ -122,18 +145,77 @@ def _show(result: AuditResult, out: Path | None) -> None:
     say(facts(rows))
 
 
-def _check(folder: Path, as_json: bool) -> None:
+def _check(folder: Path, operator: Path | None, as_json: bool) -> None:
     from dpbam.app.audit import check_run
-    from dpbam.app.audit.check import signed_off
+    from dpbam.app.audit.check import DOES_NOT_MEAN, MEANS, signed_off
 
-    findings = check_run(folder)
+    findings = check_run(folder, operator)
     good = signed_off(findings)
     if as_json:
-        print_json({"signed_off": good, "findings": [f._asdict() for f in findings]})
+        meaning = {"means": MEANS, "does_not_mean": DOES_NOT_MEAN} if good else {}
+        print_json({"signed_off": good, **meaning, "findings": [f._asdict() for f in findings]})
     else:
         rows = [("right" if f.right else "WRONG", f.check, f.seen) for f in findings]
         say(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
         wrong = sum(not f.right for f in findings)
-        say("signed off: everything agrees" if good else f"not signed off: {wrong} checks failed")
+        if good:
+            say(f"signed off. This means that {MEANS}.")
+            say(f"It does not mean {DOES_NOT_MEAN}.")
+        else:
+            say(f"not signed off: {wrong} checks failed. Do not rely on the statement until each "
+                "is explained: a changed or lost file looks the same as a forged one.")  # fmt: skip
     if not good:
         raise typer.Exit(1)
+
+
+def _membership(
+    folder: Path | None, shadows: int, confidence: float, jobs: int, out: Path | None,
+    own_code: bool, *, as_json: bool,
+) -> None:  # fmt: skip
+    from dpbam.app.audit import attack_run
+    from dpbam.app.audit.plot import save_roc
+    from dpbam.app.cli.progress import counting
+    from dpbam.app.runs.files import write_json
+
+    if folder is None:
+        raise ArgumentError("--attack needs the folder of a finished run: dpbam audit RUN --attack")
+    with counting("shadow models", shadows, quiet=as_json) as update:
+        result = attack_run(
+            folder, shadows=shadows, confidence=confidence, jobs=jobs, own_code=own_code,
+            progress=update,
+        )  # fmt: skip
+    place = out or folder / "non-private"
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(place / "attack.json", result.to_dict())
+    save_roc([result], place / "attack.png")
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        _show_membership(result, place)
+    if result.violated:
+        raise typer.Exit(1)
+
+
+def _show_membership(result: MembershipResult, place: Path) -> None:
+    rows = [
+        (attack.name, f"{rate.level:.1%}", *_limits(rate), f"{up(100 * rate.best_possible, 3)}%")
+        for attack in result.attacks
+        for rate in result.rates(attack)
+    ]
+    header = ("attack", "false positives at most", "members found", "at least", "best possible")
+    say(table(header, rows, title=f"attack on the model of {result.run}; not private"))
+    one = result.attacks[0]
+    say(facts({
+        "records": f"{len(one.members)} members, {len(one.others)} non-members",
+        "epsilon": f"{up(result.epsilon)} at delta {number(result.delta)}",
+        "confidence": f"{result.confidence:g}, of all lower limits together",
+        "verdict": result.verdict,
+        "files": f"{place / 'attack.json'}, {place / 'attack.png'}; for the operator alone",
+    }))  # fmt: skip
+
+
+def _limits(rate: Rate) -> tuple[str, str]:
+    """Too few non-members cannot show that false positives are that rare."""
+    if rate.false_positives is None:
+        return "too few records", "-"
+    return f"{rate.seen:.1%}", f"{down(100 * rate.least, 3)}%"

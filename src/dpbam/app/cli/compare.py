@@ -14,6 +14,7 @@ from dpbam.app.compare.comparison import Comparison, Contender, compare, plan_ru
 from dpbam.app.compare.statistics import Estimate
 from dpbam.app.runs import RunSpec
 from dpbam.privacy.rounding import up
+from dpbam.training.events import metric_label
 
 _ENOUGH = 5
 METHODS = ("dp-sgd", "dp-sat", "bam")
@@ -87,10 +88,10 @@ def carry_out(runs: list[RunSpec], out: Path, jobs: int, quiet: bool) -> Compari
 def show(result: Comparison, out: Path) -> None:
     """Print the means, the paired differences, and what the figures mean."""
     baseline, *others = result.names
-    count = len(result.accuracies(baseline))
+    count = len(result.scores(baseline))
     means = [_mean(result, name) for name in result.names]
     title = f"{count} paired seeds, mean [95% t interval], points"
-    header = ("contender", "epsilon", "test accuracy", "SD", "per run")
+    header = ("contender", "epsilon", f"test {metric_label(result.metric)}", "SD", "per run")
     say(table(header, means, title=title))
     if others:
         against = [(name, *_against(result, name)) for name in others]

@@ -9,16 +9,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from dpbam import _validate
-from dpbam.app.cli.output import Json, facts, note, option, percent, print_json, say, table, to_json
+from dpbam.app.cli.output import (
+    Json,
+    facts,
+    note,
+    option,
+    percent,
+    print_json,
+    say,
+    score,
+    table,
+    to_json,
+)
 from dpbam.app.runs import RunModel, load_run_model, stored_config
 from dpbam.app.runs.files import write_atomic, write_json
 from dpbam.app.runs.metrics import Metrics, Proportion, Scores
 from dpbam.app.runs.own_code import check_code
-from dpbam.app.runs.predict import Prediction, evaluate_dataset, predict_files
+from dpbam.app.runs.predict import Prediction, evaluate_dataset, predict_files, summaries
+from dpbam.app.runs.task_metrics import TaskMetrics, best_thresholds, parse_thresholds
 from dpbam.data import DataSet, load
+from dpbam.errors import ArgumentError
+from dpbam.training.events import metric_label
 
 CAVEAT = (
     "These figures come from the records themselves, without noise: on private held-out records "
@@ -29,6 +44,12 @@ _MOST_COLUMNS = 12  # of a confusion matrix that fits on a screen
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Device = Annotated[str, option("cpu, cuda, ...")]
+Threshold = Annotated[list[str] | None, option("Of findings: 0.3, or NAME=0.3; repeatable. [0.5]")]
+ThresholdFrom = Annotated[
+    str | None, option("A data set that you declare public: thresholds of the best F1 on it.")
+]
+_KINDS = {"regression": "values", "segmentation": "shares", "single-label": "probabilities",
+          "multi-label": "probabilities"}  # fmt: skip
 OwnModel = Annotated[
     str | None, option("The run's own module:function, which you trust to be run.")
 ]
@@ -41,6 +62,11 @@ def evaluate(
     ] = None,
     split: Annotated[str, option("test, val, train or all.")] = "test",
     by: Annotated[list[str] | None, option("A column of sub-groups, repeatable.")] = None,
+    threshold: Threshold = None,
+    threshold_from: ThresholdFrom = None,
+    label_column: Annotated[
+        list[str] | None, option("Of labels.csv, as for train. By default the run's own.")
+    ] = None,
     unit: Annotated[
         str | None, option("Column of the unit of privacy, if a part is held out.")
     ] = None,
@@ -54,8 +80,9 @@ def evaluate(
 ) -> None:
     """Evaluate a run's model on labelled data, as a whole, by class and by sub-group.
 
-    Accuracy with a 95% Wilson interval, balanced accuracy, AUC, calibration error, the confusion
-    matrix, and the worst sub-group.
+    Single-label: accuracy with a 95% Wilson interval, balanced accuracy, AUC, calibration error,
+    the confusion matrix, and the worst sub-group. Multi-label: AUC and average precision of every
+    finding. Regression: R2, MAE, Spearman. Segmentation: Dice and IoU of every class.
 
     Examples:
         $ dpbam evaluate runs/digits --data digits
@@ -63,11 +90,14 @@ def evaluate(
         $ dpbam evaluate runs/scans --data other-hospital.npz --json
     """
     loaded = load_run_model(run, device=device, own_model=model)
-    dataset = _load(run, loaded, data, split, unit, data_root)
-    result = evaluate_dataset(loaded, dataset, by or ())
+    dataset = _load(run, loaded, data, split, unit, data_root, label_column)
+    at = _thresholds(run, loaded, threshold, threshold_from, data_root, label_column)
+    result = evaluate_dataset(loaded, dataset, by or (), at)
     report = {"data": dataset.name, "split": split, **result.to_dict(), "note": CAVEAT}
     if json:
         print_json(report)
+    elif isinstance(result, TaskMetrics):
+        _show_task(dataset, result)
     else:
         _show(dataset, result)
     if save:
@@ -84,10 +114,18 @@ def predict(
     ],
     format: Annotated[str, option("csv or json.")] = "csv",
     out: Annotated[Path | None, option("A file to write; otherwise stdout.")] = None,
+    masks: Annotated[
+        Path | None, option("A folder for the masks of a segmentation, as PNG files.")
+    ] = None,
+    threshold: Threshold = None,
+    threshold_from: ThresholdFrom = None,
     device: Device = "cpu",
     model: OwnModel = None,
 ) -> None:
     """Predict images with a run's model: a label and the probability of every class.
+
+    Findings are listed with | between them; a regression gives the value; a segmentation the share
+    of the pixels of each class and, with --masks, a mask per image.
 
     Image files are resized to what the model takes. Nothing is written if one cannot be read.
 
@@ -98,8 +136,14 @@ def predict(
     """
     _validate.one_of("--format", format, FORMATS)
     loaded = load_run_model(run, device=device, own_model=model)
-    predictions = list(predict_files(loaded, files))
-    text = _csv(predictions, loaded.class_names) if format == "csv" else _json(predictions)
+    if masks is not None and loaded.task.name != "segmentation":
+        raise ArgumentError(f"--masks is for a segmentation, not for {loaded.task.name}")
+    at = _thresholds(run, loaded, threshold, threshold_from, None, None)
+    predictions = list(predict_files(loaded, files, at))
+    if masks is not None:
+        _write_masks(predictions, masks)
+    kind = _KINDS[loaded.task.name]
+    text = _csv(predictions, loaded, kind) if format == "csv" else _json(predictions, kind)
     if out is None:
         print(text, end="")
     else:
@@ -109,19 +153,43 @@ def predict(
 COMMANDS = {"evaluate": evaluate, "predict": predict}
 
 
+def _thresholds(
+    run: Path, model: RunModel, given: list[str] | None, public: str | None, root: Path | None,
+    columns: list[str] | None,
+) -> dict[str, float]:  # fmt: skip
+    """Return the thresholds of findings that were given, or that are best on a public set."""
+    if not given and public is None:
+        return {}
+    if model.task.name != "multi-label":
+        raise ArgumentError(
+            f"thresholds are for findings, and this model does {model.task.name}: leave them out"
+        )
+    found: dict[str, float] = {}
+    if public is not None:
+        dataset = _load(run, model, public, "train", None, root, columns)
+        found = best_thresholds(model.task, *summaries(model, dataset))
+        note(f"thresholds from {dataset.name}, which you declare public: "
+             + ", ".join(f"{name} {value:.3f}" for name, value in found.items()))  # fmt: skip
+    return {**found, **parse_thresholds(given or (), model.class_names)}
+
+
 def _load(
-    run: Path, model: RunModel, data: str | None, split: str, unit: str | None, root: Path | None
-) -> DataSet:
+    run: Path, model: RunModel, data: str | None, split: str, unit: str | None, root: Path | None,
+    columns: list[str] | None,
+) -> DataSet:  # fmt: skip
     """Load the data, resized to what the model takes; the run's own is held out as the run did."""
     config = stored_config(run) if data is None or (run / "non-private").is_dir() else None
     if config is not None and data is None:
         check_code({"data": config.data}, (), run)
     if config is not None and (data is None or _same(data, config.data)):
         data, unit, root = config.data, unit or config.unit, root or config.data_root
+    if config is not None and not columns:
+        columns = list(config.label_columns)
     channels, height, width = model.image_shape
     return load(
-        str(data), split=split, root=root, image_size=(height, width), channels=channels, unit=unit
-    )
+        str(data), split=split, root=root, image_size=(height, width), channels=channels, unit=unit,
+        task=model.task.name, label_columns=columns or (),
+    )  # fmt: skip
 
 
 def _same(one: str, other: str) -> bool:
@@ -147,6 +215,34 @@ def _show(dataset: DataSet, result: Metrics) -> None:
         counts = zip(result.classes, result.confusion.tolist(), strict=True)
         header = ("label \\ predicted", *result.classes)
         say(table(header, [(name, *row) for name, row in counts]))
+    say(CAVEAT)
+
+
+def _show_task(dataset: DataSet, result: TaskMetrics) -> None:
+    low, high = (score(result.metric, edge) for edge in result.interval)
+    values = {metric_label(name): score(name, value) for name, value in result.scores.items()}
+    main = metric_label(result.metric)
+    values[main] += f" [{low}, {high}] (95% bootstrap)"
+    say(facts({"data": f"{dataset.name}, {len(dataset)} records", **values}))
+    if result.classes:
+        some = next(iter(result.classes.values()))
+        names = [name for name in some if name not in ("value", "count")]
+        what = "pixels" if result.task == "segmentation" else "records"
+        header = ("class", what, main, *(metric_label(name) for name in names))
+        rows = [
+            (label, found["count"], *(_figure(found[name]) for name in ("value", *names)))
+            for label, found in result.classes.items()
+        ]
+        say(table(header, rows))
+    for column, groups in result.groups.items():
+        worst, names = result.worst(column), list(result.scores)
+        rows = [
+            (f"{group or '(none)'}{' <- worst' if group == worst else ''}", found["count"],
+             *(_figure(found[name]) for name in names))
+            for group, found in groups.items()
+        ]  # fmt: skip
+        header = (column, "records", *(metric_label(name) for name in names))
+        say(table(header, rows, title=f"by {column}; the worst is {worst}"))
     say(CAVEAT)
 
 
@@ -179,15 +275,37 @@ def _figure(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 
-def _csv(predictions: Sequence[Prediction], class_names: Sequence[str]) -> str:
+def _csv(predictions: Sequence[Prediction], model: RunModel, kind: str) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "label", *(f"p({name})" for name in class_names)])
+    shown = {"probabilities": "p({})", "shares": "share({})"}.get(kind, "{}")
+    labelled = kind != "values"  # a value is its own label
+    first = ["file", "label"] if labelled else ["file"]
+    writer.writerow([*first, *(shown.format(name) for name in model.class_names)])
     for one in predictions:
-        probabilities = (f"{one.probabilities[name]:.6f}" for name in class_names)
-        writer.writerow([one.file, one.label, *probabilities])
+        values = (f"{one.values[name]:.6f}" for name in model.class_names)
+        writer.writerow([one.file, *([one.label] if labelled else []), *values])
     return text.getvalue()
 
 
-def _json(predictions: Sequence[Prediction]) -> str:
-    return to_json([vars(one) for one in predictions], indent=2) + "\n"
+def _json(predictions: Sequence[Prediction], kind: str) -> str:
+    rows = [{"file": one.file, "label": one.label, kind: one.values} for one in predictions]
+    return to_json(rows, indent=2) + "\n"
+
+
+def _write_masks(predictions: Sequence[Prediction], folder: Path) -> None:
+    """Write each mask as a PNG of class numbers, named after its image."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [_mask_name(one.file) for one in predictions]
+    if len(set(names)) < len(names):
+        raise ArgumentError("two of the files have one name: predict them in separate commands")
+    for name, one in zip(names, predictions, strict=True):
+        Image.fromarray(np.asarray(one.mask)).save(folder / name)
+
+
+def _mask_name(file: str) -> str:
+    """Return ``scan.png`` of ``a/scan.jpg``, and ``scans-3.png`` of ``scans.npz[3]``."""
+    stem, _, row = Path(file).name.partition(".npz[")
+    return f"{stem}-{row.rstrip(']')}.png" if row else f"{Path(file).stem}.png"

@@ -27,11 +27,11 @@ from rich.progress import (
 )
 
 from dpbam.app.cli.boundary import INTERRUPTED
-from dpbam.app.cli.output import console, note, number, percent, print_json, say
+from dpbam.app.cli.output import console, note, number, print_json, say, score
 from dpbam.app.runs import RunConfig, RunResult
 from dpbam.app.runs.pool import StoppedError
 from dpbam.privacy.rounding import up
-from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport
+from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport, metric_label
 
 _MINUTE = 60.0  # seconds
 _COST = {"bam": 2.2, "sam": 2.0}  # of a step, relative to DP-SGD's
@@ -145,7 +145,7 @@ class RunsDisplay:
         self._done[index] = self._costs[index]
         self._finished += 1
         self._update("")
-        found = f"{percent(result.accuracy)} in {result.seconds:.0f} s"
+        found = f"{score(result.metric, result.score)} in {result.seconds:.0f} s"
         say(f"{self._count} {self._names[index]}: {found}", screen=self._bar.console)
 
     @property
@@ -218,7 +218,8 @@ class LiveReporter(Reporter):
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         self._say(
-            f"epoch {report.epoch:5.1f}  accuracy {percent(report.accuracy)}  "
+            f"epoch {report.epoch:5.1f}  {metric_label(report.metric)} "
+            f"{score(report.metric, report.score)}  "
             f"epsilon {up(report.epsilon)}"
         )
 
@@ -243,7 +244,7 @@ class JsonLinesReporter(Reporter):
         _event("step", report)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
-        _event("evaluation", report)
+        print_json({"event": "evaluation", **report.to_dict()})
 
     def on_checkpoint(self, path: Path, step: int) -> None:
         print_json({"event": "checkpoint", "path": str(path), "step": step})

@@ -14,7 +14,7 @@ import typer
 
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, with_flags
-from dpbam.app.cli.output import console, facts, note, number, option, percent, print_json, say
+from dpbam.app.cli.output import console, facts, note, number, option, print_json, say, score
 from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
 from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
@@ -22,7 +22,7 @@ from dpbam.app.runs.spending import preview
 from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
-from dpbam.training.events import Reporter
+from dpbam.training.events import Reporter, metric_label
 
 
 def _train(
@@ -75,7 +75,8 @@ def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines
         print_json({"event": "end", **_end(result)})
     elif quiet:
         spent = up(result.epsilon)
-        print(f"accuracy {percent(result.accuracy)}, epsilon {spent}: {result.out}")
+        value = score(result.metric, result.score)
+        print(f"{metric_label(result.metric)} {value}, epsilon {spent}: {result.out}")
     else:
         say(facts(_summary(result, settings)))
 
@@ -159,7 +160,7 @@ def _new_folder(settings: RunConfig) -> Path:
 def _end(result: RunResult) -> dict[str, Any]:
     return {
         "status": result.status,
-        "accuracy": result.accuracy,
+        **result.evaluations[-1].scores,
         "epsilon": result.epsilon,
         "delta": result.delta,
         "steps": result.steps,
@@ -172,8 +173,11 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
     last = result.evaluations[-1]
     rows: dict[str, object] = {
         "status": result.status,
-        "accuracy": f"{percent(result.accuracy)} of {last.records} test records",
+        **{metric_label(name): score(name, value) for name, value in last.scores.items()},
     }
+    rows[metric_label(last.metric)] = (
+        f"{score(last.metric, last.score)} of {last.records} test records"
+    )
     if settings.private:
         budget = f" of {up(settings.epsilon)}" if settings.epsilon else ""
         rows["epsilon"] = f"{up(result.epsilon)}{budget} at delta {number(result.delta)}"
@@ -183,5 +187,7 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
     if settings.private:
         rows["publish"] = ", ".join(PUBLISHABLE)
         rows["keep"] = "everything else, non-private/ above all, is for the operator alone"
-        rows["note"] = "accuracy on private held-out records is a release of its own"
+        rows["note"] = (
+            f"{metric_label(last.metric)} on private held-out records is a release of its own"
+        )
     return rows

@@ -98,17 +98,22 @@ class Comparison:
     def __post_init__(self) -> None:
         check_pairs(self.runs)
 
-    def accuracies(self, name: str) -> dict[int | None, float]:
-        """Return the accuracy of each seed."""
-        return {run.seed: run.accuracy for run in self.runs if run.arm == name}
+    @property
+    def metric(self) -> str:
+        """The name of what is compared: the task's main metric, such as the accuracy."""
+        return self.runs[0].metric
+
+    def scores(self, name: str) -> dict[int | None, float]:
+        """Return the main metric of each seed."""
+        return {run.seed: run.score for run in self.runs if run.arm == name}
 
     def mean(self, name: str) -> Estimate:
-        """Estimate the mean accuracy over the seeds."""
-        return estimate(list(self.accuracies(name).values()))
+        """Estimate the mean of the metric over the seeds."""
+        return estimate(list(self.scores(name).values()))
 
     def difference(self, name: str) -> Estimate:
-        """Estimate the mean paired difference in accuracy to the baseline."""
-        return paired_difference(self.accuracies(name), self.accuracies(self.names[0]))
+        """Estimate the mean paired difference in the metric to the baseline."""
+        return paired_difference(self.scores(name), self.scores(self.names[0]))
 
     def verdict(self, name: str) -> Verdict:
         """Judge a contender against the baseline; no winner if the interval contains 0."""
@@ -128,7 +133,7 @@ class Comparison:
         return {
             "contenders": {
                 name: {
-                    "accuracy": asdict(self.mean(name)),
+                    self.metric: asdict(self.mean(name)),
                     "difference_to_first": self.difference(name).to_dict(),
                     "verdict": self.verdict(name) if name != self.names[0] else "baseline",
                 }
@@ -143,7 +148,7 @@ def _row(run: RunResult) -> dict[str, Any]:
     return {
         "name": run.arm,
         "seed": run.seed,
-        "accuracy": run.accuracy,
+        **run.evaluations[-1].scores,
         "epsilon": run.epsilon,
         "delta": run.delta,
         "noise_multiplier": run.plan.noise_multiplier,

@@ -49,7 +49,7 @@ PUBLIC_SETTINGS = frozenset((
     "momentum", "weight_decay",
     "schedule", "augment_multiplicity", "shift", "flip", "augment_probability", "ema", "swa",
     "freeze", "train", "unit", "max_records", "accountant", "noise", "release_norms",
-    "release_bias",
+    "release_bias", "release_counts", "task", "class_weights", "focal", "target_range",
 ))  # fmt: skip
 
 Rows = tuple[dict[str, Any], ...]

@@ -22,16 +22,18 @@ from torch.optim.adamw import AdamW
 from dpbam._names import load_function
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.bias import PrivateStatistics, ReleasedStatistics
-from dpbam.data import DataSet, ShiftFlip
+from dpbam.data import DataSet, ShiftFlip, to_float
 from dpbam.filters import FILTERS, Filter
 from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, DiSK, Method
 from dpbam.nn import build_model, freeze, train_part
 from dpbam.nn.encoders import PublicEncoder, file_digest
 from dpbam.oracle import PrivateGradientOracle
+from dpbam.params import device_of, evaluating
 from dpbam.privacy.adaptive_clipping import CLIPPINGS
 from dpbam.privacy.clipping import Clipping
 from dpbam.training.adam_bc import AdamBC
 from dpbam.training.averaging import WeightAverage, dense, exponential
+from dpbam.training.tasks import Task, make_task
 from dpbam.training.trainer import augmentation
 
 _KINDS: dict[str, type] = {"method": Method, "clipping": Clipping, "filter": Filter}
@@ -69,6 +71,33 @@ def make_model(config: RunConfig, train: DataSet) -> nn.Module:
     if config.freeze:
         freeze(model, config.freeze)
     return model.to(make_device(config.device))
+
+
+def task_of(config: RunConfig, train: DataSet, model: nn.Module) -> Task:
+    """Return the task on the model's device; refuse a model without the outputs that it needs."""
+    task = make_task(
+        train.task, train.class_names, class_weights=config.class_weights, focal=config.focal,
+        target_range=config.target_range,
+    )  # fmt: skip
+    _check_weighted(config, train.task)
+    device = device_of(model)
+    blank = torch.zeros(1, *train.shape, dtype=torch.uint8, device=device)
+    with torch.no_grad(), evaluating(model):
+        task.check_output(model(to_float(blank)), blank)
+    return task.to(device)
+
+
+def _check_weighted(config: RunConfig, task: str) -> None:
+    """Refuse weights that would have no effect, or no classes."""
+    if config.release_counts is not None and task == "regression":
+        raise ConfigError("release_counts cannot be used: a regression has no classes")
+    weighted = config.class_weights or config.focal or config.release_counts
+    normalised = config.clipping in ("automatic", "normalised") and config.unit == "record"
+    if weighted and normalised and task == "single-label":
+        raise ConfigError(
+            f"clipping {config.clipping} gives every record's gradient one length, so that weights "
+            "of its class and focal loss have no effect: choose flat clipping, or leave them out"
+        )
 
 
 def model_options(config: RunConfig) -> dict[str, Any]:
@@ -227,10 +256,22 @@ def make_average(config: RunConfig, model: nn.Module, steps: int) -> WeightAvera
 
 def make_augment(config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
     """Return what turns uint8 images into views and floats."""
+    return augmentation(_views(config))
+
+
+def make_mask_augment(config: RunConfig, task: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return what moves the masks of a segmentation with their images."""
+    draw = _views(config)
+    if draw is None or task != "segmentation":
+        return None
+    return lambda masks, keys: draw(masks[:, None], keys)[:, 0]
+
+
+def _views(config: RunConfig) -> ShiftFlip | None:
     if config.augment_multiplicity == 0:
-        return augmentation()
+        return None
     flip = None if config.flip == "none" else config.flip
-    return augmentation(ShiftFlip(config.shift, flip, config.augment_probability))
+    return ShiftFlip(config.shift, flip, config.augment_probability)
 
 
 def make_release(

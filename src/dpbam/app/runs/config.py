@@ -29,6 +29,8 @@ from dpbam.app.runs.settings import (
     Patterns,
     Positive,
     Probability,
+    Range,
+    Weights,
     sentence,
     setting,
 )
@@ -36,8 +38,9 @@ from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import is_private
 from dpbam.privacy.plan import PrivacyPlan, default_delta, epoch_steps
 
-_data, _privacy, _method, _model, _training, _run = (
-    partial(setting, panel) for panel in ("Data", "Privacy", "Method", "Model", "Training", "Run")
+_PANELS = ("Data", "Privacy", "Method", "Model", "Training", "Run", "Statement")
+_data, _privacy, _method, _model, _training, _run, _stated = (
+    partial(setting, panel) for panel in _PANELS
 )
 
 
@@ -65,6 +68,18 @@ class RunConfig(BaseModel):
     data_root: Path | None = _data("Where downloads live (or set DPBAM_DATA).")
     image_size: ImageSize | None = _data("Resize a folder's images: 64, or 64x48 (height x width).")
     channels: Literal[1, 3] | None = _data("Convert a folder's images to grey or RGB.")
+
+    task: Literal["single-label", "multi-label", "regression", "segmentation"] | None = _data(
+        "What is predicted.", unset="from the labels"
+    )
+    label_columns: Patterns = _data(
+        "A column of labels.csv that holds the label, or one of 0 and 1 per finding; repeatable.",
+        (),
+        flag="--label-column",
+    )
+    target_range: Range | None = _data(
+        "Of a regression: the public range of its values, such as 0:100."
+    )
 
     epsilon: Positive | None = _privacy(
         "The budget; the noise is calibrated to it. Give it or the noise multiplier."
@@ -101,6 +116,10 @@ class RunConfig(BaseModel):
         "standard",
     )
     budget: Path | None = _privacy("The data set's budget file, shared by its runs.")
+    release_counts: Positive | None = _privacy(
+        "Weight classes by their counts, released once with this sigma (such as 20) before "
+        "training; shares the budget with the gradients."
+    )
     release_norms: Positive | None = _privacy(
         "Also release, with this sigma (such as 20), how many units have norms in which range; "
         "shares the budget with the gradients."
@@ -171,6 +190,12 @@ class RunConfig(BaseModel):
     shift: FromZero = _training("Largest shift of a view, in pixels.", 4)
     flip: Literal["horizontal", "vertical", "none"] = _training("Flip of a view.", "horizontal")
     augment_probability: Fraction = _training("Probability of the shift, and of the flip.", 0.5)
+    class_weights: Weights = _training(
+        "Weight of a class in the loss, a public fact such as ill=4; repeatable.",
+        {},
+        flag="--class-weight",
+    )
+    focal: NonNegative = _training("Gamma of the focal loss. 0: cross-entropy.", 0.0)
     ema: Probability | None = _training(
         "Hand out an exponential moving average of the weights, with this decay."
     )
@@ -203,6 +228,11 @@ class RunConfig(BaseModel):
     num_workers: FromZero = _run("Threads that read ahead. 0: none.", 2)
     tensorboard: bool = _run("Write curves for TensorBoard into non-private/.", False)
 
+    operator: str | None = _stated("Who trained the model, for the privacy statement.")
+    curator: str | None = _stated("Who is responsible for the data.")
+    purpose: str | None = _stated("What the model is for.")
+    unit_reason: str | None = _stated("Why the unit of privacy is the right one.")
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -231,6 +261,13 @@ class RunConfig(BaseModel):
             )
         if self.release_bias is not None and self.release_norms is None:
             raise ArgumentError("release_bias needs release_norms: the noise multiplier of both")
+        if self.release_counts is not None and self.class_weights:
+            raise ArgumentError(
+                "class_weights are given, so release_counts would pay for nothing: leave one out"
+            )
+        if self.release_counts is not None and (not self.private or self.task == "regression"):
+            reason = "a regression has no classes" if self.private else "method without privacy"
+            raise ArgumentError(f"release_counts cannot be used ({reason}): leave it out")
         if self.release_norms is not None and not self.private:
             raise ArgumentError(
                 f"release_norms has no noise to count on with method {self.method!r}"
@@ -350,6 +387,7 @@ class RunConfig(BaseModel):
         common |= {
             "clip_norm": self.clip_norm,
             "clipping": self.clipping,
+            "released_before": self.release_counts,
             "joint_noise_multipliers": self.joint_noise_multipliers,
         }
         if sigma is None:

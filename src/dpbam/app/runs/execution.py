@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dpbam._jsonl import sync_folder
 from dpbam.app.runs import spending
 from dpbam.app.runs.budget import Budget
+from dpbam.app.runs.class_counts import weigh
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.facts import (
     check_config,
@@ -28,6 +29,7 @@ from dpbam.app.runs.facts import (
 )
 from dpbam.app.runs.files import disk_error, write_atomic, write_json
 from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.identity import identity
 from dpbam.app.runs.model_file import save_run_model
 from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.app.runs.recorder import Recorder, TensorBoard
@@ -37,7 +39,7 @@ from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks
 from dpbam.training.events import Reporter, Several, StartReport
 
 if TYPE_CHECKING:
-    from dpbam.bias import BiasLens
+    from dpbam.bias import BiasLens, BiasRecord
     from dpbam.engines.memory import Fit
     from dpbam.privacy.ledger import Ledger
     from dpbam.training.trainer import Ending, Trainer
@@ -108,14 +110,28 @@ def _follow(prepared: Prepared, out: Path, ranks: Ranks) -> RunResult:
 
     The ledger here stays empty: what is released is charged where it is released.
     """
-    trainer = prepared.trainer(prepared.oracle(ranks=ranks), Reporter())
+    oracle = prepared.oracle(None, _lens(prepared, _ignore), _ignore, ranks)
+    trainer = prepared.trainer(oracle, Reporter())
     trainer.load_state_dict(ranks.from_leader(trainer.state_dict))
+    prepared.task.load_state_dict(ranks.from_leader(prepared.task.state_dict))
     with graceful(_silent) as stop:
         trainer.run(stop=stop)
         result = ranks.from_leader(_leaders_result)
     if result is None:
         raise RunInterruptedError(out, trainer.oracle.step, prepared.plan.steps)
     return result
+
+
+def _lens(prepared: Prepared, sink: Callable[[BiasRecord], None]) -> BiasLens | None:
+    """Return what measures the bias along the way, if that was asked for."""
+    from dpbam.bias import BiasLens
+
+    every, plain = prepared.config.measure_bias, prepared.config.measure_plain
+    return BiasLens(sink, every=every, plain=plain) if every else None
+
+
+def _ignore(record: object) -> None:
+    """Drop a record: the leader keeps the same one."""
 
 
 def _leaders_result() -> RunResult | None:
@@ -145,7 +161,8 @@ class _Session:
         config, plan = self.prepared.config, self.prepared.plan
         latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
         ledger = self._ledger()
-        oracle = self.prepared.oracle(ledger, self._lens(), self.recorder.on_release, self.ranks)
+        lens = _lens(self.prepared, self.recorder.on_bias)
+        oracle = self.prepared.oracle(ledger, lens, self.recorder.on_release, self.ranks)
         fit = self.prepared.fit(oracle)
         self.facts["physical_batch_size"] = fit.rows
         trainer = self.prepared.trainer(oracle, self.reporter)
@@ -157,8 +174,11 @@ class _Session:
         spending.check_ledger(plan, ledger, oracle.step)
         trainer.max_charges = spending.most_charges(config, plan, ledger, oracle.step)
         self._write_down(trainer.max_charges, ledger)
+        if config.release_counts is not None:
+            weigh(self.folder, self.prepared, oracle)
         trainer.evaluations = self.recorder.rewind(oracle.step)
         self.ranks.from_leader(trainer.state_dict)  # all ranks begin with the same weights
+        self.ranks.from_leader(self.prepared.task.state_dict)
 
         began = time.monotonic()
         self._announce(oracle.step, fit)
@@ -182,13 +202,6 @@ class _Session:
         if self.folder.started:
             return spending.stored_ledger(self.folder, plan.delta, plan.accountant)
         return plan.ledger(self.folder.ledger)
-
-    def _lens(self) -> BiasLens | None:
-        """Return what measures the bias along the way, if that was asked for."""
-        from dpbam.bias import BiasLens
-
-        every, plain = self.prepared.config.measure_bias, self.prepared.config.measure_plain
-        return BiasLens(self.recorder.on_bias, every=every, plain=plain) if every else None
 
     def _load(self, trainer: Trainer, state: dict[str, Any]) -> None:
         """Load a checkpoint, which may be whole and yet of another model."""
@@ -216,9 +229,12 @@ class _Session:
                 self.folder.ledger.unlink()
             raise
         sync_folder(self.folder.path)
+        write_atomic(self.folder.config, self._resolved().to_toml())
+
+    def _resolved(self) -> RunConfig:
+        """Return the configuration as asked for, with the delta that was chosen."""
         asked = RunConfig.from_mapping(self.facts["config"])
-        resolved = asked.replace(delta=self.prepared.plan.delta)
-        write_atomic(self.folder.config, resolved.to_toml())
+        return asked.replace(delta=self.prepared.plan.delta)
 
     def _reserve(self, charges: int, ledger: Ledger) -> None:
         path, plan = self.prepared.config.budget, self.prepared.plan
@@ -293,6 +309,7 @@ class _Session:
         values = statement(
             prepared, ledger, run=self.facts["run"], steps=step,
             evaluations=self.recorder.evaluated(seeded=config.seed is not None),
+            identity=identity(self.folder, self._resolved()),
             budget=spending.settle(config.budget, self.folder, self.facts["run"], ledger),
         )  # fmt: skip
         write_statement(self.folder, values)

@@ -67,7 +67,7 @@ def export(
     except BaseException:
         shutil.rmtree(folder)  # nothing that was not checked
         raise
-    for path in (source.card, source.statement, source.statement_json):
+    for path in (source.card, *source.path.glob("privacy-statement.*")):
         if path.exists():
             shutil.copyfile(path, folder / path.name)
     return folder, difference

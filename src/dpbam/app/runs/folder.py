@@ -7,8 +7,11 @@ file                           what it holds                               may b
 ``model.json``                 what a loader needs: architecture, classes  yes
 ``privacy-statement.md``       what is promised, and to whom               yes
 ``privacy-statement.json``     the same for machines                       yes
+``privacy-statement.html``     the same to print                           yes
+``privacy-statement.sig``      the operator's signature, if there is one   yes
 ``README.md``                  the model card, from the files above        yes
 ``statistics.jsonl``           norms and bias, released with noise         yes
+``class-counts.json``          class counts, released with noise           yes
 ``metrics.jsonl``              evaluations on the test data                see the statement
 ``config.toml``                the resolved configuration                  no (paths, the seed)
 ``ledger.jsonl``               every release, before it was made           no need to
@@ -38,8 +41,8 @@ from dpbam.app.runs.files import (
 from dpbam.app.runs.run import RunError
 
 PUBLISHABLE = (
-    "model.safetensors", "model.json", "privacy-statement.md", "privacy-statement.json",
-    "README.md",
+    "model.safetensors", "model.json",
+    "privacy-statement.md", "privacy-statement.json", "privacy-statement.html", "README.md",
 )  # fmt: skip
 _LOCK = ".lock"
 
@@ -57,12 +60,15 @@ class RunFolder:
         self.config = self.path / "config.toml"
         self.metrics = self.path / "metrics.jsonl"
         self.statistics = self.path / "statistics.jsonl"
+        self.class_counts = self.path / "class-counts.json"
         self.ledger = self.path / "ledger.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.weights = self.path / "model.safetensors"
         self.model = self.path / "model.json"
         self.statement = self.path / "privacy-statement.md"
         self.statement_json = self.path / "privacy-statement.json"
+        self.statement_html = self.path / "privacy-statement.html"
+        self.signature = self.path / "privacy-statement.sig"
         self.card = self.path / "README.md"
         self.non_private = self.path / "non-private"
         self.facts = self.non_private / "run.json"

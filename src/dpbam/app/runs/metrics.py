@@ -189,15 +189,21 @@ def _auc(p: Floats, y: Labels) -> float:
 
 
 def _by_group(column: str, p: Floats, y: Labels, values: NDArray[Any]) -> dict[str, Scores]:
-    if len(values) != len(y):
-        raise ArgumentError(f"column {column!r} has {len(values)} values for {len(y)} records")
+    groups = by_value(column, values, len(y))
+    return {name: _scores(p[mine], y[mine]) for name, mine in groups.items()}
+
+
+def by_value(column: str, values: NDArray[Any], records: int) -> dict[str, NDArray[np.bool_]]:
+    """Return which records have each value of a column."""
+    if len(values) != records:
+        raise ArgumentError(f"column {column!r} has {len(values)} values for {records} records")
     names, group = np.unique(values, return_inverse=True)
     if len(names) > _MOST_GROUPS:
         raise ArgumentError(
             f"column {column!r} has {len(names)} different values, too many to compare as groups: "
             f"put them into at most {_MOST_GROUPS} bins first"
         )
-    return {str(name): _scores(p[group == k], y[group == k]) for k, name in enumerate(names)}
+    return {str(name): group == k for k, name in enumerate(names)}
 
 
 def _checked(p: NDArray[Any], y: NDArray[Any], classes: int) -> tuple[Floats, Labels]:

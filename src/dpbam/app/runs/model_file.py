@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from dpbam.app.runs.config import RunConfig
     from dpbam.data import DataSet
+    from dpbam.training.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RunModel:
     Attributes:
         module: in eval mode; takes float images as :func:`dpbam.data.to_float` makes them.
         class_names: one per output.
+        task: what it predicts.
         image_shape: (C, H, W) that it was trained on.
         facts: everything in ``model.json``.
     """
@@ -41,6 +43,7 @@ class RunModel:
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
     facts: dict[str, Any]
+    task: Task
 
 
 def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train: DataSet) -> None:
@@ -56,7 +59,9 @@ def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train
         "model": public_name(config.model),
         "model_options": build.model_options(config),
         "image_shape": list(train.shape),
+        "task": train.task,
         "class_names": list(train.class_names),
+        "target_range": config.target_range,
         "input": "uint8 images to float32: x / 127.5 - 1",
         "method": config.method,
     }
@@ -81,6 +86,8 @@ def load_run_model(
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    from dpbam.training.tasks import make_task
+
     folder = RunFolder(run)
     if not folder.model.exists() or not folder.weights.exists():
         going = folder.started
@@ -100,13 +107,15 @@ def load_run_model(
             _check_sizes(build, weights)
         module = build()
         module.load_state_dict(weights)
+        name, edges = str(facts.get("task", "single-label")), facts.get("target_range")
+        task = make_task(name, names, target_range=edges)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
             ValueError, SafetensorError) as error:  # fmt: skip
         raise RunError(
             f"the model in {folder.path} cannot be loaded ({_first_line(error)}): restore "
             f"{folder.model.name} and {folder.weights.name}, or resume the run to write them again"
         ) from None
-    return RunModel(module.eval().to(device), names, (channels, height, width), facts)
+    return RunModel(module.eval().to(device), names, (channels, height, width), facts, task)
 
 
 def _build(facts: dict[str, Any], shape: tuple[int, int, int], outputs: int) -> nn.Module:

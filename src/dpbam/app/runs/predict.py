@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam.app.runs.metrics import Metrics, evaluate
+from dpbam.app.runs.task_metrics import TaskMetrics, evaluate_task
 from dpbam.data import DataError, DataSet, read_images, to_float
 from dpbam.data.arrays import as_images
 
@@ -26,17 +27,27 @@ _ARRAYS = ("images", "x", "data", "test_images", "x_test")
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest class and all probabilities; row 3 of an array is ``scans.npz[3]``."""
+    """What is predicted for one image; row 3 of an array is ``scans.npz[3]``.
+
+    Attributes:
+        label: the likeliest class; findings with ``|`` between them; the value, as text.
+        values: by class, finding or name of the value: probability, share of the pixels, value.
+        mask: of a segmentation: uint8 [H, W].
+    """
 
     file: str
     label: str
-    probabilities: dict[str, float]
+    values: dict[str, float]
+    mask: Pixels | None = None
 
 
-def predict_files(model: RunModel, files: Sequence[str | Path]) -> Iterator[Prediction]:
+def predict_files(
+    model: RunModel, files: Sequence[str | Path], thresholds: Mapping[str, float] | None = None
+) -> Iterator[Prediction]:
     """Predict image files (resized and converted to what the model takes) and ``.npz`` arrays.
 
-    A missing file is refused before the first is predicted.
+    A missing file is refused before the first is predicted. Findings are those whose probability
+    reaches their threshold, 0.5 by default.
     """
     paths = [Path(file) for file in files]
     for path in paths:
@@ -44,31 +55,85 @@ def predict_files(model: RunModel, files: Sequence[str | Path]) -> Iterator[Pred
             kind = "a folder, not a file" if path.is_dir() else "not there"
             raise DataError(f"{path} is {kind}: give image files or .npz files")
     for names, pixels in _chunks(paths, model.image_shape):
-        for name, row in zip(names, _probabilities(model, pixels), strict=True):
-            by_class = dict(zip(model.class_names, row.tolist(), strict=True))
-            yield Prediction(name, model.class_names[int(row.argmax())], by_class)
+        for name, row in zip(names, _predictions(model, pixels), strict=True):
+            yield _prediction(model, name, row, thresholds or {})
+
+
+def _prediction(
+    model: RunModel, file: str, row: NDArray[Any], thresholds: Mapping[str, float]
+) -> Prediction:
+    names = model.class_names
+    if model.task.name == "segmentation":
+        shares = np.bincount(row.reshape(-1), minlength=len(names)) / row.size
+        seen = [name for name, share in zip(names, shares, strict=True) if share > 0]
+        return Prediction(file, "|".join(seen), _by_name(names, shares), row)
+    values = _by_name(names, row)
+    if model.task.name == "regression":
+        return Prediction(file, f"{row[0]:g}", values)
+    if model.task.name == "multi-label":
+        found = [name for name, p in values.items() if p >= thresholds.get(name, 0.5)]
+        return Prediction(file, "|".join(found), values)
+    return Prediction(file, names[int(row.argmax())], values)
+
+
+def _by_name(names: Sequence[str], row: NDArray[Any]) -> dict[str, float]:
+    return dict(zip(names, row.tolist(), strict=True))
 
 
 def predict_dataset(model: RunModel, dataset: DataSet) -> NDArray[np.float64]:
     """Return the probabilities [N, K] of every record of a data set."""
+    from dpbam.training.evaluation import predict_logits
+
+    _check_shape(model, dataset)
+    return _array_of(model.task.predictions(predict_logits(model.module, dataset)[0]))
+
+
+def _check_shape(model: RunModel, dataset: DataSet) -> None:
     if dataset.shape != model.image_shape:
         raise DataError(
             f"{dataset.name} has images {list(dataset.shape)} [channels, height, width], but the "
             f"model takes {list(model.image_shape)}"
         )
-    from dpbam.training.evaluation import predict_logits
-
-    return _softmax(predict_logits(model.module, dataset)[0])
 
 
-def evaluate_dataset(model: RunModel, dataset: DataSet, by: Iterable[str] = ()) -> Metrics:
+def evaluate_dataset(
+    model: RunModel,
+    dataset: DataSet,
+    by: Iterable[str] = (),
+    thresholds: Mapping[str, float] | None = None,
+) -> Metrics | TaskMetrics:
     """Return all metrics of a model on a data set, for all records and by the columns ``by``.
 
     Classes are matched by name, so a data set that lacks some of the model's is evaluated too.
     """
     groups = {column: dataset.column(column) for column in by}
+    if model.task.name != "single-label":
+        kept, targets = summaries(model, dataset)
+        return evaluate_task(model.task, kept, targets, groups, thresholds)
     labels = _labels_of(model, dataset)
     return evaluate(predict_dataset(model, dataset), labels, model.class_names, groups)
+
+
+def summaries(model: RunModel, dataset: DataSet) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """Return what the metrics of the model's task need of each record, and its target.
+
+    Raises:
+        DataError: if the data set is of another task, size or list of classes.
+    """
+    from dpbam.training.evaluation import summarise
+
+    _check_shape(model, dataset)
+    if dataset.task != model.task.name:
+        raise DataError(
+            f"{dataset.name} has labels for {dataset.task}, but the model does {model.task.name}"
+        )
+    if dataset.task != "regression" and dataset.class_names != model.class_names:
+        raise DataError(
+            f"{dataset.name} has {', '.join(dataset.class_names[:10])}, but the model knows "
+            f"{', '.join(model.class_names[:10])}: give the same, in the same order"
+        )
+    kept, targets, _ = summarise(model.module, dataset, model.task)
+    return kept.double().numpy(), targets.numpy()
 
 
 def _labels_of(model: RunModel, dataset: DataSet) -> NDArray[np.int64]:
@@ -84,18 +149,18 @@ def _labels_of(model: RunModel, dataset: DataSet) -> NDArray[np.int64]:
     return np.asarray(numbers[dataset.labels])
 
 
-def _probabilities(model: RunModel, pixels: Pixels) -> NDArray[np.float64]:
-    """softmax(model(x)): uint8 [B, C, H, W] -> [B, K]."""
+def _predictions(model: RunModel, pixels: Pixels) -> NDArray[Any]:
+    """uint8 [B, C, H, W] -> [B, K], or masks [B, H, W]."""
     import torch
 
     device = next(model.module.parameters()).device
     with torch.no_grad():
-        return _softmax(model.module(to_float(torch.from_numpy(pixels).to(device))))
+        output = model.module(to_float(torch.from_numpy(pixels).to(device)))
+        return _array_of(model.task.predictions(output))
 
 
-def _softmax(logits: Tensor) -> NDArray[np.float64]:
-    probabilities: NDArray[np.float64] = logits.double().softmax(dim=1).cpu().numpy()
-    return probabilities
+def _array_of(predictions: Tensor) -> NDArray[Any]:
+    return np.asarray(predictions.cpu().numpy())
 
 
 def _chunks(

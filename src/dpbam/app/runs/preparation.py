@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.privacy.ledger import Ledger
     from dpbam.training.events import Reporter
+    from dpbam.training.tasks import Task
     from dpbam.training.trainer import Trainer
 
 _FEW_ROWS = 16  # with fewer, parts of a step that do not grow still dominate
@@ -46,6 +47,7 @@ class Prepared:
         test: the test set.
         plan: sigma, q, steps, n and epsilon.
         model: on its device, with its initial weights.
+        task: the loss of a record, metrics and predictions.
         cache: the folder that keeps the features of a frozen encoder; None: memory.
     """
 
@@ -54,6 +56,7 @@ class Prepared:
     test: DataSet
     plan: PrivacyPlan
     model: nn.Module
+    task: Task
     cache: Path | None = None
 
     @cached_property
@@ -98,8 +101,6 @@ class Prepared:
             on_release: called with the statistics that are released with each gradient.
             ranks: the processes that train together.
         """
-        from torch import nn
-
         from dpbam.app.runs import build
         from dpbam.compute import Compute
         from dpbam.oracle import PrivateGradientOracle
@@ -107,10 +108,11 @@ class Prepared:
         config = self.config
         return PrivateGradientOracle(
             self.model,
-            nn.CrossEntropyLoss(reduction="none"),
+            self.task,
             self.plan,
             build.make_method(config),
             augment=build.make_augment(config),
+            augment_targets=build.make_mask_augment(config, self.train.task),
             multiplicity=max(1, config.augment_multiplicity),
             filter=build.make_filter(config),
             clipping=build.make_clipping(config),
@@ -130,9 +132,8 @@ class Prepared:
         Raises:
             dpbam.errors.DPBAMError: if no step is possible: a shift too large for the images.
         """
-        import torch
-
-        return oracle.fit(blank(self.seen.train, 1), torch.zeros(1, dtype=torch.int64))
+        train = self.seen.train
+        return oracle.fit(blank(train, 1), self.task.blank_targets(1, *train.shape[1:]))
 
     def estimated_fit(self) -> Fit:
         """Estimate the rows that fit and their memory, from the line through two small batches.
@@ -146,7 +147,7 @@ class Prepared:
         each = oracle.views.multiplicity  # rows per unit
         units = max(2, _FEW_ROWS // each)
         train = self.seen.train
-        few, more = peak(oracle, train, units), peak(oracle, train, 2 * units)
+        few, more = (peak(oracle, train, self.task, k) for k in (units, 2 * units))
         share = max(1.0, (more - few) / (each * units))  # bytes per row
         rows = oracle.physical_batch_size
         if rows is None:
@@ -166,6 +167,7 @@ class Prepared:
             oracle,
             build.make_optimizer(config, self.model, oracle),
             *self.seen,
+            task=self.task,
             units=self.units,
             schedule=build.make_schedule(config.schedule, steps),
             average=build.make_average(config, self.model, steps),
@@ -185,6 +187,7 @@ class Prepared:
         trained = count_trainable(self.model)
         return {
             "data": self.train.name,
+            "task": self.task.name,
             "n": plan.n,
             "unit": plan.unit,
             "relation": RELATION,
@@ -242,6 +245,8 @@ def prepare(
         image_size=config.image_size,
         channels=config.channels,
         unit=config.unit,
+        task=config.task,
+        label_columns=config.label_columns,
     )
     if not config.allow_shared_units:
         _refuse_shared(train, test, config.unit)
@@ -250,9 +255,10 @@ def prepare(
         _validate.owners(config.unit, units)
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
+    task = build.task_of(config, train, model)
     on_phase("calibrating the noise")
     plan = config.plan(n, noise_multiplier=noise_multiplier)
-    return Prepared(config, train, test, plan, model, cache)
+    return Prepared(config, train, test, plan, model, task, cache)
 
 
 def blank(data: DataSet, records: int) -> Tensor:
@@ -265,17 +271,17 @@ def blank(data: DataSet, records: int) -> Tensor:
     return torch.zeros(records, *data.shape, dtype=kind)
 
 
-def peak(oracle: PrivateGradientOracle, train: DataSet, units: int) -> int:
+def peak(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: int) -> int:
     """Measure the most bytes alive at once in one step on ``units`` blank images.
 
     Memory does not depend on the values.
     """
-    import torch
-
     from dpbam.batches import LogicalBatch
     from dpbam.engines.memory import peak_bytes
 
-    batch = LogicalBatch.of(blank(train, units), torch.zeros(units, dtype=torch.int64), None, 1)
+    batch = LogicalBatch.of(
+        blank(train, units), task.blank_targets(units, *train.shape[1:]), None, 1
+    )
     device = next(oracle.model.parameters()).device
     rows = units * oracle.views.multiplicity
     physical = next(batch.split(rows, oracle.views, device))

@@ -29,7 +29,7 @@ class Recorder(Reporter):
         for path in (self._bias, self._folder.statistics):
             keep_json_lines(path, step - 1)  # their steps are counted from 0
         lines = keep_json_lines(self._folder.metrics, step)
-        return [EvaluationReport(**_finite(line)) for line in lines]
+        return [EvaluationReport.from_dict(_finite(line)) for line in lines]
 
     def on_step(self, report: StepReport) -> None:
         names = ("step", "lr", "seconds", "non_private_batch_size", "non_private_loss")
@@ -44,7 +44,7 @@ class Recorder(Reporter):
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         append_json_line(self._looks, {"step": report.step})  # counted before it is shown
-        append_json_line(self._folder.metrics, asdict(report))
+        append_json_line(self._folder.metrics, report.to_dict())
 
     def evaluated(self, *, seeded: bool) -> int:
         """Return how often the test data was evaluated, also in steps that a restart lost.
@@ -80,7 +80,8 @@ class TensorBoard(Reporter):
             self._writer.add_scalar("non_private/loss", report.non_private_loss, report.step)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
-        self._writer.add_scalar("test/accuracy", report.accuracy, report.step)
+        for name, value in report.scores.items():
+            self._writer.add_scalar(f"test/{name}", value, report.step)
         self._writer.add_scalar("test/loss", report.loss, report.step)
         self._writer.flush()
 

@@ -135,8 +135,14 @@ class RunResult:
         return self.plan.charges(self.steps, self.charged - self.steps)
 
     @property
-    def accuracy(self) -> float:
-        return self.evaluations[-1].accuracy
+    def score(self) -> float:
+        """The task's main metric on the test set, such as the accuracy: more is better."""
+        return self.evaluations[-1].score
+
+    @property
+    def metric(self) -> str:
+        """Its name."""
+        return self.evaluations[-1].metric
 
 
 @dataclass(frozen=True)

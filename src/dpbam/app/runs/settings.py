@@ -170,6 +170,27 @@ def _size(text: str) -> int | tuple[int, int]:
     return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 
+def _range(text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    try:
+        return float(low), float(high if colon else "")
+    except ValueError:
+        raise ArgumentError(f"--target-range must be like 0:100, got {text!r}") from None
+
+
+def _weights(texts: Sequence[str]) -> dict[str, float]:
+    return dict(_weight(text) for text in texts)
+
+
+def _weight(text: str) -> tuple[str, float]:
+    """``ill=4`` as ("ill", 4.0); a class may have an = in its name."""
+    name, _, value = text.rpartition("=")
+    try:
+        return name, float(value if name else "")
+    except ValueError:
+        raise ArgumentError(f"--class-weight must be like ill=4, got {text!r}") from None
+
+
 def _options(texts: Sequence[str]) -> dict[str, Any]:
     return dict(_option(text) for text in texts)
 
@@ -210,4 +231,6 @@ FromZero = Annotated[int, _named(_from_zero)]
 Every = Annotated[Count, Written(str, _every)]
 ImageSize = Annotated[int | tuple[int, int], Written(str, _size)]
 Options = Annotated[dict[str, Any], Written(list[str], _options)]
+Range = Annotated[tuple[float, float], Written(str, _range)]
+Weights = Annotated[dict[str, float], Written(list[str], _weights)]
 Patterns = Annotated[tuple[str, ...], Written(list[str], list)]

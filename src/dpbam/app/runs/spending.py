@@ -74,7 +74,9 @@ def settle(path: Path | None, folder: RunFolder, run: str, ledger: Ledger) -> di
         )
     budget.settle(run, stored.charges())
     epsilon, delta = budget.total
-    return {"file": path.name, "epsilon": epsilon, "delta": delta, "taken": budget.epsilon()}
+    others = [{"run": e.run, "finished": e.settled} for e in budget.entries() if e.run != run]
+    return {"file": path.name, "epsilon": epsilon, "delta": delta, "taken": budget.epsilon(),
+            "other_runs": others}  # fmt: skip
 
 
 def release_reservation(out: str | Path) -> None:
@@ -142,7 +144,7 @@ def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int
         return total
     if plan.epsilon(total - replays, replays) <= config.epsilon:
         return total
-    if plan.noise_schedule != (1.0,):
+    if plan.noise_schedule != (1.0,) or plan.released_before is not None:
 
         def spent(steps: int) -> float:
             return plan.epsilon(steps, replays)

@@ -1,7 +1,8 @@
 """The privacy statement: what a run guarantees, for whom, and what it does not.
 
 Everything in it is public: facts of the plan, the ledger's count, names. Nothing in it was
-computed from the training data without noise.
+computed from the training data without noise. Its fields are in ``privacy-statement.schema.json``
+of the documentation; :mod:`dpbam.app.runs.statement_text` formats it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from dpbam._version import __version__
 from dpbam.app.runs.card import model_card
 from dpbam.app.runs.files import FORMAT, read_json, read_json_lines, write_atomic, write_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.statement_text import to_html, to_markdown
 from dpbam.privacy import accounting
-from dpbam.privacy.plan import RELATION
+from dpbam.privacy.plan import RELATION, PrivacyPlan
 from dpbam.privacy.rounding import up
+from dpbam.privacy.tradeoff import LEAST_ERROR, trade_off
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dpbam.app.runs.config import RunConfig
     from dpbam.app.runs.preparation import Prepared
     from dpbam.privacy.ledger import Ledger
@@ -44,9 +49,35 @@ _SHARED = (
     "those the published accuracy is a further release, and it is not an accuracy on new ones"
 )
 _MODES = {"standard": _FRESH, "secure": _SECURE}
+_WHO_SEES_WHAT = {
+    "the operator, who trains": "the data, and everything in the run folder: trusted",
+    "everyone else": "the files that may be published, and what is computed from them; they may "
+    "know the code, every setting, and everything else about the world",
+    "observers of the machine, its logs and its network": "more than this promise covers: see "
+    "what it does not cover",
+}
+_OUTSIDE = (
+    "How long steps took, and the sizes of the batches: those who can watch the machine, its logs "
+    "or its network while it trains learn more than this epsilon allows.",
+    "The number of units, the list of classes and the shape of a record, which count as public: a "
+    "class that only one person has would reveal that person.",
+    "Which records are for training and which for testing: the split is taken as given.",
+    "What is true of people in general: a conclusion that the model draws about someone from what "
+    "it learned of others is possible without that one's data.",
+    "Several units that belong together, such as records of one person or people of one family: "
+    "for k of them at once epsilon is up to k times as large, and delta more.",
+    "Copies of the data, checkpoints and files of the run folder that must not be published.",
+)
+_FLOATS = (
+    "Attacks on the last bits of released numbers (floating-point rounding): the noise was not "
+    "made to withstand them; secure noise is."
+)
+RATES, PRIORS = (0.001, 0.01, 0.1), (0.1, 0.001, 1e-6)
+_PROFILE = (1e-2, 1e-4, 1e-6, 1e-8, 1e-10)
 
 
 def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evaluations: int,
+              identity: dict[str, Any],
               budget: dict[str, Any] | None = None) -> dict[str, Any]:  # fmt: skip
     """Return the statement as plain values.
 
@@ -56,6 +87,7 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         run: its identifier.
         steps: steps that reached the model.
         evaluations: of the test data.
+        identity: of the files (:func:`dpbam.app.runs.identity.identity`).
         budget: how the data set's budget stands, if there is one.
     """
     plan, config = prepared.plan, prepared.config
@@ -63,10 +95,18 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "format": FORMAT,
         "run": run,
         "dpbam": __version__,
+        "identity": identity,
+        "operator": config.operator,
+        "curator": config.curator,
+        "purpose": config.purpose,
         "private": plan.private,
         "epsilon": ledger.epsilon(),
         "delta": plan.delta,
+        "trade_off": attacks(ledger.charges(), plan.accountant),
         "unit": _unit(plan.unit, plan.max_records),
+        "unit_name": plan.unit,
+        "unit_reason": config.unit_reason,
+        "beyond_max_records": _beyond(plan),
         "units": plan.n,
         "neighbouring_relation": f"{RELATION} of privacy",
         "accountant": accounting.accountant_version(plan.accountant),
@@ -79,6 +119,8 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "noise_multiplier": plan.noise_multiplier,
         "charged_noise_multiplier": plan.charged_noise_multiplier,
         "released_beside_the_gradients": _beside(config),
+        "count_noise_multiplier": config.release_counts,
+        "class_weights": _weights(prepared),
         "clip_norm": plan.clip_norm,
         "clipping": plan.clipping,
         "noise_schedule": list(plan.noise_schedule),
@@ -98,11 +140,14 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
             "set": prepared.test.name,
             "records": len(prepared.test),
             "times": evaluations,
+            "trained_on": _trained_on(prepared),
             "shared_units_allowed": config.allow_shared_units,
             "note": _EVALUATION + (_SHARED if config.allow_shared_units else ""),
         },
         "budget": budget,
-        "may_be_published": [*PUBLISHABLE, *(["statistics.jsonl"] if config.release_norms else [])],
+        "who_sees_what": _WHO_SEES_WHAT,
+        "outside_the_promise": [*_OUTSIDE, *([] if config.noise == "secure" else [_FLOATS])],
+        "may_be_published": [*PUBLISHABLE, *released_files(config)],
         "may_be_published_if_the_test_records_are_not_sensitive": ["metrics.jsonl"],
         "must_not_be_published": ["non-private/", "checkpoints/", "ledger.jsonl", "config.toml"],
     }
@@ -110,93 +155,50 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
 
 def write_statement(folder: RunFolder, values: dict[str, Any]) -> None:
     """Write the statement for machines and for people, and the model card with it in short."""
+    text = to_markdown(values)
     write_json(folder.statement_json, values)
-    write_atomic(folder.statement, to_markdown(values))
+    write_atomic(folder.statement, text)
+    write_atomic(folder.statement_html, to_html(text))
     if folder.model.exists():
         metrics = read_json_lines(folder.metrics)
         card = model_card(values, read_json(folder.model), metrics[-1] if metrics else None)
         write_atomic(folder.card, card)
 
 
-def to_markdown(s: dict[str, Any]) -> str:
-    """Format the statement for people."""
-    evaluated, budget = s["evaluated_on"], s["budget"]
-    rows = [
-        ("Unit of privacy", s["unit"]),
-        ("Units in the training set", f"{s['units']:,} (a public fact)"),
-        ("Neighbouring relation", s["neighbouring_relation"]),
-        ("Method", s["method"]),
-        ("Sampling", s["sampling"]),
-        ("Sampling rate q", f"{s['sampling_rate']:.6g}"),
-        ("Expected batch size", str(s["expected_batch_size"])),
-        ("Steps", _steps(s)),
-        ("Noise multiplier sigma", f"{s['noise_multiplier']:.6g}"),
-        ("Released beside the gradients", s["released_beside_the_gradients"]),
-        ("Clipping", f"{s['clipping']}, norm C = {s['clip_norm']:g}"),
-        *_parts(s),
-        ("Accountant", s["accountant"]),
-        ("Noise", s["noise_mode"]),
-        ("Initial weights", s["initial_weights"]),
-        ("Tuning", s["tuned_on"]),
-        ("Evaluation", f"{evaluated['set']}, {evaluated['records']:,} records, "
-                       f"{evaluated['times']} times; {evaluated['note']}"),
-        ("Budget of the data set", "none was given" if budget is None else
-         f"{budget['file']}: {up(budget['taken'])} of epsilon {up(budget['epsilon'])} taken, at "
-         f"delta {budget['delta']:g}"),
-    ]  # fmt: skip
-    table = "\n".join(f"| {name} | {text} |" for name, text in rows)
-    return _TEMPLATE.format(
-        promise=_promise(s),
-        table=table,
-        publish=_bullets(s["may_be_published"]),
-        perhaps=_bullets(s["may_be_published_if_the_test_records_are_not_sensitive"]),
-        never=_bullets(s["must_not_be_published"]),
-        run=s["run"],
-        dpbam=s["dpbam"],
-    )
+def attacks(charges: Sequence[accounting.Charge], accountant: str) -> dict[str, Any]:
+    """Return what the best attack achieves, rounded against the operator; or why that is unknown.
+
+    Args:
+        charges: what the ledger holds.
+        accountant: the run's.
+    """
+    if any(not charge.noise_multiplier for charge in charges):
+        return {"not_given": "without noise an attack may always be right"}
+    if accountant != "pld":
+        return {
+            "not_given": "the accountant was RDP, which bounds epsilon and has no distribution of "
+            "the privacy loss to take more from; the PLD accountant has"
+        }
+    found = trade_off(charges)
+    if found is None:
+        return {
+            "not_given": "no privacy loss distribution was computed: no step was taken, epsilon "
+            "is above 500, or there are more than a million steps"
+        }
+    mu, regret = found.gaussian
+    return {
+        "true_positive_rates": {f"{rate:g}": _up(found.power(rate)) for rate in RATES},
+        "advantage": _up(found.advantage),
+        "reconstruction": {f"{prior:g}": _up(found.power(prior)) for prior in PRIORS},
+        "gaussian_mu": _up(mu),
+        "gaussian_regret": _up(regret),
+        "gaussian_least_error": LEAST_ERROR,
+        "profile": [{"delta": d, "epsilon": _up(found.epsilon(d))} for d in _PROFILE],
+    }
 
 
-_TEMPLATE = """# Privacy statement
-
-{promise}
-
-| | |
-|---|---|
-{table}
-
-## What may be published
-
-{publish}
-
-If the test records are not sensitive, also:
-
-{perhaps}
-
-## What must not be published
-
-These hold facts taken from the data without noise, or what would help to undo it:
-
-{never}
-
-Run {run}, made by dpbam {dpbam}.
-"""
-
-
-def _promise(s: dict[str, Any]) -> str:
-    if not s["private"]:
-        return (
-            "**This model is not private.** It was trained without noise, as a reference: epsilon "
-            "is infinite. Publishing it may reveal its training data."
-        )
-    epsilon, delta = up(s["epsilon"]), f"{s['delta']:g}"
-    research = "**Research only**: the run was seeded (see Noise). " if s["seeded"] else ""
-    return (
-        f"{research}The model in this folder is **(epsilon = {epsilon}, delta = {delta})-"
-        f"differentially private** for every {s['unit']}: whether that one's data was in the "
-        "training set or not changes the probability of any outcome of the training by at most a "
-        f"factor of e^{epsilon}, up to the probability {delta}. This holds for all that is "
-        "computed from the model, whoever computes it and whatever else they know."
-    )
+def _up(value: float) -> float:
+    return float(up(value, 6))
 
 
 def _unit(unit: str, max_records: int) -> str:
@@ -205,13 +207,29 @@ def _unit(unit: str, max_records: int) -> str:
     return f"{unit} (all records with the same {unit}, at most {max_records} of them per step)"
 
 
-def _steps(s: dict[str, Any]) -> str:
-    if s["charged_steps"] == s["steps"]:
-        return str(s["steps"])
+def _beyond(plan: PrivacyPlan) -> str:
+    if plan.unit == "record":
+        return "every record is a unit of its own: there are none beyond"
     return (
-        f"{s['steps']} reached the model, {s['charged_steps']} are charged: the run was "
-        "interrupted, and steps that were lost are paid for"
+        f"of a {plan.unit} with more than {plan.max_records} records, {plan.max_records} are drawn "
+        "anew at each step; the others may enter at other steps. The promise is for all of them "
+        "together, however many there are"
     )
+
+
+def _trained_on(prepared: Prepared) -> str:
+    """Whether test units were trained on: a fact of the columns and the code, not of the data."""
+    unit = prepared.plan.unit
+    if unit == "record":
+        return (
+            "Not excluded: the unit is a record, and one person may have records in the training "
+            "and in the test set"
+        )
+    if prepared.config.allow_shared_units:
+        return f"Not excluded: the operator allowed a {unit} to be in both sets"
+    if unit in prepared.test.columns:
+        return f"No: a run whose two sets share a {unit} is refused"
+    return f"Not known: the test records do not name their {unit}"
 
 
 def _initial(config: RunConfig, public: dict[str, Any] | None) -> str:
@@ -244,6 +262,23 @@ def _beside(config: RunConfig) -> str:
     )
 
 
+def released_files(config: RunConfig) -> list[str]:
+    """Return the files that hold what was released besides the model."""
+    counts = ["class-counts.json"] if config.release_counts else []
+    return counts + (["statistics.jsonl"] if config.release_norms else [])
+
+
+def _weights(prepared: Prepared) -> str:
+    config = prepared.config
+    given = ", ".join(f"{name} {weight:g}" for name, weight in config.class_weights.items())
+    if config.release_counts is None:
+        return f"given by the user as public facts: {given}" if given else "none"
+    return (
+        f"from class counts, released once with noise of sigma {config.release_counts:g} before "
+        "the first step: a Gaussian event on all units, covered by the epsilon above"
+    )
+
+
 def _own_code(config: RunConfig) -> str:
     """Name the parts that are the user's own code, and what is known of them."""
     own = [f"{k} {getattr(config, k)}" for k in ("method", "clipping", "filter")
@@ -255,21 +290,3 @@ def _own_code(config: RunConfig) -> str:
         "step against the sensitivity to which the noise is calibrated; that the code lets no unit "
         "depend on another, and keeps nothing of the data, is for the user to know"
     )
-
-
-def _parts(s: dict[str, Any]) -> list[tuple[str, str]]:
-    """Rows for what most runs do not have."""
-    rows = []
-    for name, text in (("noise_schedule", "sigma"), ("clip_schedule", "C")):
-        if (factors := s.get(name, [1.0])) != [1.0]:
-            phases = ", ".join(f"{f:g}" for f in factors)
-            rows.append((f"Schedule of {text}", f"times {phases} in phases of equal length"))
-    if s.get("filter", "none") != "none":
-        rows.append(("Filter", f"{s['filter']}: of released gradients alone, at no cost"))
-    if s.get("own_code", "none") != "none":
-        rows.append(("Code of the user's own", s["own_code"]))
-    return rows
-
-
-def _bullets(names: list[str]) -> str:
-    return "\n".join(f"- `{name}`" for name in names) or "- nothing"

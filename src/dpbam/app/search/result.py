@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam.app.runs.files import read_json, write_atomic, write_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.identity import today
 from dpbam.app.runs.statement import write_statement
 from dpbam.app.search.search import Search
 from dpbam.app.search.selection import search_epsilon
@@ -46,6 +47,10 @@ _ACCOUNTED = (
     "accounted: this is the best of a random number of independent trials ({draw}; {stages} such "
     "selections, one after the other), of which the others are not released; epsilon covers the "
     "whole search (Papernot and Steinke 2022){score}"
+)
+_RDP_ALONE = (
+    "the epsilon of a search is by Renyi divergences, which have no distribution of the privacy "
+    "loss to take more from"
 )
 _PUBLIC_SCORE = ", given that the test records, by which the best was chosen, are public"
 _NOISED_SCORE = (
@@ -182,6 +187,7 @@ def _publish(result: SearchResult, best: Path) -> None:
     evaluated = stored["evaluated_on"]
     values = {
         **stored,
+        "identity": {**stored["identity"], "date": today()},  # of the search, not of the trial
         "tuned_on": result.statement(),
         "evaluated_on": {**evaluated, "note": f"{evaluated['note']}. {_ALL_EVALUATED}"},
         "may_be_published": files,
@@ -190,6 +196,7 @@ def _publish(result: SearchResult, best: Path) -> None:
     }
     if result.search.accounted:
         values |= {"epsilon": result.epsilon, "accountant": accountant_version("rdp")}
+        values["trade_off"] = {"not_given": _RDP_ALONE}
     write_statement(target, values)
 
 

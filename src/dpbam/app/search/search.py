@@ -40,10 +40,12 @@ _SAME_COST = (
     "init", "freeze", "train", "physical_batch_size", "optimizer", "lr", "momentum",
     "weight_decay", "schedule", "augment_multiplicity", "shift", "flip", "augment_probability",
     "ema", "swa", "filter", "filter_options", "clipping_options", "clip_schedule", "correct_noise",
+    "class_weights", "focal",
 )  # fmt: skip
 _UNACCOUNTABLE = {
     "budget": "a budget file counts steps and knows no selections",
     "release_norms": "statistics released with the gradients are released by every trial",
+    "release_counts": "class counts are released by every trial",
 }
 
 
@@ -136,7 +138,13 @@ class Search:
         first = self.config(self.stages()[0], {}, accountant="rdp")
         sigma = first.noise_multiplier
         known = first.replace(epsilon=None, noise_multiplier=sigma or 1.0)
-        plan = prepare(known).plan
+        prepared = prepare(known)
+        if self.score_noise is not None and prepared.task.metric != "accuracy":
+            raise ConfigError(
+                "score_noise is for an accuracy, which one test record changes by 1/n: "
+                f"{prepared.task.metric} has no such bound; leave it out if the test set is public"
+            )
+        plan = prepared.plan
         if sigma is None:
             assert first.epsilon is not None  # a configuration has one of the two
             sigma = search_noise_multiplier(

@@ -128,14 +128,14 @@ def _do_trial(
 
 
 def score(search: Search, result: RunResult, noise: random.Random) -> float:
-    """Return a trial's accuracy, with noise if an accounted search asks for it.
+    """Return a trial's main metric, the accuracy with noise if an accounted search asks for it.
 
     (number correct + N(0, s^2)) / number of test records; that number is taken to be public.
     """
     last = result.evaluations[-1]
     if search.score_noise is None:
-        return last.accuracy
-    correct = round(last.accuracy * last.records)
+        return last.score
+    correct = round(last.score * last.records)
     return (correct + noise.gauss(0.0, search.score_noise)) / last.records
 
 
@@ -171,7 +171,7 @@ class _Reports(Reporter):
         if evaluation.step in self._reported:
             return
         self._reported.add(evaluation.step)
-        self._trial.report(evaluation.accuracy, evaluation.step)
+        self._trial.report(evaluation.score, evaluation.step)
         if self._trial.should_prune():
             raise TrialPruned
 

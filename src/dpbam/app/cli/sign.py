@@ -1,0 +1,37 @@
+"""``dpbam sign``: the operator vouches for a run's statement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpbam.app.cli.output import facts, option, say
+
+
+def sign(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run.")],
+    key: Annotated[Path, option("The operator's private Ed25519 key, a PEM file.")],
+) -> None:
+    r"""Sign a run's privacy statement, which names the model's digest, with the operator's key.
+
+    The signature is written to privacy-statement.sig, which may be published. dpbam audit RUN
+    verifies it. It needs the extra sign: pip install 'dpbam\[sign]'.
+
+    Examples:
+        $ openssl genpkey -algorithm ed25519 -out operator.pem
+        $ openssl pkey -in operator.pem -pubout -out operator-public.pem
+        $ dpbam sign runs/digits --key operator.pem
+        $ dpbam audit runs/digits --public-key operator-public.pem
+    """
+    from dpbam.app.runs.folder import RunFolder
+    from dpbam.app.runs.identity import sign
+
+    run = RunFolder(folder)
+    run.check_links()
+    public = sign(run, key)
+    say(facts({"signature": run.signature, "public key": public}))
+
+
+COMMANDS = {"sign": sign}

@@ -1,0 +1,109 @@
+"""Class weights from class counts that are released with noise, once, before the first step.
+
+A unit's contribution is the mean over its records of their classes (one-hot), findings (0 and 1
+each) or shares of the pixels. Its length is at most
+
+====================================  ==========
+single-label, segmentation            1
+multi-label, L findings               sqrt(L)
+====================================  ==========
+
+whatever its number of records, and adding or removing a unit changes the sum by that much. The sum
+is released with Gaussian noise of ``release_counts`` (sigma_c) times this sensitivity: a Gaussian
+mechanism on all units, charged with q = 1. It composes with the steps; the plan's sigma is
+calibrated so that both together stay within epsilon. Weights are functions of the noised counts c
+and the public n, so they cost nothing more:
+
+====================================  ====================================
+single-label, segmentation            w_k = n / (K c_k)
+multi-label                           w_k = (n - c_k) / c_k, at least 1
+====================================  ====================================
+
+A count below its noise is replaced by it, so that noise alone makes no weight large.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpbam.app.runs.files import FORMAT, read_json, write_json
+from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.run import RunError
+from dpbam.privacy.ledger import BEFORE
+
+if TYPE_CHECKING:
+    from dpbam.app.runs.preparation import Prepared
+    from dpbam.data import DataSet
+    from dpbam.oracle import PrivateGradientOracle
+
+Floats = NDArray[np.float64]
+
+
+def weigh(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracle) -> None:
+    """Set the task's weights from the run's released counts, which are made if it has none yet."""
+    import torch
+
+    task, path = prepared.task, folder.class_counts
+    if not path.exists():
+        _release(folder, prepared, oracle)
+    stored = read_json(path)
+    counts = np.array([stored["counts"][name] for name in task.class_names])
+    weights = balanced(counts, stored["noise"], prepared.plan.n, task.name == "multi-label")
+    task.weights.copy_(torch.from_numpy(weights))
+
+
+def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracle) -> None:
+    """Release the counts: on the ledger first, then in their file."""
+    import torch
+
+    from dpbam.params import digest
+
+    sigma, seeded = prepared.config.release_counts, oracle.randomness.seeded
+    assert sigma is not None
+    if not seeded and any(e["stream"].endswith(BEFORE) for e in oracle.ledger.entries()):
+        raise RunError(
+            f"{folder.class_counts} is gone, though its release is on the ledger, and the plan has "
+            "no second one: restore the file, or start a new run"
+        )
+    std = sigma * sensitivity(prepared.train)
+    sums = {"counts": torch.from_numpy(contributions(prepared.train, prepared.units).sum(axis=0))}
+    noised = oracle.noise.add(sums, std, 0, stream="class-counts")
+    oracle.ledger.charge(
+        f"{oracle.stream}{BEFORE}", 0, noise_multiplier=sigma, sampling_rate=1.0,
+        release=digest(noised) if seeded else None,
+    )  # fmt: skip
+    names = prepared.task.class_names
+    counts = dict(zip(names, noised["counts"].tolist(), strict=True))
+    values = {"format": FORMAT, "counts": counts, "noise": std, "of": prepared.plan.unit}
+    write_json(folder.class_counts, values)
+
+
+def sensitivity(train: DataSet) -> float:
+    """Return the most by which one unit changes the counts, as a vector."""
+    return math.sqrt(train.num_classes) if train.task == "multi-label" else 1.0
+
+
+def contributions(train: DataSet, units: NDArray[Any] | None) -> Floats:
+    """Return what each unit adds to the counts: [U, K], the mean of its records' shares."""
+    shares = train.class_shares()
+    if units is None:
+        return shares
+    _, owner, records = np.unique(units, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(records), shares.shape[1]))
+    np.add.at(sums, owner, shares)
+    return np.asarray(sums / records[:, None])
+
+
+def balanced(counts: Floats, noise: float, n: int, findings: bool) -> Floats:
+    """Return the weights of classes, or of findings, from their noised counts.
+
+    Example:
+        >>> balanced(np.array([900.0, 100.0, -7.0]), noise=20.0, n=1000, findings=False).round(2)
+        array([ 0.37,  3.33, 16.67])
+    """
+    c = np.maximum(counts, max(1.0, noise))
+    return np.asarray(np.maximum((n - c) / c, 1.0) if findings else n / (len(c) * c))

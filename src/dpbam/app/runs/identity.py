@@ -1,0 +1,124 @@
+"""What a statement is about: digests of the files and the settings; and the operator's signature.
+
+The signature is Ed25519 over the bytes of ``privacy-statement.json``, which holds the SHA-256 of
+the model's files: signing it is vouching for them. Ed25519 is in the package ``cryptography``, the
+extra ``sign``; anyone can check it with ``openssl pkeyutl -verify -rawin``, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpbam.app.runs.facts import versions
+from dpbam.app.runs.files import read_json, write_json
+from dpbam.app.runs.run import RunError
+from dpbam.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from dpbam.app.runs.config import RunConfig
+    from dpbam.app.runs.folder import RunFolder
+
+# A digest of the seed would let anyone try out seeds, and subtract the noise; the others are paths.
+_LEFT_OUT = {"seed", "noise_seed", "data_root", "budget"}
+
+
+def identity(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
+    """Return what names the model: date, SHA-256 of its files and of the settings, versions."""
+    files = (folder.weights, folder.model, folder.statistics)
+    return {
+        "date": today(),
+        "files": {path.name: file_digest(path) for path in files if path.exists()},
+        "configuration_sha256": config_digest(config),
+        "versions": versions(),
+    }
+
+
+def today() -> str:
+    """The day, in UTC: a time of day would say how long the training took."""
+    return datetime.now(UTC).date().isoformat()
+
+
+def file_digest(path: Path) -> str:
+    """Return SHA-256 of a file's bytes, as sha256sum prints it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def config_digest(config: RunConfig) -> str:
+    """Return SHA-256 of the settings as JSON, keys sorted, without seeds and paths."""
+    kept = {k: v for k, v in config.to_mapping().items() if k not in _LEFT_OUT}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def sign(folder: RunFolder, key: Path) -> str:
+    """Sign the statement with the operator's Ed25519 key (PEM); return the public key.
+
+    Raises:
+        RunError: if there is no statement.
+        ArgumentError: if there is no such key, or no package for it.
+    """
+    ed25519, serialization = _cryptography()
+    if not folder.statement_json.is_file():
+        raise RunError(f"there is no statement in {folder.path}: finish the run first")
+    make_one = "make one with openssl genpkey -algorithm ed25519 -out operator.pem"
+    try:
+        private = serialization.load_pem_private_key(key.read_bytes(), password=None)
+    except (OSError, TypeError, ValueError) as error:
+        raise ArgumentError(f"the key {key} cannot be read ({error}): {make_one}") from None
+    if not isinstance(private, ed25519.Ed25519PrivateKey):
+        raise ArgumentError(f"the key {key} is not an Ed25519 key: {make_one}")
+    signature = private.sign(folder.statement_json.read_bytes())
+    public: str = private.public_key().public_bytes_raw().hex()
+    write_json(folder.signature, {
+        "format": 1,
+        "algorithm": "Ed25519",
+        "public_key": public,
+        "signature": base64.b64encode(signature).decode(),
+    })  # fmt: skip
+    return public
+
+
+def verified(folder: RunFolder) -> str:
+    """Return the public key whose owner signed the statement as it is; RunError if none did."""
+    ed25519, _ = _cryptography()
+    from cryptography.exceptions import InvalidSignature
+
+    values = read_json(folder.signature)
+    try:
+        public = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(values["public_key"]))
+        signature = base64.b64decode(values["signature"], validate=True)
+        public.verify(signature, folder.statement_json.read_bytes())
+    except (InvalidSignature, KeyError, TypeError, ValueError):
+        raise RunError(
+            f"{folder.signature} is no signature of {folder.statement_json.name} as it is: one of "
+            "the two was changed; ask the operator, who can sign again"
+        ) from None
+    return str(values["public_key"])
+
+
+def public_key(path: Path) -> str:
+    """Read a public key in PEM, and return its 32 bytes in hexadecimal digits."""
+    ed25519, serialization = _cryptography()
+    try:
+        key = serialization.load_pem_public_key(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"the public key {path} cannot be read: {error}") from None
+    if not isinstance(key, ed25519.Ed25519PublicKey):
+        raise ArgumentError(f"the public key {path} is not an Ed25519 key")
+    return str(key.public_bytes_raw().hex())
+
+
+def _cryptography() -> tuple[Any, Any]:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError:
+        raise ArgumentError(
+            "signatures need the package cryptography: pip install 'dpbam[sign]'"
+        ) from None
+    return ed25519, serialization

@@ -1,0 +1,136 @@
+"""Class counts: what one unit can change, the noise, what is charged, and what is published."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpbam.app.audit.check import check_run, signed_off
+from dpbam.app.runs import Budget, ConfigError, RunConfig, RunError, execute, prepare
+from dpbam.app.runs.class_counts import _release, balanced, contributions, sensitivity
+from dpbam.app.runs.files import read_json
+from dpbam.app.runs.folder import RunFolder
+from dpbam.data import from_arrays
+from dpbam.privacy.accounting import Charge
+from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.noise import GaussianNoise
+from dpbam.privacy.randomness import Randomness
+
+SETTINGS = {
+    "data": "digits", "model": "mlp", "model_options": {"hidden": [8]}, "epsilon": 3.0, "epochs": 1,
+    "batch_size": 300, "release_counts": 10.0, "accountant": "rdp", "num_workers": 0,
+}  # fmt: skip
+
+
+def counted(task: str):
+    """Records of 5 patients with 1 to 5 records each."""
+    rng, n = np.random.default_rng(0), 15
+    images = rng.integers(0, 256, (n, 8, 8), dtype=np.uint8)
+    labels = {
+        "single-label": np.arange(n) % 3,
+        "multi-label": rng.integers(0, 2, (n, 3)) | (np.arange(n) == 0)[:, None],
+        "segmentation": rng.integers(0, 3, (n, 8, 8), dtype=np.uint8),
+    }[task]
+    return from_arrays(images, labels), np.repeat(np.arange(5), [1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("task", ["single-label", "multi-label", "segmentation"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_one_unit_changes_the_counts_by_at_most_the_sensitivity(task, grouped):
+    data, units = counted(task)
+    added = contributions(data, units if grouped else None)
+    assert len(added) == (5 if grouped else 15)
+    lengths = np.linalg.norm(added, axis=1)
+    assert lengths.max() <= sensitivity(data) * (1 + 1e-12)
+    if grouped:  # the negative control: records that are added up, not averaged
+        shares = data.class_shares()
+        planted = [np.linalg.norm(shares[units == u].sum(0)) for u in range(5)]
+        assert max(planted) > sensitivity(data)
+
+
+def test_the_noise_has_the_stated_deviation(tmp_path):
+    prepared = prepare(RunConfig(**SETTINGS))
+    true = prepared.train.class_shares().sum(0)
+    oracle, errors = prepared.oracle(), []
+    for k in range(150):
+        oracle.ledger = prepared.plan.ledger()
+        oracle.noise = GaussianNoise(Randomness(k))
+        folder = RunFolder(tmp_path / str(k))
+        folder.path.mkdir()
+        _release(folder, prepared, oracle)
+        found = read_json(folder.class_counts)
+        errors += [found["counts"][n] - c for n, c in zip(map(str, range(10)), true, strict=True)]
+        assert found["noise"] == 10.0
+    # seeded; 1500 draws: the sample deviation of 10 has a standard error of 0.18
+    assert 9.3 < np.std(errors) < 10.7
+    assert abs(np.mean(errors)) < 1.3
+
+
+def test_counts_are_charged_before_the_first_step_and_within_epsilon(tmp_path):
+    budget = Budget.create(tmp_path / "budget.json", epsilon=3.0, delta=1e-4, accountant="rdp")
+    config = RunConfig(**SETTINGS, delta=1e-4, budget=budget.path)
+    result = execute(config, tmp_path / "run")
+    ledger = Ledger(1e-4, "rdp", tmp_path / "run" / "ledger.jsonl")
+    assert Charge(10.0, 1.0, 1) in ledger.charges()
+    assert ledger.entries()[0]["sampling_rate"] == 1.0
+    assert len(ledger) == result.steps == result.charged
+    assert result.epsilon == ledger.epsilon() == budget.epsilon() <= 3.0
+    plain = config.replace(release_counts=None).plan(result.plan.n)
+    assert result.plan.noise_multiplier > plain.noise_multiplier  # counts take their share
+    stated = read_json(tmp_path / "run" / "privacy-statement.json")
+    assert "class-counts.json" in stated["may_be_published"]
+    assert "sigma 10" in (tmp_path / "run" / "privacy-statement.md").read_text()
+    assert signed_off(check_run(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_lost_counts_are_repeated_if_seeded_and_refused_if_not(tmp_path):
+    for seed, out in ((7, tmp_path / "seeded"), (None, tmp_path / "unseeded")):
+        config = RunConfig(**SETTINGS, seed=seed)
+        before = execute(config, out)
+        counts = out / "class-counts.json"
+        text = counts.read_text()
+        counts.unlink()
+        if seed is None:
+            with pytest.raises(RunError, match="restore the file, or start a new run"):
+                execute(config, out, resume=True)
+        else:
+            assert execute(config, out, resume=True).epsilon == before.epsilon
+            assert counts.read_text() == text
+
+
+@pytest.mark.slow
+def test_an_audit_notices_counts_that_were_not_charged(tmp_path):
+    execute(RunConfig(**SETTINGS, seed=3), tmp_path / "run")
+    path = tmp_path / "run" / "ledger.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[1:]))
+    wrong = {finding.check for finding in check_run(tmp_path / "run") if not finding.right}
+    assert "class counts are charged once, at q = 1, where they are released" in wrong
+
+
+def test_weights_balance_and_noise_alone_makes_none_large():
+    weights = balanced(np.array([900.0, 100.0]), 1.0, 1000, findings=False)
+    assert np.allclose(weights * [900, 100], 500)
+    assert balanced(np.array([10.0, 990.0]), 1.0, 1000, findings=True).tolist() == [99.0, 1.0]
+    assert balanced(np.array([-50.0, 0.0]), 25.0, 1000, findings=False).max() == 20.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"class_weights": {"1": 2.0}}, "would pay for nothing: leave one out"),
+        ({"method": "sgd", "epsilon": None}, "method without privacy"),
+        ({"task": "regression"}, "a regression has no classes"),
+    ],
+)
+def test_counts_without_a_use_are_refused(changes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        RunConfig(**{**SETTINGS, **changes})
+
+
+@pytest.mark.parametrize("setting", [{"focal": 2.0}, {"class_weights": {"1": 5.0}}])
+def test_weights_that_clipping_would_undo_are_refused(setting):
+    plain = {k: v for k, v in SETTINGS.items() if k != "release_counts"}
+    with pytest.raises(ConfigError, match="have no effect: choose flat clipping"):
+        prepare(RunConfig(**plain, **setting, clipping="automatic"))
