@@ -19,6 +19,7 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks
 
 LANGUAGES = {"python", "bash", "text", "toml", "json", "csv", "yaml"}
 SHORTENED = {"train", "compare"}
+SLOW = {"docs/cookbook.md", "docs/use-your-model.md"}
 LAUNCHERS = {"torchrun", "python", "jupyter"}
 
 
@@ -113,7 +114,7 @@ def has_session(page: str) -> bool:
 
 def session(page: str) -> object:
     """The page, marked where its commands take a minute."""
-    return pytest.param(page, marks=pytest.mark.slow if page == "docs/cookbook.md" else ())
+    return pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
 
 
 @pytest.mark.parametrize("page", [session(page) for page in PAGES if has_session(page)])

@@ -14,7 +14,15 @@ from typing import Any
 from dpbam.privacy.rounding import up
 
 _PUBLIC_SETS = ("digits", "cifar10", "cifar100", "imagenet32")
-_METRICS = ("accuracy",)
+_NO_METRICS = ("step", "epoch", "epsilon", "loss", "records")  # of a row of metrics.jsonl
+_TAGS = {"single-label": "image-classification", "multi-label": "image-classification",
+         "segmentation": "image-segmentation"}  # fmt: skip
+_PREDICTS = {
+    "single-label": "to one of these classes",
+    "multi-label": "to any of these findings",
+    "regression": "to a number",
+    "segmentation": "to one of these classes for every pixel",
+}
 
 
 def model_card(
@@ -27,11 +35,14 @@ def model_card(
         model: what ``model.json`` holds.
         metrics: the last evaluation, if there is one; it is left out unless it may be published.
     """
-    shown = metrics if metrics is not None and _is_public(statement) else None
+    shown = None
+    if metrics is not None and _is_public(statement):
+        shown = {k: v for k, v in metrics.items() if k not in _NO_METRICS and v is not None}
     return _TEMPLATE.format(
         matter=_front_matter(statement, model, shown),
         title=f"{model['model']}, trained with {statement['method']}",
         shape=" x ".join(map(str, model["image_shape"])),
+        predicts=_PREDICTS[model.get("task", "single-label")],
         classes=", ".join(map(str, model["class_names"])),
         metrics=_evaluation(statement, shown),
         privacy=_privacy(statement),
@@ -47,9 +58,10 @@ def _front_matter(
     statement: Mapping[str, Any], model: Mapping[str, Any], metrics: Mapping[str, Any] | None
 ) -> str:
     """Return YAML: its values are written as JSON, which YAML includes."""
+    tag = _TAGS.get(model.get("task", "single-label"))
     values: dict[str, Any] = {
         "library_name": "dpbam",
-        "pipeline_tag": "image-classification",
+        **({"pipeline_tag": tag} if tag else {}),
         "tags": ["differential-privacy" if statement["private"] else "not-private",
                  statement["method"]],
     }  # fmt: skip
@@ -57,9 +69,9 @@ def _front_matter(
     if public and "/" in public["source"]:  # a name of the hub
         values["base_model"] = public["source"].removeprefix("hf:").partition("@")[0]
     if metrics is not None:
-        scores = [{"type": m, "value": round(metrics[m], 4)} for m in _METRICS if m in metrics]
+        scores = [{"type": name, "value": round(value, 4)} for name, value in metrics.items()]
         name = statement["evaluated_on"]["set"]
-        result = {"task": {"type": "image-classification"}, "dataset": {"name": name, "type": name},
+        result = {"task": {"type": tag or "other"}, "dataset": {"name": name, "type": name},
                   "metrics": scores}  # fmt: skip
         values["model-index"] = [{"name": str(model["model"]), "results": [result]}]
     return "\n".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
@@ -73,7 +85,7 @@ def _evaluation(statement: Mapping[str, Any], metrics: Mapping[str, Any] | None)
             "this card: they come from those records without noise, so publishing them is a "
             "decision of its own. Add them if the test records are not sensitive."
         )
-    scores = ", ".join(f"{m} {metrics[m]:.4f}" for m in _METRICS if m in metrics)
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
     return f"On {evaluated['set']}, {evaluated['records']:,} public records: {scores}."
 
 
@@ -97,7 +109,7 @@ _TEMPLATE = """---
 
 ## Intended use
 
-Images of {shape} (channels x height x width, values 0 to 255), to one of: {classes}.
+Images of {shape} (channels x height x width, values 0 to 255), {predicts}: {classes}.
 It knows images like those that it was trained on; evaluate it on your own before you rely on it.
 It is no medical device, and no person should be judged by its output alone.
 

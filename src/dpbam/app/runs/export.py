@@ -3,7 +3,8 @@
 ==============  ==================================================================================
 format          what is written
 ==============  ==================================================================================
-onnx            ``model.onnx``: from uint8 images [N, C, H, W] to the model's outputs
+onnx            ``model.onnx``: from uint8 images [N, C, H, W] to the model's outputs before
+                softmax or sigmoid; ``model.json`` has the names of the outputs
 hf              a public encoder as transformers' own model for image classification, with its
                 image processor; any other model as files for the hub, which dpbam loads
 safetensors     ``model.safetensors`` and ``model.json``, low-rank updates merged into the weights
@@ -160,7 +161,7 @@ def _to_onnx(model: RunModel, source: RunFolder, folder: Path, own: str | None) 
         raise RunError(
             f"this model cannot be exported to ONNX ({said}): use --to safetensors"
         ) from error
-    write_json(folder / "classes.json", list(model.class_names))
+    write_json(folder / "model.json", model.facts)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
