@@ -11,8 +11,7 @@ throughput  Two processes with one thread each. By turns they train apart (each 
             2 l). The ratio of samples a second, together over apart: by wall time, which also pays
             for waiting on the other rank's larger share, and by CPU time, which does not. Other
             work on the machine makes ranks wait for one another: hence the load is shown.
-constants   For benchmarks/scaling_plan.py: noise a coordinate, and the time of reduce-scatter and
-            all-gather by size.
+constants   Noise a coordinate, and the time of reduce-scatter and all-gather by size.
 """
 
 from __future__ import annotations

@@ -1,45 +1,51 @@
-"""A plan on paper: one private step on 1 to 1024 GPUs, from a model of four terms.
+"""A plan on paper: one private step on 1 to 1024 GPUs, from a model of five terms.
 
     python benchmarks/scaling_plan.py [--flops 1.5e14] [--bandwidth 5e10] [--latency 3e-5]
 
-    step(W) = compute(l / W) * imbalance(l / W, W) + messages(d, W) + noise(d) + draws(n)
+    step(W) = compute(l / W) * imbalance(l / W, W) + messages(d, W) + noise(d) + ledger + draws(n)
 
 compute    F multiple K l / (W flops): F the FLOPs of a plain step of one sample, multiple the
            private step's cost next to it (benchmarks/step.py), flops what a GPU sustains.
 imbalance  The largest of W Poisson shares over the mean share: ranks wait for it.
-messages   A reduce and a broadcast of 8 d bytes: 16 d / bandwidth, and 2 log2(W) latencies.
-noise      As it is built the leader draws all d normals on one core: d times the measured seconds.
-           "sliced": every rank draws for d / W coordinates, between a reduce-scatter and an
-           all-gather, which carry the same bytes.
+messages   16 d (W - 1) / W bytes over the bandwidth: a reduce-scatter and an all-gather; before, a
+           reduce and a broadcast of as many. Latencies: 2 log2(W) before; now 4 log2(W), with the
+           two small messages by which the leader reports that the step is on disk.
+noise      One core of the host per rank draws. Before, the leader drew for all d coordinates; now
+           every rank draws for its d / W.
+ledger     One line, flushed to disk, by the leader, while all wait.
 draws      n uniform numbers on every rank.
 
-Measured here: noise and draws (benchmarks/results/distributed.json, this script). Assumed, since
-there is no GPU at hand: flops, bandwidth, latency; they are options. Efficiency is compute(l) over
-W step(W).
+Measured here: noise, ledger and draws. Assumed, since there is no GPU at hand: flops, bandwidth,
+latency; they are options. Efficiency is compute(l) over W step(W).
 
-Bytes per device: parameters 4 d, clipped sum (float64) 8 d, the message 8 d, the gradient
-4 d, the optimiser (NAdam) 8 d, an average of the weights 4 d; on the leader 24 d more while it
-draws the noise, divides and sends. Activations of one physical batch are apart, and are chosen to
-fit (``oracle.fit``).
+Bytes per parameter and device: parameters 4, clipped sum (float64) 8, the message 8, the gradient
+4, the optimiser (NAdam) 8, an average of the weights 4: 36. Before, the leader held 24 more while
+it drew the noise, divided and sent; now each rank holds 24 / W for its slice. Activations of one
+physical batch are apart, and are chosen to fit (``oracle.fit``).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import statistics
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy.stats import norm
 
+from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.randomness import Randomness
+from dpbam.privacy.secure_noise import make_noise
 
-CONSTANTS = Path(__file__).parent / "results" / "distributed.json"
 RANKS = (1, 8, 64, 256, 1024)
-BYTES = 4 + 8 + 8 + 4 + 8 + 4 + 24  # a parameter, on the leader
+BYTES = 4 + 8 + 8 + 4 + 8 + 4  # a parameter
+SLICE = 24  # more: on the leader before; on every rank now, over W
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,8 @@ class Job:
 JOBS = (
     Job("ImageNet at 224 pixels, ResNet-50, DP-SGD, K = 4", 25.6e6, 3 * 8.2e9, 1.01, 16384, 4,
         1_281_167),
-    Job("the same with BAM", 25.6e6, 3 * 8.2e9, 2.06, 16384, 4, 1_281_167),
-    Job("transformer of 10^9 parameters, 1024 tokens, DP-SGD", 1e9, 6 * 1e9 * 1024, 1.4, 4096, 1,
+    Job("The same with BAM", 25.6e6, 3 * 8.2e9, 2.06, 16384, 4, 1_281_167),
+    Job("Transformer of 10^9 parameters, 1024 tokens, DP-SGD", 1e9, 6 * 1e9 * 1024, 1.4, 4096, 1,
         10_000_000),
 )  # fmt: skip
 
@@ -73,35 +79,67 @@ def imbalance(mean: float, world: int) -> float:
     return float(1 + largest / math.sqrt(mean))
 
 
-def draw_seconds() -> float:
-    """Seconds of one uniform number, the best of five."""
+@dataclass(frozen=True)
+class Measured:
+    """Seconds, on this machine."""
+
+    noise: float  # a coordinate
+    secure: float  # likewise
+    ledger: float  # a step
+    draw: float  # a unit
+
+
+def least(work: Callable[[int], object], count: int) -> float:
+    """Processor seconds of ``work``, the best of five, over ``count``."""
     times = []
     for step in range(5):
         began = time.process_time()
-        Randomness(0).uniform("sampling", step, 10**6)
+        work(step)
         times.append(time.process_time() - began)
-    return min(times) / 10**6
+    return min(times) / count
 
 
-def rows(job: Job, options: argparse.Namespace, noise: float, draw: float) -> list[list[str]]:
+def measured() -> Measured:
+    torch.set_num_threads(1)
+    zeros = {"w": torch.zeros(10**6, dtype=torch.float64)}
+    standard, secure = make_noise("standard", None), make_noise("secure", None)
+    return Measured(
+        least(lambda step: standard.add(zeros, 1.0, step), 10**6),
+        least(lambda step: secure.add(zeros, 1.0, step), 10**6),
+        ledger_seconds(),
+        least(lambda step: Randomness(0).uniform("sampling", step, 10**6), 10**6),
+    )
+
+
+def ledger_seconds() -> float:
+    """Wall seconds of one charge on disk, the median of 20."""
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(1e-5, path=Path(folder) / "ledger.jsonl")
+        for step in range(20):
+            began = time.perf_counter()
+            ledger.charge("s", step, noise_multiplier=1.0, sampling_rate=0.1)
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def rows(job: Job, options: argparse.Namespace, found: Measured) -> list[list[str]]:
     whole = job.flops_a_sample * job.multiple * job.views * job.batch / options.flops
-    found = []
+    d, table = job.parameters, []
     for world in RANKS:
         compute = whole / world * imbalance(job.batch / world, world)
-        message = 0.0
-        if world > 1:
-            message = 16 * job.parameters / options.bandwidth
-            message += 2 * math.log2(world) * options.latency
-        drawn = job.n * draw
-        leader = compute + message + drawn + job.parameters * noise
-        sliced = compute + message + drawn + job.parameters * noise / world
-        found.append([
-            str(world), f"{16 * job.parameters / 1e9:.2f}" if world > 1 else "0",
-            f"{BYTES * job.parameters / 1e9:.1f}", f"{compute:.3g}", f"{message:.2g}",
-            f"{leader:.3g}", f"{whole / world / leader:.0%}", f"{sliced:.3g}",
-            f"{whole / world / sliced:.0%}",
-        ])  # fmt: skip
-    return found
+        sent = 16 * d * (world - 1) / world
+        fixed = compute + sent / options.bandwidth + job.n * found.draw + found.ledger
+        hop = math.log2(world) * options.latency
+        cells = [
+            str(world), f"{sent / 1e9:.2f}", f"{(BYTES + SLICE) * d / 1e9:.1f}",
+            f"{(BYTES + SLICE / world) * d / 1e9:.1f}", f"{compute:.3g}",
+        ]  # fmt: skip
+        for noise in (found.noise, found.secure):
+            for step in (fixed + 2 * hop + d * noise, fixed + 4 * hop + d * noise / world):
+                cells.append(f"{step:.3g} ({whole / world / step:.0%})")
+        table.append(cells)
+    return table
 
 
 def main() -> None:
@@ -110,17 +148,17 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, default=5e10, help="bytes a second and GPU")
     parser.add_argument("--latency", type=float, default=3e-5, help="seconds of a hop")
     options = parser.parse_args()
-    noise = json.loads(CONSTANTS.read_text())["noise_seconds_a_coordinate"]["standard"]
-    draw = draw_seconds()
-    print(f"noise {noise:.2e} s per coordinate, draws {draw:.1e} s per unit (measured); "
+    found = measured()
+    print(f"Noise {found.noise:.2g} s per coordinate, secure {found.secure:.2g} s, ledger "
+          f"{found.ledger:.2g} s per step, draws {found.draw:.2g} s per unit (measured); "
           f"{options.flops:.2g} FLOP/s, {options.bandwidth:.2g} B/s, {options.latency:.2g} s "
-          "(assumed)")  # fmt: skip
-    header = ["GPUs", "GB per step", "GB per device", "compute, s", "messages, s", "step, s",
-              "efficiency", "step, noise sliced, s", "efficiency"]  # fmt: skip
+          "(assumed).")  # fmt: skip
+    header = ["GPUs", "GB per step", "GB per device, before", "now", "compute, s",
+              "step before, s", "step now, s", "secure before, s", "secure now, s"]  # fmt: skip
     for job in JOBS:
-        print(f"\n{job.name}: l = {job.batch}\n")
+        print(f"\n**{job.name}**, l = {job.batch}:\n")
         print("| " + " | ".join(header) + " |\n|" + "---:|" * len(header))
-        for row in rows(job, options, noise, draw):
+        for row in rows(job, options, found):
             print("| " + " | ".join(row) + " |")
 
 

@@ -1,16 +1,18 @@
-"""What secure noise costs: next to standard noise, and as a share of a BAM step on ResNet-9.
+"""What noise costs: standard, secure and torch.randn, and as a share of a BAM step on ResNet-9.
 
     python benchmarks/secure_noise.py                   (a whole batch of 512: some minutes)
     python benchmarks/secure_noise.py --rows 32         (scaled up: a step is linear in its rows)
 
 Each figure is the least of the repeats, of processor seconds, so that other work on the machine
-counts little. The share asked for is at most 10%. Figures go to ``results/secure_noise.json``.
+counts little; the kinds of noise take turns. torch.randn only draws, and adds to nothing. The share
+asked for is at most 10%. Figures go to ``results/secure_noise.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 
@@ -33,16 +35,24 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = build_model("resnet9", in_channels=3, image_size=32, num_classes=10, seed=0)
-    sums = {n: torch.randn_like(p) for n, p in model.named_parameters()}
+    sums = {n: torch.randn_like(p, dtype=torch.float64) for n, p in model.named_parameters()}
     count = sum(s.numel() for s in sums.values())
-    noise = {k: _least(lambda k=k: make_noise(k, None).add(sums, 1.0, 0), options.repeats)
-             for k in ("standard", "secure")}  # fmt: skip
+    kinds = {
+        "standard": lambda: make_noise("standard", None).add(sums, 1.0, 0),
+        "secure": lambda: make_noise("secure", None).add(sums, 1.0, 0),
+        "torch.randn, float64": lambda: torch.randn(count, dtype=torch.float64),
+        "torch.randn, float32": lambda: torch.randn(count),
+    }
+    noise = dict.fromkeys(kinds, math.inf)
+    for kind in options.repeats * list(kinds):
+        noise[kind] = min(noise[kind], _least(kinds[kind], 1))
     step = _step(model, options) * BATCH / options.rows
     print(f"ResNet-9, {count:,} parameters, {options.threads} thread(s), processor seconds")
     print(f"BAM step at batch {BATCH}: {step:.1f} s"
           + (f" (scaled up from {options.rows})" if options.rows != BATCH else ""))  # fmt: skip
     for kind, seconds in noise.items():
-        print(f"{kind} noise: {seconds:.2f} s, {seconds / step:.2%} of the step")
+        print(f"{kind}: {seconds:.3f} s, {1e9 * seconds / count:.1f} ns per coordinate, "
+              f"{seconds / step:.2%} of the step")  # fmt: skip
     figures = {
         "parameters": count, "threads": options.threads, "rows": options.rows, "batch": BATCH,
         "BAM step, processor seconds": step, "noise, processor seconds": noise,

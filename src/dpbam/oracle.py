@@ -108,6 +108,14 @@ class PrivateGradientOracle:
     and is on the ledger before ``.grad`` is written. Inputs are checked against the plan before a
     step is charged (:mod:`dpbam.checks`).
 
+    Assumptions: batches are drawn by ``batches``, or as Poisson samples of the plan's units; the
+    random bits are unknown to the attacker; a method, clipping, noise or augmentation of the user's
+    own lets no unit depend on another; times and sizes are not seen.
+
+    Proof: docs/privacy.md, step by step: a unit's direction depends on it and on public values
+    alone, the clip is the last thing before the sum, noise is added once; then Zhu, Dong, Wang 2022
+    for the subsampled mechanism and its adaptive composition.
+
     ======================  =====================================================================
     edge case               result
     ======================  =====================================================================
@@ -372,8 +380,9 @@ class PrivateGradientOracle:
         when the leader has charged the step are the parts put together.
         """
         std = self.plan.noise_multiplier_at(self.step) * self._sensitivity()  # sigma_t C_t
-        noised = self._noised(clipped, std, "noise")  # once per logical batch
-        own = {n: s / self.plan.batch_size for n, s in noised.items()}  # never the realised
+        noised = self._noised(clipped, std, "noise").items()  # once per logical batch
+        own = {n: s / self.plan.batch_size for n, s in noised}  # never the realised
+        del noised
         sums = self.statistics.sums() if self.statistics else {}
         extra = {k: self._noised(*sums[k], f"statistics-{k}") for k in sums}
         replayed = self._replayed([own, *extra.values()])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
+@cache
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of norms and sums: float32 or better, since a float16 norm underflows."""
     return torch.promote_types(dtype, torch.float32)

@@ -115,10 +115,55 @@ def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch, factor):
         files(tmp_path, ["big.png"], size=(64, 64)).read(np.array([0]))
 
 
-def test_sixteen_bits_are_refused_rather_than_clipped(tmp_path):
-    Image.fromarray(np.full((8, 8), 4000, np.uint16)).save(tmp_path / "ct.png")
-    with pytest.raises(DataError, match=r"ct\.png has more than 8 bits per pixel .* convert it"):
-        files(tmp_path, ["ct.png"]).read(np.array([0]))
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+def test_sixteen_bits_are_scaled_by_their_full_range(tmp_path, suffix):
+    deep = np.array([[0, 128, 129, 256], [4000, 32768, 65406, 65535]], np.uint16)
+    Image.fromarray(deep).save(tmp_path / f"ct.{suffix}")
+    found = files(tmp_path, [f"ct.{suffix}"], size=(2, 4)).read(np.array([0]))
+    assert found[0, 0].tolist() == [[0, 0, 1, 1], [16, 128, 254, 255]]  # round(255 v / 65535)
+    colour = files(tmp_path, [f"ct.{suffix}"], size=(2, 4), channels=3).read(np.array([0]))
+    assert np.array_equal(colour[0], np.stack([found[0, 0]] * 3))
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_thirty_two_bits_are_refused(tmp_path, kind):
+    Image.fromarray(np.full((8, 8), 4000, kind)).save(tmp_path / "ct.tiff")
+    with pytest.raises(DataError, match=r"ct\.tiff has 32 bits per pixel .* convert it"):
+        files(tmp_path, ["ct.tiff"]).read(np.array([0]))
+
+
+class Watched(decode_module.FileImages):
+    """Counts the rows that are decoded at once, and all of them."""
+
+    largest = total = 0
+
+    def _decode(self, indices):
+        Watched.largest = max(Watched.largest, len(indices))
+        Watched.total += len(indices)
+        return super()._decode(indices)
+
+
+def test_a_set_above_the_bound_streams_and_one_below_is_decoded_once(tmp_path, monkeypatch):
+    """A training of 5 steps holds the batches in use, never the set: 40 images of 64 bytes."""
+    from dpbam.app.runs import RunConfig, execute
+
+    for k in range(40):
+        write_image(tmp_path / "s" / "ab"[k % 2] / f"{k}.png", seed=k)
+    monkeypatch.setattr("dpbam.data.folder.FileImages", Watched)
+    config = RunConfig(
+        data=str(tmp_path / "s"), model="mlp", method="dp-sgd", noise_multiplier=1.0, seed=0,
+        accountant="rdp", batch_size=4, epochs=1, eval_every=1,
+    )  # fmt: skip
+    for bound, streams in ((1000, True), (40 * 64, False)):
+        monkeypatch.setattr(decode_module, "KEPT_BYTES", bound)
+        monkeypatch.setattr("dpbam.data.base._CHUNK", 8 * 64)
+        Watched.largest = Watched.total = 0
+        execute(config, tmp_path / f"out{bound}")
+        if streams:
+            assert Watched.largest <= 16  # a Poisson batch of 4, a chunk of 8, the 8 test images
+            assert Watched.total > 80
+        else:
+            assert Watched.total == 40  # each image once
 
 
 def test_formats_that_run_other_programs_are_not_tried(tmp_path):

@@ -36,6 +36,32 @@ def test_medmnist_has_three_splits(tmp_path, shape, channels):
     assert test.labels.tolist() == [0, 1] * 4
 
 
+MEDMNIST = {
+    "pathmnist (9 classes)": ((28, 28, 3), np.arange(18)[:, None] % 9, None, "single-label", 9),
+    "pneumoniamnist (2 classes)": ((28, 28), np.arange(18)[:, None] % 2, None, "single-label", 2),
+    "chestmnist (14 findings)": (
+        (28, 28), np.arange(18)[:, None] >> np.arange(14) & 1, None, "multi-label", 14),
+    "retinamnist (grades)": ((28, 28, 3), np.arange(18)[:, None] % 5, None, "single-label", 5),
+    "retinamnist (ordinal)": (
+        (28, 28, 3), np.arange(18)[:, None] % 5, "regression", "regression", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels", "task", "found", "classes"), MEDMNIST.values(), ids=MEDMNIST
+)
+def test_medmnist_of_every_task(tmp_path, shape, labels, task, found, classes):
+    arrays = {
+        f"{split}_{kind}": random_pixels(18, k, shape) if kind == "images" else labels
+        for k, split in enumerate(("train", "val", "test"))
+        for kind in ("images", "labels")
+    }
+    np.savez(tmp_path / "x.npz", **{n: a.astype(np.uint8) for n, a in arrays.items()})
+    train, test = load_pair(str(tmp_path / "x.npz"), task=task)
+    assert (train.task, train.num_classes, len(train), len(test)) == (found, classes, 18, 18)
+    assert np.array_equal(np.asarray(test.labels).reshape(18, -1), labels)
+
+
 @pytest.mark.skipif(
     not PNEUMONIA.is_file(), reason="no PneumoniaMNIST: pneumoniamnist.npz of MedMNIST"
 )

@@ -46,6 +46,7 @@ class DataSet:
         columns: further facts about each record ([N] each): a patient, a sex, a folder level.
             They serve as units of privacy and as sub-groups to evaluate.
         notes: remarks from loading, for the operator.
+        unit: whom privacy is promised to where no unit is named: "record", or a column.
         masks: of a segmentation: uint8 [N, 1, H, W], the class of each pixel.
 
     Example:
@@ -65,6 +66,7 @@ class DataSet:
     columns: Columns = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     masks: Images | None = None
+    unit: str = "record"
 
     def __post_init__(self) -> None:
         types: dict[Task, Any] = {"multi-label": np.uint8, "regression": np.float32}
@@ -196,6 +198,7 @@ class DataSet:
             columns={key: values[indices] for key, values in self.columns.items()},
             notes=self.notes,
             masks=None if self.masks is None else self.masks.select(indices),
+            unit=self.unit,
         )
 
     def fingerprint(self) -> str:

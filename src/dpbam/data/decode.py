@@ -1,8 +1,12 @@
-"""Image files, decoded with Pillow when they are read; errors name the file.
+"""Image files, decoded when they are read; errors name the file.
 
 Accepted are PNG, JPEG, BMP, GIF, TIFF, WebP and PNM of 8 bits per channel, up to Pillow's bound
-against decompression bombs. 16-bit images are refused: how to map them to 8 bits (which window of a
-CT scan?) is their owner's decision.
+against decompression bombs, and DICOM (:mod:`dpbam.data.dicom`). Grey images of 16 bits are scaled
+by their full range, 0..65535 to 0..255. Those of 32 bits are refused: how to map them to 8 bits is
+their owner's decision.
+
+Memory: the decoded images of a split are kept if they take at most ``KEPT_BYTES``. Those of a
+larger one are decoded each time they are read, so that only the batches in use are in memory.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from dpbam.data.base import DataError, Images, Indices, Pixels
+from dpbam.data.dicom import is_dicom, read_image
 from dpbam.data.sources import Options
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
@@ -29,6 +34,7 @@ SUFFIXES = frozenset(
 )
 _GREY = ("1", "L", "LA", "La")
 _DEEP = ("I", "F")  # 32 bits; "I;16" and its kin begin with I too
+_SIXTEEN = ("I;16", "I;16B", "I;16L", "I;16N")
 KEPT_BYTES = 2**29  # decoded images of a split are kept in memory if all fit in 512 MiB
 _LARGE = 2**14  # pixels: 128 x 128
 _PROBED = 32  # images whose headers determine the common size and whether the set is grey
@@ -191,16 +197,17 @@ def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, whe
     """Return a decoded image as uint8 [C, H, W].
 
     Args:
-        image: of 8 bits per channel.
+        image: of 8 bits per channel, or grey of 16.
         shape: (C, H, W), with C = 1 or 3.
         resize: whether another size is resized or refused.
         where: the image's name in an error.
     """
     channels, size = shape[0], shape[1:]
+    if image.mode in _SIXTEEN or (image.mode == "I" and image.format == "PNG"):
+        image = Image.fromarray((np.asarray(image) / 257.0).round().astype(np.uint8))  # 65535 / 255
     if image.mode.startswith(_DEEP):
         raise DataError(
-            f"{where} has more than 8 bits per pixel (mode {image.mode}): convert it to 8 bits "
-            "first"
+            f"{where} has 32 bits per pixel (mode {image.mode}): convert it to 8 or 16 bits first"
         )
     if (image.height, image.width) != size and not resize:
         raise DataError(
@@ -218,6 +225,9 @@ def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, whe
 def opened(source: Any, where: str | None = None) -> Iterator[Image.Image]:
     """Open an image, a path or a file object named ``where``; every error names it."""
     call = where or str(source)
+    if isinstance(source, Path) and source.suffix.lower() not in SUFFIXES and is_dicom(source):
+        yield read_image(source)
+        return
     try:
         with Image.open(source, formats=FORMATS) as image:
             yield image

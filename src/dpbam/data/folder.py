@@ -21,6 +21,10 @@ option ``label_columns`` names other columns: one instead of ``label``, or one o
 finding. A column ``mask`` in place of ``label`` names each image's mask. A file ``classes.txt``
 names the classes of masks, one per line, from 0.
 
+The files may be DICOM (:mod:`dpbam.data.dicom`), with or without a suffix; then the column
+``patient`` is their PatientID, unless ``labels.csv`` has one, and the unit of privacy is the
+patient unless another is named.
+
 Ignored, and counted in the notes: hidden files, files without the suffix of an image, and links out
 of the folder. Linked folders are not entered. One file under two names (another spelling, a
 symbolic or a hard link) is refused: it would be two records.
@@ -42,6 +46,7 @@ from numpy.typing import NDArray
 from dpbam.data.base import DataError, Images
 from dpbam.data.dataset import UNKNOWN, DataSet
 from dpbam.data.decode import SUFFIXES, FileImages, common_format, opened
+from dpbam.data.dicom import Header, is_dicom, read_header
 from dpbam.data.labels import class_order, number_labels
 from dpbam.data.masks import MaskFiles, number_masks
 from dpbam.data.sources import Openers, Options
@@ -99,7 +104,7 @@ def open_folder(argument: str, options: Options) -> Openers:
     found = {record.split for record in listing.records}
     if "train" not in found:
         raise DataError(f"{argument} has {' and '.join(sorted(found))} images but none to train on")
-    call = root.name or "folder"
+    call, unit = root.name or "folder", _read_patients(root, listing, options)
     images = _images(root, [record.path for record in listing.records], options)
     labels, masks = np.zeros(len(listing.records), np.int64), None
     names: tuple[str, ...] = UNKNOWN
@@ -111,7 +116,7 @@ def open_folder(argument: str, options: Options) -> Openers:
     return {
         split: partial(
             _load, f"{call}/{split}" if len(found) > 1 else call, split, listing,
-            DataSet(call, images, labels, names, masks=masks),
+            DataSet(call, images, labels, names, masks=masks, unit=unit),
         )
         for split in sorted(found)
     }  # fmt: skip
@@ -149,6 +154,76 @@ def _images(root: Path, paths: list[str], options: Options) -> FileImages:
     )
     resize = options.size is not None or options.findings is not None
     return FileImages(root, paths, size, channels, resize)
+
+
+def _read_patients(root: Path, listing: Listing, options: Options) -> str:
+    """Add the column ``patient`` of DICOM files; return the unit that is meant by default."""
+    records = listing.records
+    kinds = {is_dicom(root / record.path) for record in records if record.path}
+    if kinds == {False}:
+        return "record"
+    if len(kinds) > 1:
+        raise DataError(f"{root} has DICOM files and other images: keep them in separate folders")
+    headers: dict[str, Header] = {}
+    for record in records:
+        with options.collecting():
+            headers[record.path] = read_header(root / record.path)
+    listing.records = [record for record in records if record.path in headers]
+    if not listing.records:
+        raise DataError(f"none of the DICOM files in {root} can be used")
+    tags = [headers[record.path].patient for record in listing.records]
+    if all("patient" in record.columns for record in listing.records):
+        _check_agreement(root, tags, [record.columns["patient"] for record in listing.records])
+    else:
+        _check_patients(root, tags, listing, options)
+        listing.records = [
+            replace(record, columns={**record.columns, "patient": tag})
+            for record, tag in zip(listing.records, tags, strict=True)
+        ]
+    patients = len({record.columns["patient"] for record in listing.records})
+    bare = sum(not header.windowed for header in headers.values())
+    listing.notes += (f"{len(tags)} DICOM files of {patients} patients",)
+    if bare:
+        listing.notes += (
+            f"{bare} DICOM files have no window: their whole range of values is used",
+        )
+    return "patient"
+
+
+def _check_patients(root: Path, tags: list[str], listing: Listing, options: Options) -> None:
+    """Refuse identifiers that are missing or all alike, where patients are the unit."""
+    otherwise = (
+        "name the patients in a column patient of labels.csv, or pass --unit record to protect "
+        "single images"
+    )
+    if options.unit not in (None, "patient"):
+        return
+    with options.collecting():
+        if "" in tags:
+            first = root / listing.records[tags.index("")].path
+            raise DataError(
+                f"{tags.count('')} of {len(tags)} DICOM files have no PatientID, {first} first: "
+                f"{otherwise}"
+            )
+        if len(set(tags)) == 1:
+            raise DataError(
+                f"all {len(tags)} DICOM files in {root} have the same PatientID, as if it had been "
+                f"removed: {otherwise}"
+            )
+
+
+def _check_agreement(root: Path, tags: list[str], named: list[str]) -> None:
+    """Refuse a table that gives one patient of the files several names: each would be a unit."""
+    names: dict[str, set[str]] = {}
+    for tag, name in zip(tags, named, strict=True):
+        names.setdefault(tag, set()).add(name)
+    split = sum(len(found) > 1 for tag, found in names.items() if tag)
+    if split and len(names) > 1:
+        raise DataError(
+            f"{split} PatientIDs of the DICOM files in {root} have several values in the column "
+            "patient of labels.csv: they would be several units of privacy; correct the column, or "
+            "leave it out"
+        )
 
 
 def _load(name: str, split: str, listing: Listing, everything: DataSet) -> DataSet:
@@ -392,7 +467,7 @@ def find_images(root: Path) -> tuple[list[str], tuple[str, ...]]:
             path = Path(here) / name
             if name.startswith("."):
                 hidden += 1
-            elif path.suffix.lower() not in SUFFIXES:
+            elif path.suffix.lower() not in SUFFIXES and not is_dicom(path):
                 other += 1
             elif path.is_symlink() and not path.resolve().is_relative_to(root):
                 outside += 1

@@ -61,7 +61,7 @@ _SOURCES = {
         SourceInfo("npz", "FILE.npz",
                    "a MedMNIST file, or any .npz of uint8 images and labels", open_npz),
         SourceInfo("folder", "FOLDER",
-                   "images in one folder per class, or with a labels.csv", open_folder),
+                   "images or DICOM files, one folder per class or a labels.csv", open_folder),
         SourceInfo("hf", "hf:NAME or hf:FILE.parquet",
                    "a Hugging Face set or local parquet files (needs dpbam[hf])",
                    open_huggingface, downloads=True),
@@ -209,8 +209,14 @@ def _with_test(openers: Openers, options: Options) -> Openers:
         return openers
     if "val" in openers:
         return {**openers, "test": openers["val"]}
-    pair = cache(lambda: held_out(openers["train"](), unit=options.unit_column))
+    pair = cache(lambda: _held_out(openers["train"](), options))
     return {"train": lambda: pair()[0], "test": lambda: pair()[1], "all": openers["train"]}
+
+
+def _held_out(dataset: DataSet, options: Options) -> tuple[DataSet, DataSet]:
+    """Hold out whole units: of the column that is named, else of the data set's own."""
+    unit = dataset.unit if options.unit is None else options.unit
+    return held_out(dataset, unit=None if unit == "record" else unit)
 
 
 def _fit_to_train_on(dataset: DataSet) -> DataSet:

@@ -259,11 +259,12 @@ def _prepared(folder: RunFolder, config: RunConfig, own_code: bool) -> Prepared:
     prepared = prepare(config, noise_multiplier=facts["noise_multiplier"] or None)
     if prepared.train.fingerprint() != facts["non_private_fingerprint"]:
         raise RunError(f"the data of {folder.path} have changed: an attack needs its training set")
-    if prepared.train.task != "single-label" or config.unit != "record" or config.frozen_encoder:
+    task, unit = prepared.train.task, prepared.plan.unit
+    if task != "single-label" or unit != "record" or config.frozen_encoder:
         encoder = " and a frozen encoder" if config.frozen_encoder else ""
         raise RunError(
-            f"{folder.path} has the task {prepared.train.task}, the unit {config.unit}{encoder}: "
-            "the attack is for one class per record, records as units, and images"
+            f"{folder.path} has the task {task}, the unit {unit}{encoder}: the attack is for one "
+            "class per record, records as units, and images"
         )
     return prepared
 

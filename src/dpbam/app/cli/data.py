@@ -17,6 +17,7 @@ from dpbam.data.sources import Options
 from dpbam.data.summary import summary
 
 _SPLITS = {"train": "to train on", "test": "to test"}
+_SHOWN = 50  # problems
 _MOST = 12  # classes, sizes or columns in a line
 
 Spec = Annotated[str, typer.Argument(metavar="DATA", help="A name, a path, or module:function.")]
@@ -87,6 +88,7 @@ def check(
     findings, parts = inspect(data, options)
     problems = findings.problems
     if "train" in parts:
+        unit = unit or parts["train"].unit
         problems = problems + find_problems(parts["train"], parts.get("test"), unit=unit)
     found = summary(parts, findings, unit)
     if json:
@@ -94,8 +96,10 @@ def check(
     else:
         if found:
             say(facts(_shown(found)))
-        for problem in problems:
+        for problem in problems[:_SHOWN]:
             say(f"- {printable(problem)}")
+        if len(problems) > _SHOWN:
+            say(f"- and {len(problems) - _SHOWN} more, which --json lists")
         say(f"{data}: {_count(len(problems))}")
     if problems:
         raise typer.Exit(2)

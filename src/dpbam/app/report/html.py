@@ -95,7 +95,7 @@ def _section(name: str, figures: list[Figure]) -> dict[str, Any]:
         "id": name.lower().replace(" ", "-"),
         "title": name,
         "figures": [f for f in figures if f.panels],
-        "missing": [f for f in figures if not f.panels],
+        "missing": [f for f in figures if not f.panels and f.expected],
     }
 
 

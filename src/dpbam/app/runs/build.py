@@ -79,7 +79,7 @@ def task_of(config: RunConfig, train: DataSet, model: nn.Module) -> Task:
         train.task, train.class_names, class_weights=config.class_weights, focal=config.focal,
         target_range=config.target_range,
     )  # fmt: skip
-    _check_weighted(config, train.task)
+    _check_weighted(config, train)
     device = device_of(model)
     blank = torch.zeros(1, *train.shape, dtype=torch.uint8, device=device)
     with torch.no_grad(), evaluating(model):
@@ -87,13 +87,14 @@ def task_of(config: RunConfig, train: DataSet, model: nn.Module) -> Task:
     return task.to(device)
 
 
-def _check_weighted(config: RunConfig, task: str) -> None:
+def _check_weighted(config: RunConfig, train: DataSet) -> None:
     """Refuse weights that would have no effect, or no classes."""
-    if config.release_counts is not None and task == "regression":
+    if config.release_counts is not None and train.task == "regression":
         raise ConfigError("release_counts cannot be used: a regression has no classes")
+    unit = config.unit or train.unit
     weighted = config.class_weights or config.focal or config.release_counts
-    normalised = config.clipping in ("automatic", "normalised") and config.unit == "record"
-    if weighted and normalised and task == "single-label":
+    normalised = config.clipping in ("automatic", "normalised") and unit == "record"
+    if weighted and normalised and train.task == "single-label":
         raise ConfigError(
             f"clipping {config.clipping} gives every record's gradient one length, so that weights "
             "of its class and focal loss have no effect: choose flat clipping, or leave them out"

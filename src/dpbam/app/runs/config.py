@@ -102,7 +102,10 @@ class RunConfig(BaseModel):
         (1.0,),
     )
     clip_schedule: Factors = _privacy("Factors on C likewise; the noise follows C.", (1.0,))
-    unit: str = _privacy("Whom privacy is promised to: record, or a COLUMN.", "record")
+    unit: str | None = _privacy(
+        "Whom privacy is promised to: record, or a COLUMN.",
+        unset="record; patient for DICOM files",
+    )
     allow_shared_units: bool = _privacy(
         "Train although units of privacy, or patients, are in both training and test set.", False
     )
@@ -285,7 +288,7 @@ class RunConfig(BaseModel):
         if self.ema is not None and self.swa is not None:
             raise ArgumentError("ema and swa are two ways to average the weights: choose one")
         self._check_trained()
-        if self.unit == "record" and self.max_records not in (None, 1):
+        if self.unit in (None, "record") and self.max_records not in (None, 1):
             raise ArgumentError(
                 f"max_records is {self.max_records} but the unit is a record: name the column "
                 "that owns several records with unit"
@@ -364,19 +367,27 @@ class RunConfig(BaseModel):
         """Return every field that is not None, as TOML that :meth:`from_file` reads."""
         return to_toml(self.to_mapping())
 
-    def plan(self, n: int, *, noise_multiplier: float | None = None) -> PrivacyPlan:
-        """Return the privacy plan for n units; ``noise_multiplier`` is a resumed run's sigma.
+    def plan(
+        self, n: int, *, noise_multiplier: float | None = None, unit: str | None = None
+    ) -> PrivacyPlan:
+        """Return the privacy plan for n units.
+
+        Args:
+            n: units of privacy.
+            noise_multiplier: a resumed run's sigma.
+            unit: the data set's own unit of privacy; the configuration's wins.
 
         Example:
             >>> RunConfig(noise_multiplier=2.0, epochs=3, batch_size=100).plan(1000).steps
             30
         """
+        unit = self.unit or unit or "record"
         common: dict[str, Any] = {
             "n": n,
             "batch_size": self.batch_size,
             "delta": self.delta or default_delta(n),
-            "unit": self.unit,
-            "max_records": self.max_records or (1 if self.unit == "record" else 8),
+            "unit": unit,
+            "max_records": self.max_records or (1 if unit == "record" else 8),
             "accountant": self.accountant,
             "noise_schedule": self.noise_schedule,
             "clip_schedule": self.clip_schedule,

@@ -232,9 +232,9 @@ class _Session:
         write_atomic(self.folder.config, self._resolved().to_toml())
 
     def _resolved(self) -> RunConfig:
-        """Return the configuration as asked for, with the delta that was chosen."""
+        """Return the configuration as asked for, with the delta and the unit that were chosen."""
         asked = RunConfig.from_mapping(self.facts["config"])
-        return asked.replace(delta=self.prepared.plan.delta)
+        return asked.replace(delta=self.prepared.plan.delta, unit=self.prepared.plan.unit)
 
     def _reserve(self, charges: int, ledger: Ledger) -> None:
         path, plan = self.prepared.config.budget, self.prepared.plan

@@ -145,6 +145,8 @@ class Search:
                 f"{prepared.task.metric} has no such bound; leave it out if the test set is public"
             )
         plan = prepared.plan
+        if self.score_noise is not None:
+            self._check_unit(plan.unit)
         if sigma is None:
             assert first.epsilon is not None  # a configuration has one of the two
             sigma = search_noise_multiplier(
@@ -195,7 +197,7 @@ class Search:
                 )
         if self.score_noise is not None:
             _validate.positive("score_noise", self.score_noise)
-            self._check_unit(configs[0].unit)
+            self._check_unit(configs[0].unit or "record")
         self.repetitions.event(None)  # refuses a wrong mean or shape
 
     def _check_unit(self, unit: str) -> None:

@@ -1,0 +1,45 @@
+"""A run on DICOM files protects patients, and their identifiers are in no file that it writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from dpbam.app.report import write_report
+from dpbam.app.runs import execute
+from dpbam.app.runs.folder import RunFolder
+
+pytest.importorskip("pydicom")
+SCRIPT = Path(__file__).parents[3] / "examples" / "make_dicom.py"
+
+
+def made(folder):
+    spec = importlib.util.spec_from_file_location("make_dicom", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script.make(folder, "digits", 90)
+
+
+def naming(folder):
+    """The files that hold an identifier of a patient."""
+    return [path for path in folder.rglob("*") if path.is_file() and b"MRN-" in path.read_bytes()]
+
+
+def test_a_run_protects_patients_and_writes_none_of_their_names(tiny, tmp_path):
+    assert made(tmp_path / "scans") == 30
+    assert len(naming(tmp_path / "scans")) == 90  # the search would find them
+    config = tiny.replace(
+        data=str(tmp_path / "scans"), batch_size=8, measure_bias=1, release_norms=20.0
+    )
+    result = execute(config, tmp_path / "out")
+    assert (result.plan.unit, result.plan.n, result.plan.max_records) == ("patient", 20, 8)
+    folder = RunFolder(tmp_path / "out")
+    statement = json.loads(folder.statement_json.read_text())
+    assert statement["unit"].startswith("patient (all records with the same patient")
+    assert statement["units"] == 20
+    write_report([folder.path], folder.path / "all.html")
+    write_report([folder.path], folder.path / "public.html", publishable=True)
+    assert naming(folder.path) == []
