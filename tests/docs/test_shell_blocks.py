@@ -112,6 +112,9 @@ def has_session(page: str) -> bool:
     return any(block.title or block.language == "bash" for block in found)
 
 
+SLOW = ("docs/bench.md", "docs/cookbook.md")
+
+
 def session(page: str) -> object:
     """The page, marked where its commands take a minute."""
     return pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
