@@ -114,7 +114,7 @@ def _across(value: float, name: str) -> list[Spec]:
 def dots(title: str, x_label: str, series: Sequence[Series], *, percent: bool = True) -> Panel:
     """One value per category with its interval, categories from the top."""
     form = {"format": "~%"} if percent else {}
-    x = {"title": x_label, "scale": {"zero": False}, "axis": form}
+    x = {"title": x_label, "scale": {"zero": False}, "axis": {**form, "tickCount": 6}}
     tooltip = [text("series", title="run"), text("category"),
                *(quantity(name, **form) for name in ("value", "low", "high"))]  # fmt: skip
     ends = {"x": quantity("low", **x), "x2": {"field": "high"}}

@@ -92,6 +92,7 @@ class Figure:
         missing: why there is nothing to draw, and what to do about it.
         scales: which are "shared" between panels or "independent", where not as usual.
         params: of the whole specification.
+        meaning: what it shows of these runs, in one sentence; empty if nothing was computed.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Figure:
     missing: str = ""
     scales: Spec = field(default_factory=dict)
     params: Sequence[Spec] = ()
+    meaning: str = ""
 
     @property
     def mark(self) -> str:

@@ -95,7 +95,12 @@ class Run:
     def data(self) -> str:
         """The data set's name, as the statement has it; never a path."""
         tested = (self.statement.get("evaluated_on") or {}).get("set")
-        return str(tested or self.config.get("data", "data")).removesuffix("/test").split("/")[-1]
+        return (
+            str(tested or self.config.get("data", "data"))
+            .removesuffix("/test")
+            .removesuffix("/held-out")
+            .split("/")[-1]
+        )
 
     def publishable(self, *, public_test_data: bool) -> Run:
         """The same run without anything that is not private, named by its statement.
