@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).resolve().parent
-BATCH = {"resnet9-64": 32, "resnet9-16": 64, "wrn-16-4": 16, "vit": 32}
 
 
 def steps_of(checkout: Path) -> ModuleType:
@@ -50,10 +49,11 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def compare(now: ModuleType, before: ModuleType, net: str, method: str, repeats: int) -> Any:
+    rows = now.NETS[net].batch
     runs = [
-        before.step("fused", method, net, BATCH[net]),
-        now.step("fused", method, net, BATCH[net]),
-        now.step("non-private", method, net, BATCH[net]),
+        before.step("fused", method, net, rows),
+        now.step("fused", method, net, rows),
+        now.step("plain", method, net, rows),
     ]
     for run in runs:
         run()
@@ -77,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--nets", nargs="+", default=["resnet9-64", "wrn-16-4"])
+    parser.add_argument("--methods", nargs="+", default=["dp-sgd", "bam", "bam-exact"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "against.json")
     arguments = parser.parse_args()
@@ -85,7 +86,7 @@ def main() -> None:
     before, now = steps_of(other), steps_of(HERE.parent)
     rows = []
     for net in arguments.nets:
-        for method in ("dp-sgd", "dp-sat", "bam", "bam-exact"):
+        for method in arguments.methods:
             rows.append(compare(now, before, net, method, arguments.repeats))
             print(*(f"{key} {value}" for key, value in rows[-1].items()), sep="  ", flush=True)
     found = {"before": commit(other), "now": commit(HERE.parent), "torch": torch.__version__}

@@ -1,22 +1,89 @@
-"""The nets of the benchmarks: name -> (model, images, labels, loss)."""
+"""The nets of the benchmarks, with data: ten kinds of net, small enough for one processor."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbam.nn.models import ResNet9
 from dpbam.nn.wide_resnet import WideResNet
 
 
-class SmallViT(nn.Module):
-    """Patches of 4x4 of a 32x32 image, width 128, 4 layers of 4 heads."""
+class Residual(nn.Module):
+    """ResNet's basic block with group norm."""
 
-    def __init__(self, width: int = 128, depth: int = 4) -> None:
+    def __init__(self, fan: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(fan, out, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.norm1, self.norm2 = nn.GroupNorm(8, out), nn.GroupNorm(8, out)
+        self.short = nn.Conv2d(fan, out, 1, stride, bias=False) if fan != out else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(y + self.short(x))
+
+
+def resnet18(width: int = 32) -> nn.Module:
+    """ResNet-18 for small images: two blocks each of 1, 2, 4 and 8 times ``width`` channels."""
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.GroupNorm(8, width)]
+    fan = width
+    for k in range(4):
+        out = width * 2**k
+        layers += [Residual(fan, out, 1 if k == 0 else 2), Residual(out, out, 1)]
+        fan = out
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan, 10))
+
+
+class LastAxis(nn.Module):
+    """Apply a module with the channels as the last axis."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ConvNeXtBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.pointwise = LastAxis(
+            nn.Sequential(
+                nn.LayerNorm(width),
+                nn.Linear(width, 4 * width),
+                nn.GELU(),
+                nn.Linear(4 * width, width),
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.pointwise(self.depthwise(x))
+
+
+def convnext() -> nn.Module:
+    """Patches of 2x2, two blocks of 48 channels, two of 96."""
+    return nn.Sequential(
+        nn.Conv2d(3, 48, 2, 2), LastAxis(nn.LayerNorm(48)), ConvNeXtBlock(48), ConvNeXtBlock(48),
+        LastAxis(nn.LayerNorm(48)), nn.Conv2d(48, 96, 2, 2), ConvNeXtBlock(96), ConvNeXtBlock(96),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(96), nn.Linear(96, 10),
+    )  # fmt: skip
+
+
+class ViT(nn.Module):
+    """Patches of 4x4 of a 32x32 image, torch's own encoder layers, mean over the patches."""
+
+    def __init__(self, width: int = 128, depth: int = 3) -> None:
         super().__init__()
         self.patch = nn.Conv2d(3, width, 4, stride=4)
-        self.token = nn.Parameter(torch.zeros(1, 1, width))
-        self.position = nn.Parameter(torch.randn(1, 65, width) * 0.02)
+        self.position = nn.Embedding(64, width)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(
                 width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True,
@@ -28,24 +95,172 @@ class SmallViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.position
+        x = x + self.position(torch.arange(x.shape[1]).expand(x.shape[:2]))
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.norm(x)[:, 0])
+        return self.head(self.norm(x).mean(1))
+
+
+class GPTBlock(nn.Module):
+    """GPT-2's block: packed projection, causal attention, GELU."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, t, width = x.shape
+        parts = self.qkv(self.norm1(x)).chunk(3, -1)
+        q, k, v = (p.view(n, t, self.heads, -1).transpose(1, 2) for p in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(n, t, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class GPT2(nn.Module):
+    def __init__(self, width: int = 128, depth: int = 2, vocabulary: int = 256) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(512, width)
+        self.blocks = nn.ModuleList(GPTBlock(width, 4) for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1]).expand(ids.shape))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)).transpose(1, 2)
+
+
+def _double(fan: int, out: int) -> nn.Module:
+    parts: list[nn.Module] = []
+    for i in (fan, out):
+        parts += [nn.Conv2d(i, out, 3, padding=1), nn.GroupNorm(8, out), nn.ReLU()]
+    return nn.Sequential(*parts)
+
+
+class UNet(nn.Module):
+    """Three levels, transposed convolutions up, two classes per pixel."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        a, b, c = width, 2 * width, 4 * width
+        self.down1, self.down2, self.bottom = _double(3, a), _double(a, b), _double(b, c)
+        self.up2, self.up1 = nn.ConvTranspose2d(c, b, 2, 2), nn.ConvTranspose2d(b, a, 2, 2)
+        self.join2, self.join1, self.head = _double(c, b), _double(b, a), nn.Conv2d(a, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        high = self.down1(x)
+        low = self.down2(F.max_pool2d(high, 2))
+        y = self.up2(self.bottom(F.max_pool2d(low, 2)))
+        y = self.up1(self.join2(torch.cat([y, low], 1)))
+        return self.head(self.join1(torch.cat([y, high], 1)))
+
+
+class LSTM(nn.Module):
+    def __init__(self, width: int = 64, hidden: int = 128) -> None:
+        super().__init__()
+        self.token, self.lstm = nn.Embedding(256, width), nn.LSTM(width, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, 10)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.lstm(self.token(ids))[0][:, -1])
+
+
+class MBConv(nn.Module):
+    """EfficientNet's block: expand, depthwise, squeeze-and-excite, project."""
+
+    def __init__(self, fan: int, out: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        wide, few = 4 * fan, max(4, fan // 4)
+        self.expand = nn.Sequential(
+            nn.Conv2d(fan, wide, 1, bias=False), nn.GroupNorm(8, wide), nn.SiLU()
+        )
+        self.depthwise = nn.Sequential(
+            nn.Conv2d(wide, wide, kernel, stride, kernel // 2, groups=wide, bias=False),
+            nn.GroupNorm(8, wide),
+            nn.SiLU(),
+        )
+        self.excite = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(wide, few, 1), nn.SiLU(), nn.Conv2d(few, wide, 1),
+            nn.Sigmoid(),
+        )  # fmt: skip
+        self.project = nn.Sequential(nn.Conv2d(wide, out, 1, bias=False), nn.GroupNorm(8, out))
+        self.skips = fan == out and stride == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.depthwise(self.expand(x))
+        y = self.project(y * self.excite(y))
+        return x + y if self.skips else y
+
+
+def efficientnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.GroupNorm(8, 16), nn.SiLU(),
+        MBConv(16, 16, 3, 1), MBConv(16, 24, 3, 2), MBConv(24, 24, 5, 1), MBConv(24, 40, 5, 2),
+        MBConv(40, 40, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(40, 10),
+    )  # fmt: skip
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+    )
+
+
+def _images(n: int, side: int = 32) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, 3, side, side), torch.arange(n) % 10
+
+
+def _pixels(n: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, 3, 32, 32)
+    return x, (x[:, 0] > 0).long()
+
+
+def _text(n: int, length: int) -> Tensor:
+    return torch.randint(256, (n, length))
+
+
+def _next_tokens(n: int) -> tuple[Tensor, Tensor]:
+    ids = _text(n, 129)
+    return ids[:, :-1], ids[:, 1:]
+
+
+@dataclass(frozen=True)
+class Net:
+    model: Callable[[], nn.Module]
+    batch: int
+    data: Callable[[int], tuple[Tensor, Tensor]] = _images
 
 
 NETS = {
-    "resnet9-16": lambda: ResNet9(3, 10, width=0.25, weight_standardisation="centre"),
-    "resnet9-64": lambda: ResNet9(3, 10, width=1.0, weight_standardisation="centre"),
-    "resnet9-64-plain": lambda: ResNet9(3, 10, width=1.0, weight_standardisation="none"),
-    "wrn-16-4": lambda: WideResNet(
-        3, 10, depth=16, widen=4, weight_standardisation="centre", activation="mish"
+    "resnet9": Net(lambda: ResNet9(3, 10, width=0.5), 16),
+    "wrn-16-4": Net(
+        lambda: WideResNet(3, 10, weight_standardisation="centre", activation="mish"), 8,
+        lambda n: _images(n, 16),
     ),
-    "vit": SmallViT,
-}
-LOSS = nn.CrossEntropyLoss(reduction="none")
+    "resnet18": Net(resnet18, 8),
+    "convnext": Net(convnext, 16),
+    "vit": Net(ViT, 16),
+    "gpt2": Net(GPT2, 8, _next_tokens),
+    "unet": Net(UNet, 16, _pixels),
+    "lstm": Net(LSTM, 32, lambda n: (_text(n, 32), torch.arange(n) % 10)),
+    "mlp": Net(mlp, 4096, lambda n: (torch.randn(n, 784), torch.arange(n) % 10)),
+    "efficientnet": Net(efficientnet, 32),
+}  # fmt: skip
+TEN = tuple(NETS)
+NETS["resnet9-64"] = Net(lambda: ResNet9(3, 10), 32)
+NETS["resnet9-16"] = Net(lambda: ResNet9(3, 10, width=0.25), 64)
 
 
-def make(net: str, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+def loss(output: Any, targets: Tensor) -> Tensor:
+    """Cross entropy of each sample: the mean over its pixels or tokens."""
+    each = F.cross_entropy(output, targets, reduction="none")
+    return each if each.ndim == 1 else each.flatten(1).mean(1)
+
+
+def make(net: str, rows: int) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
-    return NETS[net](), torch.randn(batch, 3, 32, 32), torch.arange(batch) % 10
+    return NETS[net].model(), *NETS[net].data(rows)

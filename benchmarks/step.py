@@ -1,14 +1,18 @@
-"""Time and memory of one step, engine by engine, as multiples of the non-private step.
+"""Time and memory of one step on ten nets, engine by engine, as multiples of the plain step.
 
-Times: all engines take turns in one process, so that they share the machine's moods; the best of
-several; the ratio to the non-private step of the same net. Memory: the growth of the peak resident
-size from a small batch to a larger one, each measured in a process of its own.
+All engines of a net take turns in one process; processor time on one thread; the median over the
+rounds of (step / plain step of the same round). There are two plain steps: as users write it, and
+with the fused engine's kernels for single layers (Mish, group norm, average pooling). ``auto`` is
+what the oracle does by default: it chooses the engine and the physical batch size.
 
-    python benchmarks/step.py [--nets resnet9-64 vit] [--repeats 5] [--clock cpu] [--jax PYTHON]
+Memory is the growth of the peak of live tensors per sample, counted tensor by tensor. Engines that
+materialise every gradient are linear in the rows: they are timed on ``FEW`` rows at most, scaled.
+Steps above ``SLOW`` plain ones run once.
 
-``--clock cpu`` with ``--threads 1`` counts processor time, which other programs on the machine
-disturb less. ``--jax`` names a Python that has jax; without it those rows are left out. Writes
-results/step.json and results/step.png.
+    python benchmarks/step.py [--nets lstm vit] [--rounds 5] [--out FILE] [--jax PYTHON]
+
+``--jax`` names a Python that has jax, for two nets. Nets may be run one by one: each replaces its
+own rows of the file.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -24,159 +29,177 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nets import NETS, TEN
 from steps import step
 
 from dpbam.app.report.charts import quantity, text
 from dpbam.app.report.figure import Figure, Panel
+from dpbam.engines.memory import LiveBytes
 
-HERE = Path(__file__).parent
-OURS = [("fused", m) for m in ("dp-sgd", "dp-sat", "bam", "bam-exact")]
-FUNCTIONAL = [("functional", m) for m in ("dp-sgd", "bam", "bam-exact")]
-OPACUS = [(f"opacus-{mode}", "dp-sgd") for mode in ("hooks", "functorch", "ew", "ghost")]
-BATCH = {"resnet9-16": 64, "resnet9-64": 32, "resnet9-64-plain": 32, "wrn-16-4": 16, "vit": 32}
-MEMORY_BATCHES = (8, 24)
+HERE = Path(__file__).resolve().parent
+METHODS = ("dp-sgd", "bam", "bam-exact")
+OURS = [(engine, m) for engine in ("auto", "fused", "functional", "loop") for m in METHODS]
+OPACUS = [(f"opacus-{mode}", "dp-sgd") for mode in ("hooks", "functorch", "ghost")]
+ALL = [("plain", "sgd"), ("plain-ours", "sgd"), *OURS, *OPACUS]
+JAX = {"resnet9": 0.5, "resnet9-64": 1.0}  # net: width
+FEW = {"loop": 2, "functional": 256, "opacus-hooks": 256, "opacus-functorch": 256}  # most rows
+SLOW = 12
+Key = tuple[str, str]
+Row = dict[str, Any]
 
 
-def engines() -> list[tuple[str, str]]:
-    return [("non-private", "sgd"), *OURS, *FUNCTIONAL, *OPACUS]
+def rows_of(key: Key, net: str) -> int:
+    return min(FEW.get(key[0], NETS[net].batch), NETS[net].batch)
 
 
-def times(net: str, repeats: int, clock: str) -> dict[tuple[str, str], float]:
-    """The best of several turns, seconds."""
-    now = time.process_time if clock == "cpu" else time.perf_counter
-    steps = {}
-    for engine, method in engines():
+def made(net: str) -> dict[Key, Any]:
+    """Return the step of every engine that runs this net, after a first call."""
+    found = {}
+    for key in ALL:
         try:
-            made = step(engine, method, net, BATCH[net])
-            made()
-            steps[engine, method] = made
-        except Exception as error:  # an engine that cannot run this net has no row
-            print(f"  {engine} {method} on {net}: {type(error).__name__}: {str(error)[:90]}")
-    best = dict.fromkeys(steps, float("inf"))
-    for turn in range(repeats):
-        for key, run in steps.items():
-            if turn > 1 and key[0] == "functional" and key[1] == "bam-exact":
-                continue  # ten times the others: two turns are enough
-            begin = now()
+            run = step(*key, net, rows_of(key, net))
             run()
-            best[key] = min(best[key], now() - begin)
-    return best
+        except Exception as error:
+            print(f"  {net}: {key}: {type(error).__name__}: {str(error)[:90]}", flush=True)
+        else:
+            found[key] = run
+    return found
 
 
-def memory(engine: str, method: str, net: str) -> float | None:
-    """MB a sample: the growth of the peak resident size."""
-    peaks = []
-    for batch in MEMORY_BATCHES:
-        command = [sys.executable, __file__, "--one", engine, method, net, str(batch)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            return None
-        peaks.append(float(done.stdout.split()[-1]))
-    return (peaks[1] - peaks[0]) / (MEMORY_BATCHES[1] - MEMORY_BATCHES[0]) / 1e6
+def seconds(run: Any) -> float:
+    begin = time.process_time()
+    run()
+    return time.process_time() - begin
 
 
-def one(engine: str, method: str, net: str, batch: int) -> None:
-    """A process of its own: the peak of a step, in bytes."""
-    torch.set_num_threads(1)
-    step(engine, method, net, batch)()
-    status = Path("/proc/self/status").read_text()  # ru_maxrss would inherit the parent's peak
-    print(int(status.split("VmHWM:")[1].split()[0]) * 1024)
+def times(net: str, rounds: int) -> dict[Key, list[float]]:
+    """Return the processor seconds of each round, scaled to the whole batch."""
+    runs = made(net)
+    found: dict[Key, list[float]] = {key: [] for key in runs}
+    for turn in range(rounds):
+        plain = seconds(runs["plain", "sgd"])
+        found["plain", "sgd"].append(plain)
+        for key, run in runs.items():
+            if key[0] == "plain" or (turn and found[key][0] > SLOW * found["plain", "sgd"][0]):
+                continue
+            found[key].append(seconds(run) * NETS[net].batch / rows_of(key, net))
+    return found
 
 
-def jax_rows(python: str, net: str, arguments: argparse.Namespace, unit: float) -> list[Any]:
+def memory(key: Key, net: str) -> float:
+    """Return MB per sample: the growth of the peak from a few rows to more."""
+    few = min(64, max(4, NETS[net].batch // 8))
+    return (peak(key, net, 3 * few) - peak(key, net, few)) / (2 * few) / 1e6
+
+
+def peak(key: Key, net: str, rows: int) -> int:
+    run = step(*key, net, rows)
+    run()
+    with LiveBytes() as live:
+        run()
+    return int(live.peak)
+
+
+def table(net: str, options: argparse.Namespace) -> list[Row]:
+    found = times(net, options.rounds)
+    plain, ours = found["plain", "sgd"], found["plain-ours", "sgd"]
+    rows = []
+    for key, each in found.items():
+        heavy = key[0] in ("auto", "loop") or each[0] > SLOW * plain[0]
+        rows.append({
+            "net": net, "engine": key[0], "method": key[1],
+            "ratio": round(_ratio(each, plain), 3), "to_plain_ours": round(_ratio(each, ours), 3),
+            "seconds": round(statistics.median(each), 4), "rounds": len(each),
+            "mb_per_sample": None if heavy or options.no_memory else round(memory(key, net), 3),
+        })  # fmt: skip
+        show(rows[-1])
+    return rows
+
+
+def _ratio(each: list[float], plain: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(each, plain, strict=False))
+
+
+def jax_rows(python: str, net: str, plain: float) -> list[Row]:
     command = [
-        python, str(HERE / "jax_step.py"), "--width", "1.0" if "64" in net else "0.25",
-        "--batch", str(BATCH[net]), "--repeats", str(arguments.repeats), "--clock", arguments.clock,
-        "--threads", str(arguments.threads),
+        python, str(HERE / "jax_step.py"), "--width", str(JAX[net]), "--batch",
+        str(NETS[net].batch), "--clock", "cpu", "--threads", "1",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         print(f"  jax on {net}: {done.stderr.strip().splitlines()[-1][:100]}")
         return []
-    return [row("jax-vmap", m, net, s / unit, s, None) for m, s in json.loads(done.stdout).items()]
+    return [
+        {"net": net, "engine": "jax-vmap", "method": m, "ratio": round(s / plain, 3),
+         "seconds": round(s, 4), "mb_per_sample": None}
+        for m, s in json.loads(done.stdout).items()
+    ]  # fmt: skip
 
 
-def row(
-    engine: str, method: str, net: str, ratio: float, seconds: float, mb: float | None
-) -> dict[str, Any]:
-    return {
-        "engine": engine, "method": method, "net": net, "ratio": round(ratio, 3),
-        "seconds": round(seconds, 4), "mb_per_sample": None if mb is None else round(mb, 2),
-    }  # fmt: skip
+def show(each: Row) -> None:
+    mb = each["mb_per_sample"]
+    size = "" if mb is None else f"{mb:9.3f} MB/sample"
+    print(f"{each['net']:13} {each['engine']:17} {each['method']:10} {each['ratio']:7.2f} {size}",
+          flush=True)  # fmt: skip
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nets", nargs="+", default=list(BATCH))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--no-memory", action="store_true")
-    parser.add_argument("--jax", metavar="PYTHON")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        engine, method, net, batch = arguments.one
-        return one(engine, method, net, int(batch))
-    torch.set_num_threads(arguments.threads)
-    rows = []
-    for net in arguments.nets:
-        found = times(net, arguments.repeats, arguments.clock)
-        unit = found["non-private", "sgd"]
-        for (engine, method), seconds in found.items():
-            mb = None if arguments.no_memory else memory(engine, method, net)
-            rows.append(row(engine, method, net, seconds / unit, seconds, mb))
-            show(rows[-1])
-        if arguments.jax and net in ("resnet9-16", "resnet9-64"):
-            rows += jax_rows(arguments.jax, net, arguments, unit)
-            for each in rows[-2:]:
-                show(each)
-        save(rows, arguments)
-
-
-def show(each: dict[str, Any]) -> None:
-    mb = "" if each["mb_per_sample"] is None else f"{each['mb_per_sample']:8.2f} MB/sample"
-    print(
-        f"{each['net']:17} {each['engine']:17} {each['method']:10} {each['ratio']:7.2f} {mb}",
-        flush=True,
-    )
-
-
-def save(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    arguments.out.mkdir(exist_ok=True, parents=True)
-    facts = {
-        "torch": torch.__version__, "machine": platform.machine(), "threads": arguments.threads,
-        "clock": arguments.clock, "repeats": arguments.repeats, "batch": BATCH,
-        "memory_batches": MEMORY_BATCHES,
-    }  # fmt: skip
-    path = arguments.out / "step.json"
+def save(rows: list[Row], options: argparse.Namespace) -> None:
+    path = options.out
     before = json.loads(path.read_text())["rows"] if path.exists() else []
     done = {r["net"] for r in rows}
-    rows = [r for r in before if r["net"] not in done] + rows  # nets may be run one by one
+    rows = [r for r in before if r["net"] not in done] + rows
+    facts = {
+        "command": "python benchmarks/step.py " + " ".join(sys.argv[1:]), "commit": commit(),
+        "torch": torch.__version__, "machine": platform.machine(), "threads": 1, "clock": "cpu",
+        "batch": {net: NETS[net].batch for net in dict.fromkeys(r["net"] for r in rows)},
+    }  # fmt: skip
+    path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    plot(rows, arguments.out / "step.png")
+    plot(rows, path.with_suffix(".png"))
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    private = [r for r in rows if r["engine"] != "non-private"]
+def commit() -> str:
+    command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    private = [r for r in rows if not r["engine"].startswith("plain") and r["engine"] != "loop"]
     nets = dict.fromkeys(r["net"] for r in rows)
     panels = [bars(net, [r for r in private if r["net"] == net]) for net in nets]
     Figure("step", "Time of a private step", "", "public", panels).save(path)
 
 
-def bars(net: str, mine: list[dict[str, Any]]) -> Panel:
+def bars(net: str, mine: list[Row]) -> Panel:
     rows = [{"name": f"{r['engine']} {r['method']}", "ratio": r["ratio"], "engine": r["engine"]}
             for r in mine]  # fmt: skip
     scale = {"type": "log", "nice": False}
-    ratio = quantity("ratio", title="times the non-private step", scale=scale)
+    ratio = quantity("ratio", title="times the plain step", scale=scale)
     view = {
         "height": {"step": 18},
         "encoding": {"y": text("name", sort=None, title=None), "color": text("engine")},
         "layer": [{"mark": "bar", "encoding": {"x": ratio, "x2": {"datum": 1}}}],
     }
     return Panel(net, ("name", "ratio", "engine"), rows, view)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nets", nargs="+", default=TEN, choices=tuple(NETS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--jax", metavar="PYTHON")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "step.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    for net in options.nets:
+        rows += table(net, options)
+        if options.jax and net in JAX:
+            rows += jax_rows(options.jax, net, rows[-1]["seconds"] / rows[-1]["ratio"])
+        save(rows, options)
+        print(f"  {net}: {time.process_time():.0f} processor seconds so far", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from nets import LOSS, make
+import torch.nn.functional as F
+from nets import NETS, loss, make
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from dpbam.engines import FunctionalEngine, FusedEngine, PhysicalBatch
+from dpbam import Compute, PrivacyPlan, PrivateGradientOracle
+from dpbam.batches import LogicalBatch
+from dpbam.engines import FunctionalEngine, FusedEngine, LoopEngine, PhysicalBatch
+from dpbam.engines.fused.layers.group_norm import GroupNorm
+from dpbam.engines.fused.layers.mish import Mish
+from dpbam.engines.fused.layers.pool import AveragePool
 from dpbam.methods import BAM, DPSAT, DPSGD, Method
 
 Step = Callable[[], object]
@@ -19,28 +27,54 @@ METHODS: dict[str, tuple[Method, float]] = {
     "bam": (BAM(0.02), 0.02),
     "bam-exact": (BAM(0.02, exact=True), 0.02),
 }
+__all__ = ["METHODS", "NETS", "step"]
+ENGINES = {"fused": FusedEngine, "functional": FunctionalEngine, "loop": LoopEngine}
 
 
-def step(engine: str, method: str, net: str, batch: int) -> Step:
-    model, x, y = make(net, batch)
-    if engine == "non-private":
-        return _plain(model, x, y)
+def step(engine: str, method: str, net: str, rows: int) -> Step:
+    """Return a step: the sum of clipped directions of ``rows`` samples, without noise."""
+    model, x, y = make(net, rows)
+    if engine.startswith("plain"):
+        return _plain(model, x, y, ours=engine == "plain-ours")
     if engine.startswith("opacus"):
         return _opacus(engine.split("-")[1], model, x, y)
+    if engine == "auto":
+        return _auto(method, model, x, y)
     return _ours(engine, method, model, x, y)
 
 
-def _plain(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+class OurKernels(TorchFunctionMode):
+    """Run a plain step with the fused engine's kernels for single layers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.mish:
+            return Mish.apply(args[0], False)
+        if func is F.group_norm:
+            x, groups = args
+            scale, shift = (kwargs[k].view(-1, *(1,) * (x.ndim - 2)) for k in ("weight", "bias"))
+            normed = GroupNorm.apply(x, None, None, groups, kwargs["eps"], lambda *_: None, 1)[0]
+            return torch.addcmul(shift, normed, scale)
+        if func is torch._C._nn.avg_pool2d and args[1] in (2, (2, 2)):
+            return AveragePool.apply(args[0], 2)
+        return func(*args, **kwargs)
+
+
+def _plain(model: nn.Module, x: Tensor, y: Tensor, *, ours: bool) -> Step:
     def run() -> None:
         model.zero_grad()
-        LOSS(model(x), y).sum().backward()
+        if ours:
+            with OurKernels():
+                total = loss(model(x), y).sum()
+        else:
+            total = loss(model(x), y).sum()
+        total.backward()
 
     return run
 
 
 def _ours(engine: str, method: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    make_engine = FusedEngine if engine == "fused" else FunctionalEngine
-    made, (what, lam) = make_engine(model, LOSS), METHODS[method]
+    made, (what, lam) = ENGINES[engine](model, loss), METHODS[method]
     n = torch.arange(len(y))
     batch = PhysicalBatch(x, y, n, len(y), torch.ones(len(y)), n)
     theta = dict(model.named_parameters())
@@ -60,17 +94,24 @@ def _ours(engine: str, method: str, model: nn.Module, x: Tensor, y: Tensor) -> S
     return run
 
 
+def _auto(method: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """What the oracle does by default: it chooses the engine and the physical batch size."""
+    plan = PrivacyPlan(n=10**6, batch_size=len(y), steps=1, noise_multiplier=1.0, delta=1e-7)
+    what, lam = METHODS[method]
+    oracle = PrivateGradientOracle(model, loss, plan, what, seed=0, compute=Compute())
+    oracle.fit(x, y)
+    batch = LogicalBatch.of(x, y, None, 1).keyed(oracle.randomness, 0)
+    return lambda: oracle._clipped_sum(batch, lam, [])
+
+
 def _opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Per-sample clipping by Opacus, without noise."""
-    from opacus.grad_sample import (
-        GradSampleModule,
-        GradSampleModuleExpandedWeights,
-        GradSampleModuleFastGradientClipping,
-    )
+    """Per-sample clipping by Opacus, without noise, on the model as its validator fixes it."""
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+    from opacus.validators import ModuleValidator
 
-    model = copy.deepcopy(model)
+    model = ModuleValidator.fix(copy.deepcopy(model)).train()
     options = {"noise_multiplier": 0.0, "max_grad_norm": 1.0, "expected_batch_size": len(y)}
     if mode == "ghost":
         wrapped = GradSampleModuleFastGradientClipping(
@@ -79,24 +120,28 @@ def _opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
         optimiser = DPOptimizerFastGradientClipping(
             torch.optim.SGD(wrapped.parameters(), 0.0), **options
         )
-        criterion = DPLossFastGradientClipping(wrapped, optimiser, nn.CrossEntropyLoss())
+        criterion = DPLossFastGradientClipping(wrapped, optimiser, _PerSample())
 
         def ghost() -> None:
             optimiser.zero_grad()
             criterion(wrapped(x), y).backward()
 
         return ghost
-    kinds = {
-        "hooks": lambda: GradSampleModule(model),
-        "functorch": lambda: GradSampleModule(model, force_functorch=True),
-        "ew": lambda: GradSampleModuleExpandedWeights(model),
-    }
-    wrapped = kinds[mode]()
+    wrapped = GradSampleModule(model, force_functorch=mode == "functorch")
     optimiser = DPOptimizer(torch.optim.SGD(wrapped.parameters(), 0.0), **options)
 
     def hooks() -> None:
         optimiser.zero_grad()
-        LOSS(wrapped(x), y).mean().backward()
+        loss(wrapped(x), y).mean().backward()
         optimiser.clip_and_accumulate()
 
     return hooks
+
+
+class _PerSample(nn.Module):
+    """The loss as Opacus's ghost clipping wants it: with an attribute ``reduction``."""
+
+    reduction = "mean"
+
+    def forward(self, output: Any, targets: Tensor) -> Tensor:
+        return loss(output, targets)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
+@cache
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of norms and sums: float32 or better, since a float16 norm underflows."""
     return torch.promote_types(dtype, torch.float32)
@@ -127,6 +129,12 @@ def digest(tree: Mapping[str, Tensor]) -> str:
         state.update(name.encode())
         state.update(g.detach().cpu().contiguous().numpy().tobytes())
     return state.hexdigest()
+
+
+def moments(tree: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
+    """Return the sum and the sum of squares of each entry: other values have others."""
+    wide = doubled({name: t.detach() for name, t in tree.items()})
+    return {name: (float(t.sum()), float(t.square().sum())) for name, t in wide.items()}
 
 
 def joint_digest(*digests: str) -> str:

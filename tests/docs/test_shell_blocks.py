@@ -111,9 +111,12 @@ def has_session(page: str) -> bool:
     return any(block.title or block.language == "bash" for block in found)
 
 
+SLOW = ("docs/bench.md", "docs/cookbook.md")
+
+
 def session(page: str) -> object:
     """The page, marked where its commands take a minute."""
-    return pytest.param(page, marks=pytest.mark.slow if page == "docs/cookbook.md" else ())
+    return pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
 
 
 @pytest.mark.parametrize("page", [session(page) for page in PAGES if has_session(page)])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.functional import FunctionalEngine
 from dpbam.engines.fused import FusedEngine
+from dpbam.engines.fused.layers.conv import Conv
 from dpbam.methods import BAM
 from dpbam.nn.standardise import StandardisedConv1d, StandardisedConv2d
 
@@ -277,3 +278,18 @@ def test_a_parameter_repeated_for_a_row() -> None:
             return torch.tanh(x + torch.ones(len(x), 1, dtype=x.dtype) * self.shift)
 
     agree(Spread(), torch.randn(ROWS, 3), nn.Linear(3, 3))
+
+
+@pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (1, 2), (3, 2)])
+def test_products_of_shifts_are_the_depthwise_weight_gradient(stride: int, dilation: int) -> None:
+    """Of each unit alone, by autograd; units have two rows."""
+    layer = Conv((6, 1, 5, 5), (stride,) * 2, (3, 2), (dilation,) * 2, (12, 11), 6)
+    a = torch.randn(3, 2, 6, 12, 11, dtype=torch.float64)
+    weight = torch.zeros(layer.shape, dtype=torch.float64, requires_grad=True)
+    y = torch.conv2d(a.flatten(0, 1), weight, None, stride, (3, 2), dilation, 6)
+    b = torch.randn(y.shape, dtype=torch.float64).unflatten(0, (3, 2))
+    found = layer.materialise(a, b)
+    for unit in range(3):
+        y = torch.conv2d(a[unit], weight, None, stride, (3, 2), dilation, 6)
+        (wanted,) = torch.autograd.grad((y * b[unit]).sum(), weight)
+        assert torch.allclose(found[unit], wanted, rtol=1e-12, atol=1e-12)

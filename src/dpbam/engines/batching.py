@@ -52,8 +52,9 @@ def all_rows(t: Tensor, rows: int) -> Tensor:
     """Return the tensor of all rows, [N, *row]; one that rows share is expanded."""
     if not is_batched(t):
         return t.expand(rows, *t.shape)
-    whole: Tensor = get_unwrapped(t).movedim(maybe_get_bdim(t), 0)
-    return whole
+    whole: Tensor = get_unwrapped(t)
+    axis = maybe_get_bdim(t)
+    return whole if axis == 0 else whole.movedim(axis, 0)
 
 
 def requires_grad(t: Tensor) -> bool:

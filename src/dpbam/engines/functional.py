@@ -87,7 +87,8 @@ class FunctionalEngine:
         """Return theta -> (L_u, L_u): the weighted mean over the unit's rows, each run alone."""
 
         def one_row(theta: Params, inputs: Any, targets: Any, key: Tensor) -> Tensor:
-            with Substitute(parameters, theta), KeyedDraws(key), Decompose(), watch:
+            last = Substitute(parameters, theta)
+            with watch.around(last, KeyedDraws(key), Decompose()):
                 return row_loss(self._model, self._loss, inputs, targets)
 
         def unit_loss(theta: Params, unit: _Unit) -> tuple[Tensor, Tensor]:

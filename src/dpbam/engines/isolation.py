@@ -28,7 +28,10 @@ import gc
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, ExitStack
+from itertools import chain
+from operator import is_
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -93,15 +96,32 @@ def over_rows(function: Callable[[Any], Any], tree: Any) -> Any:
     return vmap(row, randomness="error")(*(leaves[i] for i in indices))
 
 
-class Isolation(TorchFunctionMode):
-    """Refuse calls for which isolation cannot be shown, as the innermost mode around the model.
+class Selective(AbstractContextManager[Any], Protocol):
+    """A mode that changes some functions only."""
 
-    Enter it in every row function of one vmapped pass.
+    def intercepts(self, func: Any) -> bool: ...
+
+
+class Isolation(TorchFunctionMode):
+    """Refuse calls for which isolation cannot be shown, as the only mode around the model.
+
+    Enter :meth:`around` in every row function of one vmapped pass.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._depth = 0
+        self._last: TorchFunctionMode | None = None
+        self._selective: tuple[Selective, ...] = ()
+
+    def around(self, last: TorchFunctionMode, *selective: Selective) -> Isolation:
+        """Return this mode with others behind it, as if they were nested, ``last`` the outermost.
+
+        A function that no selective mode intercepts goes to ``last`` directly: each nested mode
+        would take some microseconds per call.
+        """
+        self._last, self._selective = last, selective
+        return self
 
     def __enter__(self) -> Isolation:
         self._depth = depth()
@@ -116,7 +136,13 @@ class Isolation(TorchFunctionMode):
             reason = "the model applies a torch.func transform of its own"
         if reason is not None:
             raise UnsupportedModelError(reason)
-        return func(*args, **(kwargs or {}))
+        assert self._last is not None
+        if not any(mode.intercepts(func) for mode in self._selective):
+            return self._last.__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        with self._last, ExitStack() as nested:
+            for mode in self._selective:
+                nested.enter_context(mode)
+            return func(*args, **(kwargs or {}))
 
 
 def check_nothing_kept() -> None:
@@ -164,37 +190,63 @@ class ModelState:
     """The buffers, parameters and attributes of modules, which a forward pass must not change."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._before = [(name, m, _contents(m)) for name, m in model.named_modules()]
+        self._before = [(name, m, _Contents(m)) for name, m in model.named_modules()]
 
     def check(self) -> None:
         """Refuse a model with an attribute that has changed, by name."""
         for path, module, before in self._before:
-            now = _contents(module)
-            for key in before.keys() | now.keys():
-                if not _same(before.get(key, _MISSING), now.get(key, _MISSING)):
-                    where = f"{path}.{key}" if path else key
-                    raise StatefulModelError(
-                        f"the forward pass changes {where} of {type(module).__name__}, which "
-                        "outlives it, so that samples of one step could reach another, and the "
-                        "published model, without noise: compute it anew in each forward pass, or "
-                        "update it outside forward"
-                    )
+            key = before.changed(module)
+            if key is not None:
+                where = f"{path}.{key}" if path else key
+                raise StatefulModelError(
+                    f"the forward pass changes {where} of {type(module).__name__}, which "
+                    "outlives it, so that samples of one step could reach another, and the "
+                    "published model, without noise: compute it anew in each forward pass, or "
+                    "update it outside forward"
+                )
 
 
 _MISSING = object()
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
-def _contents(module: nn.Module) -> dict[str, Any]:
-    held = {k: v for k, v in vars(module).items() if k not in _REGISTERED}
-    for registered in _REGISTERED:
-        held.update(getattr(module, registered))
-    for name, value in held.items():
-        if isinstance(value, Tensor) and is_wrapped(value):
-            raise StatefulModelError(
-                f"{name} of {type(module).__name__} is a tensor of an earlier pass"
-            )
-    return {k: (v, v._version) if isinstance(v, Tensor) else _shallow(v) for k, v in held.items()}
+class _Contents:
+    """What one module holds: its attributes, and the state of those that can change in place."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._held = [dict(live) for live in _live(module)]
+        self._mutable: list[tuple[str, Any, Any]] = []
+        for name, value in chain.from_iterable(held.items() for held in self._held):
+            if isinstance(value, Tensor):
+                if is_wrapped(value):
+                    raise StatefulModelError(
+                        f"{name} of {type(module).__name__} is a tensor of an earlier pass"
+                    )
+                self._mutable.append((name, value, value._version))
+            elif type(value) in _CONTAINERS and name not in _REGISTERED:
+                self._mutable.append((name, value, _shallow(value)))
+
+    def changed(self, module: nn.Module) -> str | None:
+        """Return the name of an attribute that is not as before, or None."""
+        for before, now in zip(self._held, _live(module), strict=True):
+            if before.keys() == now.keys() and all(map(is_, before.values(), now.values())):
+                continue
+            for key in before.keys() | now.keys():
+                then, value = before.get(key, _MISSING), now.get(key, _MISSING)
+                if not _same(_shallow(then), _shallow(value)):
+                    return key
+        for key, value, then in self._mutable:
+            state = value._version if isinstance(value, Tensor) else _shallow(value)
+            if not _same(state, then):
+                return key
+        return None
+
+
+def _live(module: nn.Module) -> list[dict[str, Any]]:
+    return [vars(module), *(getattr(module, registered) for registered in _REGISTERED)]
+
+
+_CONTAINERS = (list, tuple, set, dict)
 
 
 def _shallow(value: Any) -> Any:

@@ -1,13 +1,21 @@
-"""The rows that fit into memory: a step's peak, measured on a few rows and extrapolated.
+"""The rows of a physical batch: as many as are worth while, and fit into memory.
 
-The peak of a step is the largest of several phases, each a constant (parameters, sums) plus bytes
-per row: linear for many rows. So the rows are doubled until the slope is constant and the limit
-near. Tensors are counted by their storage when they are allocated and freed: the same on every
-machine, without the allocator's overhead, for which ``physical_batch_size`` leaves a tenth free.
+**Speed.** The time of a step is a part per row and a constant part: calls of operations, and passes
+over the parameters. More rows are worth while until the constant part is negligible: some dozen
+for a convolutional net, thousands for a perceptron. The work of a step is counted on a few rows,
+not timed, so that the same model gets the same split on every machine and in every repetition, and
+rounds alike. See :func:`worthwhile_units`.
+
+**Memory.** The peak of a step is the largest of several phases, each a constant (parameters, sums)
+plus bytes per row: linear for many rows. So the rows are doubled until the slope is constant and
+the limit near. Tensors are counted by their storage when they are allocated and freed: the same on
+every machine, without the allocator's overhead, for which ``physical_batch_size`` leaves a tenth
+free.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable
@@ -22,18 +30,23 @@ from dpbam.engines.base import Engine, PhysicalBatch
 from dpbam.methods import Method
 from dpbam.params import select_rows
 
-MOST_ROWS = 512  # more at once gains no speed
+MOST_ROWS = 4096
 LOOP_ROWS = 16  # the loop engine gains nothing by more, and holds every unit's gradient
 LIMIT_BYTES = 2**31  # fixed, so that the same model gets the same split on every machine
 _FEW = 2
+_CALL = 2**15  # a call of an operation takes about the time of allocating and filling these bytes
+_CONSTANT = 0.05  # the share of a step's work that may be constant
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of tensors allocated under this mode: ``now``, and the ``peak``."""
+    """Count the bytes of tensors allocated under this mode: ``now``, and the ``peak``.
+
+    ``work`` is the sum of all bytes ever allocated, plus some for each call.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now, self.peak = 0, 0
+        self.now, self.peak, self.work = 0, 0, 0
         self._seen: set[int] = set()
 
     @classmethod
@@ -44,6 +57,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        self.work += _CALL
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self._count(leaf.untyped_storage())
@@ -55,6 +69,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._seen.add(key)
         self.now += size
+        self.work += size
         self.peak = max(self.peak, self.now)
         weakref.finalize(storage, self._forget, key, size)
 
@@ -65,10 +80,43 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def peak_bytes(engine: Engine, batch: PhysicalBatch, method: Method, lam: float) -> int:
     """Return the most bytes allocated at once in one step on ``batch``, without its inputs."""
-    with LiveBytes() as live:
+    return int(counted(engine, batch, method, lam).peak)
+
+
+def counted(engine: Engine, batch: PhysicalBatch, method: Method, lam: float) -> LiveBytes:
+    """Count the bytes and the work of one step on ``batch``."""
+    live = LiveBytes()
+    with live:
         handle = engine.directions(batch, method, lam)
         handle.weighted_sum(handle.norms().clamp_min(1.0).reciprocal())
-    return int(live.peak)
+    return live
+
+
+def worthwhile_units(engine: Engine, sample: PhysicalBatch, method: Method, lam: float) -> int:
+    """Return the least units for which the constant part of a step is 5% of its work.
+
+    Args:
+        engine: any engine.
+        sample: one unit at least; the first is repeated, so its values do not matter.
+        method: the method whose directions are computed.
+        lam: its lambda.
+    """
+    few, more = (
+        counted(engine, _repeated(sample, k), method, lam).work for k in (4 * _FEW, 8 * _FEW)
+    )
+    return max(8 * _FEW, worthwhile(few, more, 4 * _FEW))
+
+
+def worthwhile(few: float, more: float, units: int) -> int:
+    """Return the same from the work of a step on ``units`` units, and on twice as many.
+
+    Example:
+        >>> worthwhile(1010.0, 1020.0, 10)  # 1 per unit, and 1000 for any number of them
+        20000
+    """
+    share = max(1.0, (more - few) / units)  # work per unit
+    constant = max(0.0, few - units * share)
+    return math.ceil(constant / (_CONSTANT * share))
 
 
 def physical_batch_size(
@@ -132,7 +180,7 @@ def fit_rows(
     rows: int | None = None,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Fit:
-    """Return the most rows whose step stays within ``limit_bytes``; or, given ``rows``, its bytes.
+    """Return the rows to compute at once within ``limit_bytes``; or, given ``rows``, the bytes.
 
     Args:
         make: creates an engine for the trial only, so that it does not affect the one in use.
@@ -148,7 +196,10 @@ def fit_rows(
         engine = make()
         engine.directions(sample, method, lam)  # selects the engine
         if rows is None:
-            most = max(1, (LOOP_ROWS if engine.name == "loop" else MOST_ROWS) // each)
+            most = max(1, LOOP_ROWS // each)
+            if engine.name != "loop":
+                enough = worthwhile_units(engine, sample, method, lam)
+                most = min(max(1, MOST_ROWS // each), enough)
             rows = each * physical_batch_size(engine, sample, method, lam, limit_bytes, most=most)
         taken = _estimated_bytes(engine, sample, method, lam, max(1, rows // each))
     return Fit(rows, engine.name, taken)

@@ -15,7 +15,7 @@ from dpbam.app.runs import (
     prepare,
     stored_config,
 )
-from dpbam.app.runs.preparation import peak
+from dpbam.app.runs.preparation import counted
 from dpbam.data import load
 from dpbam.training.evaluation import predict_logits
 from dpbam.training.events import Reporter
@@ -166,7 +166,7 @@ def test_the_dry_runs_memory_is_that_of_a_step(tiny, method):
         method=method, model="small-cnn", model_options={}, physical_batch_size=128
     )
     prepared = prepare(config)
-    step = peak(prepared.oracle(), prepared.train, prepared.task, 128)
+    step = counted(prepared.oracle(), prepared.train, prepared.task, 128).peak
     fit = prepared.estimated_fit()
     assert fit.rows == 128
     assert fit.bytes == pytest.approx(step, rel=0.3)

@@ -35,6 +35,8 @@ COMMANDS = {
     "epsilon": "Calculate the epsilon of a training with a given noise multiplier.",
     "calibrate": "Find the least noise multiplier for a number of steps; or, given one, the most "
     "steps.",
+    "methods": "List methods, clippings, filters and corrections, with formula, privacy cost and "
+    "use.",
     "data": "List, fetch and check data sets.",
 }
 _MODULES = {

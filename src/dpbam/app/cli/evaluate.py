@@ -223,6 +223,7 @@ def _show_task(dataset: DataSet, result: TaskMetrics) -> None:
     values = {metric_label(name): score(name, value) for name, value in result.scores.items()}
     main = metric_label(result.metric)
     values[main] += f" [{low}, {high}] (95% bootstrap)"
+    values["best constant"] = f"{main} {score(result.metric, result.trivial)}"
     say(facts({"data": f"{dataset.name}, {len(dataset)} records", **values}))
     if result.classes:
         some = next(iter(result.classes.values()))

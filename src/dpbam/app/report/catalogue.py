@@ -27,6 +27,8 @@ SECTIONS: dict[str, dict[str, Builder]] = {
         "accuracy": of_training.accuracy,
         "classes": of_evaluation.classes,
         "confusion": of_evaluation.confusion,
+        "roc": of_evaluation.roc,
+        "predicted": of_evaluation.predicted,
         "groups": of_evaluation.subgroups,
     },
     "Clipping bias": {

@@ -136,6 +136,28 @@ def dots(title: str, x_label: str, series: Sequence[Series], *, percent: bool = 
     return Panel(title, ("panel", "series", "category", "value", "low", "high"), rows, view)
 
 
+def scatter(title: str, x_label: str, y_label: str, series: Series) -> Panel:
+    """Points, and a dashed diagonal on which both values are equal."""
+    low, high = (f(v for v in (*series.x, *series.y)) for f in (min, max))
+    x, y = quantity("x", title=x_label), quantity("y", title=y_label)
+    for channel in (x, y):
+        channel |= {"scale": {"zero": False}, "axis": {"grid": False}}
+    tooltip = [quantity("x", title=x_label), quantity("y", title=y_label, format=".4~g")]
+    ends = [{"x": value, "y": value} for value in (low, high)]
+    diagonal = {"type": "line", "strokeDash": [5, 4], "opacity": 0.6, "color": "currentColor"}
+    view = {
+        "height": 300,
+        "encoding": {"x": x, "y": y},
+        "layer": [
+            {"mark": {"type": "circle", "size": 25, "opacity": 0.5},
+             "encoding": {"tooltip": tooltip}},
+            {"data": {"values": ends}, "mark": diagonal,
+             "encoding": {"color": {"value": "currentColor"}}},
+        ],
+    }  # fmt: skip
+    return Panel(title, ("panel", "series", "x", "y"), series.rows(title), view)
+
+
 Cell = tuple[str, str, float]  # row, column, value
 
 

@@ -13,9 +13,6 @@ from dpbam.app.runs.statement_text import right_guesses
 from dpbam.privacy.rounding import up
 from dpbam.training.events import metric_label
 
-#: What metrics.jsonl holds besides the task's metrics, the main one first.
-_NO_METRICS = ("step", "epoch", "epsilon", "loss", "records")
-
 
 @dataclass(frozen=True)
 class Headline:
@@ -48,11 +45,11 @@ def _quality(run: Run) -> tuple[str, str]:
     if not run.metrics:
         return "", "How good the model is on test records is not shown on this page."
     last = run.metrics[-1]
-    name = next((key for key in last if key not in _NO_METRICS), "accuracy")
+    name = run.metric
     value, records = float(last.get(name) or 0.0), int(last.get("records") or 0)
     interval = _interval(run, name, value, records)
-    score = _shown(name, value)
-    ends = " to ".join(_shown(name, end) for end in interval or ())
+    score = with_metric(name, value)
+    ends = " to ".join(with_metric(name, end) for end in interval or ())
     said = f"95% interval {ends}, " if ends else ""
     return score, f"{metric_label(name)}, {said}on {records:,} test records"
 
@@ -65,7 +62,8 @@ def _interval(run: Run, name: str, value: float, records: int) -> Sequence[float
     return found if isinstance(found, list) and len(found) == 2 else None
 
 
-def _shown(name: str, value: float) -> str:
+def with_metric(name: str, value: float) -> str:
+    """A value of a metric as people read it: an accuracy in percent."""
     return f"{value:.1%}" if name == "accuracy" else f"{value:.3f}"
 
 

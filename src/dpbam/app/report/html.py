@@ -84,7 +84,7 @@ def render(
         headline=headline(runs[0]) if len(runs) == 1 else None,
         results=results(all_groups) if len(runs) > 1 else None,
         sections=[_section(name, figures) for name, figures in built.items() if _drawn(figures)],
-        missing=[f for figures in built.values() for f in figures if not f.panels],
+        missing=[f for figures in built.values() for f in figures if not f.panels and f.expected],
         figures={f.name: f.spec() for fs in built.values() for f in fs if f.panels},
         configuration=side_by_side(all_groups, lambda run: run.config),
         environment=environment if environment.rows else None,

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpbam.app.report.bias_figures import best, last_mean
 from dpbam.app.report.groups import Group, numbers
-from dpbam.app.report.headline import unit_of
+from dpbam.app.report.headline import unit_of, with_metric
 from dpbam.app.report.norm_figures import LEVELS
 from dpbam.app.report.records import Run
 from dpbam.app.report.released_figures import released_share
@@ -29,24 +29,27 @@ def meaning(name: str, groups: Sequence[Group]) -> str:
 
 
 def _accuracy(run: Run) -> str:
-    rows = [row for row in run.metrics if row.get("accuracy") is not None]
+    name = run.metric
+    rows = [row for row in run.metrics if row.get(name) is not None]
     if not rows:
         return ""
-    top = max(rows, key=lambda row: row["accuracy"])
-    end = rows[-1]["accuracy"]
-    best_one = f", the best on the way was {top['accuracy']:.1%} at epoch {top['epoch']:.3g}"
-    return f"the model ends at {end:.1%}{best_one if top['accuracy'] > end else ', its best'}"
+    top, end = max(rows, key=lambda row: row[name]), rows[-1]
+    highest = f"{with_metric(name, top[name])} at epoch {top['epoch']:.3g}"
+    more = f", the highest on the way was {highest}" if top[name] > end[name] else ", its highest"
+    return f"the model ends at {with_metric(name, end[name])}{more}"
 
 
 def _classes(run: Run) -> str:
     shares = _values((run.evaluation or {}).get("classes"))
-    return _ends("class", shares)
+    return _ends("class", shares, run.metric)
 
 
 def _subgroups(run: Run) -> str:
     columns = (run.evaluation or {}).get("groups") or {}
     texts = [
-        _ends(column, _values({k: v.get("accuracy") for k, v in found["groups"].items()}))
+        _ends(
+            column, _values({k: v.get(run.metric) for k, v in found["groups"].items()}), run.metric
+        )
         for column, found in columns.items()
     ]
     return "; ".join(text for text in texts if text)
@@ -54,15 +57,16 @@ def _subgroups(run: Run) -> str:
 
 def _values(shares: Any) -> dict[str, float]:
     items = shares.items() if isinstance(shares, dict) else ()
-    found = {k: v.get("value") for k, v in items if isinstance(v, dict)}
+    found = {k: v.get("value") if isinstance(v, dict) else v for k, v in items}
     return {k: float(v) for k, v in found.items() if isinstance(v, int | float) and v == v}
 
 
-def _ends(what: str, values: dict[str, float]) -> str:
+def _ends(what: str, values: dict[str, float], metric: str) -> str:
     if len(values) < 2:
         return ""
     low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
-    return f"{what} {low} does worst, {values[low]:.1%}, and {high} best, {values[high]:.1%}"
+    lowest, highest = (with_metric(metric, values[name]) for name in (low, high))
+    return f"{what} {low} does worst, {lowest}, and {high} best, {highest}"
 
 
 def _confusion(run: Run) -> str:
@@ -72,7 +76,15 @@ def _confusion(run: Run) -> str:
     if not wrong:
         return "no test record is taken for another class" if rows else ""
     n, i, j = max(wrong)
-    return f"the most frequent mistake is {names[i]} taken for {names[j]}, {n} times"
+    return f"the most frequent mistake is {names[i]} taken for {names[j]}, {n:,} times"
+
+
+def _predicted(run: Run) -> str:
+    points = (run.evaluation or {}).get("scatter") or ()
+    if not points:
+        return ""
+    error = sum(abs(true - predicted) for true, predicted in points) / len(points)
+    return f"a prediction is {error:.3g} away from the true value on average"
 
 
 def _bias(run: Run) -> str:
@@ -180,6 +192,7 @@ def _last(run: Run, key: str) -> float | None:
 
 _SENTENCES: dict[str, Callable[[Run], str]] = {
     "accuracy": _accuracy, "classes": _classes, "groups": _subgroups, "confusion": _confusion,
+    "roc": _classes, "predicted": _predicted,
     "bias": _bias, "relative-bias": _relative, "decomposition": _decomposition,
     "direction": _direction, "noise": _noise, "alignment": _alignment,
     "clip-share": _clip_share, "norms": _norms, "histogram": _norms, "loss": _loss,

@@ -52,6 +52,7 @@ PUBLIC_SETTINGS = frozenset((
     "release_bias", "release_counts", "task", "class_weights", "focal", "target_range",
 ))  # fmt: skip
 
+_NO_METRICS = ("step", "epoch", "epsilon", "loss", "records")  # of metrics.jsonl
 Rows = tuple[dict[str, Any], ...]
 
 
@@ -101,6 +102,12 @@ class Run:
             .removesuffix("/held-out")
             .split("/")[-1]
         )
+
+    @property
+    def metric(self) -> str:
+        """The task's main metric, such as the accuracy."""
+        last = self.metrics[-1] if self.metrics else {}
+        return next((name for name in last if name not in _NO_METRICS), "accuracy")
 
     def publishable(self, *, public_test_data: bool) -> Run:
         """The same run without anything that is not private, named by its statement.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dpbam.bias import ReleasedStatistics
     from dpbam.data import DataSet, Splits
     from dpbam.distributed import Ranks
-    from dpbam.engines.memory import Fit
+    from dpbam.engines.memory import Fit, LiveBytes
     from dpbam.observers import Observer
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.privacy.ledger import Ledger
@@ -141,19 +141,21 @@ class Prepared:
         A run itself measures ever larger batches (:meth:`fit`), which takes several times as long,
         and its choice may differ by some rows.
         """
-        from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS, Fit
+        from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS, Fit, worthwhile
 
         oracle = self.oracle()
         each = oracle.views.multiplicity  # rows per unit
         units = max(2, _FEW_ROWS // each)
         train = self.seen.train
-        few, more = (peak(oracle, train, self.task, k) for k in (units, 2 * units))
-        share = max(1.0, (more - few) / (each * units))  # bytes per row
+        few, more = (counted(oracle, train, self.task, k * units) for k in (1, 2))
+        share = max(1.0, (more.peak - few.peak) / (each * units))  # bytes per row
         rows = oracle.physical_batch_size
         if rows is None:
-            most = each * max(1, MOST_ROWS // each)
-            rows = int(min(most, max(each, each * units + (0.9 * LIMIT_BYTES - few) / share)))
-        return Fit(rows, oracle.engine.name, int(few + share * max(0, rows - each * units)))
+            enough = max(2 * units, worthwhile(few.work, more.work, units))
+            most = each * max(1, min(MOST_ROWS // each, enough))
+            fitting = each * units + (0.9 * LIMIT_BYTES - few.peak) / share
+            rows = int(min(most, max(each, fitting)))
+        return Fit(rows, oracle.engine.name, int(few.peak + share * max(0, rows - each * units)))
 
     def trainer(
         self, oracle: PrivateGradientOracle, reporter: Reporter, max_charges: int | None = None
@@ -272,13 +274,13 @@ def blank(data: DataSet, records: int) -> Tensor:
     return torch.zeros(records, *data.shape, dtype=kind)
 
 
-def peak(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: int) -> int:
-    """Measure the most bytes alive at once in one step on ``units`` blank images.
+def counted(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: int) -> LiveBytes:
+    """Count the bytes and the work of one step on ``units`` blank images.
 
-    Memory does not depend on the values.
+    Neither depends on the values.
     """
     from dpbam.batches import LogicalBatch
-    from dpbam.engines.memory import peak_bytes
+    from dpbam.engines.memory import counted
 
     batch = LogicalBatch.of(
         blank(train, units), task.blank_targets(units, *train.shape[1:]), None, 1
@@ -288,7 +290,7 @@ def peak(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: int) 
     physical = next(batch.split(rows, oracle.views, device))
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
-        return peak_bytes(oracle.engine, physical, oracle.method.per_unit, oracle.method.lam_at(0))
+        return counted(oracle.engine, physical, oracle.method.per_unit, oracle.method.lam_at(0))
 
 
 def _refuse_shared(train: DataSet, test: DataSet, unit: str) -> None:

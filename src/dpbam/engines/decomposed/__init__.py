@@ -20,10 +20,15 @@ from dpbam.engines.decomposed import attention
 from dpbam.engines.decomposed.recurrent import DECOMPOSED
 
 _PRELU = {torch.prelu, Tensor.prelu}
+_INTERCEPTED = {F.multi_head_attention_forward, F.embedding, *DECOMPOSED, *_PRELU}
 
 
 class Decompose(TorchFunctionMode):
     """Replace opaque functions by the same equations over functions that can be intercepted."""
+
+    def intercepts(self, func: Any) -> bool:
+        """Whether ``func`` may be replaced."""
+        return func in _INTERCEPTED
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -37,6 +37,12 @@ REFUSED = {
     F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices,
 }  # fmt: skip
 
+_INTERCEPTED = {
+    *KEYED, *RECURRENT, *LESS, *REFUSED, F.scaled_dot_product_attention,
+    F.multi_head_attention_forward,
+}  # fmt: skip
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+
 
 class KeyedDraws(TorchFunctionMode):
     """Run one forward pass of one row with keyed draws.
@@ -60,6 +66,10 @@ class KeyedDraws(TorchFunctionMode):
     def __init__(self, key: Tensor) -> None:
         super().__init__()
         self._row = RowDraws(key)
+
+    def intercepts(self, func: Any) -> bool:
+        """Whether a call of ``func`` may draw."""
+        return func in _INTERCEPTED or isinstance(func, _OPERATORS)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -25,7 +25,7 @@ from dpbam.engines.fused.layers.linear import Linear
 from dpbam.engines.fused.standardised import Centred, ScaledGradient
 from dpbam.engines.fused.uses import Flow, MatrixUse, Use
 from dpbam.engines.fused.weights import Weight
-from dpbam.params import Params
+from dpbam.params import Params, accumulation_dtype
 
 
 @dataclass(frozen=True)
@@ -193,6 +193,6 @@ def _materialised(uses: list[Use], flow: Flow, plain: PlainPass | None) -> list[
                     "other ways too"
                 )
         for name, part in use.materialise(flow).items():
-            part = part.to(torch.promote_types(part.dtype, torch.float32))
+            part = part.to(accumulation_dtype(part.dtype))
             total[name] = total[name] + part if name in total else part
     return [Materialised(name, value) for name, value in total.items()]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from dpbam.engines.fused.collect import Collected
-from dpbam.engines.fused.gradients import Norm
+from dpbam.engines.fused.ghost_norm import Factors
+from dpbam.engines.fused.gradients import Gradient, Joined, Materialised, Norm
 from dpbam.engines.precision import measured
 from dpbam.params import Params, accumulation_dtype
+
+_SMALL = 2**13  # entries of a unit's gradient that is joined with others
 
 
 class FusedDirections:
@@ -37,29 +43,33 @@ class FusedDirections:
             for n, p in parameters.items()
         }
         self._zeros = next(iter(self._like.values())).new_zeros(units)
+        known = collected.gradients
+        self._parts = joined(known, groups) if norms is None else known  # factored ones first
         self._norms = norms
         self.plain: FusedDirections | None = None
 
     @measured
     def each_norm(self) -> list[Norm]:
-        """Return the norm of each gradient, computed once."""
+        """Return the norm of each gradient, small ones joined at the end, computed once."""
         if self._norms is None:
-            self._norms = [gradient.norm() for gradient in self.collected.gradients]
+            self._norms = [gradient.norm() for gradient in self._parts]
         return self._norms
 
     @measured
     def norms(self) -> Tensor:
         """Return |d_u| by group: [G, U]."""
-        squares = self._zeros.repeat(max(self._groups.values()) + 1, 1)
-        for gradient, found in zip(self.collected.gradients, self.each_norm(), strict=True):
-            squares[self._groups[gradient.name]] += found.square
-        return squares.clamp_min(0).sqrt()
+        squares = [[self._zeros] for _ in range(max(self._groups.values()) + 1)]
+        for gradient, found in zip(self._parts, self.each_norm(), strict=True):
+            squares[self._groups[gradient.name]].append(found.square)
+        return torch.stack([torch.stack(s).sum(0) for s in squares]).clamp_min(0).sqrt()
 
     @measured
     def parameter_norms(self) -> dict[str, Tensor]:
         """Return the norm of d_u's entries by parameter: [U] each."""
         squares = dict.fromkeys(self._like, self._zeros)
-        for gradient, found in zip(self.collected.gradients, self.each_norm(), strict=True):
+        for i, gradient in enumerate(self.collected.gradients):
+            small = isinstance(gradient, Materialised)
+            found = gradient.norm() if small else self.each_norm()[i]
             squares[gradient.name] = squares[gradient.name] + found.square
         return {name: square.clamp_min(0).sqrt() for name, square in squares.items()}
 
@@ -67,9 +77,10 @@ class FusedDirections:
     def weighted_sum(self, factors: Tensor) -> Params:
         """Return sum_u factors[g, u] d_u; a factor of 0 removes even a NaN."""
         total: Params = {}
-        known: Sequence[Norm | None] = self._norms or [None] * len(self.collected.gradients)
-        for gradient, found in zip(self.collected.gradients, known, strict=True):
-            parts = gradient.weighted_sum(factors[self._groups[gradient.name]], found)
+        by_group = [Factors.of(each) for each in factors]
+        known: Sequence[Norm | None] = self._norms or [None] * len(self._parts)
+        for gradient, found in zip(self._parts, known, strict=True):
+            parts = gradient.weighted_sum(by_group[self._groups[gradient.name]], found)
             for name, part in parts.items():
                 total[name] = total[name] + part if name in total else part
         return {n: total.get(n, like.clone()) for n, like in self._like.items()}
@@ -81,3 +92,15 @@ class FusedDirections:
         for gradient in self.collected.gradients:
             total = total + gradient.inner(vector)
         return total
+
+
+def joined(gradients: Sequence[Gradient], groups: Mapping[str, int]) -> list[Gradient]:
+    """Return the gradients with small materialised ones joined, by clipping group, at the end."""
+    kept: list[Gradient] = []
+    small: dict[Any, list[Materialised]] = defaultdict(list)
+    for gradient in gradients:
+        if isinstance(gradient, Materialised) and gradient.values.shape[1:].numel() <= _SMALL:
+            small[groups[gradient.name], gradient.values.dtype].append(gradient)
+        else:
+            kept.append(gradient)
+    return [*kept, *map(Joined.of, small.values())]

@@ -178,7 +178,7 @@ class FusedEngine:
 
         def row(given: tuple[Any, Any, Tensor]) -> Tensor:
             inputs, targets, key = given
-            with capture, KeyedDraws(key), Decompose(), watch:
+            with watch.around(capture, KeyedDraws(key), Decompose()):
                 return row_loss(self._model, self._loss, inputs, targets)
 
         kernels = [SDPBackend.MATH] if twice else _ANY_KERNEL

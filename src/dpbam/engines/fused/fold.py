@@ -65,7 +65,7 @@ def per_unit(factors: Tensor, like: Tensor) -> Tensor:
 
 def cached_slices(x: Tensor) -> list[slice]:
     """Return slices of the first axis that stay in the processor's cache."""
-    rows = max(1, _CACHED // max(1, x[0].numel()))
+    rows = max(1, _CACHED // max(1, x.shape[1:].numel()))
     return [slice(i, i + rows) for i in range(0, x.shape[0], rows)]
 
 

@@ -10,6 +10,7 @@ The ghost norm needs no G_u, only Gram matrices between the positions of a unit:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -29,13 +30,49 @@ def materialise(layer: Layer, pairs: Sequence[Pair]) -> Tensor:
     return reduce(Tensor.add_, (layer.materialise(a, b) for a, b in pairs))
 
 
-def weighted(values: Tensor, factors: Tensor) -> Tensor:
-    """Return sum_u factors[u] values[u], leaving out units whose factor is 0."""
-    kept = factors != 0
-    if not bool(kept.all()):
-        values, factors = values[kept], factors[kept]
-    total: Tensor = torch.tensordot(factors.to(values.dtype), values, dims=1)
-    return total
+@dataclass(frozen=True)
+class Factors:
+    """The factors c_u of a weighted sum; units whose factor is 0 are left out, even a NaN.
+
+    Attributes:
+        values: [k], those of the units that are left.
+        kept: their indices; a slice where they are consecutive, which copies nothing.
+    """
+
+    values: Tensor
+    kept: slice | Tensor
+
+    @classmethod
+    def of(cls, factors: Tensor) -> Factors:
+        """Return the factors [U] that are not 0.
+
+        Example:
+            >>> Factors.of(torch.tensor([0.0, 0.5, 0.25, 0.0])).kept
+            slice(1, 3, None)
+        """
+        index = factors.nonzero()[:, 0]
+        count = len(index)
+        if count == len(factors):
+            return cls(factors, slice(None))
+        first, last = (int(index[0]), int(index[-1])) if count else (0, -1)
+        kept = slice(first, last + 1) if last - first + 1 == count else index
+        return cls(factors[kept], kept)
+
+    def of_kept(self, t: Tensor) -> Tensor:
+        """Return [U, ...] of the units that are left."""
+        return t[self.kept]
+
+    def contract(self, values: Tensor) -> Tensor:
+        """Return sum_u c_u values[u]: [U, ...] -> [...]."""
+        total = self.values.to(values.dtype) @ self.of_kept(values).flatten(1)
+        return total.view(values.shape[1:])
+
+
+def squared_lengths(values: Tensor) -> Tensor:
+    """Return |values_u|^2, by one pass for each row of a unit's matrix: [U, ...] -> [U]."""
+    rows = values.flatten(2) if values.ndim > 2 else values.reshape(len(values), 1, -1)
+    found: Tensor = torch.linalg.vector_norm(rows, dim=2)
+    return found.square().sum(1)
 
 
 def frobenius(left: Tensor, right: Tensor) -> Tensor:
@@ -121,7 +158,7 @@ class MaterialisedNorm(torch.autograd.Function):
         g = materialise(layer, _paired(flat))
         ctx.save_for_backward(*flat, g)
         ctx.layer = layer
-        return frobenius(g, g)
+        return squared_lengths(g)
 
     @staticmethod
     @once_differentiable

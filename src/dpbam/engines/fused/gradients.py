@@ -23,14 +23,14 @@ from torch import Tensor
 from dpbam.engines.fused.bilinear import Layer, Pair, lengths
 from dpbam.engines.fused.fold import per_unit
 from dpbam.engines.fused.ghost_norm import (
+    Factors,
     GhostNorm,
     Grams,
     MaterialisedNorm,
     blocks,
-    frobenius,
     ghost_norm,
     materialise,
-    weighted,
+    squared_lengths,
 )
 from dpbam.engines.fused.weights import Weight
 from dpbam.params import Params
@@ -69,8 +69,8 @@ class Gradient(Protocol):
     def norm(self, *, differentiable: bool = False) -> Norm:
         """Return |d_u|^2; ``differentiable``: in the pairs."""
 
-    def weighted_sum(self, factors: Tensor, norm: Norm | None) -> Params:
-        """Return sum_u factors[u] d_u; a factor of 0 removes the unit, even one that is NaN."""
+    def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
+        """Return sum_u c_u d_u."""
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
         """Return <d_u, vector>: [U]."""
@@ -89,14 +89,50 @@ class Materialised:
     def norm(self, *, differentiable: bool = False) -> Norm:
         return Norm(self._flat().square().sum(1))
 
-    def weighted_sum(self, factors: Tensor, norm: Norm | None) -> Params:
-        return {self.name: weighted(self.values, factors)}
+    def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
+        return {self.name: factors.contract(self.values)}
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
         return self._flat() @ vector[self.name].to(self.values).flatten()
 
     def _flat(self) -> Tensor:
         return self.values.reshape(self.values.shape[0], -1)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Materialised gradients of small parameters side by side: fewer, larger operations.
+
+    Attributes:
+        parts: the gradients.
+        values: [U, entries of all].
+    """
+
+    parts: Sequence[Materialised]
+    values: Tensor
+
+    @classmethod
+    def of(cls, parts: Sequence[Materialised]) -> Joined:
+        return cls(parts, torch.cat([part.values.flatten(1) for part in parts], 1))
+
+    @property
+    def name(self) -> str:
+        return self.parts[0].name  # all are of one clipping group
+
+    def detached(self) -> Joined:
+        return Joined([part.detached() for part in self.parts], self.values.detach())
+
+    def norm(self, *, differentiable: bool = False) -> Norm:
+        return Norm(squared_lengths(self.values))
+
+    def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
+        shapes = {part.name: part.values.shape[1:] for part in self.parts}
+        sizes = [shape.numel() for shape in shapes.values()]
+        sums = torch.split_with_sizes(factors.contract(self.values), sizes)
+        return {name: s.view(shapes[name]) for name, s in zip(shapes, sums, strict=True)}
+
+    def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
+        return torch.stack([part.inner(vector) for part in self.parts]).sum(0)
 
 
 @dataclass(frozen=True)
@@ -154,23 +190,21 @@ class Factored:
         """Return G_u: [U, *D]."""
         return materialise(self.layer, self.pairs)
 
-    def weighted_sum(self, factors: Tensor, norm: Norm | None) -> Params:
+    def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
         """Return J_s^T sum_u c_u G_u."""
         if norm is not None and norm.materialised is not None:
-            total = weighted(norm.materialised, factors)
+            total = factors.contract(norm.materialised)
             return self.weight.pull(total.view(self.weight.tensor.shape))
         return sum_with_recomputed(self.contracted, self.name, factors, norm)
 
-    def contracted(self, factors: Tensor) -> Params:
+    def contracted(self, factors: Factors) -> Params:
         """Return J_s^T sum_u c_u G_u by the layer's ordinary weight gradient."""
-        kept = factors != 0
-        whole = bool(kept.all())
 
         def part(a: Tensor, b: Tensor) -> Tensor:
-            a, b, c = (a, b, factors) if whole else (a[kept], b[kept], factors[kept])
-            return self.layer.contract(a, b * per_unit(c, b))
+            a, b = factors.of_kept(a), factors.of_kept(b)
+            return self.layer.contract(a, b * per_unit(factors.values, b))
 
-        if bool(kept.any()):
+        if len(factors.values):
             total = reduce(torch.add, (part(a, b) for a, b in self.pairs))
         else:
             total = self.pairs[0][1].new_zeros(self.layer.shape)
@@ -219,11 +253,11 @@ class Factored:
         needed = self._bytes()[1]
         if needed <= self.limit:
             g = self.materialise()
-            return Norm(frobenius(g, g), g)
+            return Norm(squared_lengths(g), g)
 
         def part(pairs: Sequence[Pair], whole: bool) -> Tensor:
             g = materialise(self.layer, pairs)
-            return frobenius(g, g)
+            return squared_lengths(g)
 
         return Norm(self._in_parts(needed, part))
 
@@ -286,11 +320,13 @@ def ill_conditioned(sizes: Tensor, square: Tensor) -> Tensor:
 
 
 def sum_with_recomputed(
-    contracted: Callable[[Tensor], Params], name: str, factors: Tensor, norm: Norm | None
+    contracted: Callable[[Factors], Params], name: str, factors: Factors, norm: Norm | None
 ) -> Params:
     """Return the weighted sum: ``contracted`` for most units, plus those recomputed."""
     if norm is None or norm.recomputed is None:
         return contracted(factors)
     units, values = norm.recomputed
-    total = contracted(factors.index_fill(0, units, 0.0))
-    return {**total, name: total[name] + weighted(values, factors[units])}
+    whole = factors.values.new_zeros(len(norm.square))
+    whole[factors.kept] = factors.values
+    total = contracted(Factors.of(whole.index_fill(0, units, 0.0)))
+    return {**total, name: total[name] + Factors.of(whole[units]).contract(values)}

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dpbam.engines.fused.bilinear import Layer
-from dpbam.engines.fused.ghost_norm import grams_of
+from dpbam.engines.fused.ghost_norm import Factors, grams_of
 from dpbam.engines.fused.gradients import Factored, Norm, recompute_cancelling, sum_with_recomputed
 from dpbam.params import Params
 
@@ -133,17 +133,15 @@ class ScaledGradient:
         """Return factors V' by channel: [*, o] -> [*, o, *rest]."""
         return factors.view(*factors.shape, *(1,) * (self._v.ndim - 1)) * self._v
 
-    def weighted_sum(self, factors: Tensor, norm: Norm | None) -> Params:
+    def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
         """Return J_s^T sum_u c_u G_u + (sum_u c_u along_u) V'."""
         return sum_with_recomputed(self._contracted, self.name, factors, norm)
 
-    def _contracted(self, factors: Tensor) -> Params:
+    def _contracted(self, factors: Factors) -> Params:
         pulled = self.base.contracted(factors)
         if self.along is None:
             return pulled
-        kept = (factors != 0)[:, None]
-        share = torch.where(kept, factors[:, None] * self.along, 0.0).sum(0)
-        return {self.name: pulled[self.name] + self._along_v(share)}
+        return {self.name: pulled[self.name] + self._along_v(factors.contract(self.along))}
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
         """Return <G_u, J_s v> + <along V', v>; J_s is symmetric, so J_s v = J_s^T v."""

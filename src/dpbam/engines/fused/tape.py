@@ -110,7 +110,7 @@ class Tape:
 
     def _root(self, y: Tensor) -> Tensor:
         if y._is_view():
-            y = _no_view(y)
+            y = not_a_view(y)
         started: Tensor = _Root.apply(y, self._anchor)  # type: ignore[no-untyped-call]
         return started
 
@@ -276,7 +276,7 @@ class _Root(torch.autograd.Function):
         return None, None
 
 
-def _no_view(y: Tensor) -> Tensor:
+def not_a_view(y: Tensor) -> Tensor:
     """Return a tensor on the same memory that torch does not treat as a view."""
     same: Tensor = y.new_empty(0).set_(y)  # type: ignore[call-overload]
     return same
@@ -287,7 +287,7 @@ class _Same(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor) -> Tensor:
-        return _no_view(y)
+        return not_a_view(y)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

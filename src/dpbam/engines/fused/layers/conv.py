@@ -8,6 +8,7 @@ matrices of pixels.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpbam.engines.fused.bilinear import Costs, Layer, lengths
-from dpbam.engines.fused.fold import split_axis
+from dpbam.engines.fused.fold import cached_slices, split_axis
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.rules import Call, ready, rule, use_matrix
-from dpbam.engines.fused.tape import Capture
+from dpbam.engines.fused.tape import Capture, not_a_view
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Conv(Layer):
         return y.flatten(1, 2)
 
     def positions(self, b: Tensor) -> int:
-        return b[0, :, 0].numel()
+        return b.shape[1] * b.shape[3:].numel()
 
     def gram(self, a: Tensor, c: Tensor) -> Tensor:
         """Return sum_d K[t + d, t' + d] over the kernel's offsets d, K the Gram matrix of pixels.
@@ -163,9 +164,39 @@ class Conv(Layer):
 
     def materialise(self, a: Tensor, b: Tensor) -> Tensor:
         units = a.shape[0]
+        recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+        if self._shifts_are_faster and not recorded:
+            parts = [self._products_of_shifts(a[i], b[i]) for i in cached_slices(b)]
+            return torch.cat(parts).view(units, *self.shape)
         like = a.new_empty((units * self.shape[0], *self.shape[1:]))
         merged = self._weight_gradient(_units_as_groups(a), _units_as_groups(b), like, units)
         return merged.view(units, *self.shape)
+
+    @property
+    def _shifts_are_faster(self) -> bool:
+        """Whether the kernel is depthwise and larger than 3x3, for which torch has no fast path."""
+        depthwise = self.shape[1] == 1 and self.groups == self.shape[0]
+        return depthwise and math.prod(self.shape[2:]) > 9
+
+    def _products_of_shifts(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return sum_t b_t a_(s t + d) for each offset d of a depthwise kernel: [U, o, offsets].
+
+        With channels last, so that sums over positions are sums of long rows.
+        """
+        units, q, o, *space = a.shape
+        sizes = [n + 2 * p for n, p in zip(space, self.padding, strict=True)]
+        x = a.new_zeros(q, *sizes, units, o)
+        inside = [slice(p, p + n) for n, p in zip(space, self.padding, strict=True)]
+        x[(slice(None), *inside)] = _channels_last(a)
+        y = _channels_last(b).contiguous()
+        kernel, out, product = self.shape[2:], b.shape[3:], torch.empty_like(y)
+        sums = a.new_empty(math.prod(kernel), units, o)
+        for k, offset in enumerate(itertools.product(*map(range, kernel))):
+            axes = zip(offset, self.dilation, self.stride, out, strict=True)
+            read = [slice(d * e, d * e + s * (n - 1) + 1, s) for d, e, s, n in axes]
+            torch.mul(y, x[(slice(None), *read)], out=product)
+            torch.sum(product.flatten(0, -3), 0, out=sums[k])
+        return sums.permute(1, 2, 0)
 
     def contract(self, a: Tensor, b: Tensor) -> Tensor:
         return self._weight_gradient(a.flatten(0, 1), b.flatten(0, 1), a.new_empty(self.shape), 1)
@@ -212,6 +243,11 @@ class Conv(Layer):
         return found
 
 
+def _channels_last(t: Tensor) -> Tensor:
+    """Return [U, q, c, *space] as [q, *space, U, c]."""
+    return t.permute(1, *range(3, t.ndim), 0, 2)
+
+
 def _units_as_groups(t: Tensor) -> Tensor:
     """Return [U, q, c, *space] as [q, U * c, *space]."""
     return t.transpose(0, 1).flatten(1, 2)
@@ -224,12 +260,13 @@ def _sliced(t: Tensor, first: int, second: int, part: slice) -> Tensor:
 
 
 class Convolve(torch.autograd.Function):
-    """y = f(W, x) + bias, in x alone: x [n, i, *space]. Its derivative is :class:`Spread`."""
+    """y = f(W, x) + bias, in x alone: x [n, q, i, *space]. Its derivative is :class:`Spread`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Conv) -> Tensor:
         ctx.given = weight, layer, x.shape
-        return layer.forward(x, weight, bias, layer.groups)
+        y = layer.forward(x.flatten(0, 1), weight, bias, layer.groups)
+        return not_a_view(split_axis(y, 0, x.shape[:2]))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -243,9 +280,10 @@ class Spread(torch.autograd.Function):
     """h = f(W, .)^T b, the data gradient, in b alone. Its derivative is :class:`Convolve`."""
 
     @staticmethod
-    def forward(ctx: Any, b: Tensor, weight: Tensor, layer: Conv, shape: Any) -> Tensor:
+    def forward(ctx: Any, b: Tensor, weight: Tensor, layer: Conv, shape: torch.Size) -> Tensor:
         ctx.given = weight, layer
-        return layer.back(b, weight, shape)
+        images = torch.Size((shape[0] * shape[1], *shape[2:]))
+        return not_a_view(layer.back(b.flatten(0, 1), weight, images).view(shape))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -271,8 +309,8 @@ def _conv(capture: Capture, call: Call) -> Any:
 
     def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         cast = [None if t is None else t.to(x.dtype) for t in (weight, bias)]
-        y: Tensor = Convolve.apply(x.flatten(0, 1), *cast, layer)  # type: ignore[no-untyped-call]
-        return split_axis(y, 0, x.shape[:2])
+        y: Tensor = Convolve.apply(x, *cast, layer)  # type: ignore[no-untyped-call]
+        return y
 
     operands = (_autocast(x), weight, bias)
     what = capture.name_of(call, weight)

@@ -37,9 +37,10 @@ from dpbam.engines.fused.layers.norm import (
     refuse_non_linear,
 )
 from dpbam.engines.fused.rules import Call, rule
-from dpbam.engines.fused.tape import Capture
+from dpbam.engines.fused.tape import Capture, not_a_view
 from dpbam.engines.fused.uses import RecordedUse
 from dpbam.engines.fused.weights import Weight
+from dpbam.params import accumulation_dtype
 
 Record = Callable[[Tensor, Tensor | None], None]
 
@@ -47,32 +48,34 @@ Record = Callable[[Tensor, Tensor | None], None]
 class GroupNorm(torch.autograd.Function):
     """y = scale * xhat + shift, both [channels], or both [n, channels] (then differentiable once).
 
-    ``record`` is called with the per-sample gradients of scale and shift.
+    ``record`` is called with the per-sample gradients of scale and shift. y is [rows, n / rows,
+    channels, *space].
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, groups: int, eps: float,
-        record: Record,
+        record: Record, rows: int,
     ) -> Tensor:  # fmt: skip
         n, channels = x.shape[:2]
         own = scale is not None and scale.ndim == 2  # one scale and shift per row
         y, mean, r = torch.native_group_norm(
-            x, None if own else scale, None if own else shift, n, channels, x[0, 0].numel(),
+            x, None if own else scale, None if own else shift, n, channels, x.shape[2:].numel(),
             groups, eps,
         )  # fmt: skip
         if own:
             y = torch.addcmul(_per_channel(shift, x), y, _per_channel(scale, x))
         ctx.save_for_backward(x)
         ctx.given = scale, mean, r, groups, record
-        return y
+        return not_a_view(split_axis(y, 0, (rows, -1)))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         (x,) = ctx.saved_tensors
+        g = g.flatten(0, 1)
         dx, dscale, dshift = _GroupNormBack.apply(g, x, *ctx.given)  # type: ignore[no-untyped-call]
         ctx.given[-1](dscale, dshift)
-        return dx, None, None, None, None, None
+        return dx, None, None, None, None, None, None
 
 
 class _GroupNormBack(torch.autograd.Function):
@@ -88,7 +91,7 @@ class _GroupNormBack(torch.autograd.Function):
         own = scale is not None and scale.ndim == 2
         u = g * _per_channel(scale, x) if own else g
         dx = torch.ops.aten.native_group_norm_backward(
-            u, x, mean, r, None if own else scale, n, channels, x[0, 0].numel(), groups,
+            u, x, mean, r, None if own else scale, n, channels, x.shape[2:].numel(), groups,
             [True, False, False],
         )[0]  # fmt: skip
         stats = _Stats(scale, mean, r, groups, x)
@@ -123,9 +126,9 @@ class _Stats:
     def __init__(
         self, scale: Tensor | None, mean: Tensor, r: Tensor, groups: int, x: Tensor
     ) -> None:
-        self._groups, self._size = groups, x[0].numel() // groups
+        self._groups, self._size = groups, x.shape[1:].numel() // groups
         channels = x.shape[1]
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = accumulation_dtype(x.dtype)
         self.scale = x.new_ones(channels, dtype=wide) if scale is None else scale.to(wide)
         self.mean, self.r = (
             t.to(wide).repeat_interleave(channels // groups, dim=1) for t in (mean, r)
@@ -179,7 +182,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     n, channels = a.shape[:2]
     rows = (n * channels, 1, -1)
     out = torch.bmm(a.reshape(rows), b.reshape(rows).transpose(1, 2)).view(n, channels)
-    return out.to(torch.promote_types(a.dtype, torch.float32))
+    return out.to(accumulation_dtype(a.dtype))
 
 
 @rule(F.group_norm, always=True)
@@ -205,7 +208,7 @@ def _grouped(capture: Capture, call: Call, given: dict[str, Any], groups: int, e
     if differs_by_row(scale, shift):
         xhat = F.group_norm(given_x, groups, None, None, eps)
         return affine_by_row(capture, xhat, scale, shift, given_x.ndim - 2)
-    x = given_x.to(torch.promote_types(given_x.dtype, torch.float32))
+    x = given_x.to(accumulation_dtype(given_x.dtype))
     what = capture.name_of(call, shift if scale is None else scale)
     weights = [capture.weight(scale), capture.weight(shift)]
     refuse_non_linear(what, weights)
@@ -222,8 +225,7 @@ def _grouped(capture: Capture, call: Call, given: dict[str, Any], groups: int, e
         x, _ = capture.tape.output(x, what)  # so that backward runs
         images = x.flatten(0, 1).contiguous()
         affine = _affine_of(capture, images, (scale, shift), weights)
-        y = GroupNorm.apply(images, *affine, groups, eps, record)  # type: ignore[no-untyped-call]
-        y = split_axis(y, 0, x.shape[:2])
+        y = GroupNorm.apply(images, *affine, groups, eps, record, count)  # type: ignore[no-untyped-call]
         y, _ = capture.tape.output(y, what, recorded=True)
         capture.tape.uses.extend(use for use in uses if use is not None)
         return y
