@@ -46,12 +46,11 @@ def _classes(run: Run) -> str:
 
 def _subgroups(run: Run) -> str:
     columns = (run.evaluation or {}).get("groups") or {}
-    texts = [
-        _ends(
-            column, _values({k: v.get(run.metric) for k, v in found["groups"].items()}), run.metric
-        )
-        for column, found in columns.items()
-    ]
+    found = {
+        column: {name: scores.get(run.metric) for name, scores in part["groups"].items()}
+        for column, part in columns.items()
+    }
+    texts = [_ends(column, _values(shares), run.metric) for column, shares in found.items()]
     return "; ".join(text for text in texts if text)
 
 
