@@ -60,7 +60,6 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
         "n": plan.n,
         "noise_multiplier": plan.noise_multiplier,
         "delta": plan.delta,
-        "unit": plan.unit,
         "sampling_rate": plan.sampling_rate,
         "clip_norm": plan.clip_norm if plan.private else None,
         "device": prepared.device,
