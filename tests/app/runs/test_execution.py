@@ -35,7 +35,8 @@ def test_a_run_folder_holds_what_it_says(tiny, tmp_path):
     heard = Heard()
     result = execute(tiny, tmp_path / "run", reporter=heard)
     assert sorted(p.relative_to(result.out).as_posix() for p in result.out.rglob("*.*")) == [
-        ".lock", "checkpoints/" + _last(result.out, 2), "checkpoints/" + _last(result.out, 1),
+        ".lock", "README.md",
+        "checkpoints/" + _last(result.out, 2), "checkpoints/" + _last(result.out, 1),
         "config.toml", "ledger.jsonl", "metrics.jsonl", "model.json", "model.safetensors",
         "non-private/evaluations.jsonl", "non-private/run.json", "non-private/training.jsonl",
         "privacy-statement.html", "privacy-statement.json", "privacy-statement.md",
