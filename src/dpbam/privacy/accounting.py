@@ -15,7 +15,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, reduce
+from functools import lru_cache
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -224,14 +224,20 @@ def _by_pld(spent: Sequence[Charge], delta: float, grid: float) -> float:
 
 def _composed(spent: Sequence[Charge], grid: float) -> list[Losses]:
     """Return the losses of all charges, of a unit removed and of one added."""
-    kinds = [_losses(charge, grid) for charge in spent]
-    return [reduce(composed, side) for side in zip(*kinds, strict=True)]
+    if len(spent) == 1:
+        return list(_losses(tuple(spent), grid))
+    middle = len(spent) // 2
+    halves = (_losses(tuple(part), grid) for part in (spent[:middle], spent[middle:]))
+    return [composed(*side) for side in zip(*halves, strict=True)]
 
 
-@lru_cache(maxsize=16)
-def _losses(charge: Charge, grid: float) -> tuple[Losses, Losses]:
-    """Return the privacy losses of a charge: of a unit removed, and of one added."""
-    sigma, q, steps = charge
+@lru_cache(maxsize=48)
+def _losses(charges: tuple[Charge, ...], grid: float) -> tuple[Losses, Losses]:
+    """Return the losses of some charges; where one of many has changed, most are known."""
+    if len(charges) > 1:
+        removed, added = _composed(charges, grid)
+        return removed, added
+    sigma, q, steps = charges[0]
     removed, added = _step_losses(sigma, q, grid)
     whole = self_composed(removed, steps)
     return whole, whole if added is removed else self_composed(added, steps)

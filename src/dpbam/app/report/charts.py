@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -112,11 +113,12 @@ def _across(value: float, name: str) -> list[Spec]:
 
 
 def dots(title: str, x_label: str, series: Sequence[Series], *, percent: bool = True) -> Panel:
-    """One value per category with its interval, categories from the top."""
+    """One value per category with its interval, if there are any, categories from the top."""
+    bounds = ("low", "high") if any(math.isfinite(v) for s in series for v in s.low) else ()
     form = {"format": "~%"} if percent else {}
-    x = {"title": x_label, "scale": {"zero": False}, "axis": form}
+    x = {"title": x_label, "scale": {"zero": False}, "axis": {**form, "tickCount": 6}}
     tooltip = [text("series", title="run"), text("category"),
-               *(quantity(name, **form) for name in ("value", "low", "high"))]  # fmt: skip
+               *(quantity(name, **form) for name in ("value", *bounds))]  # fmt: skip
     ends = {"x": quantity("low", **x), "x2": {"field": "high"}}
     view = {
         "width": 330,
@@ -127,7 +129,7 @@ def dots(title: str, x_label: str, series: Sequence[Series], *, percent: bool = 
             "opacity": FADED,
         },
         "layer": [
-            {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": ends},
+            *([{"mark": {"type": "rule", "strokeWidth": 2}, "encoding": ends}] if bounds else []),
             {"mark": {"type": "circle", "size": 60},
              "encoding": {"x": quantity("value", **x), "tooltip": tooltip}},
         ],

@@ -96,7 +96,12 @@ class Run:
     def data(self) -> str:
         """The data set's name, as the statement has it; never a path."""
         tested = (self.statement.get("evaluated_on") or {}).get("set")
-        return str(tested or self.config.get("data", "data")).removesuffix("/test").split("/")[-1]
+        return (
+            str(tested or self.config.get("data", "data"))
+            .removesuffix("/test")
+            .removesuffix("/held-out")
+            .split("/")[-1]
+        )
 
     @property
     def metric(self) -> str:

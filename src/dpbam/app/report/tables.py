@@ -87,7 +87,7 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}".replace("e-0", "e-")
     if isinstance(value, dict):
-        return ", ".join(f"{k} {_fact(k, v)}" for k, v in value.items())
+        return ", ".join(f"{str(k).replace('_', ' ')} {_fact(k, v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(shown(v) for v in value)
     return str(value)
