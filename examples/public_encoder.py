@@ -4,7 +4,7 @@ The encoder, a small ConvNeXt, is trained here without privacy on five classes o
 count as public. The other five count as private: each arm trains on 1,000 images per class at the
 same epsilon, with three seeds. Images are averaged to 16x16, so that all of it takes minutes.
 
-    python examples/public_encoder.py encoder    # trains the encoder, about 3 minutes
+    python examples/public_encoder.py encoder    # trains the encoder
     python examples/public_encoder.py tune       # learning rates, by a seed that is not compared
     python examples/public_encoder.py compare    # three seeds of each arm
     python examples/public_encoder.py table      # prints the table of docs/encoders.md

@@ -41,7 +41,7 @@ def test_a_run_folder_holds_what_it_says(tiny, tmp_path):
         "non-private/evaluations.jsonl", "non-private/run.json", "non-private/training.jsonl",
         "privacy-statement.html", "privacy-statement.json", "privacy-statement.md",
     ]  # fmt: skip
-    assert RunConfig.from_file(result.out / "config.toml") == tiny
+    assert RunConfig.from_file(result.out / "config.toml") == tiny.replace(unit="record")
     names = [name for name, _ in heard.said]
     assert names[0] == "on_start"
     assert names[-1] == "on_end"
