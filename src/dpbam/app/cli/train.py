@@ -19,6 +19,7 @@ from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
 from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.spending import preview
+from dpbam.app.runs.statement import released_files
 from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
@@ -185,7 +186,7 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
         rows["epsilon"] = "infinite: this is a reference without privacy, not to be published"
     rows["folder"] = result.out
     if settings.private:
-        rows["publish"] = ", ".join(PUBLISHABLE)
+        rows["publish"] = ", ".join([*PUBLISHABLE, *released_files(settings)])
         rows["keep"] = "everything else, non-private/ above all, is for the operator alone"
         rows["note"] = (
             f"{metric_label(last.metric)} on private held-out records is a release of its own"
