@@ -197,7 +197,7 @@ def markdown(rows: list[Row]) -> str:
 
 def cell(row: Row | None) -> str:
     if row is None:
-        return "cannot"
+        return "-"
     ratio = row["ratio"]
     shown = f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:.0f}"
     mb = row["mb_per_sample"]
