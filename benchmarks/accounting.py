@@ -18,12 +18,19 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from dpbam import PrivacyPlan
 from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.plan import default_delta
 
 LEDGERS = ((1.731, 4096 / 50_000, 1000, 1e-5), (0.6, 0.02, 150, 1e-5), (1.0, 0.01, 10_000, 1e-6))
 PLANS = {
     "the first example": {"epsilon": 3, "delta": 1e-4, "n": 500, "batch_size": 50, "epochs": 3},
     "CIFAR-10": {"epsilon": 8, "delta": 1e-5, "n": 50_000, "batch_size": 1000, "epochs": 3},
-    "PneumoniaMNIST": {"epsilon": 8, "delta": 1e-4, "n": 4708, "batch_size": 512, "epochs": 10},
+    "PneumoniaMNIST": {
+        "epsilon": 8,
+        "delta": default_delta(4708),
+        "n": 4708,
+        "batch_size": 512,
+        "epochs": 10,
+    },
 }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpbam.app.cli.output import console, number, table
+from dpbam.app.runs.files import write_atomic
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
 
@@ -26,7 +27,7 @@ def run(
     experiment: Annotated[
         str,
         typer.Argument(
-            help="table1, fig1 to fig7, exact, lambda, flatness, tuning, or all.",
+            help="table1, fig1 to fig7, exact, lambda, flatness, tuning, or all; bias-methods.",
             metavar="EXPERIMENT",
         ),
     ],
@@ -158,11 +159,17 @@ def _report(names: list[str], scale: str, out: Path, seeds: int | None) -> None:
 
 
 def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> None:
-    """Write the page with all its scales, whichever was just reported."""
-    from reproduce.index import ALL, EXPERIMENTS, outcomes
+    """Write the page with all its scales, whichever was just reported; or one of its own."""
+    from reproduce.index import ALL, EXPERIMENTS, PAPERS, outcome, outcomes
     from reproduce.results_page import PAGE_SCALES, write_page
 
-    names = list(EXPERIMENTS) if experiment == ALL else [experiment]
+    if experiment != ALL and (write := EXPERIMENTS[experiment].page) is not None:
+        found = outcome(experiment, EXPERIMENTS[experiment].scales[0], out, seeds)
+        if found is not None:
+            write_atomic(docs / f"{experiment}.md", write(found))
+            console().print(f"Written: {docs / f'{experiment}.md'}", markup=False, soft_wrap=True)
+        return
+    names = PAPERS if experiment == ALL else [experiment]
     path = write_page({s: outcomes(names, s, out, seeds) for s in PAGE_SCALES}, docs)
     console().print(f"Written: {path}", markup=False, soft_wrap=True)
 

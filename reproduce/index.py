@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbam.app.runs import ConfigError
-from reproduce import accuracy_claims, bias_claims, tuning
+from reproduce import accuracy_claims, bias_claims, rivals, tuning
 from reproduce.depth import Timing, figure3, measure
 from reproduce.outcome import Outcome, Study
 from reproduce.recipes import SCALES, Recipe, check_scale, did_you_mean, load_recipe
@@ -22,12 +22,14 @@ class Experiment:
     """A table or figure of the paper, or a question about it, with its recipes at each scale.
 
     ``build`` makes the outcome from the finished runs; None: the experiment measures times.
+    ``page`` writes a page of its own: the experiment is then not one of the paper's.
     """
 
     build: Build | None
     pocket: tuple[str, ...] = ()
     desk: tuple[str, ...] = ()
     full: tuple[str, ...] = ()
+    page: Callable[[Outcome], str] | None = None
 
     @property
     def scales(self) -> list[str]:
@@ -67,7 +69,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     "exact": Experiment(accuracy_claims.exact, pocket=("exact",), desk=("exact",), full=("exact",)),
     "lambda": _of("lambda", accuracy_claims.sweep),
     "flatness": _of("methods", bias_claims.flatness),
+    "bias-methods": Experiment(
+        rivals.bias_methods, desk=("tune-bias-methods", "bias-methods"), page=rivals.page
+    ),
 }
+#: Those of the paper: "all" means them, and they are on the page of results.
+PAPERS = [name for name, experiment in EXPERIMENTS.items() if experiment.page is None]
 
 
 def chosen(name: str, scale: str = "pocket") -> list[str]:
@@ -88,7 +95,7 @@ def chosen(name: str, scale: str = "pocket") -> list[str]:
     """
     check_scale(scale)
     if name == ALL:
-        return [known for known in EXPERIMENTS if scale in EXPERIMENTS[known].scales]
+        return [known for known in PAPERS if scale in EXPERIMENTS[known].scales]
     if name not in EXPERIMENTS:
         hint = did_you_mean(name, list(EXPERIMENTS))
         raise ConfigError(f"there is no experiment {name!r}: {hint}")

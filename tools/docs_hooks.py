@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from docs_site import command_line, configuration, maths, sources
+from docs_site import command_line, configuration, guarantees, maths, sources
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -24,6 +24,7 @@ def on_files(files: Files, config: Any) -> Files:
     made = {target: _of_the_root(path) for path, target in ELSEWHERE.items()}
     made["reference/command-line.md"] = command_line.page()
     made["reference/configuration.md"] = configuration.page()
+    made["guarantees.md"] = texts["guarantees.md"] = guarantees.page()
     for path in sources.linked(texts.values()):
         made[sources.page_name(path)] = sources.page(ROOT, path)
     for name, text in made.items():

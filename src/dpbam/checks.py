@@ -74,6 +74,14 @@ class BatchSizes:
     The run is kept in memory and starts again when a training is resumed: a realised batch size is
     not private, so it is not in a checkpoint.
 
+    Guarantee: sizes that are refused could not come, within the false-alarm rates above, from
+    Poisson sampling of the plan or of a neighbour; a refusal charges nothing.
+
+    Assumptions: refusals are seen by the operator alone. Plausible sizes that were drawn wrongly
+    pass.
+
+    Proof: the two displayed inequalities.
+
     Example:
         >>> plan = PrivacyPlan(n=100, batch_size=10, steps=50, noise_multiplier=1.0, delta=1e-3)
         >>> sizes = BatchSizes(plan)
@@ -151,7 +159,14 @@ def probability(k: int, m: int, q: float) -> float:
 
 
 def check_step(plan: PrivacyPlan, step: int) -> None:
-    """Refuse a step beyond the plan, whose epsilon would be exceeded."""
+    """Refuse a step beyond the plan, whose epsilon would be exceeded.
+
+    Guarantee: no training takes more steps than its plan's epsilon counts.
+
+    Assumptions: the ledger's steps are the oracle's.
+
+    Proof: epsilon grows with the number of steps.
+    """
     if step >= plan.steps:
         raise PlanViolationError(
             f"all {plan.steps} steps of the plan are taken: another one would cost more than the "
@@ -178,7 +193,14 @@ def check_ascent(plan: PrivacyPlan, method: Method) -> None:
 
 
 def check_units(plan: PrivacyPlan, units: Tensor | None, ranks: Ranks) -> None:
-    """Refuse rows without units where the unit is not the record, and units of another rank."""
+    """Refuse rows without units where the unit is not the record, and units of another rank.
+
+    Guarantee: a unit's rows are on one rank, and are counted as one unit.
+
+    Assumptions: owners are named rightly.
+
+    Proof: ``UnitShare``'s shares are a partition of the units.
+    """
     if units is None and plan.unit != "record":
         raise ArgumentError(
             f"the plan's unit is the {plan.unit}: pass units, the {plan.unit} of each row, or "
@@ -213,6 +235,14 @@ def check_factors(
 
     every f finite and not negative, and 0 where the norm is not finite. It synchronises with the
     device once. It cannot detect factors that depend on other units of the batch.
+
+    Guarantee: with these norms every unit's contribution is within the sensitivity, up to the
+    stated rounding; else nothing is charged or released.
+
+    Assumptions: the engine's norms are right (tests compare engines), and a factor depends on its
+    own unit.
+
+    Proof: it is the inequality itself.
 
     Args:
         clipping: what computed the factors.

@@ -9,6 +9,7 @@ Everything private passes through :meth:`PrivateGradientOracle.backward`. It rep
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -43,6 +44,7 @@ from dpbam.params import (
     digest,
     doubled,
     joint_digest,
+    moments,
     shifted,
     trainable,
     zeros,
@@ -107,6 +109,14 @@ class PrivateGradientOracle:
     subsampled Gaussian mechanism with noise multiplier sigma, under adding or removing one unit,
     and is on the ledger before ``.grad`` is written. Inputs are checked against the plan before a
     step is charged (:mod:`dpbam.checks`).
+
+    Assumptions: batches are drawn by ``batches``, or as Poisson samples of the plan's units; the
+    random bits are unknown to the attacker; a method, clipping, noise or augmentation of the user's
+    own lets no unit depend on another; times and sizes are not seen.
+
+    Proof: docs/privacy.md, step by step: a unit's direction depends on it and on public values
+    alone, the clip is the last thing before the sum, noise is added once; then Zhu, Dong, Wang 2022
+    for the subsampled mechanism and its adaptive composition.
 
     ======================  =====================================================================
     edge case               result
@@ -173,6 +183,8 @@ class PrivateGradientOracle:
         self.stream = self._new_stream()
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
         self._noise_std = 0.0
+        self._moments: dict[str, tuple[float, float]] = {}  # of the parameters, after a step
+        self._warned = False
         self._present = self.method  # as it is at this step's history
         self._history: list[tuple[Params, Params]] = []  # released gradient, and theta there
         self._sizes = BatchSizes(plan)
@@ -242,6 +254,7 @@ class PrivateGradientOracle:
         check_step(self.plan, self.step)
         check_model(self.model)
         check_unchanged(self._names, trainable(self.model))
+        self._warn_unmoved()
         check_units(self.plan, units, self.ranks)
         lam = self.method.lam_at(self.step)
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
@@ -316,6 +329,38 @@ class PrivateGradientOracle:
         if clipped.pop(_EXTRA, None) is not None:
             extra = released.pop(_EXTRA) / self.plan.clip_factor_at(self.step)
             self.clipping.update(extra.cpu())
+
+    def unmoved(self) -> list[str]:
+        """Return the trained parameters that nothing has changed since the last ``backward``.
+
+        After ``optimizer.step()`` the list is empty, or the optimiser does not have them.
+
+        Example:
+            >>> import torch
+            >>> model = nn.Linear(2, 2)
+            >>> plan = PrivacyPlan(n=9, batch_size=3, steps=1, noise_multiplier=1.0, delta=1e-3)
+            >>> oracle = PrivateGradientOracle(model, nn.CrossEntropyLoss(reduction="none"), plan)
+            >>> optimizer = torch.optim.SGD([model.weight], lr=0.1)
+            >>> oracle.backward(torch.randn(3, 2), torch.tensor([0, 1, 1]))
+            >>> optimizer.step()
+            >>> oracle.unmoved()
+            ['bias']
+        """
+        now = moments(trainable(self.model))
+        return [name for name, value in self._moments.items() if now.get(name) == value]
+
+    def _warn_unmoved(self) -> None:
+        """Warn once if a step of the optimiser has moved some trained parameters, not others."""
+        still = self.unmoved()
+        if still and len(still) < len(self._names) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{len(still)} of {len(self._names)} trained parameters did not move since the "
+                f"last step, {still[0]} among them, though they got a private gradient: make the "
+                "optimiser after the last change of the model, from "
+                "[p for p in model.parameters() if p.requires_grad]",
+                stacklevel=3,
+            )
 
     def _public_history(self) -> History:
         theta = {n: p.detach() for n, p in trainable(self.model).items()}
@@ -411,6 +456,7 @@ class PrivateGradientOracle:
         written = self.filter.apply(released) if self.filter else released
         for name, parameter in trainable(self.model).items():
             parameter.grad = written[name].to(parameter.dtype)
+        self._moments = moments(trainable(self.model))
         if self.method.needs_previous:
             self._previous = {n: g.clone() for n, g in released.items()}
         if self.method.remembers:
@@ -435,6 +481,7 @@ class PrivateGradientOracle:
         """Resume from :meth:`state_dict`. Unseeded, steps done again are new releases."""
         self.step = _validate.count("the state's step", state["step"], least=0)
         self._previous, self._sizes = state["previous"], BatchSizes(self.plan)
+        self._moments = {}
         parts = state.get("parts", {})
         if clipping := _below(parts, "clipping/"):
             self.clipping.load_state_dict(clipping)

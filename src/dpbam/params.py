@@ -131,6 +131,12 @@ def digest(tree: Mapping[str, Tensor]) -> str:
     return state.hexdigest()
 
 
+def moments(tree: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
+    """Return the sum and the sum of squares of each entry: other values have others."""
+    wide = doubled({name: t.detach() for name, t in tree.items()})
+    return {name: (float(t.sum()), float(t.square().sum())) for name, t in wide.items()}
+
+
 def joint_digest(*digests: str) -> str:
     """Hash several digests, in this order."""
     return hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest()

@@ -25,6 +25,7 @@ import test_noise_claims as noise_claims
 import test_rank_claims as rank_claims
 import test_rounding_claims as rounding_claims
 import test_scale_claims as scale_claims
+import test_schedule_claims as schedule_claims
 import test_sensitivity as sensitivity_claims
 import torch
 from safetensors.torch import save
@@ -310,6 +311,7 @@ CLAIMS = {
     "noise": noise_claims.MISTAKES,
     "noise, closely": scale_claims.MISTAKES,
     "random bits": bits_claims.MISTAKES,
+    "schedules": schedule_claims.MISTAKES,
     "rounding": rounding_claims.MISTAKES,
     "ranks": rank_claims.MISTAKES,
     "sampling and accounting": accounting_claims.MISTAKES,

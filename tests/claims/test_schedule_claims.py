@@ -38,6 +38,10 @@ def test_each_step_is_charged_as_noised(clipping: str) -> None:
     check_each_step_is_charged_as_noised(clipping)
 
 
+def check_an_adaptive_clip_is_charged_as_noised() -> None:
+    check_each_step_is_charged_as_noised("slaclip")
+
+
 def check_a_noise_of_the_users_own_is_charged_as_it_states() -> None:
     class Half(GaussianNoise):
         def charged(self, noise_multiplier: float) -> float:
@@ -61,11 +65,11 @@ MISTAKES = {
         lambda original: lambda self: self.clipping.sensitivity,
     ),
     "noise for the first C after C has grown": Mistake(
-        lambda: check_each_step_is_charged_as_noised("slaclip"), PrivateGradientOracle,
+        check_an_adaptive_clip_is_charged_as_noised, PrivateGradientOracle,
         "_sensitivity", lambda original: lambda self: self.plan.clip_factor_at(self.step),
     ),
     "C adapted before the noise is drawn": Mistake(
-        lambda: check_each_step_is_charged_as_noised("slaclip"), PrivateGradientOracle,
+        check_an_adaptive_clip_is_charged_as_noised, PrivateGradientOracle,
         "_privatised", lambda original: _moved_first(original),
     ),
     "a noise of the user's own charged as the plan's": Mistake(

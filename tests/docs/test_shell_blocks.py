@@ -19,6 +19,7 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks
 
 LANGUAGES = {"python", "bash", "text", "toml", "json", "csv", "yaml"}
 SHORTENED = {"train", "compare"}
+SLOW = {"docs/cookbook.md", "docs/use-your-model.md"}
 LAUNCHERS = {"torchrun", "python", "jupyter"}
 
 
@@ -35,7 +36,8 @@ def check(words: list[str]) -> None:
     elif program in LAUNCHERS or program.endswith("/python"):
         check_python(rest)
     else:
-        assert program in {"git", "cd", "tensorboard"}, f"the tests do not know {program}"
+        known = {"git", "cd", "tensorboard", "openssl"}
+        assert program in known, f"the tests do not know {program}"
 
 
 def check_dpbam(words: list[str]) -> None:
@@ -111,9 +113,12 @@ def has_session(page: str) -> bool:
     return any(block.title or block.language == "bash" for block in found)
 
 
+SLOW = ("docs/bench.md", "docs/cookbook.md")
+
+
 def session(page: str) -> object:
     """The page, marked where its commands take a minute."""
-    return pytest.param(page, marks=pytest.mark.slow if page == "docs/cookbook.md" else ())
+    return pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
 
 
 @pytest.mark.parametrize("page", [session(page) for page in PAGES if has_session(page)])

@@ -9,6 +9,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers as hf
 from torch import Tensor, nn
 from violations import LONG, VIOLATIONS, draw_with
@@ -262,3 +263,45 @@ def test_losses_do_not_see_other_samples_padding() -> None:
     scores = hf.modeling_outputs.SequenceClassifierOutput(logits=torch.tensor([[1.0], [3.0]]))
     found = sequence_loss(scores, torch.tensor([1.0, 1.0]))
     torch.testing.assert_close(found, torch.tensor([0.0, 4.0]))
+
+
+class Unequal(Texts):
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        item, length = super().__getitem__(i), int(self.lengths[i])
+        return {k: v[:length] if isinstance(v, Tensor) else v for k, v in item.items()}
+
+
+def test_unequal_lengths_are_refused_before_a_step_with_or_without_a_collator(
+    tmp_path: Path,
+) -> None:
+    def longest(items: list[Any]) -> Any:
+        most = max(len(item["input_ids"]) for item in items)
+        padded = [
+            {k: F.pad(v, (0, most - len(v))) if isinstance(v, Tensor) else v for k, v in x.items()}
+            for x in items
+        ]
+        return hf.default_data_collator(padded)
+
+    for options in ({}, {"data_collator": longest}):
+        with pytest.raises(ValueError, match=r"in one record and .* pad every sample to one"):
+            trainer(tmp_path, train_dataset=Unequal(), **options)
+    assert not len(Ledger(1e-2, path=tmp_path / "ledger.jsonl"))
+
+
+def test_a_model_in_bfloat16_trains(tmp_path: Path) -> None:
+    model = lora().bfloat16()
+    before = weights(model).clone()
+    made = trainer(tmp_path, model)
+    made.train()
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert weights(model).isfinite().all()
+    assert not torch.equal(before, weights(model))
+    assert made.oracle.unmoved() == []
+
+
+def test_an_optimiser_of_other_parameters_is_noticed(tmp_path: Path) -> None:
+    model = lora()
+    stale = torch.optim.SGD(bert().parameters(), lr=0.1)  # made for another copy
+    made = trainer(tmp_path, model, optimizers=(stale, None))
+    with pytest.warns(UserWarning, match="no trained parameter has moved since the last step"):
+        made.train()

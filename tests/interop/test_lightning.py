@@ -253,3 +253,17 @@ def test_what_make_private_takes(tmp_path: Path) -> None:
         make_private(Classifier(), less, PLAN, ledger=ledger)
     with pytest.raises(ValueError, match="there is no oracle before"):
         _ = private(tmp_path)[0].oracle
+
+
+def test_unequal_lengths_are_refused_before_a_step(tmp_path: Path) -> None:
+    records = [(torch.ones(3 + k % 2), 0) for k in range(N)]
+    with pytest.raises(ValueError, match=r"in one record and .* pad every sample to one length"):
+        make_private(Classifier(), DataLoader(records), PLAN, ledger=tmp_path / "ledger.jsonl")
+
+
+def test_bfloat16_parameters_train(tmp_path: Path) -> None:
+    model, loader = private(tmp_path)
+    before = weights(model).clone()
+    trainer(tmp_path, max_epochs=1, precision="bf16-true").fit(model, loader)
+    assert weights(model).isfinite().all()
+    assert not torch.equal(before, weights(model).to(before.dtype))

@@ -58,7 +58,10 @@ def test_the_head_is_replaced_and_the_encoder_has_its_public_weights(family, tmp
     assert torch.equal(model(features), model(x))
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    "family",
+    ["vit", *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name != "vit")],
+)
 def test_a_description_rebuilds_the_model_without_its_folder(family, tmp_path):
     model = loaded(save_encoder(tmp_path, family), GREY).eval()
     plain = json.loads(json.dumps(model.description()))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reproduce.bias_claims import figure2
-from reproduce.index import EXPERIMENTS, outcomes
+from reproduce.index import PAPERS, outcomes
 from reproduce.outcome import Study
 from reproduce.recipes import load_recipe, recipe_names
 from reproduce.records import finished as done
@@ -37,7 +37,7 @@ def test_committed_records_fit_their_recipe(scale, name):
 
 
 def test_the_page_is_generated_from_the_records():
-    again = page({scale: outcomes(list(EXPERIMENTS), scale, RESULTS) for scale in PAGE_SCALES})
+    again = page({scale: outcomes(PAPERS, scale, RESULTS) for scale in PAGE_SCALES})
     assert (DOCS / "results.md").read_text(encoding="utf-8") == again
 
 

@@ -88,6 +88,11 @@ class PrivateStatistics:
     Guarantee: with the gradient, one Gaussian mechanism of noise multiplier sigma_joint; the plan
     must have been made with this object's ``noise_multipliers``, or the oracle refuses it.
 
+    Assumptions: thresholds and B do not depend on the data.
+
+    Proof: a unit moves the counts by at most 1, in one bin, and the bias sum by at most B; then
+    ``joint_noise_multiplier``.
+
     Example:
         >>> from dpbam import PrivacyPlan, PrivateGradientOracle
         >>> statistics = PrivateStatistics([0.5, 2.0], noise_multiplier=20.0)
@@ -197,7 +202,14 @@ class PrivateStatistics:
 
 
 def removed(norms: Tensor, factors: Tensor, bound: float) -> Tensor:
-    """Return weights w [G, U] with w_i d_i = (1 - f_i) d_i clipped to ``bound``, or 0."""
+    """Return weights w [G, U] with w_i d_i = (1 - f_i) d_i clipped to ``bound``, or 0.
+
+    Guarantee: |w_i d_i| <= bound, and 0 for a unit that is not finite.
+
+    Assumptions: norms are right, groups disjoint.
+
+    Proof: division by max(1, |(1 - f_i) d_i| / bound).
+    """
     finite = norms.isfinite().all(dim=0, keepdim=True)
     lengths = torch.where(finite, (1 - factors).abs() * torch.where(finite, norms, 0.0), 0.0)
     total = lengths.square().sum(0, keepdim=True).sqrt()  # [1, U]

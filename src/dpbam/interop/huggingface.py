@@ -94,6 +94,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         )  # fmt: skip
         self._sampler = trainers.EpochSampler(plan, lambda: self.oracle)
         self._shapes: dict[str, torch.Size] = {}
+        if self.train_dataset is not None:
+            self.get_train_dataloader()  # refuses what cannot be trained on, before a step
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as ``Trainer`` does, on a ledger without another run's entries."""
@@ -119,6 +121,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             self.optimizer.train()
         inputs = dict(self._prepare_inputs(inputs))
         self._check_shapes(inputs)
+        trainers.warn_unmoved(self.oracle)
         targets = {name: inputs.pop(name) for name in self.label_names if name in inputs}
         if not targets:
             raise ArgumentError(
@@ -226,7 +229,8 @@ _SPLIT = "oracle_options={'compute': dpbam.Compute(physical_batch_size=...)}"
 _UNSUPPORTED = {
     "gradient_accumulation_steps": (1, f"the oracle splits a batch itself: pass {_SPLIT}"),
     "fp16": (False, "private gradients are computed in the parameters' own precision"),
-    "bf16": (False, "private gradients are computed in the parameters' own precision"),
+    "bf16": (False, "private gradients are computed in the parameters' own precision: load the "
+             "model in it, from_pretrained(..., dtype=torch.bfloat16)"),
     "label_smoothing_factor": (0.0, "the loss is the per_sample_loss: smooth it there"),
     "neftune_noise_alpha": (None, "the engine does not support noise on embeddings"),
     "gradient_checkpointing": (False, f"pass {_SPLIT} instead"),

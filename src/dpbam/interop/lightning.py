@@ -42,7 +42,7 @@ except ImportError as error:
 __all__ = ["PrivateModule", "make_private"]
 
 _KEY = "dpbam"  # in Lightning's checkpoint
-_PRECISIONS = ("32-true", "64-true")
+_PRECISIONS = ("32-true", "64-true", "bf16-true")
 
 
 def make_private(
@@ -145,6 +145,7 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Write the private gradient of the stored batch to ``.grad``."""
         state, oracle = self._private, self.oracle
+        trainers.warn_unmoved(oracle)
         batch, state.batch, state.computing = state.batch[0], (), True
         try:
             oracle.backward({"batch": batch}, torch.arange(rows(batch)))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
 from torch.utils.data import DataLoader, IterableDataset
 
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.oracle import PrivateGradientOracle
-from dpbam.params import map_rows
+from dpbam.params import map_rows, trainable
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan, epoch_steps
+
+_WARM = 5  # steps after which a learning rate is not 0 any more
+_PROBES = 64  # records that are looked at before the training begins
 
 
 class EpochSampler:
@@ -45,7 +51,11 @@ class EmptyAware:
 
     def __call__(self, items: list[Any]) -> Any:
         """Collate ``items``; if there are none, the first record gives the shapes alone."""
-        batch = self._collate(items or [self._dataset[0]])
+        try:
+            batch = self._collate(items or [self._dataset[0]])
+        except (RuntimeError, ValueError, TypeError) as error:
+            check_lengths(items, self._collate)
+            raise error
         if isinstance(batch, Mapping):  # such as a tokenizer's BatchEncoding
             batch = dict(batch)
         return batch if items else map_rows(lambda t: t[:0], batch)
@@ -74,8 +84,44 @@ def poisson_loader(
             f"the plan is for n = {plan.n} records but the data set has {len(dataset)}: the "
             "sampling rate would differ; make the plan with the data set's size"
         )
+    last = len(dataset) - 1
+    probes = sorted({round(k * last / _PROBES) for k in range(_PROBES + 1)})
+    check_lengths([dataset[k] for k in probes], collate)
     collate = EmptyAware(collate, dataset)
     return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, **options)
+
+
+def check_lengths(items: list[Any], collate: Callable[[list[Any]], Any]) -> None:
+    """Refuse records that have different shapes one by one: a batch would pad, or fail.
+
+    A record's padding must not depend on the others of its batch.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for item in items:
+        for path, leaf in tree_flatten_with_path(_plain(collate([item])))[0]:
+            if isinstance(leaf, Tensor):
+                name, shape = keystr(path).strip("[]'.") or "a record", tuple(leaf.shape[1:])
+                if shapes.setdefault(name, shape) != shape:
+                    raise ArgumentError(
+                        f"{name} has shape {shape} in one record and {shapes[name]} in another: "
+                        "pad every sample to one length (tokenizer(..., padding='max_length', "
+                        "truncation=True), or a collate_fn that pads to a fixed length), since "
+                        "padding to the longest of a batch lets one sample change the others"
+                    )
+
+
+def _plain(batch: Any) -> Any:
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def warn_unmoved(oracle: PrivateGradientOracle) -> None:
+    """Warn if the trainer's optimiser moves none of the trained parameters, warm-up apart."""
+    if oracle.step >= _WARM and len(oracle.unmoved()) == len(trainable(oracle.model)):
+        warnings.warn(
+            "no trained parameter has moved since the last step: the optimiser holds other "
+            "parameters; make it after the last change of the model (LoRA, freezing)",
+            stacklevel=3,
+        )
 
 
 def open_ledger(plan: PrivacyPlan, ledger: Ledger | Path | str) -> Ledger:

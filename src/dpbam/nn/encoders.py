@@ -10,6 +10,7 @@ eval with the running statistics that they came with, in training too.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -136,11 +137,14 @@ class PublicEncoder(nn.Module):
         """The shape of one record's features, as an image of one pixel: (D, 1, 1)."""
         return self.head.in_features, 1, 1
 
+    def pixels(self, images: Tensor) -> Tensor:
+        """Resize and normalise images [N, C, H, W] in [-1, 1] for the encoder."""
+        resized = self.resize_rows @ images @ self.resize_columns.T
+        return resized * self.scale + self.shift  # grey becomes as many channels as constants
+
     def features(self, images: Tensor) -> Tensor:
         """Return what the head sees: [N, C, H, W] in [-1, 1] -> [N, D]."""
-        resized = self.resize_rows @ images @ self.resize_columns.T
-        pixels = resized * self.scale + self.shift  # grey becomes as many channels as constants
-        features: Tensor = self.encoder(pixel_values=pixels).logits
+        features: Tensor = self.encoder(pixel_values=self.pixels(images)).logits
         return features.flatten(1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -187,8 +191,6 @@ class PublicEncoder(nn.Module):
 
     def classifier(self, class_names: Sequence[str]) -> Any:
         """Return a copy as transformers' own model for image classification, LoRA merged."""
-        import copy
-
         whole = copy.deepcopy(self)
         whole.merge_lora()
         names = {"id2label": dict(enumerate(class_names)),
@@ -198,6 +200,29 @@ class PublicEncoder(nn.Module):
         net.load_state_dict(whole.encoder.state_dict(), strict=False)
         last.load_state_dict(whole.head.state_dict())
         return net.eval()
+
+    def save_classifier(self, folder: Path, class_names: Sequence[str]) -> None:
+        """Save :meth:`classifier` as transformers does, with the constants of its images."""
+        p = self.preprocessing
+        codes = {mode: code for code, mode in _RESAMPLE.items()}
+        values = {
+            "image_processor_type": "ViTImageProcessor", "do_resize": True, "do_rescale": True,
+            "do_normalize": True, "rescale_factor": 1 / 255, "resample": codes[p.resample],
+            "size": {"height": p.height, "width": p.width}, "image_mean": p.mean,
+            "image_std": p.std,
+        }  # fmt: skip
+        with _quiet():
+            self.classifier(class_names).save_pretrained(folder)
+        (folder / "preprocessor_config.json").write_text(json.dumps(values, indent=2) + "\n")
+
+
+def load_classifier(folder: Path) -> Any:
+    """Load what :meth:`PublicEncoder.save_classifier` wrote, by transformers alone, in eval."""
+    with _quiet():
+        made = _transformers().AutoModelForImageClassification.from_pretrained(
+            folder, use_safetensors=True, trust_remote_code=False, local_files_only=True
+        )
+    return made.eval()
 
 
 def load_encoder(

@@ -42,6 +42,15 @@ _RANGE = 1e6  # the norm stays within this factor of the first
 class AdaptiveClipping(Clipping):
     """Flat clipping to a norm C_t that each release moves: C_t+1 = C_t exp(-rate (seen - wanted)).
 
+    Guarantee: direction and extra coordinates together are within the sensitivity of their step;
+    adapting costs nothing more.
+
+    Assumptions: C_t depends on what was released before step t alone, and noise is scaled to the
+    sensitivity of step t.
+
+    Proof: adaptive composition: each step is a Gaussian mechanism of the plan's sigma, given the
+    releases before it.
+
     Args:
         clip_norm: the sensitivity at the first step.
         rate: the learning rate of log C.
@@ -92,6 +101,11 @@ class QuantileClipping(AdaptiveClipping):
     Guarantee: charged at the plan's sigma. In the paper's letters, sigma^-2 = z_Delta^-2 +
     (2 sigma_b)^-2 with z_Delta = sigma sqrt(1 + rho^2), the noise on the gradient over C.
 
+    Assumptions: as for AdaptiveClipping.
+
+    Proof: |d_i|^2 + e_i^2 <= C^2 + rho^2 C^2 = S^2, since (2 rho C / 2)^2 = rho^2 C^2; Andrew et
+    al. 2021 for the statistic.
+
     Example:
         >>> clipping = QuantileClipping(1.0, quantile=0.5, rate=0.2, share=0.1)
         >>> round(clipping.bound, 4)
@@ -129,6 +143,12 @@ class SlackClipping(AdaptiveClipping):
     s_i = sqrt(C^2 - |clipped d_i|^2), rounded down, is released in the bin of |clipped d_i| / C
     among K. Direction and slack together have norm C at most, the sensitivity of flat clipping. The
     mean slack over C is 0 if every unit is clipped, and 1 if all gradients are zero.
+
+    Guarantee: charged at the plan's sigma: the sum with its slacks moves by at most C.
+
+    Assumptions: as for AdaptiveClipping; slacks are rounded down.
+
+    Proof: |clipped d_i|^2 + s_i^2 <= C^2, and a unit has one bin.
 
     Args:
         clip_norm: C at the first step.

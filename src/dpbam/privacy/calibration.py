@@ -37,6 +37,12 @@ def noise_multiplier(
     What was ``spent`` before on the same data counts: all together stay within the target. With
     ``phases``, pairs of a factor and a number of steps, the noise of a phase is factor * sigma.
 
+    Guarantee: epsilon of the returned sigma, with what was spent, is at most the target.
+
+    Assumptions: as for ``accounting.total_epsilon``.
+
+    Proof: the sigma that is returned was checked by the accountant's fine grid.
+
     Example:
         >>> sigma = noise_multiplier(8.0, 1e-5, 4096 / 50_000, 1000)
         >>> round(sigma, 3)
@@ -79,6 +85,12 @@ def max_steps(
 ) -> int:
     """Return the most steps whose epsilon does not exceed the target.
 
+    Guarantee: epsilon of the returned number of steps is at most the target.
+
+    Assumptions: as for ``accounting.total_epsilon``.
+
+    Proof: it was checked; epsilon grows with the steps.
+
     Example:
         >>> max_steps(8.0, 1e-5, noise_multiplier=1.731, sampling_rate=4096 / 50_000)
         1000
@@ -101,7 +113,14 @@ def max_steps(
 
 
 def remaining_noise_multiplier(joint: float, others: Sequence[float]) -> float:
-    """Return the sigma that together with ``others`` has a joint noise multiplier of ``joint``."""
+    """Return the sigma that together with ``others`` has a joint noise multiplier of ``joint``.
+
+    Guarantee: the joint noise multiplier of sigma and the others is at least ``joint``.
+
+    Assumptions: as for ``joint_noise_multiplier``.
+
+    Proof: the last loop raises sigma until rounding does not lower it.
+    """
     left = joint**-2 - sum(sigma**-2 for sigma in others)
     if left <= 0:
         least = math.sqrt(len(others)) * joint

@@ -33,6 +33,15 @@ _INVALID = (*_jsonl.INVALID, KeyError, TypeError, OverflowError)
 class Ledger:
     """Records private releases, append-only, and computes their epsilon.
 
+    Guarantee: a step is on disk before ``charge`` returns; its count is never too low, after any
+    crash; the same noise is never charged for two different releases.
+
+    Assumptions: the disk keeps what was synchronised, and the file is not edited or deleted
+    (``dpbam audit`` compares it with the checkpoint, the budget with both).
+
+    Proof: append and fsync come before the entry counts; the table above; crash tests in
+    tests/end_to_end.
+
     Args:
         delta: the default of :meth:`epsilon`.
         accountant: ``"pld"`` or ``"rdp"``.

@@ -37,6 +37,12 @@ CLIPPING_NAMES = ("flat", "automatic", "per-layer", "normalised", "psac", "quant
 class PrivacyPlan:
     """What a training does that bears on privacy.
 
+    Guarantee: sampler, noise, divisor and accountant follow from the same numbers.
+
+    Assumptions: n, the size of the data set, is public.
+
+    Proof: each is a function of these fields, and of nothing else.
+
     Attributes:
         n: number of units of privacy (records, or patients), a public fact.
         batch_size: l, the expected number of units per step. The sum is divided by it, not by the

@@ -29,6 +29,12 @@ class UnitShare:
     The shares are a partition: the parts of a Poisson sample in them make up the whole sample, and
     no unit is on two ranks.
 
+    Guarantee: every unit is in exactly one share.
+
+    Assumptions: all ranks agree on their number.
+
+    Proof: residues modulo ``of`` are a partition.
+
     Attributes:
         rank: from 0.
         of: how many shares there are.
@@ -45,6 +51,13 @@ class UnitShare:
 
 class PoissonSampler:
     """Yields the indices of ``steps`` Poisson batches; works as a DataLoader's ``batch_sampler``.
+
+    Guarantee: every unit is in a step's sample with probability q, independently of all others and
+    of other steps.
+
+    Assumptions: n and q are the plan's, and the draws are uniform; q is rounded to 2^-53.
+
+    Proof: P[u < q] = q for u uniform; at most once, since the sample is a set of indices.
 
     Args:
         n: number of units of privacy.
@@ -91,6 +104,14 @@ class PoissonSampler:
 
 class UnitIndex:
     """Maps units of privacy to their records, with a cap on records per unit.
+
+    Guarantee: all records of an owner are one unit; at most ``max_records`` of them enter a step,
+    chosen within the unit.
+
+    Assumptions: owners are named rightly, the same in every record.
+
+    Proof: a unit's choice reads that unit's records alone, so its direction still depends on it
+    alone.
 
     Args:
         labels: one per record: the patient (or other owner) that the record belongs to.

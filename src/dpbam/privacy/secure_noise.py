@@ -62,6 +62,14 @@ _MOST_CELLS = 2.0**62
 class SecureGaussianNoise(GaussianNoise):
     """Adds N(0, std^2), rounded to a grid, from a cryptographic generator.
 
+    Guarantee: the release is a function of the ideal Gaussian mechanism's, so it has that one's
+    (epsilon, delta), to a delta of 1e-25.
+
+    Assumptions: AES-256 is not broken, the system's entropy is good, and scipy's ndtri is exact to
+    2^-47.
+
+    Proof: the module's first paragraphs, and post-processing.
+
     Args:
         randomness: the cryptographic bits.
 
@@ -111,12 +119,26 @@ class SecureGaussianNoise(GaussianNoise):
 
 
 def grid(std: float) -> float:
-    """Return the spacing g: the largest power of two with 2^20 cells per standard deviation."""
+    """Return the spacing g: the largest power of two with 2^20 cells per standard deviation.
+
+    Guarantee: at least 2^20 cells per standard deviation, whatever the data.
+
+    Assumptions: std depends on public values alone.
+
+    Proof: 2^floor(log2(std / 2^20)) <= std / 2^20.
+    """
     return float(2.0 ** np.floor(np.log2(std / _CELLS)))
 
 
 def raised(std: float) -> float:
-    """Return the deviation that covers what float32 arithmetic adds to the sensitivity."""
+    """Return the deviation that covers what float32 arithmetic adds to the sensitivity.
+
+    Guarantee: the noise covers a sensitivity of C (1 + 2^-10).
+
+    Assumptions: float32 arithmetic adds at most ROUNDING = 2^-11 to the sensitivity.
+
+    Proof: sigma C (1 + 2 ROUNDING) >= sigma C (1 + ROUNDING); tests/claims/test_rounding_claims.py.
+    """
     return std * (1 + 2 * ROUNDING)
 
 
@@ -126,6 +148,13 @@ def rounded_gaussian(
     """Draw round(rest + N(0, deviation^2)) from 64-bit words: the last bit is the sign, others U.
 
     U is uniform in (0, 1/2); the result is +- round(+- rest - deviation * Phi^-1(U)).
+
+    Guarantee: the integer that is nearest to rest + N(0, deviation^2), exactly.
+
+    Assumptions: the words are uniform, and ndtri's error is within _ERROR.
+
+    Proof: interval refining (Haney et al. 2022): where the error could decide, 128 more bits and 60
+    digits do.
 
     Shapes: words, rest [d] -> int64 [d]; |rest| is at most 1/2.
     """
@@ -158,6 +187,12 @@ def exactly_rounded(
 
     It is the integer j with Q((j + 1/2 - offset) / deviation) <= U < Q((j - 1/2 - offset) /
     deviation), Q = 1 - Phi; U < 1/2 and offset >= -1/2, so j >= 0. ``x`` is a guess for -Phi^-1(U).
+
+    Guarantee: the integer of the defining inequality, for U to ``precision`` bits.
+
+    Assumptions: mpmath's erfc is right to 60 digits.
+
+    Proof: the two loops end where both inequalities hold.
     """
     import mpmath
 

@@ -89,6 +89,10 @@ class Task(nn.Module, ABC):
     def scores(self, kept: Floats, targets: NDArray[Any]) -> Scores:
         """Return the metrics of records, from what :meth:`summary` kept of them."""
 
+    def main_score(self, kept: Floats, targets: NDArray[Any]) -> float:
+        """Return the main metric alone, which a bootstrap computes many times."""
+        return self.scores(kept, targets)[self.metric]
+
     @abstractmethod
     def by_class(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Scores]:
         """Return the main metric of each class as ``value``, and others."""
@@ -176,6 +180,9 @@ class MultiLabel(Task):
             "average_precision": _mean([finding["average_precision"] for finding in each]),
             "micro_average_precision": _precision(kept.reshape(-1), targets.reshape(-1)),
         }
+
+    def main_score(self, kept: Floats, targets: NDArray[Any]) -> float:
+        return _mean([_auc(kept[:, k], targets[:, k]) for k in range(kept.shape[1])])
 
     def by_class(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Scores]:
         return {

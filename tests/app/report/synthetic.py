@@ -10,6 +10,8 @@ from typing import Any
 
 from dpbam.app.runs.files import to_toml
 
+#: figures of other tasks than single-label: test_task_figures.py has their runs
+TASK_FIGURES = ("roc", "predicted")
 CLASSES = ("heron", "walrus", "yacht")
 SECRET = 0.123454321  # a training loss that must not leave the operator's page
 

@@ -12,7 +12,7 @@ from dpbam.app.report.catalogue import BUILDERS, SECTIONS, build
 from dpbam.app.report.figure import Panel, Row
 from dpbam.app.report.groups import Group, groups
 from dpbam.app.report.records import read_run
-from tests.app.report.synthetic import CLASSES, write_run
+from tests.app.report.synthetic import CLASSES, TASK_FIGURES, write_run
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def table(panel: Panel) -> dict[str, dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize("name", [n for n in BUILDERS if n not in ("batch-size", "clipping")])
+@pytest.mark.parametrize("name", sorted({*BUILDERS} - {"batch-size", "clipping", *TASK_FIGURES}))
 def test_every_figure_has_panels_and_a_place(name: str, three: tuple[Group, ...]) -> None:
     figure = build(name, three)
     assert figure.name == name
@@ -68,7 +68,7 @@ def test_only_figures_of_public_facts_may_be_published(three: tuple[Group, ...])
         "clipping", "released-norms", "released-clipping",
     }  # fmt: skip
     assert {n for n, a in about.items() if a == "test"} == {
-        "accuracy", "classes", "confusion", "groups",
+        "accuracy", "classes", "confusion", "groups", *TASK_FIGURES,
     }  # fmt: skip
 
 

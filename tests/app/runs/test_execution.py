@@ -35,12 +35,13 @@ def test_a_run_folder_holds_what_it_says(tiny, tmp_path):
     heard = Heard()
     result = execute(tiny, tmp_path / "run", reporter=heard)
     assert sorted(p.relative_to(result.out).as_posix() for p in result.out.rglob("*.*")) == [
-        ".lock", "checkpoints/" + _last(result.out, 2), "checkpoints/" + _last(result.out, 1),
+        ".lock", "README.md",
+        "checkpoints/" + _last(result.out, 2), "checkpoints/" + _last(result.out, 1),
         "config.toml", "ledger.jsonl", "metrics.jsonl", "model.json", "model.safetensors",
         "non-private/evaluations.jsonl", "non-private/run.json", "non-private/training.jsonl",
         "privacy-statement.html", "privacy-statement.json", "privacy-statement.md",
     ]  # fmt: skip
-    assert RunConfig.from_file(result.out / "config.toml") == tiny
+    assert RunConfig.from_file(result.out / "config.toml") == tiny.replace(unit="record")
     names = [name for name, _ in heard.said]
     assert names[0] == "on_start"
     assert names[-1] == "on_end"

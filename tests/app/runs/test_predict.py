@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from dpbam.app.runs import RunModel
-from dpbam.app.runs.predict import evaluate_dataset, predict_dataset, predict_files
+from dpbam.app.runs.predict import evaluate_dataset, files_in, predict_dataset, predict_files
 from dpbam.data import DataError, from_arrays
 from dpbam.training.tasks import SingleLabel
 
@@ -131,3 +131,21 @@ def test_what_does_not_fit_the_model_is_refused(model):
         evaluate_dataset(model, from_arrays(grey(9, 2, (9, 8)), ["light", "dark"]))
     with pytest.raises(DataError, match="no column 'age'"):
         evaluate_dataset(model, from_arrays(grey(9, 2), ["light", "dark"]), ["age"])
+
+
+def test_a_folder_stands_for_its_images(model, tmp_path):
+    (tmp_path / "inner").mkdir()
+    save(tmp_path / "inner" / "a.png", 250)
+    save(tmp_path / "b.png", 5)
+    (tmp_path / "notes.txt").write_text("none")
+    (tmp_path / ".hidden.png").write_text("none")
+    files = files_in([tmp_path, tmp_path / "b.png"])
+    assert [path.relative_to(tmp_path).as_posix() for path in files] == [
+        "b.png", "inner/a.png", "b.png",
+    ]  # fmt: skip
+    assert [one.label for one in predict_files(model, files)] == ["dark", "light", "dark"]
+
+
+def test_a_folder_without_images_is_refused(tmp_path):
+    with pytest.raises(DataError, match="there are no images in"):
+        files_in([tmp_path])

@@ -168,9 +168,9 @@ class AuditResult:
             return "the code leaks more than it claims: do not release what it trained"
         best = max(b.epsilon for b in self.expected)
         return (
-            f"this attack found no mistake in the code. A perfect attack of this size shows about "
-            f"{best:.2f}, so a lower bound means a weak attack and not a safer model; that epsilon "
-            "is at most the claim is shown by the proof, not by an audit"
+            "this attack found no mistake in the code. A perfect attack of this size shows about "
+            f"{down(best, 3)}, so a lower bound means a weak attack and not a safer model; that "
+            "epsilon is at most the claim is shown by the proof, not by an audit"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -241,6 +241,7 @@ def _configuration(e: Evidence) -> Iterator[Finding]:
     began = RunConfig.from_mapping(e.facts["config"])
     before, now = began.to_mapping(), e.config.to_mapping()
     before["delta"] = float(e.facts["delta"])
+    before.setdefault("unit", e.statement["unit_name"])  # as the data set has it, if none was asked
     names = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
     yield Finding("config.toml is what the run began with", not names, ", ".join(names) or "same")
     text = e.folder.statement.read_text(encoding="utf-8") if e.folder.statement.is_file() else ""

@@ -23,6 +23,7 @@ COMMANDS = {
     "search": "Search for hyper-parameters: DP-SGD's first, then lambda for DP-SAT and BAM.",
     "evaluate": "Evaluate a run's model on labelled data, as a whole, by class and by sub-group.",
     "predict": "Predict images with a run's model: a label and the probability of every class.",
+    "export": "Write a run's model as ONNX, for Hugging Face, or as safetensors, and check it.",
     "report": "Write one self-contained HTML page about one run, or several side by side.",
     "plot": "Draw one figure of one run or several, or write its data.",
     "audit": "Attack the private mechanism and bound its epsilon from below; or check a "
@@ -35,6 +36,8 @@ COMMANDS = {
     "epsilon": "Calculate the epsilon of a training with a given noise multiplier.",
     "calibrate": "Find the least noise multiplier for a number of steps; or, given one, the most "
     "steps.",
+    "methods": "List methods, clippings, filters and corrections, with formula, privacy cost and "
+    "use.",
     "data": "List, fetch and check data sets.",
 }
 _MODULES = {

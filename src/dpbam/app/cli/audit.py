@@ -113,8 +113,8 @@ def _attack(
 
     if not quiet:
         expected = expected_bounds(target, trials=trials, confidence=confidence)
-        shown = ", ".join(f"{b.epsilon:.2f} ({b.name})" for b in expected)
-        say(f"expected of a perfect attack of this size: {shown}, of {number(target.epsilon)}")
+        shown = ", ".join(f"{down(b.epsilon, 3)} ({b.name})" for b in expected)
+        say(f"expected of a perfect attack of this size: {shown}, of {up(target.epsilon)}")
     with counting("trials", trials if target.canaries == 1 else 1, quiet=quiet) as update:
         result = audit(
             target, trials=trials, confidence=confidence, jobs=jobs, out=out, progress=update

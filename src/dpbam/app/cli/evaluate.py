@@ -25,11 +25,18 @@ from dpbam.app.cli.output import (
     table,
     to_json,
 )
+from dpbam.app.cli.progress import counting
 from dpbam.app.runs import RunModel, load_run_model, stored_config
 from dpbam.app.runs.files import write_atomic, write_json
 from dpbam.app.runs.metrics import Metrics, Proportion, Scores
 from dpbam.app.runs.own_code import check_code
-from dpbam.app.runs.predict import Prediction, evaluate_dataset, predict_files, summaries
+from dpbam.app.runs.predict import (
+    Prediction,
+    evaluate_dataset,
+    files_in,
+    predict_files,
+    summaries,
+)
 from dpbam.app.runs.task_metrics import TaskMetrics, best_thresholds, parse_thresholds
 from dpbam.data import DataSet, load
 from dpbam.errors import ArgumentError
@@ -110,7 +117,8 @@ def evaluate(
 def predict(
     run: Run,
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILES...", help="Image files, or .npz arrays.")
+        list[Path],
+        typer.Argument(metavar="FILES...", help="Image files, folders of them, or .npz arrays."),
     ],
     format: Annotated[str, option("csv or json.")] = "csv",
     out: Annotated[Path | None, option("A file to write; otherwise stdout.")] = None,
@@ -127,11 +135,12 @@ def predict(
     Findings are listed with | between them; a regression gives the value; a segmentation the share
     of the pixels of each class and, with --masks, a mask per image.
 
-    Image files are resized to what the model takes. Nothing is written if one cannot be read.
+    Image files are resized to what the model takes; a folder stands for all image files in it.
+    Nothing is written if one cannot be read.
 
     Examples:
         $ dpbam predict runs/scans one.png two.png
-        $ dpbam predict runs/scans new/*.png --out predictions.csv
+        $ dpbam predict runs/scans new/ --out predictions.csv
         $ dpbam predict runs/digits batch.npz --format json
     """
     _validate.one_of("--format", format, FORMATS)
@@ -139,7 +148,12 @@ def predict(
     if masks is not None and loaded.task.name != "segmentation":
         raise ArgumentError(f"--masks is for a segmentation, not for {loaded.task.name}")
     at = _thresholds(run, loaded, threshold, threshold_from, None, None)
-    predictions = list(predict_files(loaded, files, at))
+    paths = files_in(files)
+    predictions = []
+    with counting("images", len(paths)) as update:
+        for one in predict_files(loaded, paths, at):
+            predictions.append(one)
+            update(len(predictions), max(len(paths), len(predictions)))
     if masks is not None:
         _write_masks(predictions, masks)
     kind = _KINDS[loaded.task.name]
@@ -223,6 +237,7 @@ def _show_task(dataset: DataSet, result: TaskMetrics) -> None:
     values = {metric_label(name): score(name, value) for name, value in result.scores.items()}
     main = metric_label(result.metric)
     values[main] += f" [{low}, {high}] (95% bootstrap)"
+    values["best constant"] = f"{main} {score(result.metric, result.trivial)}"
     say(facts({"data": f"{dataset.name}, {len(dataset)} records", **values}))
     if result.classes:
         some = next(iter(result.classes.values()))

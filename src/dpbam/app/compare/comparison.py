@@ -74,8 +74,8 @@ class Contender:
             method, value = (before, float(last)) if colon else (first, None)
         exact = method == f"bam-{EXACT}"
         pairs = [other.partition("=") for other in others]
-        known = [*METHODS, f"bam-{EXACT}"]
-        if (":" not in method and method not in known) or not all(v for _, _, v in pairs):
+        wrong = colon and value is None and before in (*METHODS, f"bam-{EXACT}")  # bam:much
+        if wrong or not all(v for _, _, v in pairs):
             raise ConfigError(
                 "a method must be like bam, bam:0.02, bam-exact:0.02, module:Name or "
                 f"bam,clipping=psac, got {text!r}"

@@ -125,7 +125,7 @@ noise = measured(
     "cosine is that of the gradient as released, noise included.",
     Reading("Share of the noise in the squared error", "variance / (variance + bias²)",
             BEST, "noise_share", percent=True, zero=True),
-    Reading("What is left of the direction", "cosine of the released gradient and ĝ",
+    Reading("What is left of the direction", "cosine, noise included",
             BEST, "private_cosine"),
 )  # fmt: skip
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dpbam._names import did_you_mean
 from dpbam.app.report import bias_figures as of_bias
@@ -14,6 +17,8 @@ from dpbam.app.report import vector_figures as of_vectors
 from dpbam.app.report.bias_figures import Builder
 from dpbam.app.report.figure import Figure
 from dpbam.app.report.groups import Group
+from dpbam.app.report.headline import unit_of
+from dpbam.app.report.meaning import meaning
 from dpbam.app.report.records import ReportError
 
 #: Section of the report -> its figures.
@@ -22,6 +27,8 @@ SECTIONS: dict[str, dict[str, Builder]] = {
         "accuracy": of_training.accuracy,
         "classes": of_evaluation.classes,
         "confusion": of_evaluation.confusion,
+        "roc": of_evaluation.roc,
+        "predicted": of_evaluation.predicted,
         "groups": of_evaluation.subgroups,
     },
     "Clipping bias": {
@@ -66,4 +73,21 @@ def build(name: str, groups: Sequence[Group]) -> Figure:
     """
     if name not in BUILDERS:
         raise ReportError(f"there is no figure {name!r}: {did_you_mean(name, BUILDERS)}")
-    return BUILDERS[name](groups)
+    figure = BUILDERS[name](groups)
+    units = unit_of([run for group in groups for run in group.runs])
+    return replace(in_units(figure, units), meaning=meaning(name, groups) if figure.panels else "")
+
+
+def in_units(figure: Figure, units: str) -> Figure:
+    """The figure with its words for what is clipped and counted: patients, not samples."""
+    if units == "samples":
+        return figure
+
+    def worded(text: str) -> str:
+        text = text.replace("samples", units).replace("per-sample", f"per-{units[:-1]}")
+        return re.sub(r"\b(a|no) sample\b", rf"\1 {units[:-1]}", text)
+
+    panels = [replace(p, view=json.loads(worded(json.dumps(p.view)))) for p in figure.panels]
+    return replace(
+        figure, title=worded(figure.title), caption=worded(figure.caption), panels=panels
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -112,11 +113,12 @@ def _across(value: float, name: str) -> list[Spec]:
 
 
 def dots(title: str, x_label: str, series: Sequence[Series], *, percent: bool = True) -> Panel:
-    """One value per category with its interval, categories from the top."""
+    """One value per category with its interval, if there are any, categories from the top."""
+    bounds = ("low", "high") if any(math.isfinite(v) for s in series for v in s.low) else ()
     form = {"format": "~%"} if percent else {}
-    x = {"title": x_label, "scale": {"zero": False}, "axis": form}
+    x = {"title": x_label, "scale": {"zero": False}, "axis": {**form, "tickCount": 6}}
     tooltip = [text("series", title="run"), text("category"),
-               *(quantity(name, **form) for name in ("value", "low", "high"))]  # fmt: skip
+               *(quantity(name, **form) for name in ("value", *bounds))]  # fmt: skip
     ends = {"x": quantity("low", **x), "x2": {"field": "high"}}
     view = {
         "width": 330,
@@ -127,13 +129,35 @@ def dots(title: str, x_label: str, series: Sequence[Series], *, percent: bool = 
             "opacity": FADED,
         },
         "layer": [
-            {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": ends},
+            *([{"mark": {"type": "rule", "strokeWidth": 2}, "encoding": ends}] if bounds else []),
             {"mark": {"type": "circle", "size": 60},
              "encoding": {"x": quantity("value", **x), "tooltip": tooltip}},
         ],
     }  # fmt: skip
     rows = [row for s in series for row in s.rows(title, "category", "value")]
     return Panel(title, ("panel", "series", "category", "value", "low", "high"), rows, view)
+
+
+def scatter(title: str, x_label: str, y_label: str, series: Series) -> Panel:
+    """Points, and a dashed diagonal on which both values are equal."""
+    low, high = (f(v for v in (*series.x, *series.y)) for f in (min, max))
+    x, y = quantity("x", title=x_label), quantity("y", title=y_label)
+    for channel in (x, y):
+        channel |= {"scale": {"zero": False}, "axis": {"grid": False}}
+    tooltip = [quantity("x", title=x_label), quantity("y", title=y_label, format=".4~g")]
+    ends = [{"x": value, "y": value} for value in (low, high)]
+    diagonal = {"type": "line", "strokeDash": [5, 4], "opacity": 0.6, "color": "currentColor"}
+    view = {
+        "height": 300,
+        "encoding": {"x": x, "y": y},
+        "layer": [
+            {"mark": {"type": "circle", "size": 25, "opacity": 0.5},
+             "encoding": {"tooltip": tooltip}},
+            {"data": {"values": ends}, "mark": diagonal,
+             "encoding": {"color": {"value": "currentColor"}}},
+        ],
+    }  # fmt: skip
+    return Panel(title, ("panel", "series", "x", "y"), series.rows(title), view)
 
 
 Cell = tuple[str, str, float]  # row, column, value

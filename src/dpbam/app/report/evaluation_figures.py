@@ -1,4 +1,4 @@
-"""Figures of the finished model on held-out data: by class, by sub-group, confusion.
+"""Figures of the finished model on held-out data: by class, by sub-group, confusion, by task.
 
 They come from the records without noise, and held-out records may be as private as the others.
 """
@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from dpbam.app.report.charts import Series, confusion_matrix, dots
+from dpbam.app.report.charts import Series, confusion_matrix, dots, lines, scatter
 from dpbam.app.report.figure import Figure, Panel
-from dpbam.app.report.groups import Group
+from dpbam.app.report.groups import PALETTE_SIZE, Group
 from dpbam.app.report.records import ReportError, Run
+from dpbam.training.events import metric_label
 
 MOST_CATEGORIES = 30
 NOT_EVALUATED = "There is no evaluation by class. Run dpbam evaluate RUN --save to make one."
@@ -22,12 +23,16 @@ Shares = dict[str, dict[str, Any]]
 
 
 def classes(groups: Sequence[Group]) -> Figure:
-    """Share of each class that is recognised."""
+    """The main metric of each class: the share that is recognised, AUC or Dice."""
+    metric = _metric(groups)
+    what = {
+        "AUC": "AUC of each finding, with the number of test records that have it",
+        "Dice": "Dice of each class, with its number of pixels in the test masks",
+    }.get(metric, "Share of each class's test records that is recognised, with 95% intervals")
     return Figure(
         "classes",
-        "Accuracy by class",
-        "Share of each class's test records that is recognised, with 95% intervals; "
-        f"the hardest classes first, {MOST_CATEGORIES} at most.",
+        f"{metric[:1].upper()}{metric[1:]} by class",
+        f"{what}; the hardest first, {MOST_CATEGORIES} at most.",
         "test",
         _dots("", groups, _classes),
         NOT_EVALUATED,
@@ -35,7 +40,8 @@ def classes(groups: Sequence[Group]) -> Figure:
 
 
 def subgroups(groups: Sequence[Group]) -> Figure:
-    """Accuracy of each sub-group, a panel per column."""
+    """The main metric of each sub-group, a panel per column."""
+    metric = _metric(groups)
     columns = dict.fromkeys(
         column for g in groups for column in (g.runs[0].evaluation or {}).get("groups", {})
     )
@@ -44,9 +50,9 @@ def subgroups(groups: Sequence[Group]) -> Figure:
     ]
     return Figure(
         "groups",
-        "Accuracy by sub-group",
-        "Private training can cost small groups more than large ones. Accuracy of each group with "
-        "95% intervals, the worst first.",
+        f"{metric[:1].upper()}{metric[1:]} by sub-group",
+        f"Private training can cost small groups more than large ones. {metric[:1].upper()}"
+        f"{metric[1:]} of each group, the worst first; for an accuracy with 95% intervals.",
         "test",
         panels,
         "No sub-groups were evaluated. Name columns of the data with "
@@ -59,12 +65,71 @@ def confusion(groups: Sequence[Group]) -> Figure:
     return Figure(
         "confusion",
         "Confusion",
-        "Counts of test records: rows are the true classes, columns the predicted ones. Shading is "
-        "the share of the row.",
+        "Counts of test records (of pixels in a segmentation): rows are the true classes, columns "
+        "the predicted ones. Shading is the share of the row.",
         "test",
         [_matrix(g) for g in groups if (g.runs[0].evaluation or {}).get("confusion")],
         NOT_EVALUATED,
     )
+
+
+def roc(groups: Sequence[Group]) -> Figure:
+    """ROC curves of findings, a panel per group (its first run)."""
+    panels = [
+        lines(group.label, "false positive rate", "true positive rate", _roc_curves(found))
+        for group in groups
+        if (found := (group.runs[0].evaluation or {}).get("roc"))
+    ]
+    return Figure(
+        "roc",
+        "ROC curves",
+        "Of each finding, the share of test records with it that are found, against the share of "
+        "those without it that are reported as well: the nearer to the upper left corner, the "
+        "better. A coin follows the diagonal.",
+        "test",
+        panels,
+        f"ROC curves are of findings. {NOT_EVALUATED}",
+        expected=_has_metric(groups, "auc"),
+    )
+
+
+def _roc_curves(found: dict[str, list[list[float]]]) -> list[Series]:
+    named = [(name, points) for name, points in found.items() if points][:PALETTE_SIZE]
+    return [
+        Series(name, k, tuple(x for x, _ in points), tuple(y for _, y in points))
+        for k, (name, points) in enumerate(named)
+    ]
+
+
+def predicted(groups: Sequence[Group]) -> Figure:
+    """Predicted against true values of a regression, a panel per group (its first run)."""
+    panels = []
+    for group in groups:
+        evaluation = group.runs[0].evaluation or {}
+        if points := evaluation.get("scatter"):
+            name = evaluation.get("value", "value")
+            x, y = zip(*points, strict=True)
+            series = Series(group.label, group.colour, x, y)
+            panels.append(scatter(group.label, f"true {name}", f"predicted {name}", series))
+    return Figure(
+        "predicted",
+        "Predicted and true values",
+        "One point per test record, 300 at most. On the dashed line the prediction is right.",
+        "test",
+        panels,
+        f"Values are predicted by a regression. {NOT_EVALUATED}",
+        expected=_has_metric(groups, "r2"),
+    )
+
+
+def _has_metric(groups: Sequence[Group], metric: str) -> bool:
+    return any(run.metric == metric for group in groups for run in group.runs)
+
+
+def _metric(groups: Sequence[Group]) -> str:
+    """The main metric of the runs, as people write it; of several tasks the first one's."""
+    runs = [run for group in groups for run in group.runs]
+    return metric_label(runs[0].metric) if runs else "accuracy"
 
 
 def _matrix(group: Group) -> Panel:
@@ -89,7 +154,12 @@ def _classes(run: Run) -> Shares:
 
 def _subgroups(column: str, run: Run) -> Shares:
     found = (run.evaluation or {}).get("groups", {}).get(column, {}).get("groups", {})
-    return {name: scores["accuracy"] for name, scores in found.items()}
+    metric = (run.evaluation or {}).get("metric")
+    if metric is None:
+        return {name: scores["accuracy"] for name, scores in found.items()}
+    return {
+        name: {"value": scores[metric], "count": scores["count"]} for name, scores in found.items()
+    }
 
 
 def _dots(title: str, groups: Sequence[Group], shares_of: Callable[[Run], Shares]) -> list[Panel]:
@@ -109,7 +179,8 @@ def _dots(title: str, groups: Sequence[Group], shares_of: Callable[[Run], Shares
         )
         for g, shares in shown
     ]  # fmt: skip
-    return [dots(title, "accuracy", series)]
+    metric = _metric([group for group, _ in shown])
+    return [dots(title, metric, series, percent=metric == "accuracy")]
 
 
 def _value(shares: Shares, name: str, key: str, place: int | None = None) -> float:

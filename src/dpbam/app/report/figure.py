@@ -90,8 +90,10 @@ class Figure:
         about: "training", "test" or "public": whose data it shows without noise.
         panels: side by side, all of one kind; empty where there is nothing to draw.
         missing: why there is nothing to draw, and what to do about it.
+        expected: whether runs of this task could have it; if not, the page does not miss it.
         scales: which are "shared" between panels or "independent", where not as usual.
         params: of the whole specification.
+        meaning: what it shows of these runs, in one sentence; empty if nothing was computed.
     """
 
     name: str
@@ -102,6 +104,8 @@ class Figure:
     missing: str = ""
     scales: Spec = field(default_factory=dict)
     params: Sequence[Spec] = ()
+    expected: bool = True
+    meaning: str = ""
 
     @property
     def mark(self) -> str:

@@ -19,9 +19,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dpbam._version import __version__
-from dpbam.app.report.catalogue import SECTIONS
+from dpbam.app.report.catalogue import SECTIONS, build
 from dpbam.app.report.figure import MARKS, Figure
 from dpbam.app.report.groups import Group, groups
+from dpbam.app.report.headline import headline, unit_of
 from dpbam.app.report.records import Run
 from dpbam.app.report.statement import privacy
 from dpbam.app.report.tables import results, shown, side_by_side
@@ -40,7 +41,7 @@ def report_figures(
     """
     built = {}
     for section, builders in SECTIONS.items():
-        figures = [build(all_groups) for build in builders.values()]
+        figures = [build(name, all_groups) for name in builders]
         if public_test_data:
             figures = [replace(f, about="public") if f.about == "test" else f for f in figures]
         built[section] = [f for f in figures if f.about == "public" or not publishable]
@@ -80,8 +81,10 @@ def render(
         publishable=publishable,
         public_test_data=public_test_data,
         privacy=privacy(all_groups),
+        headline=headline(runs[0]) if len(runs) == 1 else None,
         results=results(all_groups) if len(runs) > 1 else None,
-        sections=[_section(name, figures) for name, figures in built.items()],
+        sections=[_section(name, figures) for name, figures in built.items() if _drawn(figures)],
+        missing=[f for figures in built.values() for f in figures if not f.panels and f.expected],
         figures={f.name: f.spec() for fs in built.values() for f in fs if f.panels},
         configuration=side_by_side(all_groups, lambda run: run.config),
         environment=environment if environment.rows else None,
@@ -94,9 +97,12 @@ def _section(name: str, figures: list[Figure]) -> dict[str, Any]:
     return {
         "id": name.lower().replace(" ", "-"),
         "title": name,
-        "figures": [f for f in figures if f.panels],
-        "missing": [f for f in figures if not f.panels],
+        "figures": _drawn(figures),
     }
+
+
+def _drawn(figures: Sequence[Figure]) -> list[Figure]:
+    return [figure for figure in figures if figure.panels]
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -113,7 +119,7 @@ def _lead(runs: Sequence[Run], all_groups: Sequence[Group]) -> str:
             lead += " Thin lines are runs that differ in their seed alone, thick ones their means."
         return lead
     config = runs[0].config
-    parts = {"model": "", "epochs": " epochs", "batch_size": " samples per batch"}
+    parts = {"model": "", "epochs": " epochs", "batch_size": f" {unit_of(runs)} per batch"}
     facts = [f"{shown(config[k])}{unit}" for k, unit in parts.items() if k in config]
     return f"{runs[0].name}: {', '.join(facts)}."
 

@@ -52,6 +52,7 @@ PUBLIC_SETTINGS = frozenset((
     "release_bias", "release_counts", "task", "class_weights", "focal", "target_range",
 ))  # fmt: skip
 
+_NO_METRICS = ("step", "epoch", "epsilon", "loss", "records")  # of metrics.jsonl
 Rows = tuple[dict[str, Any], ...]
 
 
@@ -95,7 +96,18 @@ class Run:
     def data(self) -> str:
         """The data set's name, as the statement has it; never a path."""
         tested = (self.statement.get("evaluated_on") or {}).get("set")
-        return str(tested or self.config.get("data", "data")).removesuffix("/test").split("/")[-1]
+        return (
+            str(tested or self.config.get("data", "data"))
+            .removesuffix("/test")
+            .removesuffix("/held-out")
+            .split("/")[-1]
+        )
+
+    @property
+    def metric(self) -> str:
+        """The task's main metric, such as the accuracy."""
+        last = self.metrics[-1] if self.metrics else {}
+        return next((name for name in last if name not in _NO_METRICS), "accuracy")
 
     def publishable(self, *, public_test_data: bool) -> Run:
         """The same run without anything that is not private, named by its statement.

@@ -62,6 +62,12 @@ def clipping(groups: Sequence[Group]) -> Figure:
     )
 
 
+def released_share(run: Run) -> float | None:
+    """The share above C in the last twentieth of training, as released; None if there is none."""
+    _, shares = _smooth(run, _whole(run), _share)
+    return shares[-1] if shares and math.isfinite(shares[-1]) else None
+
+
 def _whole(run: Run) -> Rows:
     """The rows that hold what a release writes: the file may come from anywhere."""
     rows = [row for row in run.statistics if _is_whole(row)]

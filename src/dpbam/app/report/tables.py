@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dpbam.app.report.bias_figures import OWN, PLAIN, last_mean
 from dpbam.app.report.groups import Group
 from dpbam.app.report.records import Run
 from dpbam.privacy.rounding import up
+from dpbam.training.events import metric_label
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,13 @@ class Table:
 
 
 def results(groups: Sequence[Group]) -> Table:
-    """One row per setting: accuracy and, where measured, bias and cosine, mean ± SD over runs."""
+    """One row per setting: main metric and, where measured, bias and cosine, mean ± SD of runs."""
+    metrics = list(dict.fromkeys(run.metric for group in groups for run in group.runs))
     columns: dict[str, tuple[Callable[[Run], float | None], str]] = {
-        "final accuracy": (_accuracy, ".1%"),
+        **{
+            f"final {metric_label(m)}": (partial(_final, m), ".1%" if m == "accuracy" else ".3f")
+            for m in metrics
+        },
         "bias at the end": (lambda run: _reading(run, "bias"), ".2f"),
         "cosine with ĝ": (lambda run: _reading(run, "cosine"), ".3f"),
     }
@@ -81,15 +87,15 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}".replace("e-0", "e-")
     if isinstance(value, dict):
-        return ", ".join(f"{k} {_fact(k, v)}" for k, v in value.items())
+        return ", ".join(f"{str(k).replace('_', ' ')} {_fact(k, v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(shown(v) for v in value)
     return str(value)
 
 
-def _accuracy(run: Run) -> float | None:
-    accuracies = [float(m["accuracy"]) for m in run.metrics if m.get("accuracy") is not None]
-    return accuracies[-1] if accuracies else None
+def _final(metric: str, run: Run) -> float | None:
+    found = [float(row[metric]) for row in run.metrics if row.get(metric) is not None]
+    return found[-1] if found else None
 
 
 def _reading(run: Run, key: str) -> float | None:

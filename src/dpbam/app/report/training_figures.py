@@ -12,13 +12,17 @@ from dpbam.app.report.groups import Group, curves, numbers
 from dpbam.app.report.records import Run
 from dpbam.methods import is_private
 from dpbam.privacy.rounding import up
+from dpbam.training.events import metric_label
 
 
 def accuracy(groups: Sequence[Group]) -> Figure:
-    """Test accuracy over training, and over the budget spent."""
+    """The task's main metric on the test data over training, and over the budget spent."""
+    metrics = list(dict.fromkeys(run.metric for group in groups for run in group.runs))
+    label = ", ".join(map(metric_label, metrics)) or "accuracy"
+    percent = metrics in ([], ["accuracy"])
 
     def over(key: str, run: Run) -> tuple[Numbers, Numbers]:
-        return numbers(run.metrics, key), numbers(run.metrics, "accuracy")
+        return numbers(run.metrics, key), numbers(run.metrics, run.metric)
 
     def over_epsilon(run: Run) -> tuple[Numbers, Numbers]:
         """Rounded up to the digits shown, so that no point is below its epsilon."""
@@ -28,14 +32,15 @@ def accuracy(groups: Sequence[Group]) -> Figure:
     by_epoch = curves(groups, lambda run: over("epoch", run))
     by_epsilon = curves([g for g in groups if _private(g)], over_epsilon)
     panels = (
-        lines("Over training", "epoch", "accuracy", by_epoch, percent=True),
-        lines("Over the budget", "ε spent", "accuracy", by_epsilon, percent=True),
+        lines("Over training", "epoch", label, by_epoch, percent=percent),
+        lines("Over the budget", "ε spent", label, by_epsilon, percent=percent),
     )
     return Figure(
         "accuracy",
-        "Accuracy",
-        "Share of test records classified correctly, by the model that would be handed out at that "
-        "moment: against passes over the data, and against the budget spent by then.",
+        label[:1].upper() + label[1:],
+        f"{'Share of test records classified correctly' if percent else f'{label} on test records'}"
+        ", by the model that would be handed out at that moment: against passes over the data, and "
+        "against the budget spent by then.",
         "test",
         [panel for panel in panels if panel.rows],
         "No accuracy was recorded, or it was left out of a report for publication: with "
@@ -50,9 +55,9 @@ def loss(groups: Sequence[Group]) -> Figure:
     return Figure(
         "loss",
         "Training loss",
-        "Mean cross-entropy on a part of each batch, before the step.",
+        "Mean loss on a part of each batch, before the step.",
         "training",
-        [lines("", "epoch", "cross-entropy", series, zero=True)] if series else (),
+        [lines("", "epoch", "loss", series, zero=True)] if series else (),
         "No training loss was recorded.",
     )
 

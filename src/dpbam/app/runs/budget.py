@@ -54,6 +54,14 @@ class Budget:
     Every change is made under its lock, from the file's present content, so that any number of
     runs may share it.
 
+    Guarantee: all entries composed stay within (epsilon, delta), whatever the order in which runs
+    begin, die and resume.
+
+    Assumptions: every run on the data names this file, and it is not edited, replaced or deleted.
+
+    Proof: a run reserves its whole cost under the file's lock before its first step; entries are
+    never lowered; composition is ``accounting.total_epsilon``.
+
     Example:
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()

@@ -285,6 +285,8 @@ class RunConfig(BaseModel):
                 "correct_noise needs the variance of the noise in each gradient, which a filter "
                 "changes: leave one of the two out"
             )
+        if self.filter_options and self.filter == "none":
+            raise ArgumentError("filter_options are of a filter, and there is none: name it")
         if self.ema is not None and self.swa is not None:
             raise ArgumentError("ema and swa are two ways to average the weights: choose one")
         self._check_trained()

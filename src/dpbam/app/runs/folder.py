@@ -9,6 +9,7 @@ file                           what it holds                               may b
 ``privacy-statement.json``     the same for machines                       yes
 ``privacy-statement.html``     the same to print                           yes
 ``privacy-statement.sig``      the operator's signature, if there is one   yes
+``README.md``                  the model card, from the files above        yes
 ``statistics.jsonl``           norms and bias, released with noise         yes
 ``class-counts.json``          class counts, released with noise           yes
 ``metrics.jsonl``              evaluations on the test data                see the statement
@@ -41,7 +42,7 @@ from dpbam.app.runs.run import RunError
 
 PUBLISHABLE = (
     "model.safetensors", "model.json",
-    "privacy-statement.md", "privacy-statement.json", "privacy-statement.html",
+    "privacy-statement.md", "privacy-statement.json", "privacy-statement.html", "README.md",
 )  # fmt: skip
 _LOCK = ".lock"
 
@@ -68,6 +69,7 @@ class RunFolder:
         self.statement_json = self.path / "privacy-statement.json"
         self.statement_html = self.path / "privacy-statement.html"
         self.signature = self.path / "privacy-statement.sig"
+        self.card = self.path / "README.md"
         self.non_private = self.path / "non-private"
         self.facts = self.non_private / "run.json"
         self.training_log = self.non_private / "training.jsonl"

@@ -14,6 +14,8 @@ from dpbam.app.runs.metrics import Metrics, evaluate
 from dpbam.app.runs.task_metrics import TaskMetrics, evaluate_task
 from dpbam.data import DataError, DataSet, read_images, to_float
 from dpbam.data.arrays import as_images
+from dpbam.data.decode import SUFFIXES
+from dpbam.data.folder import find_images
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +41,20 @@ class Prediction:
     label: str
     values: dict[str, float]
     mask: Pixels | None = None
+
+
+def files_in(places: Sequence[str | Path]) -> list[Path]:
+    """Return files as they are, and for a folder all image files in it, sorted by path."""
+    return [file for place in map(Path, places) for file in _files(place)]
+
+
+def _files(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return [place]
+    found, _ = find_images(place.resolve())
+    if not found:
+        raise DataError(f"there are no images in {place}: looked for {' '.join(sorted(SUFFIXES))}")
+    return [place / name for name in found]
 
 
 def predict_files(

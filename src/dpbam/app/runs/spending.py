@@ -26,6 +26,12 @@ def reserve(
 ) -> None:
     """Reserve ``whole`` for the run in ``folder``, whose ledger holds ``ledger``.
 
+    Guarantee: no step is taken that the budget has not counted.
+
+    Assumptions: as for ``Budget``.
+
+    Proof: it is called before the first step, and raises what the run may take.
+
     Raises:
         RunError: if the budget does not hold it, the folder is a copy of a run that is still there,
             or its ledger holds less than the budget knows of.
@@ -60,6 +66,12 @@ def note(path: Path | None, run: str, ledger: Ledger) -> None:
 
 def settle(path: Path | None, folder: RunFolder, run: str, ledger: Ledger) -> dict[str, Any] | None:
     """Settle the budget, if there is one, by the ledger on disk, and return how it stands.
+
+    Guarantee: the entry becomes what the ledger holds, never less than is known.
+
+    Assumptions: as for ``Ledger``.
+
+    Proof: ledger in memory and on disk must agree; the budget refuses less than it has seen.
 
     Raises:
         RunError: if the ledger is missing, damaged, or not what the run in memory was charged.
@@ -120,7 +132,15 @@ def check_steps(ledger: Ledger, step: int) -> None:
 
 
 def check_ledger(plan: PrivacyPlan, ledger: Ledger, step: int) -> None:
-    """Refuse a ledger with fewer steps than the parameters have seen, or of another mechanism."""
+    """Refuse a ledger with fewer steps than the parameters have seen, or of another mechanism.
+
+    Guarantee: a run resumes only on a ledger that covers its parameters, with steps of its own
+    mechanism.
+
+    Assumptions: the checkpoint is the run's.
+
+    Proof: every step is charged before it changes the parameters.
+    """
     check_steps(ledger, step)
     planned = {charge[:2] for charge in plan.charges(plan.steps)}
     for charge in ledger.charges():
@@ -137,6 +157,12 @@ def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int
     """Return the most steps that the ledger may hold: the plan's and, unseeded, those replayed.
 
     Where replays would carry it beyond the configured epsilon, as many as stay within.
+
+    Guarantee: charged steps, replays included, stay within the configured epsilon.
+
+    Assumptions: as for ``Ledger``.
+
+    Proof: ``max_steps`` of that epsilon.
     """
     replays = max(0, len(ledger) - step) if config.seed is None else 0
     total = max(plan.steps, step) + replays

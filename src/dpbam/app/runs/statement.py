@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpbam._version import __version__
-from dpbam.app.runs.files import FORMAT, write_atomic, write_json
+from dpbam.app.runs.card import model_card
+from dpbam.app.runs.files import FORMAT, read_json, read_json_lines, write_atomic, write_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.statement_text import to_html, to_markdown
 from dpbam.privacy import accounting
@@ -153,10 +154,15 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
 
 
 def write_statement(folder: RunFolder, values: dict[str, Any]) -> None:
+    """Write the statement for machines and for people, and the model card with it in short."""
     text = to_markdown(values)
     write_json(folder.statement_json, values)
     write_atomic(folder.statement, text)
     write_atomic(folder.statement_html, to_html(text))
+    if folder.model.exists():
+        metrics = read_json_lines(folder.metrics)
+        card = model_card(values, read_json(folder.model), metrics[-1] if metrics else None)
+        write_atomic(folder.card, card)
 
 
 def attacks(charges: Sequence[accounting.Charge], accountant: str) -> dict[str, Any]:

@@ -141,8 +141,8 @@ def _plain_words(s: dict[str, Any]) -> list[str]:
         "were; now or later, with any computer, and whatever else they know.",
         f"**How well.** Suppose someone knows all of the training data but for one {unit}, which "
         "was used or left out by the toss of a coin. Without the model they guess right half of "
-        f"the time; with the model at most {_percent(_right(s))} of the time. If they want to be "
-        f"sure, and wrongly accuse only 1 in 1,000 of those left out, they find at most "
+        f"the time; with the model at most {_percent(right_guesses(s))} of the time. If they want "
+        f"to be sure, and wrongly accuse only 1 in 1,000 of those left out, they find at most "
         f"{_of_thousand(_at_best(s, 0.001))} in 1,000 of those used. Or suppose that something may "
         f"happen because of the model, with a probability of 1% if one {unit} is left out: with "
         f"that one's data its probability is at most {_percent(_at_best(s, 0.01))}.",
@@ -156,7 +156,7 @@ def _plain_words(s: dict[str, Any]) -> list[str]:
     ]
 
 
-def _right(s: dict[str, Any]) -> float:
+def right_guesses(s: dict[str, Any]) -> float:
     """How often the best guess is right: (1 + advantage) / 2; (e^eps + delta) / (e^eps + 1)."""
     if "advantage" in s["trade_off"]:
         return (1 + float(s["trade_off"]["advantage"])) / 2

@@ -39,6 +39,7 @@ class TaskMetrics:
         metric: the main one's name.
         scores: of all records.
         interval: of the main one.
+        trivial: the main one of the best constant prediction.
         count: records.
         classes: class or finding -> its ``value`` of the main metric, and others.
         groups: column -> value -> scores.
@@ -49,6 +50,7 @@ class TaskMetrics:
     metric: str
     scores: Scores
     interval: tuple[float, float]
+    trivial: float
     count: int
     classes: dict[str, Scores]
     groups: dict[str, dict[str, Scores]] = field(default_factory=dict)
@@ -61,7 +63,9 @@ class TaskMetrics:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        shared = {k: getattr(self, k) for k in ("task", "metric", "scores", "count", "classes")}
+        shared = {
+            k: getattr(self, k) for k in ("task", "metric", "scores", "trivial", "count", "classes")
+        }
         groups = {
             column: {"worst": self.worst(column), "groups": found}
             for column, found in self.groups.items()
@@ -99,6 +103,7 @@ def evaluate_task(
         metric=task.metric,
         scores=task.scores(kept, targets),
         interval=_bootstrap(task, kept, targets),
+        trivial=_trivial(task, kept),
         count=len(targets),
         classes=classes,
         groups={
@@ -164,10 +169,19 @@ def _at_thresholds(
     return found
 
 
+def _trivial(task: Task, kept: Floats) -> float:
+    """Return the main metric of the best constant: AUC 1/2, R2 0, Dice of one class everywhere."""
+    if task.name != "segmentation":
+        return {"auc": 0.5, "r2": 0.0}[task.metric]
+    masks = kept.sum(axis=(0, 2))  # pixels of each class
+    dice = 2 * masks / (masks + masks.sum())  # of a class that is predicted everywhere
+    return float(dice[1:].max() / max(1, (masks[1:] > 0).sum()))
+
+
 def _bootstrap(task: Task, kept: Floats, targets: NDArray[Any]) -> tuple[float, float]:
     rng, n = np.random.default_rng(0), len(targets)
     drawn = (rng.integers(0, n, n) for _ in range(_RESAMPLES))
-    values = [task.scores(kept[rows], targets[rows])[task.metric] for rows in drawn]
+    values = [task.main_score(kept[rows], targets[rows]) for rows in drawn]
     defined = [value for value in values if not math.isnan(value)]
     if not defined:
         return math.nan, math.nan

@@ -42,6 +42,12 @@ _MOST = 10**6  # a draw above it means that the shape is a mistake
 class Repetitions:
     """The distribution of the number of trials K.
 
+    Guarantee: K is drawn as stated, independently of the data.
+
+    Assumptions: K is not published.
+
+    Proof: standard distributions; tests/app/search/test_selection.py.
+
     Attributes:
         mean: E[K] = m, at least 1.
         distribution: "poisson" (K may be 0: then nothing is released), or "negative-binomial",
@@ -120,6 +126,13 @@ def search_epsilon(
 ) -> float:
     """Return the epsilon of a whole search, by RDP.
 
+    Guarantee: the released winner is (epsilon, delta)-DP, the whole search included.
+
+    Assumptions: trials are independent and identically distributed, K is drawn as stated and
+    secret, the score is public or noised, and nothing but the winner is released.
+
+    Proof: Papernot and Steinke 2022, by dp-accounting's RDP accountant.
+
     Args:
         charge: sigma, q and the steps of one trial.
         delta: the failure probability of the guarantee.
@@ -152,7 +165,14 @@ def search_noise_multiplier(
     stages: int = 1,
     score_noise: float | None = None,
 ) -> float:
-    """Return the least sigma of a trial, to a relative 1e-4, that keeps a search within epsilon."""
+    """Return the least sigma of a trial, to a relative 1e-4, that keeps a search within epsilon.
+
+    Guarantee: epsilon of the search with the returned sigma is at most the target.
+
+    Assumptions: as for ``search_epsilon``.
+
+    Proof: the value that is returned was checked.
+    """
     from scipy.optimize import brentq
 
     _validate.positive("epsilon", epsilon)

@@ -8,9 +8,10 @@ function csv({ concat, usermeta: { mark, columns } }) {
   return [...(mark ? [`# ${mark}`] : []), columns.join(), ...lines.map((line) => line.join())].join("\n") + "\n";
 }
 
+const narrow = document.documentElement.clientWidth < 700; // panels below one another
 for (const card of document.querySelectorAll("[data-figure]")) {
   const name = card.dataset.figure;
-  vegaEmbed(card.querySelector(".canvas"), specs[name], {
+  vegaEmbed(card.querySelector(".canvas"), narrow ? { ...specs[name], columns: 1 } : specs[name], {
     mode: "vega-lite",
     ast: true, // without eval, which the page's policy forbids
     renderer: "svg",

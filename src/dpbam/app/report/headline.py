@@ -1,0 +1,91 @@
+"""What a reader wants first of one run: how good it is, how private, what may be published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpbam.app.report.records import Run
+from dpbam.app.report.tables import shown
+from dpbam.app.runs.metrics import Proportion
+from dpbam.app.runs.statement_text import right_guesses
+from dpbam.privacy.rounding import up
+from dpbam.training.events import metric_label
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The top of a page about one run, in words."""
+
+    score: str  # empty if none may be shown
+    quality: str
+    privacy: str
+    publish: str
+
+
+def headline(run: Run) -> Headline:
+    score, quality = _quality(run)
+    return Headline(score, quality, _privacy(run.statement), _publish(run.statement))
+
+
+def unit_of(runs: Sequence[Run]) -> str:
+    """The unit of privacy in the plural: "samples" for records, "patients" for patients.
+
+    Example:
+        >>> unit_of([Run("a", {}, {"unit": "patient (all records with the same patient)"})])
+        'patients'
+    """
+    names = {str(run.statement.get("unit") or "record").split(" ")[0] for run in runs}
+    name = names.pop() if len(names) == 1 else "unit"
+    return "samples" if name == "record" else f"{name}s"
+
+
+def _quality(run: Run) -> tuple[str, str]:
+    if not run.metrics:
+        return "", "How good the model is on test records is not shown on this page."
+    last = run.metrics[-1]
+    name = run.metric
+    value, records = float(last.get(name) or 0.0), int(last.get("records") or 0)
+    interval = _interval(run, name, value, records)
+    score = with_metric(name, value)
+    ends = " to ".join(with_metric(name, end) for end in interval or ())
+    said = f"95% interval {ends}, " if ends else ""
+    return score, f"{metric_label(name)}, {said}on {records:,} test records"
+
+
+def _interval(run: Run, name: str, value: float, records: int) -> Sequence[float] | None:
+    """Wilson's for an accuracy; of other metrics, what ``dpbam evaluate --save`` recorded."""
+    if name == "accuracy":
+        return Proportion(round(value * records), records).interval if records else None
+    found = (run.evaluation or {}).get("interval")
+    return found if isinstance(found, list) and len(found) == 2 else None
+
+
+def with_metric(name: str, value: float) -> str:
+    """A value of a metric as people read it: an accuracy in percent."""
+    return f"{value:.1%}" if name == "accuracy" else f"{value:.3f}"
+
+
+def _privacy(s: dict[str, Any]) -> str:
+    """Epsilon in one plain sentence."""
+    if not s.get("private", True):
+        return "There is no privacy: the model was trained without noise, as a reference."
+    if s.get("unfinished") or not isinstance(s.get("epsilon"), int | float):
+        return "The training has not finished, so that nothing is promised yet."
+    unit = str(s.get("unit") or "record").split(" ")[0]
+    guessed = up(min(100.0, 100 * right_guesses({"trade_off": {}, **s})), 4)
+    return (
+        f"Someone who has the model, and knows all training data but whether one {unit} is among "
+        f"them, guesses that right at most {guessed}% of the time, against 50% without the model "
+        f"(ε = {up(float(s['epsilon']))}, δ = {shown(s.get('delta'))})."
+    )
+
+
+def _publish(s: dict[str, Any]) -> str:
+    files = [str(name) for name in s.get("may_be_published", ())]
+    if not files or not s.get("private", True):
+        return "Nothing of this run may be published."
+    perhaps = s.get("may_be_published_if_the_test_records_are_not_sensitive", ())
+    more = f"; {', '.join(perhaps)} if the test records are not sensitive" if perhaps else ""
+    return f"{', '.join(files)}{more}. Everything else stays with the operator."

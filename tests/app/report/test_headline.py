@@ -1,0 +1,120 @@
+"""The top of the page, and the sentence that each figure has, are computed from the run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpbam.app.report.catalogue import BUILDERS, build, in_units
+from dpbam.app.report.charts import Series, dots, lines
+from dpbam.app.report.figure import Figure, picture
+from dpbam.app.report.groups import groups
+from dpbam.app.report.headline import headline, unit_of
+from dpbam.app.report.html import render
+from dpbam.app.report.records import Run, read_run
+from tests.app.report.synthetic import write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return read_run(write_run(tmp_path_factory.mktemp("runs") / "bam"))
+
+
+def test_accuracy_has_its_interval_and_epsilon_one_sentence(run: Run) -> None:
+    known = replace(run, metrics=({"epoch": 1.0, "accuracy": 0.92, "records": 100},))
+    found = headline(known)
+    assert (found.score, found.quality) == (
+        "92.0%", "accuracy, 95% interval 85.0% to 95.9%, on 100 test records",
+    )  # fmt: skip
+    assert "guesses that right at most 95.16% of the time" in found.privacy  # e^2.97654 / (1 + ..)
+    assert "ε = 2.977" in found.privacy
+    assert "model.safetensors" in found.publish
+
+
+def test_another_metric_takes_the_interval_of_its_evaluation(run: Run) -> None:
+    known = replace(
+        run, metrics=({"epoch": 1.0, "r2": 0.5, "mae": 2.0, "records": 40},),
+        evaluation={"interval": [0.4, 0.6]},
+    )  # fmt: skip
+    assert headline(known).quality == "R2, 95% interval 0.400 to 0.600, on 40 test records"
+    assert "interval" not in headline(replace(known, evaluation=None)).quality
+
+
+def test_a_page_for_publication_does_not_open_with_the_accuracy(run: Run) -> None:
+    hidden = run.publishable(public_test_data=False)
+    assert headline(hidden).score == ""
+    last = f"{run.metrics[-1]['accuracy']:.1%}"
+    assert last in render([run])
+    assert last not in render([run], publishable=True)
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [({"private": False}, "There is no privacy"), ({"unfinished": True}, "has not finished")],
+)
+def test_what_is_not_promised(run: Run, statement: dict[str, bool], says: str) -> None:
+    found = headline(replace(run, statement={**run.statement, **statement}))
+    assert says in found.privacy
+
+
+def test_patients_are_called_patients(run: Run) -> None:
+    patients = replace(run, statement={**run.statement, "unit": "patient (all records ...)"})
+    assert unit_of([run]) == "samples"
+    assert unit_of([patients]) == "patients"
+    assert unit_of([run, patients]) == "units"
+    for name in BUILDERS:
+        figure = build(name, groups([patients]))
+        assert not re.search("samples?[ ,.']", f"{figure.title} {figure.caption} {figure.meaning}")
+        assert "samples" not in str([panel.view for panel in figure.panels])
+    assert "100 patients per batch" in render([patients])
+
+
+def test_words_of_units_leave_records_alone(run: Run) -> None:
+    figure = build("clip-share", groups([run]))
+    assert in_units(figure, "samples") == figure
+
+
+def test_every_figure_of_a_run_says_what_it_means(run: Run) -> None:
+    drawn = {name: build(name, groups([run])) for name in BUILDERS}
+    silent = {name for name, figure in drawn.items() if figure.panels and not figure.meaning}
+    assert silent == {"clipping"}  # the sketch, of no run
+    for figure in drawn.values():
+        assert not re.search("nan|inf|None|[ĝλεσ]", figure.meaning), figure.meaning
+        assert figure.meaning == "" or figure.meaning.endswith(".")
+
+
+def test_a_sentence_is_computed_from_the_run(run: Run) -> None:
+    rows = ({"epoch": 1.0, "accuracy": 0.9}, {"epoch": 2.0, "accuracy": 0.8})
+    text = build("accuracy", groups([replace(run, metrics=rows)])).meaning
+    assert text == "the model ends at 80.0%, the highest on the way was 90.0% at epoch 1."
+    other = build("accuracy", groups([replace(run, metrics=rows[:1])])).meaning
+    assert other == "the model ends at 90.0%, its highest."
+
+
+def test_several_groups_are_named(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / method, method=method)) for method in ("dp-sgd", "bam")]
+    text = build("clip-share", groups(runs)).meaning
+    assert re.fullmatch(r"DP-SGD: .* at last; BAM.*: .* at last\.", text)
+
+
+def test_what_was_not_recorded_is_out_of_the_way(tmp_path: Path) -> None:
+    page = render([read_run(write_run(tmp_path / "bare", measured=False, evaluated=False))])
+    body = page[: page.index('<script type="application/json"')]
+    assert 'id="clipping-bias"' not in body  # no empty sections
+    assert body.index('id="configuration"') < body.index("Figures that were not recorded")
+    assert body.count("--measure-bias every=10") >= 1
+    assert body.index('id="summary"') < body.index('id="privacy"') < body.index('id="accuracy"')
+
+
+@pytest.mark.parametrize("top", [1e-6, 0.0012, 0.03, 0.7, 1.0])
+def test_labels_of_ticks_differ(top: float) -> None:
+    curve = Series("a", 0, (0.0, 1.0, 2.0), (0.0, top / 2, top))
+    marks = Series("a", 0, ("x", "y"), (top / 2, top), (0.0, 0.0), (top, top))
+    for panel in (lines("", "x", "y", [curve], percent=True), dots("", "y", [marks])):
+        svg = picture(Figure("a", "", "", "public", [panel]).spec(), ".svg").decode()
+        labels = re.findall(r">([^<]*%)<", svg)
+        assert len(labels) > 2
+        assert len(set(labels)) == len(labels)

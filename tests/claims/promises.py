@@ -1,0 +1,186 @@
+"""Every promise of docs/privacy.md: what tests it, and the mistakes that the test must fail on.
+
+``python tests/claims/promises.py`` writes the table into the page; a test compares them. The
+mistakes are those of the gallery whose check is named here; a few promises have negative controls
+of their own.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(Path(__file__).parent), str(TESTS)]
+
+from gallery import AUDITED, GALLERY, SECURE  # noqa: E402
+
+from planting import Mistake  # noqa: E402
+
+PAGE = TESTS.parent / "docs" / "privacy.md"
+BEGIN, END = "<!-- table: promises -->\n", "<!-- end of promises -->\n"
+
+
+class Promise(NamedTuple):
+    """What is promised, the names of what tests it, and of negative controls of its own."""
+
+    says: str
+    tested_by: tuple[str, ...]
+    controls: tuple[str, ...] = ()
+
+
+PROMISES = (
+    Promise("a direction depends on its unit alone; the clip bounds what is summed, for every "
+            "method, engine and kind of clipping",
+            ("test_one_unit_moves_the_sum_by_at_most_c", "check_of", "parts_of",
+             "check_batch_norm_is_refused")),
+    Promise("views and records are averaged before the clip",
+            ("check_views_are_averaged_before_the_clip", "check_padding_has_no_weight")),
+    Promise("65,536 aligned gradients: one moves the computed sum by at most C (1 + 2^-11)",
+            ("check_many_physical_batches", "check_one_physical_batch")),
+    Promise("norms do not vanish in half precision", ("check_half_precision_norms",)),
+    Promise("NaN and infinity contribute zero",
+            ("check_bad_samples_vanish", "check_bam_at_a_zero_gradient")),
+    Promise("whether a unit counts does not depend on the others: numbers whose products could "
+            "overflow count as infinite",
+            ("test_an_input_near_overflow_counts_or_not_whatever_the_others_are", "check_of")),
+    Promise("DP-SAT's ascent is public, and undone exactly", ("check_dp_sat",)),
+    Promise("a unit enters a step once", ("check_a_sample_enters_once",)),
+    Promise("noise of deviation sigma C on every coordinate, once, whatever the batch",
+            ("check_scale",)),
+    Promise("its scale to 2%, its tails beyond 3 sigma, parameters of one element; standard and "
+            "secure", ("check_scale_and_tails", "check_one_element_parameters")),
+    Promise("noise is independent across parameters, steps, resumes",
+            ("check_independence", "check_resume_draws_anew", "check_own_generator",
+             "check_secure_noise_is_new")),
+    Promise("where sigma, C or the noise change over a training, each step is charged as noised",
+            ("check_each_step_is_charged_as_noised", "check_an_adaptive_clip_is_charged_as_noised",
+             "check_a_noise_of_the_users_own_is_charged_as_it_states")),
+    Promise("batches, steps and clipping factors are the plan's, or refused before a charge",
+            ("check_a_shuffled_loader_is_refused", "check_an_impossible_batch_is_refused",
+             "check_records_of_one_owner_count_as_one", "check_a_full_batch_is_full",
+             "check_no_step_beyond_the_plan", "check_a_clipping_keeps_its_sensitivity",
+             "check_bad_units_have_factor_zero")),
+    Promise("draws do not repeat: two million units, ids up to 2^63, a million draws of one key",
+            ("check_poisson_draws_do_not_repeat", "check_secure_poisson_draws_do_not_repeat",
+             "check_keys_are_distinct", "check_keyed_draws_do_not_repeat")),
+    Promise("the sampler is Poisson of the accountant's q, standard and secure",
+            ("check_sampling_is_as_accounted", "check_secure_sampling")),
+    Promise("a unit is one owner's records, and all of them",
+            ("check_groups_are_sampled_as_groups", "check_everyone_has_a_name")),
+    Promise("over ranks: the noise is there once, by coordinate, a unit counts once, all step "
+            "alike",
+            ("check_noise_over_ranks", "check_noise_is_keyed_by_coordinate",
+             "check_a_unit_is_on_one_rank", "check_ranks_step_alike")),
+    Promise("statistics next to the gradient move by what their noise covers, are charged jointly, "
+            "and come after the ledger",
+            ("test_sensitivity_of_every_method", "test_sensitivity_with_every_clipping",
+             "test_the_ledger_is_charged_jointly_once",
+             "test_nothing_is_handed_out_before_the_ledger_has_it",
+             "test_an_adversary_gains_what_the_joint_charge_says"),
+            ("test_sensitivity_fails_without_the_second_clipping",
+             "test_sensitivity_fails_for_counts_below_each_threshold",
+             "test_noise_test_fails_on_planted_mistakes",
+             "test_two_separate_events_would_under_count",
+             "test_the_audit_fails_without_the_second_clipping")),
+    Promise("batch sizes and times are not in a job's output ([threat-model.md](threat-model.md) "
+            "for what stays open)", ("check_a_jobs_output",)),
+    Promise("an empty sample is a step",
+            ("check_empty_batches_are_steps", "check_empty_batch_is_noise")),
+    Promise("the divisor is public", ("check_division",)),
+    Promise("physical batches change nothing",
+            ("check_micro_batches", "check_one_mask_for_both_gradients")),
+    Promise("every step is charged before it is released",
+            ("check_ledger_comes_first", "check_replays", "check_a_lost_line_end")),
+    Promise("the accountant composes all steps, and calibration stays within the target",
+            ("check_accountant_composes_every_step", "check_calibration",
+             "check_second_accountant")),
+    Promise("secure noise has the distribution claimed",
+            ("check_exact_rounding", "check_on_the_grid")),
+    Promise("at every sigma: sums are not rounded before the noise, and its allowance covers "
+            "float32",
+            ("check_large_sigma", "check_allowance")),
+    Promise("secure bits are as many as stated, and all are used",
+            ("check_words_have_64_bits", "check_secure_uniform_numbers_have_53_bits",
+             "check_keys_have_256_bits")),
+    Promise("files from others run no code",
+            ("check_arrays_run_nothing", "check_files_run_no_code")),
+    Promise("the statement is the run's: epsilon, attacks, files, settings, signature",
+            ("test_an_honest_run_is_signed_off",
+             "test_a_signature_vouches_for_the_statement_as_it_is"),
+            ("test_tampering_is_named",)),
+    Promise("all of it together: the audits, [audit.md](audit.md)", ("attack",)),
+)  # fmt: skip
+
+
+def table() -> str:
+    """The table, in Markdown, every name a link to its line."""
+    rows = [
+        (promise.says, _links(promise.tested_by), "; ".join([*_planted(promise)]))
+        for promise in PROMISES
+    ]
+    head = ("promise", "tested by", "planted mistakes, on which the test must fail")
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ("---",) * 3, *rows]) + "\n"
+
+
+def mistakes(promise: Promise) -> list[tuple[str, str]]:
+    """(section, name) of the gallery's mistakes that the promise's checks must catch."""
+    return [
+        (section, name)
+        for section, found in GALLERY.items()
+        for name, mistake in found.items()
+        if check_name(mistake) in promise.tested_by
+    ]
+
+
+def check_name(mistake: Mistake) -> str:
+    """The name of the check; of one that a function makes, that function's."""
+    made = mistake.check.__name__ not in functions() and "<locals>" in mistake.check.__qualname__
+    return mistake.check.__qualname__.split(".")[0] if made else mistake.check.__name__
+
+
+def _planted(promise: Promise) -> Iterator[str]:
+    for section in dict.fromkeys(section for section, _ in mistakes(promise)):
+        names = ", ".join(name for other, name in mistakes(promise) if other == section)
+        yield f"[{names}](../{_where(section)})"
+    if promise.controls:
+        yield _links(promise.controls)
+
+
+def _where(section: str) -> str:
+    """The file and the name of the section's mistakes."""
+    found = GALLERY[section]
+    for module in (m for m in list(sys.modules.values()) if hasattr(m, "MISTAKES")):
+        if module.MISTAKES is found:
+            return f"tests/claims/{Path(module.__file__).name}#MISTAKES"
+    name = "AUDITED" if found is AUDITED else "SECURE" if found is SECURE else "OTHERS"
+    return f"tests/claims/gallery.py#{name}"
+
+
+def _links(names: tuple[str, ...]) -> str:
+    return ", ".join(f"[`{name}`](../tests/{functions()[name]}#{name})" for name in names)
+
+
+@functools.cache
+def functions() -> dict[str, str]:
+    """The file of every function at the top level of a test file; the claims' own first."""
+    found: dict[str, str] = {}
+    for path in sorted(TESTS.rglob("*.py"), key=lambda p: ("claims" not in p.parts, p)):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef):
+                found.setdefault(node.name, path.relative_to(TESTS).as_posix())
+    return found
+
+
+def write() -> None:
+    """Put the table into the page, between its marks."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2])
+
+
+if __name__ == "__main__":
+    write()
