@@ -88,15 +88,15 @@ class _GroupNormBack(torch.autograd.Function):
         )
         dscale, dshift = dscale.view(n, -1), dshift.view(n, -1)  # sum g xhat, sum g
         ctx.save_for_backward(g, x, dshift, dscale)
-        ctx.given = (scale, mean.view(n, -1), r.view(n, -1), groups), record
+        ctx.given = scale, mean.view(n, -1), r.view(n, -1), groups, record
         return dx, dscale, dshift
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, v: Tensor, sbar: Tensor, tbar: Tensor) -> Any:
         g, x, sum_g, sum_gh = ctx.saved_tensors
-        given, record = ctx.given
-        s, v = _Stats(*given, x), v.contiguous()
+        scale, mean, r, groups, record = ctx.given
+        s, v = _Stats(scale, mean, r, groups, x), v.contiguous()
         sum_v, sum_vh = s.sums(v, x)
         sum_gv = _dot(g, v)
         scale, r, m = s.scale, s.r, s.mean_over_group
