@@ -52,6 +52,7 @@ from dpbam.data.masks import MaskFiles, number_masks
 from dpbam.data.sources import Openers, Options
 
 _SPLITS = ("train", "val", "test")
+_LISTS = ("labels.csv", "classes.txt")
 _SYNONYMS = {
     "file": ("path", "filename", "file_name", "filepath", "file_path", "image", "image_path",
              "image_file", "image_index", "img", "dicom", "dicom_path"),
@@ -475,7 +476,7 @@ def find_images(root: Path) -> tuple[list[str], tuple[str, ...]]:
                 found.append(path.relative_to(root).as_posix())
     counts = {
         "hidden files": hidden,
-        "files that are not images": other - (root / "labels.csv").is_file(),
+        "files that are not images": other - sum((root / name).is_file() for name in _LISTS),
         "links to folders or out of the folder": outside,
     }
     return sorted(found), tuple(f"ignored {n} {what}" for what, n in counts.items() if n)
