@@ -84,7 +84,7 @@ def plant(point: str, number: int, by: int = signal.SIGKILL) -> None:
         "in the middle of a checkpoint write": lambda: _half_written(kill),
         "before the rename": lambda: before(os_module, "replace"),
         "after the rename": lambda: after(os_module, "replace"),
-        "in evaluation": lambda: before(dpbam.training.trainer, "predict_logits"),
+        "in evaluation": lambda: before(dpbam.training.trainer, "summarise"),
         "before the model is handed out": lambda: before(
             dpbam.app.runs.execution, "save_run_model"
         ),
