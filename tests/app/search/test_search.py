@@ -123,7 +123,7 @@ def test_an_unseeded_number_is_not_always_the_same() -> None:
 
 def test_a_noised_score_has_the_noise_that_is_charged() -> None:
     search = accounted(score_noise=4.0)
-    result: Any = SimpleNamespace(evaluations=[SimpleNamespace(accuracy=0.7, records=200)])
+    result: Any = SimpleNamespace(evaluations=[SimpleNamespace(score=0.7, records=200)])
     noise = random.Random(0)
     counts = 200 * np.array([score(search, result, noise) for _ in range(4000)])
     assert counts.mean() == pytest.approx(140, abs=4 * 4 / 4000**0.5)
@@ -140,9 +140,9 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         done.append((config, out))
         accuracy = 1 / (1 + abs(np.log(config.lr / 0.01))) - config.lam
         for step in (1, 2):
-            reporter.on_evaluation(SimpleNamespace(step=step, accuracy=accuracy))
+            reporter.on_evaluation(SimpleNamespace(step=step, score=accuracy))
         return SimpleNamespace(
-            evaluations=[SimpleNamespace(accuracy=accuracy, records=100)], epsilon=1.0,
+            evaluations=[SimpleNamespace(score=accuracy, records=100)], epsilon=1.0,
             delta=1e-4, seconds=0.0,
         )  # fmt: skip
 
