@@ -252,7 +252,8 @@ def test_as_a_process_of_its_own(args, says, tmp_path):
 def test_a_dry_run_counts_with_the_budget(dpbam, tmp_path):
     budget = text(tmp_path / "budget.json", '{"epsilon": 30, "delta": 1e-4, "accountant": "rdp"}')
     before = snapshot(tmp_path)
-    ended = dpbam("train", *QUICK, "--budget", budget, "--dry-run", "--json-lines")
+    args = [*QUICK, "--delta", 1e-4, "--budget", budget]
+    ended = dpbam("train", *args, "--dry-run", "--json-lines")
     plan = json.loads(ended.out)
     assert plan["budget_epsilon_taken"] == 0
     assert plan["budget_epsilon_with_this_run"] == pytest.approx(plan["epsilon"])
