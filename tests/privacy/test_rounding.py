@@ -66,7 +66,7 @@ def screens(epsilon: float) -> dict[str, str]:
     )
     group: Any = SimpleNamespace(
         label="a", colour="b",
-        runs=[SimpleNamespace(name="a", config={"method": "bam"}, metrics=[
+        runs=[SimpleNamespace(name="a", config={"method": "bam"}, metric="accuracy", metrics=[
             {"epsilon": epsilon, "accuracy": 0.5, "epoch": 1.0}])],
     )  # fmt: skip
     point: Any = accuracy([group]).panels[1]
