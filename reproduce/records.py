@@ -33,6 +33,7 @@ _FREE = (
     "data_root", "device", "engine", "physical_batch_size", "eval_every", "checkpoint_every",
     "num_workers", "tensorboard",
 )  # fmt: skip
+_UNSET = {"unit": "record"}  # what None stands for, in the data of recipes
 _PACKAGES = ("torch", "numpy", "dp-accounting", "safetensors")
 Job = tuple[Recipe, RunSpec]
 
@@ -53,13 +54,18 @@ def find_record(folder: Path, run: RunSpec) -> RunRecord | None:
     record = read_record(path)
     stored = RunConfig.from_mapping(record.config)
     for name in RunConfig.model_fields:
-        before, now = getattr(stored, name), getattr(run.config, name)
+        before, now = (_value(config, name) for config in (stored, run.config))
         if name not in _FREE and before != now:
             raise ConfigError(
                 f"{path} is of a run with {name} {before}, but the recipe says {now}: move it "
                 "away, or choose another --out"
             )
     return record
+
+
+def _value(config: RunConfig, name: str) -> Any:
+    value = getattr(config, name)
+    return _UNSET.get(name) if value is None else value
 
 
 def read_record(path: Path) -> RunRecord:
