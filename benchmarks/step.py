@@ -52,10 +52,10 @@ def rows_of(key: Key, net: str) -> int:
     return min(FEW.get(key[0], NETS[net].batch), NETS[net].batch)
 
 
-def made(net: str) -> dict[Key, Any]:
+def made(net: str, engines: list[str]) -> dict[Key, Any]:
     """Return the step of every engine that runs this net, after a first call."""
     found = {}
-    for key in ALL:
+    for key in [key for key in ALL if key[0] in engines or key[0] == "plain"]:
         try:
             run = step(*key, net, rows_of(key, net))
             run()
@@ -72,9 +72,9 @@ def seconds(run: Any) -> float:
     return time.process_time() - begin
 
 
-def times(net: str, rounds: int) -> dict[Key, list[float]]:
+def times(net: str, rounds: int, engines: list[str]) -> dict[Key, list[float]]:
     """Return the processor seconds of each round, scaled to the whole batch."""
-    runs = made(net)
+    runs = made(net, engines)
     found: dict[Key, list[float]] = {key: [] for key in runs}
     for turn in range(rounds):
         plain = seconds(runs["plain", "sgd"])
@@ -101,11 +101,12 @@ def peak(key: Key, net: str, rows: int) -> int:
 
 
 def table(net: str, options: argparse.Namespace) -> list[Row]:
-    found = times(net, options.rounds)
-    plain, ours = found["plain", "sgd"], found["plain-ours", "sgd"]
+    found = times(net, options.rounds, options.engines)
+    plain = found["plain", "sgd"]
+    ours = found.get(("plain-ours", "sgd"), plain)
     rows = []
     for key, each in found.items():
-        heavy = key[0] in ("auto", "loop") or each[0] > SLOW * plain[0]
+        heavy = key[0] in ("auto", "loop") or each[0] > SLOW * plain[0]  # auto's is its engine's
         rows.append({
             "net": net, "engine": key[0], "method": key[1],
             "ratio": round(_ratio(each, plain), 3), "to_plain_ours": round(_ratio(each, ours), 3),
@@ -183,15 +184,40 @@ def bars(net: str, mine: list[Row]) -> Panel:
     return Panel(net, ("name", "ratio", "engine"), rows, view)
 
 
+def markdown(rows: list[Row]) -> str:
+    """Return the table: ratio to the plain step, and MB per sample."""
+    nets = list(dict.fromkeys(r["net"] for r in rows))
+    found = {(r["engine"], r["method"], r["net"]): r for r in rows}
+    lines = ["| | " + " | ".join(nets) + " |", "|---" * (1 + len(nets)) + "|"]
+    for engine, method in dict.fromkeys((r["engine"], r["method"]) for r in rows):
+        cells = [cell(found.get((engine, method, net))) for net in nets]
+        lines.append(f"| {engine} {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cell(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    ratio = row["ratio"]
+    shown = f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:.0f}"
+    mb = row["mb_per_sample"]
+    return shown if mb is None else f"{shown}, {mb:.2g} MB"
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nets", nargs="+", default=TEN, choices=tuple(NETS))
+    engines = list(dict.fromkeys(engine for engine, _ in ALL))
+    parser.add_argument("--engines", nargs="+", default=engines, choices=engines)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--jax", metavar="PYTHON")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "step.json")
+    parser.add_argument("--markdown", action="store_true", help="print the file's table")
     options = parser.parse_args()
+    if options.markdown:
+        return print(markdown(json.loads(options.out.read_text())["rows"]))
     torch.set_num_threads(1)
     rows: list[Row] = []
     for net in options.nets:

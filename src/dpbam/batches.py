@@ -7,6 +7,7 @@ random draws depend on its own key, so the split does not change the result.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -114,9 +115,7 @@ class LogicalBatch:
         allowed = max(1, most_rows // views.multiplicity)
         start = unit = 0
         while unit < len(ends):
-            last = unit
-            while last + 1 < len(ends) and ends[last + 1] - start <= allowed:
-                last += 1
+            last = max(unit, bisect_right(ends, start + allowed) - 1)
             yield self._slice(start, ends[last], counts[unit : last + 1], views, device)
             start, unit = ends[last], last + 1
 
@@ -152,4 +151,8 @@ def _within_reach(t: Tensor) -> Tensor:
     reach = torch.finfo(torch.float64 if t.dtype == torch.float64 else torch.float32).max ** 0.25
     if largest <= reach:  # float16
         return t
+    if t.numel():
+        low, high = torch.aminmax(t)
+        if bool((low >= -reach) & (high <= reach)):  # the usual case, in one pass; not if NaN
+            return t
     return torch.where((t.abs() > reach) & (t.abs() < largest), torch.nan, t)

@@ -105,9 +105,16 @@ class Layer(Protocol):
 
 
 def lengths(x: Tensor) -> Tensor:
-    """Return |x_u| in float64, which MPS does not have: [U, ...] -> [U]."""
-    dtype = x.dtype if x.device.type == "mps" else torch.float64
-    found: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=dtype)
+    """Return |x_u| in float64, which MPS does not have: [U, ...] -> [U].
+
+    Units whose squares could under- or overflow in x's own dtype are computed in float64.
+    """
+    flat, wide = x.flatten(1), x.dtype if x.device.type == "mps" else torch.float64
+    short: Tensor = torch.linalg.vector_norm(flat, dim=1)
+    found = short.to(wide)
+    again = ~((short > 1e-12) & (short < 1e15))
+    if bool(again.any()):
+        found[again] = torch.linalg.vector_norm(flat[again], dim=1, dtype=wide)
     return found
 
 

@@ -57,14 +57,9 @@ class GroupNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, groups: int, eps: float,
         record: Record, rows: int,
     ) -> Tensor:  # fmt: skip
-        n, channels = x.shape[:2]
-        own = scale is not None and scale.ndim == 2  # one scale and shift per row
         y, mean, r = torch.native_group_norm(
-            x, None if own else scale, None if own else shift, n, channels, x.shape[2:].numel(),
-            groups, eps,
-        )  # fmt: skip
-        if own:
-            y = torch.addcmul(_per_channel(shift, x), y, _per_channel(scale, x))
+            x, _of_every_row(scale, x), _of_every_row(shift, x), *_as_one_image(x, groups), eps
+        )
         ctx.save_for_backward(x)
         ctx.given = scale, mean, r, groups, record
         return not_a_view(split_axis(y, 0, (rows, -1)))
@@ -86,26 +81,22 @@ class _GroupNormBack(torch.autograd.Function):
         ctx: Any, g: Tensor, x: Tensor, scale: Tensor | None, mean: Tensor, r: Tensor, groups: int,
         record: Record,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        n, channels = x.shape[:2]
-        g = g.contiguous()
-        own = scale is not None and scale.ndim == 2
-        u = g * _per_channel(scale, x) if own else g
-        dx = torch.ops.aten.native_group_norm_backward(
-            u, x, mean, r, None if own else scale, n, channels, x.shape[2:].numel(), groups,
-            [True, False, False],
-        )[0]  # fmt: skip
-        stats = _Stats(scale, mean, r, groups, x)
-        sum_g, sum_gh = stats.sums(g, x)
-        ctx.save_for_backward(g, x, sum_g, sum_gh)
-        ctx.given = stats, record
-        return dx, sum_gh, sum_g  # dscale = sum g xhat, dshift = sum g
+        n, g = x.shape[0], g.contiguous()
+        ones = x.new_ones(x.shape[1]) if scale is None else scale
+        dx, dscale, dshift = torch.ops.aten.native_group_norm_backward(
+            g, x, mean, r, _of_every_row(ones, x), *_as_one_image(x, groups), [True] * 3
+        )
+        dscale, dshift = dscale.view(n, -1), dshift.view(n, -1)  # sum g xhat, sum g
+        ctx.save_for_backward(g, x, dshift, dscale)
+        ctx.given = scale, mean.view(n, -1), r.view(n, -1), groups, record
+        return dx, dscale, dshift
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, v: Tensor, sbar: Tensor, tbar: Tensor) -> Any:
         g, x, sum_g, sum_gh = ctx.saved_tensors
-        s, record = ctx.given
-        v = v.contiguous()
+        scale, mean, r, groups, record = ctx.given
+        s, v = _Stats(scale, mean, r, groups, x), v.contiguous()
         sum_v, sum_vh = s.sums(v, x)
         sum_gv = _dot(g, v)
         scale, r, m = s.scale, s.r, s.mean_over_group
@@ -163,9 +154,18 @@ class _Stats:
         return out
 
 
-def _per_channel(values: Tensor | None, x: Tensor) -> Tensor:
-    assert values is not None
-    return values.reshape(*values.shape, *(1,) * (x.ndim - 2)).to(x.dtype)
+def _as_one_image(x: Tensor, groups: int) -> tuple[int, int, int, int]:
+    """Return torch's sizes for n images as one with n times the channels and groups.
+
+    Its gradients of scale and shift, which torch sums over images, are then those of each image.
+    """
+    n, channels = x.shape[:2]
+    return 1, n * channels, x.shape[2:].numel(), n * groups
+
+
+def _of_every_row(values: Tensor | None, x: Tensor) -> Tensor | None:
+    """Return scale or shift, [channels] or [n, channels], for the channels of all images."""
+    return None if values is None else values.to(x.dtype).expand(x.shape[:2]).flatten()
 
 
 def _positions(t: Tensor) -> Tensor:
