@@ -17,6 +17,7 @@ from dpbam import (
     Method,
     PrivateGradientOracle,
 )
+from dpbam.checks import PlanViolationError
 from dpbam.methods import SAM, SGD
 from dpbam.nn import replace_batch_norm
 from support import (
@@ -284,6 +285,17 @@ def test_the_ledger_counts_what_was_released(accountant: str) -> None:
     for _ in range(3):
         oracle.backward(x, y)
     assert oracle.ledger.epsilon() == pytest.approx(plan.epsilon(steps=3))
+
+
+def test_a_step_waits_for_the_release_before_it_to_be_charged() -> None:
+    plan, (x, y) = private_plan(released_before=1.0), samples(4)
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan)
+    with pytest.raises(PlanViolationError, match=r"sigma 1\) is not on the ledger: charge it"):
+        oracle.backward(x, y)
+    assert not oracle.ledger.charges()
+    oracle.ledger.charge(f"{oracle.stream}/before", 0, noise_multiplier=1.0, sampling_rate=1.0)
+    oracle.backward(x, y)
+    assert oracle.ledger.epsilon() == pytest.approx(plan.epsilon(steps=1))
 
 
 # --- the ledger's rules for replays

@@ -6,7 +6,8 @@ clipping may be the user's own, so both are checked at every step.
 ======================  ============================================================
 input                   refused if
 ======================  ============================================================
-a step                  the plan's T steps are taken
+a step                  the plan's T steps are taken, or a release that the plan has before
+                        them is not on the ledger (:func:`check_before`)
 a batch, q < 1          Poisson sampling cannot give its size (:class:`BatchSizes`)
 a batch, q = 1          its size is none of n - 1, n, n + 1
 a run of equal sizes    Poisson sampling cannot give it (:class:`BatchSizes`)
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.privacy.clipping import Clipping
+from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
 
 if TYPE_CHECKING:
@@ -174,6 +176,16 @@ def check_step(plan: PrivacyPlan, step: int) -> None:
         )
 
 
+def check_before(plan: PrivacyPlan, ledger: Ledger) -> None:
+    """Refuse a step until the release that the plan has before it is on the ledger."""
+    if plan.private and plan.released_before is not None and not ledger.released_before:
+        raise PlanViolationError(
+            f"the plan's release before the first step (sigma {plan.released_before:g}) is not on "
+            'the ledger: charge it with oracle.ledger.charge(f"{oracle.stream}/before", 0, '
+            "noise_multiplier=..., sampling_rate=1.0), or leave released_before out of the plan"
+        )
+
+
 def check_unchanged(names: list[str], parameters: Iterable[str]) -> None:
     """Refuse a model whose trainable parameters are not ``names`` any more."""
     if list(parameters) != names:
@@ -222,6 +234,17 @@ def check_alike(ranks: Ranks, observers: int, releases: int) -> None:
             f"of {ranks.world} ranks {observers} have an observer and {releases} have statistics: "
             "make the oracle with the same ones on every rank"
         )
+
+
+def check_made(ranks: Ranks, made: str) -> None:
+    """Refuse an oracle that was made of other parts on some rank: each noises its own slice."""
+    leaders, *others = ranks.collected(made)
+    for rank, other in enumerate(others, 1):
+        if other != leaders:
+            raise ArgumentError(
+                f"rank {rank} has another plan, noise or clipping than rank 0, which charges the "
+                "steps: make the oracle with the same ones on every rank"
+            )
 
 
 def check_factors(

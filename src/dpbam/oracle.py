@@ -22,7 +22,9 @@ from dpbam.checks import (
     BatchSizes,
     check_alike,
     check_ascent,
+    check_before,
     check_factors,
+    check_made,
     check_parts,
     check_step,
     check_unchanged,
@@ -189,6 +191,8 @@ class PrivateGradientOracle:
         self._history: list[tuple[Params, Params]] = []  # released gradient, and theta there
         self._sizes = BatchSizes(plan)
         check_parts(plan, self.method, self.clipping, statistics, filtered=filter is not None)
+        kinds = (type(part).__qualname__ for part in (self.noise, self.clipping))
+        check_made(self.ranks, repr((plan, *kinds)))
         self._names = list(trainable(self.model))
         self._computation = Computation(
             compute or Compute(), model, loss, self.clipping.groups(self._names),
@@ -252,6 +256,8 @@ class PrivateGradientOracle:
                 nothing was charged.
         """
         check_step(self.plan, self.step)
+        if self.ranks.leads:  # who has the ledger
+            check_before(self.plan, self.ledger)
         check_model(self.model)
         check_unchanged(self._names, trainable(self.model))
         self._warn_unmoved()

@@ -96,6 +96,13 @@ def test_subset_keeps_rows_together():
     assert torch.equal(part.batch(np.array([0]))[0], small().batch(np.array([5]))[0])
 
 
+def test_space_around_the_text_of_a_column_makes_no_other_unit():
+    columns = {"patient": np.array(["ann", "ann ", " ann", "bo"]), "age": np.arange(4)}
+    found = small(4, columns=columns).columns
+    assert found["patient"].tolist() == ["ann", "ann", "ann", "bo"]
+    assert found["age"].tolist() == [0, 1, 2, 3]
+
+
 def test_a_missing_column_is_named_with_those_there_are():
     with pytest.raises(DataError, match=r"no column 'patent': its columns are patient"):
         small().column("patent")

@@ -193,6 +193,11 @@ def test_labels_csv(tmp_path):
     assert everything.notes == ()
 
 
+def test_space_in_labels_csv_makes_no_other_patient(tmp_path):
+    found = load(csv_set(tmp_path, rows().replace("p1,", "p1 ,", 1)), split="all")
+    assert found.columns["patient"].tolist() == [f"p{k // 2}" for k in range(12)]
+
+
 @pytest.mark.parametrize(
     "header",
     ["path,class,subject,sex", "Image,Target,Patient ID,sex", "filename,finding,patient-id,sex",

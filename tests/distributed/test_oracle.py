@@ -298,3 +298,24 @@ def test_an_observer_on_one_rank_alone_is_refused_on_all():
 
     first, second = together(2, watched)
     assert first == second
+
+
+def test_another_plan_noise_or_clipping_on_one_rank_is_refused_on_all():
+    """A smaller sigma there would noise a part of the gradient less than the leader charges."""
+    weak, same = private_plan(noise_multiplier=0.1), private_plan()
+
+    def made(ranks: Ranks) -> list[str]:
+        said = []
+        other = [(weak, {}), (same, {"noise": "secure"}), (same, {"clipping": Lenient(1.0)})]
+        for plan, options in [*other, (same, {})]:
+            chosen = (same, {}) if ranks.leads else (plan, options)
+            try:
+                PrivateGradientOracle(nn.Linear(4, 3), cross_entropy, chosen[0], ranks=ranks,
+                                      **chosen[1])  # fmt: skip
+                said.append("")
+            except ValueError as error:
+                said.append(str(error).partition(",")[0])
+        return said
+
+    refused = "rank 1 has another plan"
+    assert together(2, made) == [[refused, refused, refused, ""]] * 2

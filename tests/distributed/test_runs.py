@@ -9,7 +9,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from distributed.test_slices import numbers
-from dpbam.app.runs import RunConfig, execute
+from dpbam.app.runs import RunConfig, execute, prepare
+from dpbam.app.runs.execution import _begun
+from dpbam.app.runs.facts import new_facts
+from dpbam.app.runs.folder import RunFolder
+from dpbam.distributed import Ranks
 from end_to_end.kill_driver import SEEDED, STEPS
 from together import together
 
@@ -60,3 +64,19 @@ def test_what_is_refused_on_two_ranks_writes_nothing(tmp_path):
     with pytest.raises(ValueError):  # on one rank with a sentence, on the other without a word
         together(2, lambda ranks: execute(config, tmp_path / "run", ranks=ranks))
     assert not (tmp_path / "run").exists()
+
+
+def test_every_rank_takes_the_leaders_sigma(tmp_path):
+    """Each host calibrates by itself, and may find other last bits."""
+    config = RunConfig(**SEEDED)
+    facts = new_facts(prepare(config), 2)
+    facts["noise_multiplier"] *= 1 + 1e-12
+
+    class Follower(Ranks):
+        rank, world = 1, 2
+
+        def from_leader(self, make):
+            return facts
+
+    _, prepared = _begun(RunFolder(tmp_path / "run"), config, Follower())
+    assert prepared.plan.noise_multiplier == facts["noise_multiplier"]

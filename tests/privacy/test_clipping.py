@@ -16,6 +16,7 @@ from dpbam.privacy.clipping import (
     AutomaticClipping,
     FlatClipping,
     PerLayerClipping,
+    PSACClipping,
     portions,
     unclipped,
 )
@@ -84,6 +85,13 @@ def test_a_wrong_clip_norm_is_refused(kind: str, clip_norm: float) -> None:
 def test_a_clip_norm_that_float32_cannot_hold_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match=r"at least 1e-10.*vanish in float32"):
         CLIPPINGS[kind](1e-20)
+
+
+def test_the_least_r_of_psac_keeps_the_bound_in_float32() -> None:
+    with pytest.raises(ValueError, match=r"r must be at least 1e-12.*vanishes in float32"):
+        PSACClipping(1.0, r=1e-44)
+    norms = torch.logspace(-37, 9, 1000)[None]
+    assert float((norms.double() * PSACClipping(1.0, r=1e-12).factors(norms)).max()) <= 1 + 1e-6
 
 
 def test_gamma_is_positive() -> None:

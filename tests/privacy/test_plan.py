@@ -133,3 +133,9 @@ def test_noise_without_clipping_has_no_scale() -> None:
 def test_without_privacy_values_are_still_checked(clip_norm: float) -> None:
     with pytest.raises(ValueError, match="clip_norm must be"):
         quiet_plan(clip_norm)
+
+
+def test_a_clip_schedule_that_float32_cannot_hold_is_refused() -> None:
+    private_plan(clip_norm=1e-4, clip_schedule=(1.0, 1e-5))
+    with pytest.raises(ValueError, match=r"at least 1e-10, got 1e-22.*vanish in float32"):
+        private_plan(clip_norm=1e-10, clip_schedule=(1.0, 1e-12))

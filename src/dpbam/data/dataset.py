@@ -74,7 +74,7 @@ class DataSet:
         labels = np.ascontiguousarray(self.labels, dtype=dtype).copy()
         labels.setflags(write=False)
         object.__setattr__(self, "labels", labels)
-        object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
+        object.__setattr__(self, "columns", MappingProxyType(_stripped(self.columns)))
         self._check()
 
     def _check(self) -> None:
@@ -250,3 +250,8 @@ def to_float(images: Tensor) -> Tensor:
     if images.dtype != torch.uint8:
         raise ArgumentTypeError(f"to_float takes uint8 images, got {images.dtype}")
     return images.float().mul_(1 / 127.5).sub_(1.0)
+
+
+def _stripped(columns: Columns) -> dict[str, NDArray[Any]]:
+    """The columns, text without space around it: "ann" and "ann " are one patient."""
+    return {k: np.char.strip(v) if v.dtype.kind in "SU" else v for k, v in columns.items()}

@@ -58,6 +58,7 @@ MOST_SUMMED = 1024  # units that are added in float32
 ROUNDING = 2.0**-11  # what float32 arithmetic may add to the sensitivity, relative to it
 
 _LEAST_NORM = 1e-10  # the squares of a float32 norm below 1e-18 or so add up to 0
+_LEAST_R = 1e-12  # factors stay below C / (2 sqrt(r)), at norms of sqrt(r), which float32 knows
 _LEAST_GAMMA = 1e-6  # relative to 1 and to C; a float32 norm of 1 is known to 1e-7
 
 
@@ -318,7 +319,11 @@ class PSACClipping(Clipping):
 
     def __post_init__(self) -> None:
         check_norm(_validate.positive("clip_norm", self.clip_norm))
-        _validate.positive("r", self.r)
+        if _validate.positive("r", self.r) < _LEAST_R:
+            raise ArgumentError(
+                f"r must be at least {_LEAST_R:g}, got {self.r!r}: a smaller one vanishes in "
+                "float32, and small norms would not be clipped"
+            )
 
     @property
     def sensitivity(self) -> float:

@@ -139,6 +139,11 @@ class Ledger:
         delta = self.delta if delta is None else delta
         return total_epsilon(self.charges(), delta, accountant=self.accountant)
 
+    @property
+    def released_before(self) -> bool:
+        """Whether it has a release before the first step: a stream that ends in ``/before``."""
+        return len(self._releases) > self._steps
+
     def __len__(self) -> int:
         """Return the number of steps; releases before the first step are none."""
         return self._steps

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 RELATION = "add or remove one unit"
 MOST_PHASES = 8  # of a schedule: an accountant takes seconds for each kind of step
+_LEAST_NORM = 1e-10  # as of dpbam.privacy.clipping, which imports torch
 CLIPPING_NAMES = ("flat", "automatic", "per-layer", "normalised", "psac", "quantile", "slaclip")
 
 
@@ -65,7 +66,9 @@ class PrivacyPlan:
             accountant composes the phases.
         clip_schedule: factors on C likewise. The noise follows C, so that they cost nothing.
         released_before: sigma of a Gaussian release from all units before the first step, such as
-            class counts; it is charged with q = 1, and part of every :meth:`epsilon`.
+            class counts; with q = 1 it is part of every :meth:`epsilon`. Whoever releases it
+            charges it, ``oracle.ledger.charge(f"{oracle.stream}/before", 0, noise_multiplier=...,
+            sampling_rate=1.0)``; the oracle refuses to step until it is on the ledger.
 
     Example:
         >>> plan = PrivacyPlan(n=50_000, batch_size=4096, steps=1000, noise_multiplier=1.731,
@@ -117,6 +120,13 @@ class PrivacyPlan:
                 )
             for factor in factors:
                 _validate.positive(f"each factor of {name}", factor)
+        least = self.clip_norm * min(self.clip_schedule)
+        if self.private and least < _LEAST_NORM:
+            raise ArgumentError(
+                f"clip_norm times the least factor of clip_schedule must be at least "
+                f"{_LEAST_NORM:g}, got {least:g}: a norm so small can vanish in float32, and would "
+                "not be clipped"
+            )
         if self.joint_noise_multipliers and self.noise_schedule != (1.0,):
             raise ArgumentError(
                 "statistics that are released next to the gradients need constant noise: leave "

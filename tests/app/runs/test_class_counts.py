@@ -7,6 +7,7 @@ import pytest
 
 from dpbam.app.audit.check import check_run, signed_off
 from dpbam.app.runs import Budget, ConfigError, RunConfig, RunError, execute, prepare
+from dpbam.app.runs.bias import measure
 from dpbam.app.runs.class_counts import _release, balanced, contributions, sensitivity
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.folder import RunFolder
@@ -134,3 +135,7 @@ def test_weights_that_clipping_would_undo_are_refused(setting):
     plain = {k: v for k, v in SETTINGS.items() if k != "release_counts"}
     with pytest.raises(ConfigError, match="have no effect: choose flat clipping"):
         prepare(RunConfig(**plain, **setting, clipping="automatic"))
+
+
+def test_the_bias_is_measured_without_releasing_counts():
+    assert len(measure(RunConfig(**SETTINGS), batches=1).records) == 1

@@ -92,6 +92,10 @@ def test_built_in_parts_take_their_options() -> None:
         ({"clipping": "psac", "clipping_options": {"q": 1}}, "unexpected keyword argument 'q'"),
         ({"method": "bm"}, "method 'bm' is unknown: did you mean 'bam'"),
         ({"method": ":x"}, "method ':x' is unknown"),
+        (
+            {"method": "disk", "method_options": {"inner": "own_parts:Descended"}},
+            "inner must be dp-sgd or bam, got own_parts:Descended",
+        ),
         ({"filter": "own_parts:add"}, "filter own_parts:add cannot be made"),
     ],
 )

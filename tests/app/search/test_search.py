@@ -20,7 +20,7 @@ from dpbam.app.report import ReportError, write_report
 from dpbam.app.runs import ConfigError, execute, load_run_model
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.search import studies
-from dpbam.app.search.result import MARK, SearchResult, conclude
+from dpbam.app.search.result import MARK, SearchResult, _whole, conclude
 from dpbam.app.search.search import Search
 from dpbam.app.search.selection import search_epsilon
 from dpbam.app.search.space import parse_space
@@ -64,6 +64,7 @@ def accounted(**changes: Any) -> Search:
         (varied("epochs", "1..2"), "epochs may change what a trial costs"),
         ({"settings": {**SETTINGS, "budget": "b.json"}}, "budget"),
         ({"settings": {**SETTINGS, "release_norms": 50.0}}, "release_norms"),
+        ({"settings": {**SETTINGS, "noise_schedule": [2.0, 0.5]}}, "trials of constant noise"),
         ({"settings": {**SETTINGS, "unit": "patient"}, "score_noise": 9.0}, "one patient may have"),
         ({"score_noise": 0.0}, "score_noise"),
         ({"distribution": "fixed"}, "distribution"),
@@ -73,6 +74,14 @@ def test_what_cannot_be_accounted_is_refused(changes: dict[str, Any], says: str)
     accounted()  # which is fine
     with pytest.raises(ValueError, match=says):
         accounted(**changes)
+
+
+@pytest.mark.parametrize("other", [Charge(1.0, 0.1, 5), Charge(2.0, 0.2, 5)])
+def test_accounted_trials_of_several_costs_are_not_counted(other: Charge) -> None:
+    one = Charge(2.0, 0.1, 9)
+    assert _whole(accounted(), [one, one._replace(steps=5)], 1e-4) > 0
+    with pytest.raises(ValueError, match="several noise multipliers"):
+        _whole(accounted(), [one, other], 1e-4)
 
 
 @pytest.mark.parametrize(

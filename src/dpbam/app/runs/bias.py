@@ -5,7 +5,7 @@ Nothing here is private: it reads the data without noise, and writes no ledger. 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +15,7 @@ from dpbam import _validate
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.preparation import Prepared, prepare
+from dpbam.privacy.plan import replace_quietly
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +85,8 @@ def measure(
     if run is not None:
         _load_weights(prepared, run)
     lens = BiasLens(eta=True, plain=True)
-    oracle = prepared.oracle(observer=lens)
+    plan = replace_quietly(prepared.plan, released_before=None)  # no counts are released here
+    oracle = replace(prepared, plan=plan).oracle(observer=lens)
     rows = prepared.fit(oracle).rows
     drawn = oracle.batches(prepared.seen.train, units=prepared.units)
     for images, labels, units in islice(drawn, batches):

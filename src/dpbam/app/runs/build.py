@@ -150,8 +150,13 @@ def _head(model: nn.Module) -> str:
 def make_method(config: RunConfig) -> Method:
     options, make = dict(config.method_options), _method_class(config)
     if config.method == "disk":
-        inner = config.replace(method=options.get("inner", "dp-sgd"), method_options={})
-        options["inner"] = make_method(inner)
+        inner = options.get("inner", "dp-sgd")
+        if ":" in str(inner):  # it would be imported, and a file may have set it
+            raise ConfigError(
+                f"disk's inner must be dp-sgd or bam, got {inner}: code of your own is named by "
+                "--method alone"
+            )
+        options["inner"] = make_method(config.replace(method=inner, method_options={}))
     elif ":" in config.method and _takes(make, "lam"):
         options = {"lam": config.lam, **options}
     made: Method = _made("method", config.method, make, **options)

@@ -64,7 +64,7 @@ def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracl
 
     sigma, seeded = prepared.config.release_counts, oracle.randomness.seeded
     assert sigma is not None
-    if not seeded and any(e["stream"].endswith(BEFORE) for e in oracle.ledger.entries()):
+    if not seeded and oracle.ledger.released_before:
         raise RunError(
             f"{folder.class_counts} is gone, though its release is on the ledger, and the plan has "
             "no second one: restore the file, or start a new run"

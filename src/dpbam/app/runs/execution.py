@@ -12,6 +12,7 @@ import errno
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from dpbam.app.runs.recorder import Recorder, TensorBoard
 from dpbam.app.runs.run import RunError, RunInterruptedError, RunResult, RunSpec, graceful
 from dpbam.app.runs.statement import statement, write_statement
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks
+from dpbam.privacy.plan import replace_quietly
 from dpbam.training.events import Reporter, Several, StartReport
 
 if TYPE_CHECKING:
@@ -86,6 +88,9 @@ def _begun(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str
     facts = ranks.from_leader(lambda: new_facts(prepared, ranks.world))
     if ranks.world > 1:
         check_prepared(facts, prepared, ranks.world)
+        # each host calibrates by itself, perhaps with other last bits: all take the leader's sigma
+        plan = replace_quietly(prepared.plan, noise_multiplier=facts["noise_multiplier"])
+        prepared = replace(prepared, plan=plan)
     if config.budget is not None and ranks.leads:
         Budget(config.budget)  # refuse a missing one before the folder holds a run
     return facts, prepared

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from dpbam.app.runs.files import read_json, write_atomic, write_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.identity import today
+from dpbam.app.runs.run import RunError
 from dpbam.app.runs.statement import write_statement
 from dpbam.app.search.search import Search
 from dpbam.app.search.selection import search_epsilon
@@ -165,6 +166,11 @@ def _whole(search: Search, charges: Sequence[Charge], delta: float) -> float:
     """Epsilon of the search; a trial that lost steps in a crash has spent more than planned."""
     if not charges:
         return 0.0
+    if len({(c.noise_multiplier, c.sampling_rate) for c in charges}) > 1:
+        raise RunError(
+            "the trials of an accounted search have several noise multipliers or sampling rates, "
+            "and only trials of one of each can be counted: start a new search with another --out"
+        )
     most = max(charges, key=lambda charge: charge.steps)
     return search_epsilon(
         most, delta, search.repetitions, stages=len(search.methods), score_noise=search.score_noise
