@@ -155,7 +155,7 @@ class RunConfig(BaseModel):
     )
 
     model: str = _model(
-        "resnet9, wrn-16-4, small-cnn, mlp, hf:NAME_OR_FOLDER (a public encoder of Hugging Face), "
+        "resnet9, wrn-16-4, small-cnn, mlp, unet, hf:NAME_OR_FOLDER (a public encoder of Hugging Face), "
         "module:function.",
         "small-cnn",
     )
