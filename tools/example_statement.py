@@ -25,6 +25,7 @@ _HEAD = """# An example of a statement
 
 Written by `python tools/example_statement.py`, which trains on scikit-learn's handwritten digits.
 The questions that it answers are on [another page](statement.md).
+A real statement starts below; names and purpose are invented.
 
 """
 

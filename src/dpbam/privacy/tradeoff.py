@@ -94,6 +94,17 @@ class TradeOff:
         """The largest true positive rate minus false positive rate: delta(0)."""
         return float(self.deltas[0])
 
+    def advantage_of(self, units: int) -> float:
+        """Bound the advantage against ``units`` units that are all used or all left out.
+
+        Each moves a probability alpha to at most T(alpha) = 1 - f(alpha), and k of them to at most
+        T^k(alpha) (Dong, Roth, Su 2022), which does not decrease: take it at the end of intervals.
+        """
+        alpha = power = np.linspace(0.0, 1.0, _POINTS)
+        for _ in range(units):
+            power = 1 - self(power)
+        return min(1.0, float((power[1:] - alpha[:-1]).max()))
+
     @cached_property
     def gaussian(self) -> GaussianBound:
         """The least mu with f >= G_mu, for attacks whose errors are both at least LEAST_ERROR.

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from dpbam.app.runs import ConfigError, build, prepare
 from dpbam.app.runs.files import FORMAT, plain
 from dpbam.app.runs.statement import attacks, statement
-from dpbam.app.runs.statement_text import to_html, to_markdown
+from dpbam.app.runs.statement_text import right_guesses, to_html, to_markdown
 from dpbam.data import load_pair
 from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import Ledger
@@ -49,11 +49,13 @@ def test_it_names_all_that_a_privacy_officer_has_to_know(tiny):
         "record (one image and its label)", "add or remove one unit of privacy", "Poisson",
         "dp-accounting", "RDP", "epsilon = 0.3", "delta = 0.0001", "| Noise multiplier sigma | 4 |",
         "| Sampling rate q | 0.125174 |", "| Steps | 8 |", "flat, norm C = 1",
-        "operating system's entropy", "not accounted: choices", "digits/test, 359 records, 3 times",
+        "operating system's entropy", "the true epsilon is larger", "were looked at 3 times",
+        "approximate DP", "central", "no evaluation chose it", "is not signed: whoever alters",
         "`model.safetensors`", "`non-private/`", "random, independent of the data",
     ):  # fmt: skip
         assert words in text, words
     assert "Research only" not in text
+    assert text.index("## In plain words") < text.index("differentially private")
     assert json.loads(json.dumps(values)) == values
 
 
@@ -124,6 +126,36 @@ def test_other_releases_are_named_or_said_to_be_unknown(tiny):
     assert "b.json, allows epsilon 8 at delta 1e-05" in text
     assert "1.235 was taken by this run and 2 others: aa, bb (reserved)" in text
     assert "No budget was kept" in to_markdown(made(tiny))
+
+
+def test_what_the_promise_leaves_out_is_one_whole_list(tiny):
+    listed = " ".join(made(tiny)["outside_the_promise"])
+    for words in ("operator", "test records", "Other releases", "Tuning", "number of records",
+                  "Several records", "not stated honestly", "floating-point"):  # fmt: skip
+        assert words in listed, words
+    secure = made(tiny.replace(seed=None, noise="secure"))
+    assert "floating-point numbers" in to_markdown(made(tiny))
+    assert "floating-point numbers" not in to_markdown(secure)
+
+
+@pytest.mark.parametrize("k", [2, 5, 10])
+def test_several_units_have_the_groups_bound(k):
+    """Of a Gaussian mechanism of mu, k units have that of k mu; epsilon alone allows no less."""
+    found = attacks([Charge(2.0, 1.0, 1)], "pld")
+    exact = math.erf(k * 0.5 / 2 / math.sqrt(2))  # 2 Phi(k mu / 2) - 1, mu = 1 / 2
+    assert exact <= found["advantage_of_several"][str(k)] <= exact + 1e-3
+    values = {"trade_off": {"not_given": ""}, "epsilon": 2.0, "delta": 1e-3}
+    group = 1e-3 * math.expm1(2.0 * k) / math.expm1(2.0)
+    least = min(1.0, (math.exp(2.0 * k) + group) / (math.exp(2.0 * k) + 1))
+    assert least <= right_guesses(values, k) <= 1.0
+
+
+def test_other_quantities_are_none_only_if_none_are_released(tiny):
+    def released(**changes):
+        return made(tiny.replace(**changes))["released_beside_the_gradients"]
+
+    assert released() == "none"
+    assert released(release_counts=10.0) == "class counts (see Class weights)"
 
 
 @given(st.floats(1e-6, 1e6))

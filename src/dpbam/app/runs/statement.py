@@ -33,7 +33,8 @@ _SEEDED = (
 )
 _FRESH = (
     "from the operating system's entropy, 256 new bits per step and block of 65,536 "
-    "coordinates, never used twice; Gaussian in double precision, not hardened against attacks on floating-point rounding"
+    "coordinates, never used twice; Gaussian in double precision, not hardened against "
+    "attacks on floating-point rounding"
 )
 _SECURE = (
     "secure: noise and Poisson draws from AES-256 in counter mode under new keys of the operating "
@@ -41,8 +42,9 @@ _SECURE = (
     "rounded, which withstands attacks on floating-point rounding"
 )
 _EVALUATION = (
-    "accuracy on test records is computed without noise: it is a release about those records that "
-    "this epsilon does not cover. The guarantee is for the training records only"
+    "accuracy on them is computed without noise: it is a release about those records that this "
+    "epsilon does not cover. The published model is the last one of this training: no evaluation "
+    "chose it among its steps"
 )
 _SHARED = (
     ". The operator allowed units of privacy to be in both the training and the test set: for "
@@ -57,22 +59,25 @@ _WHO_SEES_WHAT = {
     "what it does not cover",
 }
 _OUTSIDE = (
-    "How long steps took, and the sizes of the batches: those who can watch the machine, its logs "
-    "or its network while it trains learn more than this epsilon allows.",
-    "The number of units, the list of classes and the shape of a record, which count as public: a "
-    "class that only one person has would reveal that person.",
+    "The operator, and those who see the operator's machine, logs, network, data or unpublished "
+    "files: they learn more, also from the times and batch sizes of steps.",
+    "Software that did not work as described, and settings that are not stated honestly.",
+    "The test records: accuracy on them is computed without noise.",
+    "Other releases from the same data: each one adds to this epsilon.",
+    "Tuning: choices made by looking at the data, unless epsilon is said to cover them below.",
+    "The number of {unit}s, the list of classes and the shape of a record, which count as public: "
+    "someone who knew all others could count, and a class of one person reveals that person.",
+    "Several {unit}s that belong together, such as those of one person or family: for k of them at "
+    "once epsilon is up to k times as large, and delta more.",
     "Which records are for training and which for testing: the split is taken as given.",
     "What is true of people in general: a conclusion that the model draws about someone from what "
-    "it learned of others is possible without that one's data.",
-    "Several units that belong together, such as records of one person or people of one family: "
-    "for k of them at once epsilon is up to k times as large, and delta more.",
-    "Copies of the data, checkpoints and files of the run folder that must not be published.",
+    "it learned of others is possible without that person's records.",
 )
 _FLOATS = (
-    "Attacks on the last bits of released numbers (floating-point rounding): the noise was not "
-    "made to withstand them; secure noise is."
+    "Attacks on the last digits of floating-point numbers (rounding): the noise was not made to "
+    "withstand them; secure noise is."
 )
-RATES, PRIORS = (0.001, 0.01, 0.1), (0.1, 0.001, 1e-6)
+RATES, PRIORS, SEVERAL = (0.001, 0.01, 0.1), (0.1, 0.001, 1e-6), (2, 5, 10)
 _PROFILE = (1e-2, 1e-4, 1e-6, 1e-8, 1e-10)
 
 
@@ -91,6 +96,7 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         budget: how the data set's budget stands, if there is one.
     """
     plan, config = prepared.plan, prepared.config
+    outside = [*_OUTSIDE, *([] if config.noise == "secure" else [_FLOATS])]
     return {
         "format": FORMAT,
         "run": run,
@@ -133,8 +139,8 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "initial_weights": _initial(config, prepared.public_weights),
         "public_weights": prepared.public_weights,
         "tuned_on": (
-            "not accounted: choices that were made by looking at runs on this data (learning rate, "
-            "clipping norm, lambda, epochs, the model) are not covered by this epsilon"
+            "this software does not know how often settings were tried on these data: ask the "
+            "operator. If they were, it is not counted, and the true epsilon is larger"
         ),
         "evaluated_on": {
             "set": prepared.test.name,
@@ -146,7 +152,7 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         },
         "budget": budget,
         "who_sees_what": _WHO_SEES_WHAT,
-        "outside_the_promise": [*_OUTSIDE, *([] if config.noise == "secure" else [_FLOATS])],
+        "outside_the_promise": [line.format(unit=plan.unit) for line in outside],
         "may_be_published": [*PUBLISHABLE, *released_files(config)],
         "may_be_published_if_the_test_records_are_not_sensitive": ["metrics.jsonl"],
         "must_not_be_published": ["non-private/", "checkpoints/", "ledger.jsonl", "config.toml"],
@@ -189,6 +195,7 @@ def attacks(charges: Sequence[accounting.Charge], accountant: str) -> dict[str, 
     return {
         "true_positive_rates": {f"{rate:g}": _up(found.power(rate)) for rate in RATES},
         "advantage": _up(found.advantage),
+        "advantage_of_several": {str(k): _up(found.advantage_of(k)) for k in SEVERAL},
         "reconstruction": {f"{prior:g}": _up(found.power(prior)) for prior in PRIORS},
         "gaussian_mu": _up(mu),
         "gaussian_regret": _up(regret),
@@ -209,7 +216,7 @@ def _unit(unit: str, max_records: int) -> str:
 
 def _beyond(plan: PrivacyPlan) -> str:
     if plan.unit == "record":
-        return "every record is a unit of its own: there are none beyond"
+        return "There is no limit per person: all records are used, each protected by itself"
     return (
         f"of a {plan.unit} with more than {plan.max_records} records, {plan.max_records} are drawn "
         "anew at each step; the others may enter at other steps. The promise is for all of them "
@@ -250,15 +257,16 @@ def _initial(config: RunConfig, public: dict[str, Any] | None) -> str:
 
 
 def _beside(config: RunConfig) -> str:
+    counts = "" if config.release_counts is None else "class counts (see Class weights)"
     if config.release_norms is None:
-        return "nothing"
+        return counts or "none"
     bias = "" if config.release_bias is None else (
         f"; the bias's length, of contributions clipped to B = {config.release_bias:g}"
     )  # fmt: skip
     return (
-        f"how many units have norms in which range{bias}: with noise of sigma "
-        f"{config.release_norms:g}, one Gaussian event with each step's gradient, and covered by "
-        "the epsilon above"
+        f"{counts}{counts and '; '}how many units have norms in which range{bias}: with noise of "
+        f"sigma {config.release_norms:g}, one Gaussian event with each step's gradient, and "
+        "covered by the epsilon above"
     )
 
 

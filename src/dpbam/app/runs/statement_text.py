@@ -18,12 +18,13 @@ def to_markdown(s: dict[str, Any]) -> str:
     """Format a statement, as :func:`dpbam.app.runs.statement.statement` returns it."""
     parts = [
         "# Privacy statement",
-        _promise(s),
-        *(["## In plain words", *_plain_words(s)] if s["private"] else []),
-        "## What an attacker can achieve at best",
-        *_attacks(s["trade_off"], s["unit_name"]),
+        *(["**Research only**: the run was seeded (see Noise)."] if s["seeded"] else []),
+        *(["## In plain words", *_plain_words(s)] if s["private"] else [_NOT_PRIVATE]),
         "## What this promise does not cover",
         _bullets(s["outside_the_promise"]),
+        *(["## The promise in formal words", _promise(s)] if s["private"] else []),
+        "## What an attacker can achieve at best",
+        *_attacks(s["trade_off"], s["unit_name"]),
         "## Tuning and evaluation",
         _bullets(_looked_at(s)),
         "## Other releases from the same data",
@@ -40,6 +41,10 @@ def to_markdown(s: dict[str, Any]) -> str:
         _table(_mechanism(s)),
         "## Which model this is about",
         _table(_identity(s)),
+        "`sha256sum model.safetensors` prints the fingerprint of the file that you have: compare. "
+        "Unless `privacy-statement.sig` is next to this file and verifies with the operator's "
+        "public key, this statement is not signed: whoever alters the model could alter the "
+        "fingerprints too.",
         "## What may be published",
         _bullets(_files(s["may_be_published"])),
         "If the test records are not sensitive, also:",
@@ -47,8 +52,10 @@ def to_markdown(s: dict[str, Any]) -> str:
         "## What must not be published",
         "These hold facts taken from the data without noise, or what would help to undo it:",
         _bullets(_files(s["must_not_be_published"])),
-        f"Run {s['run']}, made by dpbam {s['dpbam']}. `dpbam audit` checks this statement against "
-        "the run's files, and the signature if there is one.",
+        "## For specialists",
+        _table(_specialists(s)),
+        f"Run {s['run']}, made by dpbam {s['dpbam']}. The operator can check this statement and "
+        "its signature against the run's files: `dpbam audit RUN --public-key KEY.pem`.",
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
@@ -109,59 +116,74 @@ def _inline(text: str) -> str:
     return re.sub(r"`(.+?)`", r"<code>\1</code>", text)
 
 
+_NOT_PRIVATE = (
+    "**This model is not private.** It was trained without noise, as a reference: epsilon is "
+    "infinite. Publishing it may reveal its training data."
+)
+
+
 def _promise(s: dict[str, Any]) -> str:
-    if not s["private"]:
-        return (
-            "**This model is not private.** It was trained without noise, as a reference: epsilon "
-            "is infinite. Publishing it may reveal its training data."
-        )
     epsilon, delta = up(s["epsilon"]), f"{s['delta']:g}"
-    research = "**Research only**: the run was seeded (see Noise). " if s["seeded"] else ""
     return (
-        f"{research}The model in this folder is **(epsilon = {epsilon}, delta = {delta})-"
-        f"differentially private** for every {s['unit']}: whether that one's data was in the "
-        "training set or not changes the probability of any outcome of the training by at most a "
-        f"factor of e^{epsilon}, up to the probability {delta}. This holds for all that is "
-        "computed from the model, whoever computes it and whatever else they know."
+        f"The model in this folder is **(epsilon = {epsilon}, delta = {delta})-differentially "
+        f"private** for every {s['unit']}: whether that {s['unit_name']} was in the training set "
+        "or not changes the probability of any outcome of the training by at most a factor of "
+        f"e^{epsilon}, up to the probability {delta}. This holds for all that is computed from the "
+        "model, under the conditions and with the exceptions named above."
     )
 
 
 def _plain_words(s: dict[str, Any]) -> list[str]:
     """Who, against what, how well: the example is computed from this run."""
-    unit = s["unit_name"]
+    unit, record = s["unit_name"], s["unit_name"] == "record"
     whole = (
-        "by itself. A person with several records has this promise for each of them, and a weaker "
-        "one for all together"
-        if unit == "record" else "with all records that belong together"
+        "by itself. A person with several records is not protected as a person, see below"
+        if record else "with all records that belong together"
     )  # fmt: skip
+    seed = ", nor against those who know the seed" if s["seeded"] else ""
+    digits = ", nor against attacks on the last digits of floating-point numbers"
+    several = ", ".join(f"{_percent(right_guesses(s, k))} for {k} {unit}s" for k in (2, 5, 10))
     return [
         f"**Who is protected.** Each {unit} of the {s['units']:,} in the training data, {whole}.",
-        "**Against what.** Against everyone who has the model, or anything made from it, and tries "
-        f"to find out whether a certain {unit} was in the training data, or what that one's data "
-        "were; now or later, with any computer, and whatever else they know.",
-        f"**How well.** Suppose someone knows all of the training data but for one {unit}, which "
-        "was used or left out by the toss of a coin. Without the model they guess right half of "
-        f"the time; with the model at most {_percent(right_guesses(s))} of the time. If they want "
-        f"to be sure, and wrongly accuse only 1 in 1,000 of those left out, they find at most "
-        f"{_of_thousand(_at_best(s, 0.001))} in 1,000 of those used. Or suppose that something may "
-        f"happen because of the model, with a probability of 1% if one {unit} is left out: with "
-        f"that one's data its probability is at most {_percent(_at_best(s, 0.01))}.",
-        f"**What epsilon and delta are.** Epsilon {up(s['epsilon'])} limits the change of every "
-        f"probability to a factor of e^{up(s['epsilon'])} = {_factor(s['epsilon'])}, for the worst "
-        f"case. Delta {s['delta']:g} is the probability, {_one_in(s['delta'])}, with which even "
-        "that limit may be passed. Smaller is more private for both.",
-        "**What is not covered.** Accuracy on the test records; other releases from the same data; "
-        "those who can watch the machine that trains; and choices made by looking at this data, "
-        "unless the section on tuning says otherwise. The sections below have the whole list.",
+        "**Against what.** Against those who have the model, or anything made from it, and try to "
+        f"find out whether a certain {unit} was in the training data, or what was in it; now or "
+        "later, with any computer and any other knowledge. Not against the operator and those who "
+        f"see the operator's machine or unpublished files{seed}"
+        f"{'' if s['noise'] == 'secure' else digits}. And only if the software worked as described "
+        "and the settings stated here are honest.",
+        "**How well.** This example is about the model alone. Suppose someone knows all of the "
+        f"training data but for one {unit}, which was used or left out by the toss of a coin. "
+        "Without the model they guess right half of the time; with the model at most "
+        f"{_percent(right_guesses(s))} of the time. If they wrongly name only 1 in 1,000 of those "
+        f"not used, they rightly name at most {_in(_at_best(s, 0.001), '0.001')} of those used. Or "
+        "suppose that something may happen because of the model, with a probability of 1% if one "
+        f"{unit} is left out: with that {unit} its probability is at most "
+        f"{_percent(_at_best(s, 0.01))}. The number of {unit}s, {s['units']:,}, is treated as "
+        "public and is not protected: someone who really knew all the others could count.",
+        f"**Several {unit}s of one {'person' if record else 'family'}.** If one toss of the coin "
+        f"decides about several at once, guesses are right at most this often: {several}. Near "
+        "100% there is little protection.",
+        f"**What epsilon and delta are.** Epsilon {up(s['epsilon'])} is a ceiling: because of one "
+        f"{unit} nothing becomes more than e^{up(s['epsilon'])} = {_factor(s['epsilon'])} times as "
+        "likely. Only very rare events come near it; for ordinary ones see the figures above and "
+        f"the tables below. Delta {s['delta']:g} is the probability, {_one_in(s['delta'])}, with "
+        "which even that ceiling may be passed. Smaller is more private for both.",
+        "**What is not covered.** The operator, the test records, other releases from the same "
+        "data, tuning, and more: the next section is the whole list.",
     ]
 
 
-def right_guesses(s: dict[str, Any]) -> float:
-    """How often the best guess is right: (1 + advantage) / 2; (e^eps + delta) / (e^eps + 1)."""
-    if "advantage" in s["trade_off"]:
-        return (1 + float(s["trade_off"]["advantage"])) / 2
-    odds = math.exp(min(s["epsilon"], 700))
-    return float((odds + s["delta"]) / (odds + 1))
+def right_guesses(s: dict[str, Any], k: int = 1) -> float:
+    """How often the best guess about k units at once is right: (1 + advantage) / 2.
+
+    From epsilon, delta alone: (e^(k eps) + d) / (e^(k eps) + 1), with d <= k e^((k - 1) eps) delta.
+    """
+    found = s["trade_off"]
+    if "advantage" in found:
+        advantage = found["advantage"] if k == 1 else found["advantage_of_several"][str(k)]
+        return (1 + float(advantage)) / 2
+    right = (1 + k * math.exp(-s["epsilon"]) * s["delta"]) / (1 + math.exp(-k * s["epsilon"]))
+    return float(min(1.0, right))
 
 
 def _at_best(s: dict[str, Any], rate: float) -> float:
@@ -176,34 +198,28 @@ def _at_best(s: dict[str, Any], rate: float) -> float:
 def _attacks(found: dict[str, Any], unit: str) -> list[str]:
     if "not_given" in found:
         return [f"Not given: {found['not_given']}."]
-    rates, rebuilt = (
-        [(_percent(float(before)), _percent(after)) for before, after in found[name].items()]
-        for name in ("true_positive_rates", "reconstruction")
-    )
-    profile = [(f"{row['delta']:g}", up(row["epsilon"])) for row in found["profile"]]
+    rates = [(f"{100 * float(wrong):g}", _percent(right)[:-1])
+             for wrong, right in found["true_positive_rates"].items()]  # fmt: skip
+    rebuilt = [(_in(float(prior), prior), f"at most {_in(share, prior)}")
+               for prior, share in found["reconstruction"].items()]  # fmt: skip
     return [
-        f"Of those who decide whether a {unit} was in the training data, no one does better than "
-        f"this. True positives exceed false positives by at most {_percent(found['advantage'])} "
-        "(the advantage).",
-        _table(rates, f"wrongly accused, of each {unit} left out", "found, of those used"),
-        f"Guessing the data of a {unit}: who would succeed with the left probability without the "
-        "model succeeds with at most the right one with it.",
-        _table(rebuilt, "without the model", "with the model, at most"),
-        "For those who compare mechanisms: the same training at other deltas, and the Gaussian "
-        f"mechanism that bounds it, mu = {up(found['gaussian_mu'])} (Gaussian DP; for attacks with "
-        f"both error rates at least {found['gaussian_least_error']:g}; it overstates the attacker "
-        f"by at most {up(found['gaussian_regret'])}, its regret). Everything here holds for adding "
-        "a unit and for removing one.",
-        _table(profile, "delta", "epsilon"),
-    ]
+        f"Of attacks that decide whether a {unit} was in the training data, none does better than "
+        f"this, under the same conditions and exceptions. The share of {unit}s used that are "
+        "rightly named is higher than the share of those not used that are wrongly named by at "
+        f"most {_percent(found['advantage'])[:-1]} percentage points (the advantage).",
+        _table(rates, f"of 100 {unit}s not used, wrongly named",
+               f"of 100 {unit}s used, rightly named, at most"),
+        f"Guessing what was in a {unit}: the chance of success without the model, and with it.",
+        _table(rebuilt, "without the model", "with the model"),
+    ]  # fmt: skip
 
 
 def _looked_at(s: dict[str, Any]) -> list[str]:
     evaluated = s["evaluated_on"]
     return [
         f"Tuning: {s['tuned_on']}.",
-        f"Evaluation: {evaluated['set']}, {evaluated['records']:,} records, {evaluated['times']} "
-        f"times; {evaluated['note']}.",
+        f"Evaluation: {evaluated['set']}, {evaluated['records']:,} records, were looked at "
+        f"{evaluated['times']} times; {evaluated['note']}.",
         f"Was a {s['unit_name']} of the test data trained on? {evaluated['trained_on']}.",
     ]
 
@@ -211,8 +227,8 @@ def _looked_at(s: dict[str, Any]) -> list[str]:
 def _others(budget: dict[str, Any] | None) -> str:
     if budget is None:
         return (
-            "No budget was kept for this data set. Every other model, statistic or accuracy that "
-            "was published from the same data adds to this epsilon, and nothing here counts them."
+            "No budget was kept for this data set. This software does not know what else was "
+            "published from these data: ask the curator. All of it adds to this epsilon."
         )
     runs = [f"{r['run']}{'' if r['finished'] else ' (reserved)'}" for r in budget["other_runs"]]
     return (
@@ -227,22 +243,36 @@ def _others(budget: dict[str, Any] | None) -> str:
 def _mechanism(s: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("Unit of privacy", s["unit"]),
-        ("Records of a unit beyond max_records", s["beyond_max_records"]),
+        ("Limit of records", s["beyond_max_records"]),
         ("Units in the training set", f"{s['units']:,} (a public fact)"),
-        ("Neighbouring relation", s["neighbouring_relation"]),
         ("Method", s["method"]),
+        ("Other quantities released from the data", s["released_beside_the_gradients"]),
+        *_parts(s),
+        ("Noise", s["noise_mode"]),
+        ("Initial weights", s["initial_weights"]),
+    ]
+
+
+def _specialists(s: dict[str, Any]) -> list[tuple[str, str]]:
+    kind = "approximate DP: epsilon holds but for a probability delta" if s["private"] else "none"
+    found = s["trade_off"]
+    return [
+        ("Kind of privacy", kind),
+        ("Trust model", "central: the operator has the data, and adds the noise"),
+        ("Neighbouring relation", s["neighbouring_relation"]),
         ("Sampling", s["sampling"]),
         ("Sampling rate q", f"{s['sampling_rate']:.6g}"),
         ("Expected batch size", str(s["expected_batch_size"])),
         ("Steps", _steps(s)),
         ("Noise multiplier sigma", f"{s['noise_multiplier']:.6g}"),
-        ("Released beside the gradients", s["released_beside_the_gradients"]),
         ("Clipping", f"{s['clipping']}, norm C = {s['clip_norm']:g}"),
-        *_parts(s),
         ("Accountant", s["accountant"]),
-        ("Noise", s["noise_mode"]),
-        ("Initial weights", s["initial_weights"]),
-    ]
+        *((f"Epsilon at delta {p['delta']:g}", up(p["epsilon"])) for p in found.get("profile", ())),
+        *([] if "not_given" in found else [(
+            f"Gaussian DP, for error rates of at least {found['gaussian_least_error']:g}",
+            f"mu = {up(found['gaussian_mu'])}, with a regret of {up(found['gaussian_regret'])}",
+        )]),
+    ]  # fmt: skip
 
 
 def _parts(s: dict[str, Any]) -> list[tuple[str, str]]:
@@ -264,7 +294,7 @@ def _parts(s: dict[str, Any]) -> list[tuple[str, str]]:
 def _identity(s: dict[str, Any]) -> list[tuple[str, str]]:
     identity = s["identity"]
     return [
-        ("Date (UTC)", identity["date"]),
+        ("Day on which this statement was written (UTC)", identity["date"]),
         *((f"SHA-256 of {name}", f"`{value}`") for name, value in identity["files"].items()),
         ("SHA-256 of the configuration, without seeds and paths",
          f"`{identity['configuration_sha256']}`"),
@@ -285,8 +315,9 @@ def _percent(share: float) -> str:
     return f"{up(min(100.0, 100 * share), 3)}%"
 
 
-def _of_thousand(share: float) -> str:
-    return up(min(1000.0, 1000 * share), 3)
+def _in(share: float, prior: str) -> str:
+    many = round(1 / float(prior))
+    return f"{up(min(float(many), many * share), 3)} in {many:,}"
 
 
 def _factor(epsilon: float) -> str:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MARK = "NOT-FOR-RELEASE.md"
 BEST = "best"  # the folder that is published
-_ALL_EVALUATED = "Every other trial of the search was evaluated on them, too"
+_ALL_EVALUATED = "Every trial of the search was evaluated on them, and this one chosen by that"
 _PUBLIC = "the search was made on data declared public or synthetic: it costs no privacy"
 _NOTHING = (
     "NOT ACCOUNTED: the hyper-parameters were chosen by {trials} trainings on the same data, which "
