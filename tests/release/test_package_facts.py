@@ -114,6 +114,7 @@ STATEMENTS = {
 }
 
 
+@pytest.mark.slow  # a process that imports everything
 def test_what_needs_an_extra_names_it(tmp_path: Path) -> None:
     code = WITHOUT_EXTRAS.format(blocked=BLOCKED, statements=STATEMENTS)
     done = subprocess.run(

@@ -120,7 +120,12 @@ def test_desk_scale_tunes_dp_sgd_no_less_than_the_others():
 
 
 @pytest.mark.parametrize(
-    ("scale", "name"), [(scale, name) for scale, name in EVERY if scale != "full"]
+    ("scale", "name"),
+    [
+        pytest.param(*one, marks=() if one == ("desk", "table1-cifar10") else pytest.mark.slow)
+        for one in EVERY
+        if one[0] != "full"
+    ],
 )
 def test_the_public_facts_are_those_of_the_data(scale, name):
     recipe = load_recipe(name, scale)
