@@ -33,8 +33,9 @@ _SEEDED = (
     "sensitive data"
 )
 _FRESH = (
-    "from the operating system's entropy, 256 new bits per step, never used twice; float32 "
-    "Gaussian, not hardened against attacks on floating-point rounding"
+    "from the operating system's entropy, 256 new bits per step and block of 65,536 "
+    "coordinates, never used twice; Gaussian in double precision, not hardened against "
+    "attacks on floating-point rounding"
 )
 _SECURE = (
     "secure: noise and Poisson draws from AES-256 in counter mode under new keys of the operating "
