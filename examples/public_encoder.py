@@ -129,7 +129,7 @@ def run(kind: str, arm: str, lr: float, seed: int) -> None:
     result = execute(config, WORK / name)
     write(name, {
         "arm": arm, "seed": seed, "lr": lr, "model": model, "train": part, "common": COMMON,
-        "accuracy": result.accuracy, "epsilon": result.epsilon, "plan": asdict(result.plan),
+        "accuracy": result.score, "epsilon": result.epsilon, "plan": asdict(result.plan),
         "seconds": round(time.process_time() - began, 1), "torch": torch.__version__,
     })  # fmt: skip
 

@@ -51,7 +51,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     "tuning": Experiment(
         tuning.tuning,
         pocket=("tune-cifar10", "tune-pneumonia", "tune-lambda-cifar10", "tune-lambda-pneumonia"),
-        desk=("tune-cifar10", "tune-long-cifar10", "tune-lambda-cifar10"),
+        desk=(
+            "tune-cifar10",
+            "tune-long-cifar10",
+            "tune-lambda-cifar10",
+            "tune-long-lambda-cifar10",
+        ),
     ),
     "table1": Experiment(
         accuracy_claims.table1,

@@ -6,6 +6,7 @@ patched: a planted mistake is planted on every rank.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import warnings
@@ -24,6 +25,7 @@ AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # the store is there: connect 
 
 def together(world: int, work: Callable[[Ranks], Any]) -> list[Any]:
     """``work(ranks)`` on each of ``world`` ranks: the results, by rank; arrays, not tensors."""
+    gc.collect()  # a store of an earlier test must end here: its destructor joins its thread
     fork = multiprocessing.get_context("fork")
     pipes = [fork.Pipe() for _ in range(1, world)]
     others = [
@@ -32,8 +34,9 @@ def together(world: int, work: Callable[[Ranks], Any]) -> list[Any]:
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of every fork
-        for process in others:
+        for process, (_, end) in zip(others, pipes, strict=True):
             process.start()
+            end.close()  # the end of a rank that dies is then seen
     threads, store = torch.get_num_threads(), open_store()  # which starts a thread: after forks
     try:
         torch.set_num_threads(1)
@@ -42,7 +45,7 @@ def together(world: int, work: Callable[[Ranks], Any]) -> list[Any]:
         found = [as_rank(0, world, store.port, work, **AGENT)]
         for pipe, _ in pipes:
             assert pipe.poll(LIMIT), "a rank gave no answer"
-            found.append(pipe.recv())
+            found.append(pipe.recv())  # EOFError: the rank died
     finally:
         torch.set_num_threads(threads)
         for process in others:
@@ -66,7 +69,8 @@ def as_rank(rank: int, world: int, port: int, work: Callable[[Ranks], Any], **mo
 
 
 def _other(rank: int, world: int, work: Callable[[Ranks], Any], pipe: Any) -> None:
-    torch.set_num_threads(1)  # the threads of before the fork are not here
+    gc.freeze()  # what was there before the fork may own a thread, which is not here
+    torch.set_num_threads(1)
     pipe.send(as_rank(rank, world, pipe.recv(), work, **AGENT))
 
 

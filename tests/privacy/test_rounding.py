@@ -58,7 +58,9 @@ def screens(epsilon: float) -> dict[str, str]:
         epsilon=epsilon, delta=0.5, score=900.0, metric="accuracy", evaluations=[evaluation],
         status="complete", out="run",
     )  # fmt: skip
-    settings: Any = SimpleNamespace(private=True, epsilon=epsilon)
+    settings: Any = SimpleNamespace(
+        private=True, epsilon=epsilon, release_counts=None, release_norms=None
+    )
     contender = SimpleNamespace(arm="bam", epsilon=epsilon, seconds=1.0)
     compared: Any = SimpleNamespace(
         runs=[contender],

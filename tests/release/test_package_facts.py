@@ -10,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 from dpbam import __version__
@@ -114,6 +115,7 @@ STATEMENTS = {
 }
 
 
+@pytest.mark.slow  # a process that imports everything
 def test_what_needs_an_extra_names_it(tmp_path: Path) -> None:
     code = WITHOUT_EXTRAS.format(blocked=BLOCKED, statements=STATEMENTS)
     done = subprocess.run(

@@ -26,7 +26,7 @@ def test_costs_of_a_recipe(tmp_path):
     assert sgd.passes == 4 * 64
     assert sgd.noise_multiplier == 1.0
     assert sgd.step.bytes > 0
-    assert sgd.step.rows == 512  # all that are ever computed at once: this net is small
+    assert sgd.step.rows == 4096  # all that are ever computed at once: this net is small
     assert 1.5 < bam.flops / sgd.flops < 4  # a second gradient, at the sample's own point
     assert sgd.gpu_hours_left == pytest.approx(2 * sgd.flops / (GPU_FLOPS * GPU_USED) / 3600)
 

@@ -69,7 +69,8 @@ _SOURCES = {
                    "your own function of the split, returning (images, labels)", open_user),
     )
 }  # fmt: skip
-_NAMED = ("digits", "cifar10", "cifar100", "imagenet32", "hf")
+PUBLIC_SETS = ("digits", "cifar10", "cifar100", "imagenet32")  # everyone has them
+_NAMED = (*PUBLIC_SETS, "hf")
 
 
 class Splits(NamedTuple):

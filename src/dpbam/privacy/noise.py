@@ -72,7 +72,7 @@ class GaussianNoise:
     the last bits of floats are out of scope (secure noise is for them).
 
     Proof: numpy's ziggurat of Philox 4x64 (Salmon et al. 2011), a new key of system entropy per
-    step; distribution and independence are tested, tests/claims/test_noise_claims.py.
+    step and block; distribution and independence are tested, tests/claims/test_noise_claims.py.
 
     Args:
         randomness: the source of the draws; unseeded, the operating system's entropy.

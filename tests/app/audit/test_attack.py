@@ -18,6 +18,7 @@ from dpbam.privacy.noise import GaussianNoise
 ONE_STEP = Target(epsilon=4.0, delta=1e-5, engine="functional")
 
 
+@pytest.mark.slow  # many trainings; the tests with many canaries show the same in one
 def test_the_claim_stands_and_half_the_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     result = audit(ONE_STEP, trials=240)
     assert not result.violated

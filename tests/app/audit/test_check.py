@@ -140,6 +140,11 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "another model's file": (
         other_weights, "model.safetensors is the file that the statement names"
     ),
+    "no files": (
+        lambda run: edit_json(run / "privacy-statement.json", identity={
+            **json.loads((run / "privacy-statement.json").read_text())["identity"], "files": {}}),
+        "the statement names the model's files and what was released",
+    ),
     "another configuration": (
         lambda run: (run / "config.toml").write_text(CONFIG.replace(delta=1e-6, lr=1).to_toml()),
         "the configuration is the one that the statement names",

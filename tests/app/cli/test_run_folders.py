@@ -239,7 +239,7 @@ def bad_image(path):
 PREDICT = {
     "text file": (lambda p: [bad_image(p / "a.png")], "a.png"),
     "missing": (lambda p: [p / "no.png"], "no.png"),
-    "folder": (lambda p: [p], "a folder"),
+    "folder": (lambda p: [p], "no images"),
     "format": (lambda p: [npz(p / "a.npz"), "--format", "cvs"], "did you mean 'csv'?"),
     "nothing": (lambda p: [], "FILES"),
     "out": (lambda p: [npz(p / "a.npz"), "--out", p / "no" / "p.csv"], "cannot be written"),

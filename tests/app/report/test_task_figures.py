@@ -41,7 +41,9 @@ def task_run(task: str) -> Run:
          "records": 40} for k in (1, 2)
     )  # fmt: skip
     config = {"method": "bam", "data": task, "task": task}
-    return Run(task, config, {"epsilon": 3.0}, rows, json.loads(json.dumps(found.to_dict())))
+    return Run(
+        task, config, {"epsilon": 3.0, "delta": 1e-5}, rows, json.loads(json.dumps(found.to_dict()))
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -80,6 +80,7 @@ def test_counts_are_charged_before_the_first_step_and_within_epsilon(tmp_path):
     assert result.plan.noise_multiplier > plain.noise_multiplier  # counts take their share
     stated = read_json(tmp_path / "run" / "privacy-statement.json")
     assert "class-counts.json" in stated["may_be_published"]
+    assert "class-counts.json" in stated["identity"]["files"]
     assert "sigma 10" in (tmp_path / "run" / "privacy-statement.md").read_text()
     assert signed_off(check_run(tmp_path / "run"))
 

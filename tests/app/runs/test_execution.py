@@ -11,6 +11,7 @@ from dpbam.app.runs import (
     RunConfig,
     RunInterruptedError,
     execute,
+    execution,
     load_run_model,
     prepare,
     stored_config,
@@ -114,10 +115,28 @@ def test_a_signal_saves_and_says_how_to_go_on(tiny, tmp_path, number):
 def test_resuming_a_finished_run_costs_nothing_and_changes_nothing(tiny, tmp_path):
     out = tmp_path / "run"
     first = execute(tiny.replace(seed=None), out)
+    (out / "privacy-statement.sig").write_text("signed")
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     again = execute(stored_config(out), out, resume=True)
     assert (again.charged, again.epsilon, again.score) == (8, first.epsilon, first.score)
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+
+
+def test_a_crash_never_leaves_new_weights_next_to_an_old_statement(tiny, tmp_path, monkeypatch):
+    out, names = tmp_path / "run", ("privacy-statement.*", "README.md")
+    execute(tiny.replace(epochs=0.25), out)
+    (out / "privacy-statement.sig").write_text("signed")
+    old = (out / "model.safetensors").read_bytes()
+    longer = stored_config(out).replace(epochs=0.5)
+    with monkeypatch.context() as broken:
+        broken.setattr(execution, "statement", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            execute(longer, out, resume=True)
+    assert (out / "model.safetensors").read_bytes() != old
+    assert not [path for name in names for path in out.glob(name)]
+    execute(stored_config(out), out, resume=True)
+    assert (out / "privacy-statement.json").exists()
+    assert not (out / "privacy-statement.sig").exists()
 
 
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-sat", "bam", "sgd", "sam"])

@@ -12,6 +12,7 @@ from dpbam.app.runs import RunError, execute, load_run_model
 from dpbam.app.runs.card import model_card
 from dpbam.app.runs.export import _difference, _images, export
 from dpbam.app.runs.files import read_json
+from dpbam.app.runs.identity import file_digest
 from dpbam.data import to_float
 from tests.tiny_encoders import save_encoder
 
@@ -126,6 +127,43 @@ def test_a_folder_without_a_model_cannot_be_exported(tmp_path):
         export(tmp_path, "onnx")
 
 
+def edit(run, **changes):
+    path = run / "privacy-statement.json"
+    path.write_text(json.dumps({**read_json(path), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda run: (run / "privacy-statement.json").unlink(), "has no privacy statement"),
+        (lambda run: edit(run, private=False), "a reference without privacy"),
+        (lambda run: edit(run, may_be_published=[]), "does not let its model be published"),
+        (lambda run: (run / "NOT-FOR-RELEASE.md").touch(), "export the search's folder best"),
+        (lambda run: edit(run, identity={"files": {}}), "is not the file that the privacy"),
+        (lambda run: (run / "model.json").write_text((run / "model.json").read_text() + " "),
+         "model.json in .* is not the file that the privacy statement is about"),
+    ],
+)  # fmt: skip
+def test_what_the_statement_does_not_let_be_published_is_not_exported(
+    plain, tmp_path, change, said
+):
+    run = shutil.copytree(plain, tmp_path / "run")
+    change(run)
+    with pytest.raises(RunError, match=said):
+        export(run, "safetensors", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_export_names_its_files_and_the_model_that_the_statement_is_about(encoder, tmp_path):
+    folder, _ = export(encoder, "safetensors", tmp_path / "out")
+    values = read_json(folder / "exported.json")
+    stated = read_json(folder / "privacy-statement.json")["identity"]["files"]
+    assert values["exported_from"]["model.safetensors"] == stated["model.safetensors"]
+    assert set(values["files"]) == {p.name for p in folder.iterdir()} - {"exported.json"}
+    assert values["files"]["model.safetensors"] == file_digest(folder / "model.safetensors")
+    assert values["files"]["model.safetensors"] != stated["model.safetensors"]  # merged
+
+
 def front_matter(text):
     """The values between the dashes: their JSON is YAML too."""
     lines = text.split("---\n")[1].splitlines()
@@ -147,7 +185,7 @@ def test_the_card_of_a_public_data_set_has_its_metrics(plain):
 
 def test_the_card_of_private_data_has_no_metrics(plain):
     statement = read_json(plain / "privacy-statement.json")
-    statement["evaluated_on"]["set"] = "scans/test"
+    statement["evaluated_on"]["public"] = False  # whatever it is called
     text = model_card(statement, read_json(plain / "model.json"), {"accuracy": 0.98765})
     assert "model-index" not in front_matter(text)
     assert "0.98" not in text

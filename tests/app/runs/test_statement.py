@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors.torch import save_file
 
 from dpbam.app.runs import ConfigError, build, prepare
@@ -117,6 +118,20 @@ def test_a_reference_promises_nothing(tiny):
     assert values["epsilon"] == float("inf")
     assert "**This model is not private.**" in to_markdown(values)
     assert "differentially private" not in to_markdown(values)
+    assert values["may_be_published"] == []
+    assert values["may_be_published_if_the_test_records_are_not_sensitive"] == []
+
+
+def test_a_private_folder_with_a_public_name_is_not_public(tiny, tmp_path):
+    rng, folder = np.random.default_rng(0), tmp_path / "digits"
+    for k in range(20):
+        (folder / f"class{k % 2}").mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"class{k % 2}" / f"{k}.png")
+    own = made(tiny.replace(data=str(folder), batch_size=2))["evaluated_on"]
+    assert own["set"].startswith("digits")
+    assert own["public"] is False
+    assert made(tiny)["evaluated_on"]["public"] is True
 
 
 def test_other_releases_are_named_or_said_to_be_unknown(tiny):

@@ -165,7 +165,12 @@ def _trade_off(e: Evidence) -> Iterator[Finding]:
 
 def _identity(e: Evidence) -> Iterator[Finding]:
     """The files are those that the statement names, and the operator's key signed it."""
-    for name, digest in e.statement["identity"]["files"].items():
+    files = e.statement["identity"]["files"]
+    released = {n for n in released_files(e.config) if (e.folder.path / n).exists()}
+    needed = {e.folder.weights.name, e.folder.model.name, *released}
+    yield Finding("the statement names the model's files and what was released",
+                  needed <= {*files}, ", ".join(sorted(needed - {*files})) or "all")  # fmt: skip
+    for name, digest in files.items():
         path = e.folder.path / Path(name).name
         same = path.is_file() and file_digest(path) == digest
         yield Finding(f"{path.name} is the file that the statement names", same, digest)

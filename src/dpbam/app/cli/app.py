@@ -18,7 +18,7 @@ from dpbam._version import __version__
 
 # The name of each command, and the first sentence of its help.
 COMMANDS = {
-    "train": "Train a classifier with differential privacy, and write a privacy statement.",
+    "train": "Train a model with differential privacy, and write a privacy statement.",
     "compare": "Train several methods with paired seeds, and compare their accuracy.",
     "search": "Search for hyper-parameters: DP-SGD's first, then lambda for DP-SAT and BAM.",
     "evaluate": "Evaluate a run's model on labelled data, as a whole, by class and by sub-group.",

@@ -20,7 +20,8 @@ def export(
     """Write a run's model as ONNX, for Hugging Face, or as safetensors, and check it.
 
     The written model is loaded again and must predict the same, to 1e-5. The folder also gets the
-    model card and the privacy statement; everything in it may be published.
+    model card and the privacy statement; everything in it may be published. What the statement
+    does not let be published, or is not about, is refused.
 
     Examples:
         $ dpbam export runs/scans --to onnx

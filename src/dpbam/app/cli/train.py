@@ -39,7 +39,7 @@ def _train(
         bool, option("JSON on stdout, an event per line, for scripts.", "--json-lines")
     ] = False,
 ) -> None:
-    """Train a classifier with differential privacy, and write a privacy statement.
+    """Train a model with differential privacy, and write a privacy statement.
 
     Give a data set and a budget (--epsilon). The run folder then holds the model, its metrics and
     the statement. Ctrl-C saves; --resume continues.

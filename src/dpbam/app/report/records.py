@@ -125,7 +125,8 @@ class Run:
         if self.statement.get("may_be_published") == []:
             raise ReportError(
                 f"the privacy statement of {self.name} lets nothing be published, as that of a "
-                "search's trial: report on the search's folder best"
+                "search's trial (report on the search's folder best) or of a reference without "
+                "privacy (leave it out)"
             )
         return Run(
             name=f"run {str(self.statement.get('run', '?'))[:8]}",

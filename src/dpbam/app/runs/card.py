@@ -13,7 +13,6 @@ from typing import Any
 
 from dpbam.privacy.rounding import up
 
-_PUBLIC_SETS = ("digits", "cifar10", "cifar100", "imagenet32")
 _NO_METRICS = ("step", "epoch", "epsilon", "loss", "records")  # of a row of metrics.jsonl
 _TAGS = {"single-label": "image-classification", "multi-label": "image-classification",
          "segmentation": "image-segmentation"}  # fmt: skip
@@ -36,7 +35,7 @@ def model_card(
         metrics: the last evaluation, if there is one; it is left out unless it may be published.
     """
     shown = None
-    if metrics is not None and _is_public(statement):
+    if metrics is not None and statement["evaluated_on"].get("public"):
         shown = {k: v for k, v in metrics.items() if k not in _NO_METRICS and v is not None}
     return _TEMPLATE.format(
         matter=_front_matter(statement, model, shown),
@@ -48,10 +47,6 @@ def model_card(
         privacy=_privacy(statement),
         weights=statement["initial_weights"],
     )
-
-
-def _is_public(statement: Mapping[str, Any]) -> bool:
-    return str(statement["evaluated_on"]["set"]).partition("/")[0] in _PUBLIC_SETS
 
 
 def _front_matter(

@@ -155,8 +155,8 @@ class RunConfig(BaseModel):
     )
 
     model: str = _model(
-        "resnet9, wrn-16-4, small-cnn, mlp, hf:NAME_OR_FOLDER (a public encoder of Hugging Face), "
-        "module:function.",
+        "resnet9, wrn-16-4, small-cnn, mlp, unet, hf:NAME_OR_FOLDER (a public encoder of Hugging "
+        "Face), module:function.",
         "small-cnn",
     )
     model_options: Options = _model(

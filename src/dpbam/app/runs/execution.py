@@ -308,6 +308,7 @@ class _Session:
             return None
         prepared, config, ledger = self.prepared, self.prepared.config, trainer.oracle.ledger
         step, steps = trainer.oracle.step, prepared.plan.steps
+        signed = self.folder.withdraw_statement()  # no new weights next to an old one
         with trainer.averaged():
             check_unchanged(prepared.model, self.facts)
             save_run_model(self.folder, prepared.model, config, prepared.train)
@@ -318,6 +319,8 @@ class _Session:
             budget=spending.settle(config.budget, self.folder, self.facts["run"], ledger),
         )  # fmt: skip
         write_statement(self.folder, values)
+        if signed and signed[0] == self.folder.statement_json.read_bytes():
+            write_atomic(self.folder.signature, signed[1])
         self.reporter.on_end(_ending(ending, step, steps, len(ledger)))
         return RunResult(
             spec=RunSpec(config.method, config, self.folder.path),

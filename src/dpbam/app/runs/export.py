@@ -10,7 +10,9 @@ hf              a public encoder as transformers' own model for image classifica
 safetensors     ``model.safetensors`` and ``model.json``, low-rank updates merged into the weights
 ==============  ==================================================================================
 
-Each folder also has the model card and the privacy statement. What was written is loaded again, and
+Each folder also has the model card, the privacy statement, and in ``exported.json`` the SHA-256 of
+the model that the statement is about and of all files of the export. Only what the statement lets
+be published is exported. What was written is loaded again, and
 must predict what the run's model does: outputs differ by at most 1e-5 of the largest one.
 """
 
@@ -24,8 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpbam import _validate
-from dpbam.app.runs.files import write_atomic, write_json
-from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.files import read_json, write_atomic, write_json
+from dpbam.app.runs.folder import MARK, RunFolder
+from dpbam.app.runs.identity import file_digest
 from dpbam.app.runs.model_file import RunModel, load_run_model
 from dpbam.app.runs.run import RunError
 
@@ -52,11 +55,13 @@ def export(
         The folder, and the largest difference between the outputs, relative to the largest output.
 
     Raises:
-        RunError: if the folder is not empty, or the written model predicts something else.
+        RunError: if the run's statement does not let this model be published, the folder is not
+            empty, or the written model predicts something else.
     """
     _validate.one_of("--to", to, FORMATS)
     source = RunFolder(run)
     model = load_run_model(run, own_model=own_model)
+    _check_publishable(source)
     folder = Path(out) if out is not None else source.path.with_name(f"{source.path.name}-{to}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} is not an empty folder: choose another --out")
@@ -71,7 +76,42 @@ def export(
     for path in (source.card, *source.path.glob("privacy-statement.*")):
         if path.exists():
             shutil.copyfile(path, folder / path.name)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    write_json(folder / "exported.json", {
+        "format": 1,
+        "exported_from": {source.weights.name: file_digest(source.weights)},
+        "files": {path.relative_to(folder).as_posix(): file_digest(path) for path in files},
+    })  # fmt: skip
     return folder, difference
+
+
+def _check_publishable(source: RunFolder) -> None:
+    """Refuse a model that the statement next to it does not let be published, or is not about."""
+    if not source.statement_json.is_file():
+        raise RunError(
+            f"{source.path} has no privacy statement: finish its training first (dpbam train "
+            "--resume)"
+        )
+    statement = read_json(source.statement_json)
+    if not statement.get("private"):
+        raise RunError(
+            f"{source.path} is a reference without privacy, so its model is not exported: use "
+            f"{source.weights.name} where it is, by dpbam predict or load_run_model"
+        )
+    listed = statement.get("may_be_published") or ()
+    if source.weights.name not in listed or (source.path / MARK).exists():
+        raise RunError(
+            f"the privacy statement of {source.path} does not let its model be published, as that "
+            "of a search's trial: export the search's folder best"
+        )
+    digests = (statement.get("identity") or {}).get("files") or {}
+    required = {source.weights.name, source.model.name}
+    for name in sorted(required | {n for n in digests if (source.path / Path(n).name).exists()}):
+        if digests.get(name) != file_digest(source.path / Path(name).name):
+            raise RunError(
+                f"{name} in {source.path} is not the file that the privacy statement is about: "
+                "restore it, or resume the run to write both again"
+            )
 
 
 def _images(model: RunModel) -> Tensor:

@@ -29,6 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dpbam._jsonl import sync_folder
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.files import (
     FORMAT,
@@ -44,6 +45,7 @@ PUBLISHABLE = (
     "model.safetensors", "model.json",
     "privacy-statement.md", "privacy-statement.json", "privacy-statement.html", "README.md",
 )  # fmt: skip
+MARK = "NOT-FOR-RELEASE.md"  # of a search's trial
 _LOCK = ".lock"
 
 
@@ -92,6 +94,17 @@ class RunFolder:
         if not isinstance(facts.get("config"), dict) or not isinstance(facts.get("run"), str):
             raise RunError(f"{self.facts} is damaged: restore it from a backup")
         return {**facts, "format": FORMAT, "config": current_config(facts["config"])}
+
+    def withdraw_statement(self) -> tuple[bytes, bytes] | None:
+        """Remove statement, signature and card; return the signed bytes and the signature."""
+        signed = None
+        if self.statement_json.exists() and self.signature.exists():
+            signed = self.statement_json.read_bytes(), self.signature.read_bytes()
+        for path in (self.signature, self.statement_json, self.statement, self.statement_html,
+                     self.card):  # fmt: skip
+            path.unlink(missing_ok=True)
+        sync_folder(self.path)
+        return signed
 
     def pairing(self) -> dict[str, str]:
         """Digest what runs of one seed must share: data, initial weights, and the batches' sizes.

@@ -29,7 +29,7 @@ _LEFT_OUT = {"seed", "noise_seed", "data_root", "budget"}
 
 def identity(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     """Return what names the model: date, SHA-256 of its files and of the settings, versions."""
-    files = (folder.weights, folder.model, folder.statistics)
+    files = (folder.weights, folder.model, folder.statistics, folder.class_counts)
     return {
         "date": today(),
         "files": {path.name: file_digest(path) for path in files if path.exists()},

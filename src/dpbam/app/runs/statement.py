@@ -14,6 +14,7 @@ from dpbam.app.runs.card import model_card
 from dpbam.app.runs.files import FORMAT, read_json, read_json_lines, write_atomic, write_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.statement_text import to_html, to_markdown
+from dpbam.data.registry import PUBLIC_SETS
 from dpbam.privacy import accounting
 from dpbam.privacy.plan import RELATION, PrivacyPlan
 from dpbam.privacy.rounding import up
@@ -32,8 +33,9 @@ _SEEDED = (
     "sensitive data"
 )
 _FRESH = (
-    "from the operating system's entropy, 256 new bits per step, never used twice; float32 "
-    "Gaussian, not hardened against attacks on floating-point rounding"
+    "from the operating system's entropy, 256 new bits per step and block of 65,536 "
+    "coordinates, never used twice; Gaussian in double precision, not hardened against "
+    "attacks on floating-point rounding"
 )
 _SECURE = (
     "secure: noise and Poisson draws from AES-256 in counter mode under new keys of the operating "
@@ -143,6 +145,7 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         ),
         "evaluated_on": {
             "set": prepared.test.name,
+            "public": config.data in PUBLIC_SETS,
             "records": len(prepared.test),
             "times": evaluations,
             "trained_on": _trained_on(prepared),
@@ -152,8 +155,10 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "budget": budget,
         "who_sees_what": _WHO_SEES_WHAT,
         "outside_the_promise": [line.format(unit=plan.unit) for line in outside],
-        "may_be_published": [*PUBLISHABLE, *released_files(config)],
-        "may_be_published_if_the_test_records_are_not_sensitive": ["metrics.jsonl"],
+        "may_be_published": [*PUBLISHABLE, *released_files(config)] if plan.private else [],
+        "may_be_published_if_the_test_records_are_not_sensitive": (
+            ["metrics.jsonl"] if plan.private else []
+        ),
         "must_not_be_published": ["non-private/", "checkpoints/", "ledger.jsonl", "config.toml"],
     }
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpbam.app.runs.files import read_json, write_atomic, write_json
-from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.folder import MARK, PUBLISHABLE, RunFolder
 from dpbam.app.runs.identity import today
 from dpbam.app.runs.run import RunError
 from dpbam.app.runs.statement import write_statement
@@ -36,7 +36,6 @@ from dpbam.privacy.rounding import up
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-MARK = "NOT-FOR-RELEASE.md"
 BEST = "best"  # the folder that is published
 _ALL_EVALUATED = "Every trial of the search was evaluated on them, and this one chosen by that"
 _PUBLIC = "the search was made on data declared public or synthetic: it costs no privacy"

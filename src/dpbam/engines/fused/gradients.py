@@ -113,7 +113,7 @@ class Joined:
 
     @classmethod
     def of(cls, parts: Sequence[Materialised]) -> Joined:
-        return cls(parts, torch.cat([part.values.flatten(1) for part in parts], 1))
+        return cls(parts, torch.cat([part._flat() for part in parts], 1))
 
     @property
     def name(self) -> str:
