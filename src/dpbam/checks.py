@@ -177,7 +177,14 @@ def check_step(plan: PrivacyPlan, step: int) -> None:
 
 
 def check_before(plan: PrivacyPlan, ledger: Ledger) -> None:
-    """Refuse a step until the release that the plan has before it is on the ledger."""
+    """Refuse a step until the release that the plan has before it is on the ledger.
+
+    Guarantee: the ledger's epsilon includes the release before the first step.
+
+    Assumptions: the release was made with the plan's sigma, on all units.
+
+    Proof: no step is taken while the ledger has no entry for it.
+    """
     if plan.private and plan.released_before is not None and not ledger.released_before:
         raise PlanViolationError(
             f"the plan's release before the first step (sigma {plan.released_before:g}) is not on "
@@ -237,7 +244,14 @@ def check_alike(ranks: Ranks, observers: int, releases: int) -> None:
 
 
 def check_made(ranks: Ranks, made: str) -> None:
-    """Refuse an oracle that was made of other parts on some rank: each noises its own slice."""
+    """Refuse an oracle that was made of other parts on some rank.
+
+    Guarantee: every slice of the gradient has the noise that rank 0 charges.
+
+    Assumptions: parts of the user's own are told apart by the names of their classes.
+
+    Proof: each rank's plan, noise and clipping are compared with those of rank 0, at construction.
+    """
     leaders, *others = ranks.collected(made)
     for rank, other in enumerate(others, 1):
         if other != leaders:
