@@ -64,7 +64,7 @@ def train(data: Path, epsilon: float | None, out: Path) -> tuple[Path, float]:
         data=str(data), model="mlp", method=method, epsilon=epsilon, delta=1e-5, epochs=120,
         batch_size=256, seed=0, eval_every=10**9, num_workers=0,
     )  # fmt: skip
-    return out, execute(config, out).evaluations[-1].accuracy
+    return out, execute(config, out).evaluations[-1].score
 
 
 def show(found: MembershipResult, accuracy: float) -> None:
