@@ -6,6 +6,7 @@ line out; before more is appended to the file, :func:`repair` removes it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -50,7 +51,7 @@ def _append(path: Path, rows: tuple[Mapping[str, Any], ...], *, sync: bool) -> N
         try:
             written = file.write(lines)
             if written != len(lines):
-                raise OSError("short write")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the disk is full
             if sync:
                 os.fsync(file.fileno())
         except OSError:

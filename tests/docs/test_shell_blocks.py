@@ -128,6 +128,8 @@ def test_the_commands_of_a_page(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # module:function of a file that the page has shown
     for block in blocks((ROOT / page).read_text()):
+        if block.title:  # another page may have a module of the same name
+            sys.modules.pop(Path(block.title).stem, None)
         try:
             perform(block, tmp_path)
         except Exception as error:

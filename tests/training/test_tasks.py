@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpbam.data import TASKS as DATA_TASKS
 from dpbam.data import from_arrays
+from dpbam.data.dataset import TASKS as DATA_TASKS
 from dpbam.errors import ArgumentError
 from dpbam.nn import UNet
 from dpbam.training.evaluation import summarise

@@ -9,14 +9,13 @@ from dpbam.data.arrays import from_arrays
 from dpbam.data.augment import ShiftFlip
 from dpbam.data.base import DataError, Images
 from dpbam.data.checking import check
-from dpbam.data.dataset import TASKS, DataSet, to_float
+from dpbam.data.dataset import DataSet, to_float
 from dpbam.data.decode import read_images
 from dpbam.data.registry import SourceInfo, Splits, list_sources, load, load_pair
 from dpbam.data.sources import data_root
 from dpbam.data.split import held_out
 
 __all__ = [
-    "TASKS",
     "DataError",
     "DataSet",
     "Images",

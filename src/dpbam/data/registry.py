@@ -215,9 +215,16 @@ def _with_test(openers: Openers, options: Options) -> Openers:
 
 
 def _held_out(dataset: DataSet, options: Options) -> tuple[DataSet, DataSet]:
-    """Hold out whole units: of the column that is named, else of the data set's own."""
+    """Hold out whole units: of the column that is named, else of the data set's own.
+
+    Patients stay together whatever the unit is: they may not be in both sets.
+    """
     unit = dataset.unit if options.unit is None else options.unit
-    return held_out(dataset, unit=None if unit == "record" else unit)
+    if unit in (None, "record"):
+        patients = dataset.columns.get("patient")
+        whole = patients is not None and bool(np.all(patients != ""))
+        unit = "patient" if whole else None
+    return held_out(dataset, unit=unit)
 
 
 def _fit_to_train_on(dataset: DataSet) -> DataSet:

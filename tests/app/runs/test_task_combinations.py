@@ -17,7 +17,8 @@ from dpbam.app.report import write_report
 from dpbam.app.runs import RunConfig, execute, load_run_model
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.predict import evaluate_dataset, predict_files
-from dpbam.data import TASKS, load
+from dpbam.data import load
+from dpbam.data.dataset import TASKS
 from tests.data.helpers import random_pixels
 
 SETTINGS = {
