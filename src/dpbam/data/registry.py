@@ -220,11 +220,10 @@ def _held_out(dataset: DataSet, options: Options) -> tuple[DataSet, DataSet]:
     Patients stay together whatever the unit is: they may not be in both sets.
     """
     unit = dataset.unit if options.unit is None else options.unit
-    if unit in (None, "record"):
-        patients = dataset.columns.get("patient")
-        whole = patients is not None and bool(np.all(patients != ""))
-        unit = "patient" if whole else None
-    return held_out(dataset, unit=unit)
+    patients = dataset.columns.get("patient")
+    if unit == "record" and patients is not None and np.all(patients != ""):
+        unit = "patient"
+    return held_out(dataset, unit=None if unit == "record" else unit)
 
 
 def _fit_to_train_on(dataset: DataSet) -> DataSet:
