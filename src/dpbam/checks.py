@@ -12,6 +12,8 @@ a batch, q < 1          Poisson sampling cannot give its size (:class:`BatchSize
 a batch, q = 1          its size is none of n - 1, n, n + 1
 a run of equal sizes    Poisson sampling cannot give it (:class:`BatchSizes`)
 clipping factors        a unit would exceed the sensitivity (:func:`check_factors`)
+a clipping's own        its groups leave a parameter out (:func:`check_groups`), or its
+                        sensitivity changes with the units (:func:`check_fixed`)
 ======================  ============================================================
 
 A check refuses what cannot be right, and proves nothing else: batches of plausible sizes may still
@@ -23,7 +25,7 @@ Whether a check refuses depends on the data without noise; the exception is for 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -327,6 +329,40 @@ def check_factors(
         f"{clipping.sensitivity:g}, to which the noise is calibrated: factor times norm, over all "
         "groups and extra coordinates together, must be at most the sensitivity"
     )
+
+
+def check_groups(groups: Mapping[str, int], names: list[str]) -> None:
+    """Refuse clipping groups that are not 0 .. G - 1, with every trained parameter in one of them.
+
+    Guarantee: every trained parameter is part of the norm that bounds it.
+
+    Assumptions: the engine's norms have a row for each of the groups 0 .. G - 1.
+
+    Proof: the groups are a partition of the names.
+    """
+    found = set(groups.values())
+    if set(groups) != set(names) or found != set(range(len(found))):
+        raise ArgumentError(
+            "the clipping's groups must give each of the trained parameters one of the numbers "
+            f"0 .. G - 1, and leave none of these numbers out; got {dict(groups)}"
+        )
+
+
+def check_fixed(clipping: Clipping, sensitivity: float) -> None:
+    """Refuse a sensitivity that is not what it was before the units of this step were seen.
+
+    Guarantee: the noise of a step, which is public, does not follow from that step's norms.
+
+    Assumptions: :meth:`Clipping.update`, which adapts, is given what was released alone.
+
+    Proof: the noise's deviation is sigma times the value that was there before the units were.
+    """
+    if clipping.sensitivity != sensitivity:
+        raise PlanViolationError(
+            f"the sensitivity of {type(clipping).__name__} was {sensitivity:g} before this step's "
+            f"units were clipped and is {clipping.sensitivity:g} after: a norm that follows the "
+            "units without noise reveals them; adapt it in update, to extra coordinates"
+        )
 
 
 def check_parts(

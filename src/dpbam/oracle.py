@@ -24,6 +24,8 @@ from dpbam.checks import (
     check_ascent,
     check_before,
     check_factors,
+    check_fixed,
+    check_groups,
     check_made,
     check_parts,
     check_step,
@@ -194,8 +196,10 @@ class PrivateGradientOracle:
         kinds = (type(part).__qualname__ for part in (self.noise, self.clipping))
         check_made(self.ranks, repr((plan, *kinds)))
         self._names = list(trainable(self.model))
+        groups = self.clipping.groups(self._names)
+        check_groups(groups, self._names)
         self._computation = Computation(
-            compute or Compute(), model, loss, self.clipping.groups(self._names),
+            compute or Compute(), model, loss, groups,
             Views(augment, multiplicity, augment_targets),
         )  # fmt: skip
 
@@ -306,6 +310,7 @@ class PrivateGradientOracle:
             total |= doubled({_EXTRA: empty})
         wants_plain = self.observer in watchers and self.observer.wants_plain
         per_unit, phi = self._present.per_unit, self.plan.clip_factor_at(self.step)
+        sensitivity = self.clipping.sensitivity
         for physical in self._computation.physical(batch):
             directions = self.engine.directions(physical, per_unit, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
@@ -320,6 +325,7 @@ class PrivateGradientOracle:
                     total[name] += part
             for watcher in watchers:
                 watcher.observe(directions, norms, factors)
+        check_fixed(self.clipping, sensitivity)
         return total
 
     def _extra(self, norms: Tensor, factors: Tensor) -> Tensor | None:

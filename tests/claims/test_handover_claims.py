@@ -7,30 +7,35 @@ ranks in ``tests/distributed/test_oracle.py``. Each claim fails with the check o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpbam import Clipping, Compute, FlatClipping, PerLayerClipping, PrivateGradientOracle
 from dpbam import oracle as oracle_module
 from dpbam.checks import BatchSizes, PlanViolationError
+from dpbam.errors import ArgumentError
 from dpbam.privacy import clipping as clipping_module
 from planting import Mistake, catches
-from support import cross_entropy, private_plan, samples, smooth_net
+from support import clipped_sum, cross_entropy, private_plan, samples, smooth_net
 
 N, L = 400, 40
 
 
 def oracle_of(
-    clipping: Clipping | None = None, *, sampling: str = "poisson", **fields: Any
+    clipping: Clipping | None = None,
+    *,
+    sampling: str = "poisson",
+    engine: str = "auto",
+    **fields: Any,
 ) -> PrivateGradientOracle:
     plan = private_plan(**{"n": N, "batch_size": L, "steps": 60, **fields})
     return PrivateGradientOracle(
         smooth_net(), cross_entropy, plan, clipping=clipping, sampling=sampling, seed=0,
-        compute=Compute(physical_batch_size=64),
+        compute=Compute(engine=engine, physical_batch_size=64),
     )  # fmt: skip
 
 
@@ -123,6 +128,47 @@ def check_a_clipping_keeps_its_sensitivity() -> None:
         oracle = oracle_of(make(0.01), clip_norm=0.01)
         words = f"{make.__name__} lets a unit through with norm"
         assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
+
+
+class Following(FlatClipping):
+    """C is the median of the norms that it is given: noise follows it, and so reveals it."""
+
+    found: ClassVar[float] = 0.01
+
+    @property
+    def sensitivity(self) -> float:
+        return Following.found
+
+    def scales(self, norms: Tensor) -> Tensor:
+        Following.found = float(norms.median())
+        return clipping_module.bounded(norms, Following.found)
+
+
+class Forgetful(FlatClipping):
+    """Its groups start below 0: the loop engine's norms would not have the biases."""
+
+    def groups(self, names: Iterable[str]) -> dict[str, int]:
+        return {name: -1 if name.endswith("bias") else 0 for name in names}
+
+
+def check_the_sensitivity_does_not_follow_the_units() -> None:
+    Following.found = 0.01
+    oracle = oracle_of(Following(0.01), clip_norm=0.01)
+    words = "the sensitivity of Following was 0.01"
+    assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
+
+
+def check_every_parameter_is_in_a_group() -> None:
+    """With inputs of 0 and weights of 0, the gradient is that of the last bias alone."""
+    try:
+        oracle = oracle_of(Forgetful(0.01), clip_norm=0.01, engine="loop")
+    except ArgumentError:
+        return
+    for weight in oracle.model.parameters():
+        nn.init.zeros_(weight)
+    x, y = torch.zeros(L, 4, dtype=torch.float64), samples(L)[1]
+    moved = (clipped_sum(oracle, x, y) - clipped_sum(oracle, x[1:], y[1:])).norm() / 0.01
+    assert moved <= 1 + 1e-5, f"one unit moves the sum by {moved:.1f} C"
 
 
 def check_bad_units_have_factor_zero() -> None:
@@ -223,6 +269,12 @@ def finite_units_alone(original: Any) -> Any:
 
 
 MISTAKES = {
+    "a sensitivity that follows the units": Mistake(
+        check_the_sensitivity_does_not_follow_the_units, oracle_module, "check_fixed", nothing
+    ),
+    "parameters in no clipping group": Mistake(
+        check_every_parameter_is_in_a_group, oracle_module, "check_groups", nothing
+    ),
     "equal batches do not count": Mistake(
         check_a_shuffled_loader_is_refused, BatchSizes, "count", nothing
     ),
