@@ -11,8 +11,11 @@ from reference import make_batch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dpbam import Compute, PrivateGradientOracle
 from dpbam.engines import StatefulModelError, UnsupportedModelError, make_engine
+from dpbam.engines.isolation import ModelState
 from dpbam.methods import BAM, DPSGD
+from support import clipped_sum, private_plan, samples, smooth_net
 
 CROSS = nn.CrossEntropyLoss(reduction="none")
 VMAPPED = ("fused", "functional")
@@ -112,6 +115,41 @@ def test_model_refused_for_kept_state_stays_refused(engine: str) -> None:
         with pytest.raises(StatefulModelError, match=word):
             run(model, engine)
     KEPT.clear()
+
+
+class Alternating(nn.Module):
+    """A loss that turns its sign at each call; the batch's size says how many calls there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, out: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        return CROSS(out, y) * (-1) ** self.calls
+
+
+def moved_by_the_first_record(engine: str) -> float:
+    """How far the clipped sum moves, in units of C, in physical batches of 4 records."""
+    (x, y), sums = samples(12), []
+    for start in (0, 1):
+        oracle = PrivateGradientOracle(
+            smooth_net(), Alternating(), private_plan(clip_norm=0.01),
+            compute=Compute(engine=engine, physical_batch_size=4),
+        )  # fmt: skip
+        sums.append(clipped_sum(oracle, x[start:], y[start:]))
+    return float((sums[0] - sums[1]).norm()) / 0.01
+
+
+@pytest.mark.parametrize("engine", [*VMAPPED, "auto"])
+def test_loss_that_counts_its_calls_is_refused(engine: str) -> None:
+    with pytest.raises(StatefulModelError, match=r"loss\.calls of Alternating"):
+        moved_by_the_first_record(engine)
+
+
+def test_loss_that_counts_its_calls_would_exceed_the_bound(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ModelState, "check", lambda self: None)
+    assert moved_by_the_first_record("fused") > 1.5
 
 
 def test_local_tensors_are_not_refused() -> None:

@@ -8,7 +8,7 @@ channel                        check
 =============================  ==================================================================
 a tensor kept by the model     every tensor of the rows must be freed after the pass
                                (:func:`check_nothing_kept`)
-a buffer or attribute          must be unchanged (:class:`ModelState`)
+a buffer or attribute          must be unchanged, in the loss too (:class:`ModelState`)
 code with its own batching     custom functions and operators that are not torch's are refused
 rule, nested transforms
 hooks on gradients             refused: the engines would ignore them
@@ -187,10 +187,16 @@ def _reason_against(func: Any) -> str | None:
 
 
 class ModelState:
-    """The buffers, parameters and attributes of modules, which a forward pass must not change."""
+    """The buffers, parameters and attributes of modules, which a forward pass must not change.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._before = [(name, m, _Contents(m)) for name, m in model.named_modules()]
+    Those of the loss count, too, where it is a module: a number of passes follows the batch's size.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        named = [*model.named_modules()]
+        if isinstance(loss, nn.Module):
+            named += [(f"loss.{name}".rstrip("."), m) for name, m in loss.named_modules()]
+        self._before = [(name, m, _Contents(m)) for name, m in named]
 
     def check(self) -> None:
         """Refuse a model with an attribute that has changed, by name."""
@@ -298,7 +304,7 @@ def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) 
         )
     if reason := _hidden_code(model, loss):
         raise UnsupportedModelError(reason)
-    state, collecting = ModelState(model), gc.isenabled()
+    state, collecting = ModelState(model, loss), gc.isenabled()
     gc.disable()
     try:
         with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
