@@ -11,8 +11,10 @@ from dpbam.data import ShiftFlip, load, to_float
 from dpbam.methods import BAM, DPSAT, SAM
 from dpbam.nn import build_model
 from dpbam.oracle import PrivateGradientOracle
+from dpbam.params import add, norm
 from dpbam.privacy.clipping import FlatClipping
 from dpbam.privacy.plan import PrivacyPlan
+from dpbam.training import trainer as trainer_module
 from dpbam.training.averaging import WeightAverage, dense
 from dpbam.training.events import Reporter
 from dpbam.training.progress import EpsilonCurve, evaluation_steps
@@ -146,6 +148,52 @@ def test_after_step_sees_the_evaluation_of_its_step():
     seen = []
     trainer.run(after_step=lambda: seen.append((trainer.oracle.step, len(trainer.evaluations))))
     assert seen == [(k, k) for k in range(1, 7)]
+
+
+class KeepsInEval(nn.Module):
+    """Centres records by the first one that it saw in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.seen = nn.Linear(64, 10), None
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if not self.training:
+            self.seen = x[0]
+        return self.last(x if self.seen is None else x - self.seen)
+
+
+def moved_by_one_record(monkeypatch):
+    """How far the first record of a step moves the clipped sum of a trainer, in units of C."""
+    sums = []
+    for start in (0, 1):
+        torch.manual_seed(0)
+        plan = PrivacyPlan(n=200, batch_size=40, steps=1, noise_multiplier=1.0, delta=1e-3,
+                           clip_norm=0.01, accountant="rdp")  # fmt: skip
+        oracle = PrivateGradientOracle(
+            KeepsInEval(), nn.CrossEntropyLoss(reduction="none"), plan, augment=augmentation(),
+            seed=0, compute=Compute(physical_batch_size=64),
+        )  # fmt: skip
+        drawn = [tuple(part[start:] for part in batch) for batch in oracle.batches(DIGITS)]
+        monkeypatch.setattr(oracle, "batches", lambda *args, drawn=drawn, **options: iter(drawn))
+        release = oracle._privatised
+        monkeypatch.setattr(
+            oracle, "_privatised",
+            lambda clipped, release=release: sums.append({**clipped}) or release(clipped),
+        )  # fmt: skip
+        optimizer = torch.optim.SGD(oracle.model.parameters(), lr=0.1)
+        Trainer(oracle, optimizer, DIGITS, TEST).run()
+    return float(norm(add(sums[0], sums[1], -1.0))) / 0.01
+
+
+def test_what_eval_mode_keeps_of_the_training_data_reaches_no_step(monkeypatch):
+    assert moved_by_one_record(monkeypatch) <= 1 + 1e-5
+
+
+def test_the_measured_loss_would_reach_the_step_through_the_model(monkeypatch):
+    monkeypatch.setattr(trainer_module, "spare", lambda model: model)
+    assert moved_by_one_record(monkeypatch) > 1.5
 
 
 def test_a_logical_batch_stays_uint8_until_its_physical_batch_is_computed():

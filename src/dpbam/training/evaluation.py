@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,18 @@ from dpbam.data import DataSet
 from dpbam.data.dataset import model_input
 from dpbam.params import device_of, evaluating
 from dpbam.training.tasks import Task
+
+
+def spare(model: nn.Module) -> nn.Module | None:
+    """Return a copy of the modules with the model's own parameters; None if it cannot be made.
+
+    A pass outside of the oracle runs on it: what eval mode leaves in attributes and buffers goes
+    with the copy, so that no step reads it.
+    """
+    try:
+        return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    except Exception:  # any attribute may refuse, in any way
+        return None
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from dpbam.data.dataset import model_input
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import device_of, evaluating, map_rows
 from dpbam.training.averaging import WeightAverage
-from dpbam.training.evaluation import summarise
+from dpbam.training.evaluation import spare, summarise
 from dpbam.training.events import EvaluationReport, Reporter, StepReport
 from dpbam.training.progress import EpsilonCurve
 from dpbam.training.tasks import Task, make_task
@@ -164,7 +164,8 @@ class Trainer:
     def evaluate(self) -> EvaluationReport:
         """Evaluate the model that would be released, on the test data."""
         with self.averaged():
-            kept, targets, losses = summarise(self.model, self.test, self.task)
+            model = spare(self.model) or self.model
+            kept, targets, losses = summarise(model, self.test, self.task)
         plan, step = self.oracle.plan, self.oracle.step
         result = EvaluationReport(
             step=step,
@@ -230,10 +231,12 @@ class Trainer:
         """Return the mean loss of some rows, at some steps: for the operator, never published."""
         if self.oracle.step % _LOSS_EVERY or not len(images) or not self.oracle.ranks.leads:
             return None
-        device = device_of(self.model)
+        model, device = spare(self.model), device_of(self.model)
+        if model is None:
+            return None
         some, targets = images[:_LOSS_ROWS].to(device), labels[:_LOSS_ROWS].to(device)
-        with evaluating(self.model):
-            return float(self.task(self.model(model_input(some)), targets).mean())
+        with evaluating(model):
+            return float(self.task(model(model_input(some)), targets).mean())
 
 
 def augmentation(
