@@ -31,7 +31,10 @@ import torch
 from safetensors.torch import save
 from scipy.special import ndtri
 
-from app.cli.test_progress_private import check_a_jobs_output
+from app.cli.test_progress_private import (
+    check_a_jobs_output,
+    check_a_jobs_output_has_no_notes_of_the_data,
+)
 from checks import RARE, check_poisson, check_uncorrelated
 from dpbam import FlatClipping, PrivateGradientOracle, _validate
 from dpbam.app.audit import AuditResult, Target, audit
@@ -284,6 +287,10 @@ def says_everything(real: Any) -> Any:
     return lambda name, report: print(name, report)
 
 
+def printed_as_messages(real: Any) -> Any:
+    return lambda self, note: self.on_message(note)
+
+
 OTHERS = {
     "a ledger that drops its last line": Mistake(
         check_a_lost_line_end, ledger, "_is_entry", only_whole_lines
@@ -293,6 +300,12 @@ OTHERS = {
     ),
     "batch sizes and times in a job's output": Mistake(
         check_a_jobs_output, progress, "_event", says_everything
+    ),
+    "notes of the data in a job's output": Mistake(
+        check_a_jobs_output_has_no_notes_of_the_data,
+        progress.JsonLinesReporter,
+        "on_non_private_note",
+        printed_as_messages,
     ),
     "an accountant with half the rate": Mistake(
         check_second_accountant, accounting, "_on_grid", half_the_rate

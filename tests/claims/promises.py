@@ -93,8 +93,9 @@ PROMISES = (
              "test_noise_test_fails_on_planted_mistakes",
              "test_two_separate_events_would_under_count",
              "test_the_audit_fails_without_the_second_clipping")),
-    Promise("batch sizes and times are not in a job's output ([threat-model.md](threat-model.md) "
-            "for what stays open)", ("check_a_jobs_output",)),
+    Promise("batch sizes, times and notes of the data are not in a job's output "
+            "([threat-model.md](threat-model.md) for what stays open)",
+            ("check_a_jobs_output", "check_a_jobs_output_has_no_notes_of_the_data")),
     Promise("an empty sample is a step",
             ("check_empty_batches_are_steps", "check_empty_batch_is_noise")),
     Promise("the divisor is public", ("check_division",)),

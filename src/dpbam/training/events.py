@@ -157,7 +157,10 @@ class Reporter:
         """Called when a checkpoint is on disk."""
 
     def on_message(self, message: str) -> None:
-        """Called with a sentence for the operator, such as a note of the data set."""
+        """Called with a sentence for the operator."""
+
+    def on_non_private_note(self, note: str) -> None:
+        """Called with a note of the data set, such as a number of files: for the operator alone."""
 
     def on_end(self, message: str) -> None:
         """Called at the end, with a sentence that says how it ended."""
@@ -188,6 +191,10 @@ class Several(Reporter):
     def on_message(self, message: str) -> None:
         for reporter in self._reporters:
             reporter.on_message(message)
+
+    def on_non_private_note(self, note: str) -> None:
+        for reporter in self._reporters:
+            reporter.on_non_private_note(note)
 
     def on_end(self, message: str) -> None:
         for reporter in self._reporters:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
+import tempfile
 from threading import Event
 
 import pytest
+from torch import nn
 
 from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter, LoggedProgress, bar
-from dpbam.training.events import StepReport
+from dpbam.app.runs import RunConfig
+from dpbam.app.runs.execution import _Session
+from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.preparation import Prepared
+from dpbam.data import load
+from dpbam.distributed import Ranks
+from dpbam.engines.memory import Fit
+from dpbam.training.events import Several, StepReport
+from support import private_plan
 
 
 def check_a_jobs_output(seconds: float = 2.0, rows: int = 97) -> None:
@@ -27,6 +38,31 @@ def check_a_jobs_output(seconds: float = 2.0, rows: int = 97) -> None:
             JsonLinesReporter().on_step(report)
         printed.append(text.getvalue())
     assert printed[0] == printed[1]
+
+
+def check_a_jobs_output_has_no_notes_of_the_data() -> None:
+    """The same to the letter with a file more that is no record: notes count those."""
+    printed = []
+    for notes in ((), ("ignored 1 hidden files", "312 DICOM files of 40 patients")):
+        train = dataclasses.replace(load("digits"), notes=notes)
+        plan = private_plan(n=len(train), delta=1e-5, accountant="rdp")
+        prepared = Prepared(RunConfig(epsilon=3.0), train, train, plan, nn.Linear(2, 2), None)  # type: ignore[arg-type]
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text), tempfile.TemporaryDirectory() as folder:
+            session = _Session(RunFolder(folder), {}, prepared, JsonLinesReporter(), Ranks())
+            session._announce(0, Fit(8, "fused", 0))
+        printed.append(text.getvalue().replace(folder, ""))
+    assert "start" in printed[0]
+    assert printed[0] == printed[1]
+
+
+def test_json_lines_have_no_notes_of_the_data() -> None:
+    check_a_jobs_output_has_no_notes_of_the_data()
+
+
+def test_the_operator_sees_the_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    Several(LiveReporter()).on_non_private_note("ignored 1 hidden files")
+    assert "ignored 1 hidden files" in capsys.readouterr().err
 
 
 def test_json_lines_tell_neither_batch_sizes_nor_times() -> None:

@@ -226,6 +226,9 @@ class LiveReporter(Reporter):
     def on_message(self, message: str) -> None:
         self._say(message)
 
+    def on_non_private_note(self, note: str) -> None:
+        self._say(note)
+
     def _say(self, line: str) -> None:
         say(line, screen=self._bar.console)
 
@@ -234,7 +237,7 @@ class JsonLinesReporter(Reporter):
     """One JSON object per line on stdout, each with its ``event``.
 
     Schedulers keep what a job prints, so nothing non-private is printed: no loss, no batch size,
-    and no times, which depend on the batch size.
+    no notes of the data, which count its files, and no times, which depend on the batch size.
     """
 
     def on_start(self, report: StartReport) -> None:

@@ -253,7 +253,7 @@ class _Session:
 
         prepared, config = self.prepared, self.prepared.config
         for note in prepared.train.notes:
-            self.reporter.on_message(note)
+            self.reporter.on_non_private_note(note)
         self.reporter.on_start(
             StartReport(
                 plan=prepared.plan,
