@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from dpbam.app.runs.files import read_json
 from dpbam.app.runs.identity import file_digest
 from dpbam.data import to_float
 from tests.tiny_encoders import save_encoder
+
+export_module = sys.modules[export.__module__]
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,18 @@ def test_transformers_alone_predicts_the_same(encoder, tmp_path):
     torch.testing.assert_close(logits, outputs(run), atol=1e-5, rtol=1e-5)
     assert net.config.id2label == dict(enumerate(run.class_names))
     assert read_json(folder / "preprocessor_config.json")["image_mean"] == [0.5, 0.4, 0.3]
+
+
+@pytest.mark.slow  # the exporter takes seconds to import
+def test_onnx_has_neither_paths_nor_code_of_the_operator(plain, tmp_path, monkeypatch):
+    def notes(out):
+        written = (export(plain, "onnx", tmp_path / out)[0] / "model.onnx").read_bytes()
+        here = str(Path(export_module.__file__).parent).encode()
+        return [word for word in (here, b"in forward", b"self.module(") if word in written]
+
+    assert notes("out") == []
+    monkeypatch.setattr(export_module, "_remove_traces", lambda path: None)
+    assert len(notes("with")) == 3
 
 
 @pytest.mark.slow  # the exporter takes seconds to import

@@ -219,6 +219,26 @@ def _write_onnx(module: nn.Module, images: Tensor, path: Path) -> None:
             input_names=["images"], output_names=["outputs"],
             dynamic_shapes={"images": {0: torch.export.Dim("rows", min=1)}},
         )  # fmt: skip
+    _remove_traces(path)
+
+
+def _remove_traces(path: Path) -> None:
+    """Remove what torch notes of each operation: paths of the operator's, lines of their code."""
+    import onnx
+
+    made = onnx.load(path)
+    _clear_notes(made)
+    onnx.save(made, path)
+
+
+def _clear_notes(message: Any) -> None:
+    """Clear the free text of a protocol buffer and of those inside it."""
+    for name in {"metadata_props", "doc_string"} & set(message.DESCRIPTOR.fields_by_name):
+        message.ClearField(name)
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if hasattr(value, "DESCRIPTOR") else value:
+                _clear_notes(part)
 
 
 def _from_bytes(module: nn.Module) -> nn.Module:
