@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from dpbam.app.audit import accountant, check_run
 from dpbam.app.runs import RunConfig, RunError, execute, stored_config
 from dpbam.oracle import PrivateGradientOracle
+from dpbam.training import trainer
 
 OWN = """
 import torch
@@ -73,12 +74,16 @@ def test_an_honest_run_is_published_and_signed_off(config: RunConfig, tmp_path: 
     assert fixed_finding(out)[0]
 
 
-def test_a_forward_pass_that_keeps_what_it_sees_is_not_published(
-    config: RunConfig, tmp_path: Path
+def test_what_a_pass_in_eval_mode_keeps_is_not_published(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "run"
+    """It goes with the copy that the pass ran on; written into the model itself, it is refused."""
+    leaking, out = config.replace(model_options={"leak": True}), tmp_path / "run"
+    execute(leaking, tmp_path / "copied")
+    assert fixed_finding(tmp_path / "copied") == (True, "3 tensors, bit-identical")
+    monkeypatch.setattr(trainer, "spare", lambda model: model)
     with pytest.raises((RunError, ValueError), match="seen"):
-        execute(config.replace(model_options={"leak": True}), out)
+        execute(leaking, out)
     assert not (out / "model.safetensors").exists()
 
 
