@@ -11,9 +11,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 _KEY = "processor seconds"
 # tests/interop has what these pages show
@@ -35,6 +33,9 @@ class Entropy:
 
         Entropy differs by name (by its SHA-512, whatever PYTHONHASHSEED is); torch starts at 0.
         """
+        import numpy as np  # here: the process that only hands tests to others needs neither
+        import torch
+
         self._stream.seed(name)
         random.seed(name)
         np.random.seed(zlib.crc32(name.encode()))  # noqa: NPY002

@@ -19,7 +19,7 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks
 
 LANGUAGES = {"python", "bash", "text", "toml", "json", "csv", "yaml"}
 SHORTENED = {"train", "compare"}
-SLOW = {"docs/cookbook.md", "docs/from-opacus.md", "docs/use-your-model.md"}
+SLOW = {"docs/bench.md", "docs/cookbook.md", "docs/from-opacus.md", "docs/use-your-model.md"}
 LAUNCHERS = {"torchrun", "python", "jupyter"}
 
 
@@ -111,9 +111,6 @@ def perform(block: Block, folder: Path) -> None:
 def has_session(page: str) -> bool:
     found = list(blocks((ROOT / page).read_text()))
     return any(block.title or block.language == "bash" for block in found)
-
-
-SLOW = ("docs/bench.md", "docs/cookbook.md")
 
 
 def session(page: str) -> object:
