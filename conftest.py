@@ -101,7 +101,8 @@ def _measured_once() -> Iterator[None]:
             return fit_rows(make, sample, method, lam, **options)
         tensors = [*model.parameters(), *tree_leaves((sample.inputs, sample.targets, sample.unit))]
         sizes = [(t.shape, t.dtype, t.requires_grad) for t in tensors]
-        facts = (engine, model, model.training, groups, sizes, loss, method, lam, options)
+        modes = [m.training for m in model.modules()], getattr(loss, "reduction", None)
+        facts = (engine, model, modes, groups, sizes, loss, method, lam, options)
         if (key := repr(facts)) not in known:  # kept with what has no name but its address
             known[key] = (fit_rows(make, sample, method, lam, **options), loss, method)
         return known[key][0]
