@@ -9,15 +9,15 @@ import secrets
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 _KEY = "processor seconds"
 # tests/interop has what these pages show
-_SLOW_PAGES = {"from-opacus.md", "huggingface.md", "lightning.md"}
+_SLOW_PAGES = {"from-opacus.md", "huggingface.md", "lightning.md", "own-model.md"}
 
 
 class Entropy:
@@ -35,6 +35,9 @@ class Entropy:
 
         Entropy differs by name (by its SHA-512, whatever PYTHONHASHSEED is); torch starts at 0.
         """
+        import numpy as np  # here: the process that only hands tests to others needs neither
+        import torch
+
         self._stream.seed(name)
         random.seed(name)
         np.random.seed(zlib.crc32(name.encode()))  # noqa: NPY002
@@ -66,6 +69,46 @@ def _entropy() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("randbits", "token_bytes", "token_hex"):
             patch.setattr(secrets, name, getattr(_ENTROPY, name))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _read_once() -> Iterator[None]:
+    """Parse scikit-learn's digits once: else a quarter of a tiny training."""
+    from dpbam.data import digits
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digits, "_split", cache(digits._split))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _measured_once() -> Iterator[None]:
+    """Measure the memory of a step once per kind of step: else two thirds of a tiny training.
+
+    Only for models made of torch's and our own layers, which are told apart by what they print.
+    """
+    from torch.utils._pytree import tree_leaves
+
+    from dpbam import compute
+
+    fit_rows, known = compute.fit_rows, {}
+
+    def once(make: Any, sample: Any, method: Any, lam: float, **options: Any) -> Any:
+        engine, model, loss, groups = make.args
+        layers = {type(module).__module__.partition(".")[0] for module in model.modules()}
+        if layers - {"torch", "dpbam"}:
+            return fit_rows(make, sample, method, lam, **options)
+        tensors = [*model.parameters(), *tree_leaves((sample.inputs, sample.targets, sample.unit))]
+        sizes = [(t.shape, t.dtype, t.requires_grad) for t in tensors]
+        modes = [m.training for m in model.modules()], getattr(loss, "reduction", None)
+        facts = (engine, model, modes, groups, sizes, loss, method, lam, options)
+        if (key := repr(facts)) not in known:  # kept with what has no name but its address
+            known[key] = (fit_rows(make, sample, method, lam, **options), loss, method)
+        return known[key][0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compute, "fit_rows", once)
         yield
 
 

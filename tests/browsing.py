@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND",
 )  # fmt: skip
 Driver = Any
+_FOREVER = 900  # seconds; a loaded machine is slow, and no test waits for it to pass
 
 
 @contextmanager
@@ -42,6 +44,15 @@ def chromium(profile: Path) -> Iterator[Driver]:
         yield driver
     finally:
         driver.quit()
+
+
+def waited(find: Callable[[], Any]) -> Any:
+    """Wait until ``find()`` has found something, however slow the machine; never for ever."""
+    end = time.monotonic() + _FOREVER
+    while not (found := find()):
+        assert time.monotonic() < end, f"that did not happen in {_FOREVER} s"
+        time.sleep(0.05)
+    return found
 
 
 def requests(driver: Driver) -> list[str]:

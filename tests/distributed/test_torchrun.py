@@ -48,7 +48,7 @@ def ended(process: subprocess.Popen[str]):
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)  # which torchrun passes on to its workers
-            process.wait(60)
+            process.wait(LIMIT)
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from browsing import Driver, chromium, needs_chromium, requests
+from browsing import Driver, chromium, needs_chromium, requests, waited
 
 pytest.importorskip("selenium", reason="selenium is in the dev extra")
 from selenium.webdriver.common.by import By
@@ -54,11 +53,7 @@ def test_search_works_from_disk(browser: Driver, site: Path) -> None:
     field = browser.find_element(By.CSS_SELECTOR, "input.md-search__input")
     browser.execute_script("arguments[0].focus()", field)
     field.send_keys("Gram matrices or materialised")  # a heading of that page
-    for _ in range(240):
-        found = browser.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
-        if found:
-            break
-        time.sleep(0.25)
+    found = waited(lambda: browser.find_elements(By.CSS_SELECTOR, ".md-search-result__link"))
     assert any("engine.html" in link.get_attribute("href") for link in found)
 
 

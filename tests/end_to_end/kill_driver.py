@@ -24,6 +24,7 @@ SEEDED = {
     "noise_multiplier": 4.0, "accountant": "rdp", "delta": 1e-4, "batch_size": 180, "epochs": 1,
     "checkpoint_every": 0, "lr": 0.02, "ema": 0.8, "augment_multiplicity": 2,
     "shift": 1, "num_workers": 1, "seed": 5, "schedule": "cosine",
+    "physical_batch_size": 512,
 }  # fmt: skip
 
 

@@ -29,7 +29,8 @@ TRAIN = ["train", "--data", "digits", "--method", "dp-sgd", "--epsilon", "3", "-
          "--lr", "0.01", "--accountant", "rdp", "--device", "cpu", "--model", "mlp"]  # fmt: skip
 SHORT = ["train", "--data", "digits", "--model", "mlp", "--model-option", "hidden=[8]",
          "--method", "dp-sgd", "--noise-multiplier", "4", "--accountant", "rdp", "--batch-size",
-         "180", "--epochs", "1", "--seed", "5", "--json-lines"]  # fmt: skip
+         "180", "--epochs", "1", "--seed", "5", "--json-lines",
+         "--physical-batch-size", "512"]  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -149,7 +150,8 @@ def at_work(process, cwd):
 
 COMPARE = ["compare", "--data", "digits", "--model", "mlp", "--model-option", "hidden=[8]",
            "--noise-multiplier", "4", "--accountant", "rdp", "--batch-size", "180", "--epochs", "1",
-           "--method", "dp-sgd", "--method", "bam", "--seeds", "2", "--out", "both"]  # fmt: skip
+           "--method", "dp-sgd", "--method", "bam", "--seeds", "2", "--out", "both",
+           "--physical-batch-size", "512"]  # fmt: skip
 LONG = [*COMPARE, "--epochs", "2000", "--jobs", "2"]  # it is killed; the last flag counts
 
 

@@ -20,7 +20,7 @@ from dpbam.engines.fused.layers.conv import Conv
 from dpbam.methods import BAM
 from dpbam.nn.standardise import StandardisedConv1d, StandardisedConv2d
 
-PROPERTY = settings(deadline=None, max_examples=12, derandomize=True)
+PROPERTY = settings(max_examples=settings.default.max_examples * 3 // 10)
 ROWS = 4
 
 

@@ -62,7 +62,7 @@ def test_a_present_canary_moves_the_score_by_the_clipping_norm(
         assert scores[0] - scores[1] == pytest.approx(0.5 / 3)
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "bam"])
+@pytest.mark.parametrize("method", ["dp-sgd", pytest.param("bam", marks=pytest.mark.slow)])
 def test_one_step_with_many_orthogonal_canaries_nearly_reaches_the_claim(method: str) -> None:
     target = Target(canaries=20_000, n=20_001, batch_size=20_001, method=method)
     found = audit(target)

@@ -17,7 +17,8 @@ from tests.forked import forked_workers
 from tests.results import finished
 
 SETTINGS = {"noise_multiplier": 1.0, "accountant": "rdp", "model": "mlp", "batch_size": 64,
-            "epochs": 0.2, "device": "cpu", "num_workers": 0}  # fmt: skip
+            "epochs": 0.2, "device": "cpu", "num_workers": 0,
+            "physical_batch_size": 64}  # fmt: skip
 BOTH = [Contender("dp-sgd"), Contender("bam", 0.05)]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from browsing import Driver, chromium, needs_chromium, requests
+from browsing import Driver, chromium, needs_chromium, requests, waited
 from dpbam.app.report import draw, write_report
 from tests.app.report.synthetic import CLASSES, write_run
 
@@ -55,14 +54,6 @@ def opened(browser: Driver, page: Path) -> Driver:
 def downloaded(driver: Driver, name: str) -> bytes:
     path = driver.downloads / name
     return waited(lambda: path.read_bytes() if path.exists() else b"")
-
-
-def waited(find: Callable[[], Any], seconds: float = 60.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := find()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-    return found
 
 
 def part(driver: Driver, figure: str, selector: str) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from browsing import chromium, needs_chromium
+from browsing import chromium, needs_chromium, waited
 from dpbam.app.cli import main
 
 pytestmark = needs_chromium
@@ -60,10 +59,7 @@ def test_the_page_of_a_task(task: str, metric: str, tmp_path: Path) -> None:
             size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == 400}
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
             browser.get(page.as_uri())
-            end = time.monotonic() + 60
-            while not browser.execute_script(DRAWN):
-                assert time.monotonic() < end, "not drawn"
-                time.sleep(0.05)
+            waited(lambda: browser.execute_script(DRAWN))
             assert browser.get_log("browser") == []
             shown = browser.execute_script("return document.getElementById('summary').textContent")
             assert metric in shown

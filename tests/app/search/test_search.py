@@ -171,15 +171,15 @@ MORE = [choice for choice in CHOICES if choice not in SAMPLED]
 def test_lambda_is_searched_with_the_best_of_the_first_stage(
     sampler: str, pruner: str, stub: list[Any], tmp_path: Path
 ) -> None:
-    search = a_search(sampler=sampler, pruner=pruner, trials=6)
+    search = a_search(sampler=sampler, pruner=pruner, trials=4)
     studies = do_trials(search, tmp_path)
-    first, second = stub[:6], stub[6:]
-    assert len(second) == 6
-    assert len({config.lr for config, _ in first}) == 6
+    first, second = stub[:4], stub[4:]
+    assert len(second) == 4
+    assert len({config.lr for config, _ in first}) == 4
     best = studies[0].best()
     assert best is not None
     assert {config.lr for config, _ in second} == {best.params["lr"]}
-    assert len({config.lam for config, _ in second}) == 6
+    assert len({config.lam for config, _ in second}) == 4
     if pruner == "none":
         result = conclude(search, studies, tmp_path).to_dict()
         assert result["best_of_each_method"]["bam"]["lr"] == best.params["lr"]
