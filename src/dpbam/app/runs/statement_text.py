@@ -141,13 +141,14 @@ def _plain_words(s: dict[str, Any]) -> list[str]:
     unit, record = s["unit_name"], s["unit_name"] == "record"
     whole = (
         "by itself: a person with several records is not protected as a person, see below"
-        if record else "with all of these records together"
+        if record else f"with all records of that {unit}"
     )  # fmt: skip
     seed = ", nor against those who know the seed" if s["seeded"] else ""
     digits = ", nor against attacks on the last digits of floating-point numbers"
     several = ", ".join(f"{_percent(right_guesses(s, k))} for {k} {unit}s" for k in (2, 5, 10))
     return [
-        f"**Who is protected.** Each {s['unit']}, {whole}. The training data had {s['units']:,}.",
+        f"**Who is protected.** Each {s['unit'] if record else unit} of the {s['units']:,} in the "
+        f"training data, {whole}.",
         "**Against what.** Against those who have the model, or anything made from it, and try to "
         f"find out whether a certain {unit} was in the training data, or what was in it; now or "
         "later, with any computer and any other knowledge. Not against the operator and those who "
