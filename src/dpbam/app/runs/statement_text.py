@@ -87,7 +87,7 @@ h2 { margin-top: 2rem; break-after: avoid } tr, li { break-inside: avoid }
 table { border-collapse: collapse; width: 100% }
 th, td { border: 1px solid #bbb; padding: .3rem .6rem; text-align: left; vertical-align: top }
 td { overflow-wrap: anywhere } td:first-child { min-width: 9rem }
-p, li { orphans: 3; widows: 3 } p:has(+ table) { break-after: avoid }
+p, li { orphans: 3; widows: 3 } p:has(+ table, + ul) { break-after: avoid }
 @page { margin: 18mm 16mm }
 @media print { body { margin: 0; padding: 0; max-width: none; font-size: 10pt } }
 </style>
