@@ -309,6 +309,11 @@ def swap(folder: Path) -> None:
     edit_json(folder / "exported.json", files=values["files"])
 
 
+def signed_again(folder: Path) -> None:
+    swap(folder)
+    sign(RunFolder(folder), keys(folder.parent, "attacker")[0])
+
+
 EXPORTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another model": (other_weights, "model.safetensors is the file that was exported"),
     "another model and list": (swap, "the signature is the statement's"),
@@ -327,7 +332,7 @@ EXPORTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda out: (out / "exported.sig").unlink(), "the statement is signed, if a key was given",
     ),
     "signed again": (
-        lambda out: (swap(out), sign(RunFolder(out), keys(out.parent, "attacker")[0])),
+        signed_again,
         "the signature is the operator's",
     ),
 }  # fmt: skip
