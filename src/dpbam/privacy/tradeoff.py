@@ -78,7 +78,7 @@ class TradeOff:
 
         It also bounds reconstruction: a guess about a unit that is right with probability kappa
         without that unit's data is right with probability at most 1 - f(kappa) with the release
-        (Hayes, Balle, Mahloujifar 2023: the guess is a test).
+        (Hayes, Mahloujifar, Balle 2023; by f: Kaissis, Hayes, Ziller, Rueckert 2023).
         """
         _validate.probability("false_positive_rate", false_positive_rate)
         return 1.0 - float(self(false_positive_rate))
@@ -114,7 +114,8 @@ class TradeOff:
             mu = max over corners of Phi^-1(1 - alpha) - Phi^-1(f(alpha))
 
         (Without a least error the only mu is that of all data in all steps, sqrt(T) / sigma.)
-        The regret is how much more G_mu allows than f (Kaissis et al. 2024): the least kappa with
+        To report it is a proposal of Gomez et al. 2025. The regret is how much more G_mu allows
+        than f (the Delta-divergence of Kaissis et al. 2024): the least kappa with
         f(alpha + kappa) - kappa <= G_mu(alpha) for every alpha.
         """
         alpha, _ = self._corners

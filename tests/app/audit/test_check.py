@@ -8,18 +8,21 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load_file, save_file
 
-from dpbam.app.audit import accountant, check_run
+from dpbam.app.audit import accountant, check_run, exported
 from dpbam.app.audit.check import signed_off
 from dpbam.app.cli import main
 from dpbam.app.runs import RunConfig, RunError, execute
+from dpbam.app.runs.export import export
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.identity import config_digest, sign
+from dpbam.app.runs.identity import config_digest, file_digest, sign
+from dpbam.app.runs.statement import write_statement
 from dpbam.errors import ArgumentError
 
 CONFIG = RunConfig(
@@ -36,14 +39,20 @@ def _coarse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("audited") / "run"
-    execute(CONFIG, out)
-    return out
+    folder = tmp_path_factory.mktemp("audited")
+    (folder / "budget.json").write_text('{"epsilon": 8.0, "delta": 1e-5}')
+    execute(CONFIG.replace(budget=folder / "budget.json"), folder / "run")
+    return folder / "run"
 
 
 @pytest.fixture
 def run(honest: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(honest, tmp_path / "run"))
+    """A copy of the run, next to a copy of its budget."""
+    shutil.copyfile(honest.parent / "budget.json", tmp_path / "budget.json")
+    copy = Path(shutil.copytree(honest, tmp_path / "run"))
+    for path in (copy / "config.toml", copy / "non-private" / "run.json"):
+        path.write_text(path.read_text().replace(str(honest.parent), str(tmp_path)))
+    return copy
 
 
 def edit_json(path: Path, **changes: object) -> None:
@@ -83,6 +92,44 @@ def statement(**changes: object) -> Callable[[Path], None]:
     return lambda run: edit_json(run / "privacy-statement.json", **changes)
 
 
+def forged(**changes: object) -> Callable[[Path], None]:
+    """Edit the statement, and write page, text and card anew: they agree with one another."""
+
+    def edit(run: Path) -> None:
+        values = json.loads((run / "privacy-statement.json").read_text())
+        write_statement(RunFolder(run), {**values, **changes})
+
+    return edit
+
+
+def nested(field: str, **changes: object) -> Callable[[Path], None]:
+    """The same for a part of the statement."""
+
+    def edit(run: Path) -> None:
+        values = json.loads((run / "privacy-statement.json").read_text())
+        forged(**{field: {**values[field], **changes}})(run)
+
+    return edit
+
+
+def edit_budget(run: Path, change: Callable[[list[dict[str, Any]]], object]) -> None:
+    path = run.parent / "budget.json"
+    values = json.loads(path.read_text())
+    change(values["entries"])
+    path.write_text(json.dumps(values))
+
+
+def edit_card(run: Path) -> None:
+    text = (run / "README.md").read_text()
+    (run / "README.md").write_text(text.replace("## Evaluation", "epsilon = 0.1\n\n## Evaluation"))
+
+
+def of_another_run(run: Path) -> None:
+    values = json.loads((run / "privacy-statement.json").read_text())
+    forged(run="0" * len(values["run"]))(run)
+
+
+WORDS = "the statement's words follow from the settings"
 TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "epsilon": (statement(epsilon=1.0), "a second accountant agrees"),
     "epsilon a little": (statement(epsilon=2.9), "a second accountant agrees"),
@@ -92,12 +139,12 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "units": (statement(units=10), "the statement's n is the run's"),
     "steps": (statement(charged_steps=1), "all charged steps are stated"),
     "seeded": (statement(seeded=True), "a seeded run says so"),
-    "method": (statement(method="bam"), "method is as configured"),
+    "method": (statement(method="bam"), WORDS),
     "published": (
         statement(may_be_published=["ledger.jsonl"]),
         "only harmless files are listed for publishing",
     ),
-    "a field gone": (statement(evaluated_on=None), "configuration"),
+    "a field gone": (statement(evaluated_on=None), "evaluations"),
     "prose": (
         lambda run: (run / "privacy-statement.md").write_text("all is well"),
         "the statement for people is the one for machines",
@@ -153,6 +200,39 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: (run / "privacy-statement.html").write_text("<p>all is well"),
         "the statement to print is the one for people",
     ),
+    "nothing outside the promise": (forged(outside_the_promise=[]), WORDS),
+    "a larger unit": (forged(unit_name="patient", unit="patient (all records)"), WORDS),
+    "secure noise": (forged(noise="secure", noise_mode="secure"), WORDS),
+    "never tuned": (forged(tuned_on="nothing was tuned"), WORDS),
+    "another operator": (forged(operator="a hospital"), WORDS),
+    "secrets not named": (forged(must_not_be_published=[]), WORDS),
+    "another accountant": (forged(accountant="dp-accounting 0.6.0, RDP"), WORDS),
+    "fewer looks": (
+        nested("evaluated_on", times=0), "the statement's evaluations are the run's",
+    ),
+    "other test people": (
+        nested("evaluated_on", trained_on="No"), "the statement's evaluations are the run's",
+    ),
+    "another run's": (of_another_run, "the statement is this run's"),
+    "a day to come": (
+        nested("identity", date="2999-01-01"), "the statement is not of a day to come",
+    ),
+    "no budget": (forged(budget=None), "the statement names the run's budget"),
+    "a larger budget": (
+        nested("budget", epsilon=100.0), "the statement's budget is the file's",
+    ),
+    "less taken": (
+        nested("budget", taken=0.1), "what the budget had given by then holds this run",
+    ),
+    "outside the budget": (
+        lambda run: edit_budget(run, lambda e: e.clear()),
+        "the budget counts this run as its ledger does",
+    ),
+    "less in the budget": (
+        lambda run: edit_budget(run, lambda e: e[0]["charges"][0].__setitem__(2, 1)),
+        "the budget counts this run as its ledger does",
+    ),
+    "the card": (edit_card, "the model card promises what the statement does"),
     "a link out": (link_out, "no link leads out of the folder, all files are plain"),
 }  # fmt: skip
 
@@ -219,6 +299,58 @@ def test_a_signature_vouches_for_the_statement_as_it_is(
     (run / "privacy-statement.json").write_text(before)
     edit_json(run / "privacy-statement.sig", signature="AAAA")
     assert wrong_after(run, public) == ["the signature is the statement's"]
+
+
+def swap(folder: Path) -> None:
+    """Another model, and a list of files that agrees with it."""
+    other_weights(folder)
+    values = json.loads((folder / "exported.json").read_text())
+    values["files"]["model.safetensors"] = file_digest(folder / "model.safetensors")
+    edit_json(folder / "exported.json", files=values["files"])
+
+
+def signed_again(folder: Path) -> None:
+    swap(folder)
+    sign(RunFolder(folder), keys(folder.parent, "attacker")[0])
+
+
+EXPORTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another model": (other_weights, "model.safetensors is the file that was exported"),
+    "another model and list": (swap, "the signature is the statement's"),
+    "another file": (
+        lambda out: (out / "more.bin").write_bytes(b"x"),
+        "the folder holds the files that were exported, no others",
+    ),
+    "another source": (
+        lambda out: edit_json(out / "exported.json", exported_from={"model.safetensors": "0"}),
+        "the statement is about the model that was exported",
+    ),
+    "another statement": (
+        forged(epsilon=0.1), "privacy-statement.json is the file that was exported",
+    ),
+    "no signature": (
+        lambda out: (out / "exported.sig").unlink(), "the statement is signed, if a key was given",
+    ),
+    "signed again": (
+        signed_again,
+        "the signature is the operator's",
+    ),
+}  # fmt: skip
+
+
+def test_an_export_is_signed_as_a_whole(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, public = keys(tmp_path, "operator")
+    out, _ = export(run, "safetensors", tmp_path / "out")
+    assert main(["sign", str(out), "--key", str(key)]) == 0
+    assert (out / "exported.sig").is_file()
+    assert main(["audit", str(out), "--public-key", str(public)]) == 0
+    assert "that exported.json lists" in " ".join(capsys.readouterr().out.split())
+    for name, (tamper, check) in EXPORTS.items():
+        copy = Path(shutil.copytree(out, tmp_path / name))
+        tamper(copy)
+        assert check in [f.check for f in exported.check_run(copy, public) if not f.right], name
 
 
 def test_openssl_accepts_the_signature(run: Path, tmp_path: Path) -> None:

@@ -127,3 +127,8 @@ def test_what_cannot_be_attacked_is_refused_in_one_sentence(
     (hostile / "non-private" / "run.json").write_text(json.dumps(facts))
     with pytest.raises(RunError, match=r"names code to run, data os:mkdir.*--own-code"):
         attack_run(hostile)
+
+
+def test_an_attack_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="needs the folder of a finished run"):
+        attack_run(tmp_path)

@@ -50,7 +50,7 @@ def test_it_names_all_that_a_privacy_officer_has_to_know(tiny):
         "record (one image and its label)", "add or remove one unit of privacy", "Poisson",
         "dp-accounting", "RDP", "epsilon = 0.3", "delta = 0.0001", "| Noise multiplier sigma | 4 |",
         "| Sampling rate q | 0.125174 |", "| Steps | 8 |", "flat, norm C = 1",
-        "operating system's entropy", "the true epsilon is larger", "were looked at 3 times",
+        "operating system's entropy", "the true epsilon is larger", "was tried 3 times",
         "approximate DP", "central", "no evaluation chose it", "is not signed: whoever alters",
         "`model.safetensors`", "`non-private/`", "random, independent of the data",
     ):  # fmt: skip
@@ -139,7 +139,7 @@ def test_other_releases_are_named_or_said_to_be_unknown(tiny):
     budget = {"file": "b.json", "epsilon": 8, "delta": 1e-5, "taken": 1.2341, "other_runs": others}
     text = to_markdown(made(tiny, budget=budget))
     assert "b.json, allows epsilon 8 at delta 1e-05" in text
-    assert "1.235 was taken by this run and 2 others: aa, bb (reserved)" in text
+    assert "1.235 of it, at that delta, was taken by this run and 2 others: aa, bb (reserved)" in text
     assert "No budget was kept" in to_markdown(made(tiny))
 
 

@@ -8,7 +8,8 @@ means a bug; one far below it means a weak attack, or a loose claim.
 from __future__ import annotations
 
 from dpbam.app.audit.attack import AuditResult, Target, audit, expected_bounds
-from dpbam.app.audit.check import Finding, check_run
+from dpbam.app.audit.check import check_run
+from dpbam.app.audit.evidence import Finding
 from dpbam.app.audit.membership import MembershipResult, attack_run
 
 __all__ = [

@@ -10,21 +10,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpbam.app.audit.accountant import bracket, profile
+from dpbam.app.audit.evidence import Evidence, Finding
+from dpbam.app.audit.stated import STATED, signature
 from dpbam.app.runs.config import RunConfig, read_file
 from dpbam.app.runs.facts import difference
 from dpbam.app.runs.files import FORMAT, check_format, current_config, read_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
-from dpbam.app.runs.identity import config_digest, file_digest, public_key, verified
+from dpbam.app.runs.identity import config_digest, file_digest, public_key
 from dpbam.app.runs.run import RunError
 from dpbam.app.runs.statement import RATES, attacks, released_files
-from dpbam.app.runs.statement_text import to_html, to_markdown
 from dpbam.errors import ArgumentError
-from dpbam.privacy.accounting import Charge, total_epsilon
+from dpbam.privacy.accounting import total_epsilon
 from dpbam.privacy.ledger import BEFORE
 from dpbam.privacy.rounding import down, up
 from dpbam.privacy.tradeoff import TradeOff
@@ -38,7 +39,8 @@ MEANS = (
     "the files of the run agree with one another: the model is the one that the statement names; "
     "every step that reached it is on the ledger; a second accountant, written apart, finds the "
     "stated epsilon and attacks within its bounds for these steps; nothing but trained parameters "
-    "was changed by training; and only files that may be published are listed as such"
+    "was changed by training; the statement's words follow from the settings, and its evaluations "
+    "and budget are those on record; and only files that may be published are listed as such"
 )
 DOES_NOT_MEAN = (
     "that the program did what the ledger records (for that there are dpbam audit without a run, "
@@ -47,38 +49,6 @@ DOES_NOT_MEAN = (
     "(an operator who made up all of them consistently would pass: a signature says who vouches); "
     "or that the epsilon is small enough for the purpose"
 )
-
-
-class Finding(NamedTuple):
-    """One check: what was asked, whether it is right, and what was seen."""
-
-    check: str
-    right: bool
-    seen: str
-
-
-class Evidence(NamedTuple):
-    """What the folder holds."""
-
-    folder: RunFolder
-    facts: dict[str, Any]
-    config: RunConfig
-    entries: list[dict[str, Any]]
-    torn: bool
-    statement: dict[str, Any]
-    operator_key: str | None = None  # the public key that is expected
-
-    @property
-    def charges(self) -> list[Charge]:
-        """The ledger's steps, equal ones together."""
-        counts = Counter((float(e["noise_multiplier"]), float(e["sampling_rate"]))
-                         for e in self.entries)  # fmt: skip
-        return [Charge(sigma, q, k) for (sigma, q), k in sorted(counts.items())]
-
-    @property
-    def steps(self) -> list[dict[str, Any]]:
-        """The entries that are steps, not releases before the first."""
-        return [e for e in self.entries if not str(e["stream"]).endswith(BEFORE)]
 
 
 def check_run(run: str | Path, operator: Path | None = None) -> list[Finding]:
@@ -177,19 +147,7 @@ def _identity(e: Evidence) -> Iterator[Finding]:
     digest = e.statement["identity"]["configuration_sha256"]
     yield Finding("the configuration is the one that the statement names",
                   digest == config_digest(e.config), digest)  # fmt: skip
-    if not e.folder.signature.exists():
-        what = "the statement is signed, if a key was given"
-        yield Finding(what, e.operator_key is None, "no signature: the operator is not verified")
-        return
-    try:
-        key = verified(e.folder)
-    except RunError as error:
-        yield Finding("the signature is the statement's", False, str(error))
-        return
-    note = "" if e.operator_key else "; compare the key with the one that the operator published"
-    yield Finding("the signature is the statement's", True, f"by the owner of key {key}{note}")
-    if e.operator_key is not None:
-        yield Finding("the signature is the operator's", key == e.operator_key, e.operator_key)
+    yield from signature(e.folder, e.operator_key)
 
 
 def _ledger(e: Evidence) -> Iterator[Finding]:
@@ -246,19 +204,9 @@ def _configuration(e: Evidence) -> Iterator[Finding]:
     began = RunConfig.from_mapping(e.facts["config"])
     before, now = began.to_mapping(), e.config.to_mapping()
     before["delta"] = float(e.facts["delta"])
-    before.setdefault("unit", e.statement["unit_name"])  # as the data set has it, if none was asked
+    before.setdefault("unit", e.facts.get("unit", e.statement["unit_name"]))  # the data set's own
     names = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
     yield Finding("config.toml is what the run began with", not names, ", ".join(names) or "same")
-    text = e.folder.statement.read_text(encoding="utf-8") if e.folder.statement.is_file() else ""
-    restored = {k: _infinite(v) for k, v in e.statement.items()}
-    yield Finding("the statement for people is the one for machines",
-                  text == to_markdown(restored), e.folder.statement.name)  # fmt: skip
-    page = e.folder.statement_html
-    printed = page.read_text(encoding="utf-8") if page.is_file() else ""
-    yield Finding("the statement to print is the one for people", printed == to_html(text),
-                  page.name)  # fmt: skip
-    yield Finding("method is as configured", e.statement["method"] == e.config.method,
-                  str(e.statement["method"]))  # fmt: skip
 
 
 def _checkpoints(e: Evidence) -> Iterator[Finding]:
@@ -336,7 +284,7 @@ def _published(e: Evidence) -> Iterator[Finding]:
 
 _CHECKS = (
     _epsilon, _trade_off, _ledger, _mechanism, _configuration, _checkpoints, _fixed, _published,
-    _identity,
+    _identity, *STATED,
 )  # fmt: skip
 
 
@@ -386,10 +334,6 @@ def _charged(sigma: float, others: Iterable[float]) -> float:
 def _number(value: Any) -> float:
     """A JSON number, or the word for infinity."""
     return math.inf if value == "infinite" else float(value)
-
-
-def _infinite(value: Any) -> Any:
-    return math.inf if value == "infinite" else value
 
 
 def _same(check: str, one: float, other: float) -> Finding:

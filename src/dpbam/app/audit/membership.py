@@ -219,7 +219,10 @@ def attack_run(
     _validate.probability("confidence", confidence)
     if shadows and (_validate.count("shadows", shadows) < 4 or shadows % 2):
         raise ArgumentError(f"shadows must be 0 or an even number from 4, got {shadows}")
-    folder, config = RunFolder(run), stored_config(run)
+    folder = RunFolder(run)
+    if not folder.started:
+        raise RunError(f"{run} is no run folder: an attack needs the folder of a finished run")
+    config = stored_config(run)
     prepared = _prepared(folder, config, own_code)
     members = len(prepared.train)
     everyone = _everyone(prepared)

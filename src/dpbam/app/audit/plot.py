@@ -15,6 +15,7 @@ from dpbam.app.report.figure import COLOURS, Figure, Panel
 from dpbam.privacy.rounding import up
 
 _FALSE_POSITIVE_RATES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_LEAST = 0.001  # where the axes begin: what is less is drawn there
 
 
 def save_plot(result: AuditResult, path: Path) -> None:
@@ -71,7 +72,7 @@ def save_roc(results: Sequence[MembershipResult], path: Path, about: str = "trai
     """One panel per released model: attacks, lower limits, chance and the best possible attack."""
     caption = (
         "Members found at each false positive rate, lower confidence limits of the best attack, "
-        "and the most that the run's mechanism allows any attack."
+        "and the most that the run's mechanism allows any attack. Rates below 0.1% are drawn there."
     )
     Figure("attack", "Attack", caption, about, [_roc(r) for r in results]).save(path)
 
@@ -84,20 +85,22 @@ def _roc(result: MembershipResult) -> Panel:
     levels = tuple(rate.level for rate in found[0])
     limits = [max(rate.least for rate in same) for same in zip(*found, strict=True)]
     series = [
-        Series("best possible attack", 0, rates, tuple(best)),
+        Series("best possible", 0, rates, tuple(best)),
         Series("chance", 7, rates, rates),
         *(Series(a.name, k, rates, _seen(a)) for k, a in enumerate(result.attacks, 1)),
-        Series("lower limits", 5, levels, tuple(limits), style="points"),
+        Series("lower limits", 5, levels, tuple(max(x, _LEAST) for x in limits), style="points"),
     ]
     title = f"epsilon {'infinite' if math.isinf(result.epsilon) else up(result.epsilon)}"
-    return lines(title, "false positive rate", "true positive rate", series, percent=True,
-                 log_x=True)  # fmt: skip
+    panel = lines(title, "false positive rate", "true positive rate", series, percent=True,
+                  log_x=True, log_y=True)  # fmt: skip
+    panel.view["encoding"]["x"]["axis"] |= {"values": [0.001, 0.01, 0.1, 1], "format": "~%"}
+    return panel
 
 
 def _seen(attack: Attack) -> tuple[float, ...]:
     """The counted true positive rates; NaN where fewer than one non-member may pass."""
     n, m = len(attack.others), len(attack.members)
     return tuple(
-        attack.true_positives(int(rate * n)) / m if rate * n >= 1 else math.nan
+        max(attack.true_positives(int(rate * n)) / m, _LEAST) if rate * n >= 1 else math.nan
         for rate in _FALSE_POSITIVE_RATES
     )

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 def audit(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="A finished run, to be checked.")
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]", help="A finished run, or an exported model, to be checked."
+        ),
     ] = None,
     attack: Annotated[bool, option("Attack RUN's released model.", "--attack")] = False,
     shadows: Annotated[int, option("Shadow models of that attack; 0: none.")] = 16,
@@ -59,7 +62,8 @@ def audit(
     ledger, statement, checkpoint and model are checked against one another, buffers and frozen
     parameters against their record from before training, files against their digests, and the
     operator's signature if there is one; exit code 1 if anything is wrong. The verdict says what it
-    means, and what it does not.
+    means, and what it does not. The folder of an exported model is checked likewise, against its
+    list of digests.
 
     With RUN and --attack: an attacker who has the released model decides of each training and test
     record whether it was trained on, by its loss and its gradient, with shadow models and without.
@@ -146,21 +150,23 @@ def _show(result: AuditResult, out: Path | None) -> None:
 
 
 def _check(folder: Path, operator: Path | None, as_json: bool) -> None:
-    from dpbam.app.audit import check_run
-    from dpbam.app.audit.check import DOES_NOT_MEAN, MEANS, signed_off
+    from dpbam.app.audit import check, exported
+    from dpbam.app.runs.folder import RunFolder
+    from dpbam.app.runs.identity import is_export
 
-    findings = check_run(folder, operator)
-    good = signed_off(findings)
+    kind = exported if is_export(RunFolder(folder)) else check
+    findings = kind.check_run(folder, operator)
+    good = check.signed_off(findings)
     if as_json:
-        meaning = {"means": MEANS, "does_not_mean": DOES_NOT_MEAN} if good else {}
+        meaning = {"means": kind.MEANS, "does_not_mean": kind.DOES_NOT_MEAN} if good else {}
         print_json({"signed_off": good, **meaning, "findings": [f._asdict() for f in findings]})
     else:
         rows = [("right" if f.right else "WRONG", f.check, f.seen) for f in findings]
         say(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
         wrong = sum(not f.right for f in findings)
         if good:
-            say(f"signed off. This means that {MEANS}.")
-            say(f"It does not mean {DOES_NOT_MEAN}.")
+            say(f"signed off. This means that {kind.MEANS}.")
+            say(f"It does not mean {kind.DOES_NOT_MEAN}.")
         else:
             say(f"not signed off: {wrong} checks failed. Do not rely on the statement until each "
                 "is explained: a changed or lost file looks the same as a forged one.")  # fmt: skip

@@ -11,13 +11,16 @@ from dpbam.app.cli.output import facts, option, say
 
 
 def sign(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A finished run, or an exported model.")
+    ],
     key: Annotated[Path, option("The operator's private Ed25519 key, a PEM file.")],
 ) -> None:
     r"""Sign a run's privacy statement, which names the model's digest, with the operator's key.
 
-    The signature is written to privacy-statement.sig, which may be published. dpbam audit RUN
-    verifies it. It needs the extra sign: pip install 'dpbam\[sign]'.
+    The signature is written to privacy-statement.sig, which may be published. For the folder of an
+    exported model it is exported.sig, and covers all files. dpbam audit RUN verifies it. It needs
+    the extra sign: pip install 'dpbam\[sign]'.
 
     Examples:
         $ openssl genpkey -algorithm ed25519 -out operator.pem
@@ -26,12 +29,12 @@ def sign(
         $ dpbam audit runs/digits --public-key operator-public.pem
     """
     from dpbam.app.runs.folder import RunFolder
-    from dpbam.app.runs.identity import sign
+    from dpbam.app.runs.identity import sign, signed_files
 
     run = RunFolder(folder)
     run.check_links()
     public = sign(run, key)
-    say(facts({"signature": run.signature, "public key": public}))
+    say(facts({"signature": signed_files(run)[1], "public key": public}))
 
 
 COMMANDS = {"sign": sign}

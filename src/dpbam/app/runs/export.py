@@ -11,7 +11,8 @@ safetensors     ``model.safetensors`` and ``model.json``, low-rank updates merge
 ==============  ==================================================================================
 
 Each folder also has the model card, the privacy statement, and in ``exported.json`` the SHA-256 of
-the model that the statement is about and of all files of the export. Only what the statement lets
+the model that the statement is about and of all files of the export: ``dpbam sign`` signs it, and
+``dpbam audit`` compares the files with it. Only what the statement lets
 be published is exported. What was written is loaded again, and
 must predict what the run's model does: outputs differ by at most 1e-5 of the largest one.
 """
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from dpbam import _validate
 from dpbam.app.runs.files import read_json, write_atomic, write_json
 from dpbam.app.runs.folder import MARK, RunFolder
-from dpbam.app.runs.identity import file_digest
+from dpbam.app.runs.identity import EXPORTED, file_digest
 from dpbam.app.runs.model_file import RunModel, load_run_model
 from dpbam.app.runs.run import RunError
 
@@ -77,7 +78,7 @@ def export(
         if path.exists():
             shutil.copyfile(path, folder / path.name)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    write_json(folder / "exported.json", {
+    write_json(folder / EXPORTED, {
         "format": 1,
         "exported_from": {source.weights.name: file_digest(source.weights)},
         "files": {path.relative_to(folder).as_posix(): file_digest(path) for path in files},

@@ -58,6 +58,8 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
         "run": secrets.token_hex(8),
         "config": prepared.config.to_mapping(),
         "n": plan.n,
+        "unit": plan.unit,
+        "test": test_facts(prepared),
         "noise_multiplier": plan.noise_multiplier,
         "delta": plan.delta,
         "sampling_rate": plan.sampling_rate,
@@ -71,6 +73,16 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
         "initial_tensors": initial_tensors(prepared.model),
         "non_private_fingerprint": prepared.train.fingerprint(),
         "non_private_test_fingerprint": prepared.test.fingerprint(),
+    }
+
+
+def test_facts(prepared: Prepared) -> dict[str, Any]:
+    """Return what a statement has about the test data."""
+    test = prepared.test
+    return {
+        "set": test.name,
+        "records": len(test),
+        "names_units": prepared.plan.unit in test.columns,
     }
 
 

@@ -1,8 +1,10 @@
 """What a statement is about: digests of the files and the settings; and the operator's signature.
 
 The signature is Ed25519 over the bytes of ``privacy-statement.json``, which holds the SHA-256 of
-the model's files: signing it is vouching for them. Ed25519 is in the package ``cryptography``, the
-extra ``sign``; anyone can check it with ``openssl pkeyutl -verify -rawin``, too.
+the model's files: signing it is vouching for them. Of an exported folder it is over
+``exported.json``, which holds those of all its files, the statement among them. Ed25519 is in the
+package ``cryptography``, the extra ``sign``; anyone can check it with ``openssl pkeyutl -verify
+-rawin``, too.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from dpbam.app.runs.config import RunConfig
     from dpbam.app.runs.folder import RunFolder
 
+EXPORTED = "exported.json"
 # A digest of the seed would let anyone try out seeds, and subtract the noise; the others are paths.
 _LEFT_OUT = {"seed", "noise_seed", "data_root", "budget"}
 
@@ -55,15 +58,29 @@ def config_digest(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
+def signed_files(folder: RunFolder) -> tuple[Path, Path]:
+    """Return the file that a signature of this folder covers, and the signature's."""
+    exported = folder.path / EXPORTED
+    if is_export(folder):
+        return exported, exported.with_suffix(".sig")
+    return folder.statement_json, folder.signature
+
+
+def is_export(folder: RunFolder) -> bool:
+    """Whether ``dpbam export`` wrote the folder: it is no run's, which has a ledger."""
+    return (folder.path / EXPORTED).is_file() and not folder.ledger.exists()
+
+
 def sign(folder: RunFolder, key: Path) -> str:
-    """Sign the statement with the operator's Ed25519 key (PEM); return the public key.
+    """Sign the statement, or an export's digests, with an Ed25519 key (PEM); return the public key.
 
     Raises:
         RunError: if there is no statement.
         ArgumentError: if there is no such key, or no package for it.
     """
     ed25519, serialization = _cryptography()
-    if not folder.statement_json.is_file():
+    covered, target = signed_files(folder)
+    if not covered.is_file():
         raise RunError(f"there is no statement in {folder.path}: finish the run first")
     make_one = "make one with openssl genpkey -algorithm ed25519 -out operator.pem"
     try:
@@ -72,9 +89,9 @@ def sign(folder: RunFolder, key: Path) -> str:
         raise ArgumentError(f"the key {key} cannot be read ({error}): {make_one}") from None
     if not isinstance(private, ed25519.Ed25519PrivateKey):
         raise ArgumentError(f"the key {key} is not an Ed25519 key: {make_one}")
-    signature = private.sign(folder.statement_json.read_bytes())
+    signature = private.sign(covered.read_bytes())
     public: str = private.public_key().public_bytes_raw().hex()
-    write_json(folder.signature, {
+    write_json(target, {
         "format": 1,
         "algorithm": "Ed25519",
         "public_key": public,
@@ -84,19 +101,20 @@ def sign(folder: RunFolder, key: Path) -> str:
 
 
 def verified(folder: RunFolder) -> str:
-    """Return the public key whose owner signed the statement as it is; RunError if none did."""
+    """Return the public key whose owner signed the folder's files as they are, or RunError."""
     ed25519, _ = _cryptography()
     from cryptography.exceptions import InvalidSignature
 
-    values = read_json(folder.signature)
+    covered, path = signed_files(folder)
+    values = read_json(path)
     try:
         public = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(values["public_key"]))
         signature = base64.b64decode(values["signature"], validate=True)
-        public.verify(signature, folder.statement_json.read_bytes())
+        public.verify(signature, covered.read_bytes())
     except (InvalidSignature, KeyError, TypeError, ValueError):
         raise RunError(
-            f"{folder.signature} is no signature of {folder.statement_json.name} as it is: one of "
-            "the two was changed; ask the operator, who can sign again"
+            f"{path} is no signature of {covered.name} as it is: one of the "
+            "two was changed; ask the operator, who can sign again"
         ) from None
     return str(values["public_key"])
 

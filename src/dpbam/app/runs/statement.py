@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam._version import __version__
 from dpbam.app.runs.card import model_card
+from dpbam.app.runs.facts import test_facts
 from dpbam.app.runs.files import FORMAT, read_json, read_json_lines, write_atomic, write_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.statement_text import to_html, to_markdown
@@ -97,37 +98,48 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         budget: how the data set's budget stands, if there is one.
     """
     plan, config = prepared.plan, prepared.config
-    outside = [*_OUTSIDE, *([] if config.noise == "secure" else [_FLOATS])]
     return {
-        "format": FORMAT,
         "run": run,
         "dpbam": __version__,
         "identity": identity,
+        "epsilon": ledger.epsilon(),
+        "trade_off": attacks(ledger.charges(), plan.accountant),
+        "accountant": accounting.accountant_version(plan.accountant),
+        "steps": steps,
+        "charged_steps": len(ledger),
+        "evaluated_on": evaluated_on(config, plan.unit, test_facts(prepared), evaluations),
+        "budget": budget,
+        **settled(config, plan, prepared.public_weights),
+    }
+
+
+def settled(
+    config: RunConfig, plan: PrivacyPlan, public_weights: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return what the settings alone determine; ``dpbam audit`` computes it again."""
+    outside = [*_OUTSIDE, *([] if config.noise == "secure" else [_FLOATS])]
+    return {
+        "format": FORMAT,
         "operator": config.operator,
         "curator": config.curator,
         "purpose": config.purpose,
         "private": plan.private,
-        "epsilon": ledger.epsilon(),
         "delta": plan.delta,
-        "trade_off": attacks(ledger.charges(), plan.accountant),
         "unit": _unit(plan.unit, plan.max_records),
         "unit_name": plan.unit,
         "unit_reason": config.unit_reason,
         "beyond_max_records": _beyond(plan),
         "units": plan.n,
         "neighbouring_relation": f"{RELATION} of privacy",
-        "accountant": accounting.accountant_version(plan.accountant),
         "method": config.method,
         "sampling": "Poisson: at each step every unit enters on its own with probability q",
         "sampling_rate": plan.sampling_rate,
         "expected_batch_size": plan.batch_size,
-        "steps": steps,
-        "charged_steps": len(ledger),
         "noise_multiplier": plan.noise_multiplier,
         "charged_noise_multiplier": plan.charged_noise_multiplier,
         "released_beside_the_gradients": _beside(config),
         "count_noise_multiplier": config.release_counts,
-        "class_weights": _weights(prepared),
+        "class_weights": _weights(config),
         "clip_norm": plan.clip_norm,
         "clipping": plan.clipping,
         "noise_schedule": list(plan.noise_schedule),
@@ -137,22 +149,12 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         "seeded": config.seed is not None,
         "noise": config.noise,
         "noise_mode": _SEEDED if config.seed is not None else _MODES[config.noise],
-        "initial_weights": _initial(config, prepared.public_weights),
-        "public_weights": prepared.public_weights,
+        "initial_weights": _initial(config, public_weights),
+        "public_weights": public_weights,
         "tuned_on": (
             "this software does not know how often settings were tried on these data: ask the "
             "operator. If they were, it is not counted, and the true epsilon is larger"
         ),
-        "evaluated_on": {
-            "set": prepared.test.name,
-            "public": config.data in PUBLIC_SETS,
-            "records": len(prepared.test),
-            "times": evaluations,
-            "trained_on": _trained_on(prepared),
-            "shared_units_allowed": config.allow_shared_units,
-            "note": _EVALUATION + (_SHARED if config.allow_shared_units else ""),
-        },
-        "budget": budget,
         "who_sees_what": _WHO_SEES_WHAT,
         "outside_the_promise": [line.format(unit=plan.unit) for line in outside],
         "may_be_published": [*PUBLISHABLE, *released_files(config)] if plan.private else [],
@@ -160,6 +162,19 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
             ["metrics.jsonl"] if plan.private else []
         ),
         "must_not_be_published": ["non-private/", "checkpoints/", "ledger.jsonl", "config.toml"],
+    }
+
+
+def evaluated_on(config: RunConfig, unit: str, test: dict[str, Any], times: int) -> dict[str, Any]:
+    """Return what was evaluated: ``test`` is from :func:`dpbam.app.runs.facts.test_facts`."""
+    return {
+        "set": test["set"],
+        "public": config.data in PUBLIC_SETS,
+        "records": test["records"],
+        "times": times,
+        "trained_on": _trained_on(config, unit, test["names_units"]),
+        "shared_units_allowed": config.allow_shared_units,
+        "note": _EVALUATION + (_SHARED if config.allow_shared_units else ""),
     }
 
 
@@ -228,17 +243,16 @@ def _beyond(plan: PrivacyPlan) -> str:
     )
 
 
-def _trained_on(prepared: Prepared) -> str:
+def _trained_on(config: RunConfig, unit: str, named: bool) -> str:
     """Whether test units were trained on: a fact of the columns and the code, not of the data."""
-    unit = prepared.plan.unit
     if unit == "record":
         return (
             "Not excluded: the unit is a record, and one person may have records in the training "
             "and in the test set"
         )
-    if prepared.config.allow_shared_units:
+    if config.allow_shared_units:
         return f"Not excluded: the operator allowed a {unit} to be in both sets"
-    if unit in prepared.test.columns:
+    if named:
         return f"No: a run whose two sets share a {unit} is refused"
     return f"Not known: the test records do not name their {unit}"
 
@@ -280,8 +294,7 @@ def released_files(config: RunConfig) -> list[str]:
     return counts + (["statistics.jsonl"] if config.release_norms else [])
 
 
-def _weights(prepared: Prepared) -> str:
-    config = prepared.config
+def _weights(config: RunConfig) -> str:
     given = ", ".join(f"{name} {weight:g}" for name, weight in config.class_weights.items())
     if config.release_counts is None:
         return f"given by the user as public facts: {given}" if given else "none"

@@ -44,7 +44,8 @@ def to_markdown(s: dict[str, Any]) -> str:
         "`sha256sum model.safetensors` prints the fingerprint of the file that you have: compare. "
         "Unless `privacy-statement.sig` is next to this file and verifies with the operator's "
         "public key, this statement is not signed: whoever alters the model could alter the "
-        "fingerprints too.",
+        "fingerprints too. A model in another format, as `dpbam export` writes it, has another "
+        "fingerprint: `exported.json` next to it lists it.",
         "## What may be published",
         _bullets(_files(s["may_be_published"])),
         "If the test records are not sensitive, also:",
@@ -85,8 +86,10 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 48rem; margin: 2rem auto
 h2 { margin-top: 2rem; break-after: avoid } tr, li { break-inside: avoid }
 table { border-collapse: collapse; width: 100% }
 th, td { border: 1px solid #bbb; padding: .3rem .6rem; text-align: left; vertical-align: top }
-td { overflow-wrap: anywhere }
-@media print { body { margin: 0; max-width: none; font-size: 10pt } }
+td { overflow-wrap: anywhere } td:first-child { min-width: 9rem }
+p, li { orphans: 3; widows: 3 } p:has(+ table, + ul) { break-after: avoid }
+@page { margin: 18mm 16mm }
+@media print { body { margin: 0; padding: 0; max-width: none; font-size: 10pt } }
 </style>
 </head>
 """
@@ -137,14 +140,15 @@ def _plain_words(s: dict[str, Any]) -> list[str]:
     """Who, against what, how well: the example is computed from this run."""
     unit, record = s["unit_name"], s["unit_name"] == "record"
     whole = (
-        "by itself. A person with several records is not protected as a person, see below"
-        if record else "with all records that belong together"
+        "by itself: a person with several records is not protected as a person, see below"
+        if record else f"with all records of that {unit}"
     )  # fmt: skip
     seed = ", nor against those who know the seed" if s["seeded"] else ""
     digits = ", nor against attacks on the last digits of floating-point numbers"
     several = ", ".join(f"{_percent(right_guesses(s, k))} for {k} {unit}s" for k in (2, 5, 10))
     return [
-        f"**Who is protected.** Each {unit} of the {s['units']:,} in the training data, {whole}.",
+        f"**Who is protected.** Each {s['unit'] if record else unit} of the {s['units']:,} in the "
+        f"training data, {whole}.",
         "**Against what.** Against those who have the model, or anything made from it, and try to "
         f"find out whether a certain {unit} was in the training data, or what was in it; now or "
         "later, with any computer and any other knowledge. Not against the operator and those who "
@@ -218,8 +222,8 @@ def _looked_at(s: dict[str, Any]) -> list[str]:
     evaluated = s["evaluated_on"]
     return [
         f"Tuning: {s['tuned_on']}.",
-        f"Evaluation: {evaluated['set']}, {evaluated['records']:,} records, were looked at "
-        f"{evaluated['times']} times; {evaluated['note']}.",
+        f"Evaluation: the model was tried {evaluated['times']} times on {evaluated['records']:,} "
+        f"test records ({evaluated['set']}); {evaluated['note']}.",
         f"Was a {s['unit_name']} of the test data trained on? {evaluated['trained_on']}.",
     ]
 
@@ -234,7 +238,7 @@ def _others(budget: dict[str, Any] | None) -> str:
     return (
         f"The budget of the data set, {budget['file']}, allows epsilon {up(budget['epsilon'])} at "
         f"delta {budget['delta']:g} for all runs that were given it. When this run ended, "
-        f"{up(budget['taken'])} was taken by this run and {len(runs)} others"
+        f"{up(budget['taken'])} of it, at that delta, was taken by this run and {len(runs)} others"
         f"{': ' if runs else ''}{', '.join(runs)}. Releases that were made without the budget file "
         "add to that, and nothing here counts them."
     )

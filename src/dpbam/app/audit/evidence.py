@@ -1,0 +1,54 @@
+"""What a run folder holds, as an audit reads it, and what a check found."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any, NamedTuple
+
+from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.folder import RunFolder
+from dpbam.privacy.accounting import Charge
+from dpbam.privacy.ledger import BEFORE
+
+
+class Finding(NamedTuple):
+    """One check: what was asked, whether it is right, and what was seen."""
+
+    check: str
+    right: bool
+    seen: str
+
+
+class Evidence(NamedTuple):
+    """What the folder holds."""
+
+    folder: RunFolder
+    facts: dict[str, Any]
+    config: RunConfig
+    entries: list[dict[str, Any]]
+    torn: bool
+    statement: dict[str, Any]
+    operator_key: str | None = None  # the public key that is expected
+
+    @property
+    def charges(self) -> list[Charge]:
+        """The ledger's steps, equal ones together."""
+        counts = Counter((float(e["noise_multiplier"]), float(e["sampling_rate"]))
+                         for e in self.entries)  # fmt: skip
+        return [Charge(sigma, q, k) for (sigma, q), k in sorted(counts.items())]
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The entries that are steps, not releases before the first."""
+        return [e for e in self.entries if not str(e["stream"]).endswith(BEFORE)]
+
+    @property
+    def restored(self) -> dict[str, Any]:
+        """The statement as it was before JSON, which has a word for infinity."""
+        return restored(self.statement)
+
+
+def restored(statement: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a statement with numbers for the word of infinity."""
+    return {k: math.inf if v == "infinite" else v for k, v in statement.items()}

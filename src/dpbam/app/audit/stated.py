@@ -1,0 +1,144 @@
+"""Checks of a statement's words: each is computed again from the run's other files.
+
+Settings determine most of them; the rest are in the run's facts, its log of evaluations and the
+budget's file. What only the statement has is not checked: the day on which it was written.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dpbam._version import __version__
+from dpbam.app.audit.evidence import Evidence, Finding, restored
+from dpbam.app.runs.budget import Budget
+from dpbam.app.runs.card import model_card
+from dpbam.app.runs.files import read_json_lines
+from dpbam.app.runs.folder import MARK, RunFolder
+from dpbam.app.runs.identity import signed_files, today, verified
+from dpbam.app.runs.run import RunError
+from dpbam.app.runs.statement import evaluated_on, settled
+from dpbam.app.runs.statement_text import to_html, to_markdown
+from dpbam.privacy.accounting import Charge, total_epsilon
+
+_OF_A_SEARCH = {"tuned_on", "may_be_published", "must_not_be_published"}  # in a trial's statement
+_PRIVACY = "\n## Privacy\n"  # the card's last part; before it an operator may add figures
+_MODEL = {"model": "", "image_shape": (), "class_names": ()}  # on which that part does not depend
+
+
+def _settings(e: Evidence) -> Iterator[Finding]:
+    words, facts = e.restored, e.facts
+    yield Finding("the statement is this run's", words["run"] == facts["run"], str(words["run"]))
+    day = str(words["identity"]["date"])
+    yield Finding("the statement is not of a day to come", day <= today(), day)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about delta: it was said when the run began
+        plan = e.config.plan(
+            int(facts["n"]), noise_multiplier=float(facts["noise_multiplier"]),
+            unit=facts.get("unit"),
+        )  # fmt: skip
+    expected = settled(e.config, plan, facts.get("public_weights"))
+    if (e.folder.path / MARK).exists():
+        expected = {k: v for k, v in expected.items() if k not in _OF_A_SEARCH}
+    odd = sorted(k for k, v in expected.items() if words.get(k, ...) != v)
+    if not str(words["accountant"]).endswith(f", {e.config.accountant.upper()}"):
+        odd.append("accountant")
+    seen = ", ".join(odd) or f"{len(expected)} fields"
+    if odd and words["dpbam"] != __version__:
+        seen += f"; it was written by dpbam {words['dpbam']}: audit it with that version"
+    yield Finding("the statement's words follow from the settings", not odd, seen)
+
+
+def _evaluations(e: Evidence) -> Iterator[Finding]:
+    what = "the statement's evaluations are the run's"
+    if "test" not in e.facts:
+        yield Finding(what, True, "not compared: the run began before they were recorded")
+        return
+    steps = [x.get("step") for x in read_json_lines(e.folder.non_private / "evaluations.jsonl")]
+    times = len(steps) if e.config.seed is None else len(set(steps))
+    stated = e.statement["evaluated_on"]
+    expected = evaluated_on(e.config, str(e.facts["unit"]), e.facts["test"], times)
+    odd = sorted(k for k, v in expected.items() if stated.get(k, ...) != v)
+    yield Finding(what, not odd, ", ".join(odd) or f"{times} times")
+
+
+def _budget(e: Evidence) -> Iterator[Finding]:
+    """The budget that the run was given is the one that is stated, and counts the run."""
+    path, stated = e.config.budget, e.statement["budget"]
+    same = (path and path.name) == (stated and stated["file"])
+    yield Finding("the statement names the run's budget", same, str(path or "no budget"))
+    if path is None or not same:
+        return
+    what = "the budget counts this run as its ledger does"
+    if not path.is_file():
+        yield Finding(what, True, f"not compared: {path} is not on this machine")
+        return
+    try:
+        budget = Budget(path)
+        entries, total = budget.entries(), budget.total
+    except RunError as error:
+        yield Finding(what, False, str(error))
+        return
+    mine = [entry for entry in entries if entry.run == e.facts["run"]]
+    counted = [_steps(entry.charges) for entry in mine]
+    seen = f"{sum(c.total() for c in counted)} releases; {len(e.entries)} on the ledger"
+    yield Finding(what, counted == [_steps(e.charges)], seen)
+    yield Finding("the statement's budget is the file's",
+                  total == (stated["epsilon"], stated["delta"]), f"{total}")  # fmt: skip
+    least = total_epsilon(e.charges, total[1], accountant="pld")  # the least of all
+    unknown = {r["run"] for r in stated["other_runs"]} - {entry.run for entry in entries}
+    yield Finding("what the budget had given by then holds this run",
+                  stated["taken"] >= least * (1 - 1e-6) and not unknown,
+                  f"{stated['taken']}; at least {least}")  # fmt: skip
+
+
+def _steps(charges: Iterable[Charge]) -> Counter[tuple[float, float]]:
+    counts: Counter[tuple[float, float]] = Counter()
+    for charge in charges:
+        counts[charge.noise_multiplier, charge.sampling_rate] += charge.steps
+    return counts
+
+
+def _texts(e: Evidence) -> Iterator[Finding]:
+    yield from texts(e.folder, e.statement)
+
+
+def texts(folder: RunFolder, statement: dict[str, Any]) -> Iterator[Finding]:
+    """The files for people say what the one for machines does."""
+    values, text, page = restored(statement), _read(folder.statement), folder.statement_html
+    yield Finding("the statement for people is the one for machines",
+                  text == to_markdown(values), folder.statement.name)  # fmt: skip
+    yield Finding("the statement to print is the one for people",
+                  _read(page) == to_html(text), page.name)  # fmt: skip
+    before, _, privacy = _read(folder.card).partition(_PRIVACY)
+    expected = model_card(values, _MODEL, None).partition(_PRIVACY)[2]
+    same = privacy == expected and not re.search(r"(epsilon|\u03b5)\W*\d", before, re.IGNORECASE)
+    yield Finding("the model card promises what the statement does", same, folder.card.name)
+
+
+def signature(folder: RunFolder, operator: str | None) -> Iterator[Finding]:
+    """The operator's key, if one is expected, signed what is in the folder."""
+    if not signed_files(folder)[1].exists():
+        what = "the statement is signed, if a key was given"
+        yield Finding(what, operator is None, "no signature: the operator is not verified")
+        return
+    try:
+        key = verified(folder)
+    except RunError as error:
+        yield Finding("the signature is the statement's", False, str(error))
+        return
+    note = "" if operator else "; compare the key with the one that the operator published"
+    yield Finding("the signature is the statement's", True, f"by the owner of key {key}{note}")
+    if operator is not None:
+        yield Finding("the signature is the operator's", key == operator, operator)
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+STATED = (_settings, _evaluations, _budget, _texts)
