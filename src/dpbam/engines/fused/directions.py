@@ -57,7 +57,6 @@ class FusedDirections:
 
     @measured
     def norms(self) -> Tensor:
-        """Return |d_u| by group: [G, U]."""
         squares = [[self._zeros] for _ in range(max(self._groups.values()) + 1)]
         for gradient, found in zip(self._parts, self.each_norm(), strict=True):
             squares[self._groups[gradient.name]].append(found.square)
@@ -65,7 +64,6 @@ class FusedDirections:
 
     @measured
     def parameter_norms(self) -> dict[str, Tensor]:
-        """Return the norm of d_u's entries by parameter: [U] each."""
         squares = dict.fromkeys(self._like, self._zeros)
         for i, gradient in enumerate(self.collected.gradients):
             small = isinstance(gradient, Materialised)
@@ -75,7 +73,6 @@ class FusedDirections:
 
     @measured
     def weighted_sum(self, factors: Tensor) -> Params:
-        """Return sum_u factors[g, u] d_u; a factor of 0 removes even a NaN."""
         total: Params = {}
         by_group = [Factors.of(each) for each in factors]
         known: Sequence[Norm | None] = self._norms or [None] * len(self._parts)
@@ -87,7 +84,6 @@ class FusedDirections:
 
     @measured
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        """Return <d_u, vector>: [U]."""
         total = self._zeros
         for gradient in self.collected.gradients:
             total = total + gradient.inner(vector)
