@@ -150,7 +150,7 @@ class Factored:
     weight: Weight
     layer: Layer
     pairs: Sequence[Pair]
-    limit: int = 2**28
+    limit: int
     known: Grams = field(default_factory=dict)
 
     @property
