@@ -43,12 +43,7 @@ class FunctionalEngine:
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> FunctionalDirections:
-        """Return d_i of every unit i: the method's formula on the unit's own loss.
-
-        Raises:
-            UnsupportedModelError: for a model that cannot run on one row inside vmap.
-            StatefulModelError: for a model that keeps state between passes.
-        """
+        """Return d_i of every unit i: the method's formula on the unit's own loss."""
         parameters = trainable(self._model)
         theta = {n: p.detach() for n, p in parameters.items()}
 

@@ -65,11 +65,6 @@ class LoopEngine:
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> LoopDirections:
-        """Return d_i for every unit i.
-
-        Raises:
-            StatefulModelError: if a forward pass leaves state that the next could read.
-        """
         theta = _Theta(self._model)
         surroundings = Surroundings(self._model, self._loss)
         found: list[Params] = []

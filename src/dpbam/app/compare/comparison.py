@@ -88,8 +88,7 @@ class Contender:
 class Comparison:
     """The results of all runs, and their statistics. The first name is the baseline.
 
-    Raises:
-        ConfigError: if runs of one seed do not share data, initial weights and batches.
+    Runs of one seed that do not share data, initial weights and batches are refused.
     """
 
     names: tuple[str, ...]

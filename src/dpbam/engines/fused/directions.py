@@ -21,12 +21,7 @@ _SMALL = 2**13  # entries of a unit's gradient that is joined with others
 class FusedDirections:
     """Directions d_1 .. d_U held as factored gradients: see :mod:`~dpbam.engines.fused.gradients`.
 
-    Args:
-        collected: the gradients.
-        groups: the clipping group of each parameter.
-        units: U.
-        parameters: the trainable ones.
-        norms: of the gradients, where they are already known.
+    ``norms`` are those of the gradients, where they are already known.
     """
 
     def __init__(

@@ -89,13 +89,7 @@ class FusedEngine:
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> FusedDirections:
-        """Return the directions of every unit, factored.
-
-        Raises:
-            UnsupportedModelError: for a method that is not the gradient of L + p |g|, and for
-                models with functions that torch hides; the message names them.
-            StatefulModelError: for a model that keeps state between passes.
-        """
+        """Return the directions of every unit, factored."""
         penalty = method.norm_penalty(lam)
         if penalty is None and type(method) is not BAM:
             raise UnsupportedModelError(

@@ -30,21 +30,13 @@ class Conv(Layer):
     """A convolution: a [U, q, i, *space], b [U, q, o, *space'], W [o, i / groups, *kernel].
 
     A transposed convolution is this one with a and b exchanged: see its rule.
-
-    Attributes:
-        shape: the weight's.
-        stride: by axis.
-        padding: by axis.
-        dilation: by axis.
-        space: the size of a's images; uses at different sizes are different layers.
-        groups: of channels.
     """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
-    space: tuple[int, ...]
+    space: tuple[int, ...]  # of a's images; uses at different sizes are different layers
     groups: int = 1
 
     @property
