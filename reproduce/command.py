@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpbam.app.cli.output import console, number, table
 from dpbam.app.runs.files import write_atomic
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
-from reproduce.display import RunsBar, say, show
 
 if TYPE_CHECKING:
     from reproduce.outcome import Outcome
@@ -50,7 +51,7 @@ def run(
         Path | None, typer.Option(help="Also write results.md and its figures into this folder.")
     ] = None,
     pneumonia: Annotated[
-        Path | None, typer.Option(help="pneumoniamnist.npz; by default next to the downloads.")
+        Path | None, typer.Option(help="pneumoniamnist.npz [next to the downloads].")
     ] = None,
     shard: Annotated[
         str,
@@ -78,6 +79,15 @@ def run(
     and resumes unfinished runs. A claim is reproduced, not reproduced, or inconclusive by the 95% t
     interval of paired differences. With n machines, each takes --shard i/n; collect their records
     in one folder.
+
+    Examples:
+        $ python -m reproduce fig2
+        $ python -m reproduce all --jobs 2
+        $ python -m reproduce table1 --scale desk --only 'dp-sgd-epsilon-10-*'
+        $ python -m reproduce all --shard 3/8
+        $ python -m reproduce table1 --scale full --dry-run
+        $ python -m reproduce table1 --scale full --steps 1 --batch-size 8
+        $ python -m reproduce all --only-report --docs docs
     """
     from reproduce.index import chosen, recipes_of, take_times
     from reproduce.records import missing
@@ -114,24 +124,38 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _train(jobs: list[Job], out: Path, processes: int) -> None:
+    from dpbam.app.cli.progress import RunsDisplay, resumable
     from reproduce.records import carry_out
 
-    if jobs:
-        with RunsBar(jobs) as bar:
-            carry_out(jobs, out, processes=processes, watcher=bar)
+    if not jobs:
+        return
+    with (
+        resumable(out),
+        RunsDisplay([run.name for _, run in jobs], list(map(relative_cost, jobs))) as display,
+    ):
+        carry_out(jobs, out, processes=processes, watcher=display)
+
+
+def relative_cost(job: Job) -> float:
+    """Return the cost of a run in pixels seen by DP-SGD."""
+    from dpbam.app.cli.progress import cost
+
+    recipe, run = job
+    return cost(run.config) * recipe.images * math.prod(recipe.shape[1:])
 
 
 def _report(names: list[str], scale: str, out: Path, seeds: int | None) -> None:
     from reproduce.index import outcomes
     from reproduce.results_page import write_outcome
 
+    screen = console()
     for name, result in outcomes(names, scale, out, seeds).items():
         if result is None:
-            say(f"{name}: no finished run yet")
+            screen.print(f"{name}: no finished run yet", markup=False)
             continue
         paths = write_outcome(result, out / scale, scale)
-        _show_outcome(result)
-        say(f"Written: {', '.join(str(p) for p in paths)}")
+        _show(result)
+        screen.print(f"Written: {', '.join(str(p) for p in paths)}", markup=False, soft_wrap=True)
 
 
 def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> None:
@@ -143,42 +167,44 @@ def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> No
         found = outcome(experiment, EXPERIMENTS[experiment].scales[0], out, seeds)
         if found is not None:
             write_atomic(docs / f"{experiment}.md", write(found))
-            say(f"Written: {docs / f'{experiment}.md'}")
+            console().print(f"Written: {docs / f'{experiment}.md'}", markup=False, soft_wrap=True)
         return
     names = PAPERS if experiment == ALL else [experiment]
     path = write_page({s: outcomes(names, s, out, seeds) for s in PAGE_SCALES}, docs)
-    say(f"Written: {path}")
+    console().print(f"Written: {path}", markup=False, soft_wrap=True)
 
 
-def _show_outcome(result: Outcome) -> None:
+def _show(result: Outcome) -> None:
+    screen = console()
     for part in result.tables:
-        show(part.header, part.rows, title=result.title, left=2)
+        screen.print(table(part.header, part.rows, title=result.title, left=2))
     if result.claims:
         rows = [(claim.text, claim.verdict, claim.sentence()) for claim in result.claims]
         header = ("claim", "verdict", "difference [95% interval]")
-        show(header, rows, title=f"{result.title}: claims", left=3)
+        screen.print(table(header, rows, title=f"{result.title}: claims", left=3))
 
 
 def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
     """Print a table per recipe: runs, steps, sigma, passes, memory, FLOPs and GPU hours."""
     from reproduce.cost import GPU, recipe_costs
 
-    hours = 0.0
+    screen, hours = console(), 0.0
     for recipe in recipes:
         costs = recipe_costs(recipe, out, seeds)
         rows = [
-            (c.name, f"{c.done}/{c.asked}", c.steps, f"{c.noise_multiplier:.4g}", f"{c.passes:.3g}",
+            (c.name, f"{c.done}/{c.asked}", c.steps, number(c.noise_multiplier), f"{c.passes:.3g}",
              f"{c.step.bytes / _GIB:.2g} GiB, {c.step.rows}", f"{c.flops:.2g}",
              f"{c.gpu_hours:.2g} h")
             for c in costs
         ]  # fmt: skip
         header = ("run", "done", "steps", "sigma", "passes", "memory, rows", "FLOPs", "GPU")
-        show(header, rows, title=f"{recipe.scale} {recipe.name}: {recipe.title}", left=1)
+        screen.print(table(header, rows, title=f"{recipe.scale} {recipe.name}: {recipe.title}"))
         hours += sum(c.gpu_hours_left for c in costs)
-    say(
+    screen.print(
         f"{hours:.3g} GPU hours are missing, on {GPU}. Passes: images forward and backward in a "
-        "run. Memory: for that many rows at once. FLOPs: counted on a step and scaled to a run."
-    )
+        "run. Memory: for that many rows at once. FLOPs: counted on a step and scaled to a run.",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _take_steps(recipes: list[Recipe], steps: int, batch_size: int | None) -> None:
@@ -186,15 +212,17 @@ def _take_steps(recipes: list[Recipe], steps: int, batch_size: int | None) -> No
     from dpbam.data import DataError
     from reproduce.cost import take_steps
 
+    screen = console()
     for recipe in recipes:
         for run in recipe.runs(1)[: len(recipe.arms)]:
             try:
                 found = take_steps(run.config, steps, batch_size)
             except DataError as error:
-                say(f"{recipe.name}: {error}")
+                screen.print(f"{recipe.name}: {error}", markup=False, soft_wrap=True)
                 break
             losses = ", ".join(f"{before:.3f} -> {after:.3f}" for before, after in found.losses)
-            say(
+            screen.print(
                 f"{recipe.scale} {recipe.name}, {run.arm}: {steps} steps of {found.rows} images, "
-                f"loss {losses}, epsilon {up(found.epsilon)}"
-            )
+                f"loss {losses}, epsilon {up(found.epsilon)}",
+                markup=False, soft_wrap=True,
+            )  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reproduce.display import RunsBar, relative_cost
+from dpbam.app.cli.progress import RunsDisplay
+from reproduce.command import relative_cost
 from reproduce.records import missing
 from tests.reproduce.tiny import tiny
 from tests.results import finished
@@ -12,10 +13,10 @@ from tests.results import finished
 
 def test_costs_and_lines(tmp_path, capsys):
     jobs = missing([tiny(tmp_path)], tmp_path, 1)
-    sgd, sat, bam = [relative_cost(job) for job in jobs]
+    sgd, sat, bam = costs = [relative_cost(job) for job in jobs]
     assert sgd == sat == pytest.approx(0.2 * 1438 * 64)
     assert bam == pytest.approx(2.2 * sgd)
-    with RunsBar(jobs) as progress:
+    with RunsDisplay([run.name for _, run in jobs], costs) as progress:
         progress.progress(0, 1, 4)
         progress.finished(1, finished("dp-sat", 0, 0.5))
         progress.progress(0, 0, 4)  # a late message does not move the bar back

@@ -106,7 +106,7 @@ def _built(name: str) -> Any:
     """Import a command's module and build its click command, or the group of its commands."""
     module = import_module(f"dpbam.app.cli.{_MODULES.get(name, name)}")
     if name in module.COMMANDS:
-        return _single(name, module.COMMANDS[name])
+        return single(name, module.COMMANDS[name])
     firsts = [_parts(function)[1][0] for function in module.COMMANDS.values()]
     app = typer.Typer(
         help=COMMANDS[name], epilog=_shown(firsts), no_args_is_help=True, rich_markup_mode="rich",
@@ -117,7 +117,7 @@ def _built(name: str) -> Any:
     return typer.main.get_command(app)
 
 
-def _single(name: str, function: Callable[..., None]) -> Any:
+def single(name: str, function: Callable[..., None]) -> Any:
     """Return the click command of a function, whose docstring is the help."""
     app = typer.Typer(rich_markup_mode="rich", add_completion=False, context_settings=_SETTINGS)
     _add(app, name, function)

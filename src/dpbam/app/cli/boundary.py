@@ -64,13 +64,18 @@ def user_sentence(error: Exception) -> str | None:
     if callable(formatted):
         return _one_line(str(formatted()))
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename and error.strerror else ""
-        return _one_line(f"{where}{error.strerror or error}")
+        return _one_line(_about_file(error))
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
         return "out of memory: take a smaller --physical-batch-size, or a smaller model"
     if isinstance(error, DPBAMError):
         return _one_line(str(error))
     return None
+
+
+def _about_file(error: OSError) -> str:
+    if error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -77,6 +77,7 @@ COMMANDS = {"compare": with_flags(_compare, leave_out=("method", "seed"))}
 
 
 def carry_out(runs: list[RunSpec], out: Path, jobs: int, quiet: bool) -> Comparison:
+    """Do the runs, with a bar unless ``quiet``."""
     with resumable(out):
         if quiet:
             return compare(runs, out, jobs=jobs)
@@ -85,6 +86,7 @@ def carry_out(runs: list[RunSpec], out: Path, jobs: int, quiet: bool) -> Compari
 
 
 def show(result: Comparison, out: Path) -> None:
+    """Print the means, the paired differences, and what the figures mean."""
     baseline, *others = result.names
     count = len(result.scores(baseline))
     means = [_mean(result, name) for name in result.names]

@@ -62,6 +62,7 @@ COMMANDS = {"demo": demo}
 
 
 def headline(result: Comparison) -> str:
+    """Return the accuracy of each method, and at which epsilon."""
     private = next(run for run in result.runs if run.arm == result.names[0])
     accuracy = {name: percent(result.mean(name).mean) for name in result.names}
     *methods, reference = (f"{value} with {name}" for name, value in accuracy.items())
@@ -86,6 +87,7 @@ def bias_sentence(result: Comparison) -> str:
 
 
 def _biases(result: Comparison, name: str) -> dict[int | None, float]:
+    """Return the mean length of the bias over the measured steps, by seed."""
     rows = {run.seed: read_run(run.out).bias for run in result.runs if run.arm == name}
     return {
         seed: mean(row["non_private_against_plain"]["bias"] for row in measured)

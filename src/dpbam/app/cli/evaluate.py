@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -223,9 +223,8 @@ def _show(dataset: DataSet, result: Metrics) -> None:
     say(facts(values))
     rows = [(name, share.count, _share(share)) for name, share in result.classes.items()]
     say(table(("class", "records", "recognised"), rows))
-    for column, groups in result.groups.items():
-        header = (column, "records", "accuracy", "balanced", "AUC", "calibration error")
-        _show_groups(header, {name: _group(s) for name, s in groups.items()}, result.worst(column))
+    for column in result.groups:
+        _show_groups(column, result)
     if len(result.classes) <= _MOST_COLUMNS:
         counts = zip(result.classes, result.confusion.tolist(), strict=True)
         names = ("label \\ predicted", *result.classes)
@@ -251,27 +250,27 @@ def _show_task(dataset: DataSet, result: TaskMetrics) -> None:
         ]
         say(table(header, rows))
     for column, groups in result.groups.items():
-        header = (column, "records", *map(metric_label, result.scores))
-        cells = {
-            group: (found["count"], *(_figure(found[name]) for name in result.scores))
+        worst, names = result.worst(column), list(result.scores)
+        rows = [
+            (f"{group or '(none)'}{' <- worst' if group == worst else ''}", found["count"],
+             *(_figure(found[name]) for name in names))
             for group, found in groups.items()
-        }
-        _show_groups(header, cells, result.worst(column))
+        ]  # fmt: skip
+        header = (column, "records", *(metric_label(name) for name in names))
+        say(table(header, rows, title=f"by {column}; the worst is {worst}"))
     say(CAVEAT)
 
 
-def _show_groups(
-    header: Sequence[str], cells: Mapping[str, tuple[object, ...]], worst: str | None
-) -> None:
-    rows = [
-        (f"{name or '(none)'}{' <- worst' if name == worst else ''}", *row)
-        for name, row in cells.items()
-    ]
-    say(table(header, rows, title=f"by {header[0]}; the worst is {worst}"))
+def _show_groups(column: str, result: Metrics) -> None:
+    worst = result.worst(column)
+    rows = [_group(name, s, name == worst) for name, s in result.groups[column].items()]
+    header = (column, "records", "accuracy", "balanced", "AUC", "calibration error")
+    say(table(header, rows, title=f"by {column}; the worst is {worst}"))
 
 
-def _group(scores: Scores) -> tuple[object, ...]:
+def _group(name: str, scores: Scores, worst: bool) -> tuple[object, ...]:
     return (
+        f"{name or '(none)'}{' <- worst' if worst else ''}",
         scores.accuracy.count,
         _share(scores.accuracy),
         percent(scores.balanced_accuracy),

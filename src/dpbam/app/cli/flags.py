@@ -128,6 +128,7 @@ def run_config(file: Path | None, flags: Mapping[str, Any]) -> RunConfig:
 
 
 def resumed_config(run: Path, flags: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration of the run in a folder, overridden by the flags."""
     stored = stored_config(run)
     check_code(stored.to_mapping(), flags, run)
     return _effective(stored.replace(**flags), flags)

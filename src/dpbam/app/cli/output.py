@@ -38,6 +38,7 @@ def say(*things: str | Table, screen: Console | None = None) -> None:
 
 
 def note(text: str) -> None:
+    """Print a line on stderr."""
     say(text, screen=console(stderr=True))
 
 
@@ -46,6 +47,7 @@ def print_json(value: Any) -> None:
 
 
 def print_facts(values: Mapping[str, object], *, json: bool) -> None:
+    """Print names and values, as JSON or as a table."""
     if json:
         print_json(values)
     else:

@@ -132,10 +132,12 @@ class RunsDisplay:
         self._bar.stop()
 
     def progress(self, index: int, step: int, steps: int) -> None:
+        """Run ``index`` has done ``step`` of ``steps``."""
         self._done[index] = max(self._done[index], self._costs[index] * step / steps)
         self._update(f"{self._names[index]} {step}/{steps}")
 
     def finished(self, index: int, result: RunResult) -> None:
+        """Run ``index`` is done."""
         self._done[index] = self._costs[index]
         self._finished += 1
         self._update("")

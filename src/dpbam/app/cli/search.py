@@ -129,6 +129,7 @@ def score_noise(pay: str, text: str | None) -> float | None:
 def carry_out(
     search: Search, out: Path, storage: str | None, name: str, workers: int
 ) -> SearchResult:
+    """Do the trials, with a line for each on stderr."""
     if search.pay == "nothing":
         console(stderr=True).print("[bold red]not accounted:[/] epsilon will not cover this search")
     with resumable(out, "trials"):
@@ -137,6 +138,7 @@ def carry_out(
 
 
 def show(result: SearchResult, out: Path) -> None:
+    """Print the trials, the best of them, and how they were paid for."""
     for stage in result.stages:
         say(_table(stage, result.search.accounted))
         if weights := importances(stage):
@@ -183,6 +185,7 @@ def importances(stage: StageStudy) -> dict[str, float]:
 
 
 def _table(stage: StageStudy, accounted: bool) -> Any:
+    """Return the best trials of a stage, best first."""
     ordered = sorted(stage.trials(), key=lambda t: -(t.value if t.value is not None else -1.0))
     names = list(stage.stage.space)
     rows = [
