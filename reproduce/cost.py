@@ -88,11 +88,7 @@ class Cost:
 
 
 def recipe_costs(recipe: Recipe, out: Path, seeds: int | None = None) -> list[Cost]:
-    """Estimate every arm at every place of the grid; the data need not be there.
-
-    Raises:
-        ConfigError: if a run could not be done.
-    """
+    """Estimate every arm at every place of the grid; the data need not be there."""
     gathered: dict[str, list[RunSpec]] = {}
     for run in recipe.runs(seeds):
         gathered.setdefault(run.name.rpartition("-seed-")[0], []).append(run)

@@ -85,9 +85,6 @@ PAPERS = [name for name, experiment in EXPERIMENTS.items() if experiment.page is
 def chosen(name: str, scale: str = "pocket") -> list[str]:
     """Return the experiments of a scale that a name means: one, or all.
 
-    Raises:
-        ConfigError: if there is no such scale, no such experiment, or not at that scale.
-
     Example:
         >>> chosen("fig2"), len(chosen("all")), chosen("all", "desk")
         (['fig2'], 12, ['tuning', 'table1', 'exact'])
@@ -117,11 +114,7 @@ def recipes_of(names: Sequence[str], scale: str) -> list[Recipe]:
 
 
 def outcome(name: str, scale: str, out: Path, seeds: int | None = None) -> Outcome | None:
-    """Return the outcome of the finished runs of an experiment; None if there are none yet.
-
-    Raises:
-        ConfigError: if a record does not fit its recipe, or runs of one seed are not paired.
-    """
+    """Return the outcome of the finished runs of an experiment; None if there are none yet."""
     experiment = EXPERIMENTS[name]
     if experiment.build is None:
         path = timing_path(out)

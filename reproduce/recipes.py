@@ -123,9 +123,6 @@ def recipe_names(scale: str) -> list[str]:
 def load_recipe(name: str, scale: str = "pocket") -> Recipe:
     """Load a recipe by name.
 
-    Raises:
-        ConfigError: if there is none, or it has a mistake.
-
     Example:
         >>> load_recipe("table1-cifar10", "full").setting["batch_size"]
         4096

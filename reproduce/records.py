@@ -43,11 +43,7 @@ def records_folder(recipe: Recipe, out: Path) -> Path:
 
 
 def find_record(folder: Path, run: RunSpec) -> RunRecord | None:
-    """Return the record of a run, None if it is still to be done.
-
-    Raises:
-        ConfigError: if it was made with other settings, or cannot be read.
-    """
+    """Return the record of a run, None if it is still to be done."""
     path = folder / f"{run.name}.json"
     if not path.exists():
         return None
@@ -69,11 +65,7 @@ def _value(config: RunConfig, name: str) -> Any:
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read a record.
-
-    Raises:
-        ConfigError: if the file is not one.
-    """
+    """Read a record."""
     try:
         record = RunRecord(**json.loads(path.read_text(encoding="utf-8")))
         return replace(record, config=current_config(record.config))
@@ -82,11 +74,7 @@ def read_record(path: Path) -> RunRecord:
 
 
 def finished(recipe: Recipe, out: Path, seeds: int | None = None) -> list[RunRecord]:
-    """Return the records of a recipe, in its order.
-
-    Raises:
-        ConfigError: if a record does not fit the recipe, or runs of one seed are not paired.
-    """
+    """Return the records of a recipe, in its order."""
     folder = records_folder(recipe, out)
     found = [find_record(folder, run) for run in recipe.runs(seeds)]
     records = [record for record in found if record is not None]
@@ -113,9 +101,6 @@ def missing(
         shard: (i, n): every n-th run, from the i-th on. It does not depend on what is finished, so
             that n machines do every run once.
         work: the folder of the run folders.
-
-    Raises:
-        ConfigError: if a pattern matches no run of the recipes, finished or not.
     """
     jobs: dict[tuple[Path, str], Job] = {}
     for recipe in recipes:
@@ -141,11 +126,7 @@ def _check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
 def carry_out(
     jobs: Sequence[Job], out: Path, *, processes: int = 1, watcher: Watcher | None = None
 ) -> None:
-    """Train the runs; the record of each is written under ``out`` as soon as it is finished.
-
-    Raises:
-        StoppedError: after Ctrl-C, when the runs in progress have saved.
-    """
+    """Train the runs; the record of each is written under ``out`` as soon as it is finished."""
     if jobs:
         train_all([run for _, run in jobs], processes, _Recording(jobs, out, watcher))
 

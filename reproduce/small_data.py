@@ -77,11 +77,7 @@ def pneumonia_tuning(split: str) -> DataSet:
 
 
 def pneumonia_path() -> Path:
-    """Return the path of PneumoniaMNIST: ``$DPBAM_PNEUMONIA``, else next to the downloads.
-
-    Raises:
-        DataError: if it is not there.
-    """
+    """Return the path of PneumoniaMNIST: ``$DPBAM_PNEUMONIA``, else next to the downloads."""
     path = Path(os.environ.get(PNEUMONIA) or data_root() / "pneumoniamnist.npz")
     if not path.exists():
         raise DataError(

@@ -121,7 +121,6 @@ class BatchSizes:
             )
 
     def count(self, size: int) -> None:
-        """Record a batch that was used."""
         self._size, self._length = size, self._length_with(size)
 
     def _length_with(self, size: int) -> int:

@@ -75,11 +75,9 @@ class Computation:
         return found
 
     def physical(self, batch: LogicalBatch) -> Iterator[PhysicalBatch]:
-        """Split a logical batch into what is computed at once."""
         return batch.split(self._most_rows, self.views, device_of(self._model))
 
     def is_whole(self, batch: LogicalBatch) -> bool:
-        """Whether a logical batch is one physical batch."""
         return len(batch.ids) * self.views.multiplicity <= self._most_rows
 
     def plain_sum(self, batch: LogicalBatch) -> Params:

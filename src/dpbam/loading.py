@@ -107,7 +107,6 @@ class PoissonBatches:
         return inputs, targets, units
 
     def _loaded(self) -> Iterator[Batch]:
-        """Read item by item, by a DataLoader."""
         empty = map_rows(lambda t: t[:0], default_collate([self._dataset[0]]))
         drawn, kept = itertools.tee(self._samples())
         loader: DataLoader[Any] = DataLoader(

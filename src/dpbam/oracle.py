@@ -41,7 +41,7 @@ from dpbam.filters import Filter
 from dpbam.loading import PoissonBatches
 from dpbam.methods import DPSGD, History, Method
 from dpbam.nn import check_model, check_trainable
-from dpbam.observers import JointRelease, Observer, StepFacts, watching
+from dpbam.observers import JointRelease, Observer, PerSample, StepFacts, each, watching
 from dpbam.params import (
     Params,
     device_of,
@@ -53,7 +53,6 @@ from dpbam.params import (
     trainable,
     zeros,
 )
-from dpbam.per_sample import PerSample, each
 from dpbam.privacy.clipping import Clipping, portions
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.noise import NoiseMechanism
@@ -205,7 +204,6 @@ class PrivateGradientOracle:
 
     @property
     def engine(self) -> Engine:
-        """The engine in use."""
         return self._computation.engine
 
     @property

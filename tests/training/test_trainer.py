@@ -17,8 +17,7 @@ from dpbam.privacy.plan import PrivacyPlan
 from dpbam.training import trainer as trainer_module
 from dpbam.training.averaging import WeightAverage, dense
 from dpbam.training.events import Reporter
-from dpbam.training.progress import EpsilonCurve, evaluation_steps
-from dpbam.training.trainer import Trainer, augmentation
+from dpbam.training.trainer import EpsilonCurve, Trainer, augmentation, evaluation_steps
 
 DIGITS = load("digits").subset(np.arange(200))
 TEST = load("digits", split="test").subset(np.arange(50))

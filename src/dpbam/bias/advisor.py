@@ -96,10 +96,10 @@ class Advice:
 
     def __str__(self) -> str:
         now, best = self.now, self.best
-        lines = [f"From {self.units} samples, at the model's present parameters:"]
-        lines += [_row(o, "  <- now" if o == now else "") for o in self.options]
-        lines += ["Other batch sizes, for the same epsilon and number of epochs:"]
-        lines += [_row(o, "  <- now" if o == now else "") for o in self.batch_sizes]
+        rows = [[_row(o, o == now) for o in group] for group in (self.options, self.batch_sizes)]
+        first = f"From {self.units} samples, at the model's present parameters:"
+        then = "Other batch sizes, for the same epsilon and number of epochs:"
+        lines = [first, *rows[0], then, *rows[1]]
         larger = max(self.batch_sizes, key=lambda o: o.non_private_cosine)
         return "\n".join([*lines, _recommendation(now, best) + _batch(now, larger), WARNING])
 
@@ -234,12 +234,12 @@ def _resized(plan: PrivacyPlan) -> list[PrivacyPlan]:
     return found
 
 
-def _row(option: Option, mark: str) -> str:
-    o = option
+def _row(o: Option, now: bool) -> str:
     return (
         f"  C {o.clip_norm:<6.3g} lambda {o.lam:<6.3g} batch {o.batch_size:<6d} "
         f"clipped {o.non_private_clip_share:4.0%}  bias {o.non_private_bias:<8.3g} "
-        f"noise {o.noise_norm:<8.3g} expected cosine {o.non_private_cosine:.3f}{mark}"
+        f"noise {o.noise_norm:<8.3g} expected cosine {o.non_private_cosine:.3f}"
+        f"{'  <- now' if now else ''}"
     )
 
 

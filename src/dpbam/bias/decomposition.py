@@ -73,12 +73,10 @@ def decompose(
 
 
 def dot(a: Tensor, b: Tensor) -> float:
-    """Return <a, b>."""
     return float(torch.dot(a, b))
 
 
 def norm(a: Tensor) -> float:
-    """Return |a|."""
     return math.sqrt(dot(a, a))
 
 

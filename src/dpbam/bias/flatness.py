@@ -152,14 +152,12 @@ def _top_eigenvalue(model: nn.Module, loss: Loss, chunks: Sequence[PhysicalBatch
 
 def _hessian_vector(value: Tensor, theta: list[nn.Parameter], vector: list[Tensor]) -> Tensor:
     """Return H v = d <grad L, v> / d theta, as one float64 vector on the CPU."""
-    gradient = torch.autograd.grad(value, theta, create_graph=True, allow_unused=True)
-    pairs = [(g, v) for g, v in zip(gradient, vector, strict=True) if g is not None]
-    slope = torch.stack([(g * v).sum() for g, v in pairs]).sum()
+    gradient = torch.autograd.grad(value, theta, create_graph=True, materialize_grads=True)
+    slope = torch.stack([(g * v).sum() for g, v in zip(gradient, vector, strict=True)]).sum()
     if not slope.requires_grad:  # a loss that is linear in theta
         return torch.zeros(sum(p.numel() for p in theta), dtype=torch.float64)
-    found = torch.autograd.grad(slope, theta, allow_unused=True)
-    parts = [torch.zeros_like(p) if h is None else h for h, p in zip(found, theta, strict=True)]
-    return torch.cat([h.detach().cpu().double().flatten() for h in parts])
+    found = torch.autograd.grad(slope, theta, materialize_grads=True)
+    return torch.cat([h.detach().cpu().double().flatten() for h in found])
 
 
 def _losses(model: nn.Module, loss: Loss, batch: PhysicalBatch) -> Tensor:

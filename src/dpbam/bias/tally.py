@@ -175,7 +175,6 @@ class Tally:
         return self.facts.lam * (mean - norm(g_hat))
 
     def _layers(self, clipped: Params) -> dict[str, Layer]:
-        """Return norms and bias of each layer, against the method's own unclipped gradient."""
         if not self._layer_norms:
             return {}
         l = self.facts.plan.batch_size  # noqa: E741

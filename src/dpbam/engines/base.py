@@ -109,6 +109,7 @@ class Engine(Protocol):
 
         Raises:
             UnsupportedModelError: if this engine does not support the method or the model.
+            StatefulModelError: if a forward pass leaves state that the next could read.
         """
 
 

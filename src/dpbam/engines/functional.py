@@ -22,7 +22,7 @@ from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
 from dpbam.engines.precision import measured
 from dpbam.methods import Method
-from dpbam.params import Params, accumulation_dtype, map_rows, select_rows
+from dpbam.params import Params, accumulation_dtype, map_rows, select_rows, trainable
 
 
 class FunctionalEngine:
@@ -38,18 +38,13 @@ class FunctionalEngine:
 
     def __init__(self, model: nn.Module, loss: Loss, groups: Mapping[str, int] | None = None):
         self._model, self._loss = model, loss
-        self._groups = groups or {n: 0 for n, p in model.named_parameters() if p.requires_grad}
+        self._groups = groups or dict.fromkeys(trainable(model), 0)
 
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> FunctionalDirections:
-        """Return d_i of every unit i: the method's formula on the unit's own loss.
-
-        Raises:
-            UnsupportedModelError: for a model that cannot run on one row inside vmap.
-            StatefulModelError: for a model that keeps state between passes.
-        """
-        parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        """Return d_i of every unit i: the method's formula on the unit's own loss."""
+        parameters = trainable(self._model)
         theta = {n: p.detach() for n, p in parameters.items()}
 
         def direction(rows: _Unit, unit_loss: Any) -> tuple[Params, Params, Tensor]:
@@ -110,10 +105,6 @@ class Substitute(TorchFunctionMode):
 
     By identity of the parameter, also in submodules registered twice, tied weights and losses.
     Results under ``no_grad`` and of ``.data`` have no derivative in forward mode either.
-
-    Args:
-        parameters: by name.
-        values: of the same names.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], values: Params) -> None:
@@ -161,7 +152,6 @@ class FunctionalDirections:
 
     @measured
     def norms(self) -> Tensor:
-        """Return |d_i| by group: [G, U]."""
         count = max(self._groups.values()) + 1
         squares: list[list[Tensor]] = [[] for _ in range(count)]
         for name, d in self._d.items():
@@ -170,17 +160,14 @@ class FunctionalDirections:
 
     @measured
     def parameter_norms(self) -> dict[str, Tensor]:
-        """Return the norm of d_i's entries by parameter: [U] each."""
         return {name: _rows(d).square().sum(1).sqrt() for name, d in self._d.items()}
 
     @measured
     def weighted_sum(self, factors: Tensor) -> Params:
-        """Return sum_i factors[g, i] d_i; a factor of 0 removes even a NaN."""
         return {name: _contract(factors[self._groups[name]], d) for name, d in self._d.items()}
 
     @measured
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        """Return <d_i, vector>: [U]."""
         parts = [_rows(d) @ vector[n].to(d).flatten() for n, d in self._d.items()]
         return torch.stack(parts).sum(0)
 

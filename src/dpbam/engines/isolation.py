@@ -68,11 +68,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
     """Return the loss of one row, a scalar: the model and the loss get a batch of one.
 
-    Args:
-        model: the model.
-        loss: (output, targets) -> one value per row.
-        inputs: one row, without the batch axis.
-        targets: likewise.
+    ``inputs`` and ``targets`` are without the batch axis.
     """
     inputs, targets = map_rows(lambda t: t.unsqueeze(0), (inputs, targets))
     value: Tensor = per_row_loss(loss, call_model(model, inputs), targets, 1)[0]

@@ -65,11 +65,6 @@ class LoopEngine:
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> LoopDirections:
-        """Return d_i for every unit i.
-
-        Raises:
-            StatefulModelError: if a forward pass leaves state that the next could read.
-        """
         theta = _Theta(self._model)
         surroundings = Surroundings(self._model, self._loss)
         found: list[Params] = []
@@ -155,8 +150,7 @@ class _Unit:
 
     def loss(self) -> Tensor:
         """Return sum_r w_r L_r over the unit's rows, each run alone: scalar."""
-        parts = [self._row(i) for i in self._index]
-        return torch.stack(parts).sum()
+        return torch.stack([self._row(i) for i in self._index]).sum()
 
     def _row(self, i: int) -> Tensor:
         batch = self._batch
@@ -240,22 +234,15 @@ class LoopDirections:
         self._units, self._groups, self.plain = units, groups, plain
 
     def norms(self) -> Tensor:
-        """Return |d_i| by group: [G, U]."""
         count = max(self._groups.values()) + 1
         members = [[n for n, g in self._groups.items() if g == group] for group in range(count)]
-        return torch.stack(
-            [
-                torch.stack([norm({n: d[n] for n in names}) for d in self._units])
-                for names in members
-            ]
-        )
+        norms = [[norm({n: d[n] for n in names}) for d in self._units] for names in members]
+        return torch.stack([torch.stack(group) for group in norms])
 
     def parameter_norms(self) -> dict[str, Tensor]:
-        """Return the norm of d_i's entries by parameter: [U] each."""
         return {n: torch.stack([norm({n: d[n]}) for d in self._units]) for n in self._units[0]}
 
     def weighted_sum(self, factors: Tensor) -> Params:
-        """Return sum_i factors[g, i] d_i; a factor of 0 removes even a NaN."""
         total = {n: torch.zeros_like(d) for n, d in self._units[0].items()}
         for i, direction in enumerate(self._units):
             for name, d in direction.items():
@@ -265,7 +252,6 @@ class LoopDirections:
         return total
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        """Return <d_i, vector>: [U]."""
         return torch.stack([inner(d, vector) for d in self._units])
 
 

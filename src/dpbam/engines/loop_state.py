@@ -147,14 +147,17 @@ def _comparison(value: Any, parameters: bool) -> Callable[[Any], bool]:
         copy = value.detach().clone() if copied else None
         return partial(_same_tensor, value, _version(value), copy)
     if isinstance(value, np.ndarray):
-        return partial(_same_array, value, value.tobytes())
+        content = value.tobytes()
+        return lambda now: now is value and now.tobytes() == content
     return partial(_same_value, value)
 
 
 def _same_size(before: _Size, now: Any) -> bool:
     if not isinstance(now, _Size) or before.length != now.length:
         return False
-    return before.kind is now.kind or _same_method(before.kind, now.kind)
+    a, b = before.kind, now.kind
+    methods = isinstance(a, MethodType) and isinstance(b, MethodType)  # new at each access
+    return a is b or (methods and a.__self__ is b.__self__ and a.__func__ is b.__func__)
 
 
 def _same_tensor(before: Tensor, version: int | None, copy: Tensor | None, now: Any) -> bool:
@@ -162,10 +165,6 @@ def _same_tensor(before: Tensor, version: int | None, copy: Tensor | None, now: 
     if now is not before or _version(now) != version:
         return False
     return copy is None or _bits_equal(copy, now.detach())
-
-
-def _same_array(before: np.ndarray[Any, Any], content: bytes, now: Any) -> bool:
-    return now is before and now.tobytes() == content
 
 
 def _same_value(before: Any, now: Any) -> bool:
@@ -180,12 +179,6 @@ def _version(t: Tensor) -> int | None:
 
 def _bits_equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _same_method(a: Any, b: Any) -> bool:
-    """Compare bound methods, which are new objects at each access."""
-    both = isinstance(a, MethodType) and isinstance(b, MethodType)
-    return both and a.__self__ is b.__self__ and a.__func__ is b.__func__
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

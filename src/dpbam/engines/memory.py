@@ -95,11 +95,7 @@ def counted(engine: Engine, batch: PhysicalBatch, method: Method, lam: float) ->
 def worthwhile_units(engine: Engine, sample: PhysicalBatch, method: Method, lam: float) -> int:
     """Return the least units for which the constant part of a step is 5% of its work.
 
-    Args:
-        engine: any engine.
-        sample: one unit at least; the first is repeated, so its values do not matter.
-        method: the method whose directions are computed.
-        lam: its lambda.
+    The first unit of ``sample`` is repeated, so that its values do not matter.
     """
     few, more = (
         counted(engine, _repeated(sample, k), method, lam).work for k in (4 * _FEW, 8 * _FEW)
@@ -130,13 +126,7 @@ def physical_batch_size(
 ) -> int:
     """Return the most units whose step stays within ``limit_bytes``, from 1 to ``most``.
 
-    Args:
-        engine: any engine.
-        sample: one unit at least; the first is repeated, so its values do not matter.
-        method: the method whose directions are computed.
-        lam: its lambda.
-        limit_bytes: for everything that the step allocates.
-        most: the upper bound.
+    The limit is for everything that the step allocates. The first unit of ``sample`` is repeated.
 
     Example:
         >>> from dpbam.engines import FusedEngine
@@ -182,13 +172,8 @@ def fit_rows(
 ) -> Fit:
     """Return the rows to compute at once within ``limit_bytes``; or, given ``rows``, the bytes.
 
-    Args:
-        make: creates an engine for the trial only, so that it does not affect the one in use.
-        sample: one unit; it is repeated, so its values do not matter.
-        method: the method whose directions are computed.
-        lam: its lambda.
-        rows: a number given by the user.
-        limit_bytes: for everything that a step allocates.
+    ``make`` creates an engine for the trial only, so that it does not affect the one in use. The
+    unit ``sample`` is repeated.
     """
     each = sample.unit.shape[0]
     with warnings.catch_warnings():  # the engine in use will warn

@@ -45,7 +45,6 @@ def group_norm(channels: int, *, most: int = 32) -> nn.GroupNorm:
 
 
 def activation_module(name: str) -> nn.Module:
-    """Return the activation called ``name``: mish, relu or tanh."""
     return _ACTIVATIONS[_validate.one_of("activation", name, tuple(_ACTIVATIONS))]()
 
 

@@ -23,10 +23,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
             dots too.
 
     Returns:
-        The names of the frozen parameters, in the model's order.
-
-    Raises:
-        ValueError: if a pattern matches nothing; then nothing is frozen.
+        The names of the frozen parameters. If a pattern matches nothing, nothing is frozen and it
+        is refused.
 
     Example:
         >>> freeze(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), ["0.*"])
@@ -39,7 +37,12 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one by any name
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in parameters):
-            raise ArgumentError(_no_match(pattern, list(parameters)))
+            names = list(parameters)
+            hint = (
+                f"names are like {', '.join(names[:3])}" if names else "the model has no parameters"
+            )
+            hint = did_you_mean(pattern, names, hint, cutoff=0.4)
+            raise ArgumentError(f"pattern {pattern!r} matches no parameter of the model: {hint}")
     matched = [n for n in parameters if any(fnmatchcase(n, pattern) for pattern in patterns)]
     for name in matched:
         parameters[name].requires_grad_(False)
@@ -55,9 +58,6 @@ def head_only(model: nn.Module) -> list[str]:
 
     Returns:
         The names of the trainable parameters.
-
-    Raises:
-        ValueError: if the model has no parameters.
 
     Example:
         >>> head_only(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
@@ -84,9 +84,6 @@ def train_part(model: nn.Module, part: str) -> list[str]:
     Returns:
         The names of the trainable parameters.
 
-    Raises:
-        ValueError: if the model has no such part.
-
     Example:
         >>> train_part(nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 2), nn.Linear(2, 1)), "norms")
         ['0.weight', '0.bias', '2.weight', '2.bias']
@@ -110,9 +107,3 @@ def train_part(model: nn.Module, part: str) -> list[str]:
 
 def _trainable(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-
-
-def _no_match(pattern: str, names: list[str]) -> str:
-    some = f"names are like {', '.join(names[:3])}" if names else "the model has no parameters"
-    hint = did_you_mean(pattern, names, some, cutoff=0.4)
-    return f"pattern {pattern!r} matches no parameter of the model: {hint}"

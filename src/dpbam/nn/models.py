@@ -45,8 +45,6 @@ class ResNet9(nn.Module):
     are omitted where a side would fall below 2 (images under 16x16).
 
     Args:
-        in_channels: of the image.
-        num_classes: outputs.
         width: multiplies 64, 128 and 256, to the nearest multiple of 4. Narrower nets have fewer
             groups, by the rule of :func:`~dpbam.nn.blocks.group_count`: 8 for 16 channels.
         weight_standardisation: of every convolution; the paper's authors used "centre".
@@ -107,8 +105,6 @@ class SmallCNN(nn.Module):
     bias, then group norm, then the activation.
 
     Args:
-        in_channels: of the image.
-        num_classes: outputs.
         channels: of the three convolutions.
         weight_standardisation: of every convolution.
         activation: "mish", "tanh" or "relu".
@@ -161,7 +157,6 @@ class MLP(nn.Module):
 
     Args:
         in_features: numbers per sample: for images channels * height * width.
-        num_classes: outputs.
         hidden: widths of the hidden layers; none is logistic regression, initialised to zero.
         activation: "tanh" (bounded, which keeps per-sample gradients small), "mish" or "relu".
 

@@ -24,12 +24,7 @@ from dpbam.nn.wide_resnet import WideResNet
 
 _NAMES = ("resnet9", "wrn-16-4", "small-cnn", "mlp", "unet")
 _Class = type[ResNet9] | type[WideResNet] | type[SmallCNN] | type[MLP] | type[UNet]
-_CLASSES: dict[str, _Class] = {
-    "resnet9": ResNet9,
-    "small-cnn": SmallCNN,
-    "mlp": MLP,
-    "unet": UNet,
-}
+_CLASSES: dict[str, _Class] = {"resnet9": ResNet9, "small-cnn": SmallCNN, "mlp": MLP, "unet": UNet}
 _WRN = re.compile(r"wrn-(\d+)-(\d+)")
 
 
@@ -52,14 +47,11 @@ def build_model(
             It must return an ``nn.Module``. Batch norms in it are replaced, with a warning.
         in_channels: of the images.
         image_size: the side, or (height, width), in pixels.
-        num_classes: outputs.
+        num_classes: of outputs.
         seed: of the initial weights, drawn from torch's CPU generator, whose state is restored.
             ``None`` uses the generator's present state. Initial weights are public, so a seed costs
             no privacy.
         **options: of the model, such as width=0.25 for resnet9.
-
-    Raises:
-        ValueError: for a name or an option that does not exist, or too small an image.
 
     Example:
         >>> net = build_model("resnet9", in_channels=1, image_size=28, num_classes=2, width=0.25)
@@ -82,7 +74,6 @@ def build_model(
 
 @contextlib.contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
-    """Seed the CPU generator, and restore its state afterwards."""
     if seed is None:
         yield
         return

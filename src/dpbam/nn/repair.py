@@ -40,9 +40,6 @@ def check_model(model: nn.Module) -> None:
 
     It is called at every step, since ``model.train()`` during a run switches a batch norm on again.
 
-    Raises:
-        ValueError: with the layer's path and class, the problem, and the repair.
-
     Example:
         >>> check_model(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
         Traceback (most recent call last):
@@ -56,16 +53,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_trainable(model: nn.Module) -> None:
-    """Refuse a model with nothing to train.
-
-    Raises:
-        ValueError: if no parameter has ``requires_grad``.
-
-    Example:
-        >>> check_trainable(nn.Linear(2, 1).requires_grad_(False))
-        Traceback (most recent call last):
-        dpbam.errors.ArgumentError: the model has no trainable parameter: ...
-    """
+    """Refuse a model in which no parameter has ``requires_grad``."""
     if not any(p.requires_grad for p in model.parameters()):
         raise ArgumentError(
             "the model has no trainable parameter: give it one, or unfreeze some with "
@@ -124,16 +112,8 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
     channels, at most 32 and each of at least 2 channels; ``BatchNorm1d``, which may see one value
     per channel, groups of at least 16 (or one group). Scale and shift stay the same parameter
     objects; running statistics are dropped. Shapes are preserved, values are not: a pre-trained
-    model has to be trained further.
-
-    Args:
-        model: changed in place.
-
-    Returns:
-        The model; a new one only if the model itself is a batch norm.
-
-    Raises:
-        ValueError: for a lazy layer, or a ``BatchNorm1d`` of one channel.
+    model has to be trained further. The model is changed in place, and a new one is returned only
+    if it is itself a batch norm.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48))
@@ -152,7 +132,8 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
             if child in new:
                 parent.register_module(name, new[child])
         if isinstance(parent, _InstanceNorm):
-            _stop_tracking(parent)
+            parent.track_running_stats = False
+            parent.running_mean = parent.running_var = parent.num_batches_tracked = None
     return new.get(model, model)
 
 
@@ -178,11 +159,6 @@ def _group_norm_of(old: _BatchNorm, path: str) -> nn.GroupNorm:
     if old.affine:
         new.affine, new.weight, new.bias = True, old.weight, old.bias
     return new.train(old.training)
-
-
-def _stop_tracking(module: _InstanceNorm) -> None:
-    module.track_running_stats = False
-    module.running_mean = module.running_var = module.num_batches_tracked = None
 
 
 def _refuse_lazy(module: nn.Module, path: str) -> None:

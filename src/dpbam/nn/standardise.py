@@ -74,7 +74,7 @@ class _Standardised(nn.modules.conv._ConvNd):
         self.scale, self.eps = scale, eps
 
     def standardised_weight(self) -> Tensor:
-        """Return W = s(V), [o, i, *kernel], by the formula in the class's docstring."""
+        """Return W = s(V): [o, i, *kernel]."""
         return standardised(self.weight, self.scale, self.eps)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -94,12 +94,8 @@ class StandardisedConv1d(_Standardised, nn.Conv1d):
 class StandardisedConv2d(_Standardised, nn.Conv2d):
     """``torch.nn.Conv2d`` whose weight is centred, and optionally scaled, per output channel.
 
-    For channel o with fan-in m = i * h * w, mean and biased variance over its m entries::
-
-        W_o = V_o - mean_o                          scale=False (the paper's CIFAR runs)
-        W_o = (V_o - mean_o) / sqrt(var_o + eps)    scale=True  (after De et al. 2022)
-
-    No fan-in factor and no gain: a normalisation should follow. A constant channel has W_o = 0.
+    W_o = (V_o - mean_o) / sqrt(var_o + eps), without the division if not ``scale``. A normalisation
+    should follow: see :mod:`dpbam.nn.standardise`. A constant channel has W_o = 0.
 
     Args:
         *args: as for ``torch.nn.Conv2d``.
@@ -107,16 +103,12 @@ class StandardisedConv2d(_Standardised, nn.Conv2d):
         eps: added to the variance under the root.
         **kwargs: as for ``torch.nn.Conv2d``.
 
-    Shapes: weight (V) and :meth:`standardised_weight` (W) [o, i, h, w]; input [n, c, y, x].
-
     Example:
         >>> import torch
         >>> conv = StandardisedConv2d(3, 8, 3, padding=1, bias=False, scale=True)
         >>> w = conv.standardised_weight().flatten(1)
         >>> bool(w.mean(1).abs().max() < 1e-6), bool((w.square().mean(1) - 1).abs().max() < 1e-3)
         (True, True)
-        >>> conv(torch.zeros(2, 3, 5, 5)).shape
-        torch.Size([2, 8, 5, 5])
     """
 
 

@@ -20,8 +20,6 @@ class UNet(nn.Module):
     level's features from the way down. The head is a 1x1 convolution. No layer mixes samples.
 
     Args:
-        in_channels: of the image.
-        num_classes: outputs per pixel.
         width: channels of the first level.
         depth: number of halvings.
         weight_standardisation: of every 3x3 convolution.
@@ -48,7 +46,9 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         check_arguments(in_channels, num_classes, weight_standardisation)
-        channels = [_validate.count("width", width) * 2**k for k in range(1 + _depth(depth))]
+        if _validate.count("depth", depth) > 3:
+            raise ArgumentError(f"depth must be 1, 2 or 3, got {depth}")
+        channels = [_validate.count("width", width) * 2**k for k in range(1 + depth)]
 
         def level(fan: int, out: int) -> nn.Sequential:
             pair = ((fan, out), (out, out))
@@ -78,9 +78,3 @@ class UNet(nn.Module):
             y = block(torch.cat([larger, skip], dim=1))
         scores: Tensor = self.head(y)
         return scores
-
-
-def _depth(depth: int) -> int:
-    if _validate.count("depth", depth) > 3:
-        raise ArgumentError(f"depth must be 1, 2 or 3, got {depth}")
-    return depth

@@ -33,8 +33,6 @@ class WideResNet(nn.Module):
     sides of a sum), and the stem's 16 channels have 8 groups instead of 16 of one channel each.
 
     Args:
-        in_channels: of the image.
-        num_classes: outputs.
         depth: 10, 16, 22, 28, ...: 6 k + 4.
         widen: the widening factor K.
         groups: of every group norm, at most (see :func:`~dpbam.nn.blocks.group_count`).

@@ -89,10 +89,8 @@ class WeightAverage:
             yield
 
     def state_dict(self) -> Params:
-        """Return the average so far."""
         return dict(self._mean)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Resume from :meth:`state_dict`."""
         for name, mean in self._mean.items():
             mean.copy_(state[name])

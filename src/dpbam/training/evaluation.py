@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -26,23 +27,16 @@ def spare(model: nn.Module) -> nn.Module | None:
         return None
 
 
-@torch.no_grad()
 def predict_logits(model: nn.Module, dataset: DataSet, *, rows: int = 512) -> tuple[Tensor, Tensor]:
     """Return logits [N, K] float32 and labels [N] of all records, in order, on the CPU.
 
     The model runs in eval mode on the device of its parameters, and keeps the mode that it had.
     """
-    device = device_of(model)
-    logits, labels = [], []
-    with evaluating(model):
-        for start in range(0, len(dataset), rows):
-            images, targets = dataset.batch(np.arange(start, min(start + rows, len(dataset))))
-            logits.append(model(model_input(images.to(device))).float().cpu())
-            labels.append(targets)
-    return torch.cat(logits), torch.cat(labels)
+    parts = [(output.cpu(), labels) for output, labels in _outputs(model, dataset, rows)]
+    logits, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+    return logits, labels
 
 
-@torch.no_grad()
 def summarise(
     model: nn.Module, dataset: DataSet, task: Task, *, rows: int = 256
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,13 +45,18 @@ def summarise(
     Outputs of a segmentation, of which a whole set might not fit into memory, are counted batch by
     batch.
     """
-    device = device_of(model)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for output, targets in _outputs(model, dataset, rows):
+        losses = task(output, targets.to(output.device)).cpu()
+        parts.append((*task.summary(output.cpu(), targets), losses))
+    kept, targets, losses = (torch.cat(part) for part in zip(*parts, strict=True))
+    return kept, targets, losses
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, dataset: DataSet, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    device = device_of(model)
     with evaluating(model):
         for start in range(0, len(dataset), rows):
             images, targets = dataset.batch(np.arange(start, min(start + rows, len(dataset))))
-            output = model(model_input(images.to(device))).float()
-            losses = task(output, targets.to(device)).cpu()
-            parts.append((*task.summary(output.cpu(), targets), losses))
-    kept, targets, losses = (torch.cat(part) for part in zip(*parts, strict=True))
-    return kept, targets, losses
+            yield model(model_input(images.to(device))).float(), targets

@@ -6,7 +6,7 @@ with ``non_private`` are for the operator alone: they come from the training dat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,6 @@ class EvaluationReport:
 
     @property
     def score(self) -> float:
-        """The main metric's value."""
         return self.scores[self.metric]
 
     def to_dict(self) -> dict[str, float]:
@@ -170,32 +169,13 @@ class Several(Reporter):
     """Calls several reporters, in order."""
 
     def __init__(self, *reporters: Reporter) -> None:
-        self._reporters = reporters
+        def to_all(callback: str) -> Callable[..., None]:
+            def call(*facts: Any) -> None:
+                for reporter in reporters:
+                    getattr(reporter, callback)(*facts)
 
-    def on_start(self, report: StartReport) -> None:
-        for reporter in self._reporters:
-            reporter.on_start(report)
+            return call
 
-    def on_step(self, report: StepReport) -> None:
-        for reporter in self._reporters:
-            reporter.on_step(report)
-
-    def on_evaluation(self, report: EvaluationReport) -> None:
-        for reporter in self._reporters:
-            reporter.on_evaluation(report)
-
-    def on_checkpoint(self, path: Path, step: int) -> None:
-        for reporter in self._reporters:
-            reporter.on_checkpoint(path, step)
-
-    def on_message(self, message: str) -> None:
-        for reporter in self._reporters:
-            reporter.on_message(message)
-
-    def on_non_private_note(self, note: str) -> None:
-        for reporter in self._reporters:
-            reporter.on_non_private_note(note)
-
-    def on_end(self, message: str) -> None:
-        for reporter in self._reporters:
-            reporter.on_end(message)
+        for callback in vars(Reporter):
+            if callback.startswith("on_"):
+                setattr(self, callback, to_all(callback))

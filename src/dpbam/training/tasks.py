@@ -98,7 +98,6 @@ class Task(nn.Module, ABC):
         """Return the main metric of each class as ``value``, and others."""
 
     def check_output(self, output: Tensor, images: Tensor) -> None:
-        """Refuse a model whose outputs are not this task's."""
         expected = (len(images), *self.output_shape(images.shape[-2], images.shape[-1]))
         if tuple(output.shape) != expected:
             raise ArgumentError(

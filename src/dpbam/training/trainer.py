@@ -7,9 +7,11 @@ trains on its own units, and the leader evaluates and reports.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -21,16 +23,17 @@ from dpbam.data import DataSet, to_float
 from dpbam.data.dataset import model_input
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import device_of, evaluating, map_rows
+from dpbam.privacy.plan import PrivacyPlan
 from dpbam.training.averaging import WeightAverage
 from dpbam.training.evaluation import spare, summarise
 from dpbam.training.events import EvaluationReport, Reporter, StepReport
-from dpbam.training.progress import EpsilonCurve
 from dpbam.training.tasks import Task, make_task
 
 Ending = Literal["complete", "stopped", "budget ended"]
 
 _LOSS_EVERY = 10  # steps between measurements of the training loss
 _LOSS_ROWS = 64  # rows of the batch that such a measurement takes
+_POINTS = 10  # epsilons that a run computes for its display, and evaluations by default
 
 
 class Trainer:
@@ -95,7 +98,6 @@ class Trainer:
 
     @property
     def model(self) -> nn.Module:
-        """The model that is trained."""
         return self.oracle.model
 
     @property
@@ -187,7 +189,6 @@ class Trainer:
         return oracle.ledger.epsilon()
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Hold the average in the model inside the block, if there is one."""
         return self.average.applied() if self.average else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
@@ -200,7 +201,6 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from :meth:`state_dict`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         device = device_of(self.model)
@@ -213,7 +213,6 @@ class Trainer:
             self.average.load_state_dict(state["average"])
 
     def _evaluate_once(self) -> None:
-        """Evaluate, unless the current step has been evaluated."""
         if not self.oracle.ranks.leads:
             return
         if not self.evaluations or self.evaluations[-1].step != self.oracle.step:
@@ -237,6 +236,26 @@ class Trainer:
         some, targets = images[:_LOSS_ROWS].to(device), labels[:_LOSS_ROWS].to(device)
         with evaluating(model):
             return float(self.task(model(model_input(some)), targets).mean())
+
+
+class EpsilonCurve:
+    """Epsilon by the number of charged steps, rounded up to a grid: cheap enough for every step."""
+
+    def __init__(self, plan: PrivacyPlan) -> None:
+        self._steps, self._epsilon = plan.steps, cache(plan.epsilon)
+        self._width = max(1, math.ceil(plan.steps / _POINTS))
+
+    def bound(self, charged: int) -> float:
+        """Return at least the epsilon of ``charged`` steps, at most that of the next grid point."""
+        point = math.ceil(charged / self._width) * self._width
+        return self._epsilon(min(point, self._steps) if charged <= self._steps else point)
+
+
+def evaluation_steps(plan: PrivacyPlan, epochs: int | None) -> int:
+    """Return the steps of ``epochs`` expected passes, or a tenth of the run if None."""
+    if epochs is None:
+        return max(1, math.ceil(plan.steps / _POINTS))
+    return max(1, round(epochs / plan.sampling_rate))
 
 
 def augmentation(

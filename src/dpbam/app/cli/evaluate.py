@@ -227,8 +227,8 @@ def _show(dataset: DataSet, result: Metrics) -> None:
         _show_groups(column, result)
     if len(result.classes) <= _MOST_COLUMNS:
         counts = zip(result.classes, result.confusion.tolist(), strict=True)
-        header = ("label \\ predicted", *result.classes)
-        say(table(header, [(name, *row) for name, row in counts]))
+        names = ("label \\ predicted", *result.classes)
+        say(table(names, [(name, *row) for name, row in counts]))
     say(CAVEAT)
 
 

@@ -104,10 +104,6 @@ class RunsDisplay:
     """One bar over many runs, and a line per finished run.
 
     Its unit is what a run costs, so that the time left is right where some runs take longer.
-
-    Args:
-        names: of the runs.
-        costs: of each, relative to each other.
     """
 
     def __init__(self, names: Sequence[str], costs: Sequence[float]) -> None:

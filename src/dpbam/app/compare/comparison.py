@@ -88,8 +88,7 @@ class Contender:
 class Comparison:
     """The results of all runs, and their statistics. The first name is the baseline.
 
-    Raises:
-        ConfigError: if runs of one seed do not share data, initial weights and batches.
+    Runs of one seed that do not share data, initial weights and batches are refused.
     """
 
     names: tuple[str, ...]
@@ -104,7 +103,6 @@ class Comparison:
         return self.runs[0].metric
 
     def scores(self, name: str) -> dict[int | None, float]:
-        """Return the main metric of each seed."""
         return {run.seed: run.score for run in self.runs if run.arm == name}
 
     def mean(self, name: str) -> Estimate:
@@ -121,7 +119,6 @@ class Comparison:
         return "better" if found.low > 0 else "worse" if found.high < 0 else "no winner"
 
     def total_epsilon(self) -> float:
-        """Return the epsilon of publishing all private runs together."""
         private = [run for run in self.runs if math.isfinite(run.epsilon)]
         if not private:
             return math.inf
@@ -129,7 +126,6 @@ class Comparison:
         return total_epsilon(charges, private[0].delta, accountant=private[0].plan.accountant)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return {
             "contenders": {
                 name: {
@@ -255,7 +251,6 @@ def _given(texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _check_folder(run: RunSpec) -> None:
-    """Refuse to resume a run that was started with other settings."""
     before, now = stored_config(run.out).to_mapping(), run.config.to_mapping()
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     if changed:

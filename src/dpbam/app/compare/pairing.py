@@ -32,10 +32,7 @@ WHAT = {
 
 
 def check_pairs(runs: Sequence[RunResult | RunRecord]) -> None:
-    """Refuse runs of one seed that do not share what they must.
-
-    Raises:
-        ConfigError: naming the two runs and what differs.
+    """Refuse runs of one seed that do not share what they must, naming two and what differs.
 
     Example:
         >>> from types import SimpleNamespace as Run

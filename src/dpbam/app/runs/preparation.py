@@ -161,8 +161,7 @@ class Prepared:
         self, oracle: PrivateGradientOracle, reporter: Reporter, max_charges: int | None = None
     ) -> Trainer:
         from dpbam.app.runs import build
-        from dpbam.training.progress import evaluation_steps
-        from dpbam.training.trainer import Trainer
+        from dpbam.training.trainer import Trainer, evaluation_steps
 
         config, steps = self.config, self.plan.steps
         return Trainer(

@@ -98,7 +98,12 @@ class Search:
         if varied:
             raise ConfigError(f"{varied[0]} is both fixed and varied: leave one of the two out")
         for stage in self.stages():
-            self._check_stage(stage)
+            if not stage.space:
+                raise ConfigError(
+                    f"{stage.method} has nothing to vary: add --vary lr=1e-4..1e-2:log"
+                )
+            for end in (0, -1):  # settings that no trial could have are refused
+                self.config(stage, {d.name: d.end(end) for d in stage.space.values()})
         if self.accounted:
             self._check_accounted()
         elif self.score_noise is not None:
@@ -106,7 +111,6 @@ class Search:
 
     @property
     def accounted(self) -> bool:
-        """Whether epsilon covers the search."""
         return self.pay == "accounted"
 
     @property
@@ -125,7 +129,6 @@ class Search:
         return [Stage(first, space), *later]
 
     def config(self, stage: Stage, params: Mapping[str, Any], **more: Any) -> RunConfig:
-        """Return the configuration of one trial."""
         return RunConfig.from_mapping({**self.settings, **params, "method": stage.method, **more})
 
     def calibrated(self) -> Search:
@@ -161,24 +164,13 @@ class Search:
         """Return plain values: what all workers must agree on."""
         return {**asdict(self), "settings": {k: _plain(v) for k, v in self.settings.items()}}
 
-    def _check_stage(self, stage: Stage) -> None:
-        """Refuse a stage without anything to vary, or with settings that no trial could have."""
-        if not stage.space:
-            raise ConfigError(f"{stage.method} has nothing to vary: add --vary lr=1e-4..1e-2:log")
-        for end in (0, -1):
-            self.config(stage, {d.name: d.end(end) for d in stage.space.values()})
-
     def _check_accounted(self) -> None:
-        if self.sampler != "random":
-            raise ConfigError(
-                f"sampler {self.sampler} makes trials depend on one another, and an accounted "
-                "search needs independent ones: use random, or pay otherwise"
-            )
-        if self.pruner != "none":
-            raise ConfigError(
-                f"pruner {self.pruner} makes trials depend on one another, and an accounted "
-                "search needs independent ones: use none, or pay otherwise"
-            )
+        for kind, wanted in (("sampler", "random"), ("pruner", "none")):
+            if (chosen := getattr(self, kind)) != wanted:
+                raise ConfigError(
+                    f"{kind} {chosen} makes trials depend on one another, and an accounted search "
+                    f"needs independent ones: use {wanted}, or pay otherwise"
+                )
         for name in self.space:
             if name not in _SAME_COST:
                 raise ConfigError(

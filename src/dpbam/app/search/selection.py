@@ -69,7 +69,6 @@ class Repetitions:
             raise ArgumentError("a mean of 1 leaves nothing to choose from: use more trials")
 
     def draw(self, generator: Generator) -> int:
-        """Draw K."""
         if self.distribution == "poisson":
             return int(generator.poisson(self.mean))
         gamma = self.gamma()
@@ -110,7 +109,6 @@ class Repetitions:
         return dp_accounting.dp_event.RepeatAndSelectDpEvent(trial, self.mean, shape)
 
     def describe(self) -> str:
-        """Name the distribution, for a privacy statement."""
         if self.distribution == "poisson":
             return f"Poisson, mean {self.mean:g}"
         return f"truncated negative binomial, shape {self.shape:g}, mean {self.mean:g}"

@@ -52,12 +52,10 @@ class Domain:
 
     @classmethod
     def parse(cls, name: str, text: str) -> Domain:
-        """Parse the text after ``NAME=``.
-
-        Raises:
-            ConfigError: one sentence that names the field.
-        """
-        _check_name(name)
+        """Parse the text after ``NAME=``."""
+        known = [field for field in RunConfig.model_fields if field not in _NOT_VARIED]
+        if name not in known:
+            raise ConfigError(f"{name} cannot be varied: {did_you_mean(name, known)}")
         span, colon, mark = text.partition(":")
         if ".." not in span:
             return cls(name, choices=tuple(_value(part) for part in text.split(",")))._checked()
@@ -120,12 +118,6 @@ def parse_space(texts: Iterable[str], file: Path | None = None) -> dict[str, Dom
             raise ConfigError(f"--vary must be like lr=1e-4..1e-2:log, got {text!r}")
         found[name.strip().replace("-", "_")] = value.strip()
     return {name: Domain.parse(name, text) for name, text in found.items()}
-
-
-def _check_name(name: str) -> None:
-    known = [field for field in RunConfig.model_fields if field not in _NOT_VARIED]
-    if name not in known:
-        raise ConfigError(f"{name} cannot be varied: {did_you_mean(name, known)}")
 
 
 def _is_whole(name: str) -> bool:

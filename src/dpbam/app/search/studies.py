@@ -99,14 +99,15 @@ def work(search: Search, out: Path, url: str | None, name: str, log: Send) -> No
 def _do_trial(
     search: Search, study: StageStudy, trial: Trial, fixed: dict[str, Any], log: Send
 ) -> None:
-    """Train one trial with the settings ``fixed`` before, and report its score."""
     from optuna import TrialPruned
     from optuna.trial import TrialState
 
     stage, out = study.stage, study.out(trial.number)
     settings = {**fixed, **{d.name: d.suggest(trial) for d in stage.space.values()}}
     trial.set_user_attr("settings", settings)
-    config = search.config(stage, settings, **_seeds(search, stage, trial.number))
+    seed = search.settings.get("seed")  # then each trial has its own: trials are independent
+    own = {} if seed is None else {"seed": trial_seed(seed, stage.method, trial.number)}
+    config = search.config(stage, settings, **own)
     label = f"{stage.method} trial {trial.number + 1} of {study.count}"
     try:
         resume = RunFolder(out).started
@@ -151,12 +152,6 @@ def _noise_source(search: Search, stage: Stage, number: int) -> random.Random:
     return random.Random(f"score {seed} {stage.method} {number}")
 
 
-def _seeds(search: Search, stage: Stage, number: int) -> dict[str, int]:
-    """A seed per trial in a seeded search, so that trials are independent."""
-    seed = search.settings.get("seed")
-    return {} if seed is None else {"seed": trial_seed(seed, stage.method, number)}
-
-
 class _Reports(Reporter):
     """Reports evaluations to Optuna, and ends the trial if its pruner says so."""
 
@@ -177,15 +172,7 @@ class _Reports(Reporter):
 
 
 class StageStudy:
-    """One stage's study.
-
-    Args:
-        search: the search, calibrated.
-        stage: which of its stages.
-        out: the search's folder on this machine.
-        url: of the storage, as SQLAlchemy writes it; None: a file in ``out``.
-        name: of the search, in a shared storage.
-    """
+    """One stage's study; the arguments are those of :func:`do_trials`."""
 
     def __init__(
         self, search: Search, stage: Stage, out: Path, url: str | None, name: str = "search"

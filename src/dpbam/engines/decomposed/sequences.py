@@ -74,7 +74,6 @@ class Packed(Padded):
         return torch.split_with_sizes(x, self._sizes)
 
     def join(self, outputs: list[Tensor]) -> Tensor:
-        """Invert :meth:`split`."""
         return torch.cat(outputs)
 
 

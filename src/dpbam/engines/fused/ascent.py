@@ -42,11 +42,7 @@ _OTHER_STEPS = "the forward pass calls other layers when its parameters move"
 class Ascent:
     """The step that the second forward pass adds to each use.
 
-    Args:
-        plain: the plain gradients g_u.
-        norms: their norms.
-        steps: [U], eps_u = lambda / |g_u|, 0 where g_u = 0.
-        fold: rows to units.
+    ``steps`` [U] is eps_u = lambda / |g_u|, 0 where g_u = 0.
     """
 
     def __init__(self, plain: Collected, norms: list[Norm], steps: Tensor, fold: Fold) -> None:

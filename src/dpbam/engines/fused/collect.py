@@ -59,10 +59,7 @@ class PlainPass:
 def collect(uses: Sequence[Use], flow: Flow, plain: PlainPass | None = None) -> Collected:
     """Return the gradients of every parameter that the loss depends on.
 
-    Args:
-        uses: those of the tape.
-        flow: plain, or BAM's with ``plain`` from the pass before.
-        plain: see above.
+    ``flow`` is plain, or BAM's with ``plain`` from the pass before.
     """
     matrix_uses = [use for use in uses if isinstance(use, MatrixUse)]
     by_name: dict[str, list[Use]] = defaultdict(list)

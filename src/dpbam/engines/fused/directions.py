@@ -21,12 +21,7 @@ _SMALL = 2**13  # entries of a unit's gradient that is joined with others
 class FusedDirections:
     """Directions d_1 .. d_U held as factored gradients: see :mod:`~dpbam.engines.fused.gradients`.
 
-    Args:
-        collected: the gradients.
-        groups: the clipping group of each parameter.
-        units: U.
-        parameters: the trainable ones.
-        norms: of the gradients, where they are already known.
+    ``norms`` are those of the gradients, where they are already known.
     """
 
     def __init__(
@@ -57,7 +52,6 @@ class FusedDirections:
 
     @measured
     def norms(self) -> Tensor:
-        """Return |d_u| by group: [G, U]."""
         squares = [[self._zeros] for _ in range(max(self._groups.values()) + 1)]
         for gradient, found in zip(self._parts, self.each_norm(), strict=True):
             squares[self._groups[gradient.name]].append(found.square)
@@ -65,7 +59,6 @@ class FusedDirections:
 
     @measured
     def parameter_norms(self) -> dict[str, Tensor]:
-        """Return the norm of d_u's entries by parameter: [U] each."""
         squares = dict.fromkeys(self._like, self._zeros)
         for i, gradient in enumerate(self.collected.gradients):
             small = isinstance(gradient, Materialised)
@@ -75,7 +68,6 @@ class FusedDirections:
 
     @measured
     def weighted_sum(self, factors: Tensor) -> Params:
-        """Return sum_u factors[g, u] d_u; a factor of 0 removes even a NaN."""
         total: Params = {}
         by_group = [Factors.of(each) for each in factors]
         known: Sequence[Norm | None] = self._norms or [None] * len(self._parts)
@@ -87,7 +79,6 @@ class FusedDirections:
 
     @measured
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        """Return <d_u, vector>: [U]."""
         total = self._zeros
         for gradient in self.collected.gradients:
             total = total + gradient.inner(vector)

@@ -62,7 +62,6 @@ class FusedEngine:
         groups: the clipping group of each trainable parameter; None puts all in one.
         memory_limit: bytes that one layer's norm may take, for Gram matrices or for per-unit
             gradients; above it the norm is computed the other way, or by some units at a time.
-            None: 256 MiB.
 
     Example:
         >>> from dpbam.methods import BAM
@@ -83,21 +82,14 @@ class FusedEngine:
         loss: Loss,
         groups: Mapping[str, int] | None = None,
         *,
-        memory_limit: int | None = None,
+        memory_limit: int = 2**28,
     ) -> None:
-        self._model, self._loss, self._given = model, loss, groups
-        self._limit = 2**28 if memory_limit is None else memory_limit
+        self._model, self._loss, self._given, self._limit = model, loss, groups, memory_limit
 
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> FusedDirections:
-        """Return the directions of every unit, factored.
-
-        Raises:
-            UnsupportedModelError: for a method that is not the gradient of L + p |g|, and for
-                models with functions that torch hides; the message names them.
-            StatefulModelError: for a model that keeps state between passes.
-        """
+        """Return the directions of every unit, factored."""
         penalty = method.norm_penalty(lam)
         if penalty is None and type(method) is not BAM:
             raise UnsupportedModelError(
@@ -233,7 +225,7 @@ def _backward(tape: Tape, total: Tensor, fold: Fold, limit: int, *, twice: bool)
         total, [*ys, *xs], grad_outputs=seed, create_graph=twice, allow_unused=True
     )
     b = _spread(found[: len(ys)], indices, len(tape.outputs))
-    flow = Flow(fold, [node.tensor for node in tape.inputs], b, limit=limit)
+    flow = Flow(fold, [node.tensor for node in tape.inputs], b, limit)
     h = {k: t for k, t in zip(moving, found[len(ys) :], strict=True) if t is not None}
     return _Backward(total, ys, indices, flow, h)
 

@@ -14,11 +14,7 @@ _CACHED = 2**17  # elements of one slice of an element-wise pass, so that it sta
 
 
 class Fold:
-    """Reshape [N, ...] to [U, R, ...]; a unit with fewer than R rows is padded with zeros.
-
-    Args:
-        batch: holds the unit of each row.
-    """
+    """Reshape [N, ...] to [U, R, ...]; a unit with fewer than R rows is padded with zeros."""
 
     def __init__(self, batch: PhysicalBatch) -> None:
         self.rows, self.units = batch.unit.shape[0], batch.units

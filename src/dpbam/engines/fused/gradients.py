@@ -101,15 +101,10 @@ class Materialised:
 
 @dataclass(frozen=True)
 class Joined:
-    """Materialised gradients of small parameters side by side: fewer, larger operations.
-
-    Attributes:
-        parts: the gradients.
-        values: [U, entries of all].
-    """
+    """Materialised gradients of small parameters side by side: fewer, larger operations."""
 
     parts: Sequence[Materialised]
-    values: Tensor
+    values: Tensor  # [U, entries of all]
 
     @classmethod
     def of(cls, parts: Sequence[Materialised]) -> Joined:
@@ -150,7 +145,7 @@ class Factored:
     weight: Weight
     layer: Layer
     pairs: Sequence[Pair]
-    limit: int = 2**28
+    limit: int
     known: Grams = field(default_factory=dict)
 
     @property
@@ -256,8 +251,7 @@ class Factored:
             return Norm(squared_lengths(g), g)
 
         def part(pairs: Sequence[Pair], whole: bool) -> Tensor:
-            g = materialise(self.layer, pairs)
-            return squared_lengths(g)
+            return squared_lengths(materialise(self.layer, pairs))
 
         return Norm(self._in_parts(needed, part))
 
@@ -291,11 +285,7 @@ def recompute_cancelling(norm: Norm, sizes: Tensor, some: Callable[[Tensor], Ten
     |G_u|^2 as a sum of products has an error of some eps sizes^2, and a weighted sum of parts one
     of some eps sizes. A unit whose parts cancel could therefore exceed the clipping norm, or hide
     the others. Such a unit is materialised: its norm and its part of the sum use the same numbers.
-
-    Args:
-        norm: by Gram matrices.
-        sizes: [U], a bound on |d_u| if nothing cancelled.
-        some: units -> their gradients, materialised.
+    ``sizes`` [U] bounds |d_u| if nothing cancelled; ``some`` materialises the gradients of units.
     """
     lost = ill_conditioned(sizes, norm.square)
     if not len(lost):

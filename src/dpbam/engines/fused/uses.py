@@ -36,17 +36,17 @@ class Flow:
         fold: rows to units.
         x: at the inputs.
         b: dL/dy at the outputs.
+        limit: bytes that one norm may take.
         ybar: dL_BAO/dy at the outputs, or None for plain gradients.
         hbar: dL_BAO/dh at the inputs.
-        limit: bytes that one norm may take.
     """
 
     fold: Fold
     x: Values
     b: Values
+    limit: int
     ybar: Values | None = None
     hbar: Values | None = None
-    limit: int = 2**28
 
     def detached(self) -> Flow:
         """Return the same values without the graph, so that it can be freed."""

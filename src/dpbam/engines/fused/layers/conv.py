@@ -30,21 +30,13 @@ class Conv(Layer):
     """A convolution: a [U, q, i, *space], b [U, q, o, *space'], W [o, i / groups, *kernel].
 
     A transposed convolution is this one with a and b exchanged: see its rule.
-
-    Attributes:
-        shape: the weight's.
-        stride: by axis.
-        padding: by axis.
-        dilation: by axis.
-        space: the size of a's images; uses at different sizes are different layers.
-        groups: of channels.
     """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
-    space: tuple[int, ...]
+    space: tuple[int, ...]  # of a's images; uses at different sizes are different layers
     groups: int = 1
 
     @property
@@ -81,8 +73,11 @@ class Conv(Layer):
         return self.from_rows(total.reshape(units, -1, pixels) @ self.rows(a), a)
 
     def _out(self, space: Sequence[int]) -> list[int]:
-        settings = zip(space, self.shape[2:], self.stride, self.padding, self.dilation, strict=True)
-        return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in settings]
+        return [self._positions_along(axis, n) for axis, n in enumerate(space)]
+
+    def _positions_along(self, axis: int, n: int) -> int:
+        k, s = self.shape[2 + axis], self.stride[axis]
+        return (n + 2 * self.padding[axis] - self.dilation[axis] * (k - 1) - 1) // s + 1
 
     def _shift(self, gram: Tensor, axis: int, size: int, *, back: bool = False) -> Tensor:
         """Return sum_d K[.., s o + d, .., s o' + d, ..] along one spatial axis, zero-padded.
@@ -94,7 +89,7 @@ class Conv(Layer):
         if (k, s, p) == (1, 1, 0):
             return gram
         first, second = 2 + axis, 2 + axis + gram.ndim // 2
-        out = (size + 2 * p - dilation * (k - 1) - 1) // s + 1
+        out = self._positions_along(axis, size)
         shape = list(gram.shape)
         shape[first] = shape[second] = size if back else out
         same = s == 1 and out == size and p % dilation == 0  # then one offset is no shift at all
