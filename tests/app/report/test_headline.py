@@ -122,7 +122,7 @@ def test_what_was_not_recorded_is_out_of_the_way(tmp_path: Path) -> None:
     assert 'id="clipping-bias"' not in body  # no empty sections
     assert body.index('id="configuration"') < body.index("Figures that were not recorded")
     assert body.count("--measure-bias every=10") >= 1
-    assert body.index('id="summary"') < body.index('id="privacy"') < body.index('id="accuracy"')
+    assert body.index('id="summary"') < body.index('id="privacy"') < body.index('id="quality"')
 
 
 @pytest.mark.parametrize("top", [1e-6, 0.0012, 0.03, 0.7, 1.0])

@@ -213,12 +213,14 @@ def _same(one: str, other: str) -> bool:
 
 def _show(dataset: DataSet, result: Metrics) -> None:
     scores = result.scores
+    frequent = max(share.count for share in result.classes.values()) / max(1, len(dataset))
     values = {
         "data": f"{dataset.name}, {len(dataset)} records",
         "accuracy": f"{_share(scores.accuracy)} (95% Wilson)",
         "balanced accuracy": percent(scores.balanced_accuracy),
         "AUC": _figure(scores.auc),
         "calibration error": percent(scores.calibration_error),
+        "best constant": f"accuracy {percent(frequent)}",
     }
     say(facts(values))
     rows = [(name, share.count, _share(share)) for name, share in result.classes.items()]

@@ -23,7 +23,7 @@ from dpbam.app.report.records import ReportError
 
 #: Section of the report -> its figures.
 SECTIONS: dict[str, dict[str, Builder]] = {
-    "Accuracy": {
+    "Quality": {
         "accuracy": of_training.accuracy,
         "classes": of_evaluation.classes,
         "confusion": of_evaluation.confusion,

@@ -8,10 +8,19 @@ function csv({ concat, usermeta: { mark, columns } }) {
   return [...(mark ? [`# ${mark}`] : []), columns.join(), ...lines.map((line) => line.join())].join("\n") + "\n";
 }
 
-const narrow = document.documentElement.clientWidth < 700; // panels below one another
+const page = document.documentElement.clientWidth;
+
+function fitted(spec) {
+  if (page >= 700) return spec;
+  // panels below one another, as wide as the page; squares are matrices and stay
+  const concat = spec.concat.map((panel) =>
+    panel.width === panel.height ? panel : { ...panel, width: Math.min(panel.width, page - 150) });
+  return { ...spec, columns: 1, concat };
+}
+
 for (const card of document.querySelectorAll("[data-figure]")) {
   const name = card.dataset.figure;
-  vegaEmbed(card.querySelector(".canvas"), narrow ? { ...specs[name], columns: 1 } : specs[name], {
+  vegaEmbed(card.querySelector(".canvas"), fitted(specs[name]), {
     mode: "vega-lite",
     ast: true, // without eval, which the page's policy forbids
     renderer: "svg",
