@@ -10,12 +10,15 @@ function csv({ concat, usermeta: { mark, columns } }) {
 
 const page = document.documentElement.clientWidth;
 
+// On a phone: panels below one another and as wide as the page (squares are matrices, and stay),
+// with legends below them.
 function fitted(spec) {
   if (page >= 700) return spec;
-  // panels below one another, as wide as the page; squares are matrices and stay
-  const concat = spec.concat.map((panel) =>
-    panel.width === panel.height ? panel : { ...panel, width: Math.min(panel.width, page - 150) });
-  return { ...spec, columns: 1, concat };
+  const { concat, ...rest } = JSON.parse(
+    JSON.stringify(spec).replaceAll('"orient":"right"', '"orient":"bottom"'));
+  const narrower = (panel) =>
+    panel.width === panel.height ? panel : { ...panel, width: Math.min(panel.width, page - 150) };
+  return { ...rest, columns: 1, concat: concat.map(narrower) };
 }
 
 for (const card of document.querySelectorAll("[data-figure]")) {
