@@ -156,12 +156,14 @@ def predict(
             update(len(predictions), max(len(paths), len(predictions)))
     if masks is not None:
         _write_masks(predictions, masks)
+        note(f"{len(predictions)} masks in {masks}, pixels of class numbers from 0")
     kind = _KINDS[loaded.task.name]
     text = _csv(predictions, loaded, kind) if format == "csv" else _json(predictions, kind)
     if out is None:
         print(text, end="")
     else:
         write_atomic(out, text)
+        note(f"{len(predictions)} images predicted, written to {out}")
 
 
 COMMANDS = {"evaluate": evaluate, "predict": predict}
