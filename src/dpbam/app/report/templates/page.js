@@ -10,14 +10,15 @@ function csv({ concat, usermeta: { mark, columns } }) {
 
 const page = document.documentElement.clientWidth;
 
-// On a phone: panels below one another and as wide as the page (squares are matrices, and stay),
-// with legends below them.
+// On a phone: panels below one another and as wide as the page, with fewer ticks and legends below.
+// Matrices and arrows keep their proportions.
 function fitted(spec) {
   if (page >= 700) return spec;
   const { concat, ...rest } = JSON.parse(
-    JSON.stringify(spec).replaceAll('"orient":"right"', '"orient":"bottom"'));
+    JSON.stringify(spec).replaceAll('"orient":"right"', '"orient":"bottom"').replaceAll('"tickCount":8', '"tickCount":4'));
+  const kept = (panel) => panel.width === panel.height || panel.encoding.x.axis === null;
   const narrower = (panel) =>
-    panel.width === panel.height ? panel : { ...panel, width: Math.min(panel.width, page - 150) };
+    kept(panel) ? panel : { ...panel, width: Math.min(panel.width, page - 150) };
   return { ...rest, columns: 1, concat: concat.map(narrower) };
 }
 
