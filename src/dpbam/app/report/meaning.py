@@ -137,10 +137,11 @@ def _direction(run: Run) -> str:
     cosine, share = _last(run, "cosine"), _last(run, "direction_share")
     if cosine is None or share is None:
         return ""
+    part = f"{share:.0%}" if share >= 0.01 else "less than 1%"
     angle = math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
     return (
-        f"at the end the clipped gradient points {angle:.0f}° away from the true one; {share:.0%} "
-        "of the error is in the direction, which no learning rate makes up for"
+        f"at the end the clipped gradient points {angle:.0f}° away from the true one; {part} of the "
+        "error is of direction, which no learning rate makes up for, and the rest of length"
     )
 
 

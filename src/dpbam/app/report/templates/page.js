@@ -16,7 +16,7 @@ function fitted(spec) {
   if (page >= 700) return spec;
   const { concat, ...rest } = JSON.parse(
     JSON.stringify(spec).replaceAll('"orient":"right"', '"orient":"bottom"').replaceAll('"tickCount":8', '"tickCount":4'));
-  const kept = (panel) => panel.width === panel.height || panel.encoding.x.axis === null;
+  const kept = (panel) => panel.width === panel.height || panel.encoding.x?.axis === null;
   const narrower = (panel) =>
     kept(panel) ? panel : { ...panel, width: Math.min(panel.width, page - 150) };
   return { ...rest, columns: 1, concat: concat.map(narrower) };
