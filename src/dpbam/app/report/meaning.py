@@ -140,8 +140,8 @@ def _direction(run: Run) -> str:
     part = f"{share:.0%}" if share >= 0.01 else "less than 1%"
     angle = math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
     return (
-        f"at the end the clipped gradient points {angle:.0f}° away from the true one; {part} of the "
-        "error is of direction, which no learning rate makes up for, and the rest of length"
+        f"at the end the clipped gradient points {angle:.0f}° away from the true one; {part} of "
+        "the error is of direction, which no learning rate makes up for, and the rest of length"
     )
 
 
