@@ -88,7 +88,7 @@ def _confusion(run: Run) -> str:
 def _roc(run: Run) -> str:
     curves = (run.evaluation or {}).get("roc") or {}
     found = {
-        name: float(np.interp(_FALSE, *zip(*points, strict=True)))
+        name: float(np.interp(_FALSE, [x for x, _ in points], [y for _, y in points]))
         for name, points in curves.items()
         if points
     }
