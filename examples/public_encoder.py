@@ -142,22 +142,27 @@ def tuned(arm: str) -> float:
 
 
 def table() -> None:
-    """Print accuracies, and differences to training the same network from scratch."""
+    """Print accuracies, and paired differences to both ways of training from scratch."""
     found = records("compare")
     scores = {
         arm: {r["seed"]: 100 * r["accuracy"] for r in found if r["arm"] == arm} for arm in ARMS
     }
-    base = "scratch, the same network"
-    print("| arm | accuracy, % | against the same network from scratch | epsilon | seconds |")
-    print("|---|---|---|---|---|")
+    bases = [arm for arm in ARMS if arm.startswith("scratch")]
+    heads = ["arm", "accuracy, %", *(f"against {base}" for base in bases), "epsilon", "seconds"]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for arm, values in scores.items():
         mean, mine = estimate(list(values.values())), [r for r in found if r["arm"] == arm]
-        apart = paired_difference(values, scores[base])
-        gain = "" if arm == base else f"{apart.mean:+.1f} [{apart.low:+.1f}, {apart.high:+.1f}]"
+        gains = ["" if arm == base else gain(values, scores[base]) for base in bases]
         epsilon = max(r["epsilon"] for r in mine)
         seconds = sum(r["seconds"] for r in mine) / len(mine)
-        print(f"| {arm} | {mean.mean:.1f} [{mean.low:.1f}, {mean.high:.1f}] | {gain} | "
-              f"{epsilon:.3f} | {seconds:.0f} |")  # fmt: skip
+        cells = [arm, f"{mean.mean:.1f} [{mean.low:.1f}, {mean.high:.1f}]", *gains]
+        print(f"| {' | '.join(cells)} | {epsilon:.3f} | {seconds:.0f} |")
+
+
+def gain(values: dict[int, float], base: dict[int, float]) -> str:
+    """Return the mean difference of the seeds' pairs, with its interval."""
+    apart = paired_difference(values, base)
+    return f"{apart.mean:+.1f} [{apart.low:+.1f}, {apart.high:+.1f}]"
 
 
 def main(command: str) -> None:

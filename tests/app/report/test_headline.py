@@ -27,20 +27,36 @@ def test_accuracy_has_its_interval_and_epsilon_one_sentence(run: Run) -> None:
     known = replace(run, metrics=({"epoch": 1.0, "accuracy": 0.92, "records": 100},))
     found = headline(known)
     assert (found.score, found.quality) == (
-        "92.0%", "accuracy, 95% interval 85.0% to 95.9%, on 100 test records",
+        "92.0%", "accuracy, 95% interval 85.0% to 95.9%, on 100 test records.",
     )  # fmt: skip
     assert "guesses that right at most 95.16% of the time" in found.privacy  # e^2.97654 / (1 + ..)
     assert "ε = 2.977" in found.privacy
     assert "model.safetensors" in found.publish
 
 
-def test_another_metric_takes_the_interval_of_its_evaluation(run: Run) -> None:
+def test_another_metric_takes_the_interval_and_the_constant_of_its_evaluation(run: Run) -> None:
     known = replace(
         run, metrics=({"epoch": 1.0, "r2": 0.5, "mae": 2.0, "records": 40},),
-        evaluation={"interval": [0.4, 0.6]},
+        evaluation={"interval": [0.4, 0.6], "trivial": 0.0, "count": 40},
     )  # fmt: skip
-    assert headline(known).quality == "R2, 95% interval 0.400 to 0.600, on 40 test records"
-    assert "interval" not in headline(replace(known, evaluation=None)).quality
+    assert headline(known).quality == (
+        "R2, 95% interval 0.400 to 0.600, on 40 test records. The best constant answer would have "
+        "0.000."
+    )
+    of_others = {**known.evaluation, "count": 41}  # evaluate --data OTHER --save
+    for evaluation in (None, of_others):
+        assert headline(replace(known, evaluation=evaluation)).quality == "R2, on 40 test records."
+
+
+def test_an_accuracy_is_compared_with_the_most_frequent_class(run: Run) -> None:
+    shares = {"well": {"value": 1.0, "count": 75}, "ill": {"value": 0.0, "count": 25}}
+    known = replace(
+        run, metrics=({"epoch": 1.0, "accuracy": 0.75, "records": 100},),
+        evaluation={"classes": shares},
+    )  # fmt: skip
+    assert headline(known).quality.endswith("The best constant answer would have 75.0%.")
+    patients = replace(known, statement={**run.statement, "unit": "patient (all records ...)"})
+    assert headline(patients).quality.endswith("with several per patient the true one is wider.")
 
 
 def test_a_page_for_publication_does_not_open_with_the_accuracy(run: Run) -> None:
@@ -89,9 +105,9 @@ def test_every_figure_of_a_run_says_what_it_means(run: Run) -> None:
 def test_a_sentence_is_computed_from_the_run(run: Run) -> None:
     rows = ({"epoch": 1.0, "accuracy": 0.9}, {"epoch": 2.0, "accuracy": 0.8})
     text = build("accuracy", groups([replace(run, metrics=rows)])).meaning
-    assert text == "the model ends at 80.0%, the highest on the way was 90.0% at epoch 1."
+    assert text == "the accuracy ends at 80.0%, the highest on the way was 90.0% at epoch 1."
     other = build("accuracy", groups([replace(run, metrics=rows[:1])])).meaning
-    assert other == "the model ends at 90.0%, its highest."
+    assert other == "the accuracy ends at 90.0%, its highest."
 
 
 def test_several_groups_are_named(tmp_path: Path) -> None:
@@ -106,7 +122,7 @@ def test_what_was_not_recorded_is_out_of_the_way(tmp_path: Path) -> None:
     assert 'id="clipping-bias"' not in body  # no empty sections
     assert body.index('id="configuration"') < body.index("Figures that were not recorded")
     assert body.count("--measure-bias every=10") >= 1
-    assert body.index('id="summary"') < body.index('id="privacy"') < body.index('id="accuracy"')
+    assert body.index('id="summary"') < body.index('id="privacy"') < body.index('id="quality"')
 
 
 @pytest.mark.parametrize("top", [1e-6, 0.0012, 0.03, 0.7, 1.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -66,6 +67,26 @@ def test_findings_have_their_curves_and_values_their_points():
     dice = build("classes", groups([task_run("segmentation")]))
     assert dice.title == "Dice by class"
     assert build("confusion", groups([task_run("segmentation")])).panels
+
+
+def test_sentences_are_in_the_words_of_the_task():
+    def said(task, name):
+        return build(name, groups([task_run(task)])).meaning
+
+    assert said("multi-label", "classes").startswith("finding ")
+    assert said("multi-label", "accuracy").startswith("the AUC ends at 0.")
+    assert "true one on average" in said("regression", "predicted")
+    assert said("segmentation", "confusion").endswith(" pixels.")
+
+
+def test_a_roc_curve_is_read_at_a_tenth_of_false_positives():
+    run = task_run("multi-label")
+    curves = {"a": [[0.0, 0.0], [0.2, 0.8], [1.0, 1.0]], "b": [[0.0, 1.0], [1.0, 1.0]], "c": []}
+    known = replace(run, evaluation={**run.evaluation, "roc": curves})
+    assert build("roc", groups([known])).meaning == (
+        "where 10% of the records without a finding are reported as well, 40% of those with a and "
+        "100% of those with b are found."
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpbam.app.runs import RunError, execute, load_run_model
-from dpbam.app.runs.card import model_card
+from dpbam.app.runs.card import exported_card, model_card
 from dpbam.app.runs.export import _difference, _images, export
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.identity import file_digest
@@ -197,6 +197,36 @@ def test_the_card_of_a_public_data_set_has_its_metrics(plain):
     statement = read_json(plain / "privacy-statement.json")
     assert f"delta = {statement['delta']:g}" in text
     assert "Research only: the run was seeded" in text
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("single-label", "the model gives one of these classes: a, b."),
+        ("multi-label", "the model gives which of these findings it shows: a, b."),
+        ("regression", "the value 0 + (y + 1) / 2 * 32."),
+        ("segmentation", "the model gives one of these classes for every pixel: a, b."),
+    ],
+)
+def test_the_card_has_what_the_model_gives_and_what_its_outputs_mean(plain, task, said):
+    cards = pytest.importorskip("huggingface_hub")
+    metrics = {"step": 9, "epoch": 1.0, "epsilon": 3.0, "auc": 0.5, "loss": 1.0, "records": 7}
+    model = read_json(plain / "model.json") | {"task": task, "class_names": ["a", "b"]}
+    text = model_card(
+        read_json(plain / "privacy-statement.json"), model | {"target_range": [0, 32]}, metrics
+    )
+    assert said in text
+    (result,) = cards.ModelCard(text).data.eval_results  # the hub's own reader
+    assert (result.metric_type, result.metric_value) == ("auc", 0.5)
+
+
+@pytest.mark.parametrize(("to", "library"), [("hf", "transformers"), ("safetensors", "dpbam")])
+def test_the_card_of_an_export_loads_what_is_there(encoder, to, library, tmp_path):
+    folder, _ = export(encoder, to, tmp_path / "out")
+    text = (folder / "README.md").read_text()
+    assert front_matter(text)["library_name"] == library
+    assert ("load_run_model" in text) == (library == "dpbam")
+    assert "onnxruntime" in exported_card((encoder / "README.md").read_text(), "onnx")
 
 
 def test_the_card_of_private_data_has_no_metrics(plain):

@@ -156,12 +156,14 @@ def predict(
             update(len(predictions), max(len(paths), len(predictions)))
     if masks is not None:
         _write_masks(predictions, masks)
+        note(f"{len(predictions)} masks in {masks}, pixels of class numbers from 0")
     kind = _KINDS[loaded.task.name]
     text = _csv(predictions, loaded, kind) if format == "csv" else _json(predictions, kind)
     if out is None:
         print(text, end="")
     else:
         write_atomic(out, text)
+        note(f"{len(predictions)} images predicted, written to {out}")
 
 
 COMMANDS = {"evaluate": evaluate, "predict": predict}
@@ -213,12 +215,14 @@ def _same(one: str, other: str) -> bool:
 
 def _show(dataset: DataSet, result: Metrics) -> None:
     scores = result.scores
+    frequent = max(share.count for share in result.classes.values()) / max(1, len(dataset))
     values = {
         "data": f"{dataset.name}, {len(dataset)} records",
         "accuracy": f"{_share(scores.accuracy)} (95% Wilson)",
         "balanced accuracy": percent(scores.balanced_accuracy),
         "AUC": _figure(scores.auc),
         "calibration error": percent(scores.calibration_error),
+        "best constant": f"accuracy {percent(frequent)}",
     }
     say(facts(values))
     rows = [(name, share.count, _share(share)) for name, share in result.classes.items()]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from dpbam.app.cli.evaluate import OwnModel, Run
 from dpbam.app.cli.output import Json, option, print_facts
+from dpbam.app.runs.export import TOLERANCE
 from dpbam.app.runs.export import export as write
 
 
@@ -29,7 +30,8 @@ def export(
     """
     folder, difference = write(run, to, out, own_model=model)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    checked = f"outputs differ by at most {difference:.1e} of the largest"
+    allowed = f"differ by at most {difference:.1e} of the largest ({TOLERANCE:g} is allowed)"
+    checked = f"loaded again, its outputs {allowed if difference else 'are the same'}"
     values = {"folder": str(folder), "files": ", ".join(files), "checked": checked}
     print_facts(values, json=json)
 

@@ -23,7 +23,7 @@ from dpbam.app.report.records import ReportError
 
 #: Section of the report -> its figures.
 SECTIONS: dict[str, dict[str, Builder]] = {
-    "Accuracy": {
+    "Quality": {
         "accuracy": of_training.accuracy,
         "classes": of_evaluation.classes,
         "confusion": of_evaluation.confusion,
@@ -44,7 +44,7 @@ SECTIONS: dict[str, dict[str, Builder]] = {
         "released-norms": of_released.norms,
         "released-clipping": of_released.clipping,
     },
-    "Gradient norms": {
+    "Gradients and loss": {
         "norms": of_norms.norms,
         "histogram": of_norms.histogram,
         "clip-share": of_bias.clip_share,

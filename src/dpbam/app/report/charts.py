@@ -55,7 +55,7 @@ class Series(NamedTuple):
 def lines(
     title: str, x_label: str, y_label: str, series: Sequence[Series], *, percent: bool = False,
     zero: bool = False, log_x: bool = False, log_y: bool = False,
-    marks: Sequence[tuple[float, str]] = (),
+    marks: Sequence[tuple[float, str]] = (), diagonal: bool = False,
 ) -> Panel:  # fmt: skip
     """Curves over a common x axis.
 
@@ -69,6 +69,7 @@ def lines(
         log_x: x on a logarithmic scale, with ticks at the values that there are.
         log_y: y on a logarithmic scale.
         marks: horizontal lines, (value, name).
+        diagonal: a dashed line from (0, 0) to (1, 1).
     """
     ticks = {"values": sorted({x for s in series for x in s.x})} if log_x else {"tickCount": 8}
     x = quantity("x", title=x_label, scale=_scale(log_x), axis={**ticks, "grid": False})
@@ -77,6 +78,8 @@ def lines(
     tooltip = [text("series", title="curve"), quantity("x", title=x_label),
                quantity("y", title=y_label, format=".3~%" if percent else ".4~g")]  # fmt: skip
     layers = [*_curves(series, y, tooltip), *(layer for m in marks for layer in _across(*m))]
+    if diagonal:
+        layers.append(_diagonal(0.0, 1.0, y))
     rows = [row for s in series for row in s.rows(title)]
     columns = ("panel", "series", "x", "y", "low", "high")
     return Panel(title, columns, rows, {"encoding": {"x": x}, "layer": layers})
@@ -116,7 +119,7 @@ def dots(title: str, x_label: str, series: Sequence[Series], *, percent: bool = 
     """One value per category with its interval, if there are any, categories from the top."""
     bounds = ("low", "high") if any(math.isfinite(v) for s in series for v in s.low) else ()
     form = {"format": "~%"} if percent else {}
-    x = {"title": x_label, "scale": {"zero": False}, "axis": {**form, "tickCount": 6}}
+    x = {"title": x_label, "scale": {"zero": False, "padding": 8}, "axis": {**form, "tickCount": 6}}
     tooltip = [text("series", title="run"), text("category"),
                *(quantity(name, **form) for name in ("value", *bounds))]  # fmt: skip
     ends = {"x": quantity("low", **x), "x2": {"field": "high"}}
@@ -145,19 +148,24 @@ def scatter(title: str, x_label: str, y_label: str, series: Series) -> Panel:
     for channel in (x, y):
         channel |= {"scale": {"zero": False}, "axis": {"grid": False}}
     tooltip = [quantity("x", title=x_label), quantity("y", title=y_label, format=".4~g")]
-    ends = [{"x": value, "y": value} for value in (low, high)]
-    diagonal = {"type": "line", "strokeDash": [5, 4], "opacity": 0.6, "color": "currentColor"}
     view = {
         "height": 300,
         "encoding": {"x": x, "y": y},
         "layer": [
             {"mark": {"type": "circle", "size": 25, "opacity": 0.5},
              "encoding": {"tooltip": tooltip}},
-            {"data": {"values": ends}, "mark": diagonal,
-             "encoding": {"color": {"value": "currentColor"}}},
+            _diagonal(low, high, y),
         ],
     }  # fmt: skip
     return Panel(title, ("panel", "series", "x", "y"), series.rows(title), view)
+
+
+def _diagonal(low: float, high: float, y: Spec) -> Spec:
+    """A dashed line on which x and y are equal."""
+    ends = [{"x": value, "y": value} for value in (low, high)]
+    mark = {"type": "line", "strokeDash": [5, 4], "opacity": 0.6}
+    ink = {"color": {"value": "currentColor"}}
+    return {"data": {"values": ends}, "mark": mark, "encoding": {"y": y, **ink}}
 
 
 Cell = tuple[str, str, float]  # row, column, value

@@ -31,7 +31,7 @@ def classes(groups: Sequence[Group]) -> Figure:
     }.get(metric, "Share of each class's test records that is recognised, with 95% intervals")
     return Figure(
         "classes",
-        f"{metric[:1].upper()}{metric[1:]} by class",
+        f"{metric[:1].upper()}{metric[1:]} by {'finding' if metric == 'AUC' else 'class'}",
         f"{what}; the hardest first, {MOST_CATEGORIES} at most.",
         "test",
         _dots("", groups, _classes),
@@ -68,7 +68,11 @@ def confusion(groups: Sequence[Group]) -> Figure:
         "Counts of test records (of pixels in a segmentation): rows are the true classes, columns "
         "the predicted ones. Shading is the share of the row.",
         "test",
-        [_matrix(g) for g in groups if (g.runs[0].evaluation or {}).get("confusion")],
+        [
+            _matrix(g, _title(g, groups))
+            for g in groups
+            if (g.runs[0].evaluation or {}).get("confusion")
+        ],
         NOT_EVALUATED,
     )
 
@@ -76,16 +80,22 @@ def confusion(groups: Sequence[Group]) -> Figure:
 def roc(groups: Sequence[Group]) -> Figure:
     """ROC curves of findings, a panel per group (its first run)."""
     panels = [
-        lines(group.label, "false positive rate", "true positive rate", _roc_curves(found))
+        lines(
+            _title(group, groups),
+            "false positive rate",
+            "true positive rate",
+            curves,
+            diagonal=True,
+        )
         for group in groups
-        if (found := (group.runs[0].evaluation or {}).get("roc"))
+        if (curves := _roc_curves(group.runs[0].evaluation or {}))
     ]
     return Figure(
         "roc",
         "ROC curves",
         "Of each finding, the share of test records with it that are found, against the share of "
         "those without it that are reported as well: the nearer to the upper left corner, the "
-        "better. A coin follows the diagonal.",
+        f"better. A coin follows the dashed diagonal. The {PALETTE_SIZE} hardest findings at most.",
         "test",
         panels,
         f"ROC curves are of findings. {NOT_EVALUATED}",
@@ -93,12 +103,20 @@ def roc(groups: Sequence[Group]) -> Figure:
     )
 
 
-def _roc_curves(found: dict[str, list[list[float]]]) -> list[Series]:
-    named = [(name, points) for name, points in found.items() if points][:PALETTE_SIZE]
+def _roc_curves(evaluation: dict[str, Any]) -> list[Series]:
+    """The curves of the findings with the lowest AUC, the hardest first."""
+    shares, found = evaluation.get("classes", {}), evaluation.get("roc") or {}
+    drawn = [name for name, points in found.items() if points]
+    hardest = sorted(drawn, key=lambda name: _value(shares, name, "value"))[:PALETTE_SIZE]
     return [
-        Series(name, k, tuple(x for x, _ in points), tuple(y for _, y in points))
-        for k, (name, points) in enumerate(named)
+        Series(name, k, tuple(x for x, _ in found[name]), tuple(y for _, y in found[name]))
+        for k, name in enumerate(hardest)
     ]
+
+
+def _title(group: Group, groups: Sequence[Group]) -> str:
+    """Of a panel per group: none where there is one."""
+    return group.label if len(groups) > 1 else ""
 
 
 def predicted(groups: Sequence[Group]) -> Figure:
@@ -110,7 +128,8 @@ def predicted(groups: Sequence[Group]) -> Figure:
             name = evaluation.get("value", "value")
             x, y = zip(*points, strict=True)
             series = Series(group.label, group.colour, x, y)
-            panels.append(scatter(group.label, f"true {name}", f"predicted {name}", series))
+            title = _title(group, groups)
+            panels.append(scatter(title, f"true {name}", f"predicted {name}", series))
     return Figure(
         "predicted",
         "Predicted and true values",
@@ -132,7 +151,7 @@ def _metric(groups: Sequence[Group]) -> str:
     return metric_label(runs[0].metric) if runs else "accuracy"
 
 
-def _matrix(group: Group) -> Panel:
+def _matrix(group: Group, title: str) -> Panel:
     evaluation = group.runs[0].evaluation or {}
     names, values = tuple(evaluation["classes"]), evaluation["confusion"]
     if [len(row) for row in values] != [len(names)] * len(names):
@@ -145,7 +164,7 @@ def _matrix(group: Group) -> Panel:
         for i, true in enumerate(names)
         for j, predicted in enumerate(names)
     ]
-    return confusion_matrix(group.label, cells)
+    return confusion_matrix(title, cells)
 
 
 def _classes(run: Run) -> Shares:

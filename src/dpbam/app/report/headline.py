@@ -47,19 +47,45 @@ def _quality(run: Run) -> tuple[str, str]:
     last = run.metrics[-1]
     name = run.metric
     value, records = float(last.get(name) or 0.0), int(last.get("records") or 0)
-    interval = _interval(run, name, value, records)
-    score = with_metric(name, value)
+    evaluation = _evaluation(run, records)
+    interval = _interval(evaluation, name, value, records)
     ends = " to ".join(with_metric(name, end) for end in interval or ())
     said = f"95% interval {ends}, " if ends else ""
-    return score, f"{metric_label(name)}, {said}on {records:,} test records"
+    quality = [f"{metric_label(name)}, {said}on {records:,} test records."]
+    if (trivial := _constant(evaluation)) is not None:
+        quality.append(f"The best constant answer would have {with_metric(name, trivial)}.")
+    if ends and (unit := unit_of([run])[:-1]) != "sample":
+        quality.append(
+            f"The interval takes images as independent: with several per {unit} the true one is "
+            "wider."
+        )
+    return with_metric(name, value), " ".join(quality)
 
 
-def _interval(run: Run, name: str, value: float, records: int) -> Sequence[float] | None:
-    """Wilson's for an accuracy; of other metrics, what ``dpbam evaluate --save`` recorded."""
+def _evaluation(run: Run, records: int) -> dict[str, Any]:
+    """What ``dpbam evaluate --save`` recorded, if it was of as many records."""
+    found = run.evaluation or {}
+    shares = found.get("classes", {}).values()
+    count = found.get("count", sum(int(share.get("count") or 0) for share in shares))
+    return found if count == records else {}
+
+
+def _interval(
+    evaluation: dict[str, Any], name: str, value: float, records: int
+) -> Sequence[float] | None:
+    """Wilson's for an accuracy; of other metrics, what was recorded."""
     if name == "accuracy":
         return Proportion(round(value * records), records).interval if records else None
-    found = (run.evaluation or {}).get("interval")
+    found = evaluation.get("interval")
     return found if isinstance(found, list) and len(found) == 2 else None
+
+
+def _constant(evaluation: dict[str, Any]) -> float | None:
+    """The main metric of the best constant answer: of an accuracy, the most frequent class."""
+    if "trivial" in evaluation:
+        return float(evaluation["trivial"])
+    counts = [int(share["count"]) for share in evaluation.get("classes", {}).values()]
+    return max(counts) / sum(counts) if counts else None
 
 
 def with_metric(name: str, value: float) -> str:

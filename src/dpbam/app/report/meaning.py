@@ -9,14 +9,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from dpbam.app.report.bias_figures import best, last_mean
 from dpbam.app.report.groups import Group, numbers
 from dpbam.app.report.headline import unit_of, with_metric
 from dpbam.app.report.norm_figures import LEVELS
 from dpbam.app.report.records import Run
 from dpbam.app.report.released_figures import released_share
+from dpbam.training.events import metric_label
 
 _MOST = 4  # groups in a sentence
+_FALSE = 0.1  # false positive rate at which ROC curves are read
 
 
 def meaning(name: str, groups: Sequence[Group]) -> str:
@@ -36,12 +40,12 @@ def _accuracy(run: Run) -> str:
     top, end = max(rows, key=lambda row: row[name]), rows[-1]
     highest = f"{with_metric(name, top[name])} at epoch {top['epoch']:.3g}"
     more = f", the highest on the way was {highest}" if top[name] > end[name] else ", its highest"
-    return f"the model ends at {with_metric(name, end[name])}{more}"
+    return f"the {metric_label(name)} ends at {with_metric(name, end[name])}{more}"
 
 
 def _classes(run: Run) -> str:
     shares = _values((run.evaluation or {}).get("classes"))
-    return _ends("class", shares, run.metric)
+    return _ends("finding" if run.metric == "auc" else "class", shares, run.metric)
 
 
 def _subgroups(run: Run) -> str:
@@ -63,6 +67,8 @@ def _values(shares: Any) -> dict[str, float]:
 def _ends(what: str, values: dict[str, float], metric: str) -> str:
     if len(values) < 2:
         return ""
+    if min(values.values()) == max(values.values()):
+        return f"every {what} has {with_metric(metric, min(values.values()))}"
     low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
     lowest, highest = (with_metric(metric, values[name]) for name in (low, high))
     return f"{what} {low} does worst, {lowest}, and {high} best, {highest}"
@@ -75,15 +81,33 @@ def _confusion(run: Run) -> str:
     if not wrong:
         return "no test record is taken for another class" if rows else ""
     n, i, j = max(wrong)
-    return f"the most frequent mistake is {names[i]} taken for {names[j]}, {n:,} times"
+    of = f"{sum(rows[i]):,} {'pixels' if run.metric == 'dice' else 'records'}"
+    return f"the most frequent mistake is {names[i]} taken for {names[j]}: {n:,} of {of}"
+
+
+def _roc(run: Run) -> str:
+    curves = (run.evaluation or {}).get("roc") or {}
+    found = {
+        name: float(np.interp(_FALSE, [x for x, _ in points], [y for _, y in points]))
+        for name, points in curves.items()
+        if points
+    }
+    if not found:
+        return ""
+    low, high = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+    rest = f" and {found[high]:.0%} of those with {high}" if len(found) > 1 else ""
+    return (
+        f"where {_FALSE:.0%} of the records without a finding are reported as well, "
+        f"{found[low]:.0%} of those with {low}{rest} are found"
+    )
 
 
 def _predicted(run: Run) -> str:
-    points = (run.evaluation or {}).get("scatter") or ()
-    if not points:
+    evaluation = run.evaluation or {}
+    error, name = (evaluation.get("scores") or {}).get("mae"), evaluation.get("value", "value")
+    if error is None:
         return ""
-    error = sum(abs(true - predicted) for true, predicted in points) / len(points)
-    return f"a prediction is {error:.3g} away from the true value on average"
+    return f"the predicted {name} is {error:.3g} away from the true one on average"
 
 
 def _bias(run: Run) -> str:
@@ -113,10 +137,11 @@ def _direction(run: Run) -> str:
     cosine, share = _last(run, "cosine"), _last(run, "direction_share")
     if cosine is None or share is None:
         return ""
+    part = f"{share:.0%}" if share >= 0.01 else "less than 1%"
     angle = math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
     return (
-        f"at the end the clipped gradient points {angle:.0f}° away from the true one; {share:.0%} "
-        "of the error is in the direction, which no learning rate makes up for"
+        f"at the end the clipped gradient points {angle:.0f}° away from the true one; {part} of "
+        "the error is of direction, which no learning rate makes up for, and the rest of length"
     )
 
 
@@ -191,7 +216,7 @@ def _last(run: Run, key: str) -> float | None:
 
 _SENTENCES: dict[str, Callable[[Run], str]] = {
     "accuracy": _accuracy, "classes": _classes, "groups": _subgroups, "confusion": _confusion,
-    "roc": _classes, "predicted": _predicted,
+    "roc": _roc, "predicted": _predicted,
     "bias": _bias, "relative-bias": _relative, "decomposition": _decomposition,
     "direction": _direction, "noise": _noise, "alignment": _alignment,
     "clip-share": _clip_share, "norms": _norms, "histogram": _norms, "loss": _loss,

@@ -16,11 +16,38 @@ from dpbam.privacy.rounding import up
 _NO_METRICS = ("step", "epoch", "epsilon", "loss", "records")  # of a row of metrics.jsonl
 _TAGS = {"single-label": "image-classification", "multi-label": "image-classification",
          "segmentation": "image-segmentation"}  # fmt: skip
-_PREDICTS = {
-    "single-label": "to one of these classes",
-    "multi-label": "to any of these findings",
-    "regression": "to a number",
-    "segmentation": "to one of these classes for every pixel",
+_GIVES = {
+    "single-label": "one of these classes: {names}",
+    "multi-label": "which of these findings it shows: {names}",
+    "regression": "a number, {names}, trained on values from {low:g} to {high:g}",
+    "segmentation": "one of these classes for every pixel: {names}",
+}
+_OUTPUTS = {
+    "single-label": "One output per class; softmax makes them probabilities.",
+    "multi-label": "One output per finding; the logistic function makes them probabilities.",
+    "regression": "The output y stands for the value {low:g} + (y + 1) / 2 * {width:g}.",
+    "segmentation": "One output per class and pixel; the class with the largest is predicted.",
+}
+#: Library -> how it loads the model.
+_LOADING = {
+    "dpbam": """\
+    from dpbam.app.runs import load_run_model
+
+    model = load_run_model("FOLDER")  # the folder of this file; or: dpbam predict FOLDER image.png
+""",
+    "onnx": """\
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession("model.onnx")
+    (outputs,) = session.run(None, {"images": images})  # uint8 [N, channels, height, width]
+""",
+    "transformers": """\
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+    processor = AutoImageProcessor.from_pretrained("FOLDER")  # the folder of this file
+    model = AutoModelForImageClassification.from_pretrained("FOLDER")
+    outputs = model(**processor(image, return_tensors="pt")).logits  # image in RGB
+""",
 }
 
 
@@ -41,12 +68,27 @@ def model_card(
         matter=_front_matter(statement, model, shown),
         title=f"{model['model']}, trained with {statement['method']}",
         shape=" x ".join(map(str, model["image_shape"])),
-        predicts=_PREDICTS[model.get("task", "single-label")],
-        classes=", ".join(map(str, model["class_names"])),
+        gives=_of_task(_GIVES, model),
+        outputs=_of_task(_OUTPUTS, model),
+        loading=_LOADING["dpbam"],
         metrics=_evaluation(statement, shown),
         privacy=_privacy(statement),
         weights=statement["initial_weights"],
     )
+
+
+def exported_card(card: str, library: str) -> str:
+    """Return a run's card for a model that another library loads."""
+    return card.replace('library_name: "dpbam"', f'library_name: "{library}"', 1).replace(
+        _LOADING["dpbam"], _LOADING[library], 1
+    )
+
+
+def _of_task(texts: Mapping[str, str], model: Mapping[str, Any]) -> str:
+    low, high = model.get("target_range") or (0.0, 0.0)
+    names = ", ".join(map(str, model["class_names"]))
+    text = texts[model.get("task", "single-label")]
+    return text.format(names=names, low=low, high=high, width=high - low)
 
 
 def _front_matter(
@@ -104,13 +146,12 @@ _TEMPLATE = """---
 
 ## Intended use
 
-Images of {shape} (channels x height x width, values 0 to 255), {predicts}: {classes}.
+For an image of {shape} (channels x height x width, values 0 to 255) the model gives {gives}.
 It knows images like those that it was trained on; evaluate it on your own before you rely on it.
 It is no medical device, and no person should be judged by its output alone.
 
-    from dpbam.app.runs import load_run_model
-
-    model = load_run_model("FOLDER")  # the folder of this file
+{loading}
+{outputs}
 
 ## Evaluation
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpbam import _validate
+from dpbam.app.runs.card import exported_card
 from dpbam.app.runs.files import read_json, write_atomic, write_json
 from dpbam.app.runs.folder import MARK, RunFolder
 from dpbam.app.runs.identity import EXPORTED, file_digest
@@ -74,9 +75,13 @@ def export(
     except BaseException:
         shutil.rmtree(folder)  # nothing that was not checked
         raise
-    for path in (source.card, *source.path.glob("privacy-statement.*")):
-        if path.exists():
-            shutil.copyfile(path, folder / path.name)
+    for path in source.path.glob("privacy-statement.*"):
+        shutil.copyfile(path, folder / path.name)
+    if source.card.exists():
+        native = (folder / "config.json").exists()  # transformers' own
+        library = "onnx" if to == "onnx" else "transformers" if native else "dpbam"
+        card = source.card.read_text(encoding="utf-8")
+        write_atomic(folder / source.card.name, exported_card(card, library))
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     write_json(folder / EXPORTED, {
         "format": 1,

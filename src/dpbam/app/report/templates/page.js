@@ -8,10 +8,23 @@ function csv({ concat, usermeta: { mark, columns } }) {
   return [...(mark ? [`# ${mark}`] : []), columns.join(), ...lines.map((line) => line.join())].join("\n") + "\n";
 }
 
-const narrow = document.documentElement.clientWidth < 700; // panels below one another
+const page = document.documentElement.clientWidth;
+
+// On a phone: panels below one another and as wide as the page, with fewer ticks and legends below.
+// Matrices and arrows keep their proportions.
+function fitted(spec) {
+  if (page >= 700) return spec;
+  const { concat, ...rest } = JSON.parse(
+    JSON.stringify(spec).replaceAll('"orient":"right"', '"orient":"bottom"').replaceAll('"tickCount":8', '"tickCount":4'));
+  const kept = (panel) => panel.width === panel.height || panel.encoding.x?.axis === null;
+  const narrower = (panel) =>
+    kept(panel) ? panel : { ...panel, width: Math.min(panel.width, page - 150) };
+  return { ...rest, columns: 1, concat: concat.map(narrower) };
+}
+
 for (const card of document.querySelectorAll("[data-figure]")) {
   const name = card.dataset.figure;
-  vegaEmbed(card.querySelector(".canvas"), narrow ? { ...specs[name], columns: 1 } : specs[name], {
+  vegaEmbed(card.querySelector(".canvas"), fitted(specs[name]), {
     mode: "vega-lite",
     ast: true, // without eval, which the page's policy forbids
     renderer: "svg",
