@@ -68,7 +68,9 @@ class Prepared:
 
         if not (self.config.frozen_encoder and isinstance(self.model, PublicEncoder)):
             return Splits(self.train, self.test)
-        return Splits(*(on_features(x, self.model, self.cache) for x in (self.train, self.test)))
+        shared = self.config.feature_cache
+        cache = self.cache if shared is None else shared / "non-private"
+        return Splits(*(on_features(x, self.model, cache) for x in (self.train, self.test)))
 
     @property
     def public_weights(self) -> dict[str, Any] | None:
@@ -249,6 +251,7 @@ def prepare(
         unit=config.unit,
         task=config.task,
         label_columns=config.label_columns,
+        dicom_window=config.dicom_window,
     )
     unit = config.unit or train.unit
     if not config.allow_shared_units:

@@ -178,6 +178,16 @@ def _range(text: str) -> tuple[float, float]:
         raise ArgumentError(f"--target-range must be like 0:100, got {text!r}") from None
 
 
+def _window(text: str) -> tuple[float, float]:
+    centre, colon, width = text.partition(":")
+    try:
+        return float(centre), float(width if colon else "")
+    except ValueError:
+        raise ArgumentError(
+            f"--dicom-window must be CENTER:WIDTH, such as 40:400, got {text!r}"
+        ) from None
+
+
 def _weights(texts: Sequence[str]) -> dict[str, float]:
     return dict(_weight(text) for text in texts)
 
@@ -232,5 +242,6 @@ Every = Annotated[Count, Written(str, _every)]
 ImageSize = Annotated[int | tuple[int, int], Written(str, _size)]
 Options = Annotated[dict[str, Any], Written(list[str], _options)]
 Range = Annotated[tuple[float, float], Written(str, _range)]
+Window = Annotated[tuple[float, float], Written(str, _window)]
 Weights = Annotated[dict[str, float], Written(list[str], _weights)]
 Patterns = Annotated[tuple[str, ...], Written(list[str], list)]
