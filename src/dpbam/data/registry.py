@@ -170,6 +170,7 @@ def load_pair(
         root, image_size, channels, unit, download, progress, task, tuple(label_columns),
         dicom_window=dicom_window,
     )  # fmt: skip
+    _check_columns(spec, options)
     openers = _with_test(_open(spec, options), options)
     train, test = _fit_to_train_on(openers["train"]()), openers["test"]()
     _same_shape(train, test)
@@ -196,6 +197,8 @@ def inspect(spec: str, options: Options) -> tuple[Findings, dict[str, DataSet]]:
                 parts[split] = openers[split]()
         if not parts and "all" in openers:
             parts["train"] = openers["all"]()
+    with options.collecting():
+        _check_columns(spec, options)
     if "train" in parts:
         with options.collecting():
             _check_window(parts["train"], options)
@@ -211,6 +214,13 @@ def _same_shape(train: DataSet, test: DataSet) -> None:
         raise DataError(
             f"{train.name} has images {train.shape} but {test.name} has {test.shape}: "
             "bring them to one shape"
+        )
+
+
+def _check_columns(spec: str, options: Options) -> None:
+    if options.label_columns and not (Path(spec).expanduser() / "labels.csv").is_file():
+        raise DataError(
+            f"--label-column has no effect on {spec}, which has no labels.csv: leave it out"
         )
 
 

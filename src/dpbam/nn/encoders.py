@@ -53,7 +53,10 @@ class Preprocessing:
         _validate.count("the encoder's image width", self.width)
         _validate.one_of("resample", self.resample, tuple(_RESAMPLE.values()))
         if len(self.mean) != len(self.std) or not all(0 < s < 1e3 for s in self.std):
-            raise ArgumentError(f"image_mean {self.mean} and image_std {self.std} do not fit")
+            raise ArgumentError(
+                f"the encoder's image_mean {list(self.mean)} and image_std {list(self.std)} do not "
+                "fit: its preprocessor_config.json needs as many of both, and positive deviations"
+            )
 
     @classmethod
     def read(cls, values: Mapping[str, Any], where: object) -> Preprocessing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -242,6 +243,8 @@ def prepare(
 
     if config.tensorboard and find_spec("tensorboard") is None:
         raise ConfigError("tensorboard is not installed: pip install 'dpbam[tensorboard]'")
+    if config.feature_cache is not None:
+        _check_cache(config.feature_cache)
     on_phase("reading the data")
     train, test = load_pair(
         config.data,
@@ -294,6 +297,15 @@ def counted(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: in
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
         return counted(oracle.engine, physical, oracle.method.per_unit, oracle.method.lam_at(0))
+
+
+def _check_cache(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, before a run is begun."""
+    first = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not first.is_dir() or not os.access(first, os.W_OK):
+        raise ConfigError(
+            f"feature_cache {folder} cannot be written to: name a folder, which is made if need be"
+        )
 
 
 def _refuse_shared(train: DataSet, test: DataSet, unit: str) -> None:

@@ -132,6 +132,7 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if problem["type"] == "literal_error":
         return _choice(where, value, str(problem["ctx"]["expected"]))
     said = message.removeprefix("Input should be ").removesuffix(", unable to parse string")
+    said = said.replace("a valid tuple", "a list, such as [1, 2]")
     return f"{where} must be {said.split(', unable')[0]}, got {value!r}"
 
 
