@@ -93,7 +93,8 @@ class Listing:
 def open_folder(argument: str, options: Options) -> Openers:
     """Return the splits of an image folder."""
     root = Path(argument).expanduser().resolve()
-    table, listing = root / "labels.csv", None
+    table = root / "labels.csv"
+    listing: Listing | None = None
     if table.is_file():
         with options.collecting():
             listing = _from_csv(root, table, options)

@@ -113,7 +113,8 @@ def load_run_model(
         module.load_state_dict(weights)
         name, edges = str(facts.get("task", "single-label")), facts.get("target_range")
         task = make_task(name, names, target_range=edges)
-        window = facts.get("dicom_window") and tuple(map(float, facts["dicom_window"]))
+        given = facts.get("dicom_window")
+        window = None if given is None else (float(given[0]), float(given[1]))
         Options(dicom_window=window)  # refuses a wrong one
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
             ValueError, SafetensorError) as error:  # fmt: skip
