@@ -43,12 +43,16 @@ PREPROCESSING: dict[str, Any] = {
 
 
 def save_encoder(folder: Path, family: str = "vit", **preprocessing: Any) -> Path:
-    """Save an encoder of a family; batch norms get running statistics that are not the default."""
+    """Save an encoder of a family; batch norms get running statistics that are not the default.
+
+    Their means are around zero: else every feature of a ResNet were zero after its ReLU.
+    """
     torch.manual_seed(0)
     model = MODELS[family]()
     for name, buffer in model.named_buffers():
         if "running" in name:
-            buffer.copy_(torch.rand_like(buffer) + 0.5)
+            centre = 0.0 if "mean" in name else 1.0
+            buffer.copy_(torch.rand_like(buffer) - 0.5 + centre)
     with _quiet():
         model.save_pretrained(folder)
     text = json.dumps({**PREPROCESSING, **preprocessing})

@@ -146,6 +146,105 @@ def test_labels_that_cannot_be_read_do_not_hide_the_images(tmp_path):
     assert sum("3.png" in p for p in problems) == 1
 
 
+def listed(spec, **options):
+    """What ``dpbam data check`` lists, and the splits that could be read."""
+    findings, parts = inspect(str(spec), Options(**options))
+    first, *other = parts.values()
+    return findings.problems + check(first, *other, unit=options.get("unit")), parts
+
+
+def every(words, problems):
+    """Each of the words is in exactly one problem, and there are no others."""
+    for one in words:
+        assert sum(one in problem for problem in problems) == 1, (one, problems)
+    assert len(problems) == len(words), problems
+
+
+def test_every_problem_of_an_npz_file_is_listed(tmp_path):
+    images, labels = random_pixels(8, 0, (8, 8)), np.array([0, 1, 2, 3, 0, 0, 1, 1]).reshape(4, 2)
+    images[3] = images[1]
+    path = tmp_path / "x.npz"
+    np.savez(
+        path, train_images=images[:4], train_labels=labels, test_images=images[4:],
+        test_labels=labels - 1, val_images=images, train_age=np.zeros((4, 2)),
+        train_patient=list("abcd"), test_patient=list("dxyz"), stray=images,
+    )  # fmt: skip
+    problems, parts = listed(path, task="multi-label")
+    every(
+        ["has 'val_images' but not val_labels", "x.npz/train: record 1 has 2 for finding 0",
+         "x.npz/train: record 1 has 3 for finding 1", "x.npz/test: record 0 has -1",
+         "x.npz/test: record 2 has -1 for finding 0", "x.npz/test: record 2 has -1 for finding 1",
+         "x.npz/test: record 1 has 2 for finding 1", "column train_age of",
+         "has 1 image more than once", "share 1 value of 'patient' (d)"], problems,
+    )  # fmt: skip
+    assert {name: len(part) for name, part in parts.items()} == {"train": 4, "test": 4}
+    assert parts["train"].notes == ("ignored the arrays stray",)
+    with pytest.raises(DataError, match="val_images"):  # a run is told the first
+        load_pair(str(path))
+
+
+def test_arrays_of_the_wrong_kind_hide_neither_each_other_nor_the_other_split(tmp_path):
+    images = random_pixels(6, 0, (8, 8))
+    np.savez(tmp_path / "x.npz", train_images=images / 255, train_labels=np.arange(6) % 2,
+             test_images=images, test_labels=np.zeros(5, int), test_age=np.arange(3))  # fmt: skip
+    findings, parts = inspect(str(tmp_path / "x.npz"), Options())
+    every(["train are float64", "6 images but 5 labels", "column 'age' must have 6 values"],
+          findings.problems)  # fmt: skip
+    assert not parts
+
+
+def test_every_mask_that_cannot_be_used_is_listed(tmp_path):
+    for k in range(6):
+        write_image(tmp_path / "images" / f"{k}.png", seed=k)
+        write_image(tmp_path / "masks" / f"{k}.png", seed=k, size=(8, 8) if k else (4, 4))
+    (tmp_path / "masks" / "1.png").write_bytes(b"no")
+    (tmp_path / "masks" / "2.png").unlink()
+    (tmp_path / "images" / "3.png").write_bytes(b"no")
+    problems, parts = listed(tmp_path)
+    every(["masks/0.png is 4x4", "masks/1.png is not an image", "2.png has no mask",
+           "images/3.png is not an image"], problems)  # fmt: skip
+    assert sum(map(len, parts.values())) == 5
+
+
+def test_a_table_without_its_columns_does_not_hide_the_images(tmp_path):
+    for k in range(4):
+        write_image(tmp_path / f"{k}.png", seed=k)
+    (tmp_path / "3.png").write_bytes(b"no")
+    (tmp_path / "labels.csv").write_text("name,age\n0.png,3\n")
+    problems, parts = listed(tmp_path)
+    every(["has no column 'file' and no column 'label'", "3.png is not an image"], problems)
+    assert sum(map(len, parts.values())) == 4
+    assert summary(parts, inspect(str(tmp_path), Options())[0], None)["task"] is None
+
+
+def test_a_row_that_ends_the_table_does_not_hide_those_before_it(tmp_path):
+    for k in range(4):
+        write_image(tmp_path / f"{k}.png", seed=k)
+    rows = "0.png,a\n9.png,b\n1.png,b\n2.png,a\n3.png,b\n"
+    (tmp_path / "labels.csv").write_text(f'file,label\n{rows}"4.png')
+    problems, parts = listed(tmp_path)
+    every(["names 9.png, which does not exist", "is not a readable CSV file"], problems)
+    assert sum(map(len, parts.values())) == 4
+
+
+def test_every_problem_of_a_function_is_listed(tmp_path, monkeypatch):
+    code = (
+        "import numpy as np\n"
+        "def data(split):\n"
+        "    return np.zeros((4, 8, 8)), np.array([0.5, np.nan, 1, 2]), {'who': np.zeros((4, 2))}\n"
+    )
+    (tmp_path / "checked_set.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    findings, _ = inspect("checked_set:data", Options())
+    every(["data/train: record 1", "data/test: record 1", "data/train are float64",
+           "data/test are float64"], findings.problems)  # fmt: skip
+
+
+def test_values_that_are_all_alike():
+    data = from_arrays(random_pixels(3, 0, (8, 8)), [0.5, 0.5, 0.5], task="regression")
+    assert check(data) == ["all labels of arrays are 0.5"]
+
+
 def test_a_unit_that_is_no_column_does_not_hide_the_rest(tmp_path):
     for k in range(6):
         write_image(tmp_path / "ab"[k % 2] / f"{k}.png", seed=k)

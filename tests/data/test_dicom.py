@@ -267,3 +267,54 @@ def test_an_error_of_a_decoder_does_not_quote_the_file(tmp_path, recwarn):
         read_images([path], (1, *SHAPE))
     assert "SECRET" not in str(error.value)
     assert not [w for w in recwarn if "SECRET" in str(w.message)]
+
+
+def test_a_given_window_is_used_for_every_file(tmp_path):
+    own = write(tmp_path / "a.dcm", WindowCenter=1000, WindowWidth=800)
+    bare = write(tmp_path / "b.dcm", PhotometricInterpretation="MONOCHROME1")
+    level = (values() - (2000 - 0.5)) / (500 - 1) + 0.5
+    found = read_images([own, bare], (1, *SHAPE), (2000.0, 500.0))[:, 0]
+    assert (found[0] == expected(level)).all()
+    assert (found[1] == expected(1 - level)).all()
+    assert (pixels_of(own) != found[0]).any()  # the control: its own window shows another image
+
+
+def test_a_set_with_a_window_keeps_it_in_its_parts(tmp_path):
+    spec = study(tmp_path, ["A", "B", "C", "D"])
+    train, test = load_pair(spec, dicom_window=(2000, 500))
+    plain = load_pair(spec).train
+    assert train.images.window == test.images.window == (2000, 500)
+    assert (train.images.read(np.arange(1)) != plain.images.read(np.arange(1))).any()
+    assert not [n for n in train.notes if "no window" in n]
+    assert [n for n in plain.notes if "no window" in n]
+
+
+@pytest.mark.parametrize("window", [(40, 0), (float("nan"), 400), (40, float("inf"))])
+def test_a_window_that_shows_nothing_is_refused(window, tmp_path):
+    with pytest.raises(DataError, match="a centre and a width of at least 1"):
+        load(study(tmp_path, ["A", "B"]), dicom_window=window)
+
+
+def test_a_window_without_dicom_files_is_refused():
+    with pytest.raises(DataError, match="has no DICOM files: leave it out"):
+        load_pair("digits", dicom_window=(40, 400))
+
+
+def test_every_problem_of_dicom_files_is_listed(tmp_path):
+    from .helpers import write_image
+
+    spec = study(tmp_path, ["A", "A", "B", "C", "C", "D"])
+    with_table(tmp_path, ["x", "other", "y", "z", "z", "u"])
+    write(tmp_path / "a" / "0.dcm", NumberOfFrames=3, PatientID="A")
+    write(tmp_path / "a" / "2.dcm", PhotometricInterpretation="PALETTE COLOR", PatientID="B")
+    path = write(tmp_path / "b" / "5.dcm", values(5), PatientID="D")
+    path.write_bytes(path.read_bytes()[:-9])
+    write_image(tmp_path / "a" / "x.png")
+    with (tmp_path / "labels.csv").open("a") as table:
+        table.write("\na/x.png,1,v\na/9.dcm,0,w")
+    findings, parts = inspect(spec, Options())
+    problems = findings.problems + check(*parts.values(), unit="patient")
+    for words in ("a/9.dcm, which does not exist", "DICOM files and other images", "3 frames",
+                  "PALETTE COLOR", "5.dcm cannot be read as DICOM"):  # fmt: skip
+        assert sum(words in problem for problem in problems) == 1, (words, problems)
+    assert sum(map(len, parts.values())) == 4

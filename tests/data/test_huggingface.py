@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 
 from dpbam.data import DataError, check, load, load_pair
+from dpbam.data.registry import inspect
+from dpbam.data.sources import Options
 
 from .helpers import random_pixels
 
@@ -135,3 +137,19 @@ def test_a_name_that_cannot_be_had(datasets):
         load("hf:no-such/set")
     with pytest.raises(DataError, match=r"not a local file or folder, and downloads are"):
         load("hf:no-such/set", download=False)
+
+
+def test_every_problem_of_a_set_is_listed(datasets, tmp_path):
+    images = [{"bytes": encoded(k, (8, 8) if k != 2 else (9, 9)), "path": None} for k in range(6)]
+    images[4] = {"bytes": b"no", "path": None}
+    spec = parquet(
+        datasets, tmp_path / "x.parquet", 6, typed=False, image=images,
+        label=[0.5, 1.5, float("nan"), 2.0, 3.0, float("nan")],
+    )  # fmt: skip
+    findings, parts = inspect(spec, Options(root=tmp_path, download=False, unit="patient"))
+    problems = findings.problems + check(parts["train"], parts.get("test"), unit="patient")
+    assert findings.sizes == {(8, 8): 4, (9, 9): 1}
+    for words in ("record 2 has nan", "record 5 has nan", "differ in size (8x8, 9x9)",
+                  "row 4 of"):  # fmt: skip
+        assert sum(words in problem for problem in problems) == 1, problems
+    assert len(problems) == 4, problems

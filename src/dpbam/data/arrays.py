@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpbam.data.base import ArrayImages, DataError, Images, Pixels
-from dpbam.data.dataset import DataSet
+from dpbam.data.base import ArrayImages, DataError, Images, Pixels, for_each
+from dpbam.data.dataset import UNKNOWN, DataSet
 from dpbam.data.labels import number_labels
 from dpbam.data.masks import mask_array, number_masks
+from dpbam.data.sources import Options
 
 _CHANNELS = (1, 3)
 
@@ -76,12 +77,21 @@ def number_any(
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Images], tuple[str, ...]]:
     """Number the labels of all splits, or masks, which have three axes or four."""
     if any(labels.ndim > 2 for labels in splits.values()) and task in (None, "segmentation"):
-        arrays = {where: mask_array(labels, where) for where, labels in splits.items()}
+        arrays = for_each(mask_array, splits)
         masks, names = number_masks(arrays, class_names)
         zeros = {where: np.zeros(len(labels), np.int64) for where, labels in splits.items()}
         return zeros, masks, names
     numbers, names = number_labels(splits, class_names, task)
     return numbers, {}, names
+
+
+def number_known(
+    splits: Mapping[str, NDArray[Any]], class_names: Sequence[str] | None, options: Options
+) -> tuple[dict[str, NDArray[Any]], dict[str, Images], tuple[str, ...]]:
+    """Number labels or masks; while a set is checked, those that cannot be used are unknown."""
+    with options.collecting():
+        return number_any(splits, class_names, options.task)
+    return {where: np.zeros(len(y), np.int64) for where, y in splits.items()}, {}, UNKNOWN
 
 
 def as_images(array: NDArray[Any], where: str) -> Pixels:

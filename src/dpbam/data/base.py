@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,10 @@ from dpbam.errors import DPBAMError
 
 Pixels = NDArray[np.uint8]
 Indices = NDArray[np.int64]
+Window = tuple[float, float]  # centre and width, in the unit of a DICOM file's values
 
+Value = TypeVar("Value")
+Result = TypeVar("Result")
 _HASH_WHOLE = 2**28  # bytes: sets up to 256 MiB are hashed completely
 _HASH_RECORDS = 4096  # of a larger set this many records, evenly spaced
 _HASH_DECODED = 256  # this many if every record has to be decoded first
@@ -26,7 +29,31 @@ _CHUNK = 2**24  # bytes read at once in walk
 
 
 class DataError(DPBAMError, ValueError):
-    """A data set that cannot be used; the message has the cause, the place and the way out."""
+    """A data set that cannot be used; the message has the cause, the place and the way out.
+
+    Attributes:
+        problems: one sentence each; the message is the first of them.
+    """
+
+    def __init__(self, message: str, *further: str) -> None:
+        super().__init__(message)
+        self.problems = (message, *further)
+
+
+def for_each(
+    function: Callable[[Value, str], Result], items: Mapping[str, Value]
+) -> dict[str, Result]:
+    """Return ``function(value, name)`` by name; if some fail, one error has all their problems."""
+    found: dict[str, Result] = {}
+    problems: list[str] = []
+    for name, value in items.items():
+        try:
+            found[name] = function(value, name)
+        except DataError as error:
+            problems += error.problems
+    if problems:
+        raise DataError(*problems)
+    return found
 
 
 class Images(ABC):
@@ -35,10 +62,12 @@ class Images(ABC):
     Attributes:
         shape: (N, C, H, W).
         decodes: whether a record has to be decoded (a PNG, say), so that hashing all is slow.
+        window: by which DICOM files are shown, in place of each file's own.
     """
 
     shape: tuple[int, int, int, int]
     decodes: ClassVar[bool] = False
+    window: Window | None = None
 
     @abstractmethod
     def read(self, indices: Indices) -> Pixels:
@@ -62,6 +91,13 @@ class Images(ABC):
         """Return what differs between two versions of a set without reading it: paths and sizes."""
         return b""
 
+    def digest(self) -> str:
+        """Return SHA-256 over the shape and the pixels of every record, read in chunks."""
+        digest = hashlib.sha256(repr(self.shape).encode())
+        for _, pixels in self.walk():
+            digest.update(np.ascontiguousarray(pixels).data)
+        return digest.hexdigest()
+
     def walk(self, indices: Indices | None = None) -> Iterator[tuple[Indices, Pixels]]:
         """Yield all records (or those at ``indices``) in order, in chunks that fit in memory."""
         for part in self.chunks(indices):
@@ -73,6 +109,16 @@ class Images(ABC):
         rows = max(1, _CHUNK // int(np.prod(self.shape[1:])))
         for start in range(0, len(todo), rows):
             yield todo[start : start + rows]
+
+    def unreadable(self, indices: Indices) -> list[str]:
+        """Return the errors of those records that cannot be read."""
+        problems: list[str] = []
+        for index in indices:
+            try:
+                self.read(np.array([index], dtype=np.int64))
+            except DataError as error:
+                problems += error.problems
+        return problems
 
     def hashed_records(self) -> Indices:
         """Return the positions whose pixels the fingerprint covers: all, or evenly spaced ones."""

@@ -120,7 +120,8 @@ def _classes(dataset: DataSet) -> list[str]:
     if dataset.class_names == UNKNOWN:
         return []
     if dataset.task == "regression":
-        return []
+        alike = len(np.unique(dataset.labels)) == 1
+        return [f"all labels of {dataset.name} are {dataset.labels[0]:g}"] if alike else []
     counts = dataset.class_counts()
     present = np.flatnonzero(counts)
     if len(present) == 1 and dataset.task != "multi-label":

@@ -12,7 +12,7 @@ mapping to float (:func:`to_float`)   public: the same for every set, never fitt
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -78,17 +78,19 @@ class DataSet:
         self._check()
 
     def _check(self) -> None:
-        n, k = len(self.images), len(self.class_names)
-        if n == 0:
+        if not len(self.images):
             raise DataError(f"{self.name} has no images")
+        if problems := [*self._label_problems(), *self._column_problems()]:
+            raise DataError(*problems)
+
+    def _label_problems(self) -> Iterator[str]:
+        n, k = len(self.images), len(self.class_names)
         if len(self.labels) != n or self.labels.ndim > 2:
-            raise DataError(f"{self.name} has {n} images but {len(self.labels)} labels")
+            yield f"{self.name} has {n} images but {len(self.labels)} labels"
         if self.task == "multi-label" and self.labels.shape[1] != k:
-            raise DataError(
-                f"{self.name} has {self.labels.shape[1]} labels per record for {k} findings"
-            )
+            yield f"{self.name} has {self.labels.shape[1]} labels per record for {k} findings"
         if self.masks is not None and self.masks.shape != (n, 1, *self.shape[1:]):
-            raise DataError(
+            yield (
                 f"{self.name} has images {list(self.images.shape)} but masks "
                 f"{list(self.masks.shape)}: each image needs one mask of its own size"
             )
@@ -98,13 +100,16 @@ class DataSet:
         bad = ~((self.labels >= low) & (self.labels <= high) & np.isfinite(self.labels))
         if bad.any():
             first = int(np.argwhere(bad)[0, 0])
-            raise DataError(
+            yield (
                 f"{self.name}: {self.images.describe(first)} has label {self.labels[bad][0]}, "
                 f"outside {low}..{high} ({bad.sum()} such labels)"
             )
+
+    def _column_problems(self) -> Iterator[str]:
+        n = len(self.images)
         for column, values in self.columns.items():
             if values.shape != (n,):
-                raise DataError(
+                yield (
                     f"{self.name}: column {column!r} must have {n} values, got {list(values.shape)}"
                 )
 

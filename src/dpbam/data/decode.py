@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from dpbam.data.base import DataError, Images, Indices, Pixels
+from dpbam.data.base import DataError, Images, Indices, Pixels, Window
 from dpbam.data.dicom import is_dicom, read_image
 from dpbam.data.sources import Options
 
@@ -108,17 +108,19 @@ class FileImages(DecodedImages):
     threads = min(8, os.cpu_count() or 1)  # Pillow releases the GIL while decoding
 
     def __init__(
-        self, root: Path, paths: Sequence[str], size: tuple[int, int], channels: int, resize: bool
-    ) -> None:
+        self, root: Path, paths: Sequence[str], size: tuple[int, int], channels: int, resize: bool,
+        window: Window | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(len(paths), size, channels, resize)
-        self._root, self._paths = root, list(paths)
+        self._root, self._paths, self.window = root, list(paths), window
 
     def open(self, index: int) -> AbstractContextManager[Image.Image]:
-        return opened(self._root / self._paths[index])
+        return opened(self._root / self._paths[index], window=self.window)
 
     def select(self, indices: Indices) -> Images:
         paths = [self._paths[i] for i in indices]
-        return type(self)(self._root, paths, self.shape[2:], self.shape[1], self._resize)
+        size, channels = self.shape[2:], self.shape[1]
+        return type(self)(self._root, paths, size, channels, self._resize, self.window)
 
     def describe(self, index: int) -> str:
         return str(self._root / self._paths[index])
@@ -135,8 +137,12 @@ class FileImages(DecodedImages):
         return "\n".join(lines).encode("utf-8", "surrogateescape")
 
 
-def read_images(paths: Sequence[str | Path], shape: tuple[int, int, int]) -> Pixels:
+def read_images(
+    paths: Sequence[str | Path], shape: tuple[int, int, int], window: Window | None = None
+) -> Pixels:
     """Decode image files, resized and converted to ``shape`` (C, H, W): uint8 [N, C, H, W].
+
+    DICOM files are shown by ``window``, if it is given.
 
     Raises:
         DataError: if one is broken; the message has its path.
@@ -150,7 +156,7 @@ def read_images(paths: Sequence[str | Path], shape: tuple[int, int, int]) -> Pix
     """
     channels, height, width = shape
     whole = [str(Path(path).absolute()) for path in paths]
-    images = FileImages(Path(), whole, (height, width), channels, resize=True)
+    images = FileImages(Path(), whole, (height, width), channels, True, window)
     return images.read(np.arange(len(paths), dtype=np.int64))
 
 
@@ -222,11 +228,13 @@ def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, whe
 
 
 @contextmanager
-def opened(source: Any, where: str | None = None) -> Iterator[Image.Image]:
+def opened(
+    source: Any, where: str | None = None, window: Window | None = None
+) -> Iterator[Image.Image]:
     """Open an image, a path or a file object named ``where``; every error names it."""
     call = where or str(source)
     if isinstance(source, Path) and source.suffix.lower() not in SUFFIXES and is_dicom(source):
-        yield read_image(source)
+        yield read_image(source, window)
         return
     try:
         with Image.open(source, formats=FORMATS) as image:

@@ -2,8 +2,9 @@
 
 =========================  ========================================================================
 rescale                    the modality LUT, else slope and intercept: values in their own unit
-window                     the file's first window (linear, linear exact or sigmoid), else its VOI
-                           LUT, else the whole range that its stored bits can hold
+window                     the one that is given (linear), the same for every file; else the
+                           file's first window (linear, linear exact or sigmoid), else its VOI LUT,
+                           else the whole range that its stored bits can hold
 photometric                MONOCHROME1 is inverted, so that dense tissue is bright in every file;
                            RGB and YBR of 8 bits become RGB; palettes are refused
 frames                     one: several are refused
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dpbam.data.base import DataError, Pixels
+from dpbam.data.base import DataError, Pixels, Window
 
 SUFFIXES = (".dcm", ".dicom")
 _MAGIC = b"DICM"  # after 128 bytes that may be anything
@@ -58,13 +59,18 @@ def read_header(path: Path) -> Header:
         return Header(patient, "WindowWidth" in data or "VOILUTSequence" in data)
 
 
-def read_image(path: Path) -> Image.Image:
-    """Return a file's one image with 8 bits per channel, grey or RGB."""
+def read_image(path: Path, window: Window | None = None) -> Image.Image:
+    """Return a file's one image with 8 bits per channel, grey or RGB.
+
+    Args:
+        path: of the file.
+        window: centre and width to show grey values by; None: the file's own.
+    """
     with _opened(path, pixels=True) as data:
         stored = np.asarray(data.pixel_array)
         if data.PhotometricInterpretation in _COLOUR:
             return Image.fromarray(stored.astype(np.uint8))
-        return Image.fromarray(_grey(stored, data))
+        return Image.fromarray(_grey(stored, data, window))
 
 
 @contextmanager
@@ -121,11 +127,12 @@ def _check_decoder(data: Any, path: Path) -> None:
         )
 
 
-def _grey(stored: NDArray[Any], data: Any) -> Pixels:
+def _grey(stored: NDArray[Any], data: Any, window: Window | None) -> Pixels:
     """Return 0..255: rescaled, windowed, and inverted where 0 is white."""
     from pydicom.pixels.processing import apply_modality_lut
 
-    shown = _shown(np.asarray(apply_modality_lut(stored, data), dtype=np.float64), data)
+    values = np.asarray(apply_modality_lut(stored, data), dtype=np.float64)
+    shown = _shown(values, data) if window is None else _linear(values, *window)
     level = 1 - shown if data.PhotometricInterpretation == "MONOCHROME1" else shown
     return np.asarray((255 * level.clip(0, 1)).round(), dtype=np.uint8)
 
@@ -141,7 +148,7 @@ def _shown(x: NDArray[np.float64], data: Any) -> NDArray[np.float64]:
             return np.asarray(1 / (1 + np.exp(-4 * (x - c) / w)))
         if function == "LINEAR_EXACT":
             return (x - c) / w + 0.5
-        return (x - (c - 0.5)) / max(w - 1, 1e-9) + 0.5
+        return _linear(x, c, w)
     if "VOILUTSequence" in data:
         from pydicom.pixels.processing import apply_voi
 
@@ -150,6 +157,10 @@ def _shown(x: NDArray[np.float64], data: Any) -> NDArray[np.float64]:
         return np.asarray(mapped / (2**bits - 1))
     low, high = _range(data)
     return (x - low) / (high - low)
+
+
+def _linear(x: NDArray[np.float64], c: float, w: float) -> NDArray[np.float64]:
+    return (x - (c - 0.5)) / max(w - 1, 1e-9) + 0.5
 
 
 def _range(data: Any) -> tuple[float, float]:

@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.base import DataError, Images
+from dpbam.data.base import DataError, Images, for_each
 from dpbam.data.dataset import UNKNOWN, DataSet
 from dpbam.data.decode import SUFFIXES, FileImages, common_format, opened
 from dpbam.data.dicom import Header, is_dicom, read_header
@@ -82,6 +82,7 @@ class Listing:
     classes: set[str] = field(default_factory=set)  # of folders
     columns: tuple[str, ...] = ()  # of labels.csv that hold labels
     notes: tuple[str, ...] = ()
+    unknown: bool = False  # while a set is checked: a table of labels that cannot be read
 
     def leave_out(self, count: int, what: str) -> None:
         """Note what was ignored."""
@@ -93,8 +94,11 @@ def open_folder(argument: str, options: Options) -> Openers:
     """Return the splits of an image folder."""
     root = Path(argument).expanduser().resolve()
     table = root / "labels.csv"
+    listing: Listing | None = None
     if table.is_file():
-        listing = _from_csv(root, table, options)
+        with options.collecting():
+            listing = _from_csv(root, table, options)
+        listing = listing or _unlisted(root)
     elif options.task in (None, "segmentation") and _mask_folders(root):
         listing = _from_mask_tree(root, options)
     else:
@@ -103,8 +107,10 @@ def open_folder(argument: str, options: Options) -> Openers:
         suffixes = " ".join(sorted(SUFFIXES))
         raise DataError(f"there are no images in {argument} (looked for CLASS/x with {suffixes})")
     found = {record.split for record in listing.records}
-    if "train" not in found:
-        raise DataError(f"{argument} has {' and '.join(sorted(found))} images but none to train on")
+    with options.collecting():
+        if "train" not in found:
+            there = " and ".join(sorted(found))
+            raise DataError(f"{argument} has {there} images but none to train on")
     call, unit = root.name or "folder", _read_patients(root, listing, options)
     images = _images(root, [record.path for record in listing.records], options)
     labels, masks = np.zeros(len(listing.records), np.int64), None
@@ -112,7 +118,7 @@ def open_folder(argument: str, options: Options) -> Openers:
     with options.collecting():
         if listing.records[0].mask is not None:
             masks, names = _masks(root, listing, images, options)
-        else:
+        elif not listing.unknown:
             labels, names = _labels(listing, call, options.task)
     return {
         split: partial(
@@ -139,8 +145,11 @@ def _masks(
     root: Path, listing: Listing, images: FileImages, options: Options
 ) -> tuple[Images, tuple[str, ...]]:
     paths = [record.mask or "" for record in listing.records]
-    _refuse_repeats(((root / path, path) for path in paths), root)
-    files = MaskFiles(root, paths, images.shape[2:], 1, resize=options.size is not None)
+    with options.collecting():
+        _refuse_repeats(((root / path, path) for path in paths), root)
+    sizes = options.findings.sizes if options.findings else ()  # several: a problem of the images
+    resize = options.size is not None or len(sizes) > 1
+    files = MaskFiles(root, paths, images.shape[2:], 1, resize)
     listed = root / "classes.txt"
     lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
     given = [line.strip() for line in lines if line.strip()]
@@ -150,11 +159,12 @@ def _masks(
 
 def _images(root: Path, paths: list[str], options: Options) -> FileImages:
     """All images of all splits, in one format."""
+    window = options.dicom_window if is_dicom(root / paths[0]) else None
     size, channels = common_format(
-        lambda index: opened(root / paths[index]), len(paths), options, str(root)
+        lambda index: opened(root / paths[index], window=window), len(paths), options, str(root)
     )
     resize = options.size is not None or options.findings is not None
-    return FileImages(root, paths, size, channels, resize)
+    return FileImages(root, paths, size, channels, resize, window)
 
 
 def _read_patients(root: Path, listing: Listing, options: Options) -> str:
@@ -163,8 +173,12 @@ def _read_patients(root: Path, listing: Listing, options: Options) -> str:
     kinds = {is_dicom(root / record.path) for record in records if record.path}
     if kinds == {False}:
         return "record"
-    if len(kinds) > 1:
-        raise DataError(f"{root} has DICOM files and other images: keep them in separate folders")
+    with options.collecting():
+        if len(kinds) > 1:
+            raise DataError(
+                f"{root} has DICOM files and other images: keep them in separate folders"
+            )
+    records = [record for record in records if is_dicom(root / record.path)]
     headers: dict[str, Header] = {}
     for record in records:
         with options.collecting():
@@ -174,7 +188,8 @@ def _read_patients(root: Path, listing: Listing, options: Options) -> str:
         raise DataError(f"none of the DICOM files in {root} can be used")
     tags = [headers[record.path].patient for record in listing.records]
     if all("patient" in record.columns for record in listing.records):
-        _check_agreement(root, tags, [record.columns["patient"] for record in listing.records])
+        with options.collecting():
+            _check_agreement(root, tags, [record.columns["patient"] for record in listing.records])
     else:
         _check_patients(root, tags, listing, options)
         listing.records = [
@@ -184,7 +199,7 @@ def _read_patients(root: Path, listing: Listing, options: Options) -> str:
     patients = len({record.columns["patient"] for record in listing.records})
     bare = sum(not header.windowed for header in headers.values())
     listing.notes += (f"{len(tags)} DICOM files of {patients} patients",)
-    if bare:
+    if bare and options.dicom_window is None:
         listing.notes += (
             f"{bare} DICOM files have no window: their whole range of values is used",
         )
@@ -334,6 +349,13 @@ def _from_csv(root: Path, table: Path, options: Options) -> Listing:
     return listing
 
 
+def _unlisted(root: Path) -> Listing:
+    """All images of a folder whose table cannot be used, without labels, to check the rest."""
+    paths, notes = find_images(root)
+    records = [ImageRecord(path, (), "train", {}) for path in paths]
+    return Listing(records, notes=notes, unknown=True)
+
+
 def _record(
     root: Path, where: str, spelling: str, row: dict[str, str], options: Options
 ) -> ImageRecord:
@@ -342,9 +364,7 @@ def _record(
     path = PurePosixPath(spelling).as_posix()
     wanted = options.label_columns or (() if masked else ("label",))
     labels = tuple(row.pop(name).strip() for name in wanted)
-    _inside(root, path, where)
-    if masked:
-        _inside(root, masked, where)
+    for_each(lambda _, name: _inside(root, name, where), dict.fromkeys([path, masked or path]))
     given = row.pop("split", None)
     split, parts = _split_of(path, (root / "train").is_dir())
     split = given or split
@@ -396,7 +416,8 @@ def read_labels(
                     _check_row(table, reader.line_num, row, needed, options.task)
                     yield reader.line_num, row
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{table} is not a readable CSV file in UTF-8 ({error})") from error
+        with options.collecting():  # the rows before it are checked
+            raise DataError(f"{table} is not a readable CSV file in UTF-8 ({error})") from error
     except OSError as error:
         raise DataError(f"cannot read {table}: {error.strerror}") from error
 
@@ -431,12 +452,12 @@ def _renamed(table: Path, options: Options) -> tuple[str, ...]:
 
 
 def _check_header(table: Path, names: list[str], needed: Sequence[str]) -> None:
-    for name in needed:
-        if name not in names:
-            raise DataError(
-                f"{table} has no column {name!r}: its first line must name the columns, "
-                f"{','.join(needed)} and further ones; it has {','.join(names) or 'nothing'}"
-            )
+    if missing := [name for name in needed if name not in names]:
+        raise DataError(
+            f"{table} has no column {' and no column '.join(map(repr, missing))}: its first line "
+            f"must name the columns, {','.join(needed)} and further ones; it has "
+            f"{','.join(names) or 'nothing'}"
+        )
 
 
 def _check_row(
@@ -446,7 +467,7 @@ def _check_row(
         raise DataError(f"line {line} of {table} has more or fewer values than there are columns")
     empty = [name for name in needed if not row[name]]
     if empty and not (task == "multi-label" and empty == ["label"]):
-        raise DataError(f"line {line} of {table} has no {empty[0]}")
+        raise DataError(f"line {line} of {table} has no {' and no '.join(empty)}")
 
 
 def _split_of(path: str, has_splits: bool) -> tuple[str | None, tuple[str, ...]]:

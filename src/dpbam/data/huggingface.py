@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dpbam.data.arrays import as_column
+from dpbam.data.arrays import as_column, number_known
 from dpbam.data.base import DataError
 from dpbam.data.dataset import DataSet
 from dpbam.data.decode import DecodedImages, common_format, opened
-from dpbam.data.labels import number_labels
 from dpbam.data.sources import Openers, Options
 
 _IMAGE_NAMES = ("image", "img")
@@ -41,26 +40,37 @@ def open_huggingface(argument: str, options: Options) -> Openers:
     image, label, names = _schema(sets["train"], argument)
     calls = {split: f"hf:{argument}/{split}" for split in sets}
     raw = {calls[split]: np.asarray(rows[label]) for split, rows in sets.items()}
-    numbers, classes = number_labels(raw, names, options.task)
-    encoded = _encoded(sets["train"], image)
-    size, channels = common_format(
-        lambda index: _open_row(encoded[index], f"row {index} of {calls['train']}"),
-        len(encoded),
-        options,
-        calls["train"],
-    )
-    resize = options.size is not None
+    numbers, masks, classes = number_known(raw, names, options)
+    encoded = {split: _encoded(rows, image) for split, rows in sets.items()}
+    size, channels = _common_format(encoded, calls, options)
+    resize = options.size is not None or options.findings is not None
     return {
         split: partial(
             DataSet,
             name=calls[split],
-            images=_RowImages(_encoded(rows, image), calls[split], size, channels, resize),
+            images=_RowImages(encoded[split], calls[split], size, channels, resize),
             labels=numbers[calls[split]],
             class_names=classes,
             columns=_columns(rows, {image, label}),
+            masks=masks.get(calls[split]),
         )
         for split, rows in sets.items()
     }
+
+
+def _common_format(
+    encoded: dict[str, Any], calls: dict[str, str], options: Options
+) -> tuple[tuple[int, int], int]:
+    """The size and the channels of the training set; while a set is checked, of all splits."""
+    splits = ["train"] if options.findings is None else list(encoded)
+    places = [(split, index) for split in splits for index in range(len(encoded[split]))]
+
+    def open_place(place: int) -> AbstractContextManager[Image.Image]:
+        split, index = places[place]
+        return _open_row(encoded[split][index], f"row {index} of {calls[split]}")
+
+    where = " and ".join(calls[split] for split in splits)
+    return common_format(open_place, len(places), options, where)
 
 
 class _RowImages(DecodedImages):

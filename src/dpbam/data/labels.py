@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.base import DataError
+from dpbam.data.base import DataError, for_each
 
 Arrays = Mapping[str, NDArray[Any]]
 Numbered = tuple[dict[str, NDArray[Any]], tuple[str, ...]]
 
 SEPARATOR = "|"
 _NONE = ("", "no finding")
+_LISTED = 20  # records of a split whose labels cannot be used, one sentence each
 
 
 def number_labels(
@@ -45,7 +46,7 @@ def number_labels(
     Returns:
         The labels of each split as a data set holds them, and the class names.
     """
-    labels = {where: _plain(values, where) for where, values in splits.items()}
+    labels = for_each(_plain, splits)
     task = task or _task_of(labels)
     if task == "segmentation":
         raise DataError(f"{' and '.join(splits)} have labels, but segmentation needs masks")
@@ -113,11 +114,11 @@ def _is_number(text: str) -> bool:
 
 
 def _classes(splits: Arrays, class_names: Sequence[str] | None) -> Numbered:
-    flat = {where: _one_class(labels, where) for where, labels in splits.items()}
+    flat = for_each(_one_class, splits)
     if all(labels.dtype.kind == "U" for labels in flat.values()):
         names = tuple(class_names or class_order({str(x) for y in flat.values() for x in set(y)}))
-        return {where: _look_up(labels, names, where) for where, labels in flat.items()}, names
-    whole = {where: _whole(labels, where) for where, labels in flat.items()}
+        return for_each(lambda labels, where: _look_up(labels, names, where), flat), names
+    whole = for_each(_whole, flat)
     return whole, tuple(class_names) if class_names else _count_classes(whole)
 
 
@@ -172,7 +173,7 @@ def _look_up(labels: NDArray[Any], names: Sequence[str], where: str) -> NDArray[
 def _findings(splits: Arrays, class_names: Sequence[str] | None) -> Numbered:
     if all(labels.dtype.kind == "U" and labels.ndim == 1 for labels in splits.values()):
         return _listed(splits, class_names)
-    tables = {where: _zero_one(labels, where) for where, labels in splits.items()}
+    tables = for_each(_zero_one, splits)
     widths = {table.shape[1] for table in tables.values()}
     if len(widths) > 1 or (class_names and len(class_names) not in widths):
         raise DataError(
@@ -206,19 +207,19 @@ def _zero_one(labels: NDArray[Any], where: str) -> NDArray[np.uint8]:
     table = labels[:, None] if labels.ndim == 1 else labels
     wrong = ~np.isin(table, (0, 1) if table.dtype.kind != "U" else ("0", "1", "0.0", "1.0"))
     if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        value = table[row, column].item() or "nothing"
-        raise DataError(
-            f"labels of {where}: record {row} has {value} for finding {column}, but a finding is 0 "
-            "or 1: decide those that are uncertain or missing first, or leave the record out"
-        )
+        raise DataError(*(
+            f"labels of {where}: record {row} has {table[row, column].item() or 'nothing'} for "
+            f"finding {column}, but a finding is 0 or 1: decide those that are uncertain or "
+            "missing first, or leave the record out"
+            for row, column in np.argwhere(wrong)[:_LISTED]
+        ))  # fmt: skip
     return table.astype(np.float64).astype(np.uint8)
 
 
 def _values(splits: Arrays, class_names: Sequence[str] | None) -> Numbered:
     if class_names and len(class_names) != 1:
         raise DataError(f"a regression has one value per record, but {len(class_names)} names")
-    found = {where: _floats(labels, where) for where, labels in splits.items()}
+    found = for_each(_floats, splits)
     return found, tuple(class_names or ("value",))
 
 
@@ -231,8 +232,10 @@ def _floats(labels: NDArray[Any], where: str) -> NDArray[np.float32]:
     odd = [k for k, value in enumerate(labels.tolist()) if not _is_number(str(value))]
     if labels.dtype.kind != "b" and not odd:
         return labels.astype(np.float32)
-    value = labels[odd[0]].item() if odd else "true or false"
-    raise DataError(
-        f"labels of {where}: record {odd[0] if odd else 0} has {value!r}, which is not a number: a "
+    if not odd:
+        raise DataError(f"labels of {where} are true or false: a regression needs numbers")
+    raise DataError(*(
+        f"labels of {where}: record {k} has {labels[k].item()!r}, which is not a number: a "
         "regression needs one per record"
-    )
+        for k in odd[:_LISTED]
+    ))  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dpbam.data.base import ArrayImages, DataError, Images, Indices, Pixels
+from dpbam.data.base import ArrayImages, DataError, Images, Indices, Pixels, for_each
 from dpbam.data.decode import FileImages
 
 _PLAIN = ("1", "L", "P")
@@ -82,7 +82,7 @@ def number_masks(
         splits: the masks of each split, by the name to use in an error.
         class_names: the classes, if they are known.
     """
-    seen = {where: _values(masks) for where, masks in splits.items()}
+    seen = for_each(_values, splits)
     values = set().union(*seen.values())
     binary = 255 in values and values <= {0, 255}
     names = tuple(class_names or (_BINARY if binary else map(str, range(max(values) + 1))))
@@ -102,8 +102,14 @@ def number_masks(
     return {where: Masks(masks, binary) for where, masks in splits.items()}, names
 
 
-def _values(masks: Images) -> set[int]:
-    present = np.zeros(256, bool)
-    for _, pixels in masks.walk():
-        present |= np.bincount(pixels.reshape(-1), minlength=256) > 0
+def _values(masks: Images, where: str) -> set[int]:
+    """The values that occur; an error with the problems of every mask that cannot be read."""
+    present, problems = np.zeros(256, bool), list[str]()
+    for part in masks.chunks():
+        try:
+            present |= np.bincount(masks.read(part).reshape(-1), minlength=256) > 0
+        except DataError:
+            problems += masks.unreadable(part)
+    if problems:
+        raise DataError(*problems)
     return set(np.flatnonzero(present).tolist())

@@ -26,6 +26,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.arrays import as_column, number_any, numbered
+from dpbam.data.arrays import as_column, number_known, numbered
 from dpbam.data.base import DataError
 from dpbam.data.dataset import DataSet
 from dpbam.data.fetch import atomic
@@ -66,8 +67,12 @@ def open_npz(argument: str, options: Options) -> Openers:
     """The splits for which the file has images and labels."""
     file = NpzFile(Path(argument).expanduser(), options.folder)
     labels = _labels(file, options.task)
-    splits = {split: keys for split in _IMAGES if (keys := _keys(file, split, labels))}
-    if "train" not in splits:
+    splits: dict[str, tuple[str, str]] = {}
+    for split in _IMAGES:
+        with options.collecting():
+            if keys := _keys(file, split, labels):
+                splits[split] = keys
+    if "train" not in splits and not (options.findings and options.findings.problems):
         raise DataError(
             f"{file.path} has the arrays {', '.join(file.names)}, but training needs images (any "
             f"of {', '.join(_IMAGES['train'])}) and labels (any of {', '.join(labels['train'])})"
@@ -75,13 +80,15 @@ def open_npz(argument: str, options: Options) -> Openers:
     given = [str(x) for x in file.read("class_names")] if "class_names" in file.names else None
     raw = {split: file.images(labels) for split, (_, labels) in splits.items()}
     calls = {f"{file.path.name}/{split}": split for split in splits}
-    numbers, masks, names = number_any(
-        {call: raw[split] for call, split in calls.items()}, given, options.task
+    numbers, masks, names = number_known(
+        {call: raw[split] for call, split in calls.items()}, given, options
     )
 
     def load(call: str, split: str) -> DataSet:
-        images, columns = file.images(splits[split][0]), _columns(file, split, set(splits))
-        return numbered(images, numbers[call], masks.get(call), call, names, columns)
+        columns = _columns(file, split, set(splits), options)
+        images = file.images(splits[split][0])
+        part = numbered(images, numbers[call], masks.get(call), call, names, columns)
+        return replace(part, notes=_ignored(file, set(splits)))
 
     return {split: partial(load, call, split) for call, split in calls.items()}
 
@@ -104,16 +111,36 @@ def _keys(file: NpzFile, split: str, names: dict[str, tuple[str, ...]]) -> tuple
     return None
 
 
-def _columns(file: NpzFile, split: str, splits: set[str]) -> dict[str, NDArray[Any]]:
+def _columns(
+    file: NpzFile, split: str, splits: set[str], options: Options
+) -> dict[str, NDArray[Any]]:
     """Every other array that belongs to this split."""
+    columns = {}
+    for name in _others(file):
+        if column := _column(name, split, splits):
+            with options.collecting():
+                columns[column] = as_column(file.read(name), f"{name} of {file.path}")
+    return columns
+
+
+def _column(name: str, split: str, splits: set[str]) -> str | None:
+    """The column that an array is to a split; None if it belongs to another."""
+    column = name.removeprefix(f"{split}_").removesuffix(f"_{split}")
+    return column if column != name or splits == {split} else None
+
+
+def _others(file: NpzFile) -> list[str]:
+    """The arrays that are neither images nor labels nor names of classes."""
     tables = (_IMAGES, _LABELS, _MASKS)
     taken = {name for table in tables for group in table.values() for name in group}
-    columns = {}
-    for name in sorted(set(file.names) - taken - {"class_names"}):
-        column = name.removeprefix(f"{split}_").removesuffix(f"_{split}")
-        if column != name or splits == {split}:
-            columns[column] = as_column(file.read(name), f"{name} of {file.path}")
-    return columns
+    return sorted(set(file.names) - taken - {"class_names"})
+
+
+def _ignored(file: NpzFile, splits: set[str]) -> tuple[str, ...]:
+    """Note the arrays that belong to no split."""
+    every = set(_IMAGES)
+    names = [n for n in _others(file) if not any(_column(n, s, splits) for s in every)]
+    return (f"ignored the arrays {', '.join(names)}",) if names else ()
 
 
 class NpzFile:

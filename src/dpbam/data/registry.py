@@ -102,6 +102,7 @@ def load(
     progress: bool = False,
     task: str | None = None,
     label_columns: Sequence[str] = (),
+    dicom_window: tuple[float, float] | None = None,
 ) -> DataSet:
     """Load one split of a data set.
 
@@ -120,6 +121,7 @@ def load(
         task: "single-label", "multi-label", "regression" or "segmentation"; None: from the labels.
         label_columns: columns of a folder's ``labels.csv`` that hold the labels: one, or one of
             0 and 1 per finding. None: the column ``label``, or ``mask``.
+        dicom_window: (centre, width) by which grey DICOM files are shown. None: each by its own.
 
     Raises:
         DataError: if the set cannot be found or used; the message has the cause and the way out.
@@ -132,8 +134,9 @@ def load(
         dpbam.data.base.DataError: no data set is called 'cifar': did you mean 'cifar10'?
     """
     options = Options(
-        root, image_size, channels, unit, download, progress, task, tuple(label_columns)
-    )
+        root, image_size, channels, unit, download, progress, task, tuple(label_columns),
+        dicom_window=dicom_window,
+    )  # fmt: skip
     openers = _with_test(_open(spec, options), options)
     if split not in openers:
         raise DataError(f"{spec} has no split {split!r}: it has {', '.join(openers)}")
@@ -152,6 +155,7 @@ def load_pair(
     progress: bool = False,
     task: str | None = None,
     label_columns: Sequence[str] = (),
+    dicom_window: tuple[float, float] | None = None,
 ) -> Splits:
     """Load the training and the test set; the arguments are those of :func:`load`.
 
@@ -163,11 +167,14 @@ def load_pair(
         (1438, 359)
     """
     options = Options(
-        root, image_size, channels, unit, download, progress, task, tuple(label_columns)
-    )
+        root, image_size, channels, unit, download, progress, task, tuple(label_columns),
+        dicom_window=dicom_window,
+    )  # fmt: skip
+    _check_columns(spec, options)
     openers = _with_test(_open(spec, options), options)
     train, test = _fit_to_train_on(openers["train"]()), openers["test"]()
     _same_shape(train, test)
+    _check_window(train, options)
     if options.unit_column is not None:
         train.column(options.unit_column)
     return Splits(train, test)
@@ -183,12 +190,18 @@ def inspect(spec: str, options: Options) -> tuple[Findings, dict[str, DataSet]]:
     options = replace(options, findings=findings)
     parts: dict[str, DataSet] = {}
     with options.collecting():
-        openers = _with_test(_open(spec, options), options)
-        for split in ("train", "test"):
+        openers = _open(spec, options)
+        openers = _with_test(openers, options) if "train" in openers else openers
+        for split in (split for split in ("train", "test") if split in openers):
             with options.collecting():
                 parts[split] = openers[split]()
         if not parts and "all" in openers:
             parts["train"] = openers["all"]()
+    with options.collecting():
+        _check_columns(spec, options)
+    if "train" in parts:
+        with options.collecting():
+            _check_window(parts["train"], options)
     if len(parts) == 2:
         with options.collecting():
             _same_shape(parts["train"], parts["test"])
@@ -201,6 +214,21 @@ def _same_shape(train: DataSet, test: DataSet) -> None:
         raise DataError(
             f"{train.name} has images {train.shape} but {test.name} has {test.shape}: "
             "bring them to one shape"
+        )
+
+
+def _check_columns(spec: str, options: Options) -> None:
+    if options.label_columns and not (Path(spec).expanduser() / "labels.csv").is_file():
+        raise DataError(
+            f"--label-column has no effect on {spec}, which has no labels.csv: leave it out"
+        )
+
+
+def _check_window(dataset: DataSet, options: Options) -> None:
+    if options.dicom_window is not None and dataset.images.window is None:
+        raise DataError(
+            f"--dicom-window has no effect on {dataset.name}, which has no DICOM files: leave it "
+            "out"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpbam._names import did_you_mean
-from dpbam.data.base import DataError
+from dpbam.data.base import DataError, Window
 from dpbam.data.dataset import TASKS, DataSet
 
 Openers = Mapping[str, Callable[[], DataSet]]
@@ -44,6 +45,7 @@ class Options:
     task: str | None = None
     label_columns: Sequence[str] = ()
     findings: Findings | None = None
+    dicom_window: Window | None = None
 
     def __post_init__(self) -> None:
         if self.task not in (None, *TASKS):
@@ -55,6 +57,11 @@ class Options:
             )
         if self.channels not in (None, 1, 3):
             raise DataError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}")
+        centre, width = self.dicom_window or (0.0, 1.0)
+        if not (math.isfinite(centre) and 1 <= width < math.inf):
+            raise DataError(
+                f"dicom_window must be a centre and a width of at least 1, got {centre:g}:{width:g}"
+            )
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -75,7 +82,7 @@ class Options:
         except DataError as error:
             if self.findings is None:
                 raise
-            self.findings.problems.append(str(error))
+            self.findings.problems += error.problems
 
     @property
     def folder(self) -> Path:

@@ -33,7 +33,7 @@ def summary(parts: Mapping[str, DataSet], findings: Findings, unit: str | None) 
         "images": {split: len(part) for split, part in parts.items()},
         "kind": f"{_KINDS[channels]}, {height}x{width}",
         "sizes": {f"{h}x{w}": count for (h, w), count in findings.sizes.most_common()},
-        "task": first.task,
+        "task": None if first.class_names == UNKNOWN else first.task,
         "classes": _classes(parts),
         "columns": {name: len(_distinct(parts, name)) for name in sorted(first.columns)},
         "bytes_of_pixels": sum(math.prod(part.images.shape) for part in parts.values()),

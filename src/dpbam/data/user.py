@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from dpbam._names import load_function
-from dpbam.data.arrays import number_any, numbered
-from dpbam.data.base import DataError
+from dpbam.data.arrays import number_known, numbered
+from dpbam.data.base import DataError, for_each
 from dpbam.data.dataset import DataSet
 from dpbam.data.sources import Openers, Options
 from dpbam.errors import ArgumentError
@@ -30,7 +30,7 @@ def open_user(argument: str, options: Options) -> Openers:
         raise DataError(f"{argument}('train') returned None: it must return the training set")
     results = {split: value for split, value in found.items() if value is not None}
     if not all(isinstance(value, DataSet) for value in results.values()):
-        results = _from_arrays(argument, results, options.task)
+        results = _from_arrays(argument, results, options)
     if len({value.class_names for value in results.values()}) > 1:
         raise DataError(f"{argument} gives its splits different class names")
     return {split: partial(_same, value) for split, value in results.items()}
@@ -40,14 +40,16 @@ def _same(dataset: DataSet) -> DataSet:
     return dataset
 
 
-def _from_arrays(argument: str, results: dict[str, Any], task: str | None) -> dict[str, DataSet]:
+def _from_arrays(argument: str, results: dict[str, Any], options: Options) -> dict[str, DataSet]:
     parts = {split: _parts(argument, value) for split, value in results.items()}
     labels = {f"{argument}/{split}": np.asarray(part[1]) for split, part in parts.items()}
-    numbers, masks, names = number_any(labels, None, task)
-    return {
-        split: numbered(images, numbers[call], masks.get(call), call, names, columns)
-        for call, (split, (images, _, columns)) in zip(labels, parts.items(), strict=True)
-    }
+    numbers, masks, names = number_known(labels, None, options)
+
+    def part(value: tuple[Any, Any, dict[str, Any]], split: str) -> DataSet:
+        call = f"{argument}/{split}"
+        return numbered(value[0], numbers[call], masks.get(call), call, names, value[2])
+
+    return for_each(part, parts)
 
 
 def _parts(argument: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:

@@ -14,6 +14,7 @@ import copy
 import hashlib
 import json
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -52,7 +53,10 @@ class Preprocessing:
         _validate.count("the encoder's image width", self.width)
         _validate.one_of("resample", self.resample, tuple(_RESAMPLE.values()))
         if len(self.mean) != len(self.std) or not all(0 < s < 1e3 for s in self.std):
-            raise ArgumentError(f"image_mean {self.mean} and image_std {self.std} do not fit")
+            raise ArgumentError(
+                f"the encoder's image_mean {list(self.mean)} and image_std {list(self.std)} do not "
+                "fit: its preprocessor_config.json needs as many of both, and positive deviations"
+            )
 
     @classmethod
     def read(cls, values: Mapping[str, Any], where: object) -> Preprocessing:
@@ -239,12 +243,14 @@ def load_encoder(
         ValueError: if there is no such encoder, or it cannot be used; one sentence.
     """
     transformers = _transformers()
-    folder = _folder(spec.removeprefix(ENCODER))
-    config = _read(folder / "config.json")
-    files = _weight_files(folder)
-    _check_config(config, folder)
+    name = spec.removeprefix(ENCODER)
+    folder = _folder(name)
+    where = folder if is_path(name) else f"the model {name!r} of the Hugging Face hub"
+    config = _read(folder / "config.json", where)
+    _check_config(config, where)
+    files = _weight_files(folder, where)
     preprocessing = Preprocessing.read(
-        _read(folder / "preprocessor_config.json"), folder / "preprocessor_config.json"
+        _read(folder / "preprocessor_config.json", where), f"preprocessor_config.json of {where}"
     )
     with _quiet():
         try:
@@ -317,12 +323,25 @@ def _folder(name: str) -> Path:
 
 def _downloaded(name: str) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     repository, _, revision = name.partition("@")
     try:
-        return Path(
-            snapshot_download(repository, revision=revision or None, allow_patterns=list(_FILES))
-        )
+        with _bars_in_a_terminal():
+            found = snapshot_download(
+                repository, revision=revision or None, allow_patterns=list(_FILES)
+            )
+        return Path(found)
+    except RepositoryNotFoundError:
+        raise ArgumentError(
+            f"the Hugging Face hub has no public model {repository!r}: check its name, or give a "
+            "folder, such as hf:./encoder"
+        ) from None
+    except RevisionNotFoundError:
+        raise ArgumentError(
+            f"the model {repository!r} of the Hugging Face hub has no revision {revision!r}: check "
+            "it, or leave it out"
+        ) from None
     except Exception as error:  # no such name, no network, no access: many classes
         raise ArgumentError(
             f"the encoder {name!r} cannot be fetched from the Hugging Face hub ({_line(error)}): "
@@ -330,10 +349,10 @@ def _downloaded(name: str) -> Path:
         ) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, where: object) -> dict[str, Any]:
     if not path.is_file():
         raise ArgumentError(
-            f"{path.parent} has no {path.name}: give a folder that save_pretrained of the model "
+            f"{where} has no {path.name}: give a folder that save_pretrained of the model "
             "and of its image processor wrote"
         )
     try:
@@ -345,7 +364,7 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path, where: object) -> list[Path]:
     """Return the safetensors files; refuse a folder that has pickles instead."""
     found = sorted(folder.glob("*.safetensors"))
     if found:
@@ -356,7 +375,12 @@ def _weight_files(folder: Path) -> list[Path]:
             f"{folder} has its weights as a pickle, {pickles[0]}, which can run code when it is "
             "read: save them as safetensors (model.save_pretrained writes them)"
         )
-    raise ArgumentError(f"{folder} has no weights: there is no .safetensors file")
+    if where is folder:
+        raise ArgumentError(f"{folder} has no weights: there is no .safetensors file")
+    raise ArgumentError(
+        f"{where} has no weights as safetensors, and pickles, which can run code when they are "
+        "read, are not fetched: choose another model, or convert it and give its folder"
+    )
 
 
 def _check_channels(images: int, model: int, constants: int) -> None:
@@ -398,6 +422,21 @@ def _transformers() -> Any:
             "public encoders need the package transformers: pip install 'dpbam[transformers]'"
         ) from None
     return transformers
+
+
+@contextmanager
+def _bars_in_a_terminal() -> Iterator[None]:
+    """Show the hub's progress bars in a terminal alone."""
+    from huggingface_hub import utils as hub
+
+    hide = not sys.stderr.isatty() and not hub.are_progress_bars_disabled()
+    if hide:
+        hub.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if hide:
+            hub.enable_progress_bars()
 
 
 @contextmanager

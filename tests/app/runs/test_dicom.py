@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dpbam.app.cli.evaluate import _load
 from dpbam.app.report import write_report
-from dpbam.app.runs import execute
+from dpbam.app.runs import execute, load_run_model, stored_config
+from dpbam.app.runs.export import export
 from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.predict import _chunks, files_in
+from dpbam.data import read_images
 
 pytest.importorskip("pydicom")
 SCRIPT = Path(__file__).parents[3] / "examples" / "make_dicom.py"
@@ -43,3 +47,20 @@ def test_a_run_protects_patients_and_writes_none_of_their_names(tiny, tmp_path):
     write_report([folder.path], folder.path / "all.html")
     write_report([folder.path], folder.path / "public.html", publishable=True)
     assert naming(folder.path) == []
+
+
+def test_what_reads_dicom_files_for_a_run_uses_its_window(tiny, tmp_path):
+    made(tmp_path / "scans")
+    spec = str(tmp_path / "scans")
+    execute(tiny.replace(data=spec, batch_size=8, dicom_window=(100, 50)), tmp_path / "out")
+    model = load_run_model(tmp_path / "out")
+    assert model.dicom_window == (100.0, 50.0)
+    files = files_in([tmp_path / "scans"])[:3]
+    windowed = next(_chunks(files, model))[1]
+    assert (windowed == read_images(files, model.image_shape, (100, 50))).all()
+    assert (windowed != read_images(files, model.image_shape)).any()  # each file has its own
+    data = _load(tmp_path / "out", model, None, "train", None, None, None)
+    assert data.images.window == (100, 50)
+    assert stored_config(tmp_path / "out").dicom_window == (100, 50)
+    moved, _ = export(tmp_path / "out", "safetensors")
+    assert load_run_model(moved).dicom_window == (100, 50)

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from dpbam.app.audit.check import check_run, signed_off
@@ -20,10 +21,12 @@ from dpbam.app.runs import (
     stored_config,
 )
 from dpbam.app.runs.facts import difference
-from dpbam.app.runs.features import on_features
+from dpbam.app.runs.features import FeatureImages, on_features
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.folder import RunFolder
+from dpbam.data import load
 from dpbam.training.evaluation import predict_logits
+from tests.data.helpers import random_pixels
 from tests.tiny_encoders import save_encoder
 
 
@@ -71,6 +74,7 @@ def test_a_record_s_features_do_not_depend_on_other_records(config):
     apart = on_features(train, prepared.model, None).batch(np.arange(70))[0]
     other = on_features(train.subset(np.arange(69, -1, -1)), prepared.model, None)
     assert torch.equal(apart, other.batch(np.arange(70))[0].flip(0))
+    assert apart.flatten(1).std(dim=0).max() > 0.01  # the control: records do differ
 
 
 def test_features_are_stored_with_what_is_not_private_and_used_again(finished, tmp_path):
@@ -105,6 +109,51 @@ def test_stored_features_are_keyed_by_the_data_and_by_the_weights(config, tmp_pa
         for model in models:
             on_features(data, model, tmp_path / "cache").batch(np.arange(1))
     assert len(list((tmp_path / "cache").iterdir())) == 4
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_changed_record_is_never_given_stale_features(config, last, tmp_path):
+    """The control: of 300 images that are decoded, the set's fingerprint reads 256."""
+    model, place = prepare(config).model, write_pixels(tmp_path / "scans", 300)
+    read = load(str(place), split="all").images.hashed_records()
+    changed = 299 if last else np.setdiff1d(np.arange(300), read)[-1]
+
+    def found():
+        data = load(str(place), split="all")
+        values = on_features(data, model, tmp_path / "cache").batch(np.arange(300))[0]
+        return data.fingerprint(), values
+
+    before, old = found()
+    path = sorted(place.rglob("*.bmp"))[changed]
+    Image.fromarray(255 - np.asarray(Image.open(path))).save(path)  # of the same size
+    after, new = found()
+    differs = (old != new).flatten(1).any(dim=1).nonzero().flatten().tolist()
+    assert differs == [changed]
+    assert (before == after) == (not last)  # as a key it would miss the other one
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def write_pixels(place, count):
+    """Images as BMP files, whose size does not depend on their content."""
+    for k in range(count):
+        path = place / "ab"[2 * k // count] / f"{k:03}.bmp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random_pixels(1, k, (8, 8))[0]).save(path)
+    return place
+
+
+def test_runs_share_the_features_of_one_cache(config, tmp_path, monkeypatch):
+    shared = config.replace(feature_cache=tmp_path / "shared", epochs=0.2)
+    execute(shared, tmp_path / "first")
+    assert not features(tmp_path / "first")
+    files = features(tmp_path / "shared")
+    assert len(files) == 2
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    monkeypatch.setattr(FeatureImages, "_computed", None)  # it may not be called
+    execute(shared.replace(seed=8, lr=0.5), tmp_path / "second")
+    assert features(tmp_path / "shared") == files
+    with pytest.raises(TypeError):  # the control: without the cache it is
+        execute(config, tmp_path / "third")
 
 
 def test_only_the_head_differs_from_the_public_weights(finished):
@@ -177,6 +226,7 @@ def test_low_rank_updates_are_saved_and_loaded(config, tmp_path):
         ({"model_options": {"lora_rank": 2}}, "lora_rank needs train lora"),
         ({"model": "mlp", "train": "lora"}, "train lora adds to a public encoder"),
         ({"train": "heads"}, "did you mean 'head'?"),
+        ({"train": "norms", "feature_cache": "shared"}, "feature_cache keeps the features"),
     ],
 )
 def test_settings_that_do_not_fit_an_encoder_are_refused(config, changes, said):

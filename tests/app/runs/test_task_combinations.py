@@ -1,11 +1,13 @@
 """Every pair of settings with each task: train, resume, state, evaluate, predict, report, compare.
 
 The rows cover all pairs of values of the settings below; two of them run in the quick suite, the
-others are slow.
+others are slow. Each run is interrupted after a step, and resumed. A search per task is in
+``tests/app/search/test_tasks.py``.
 """
 
 from __future__ import annotations
 
+import signal
 from itertools import combinations, product
 from pathlib import Path
 
@@ -17,13 +19,15 @@ from dpbam.app.report import write_report
 from dpbam.app.runs import RunConfig, execute, load_run_model
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.predict import evaluate_dataset, predict_files
+from dpbam.app.runs.run import RunInterruptedError
 from dpbam.data import load
 from dpbam.data.dataset import TASKS
+from dpbam.training.events import Reporter, StepReport
 from tests.data.helpers import random_pixels
 
 SETTINGS = {
     "task": TASKS,
-    "method": ("dp-sgd", "dp-sat", "bam", "bam-exact", "sgd"),
+    "method": ("dp-sgd", "dp-sat", "bam", "bam-exact", "disk", "sgd", "sam"),
     "engine": ("fused", "functional", "loop"),
     "unit": ("record", "patient"),
     "clipping": ("flat", "per-layer", "automatic"),
@@ -31,6 +35,7 @@ SETTINGS = {
     "views": (0, 2),
     "weights": ("none", "given", "counts"),
 }
+NOT_PRIVATE = ("sgd", "sam")
 METRICS = {
     "single-label": ["accuracy"],
     "multi-label": ["auc", "micro_auc", "average_precision", "micro_average_precision"],
@@ -45,8 +50,8 @@ def allowed(row: Row) -> bool:
     weighted = row.get("weights") not in (None, "none")
     return not (
         (row.get("task") == "regression" and weighted)
-        or (row.get("method") == "sgd" and row.get("weights") == "counts")
-        or (row.get("method") == "sgd" and row.get("clipping") not in (None, "flat"))
+        or (row.get("method") in NOT_PRIVATE and row.get("weights") == "counts")
+        or (row.get("method") in NOT_PRIVATE and row.get("clipping") not in (None, "flat"))
         or (row.get("clipping") == "automatic" and weighted and row.get("task") == "single-label")
     )
 
@@ -110,7 +115,7 @@ def config_of(row: Row, data: Path) -> dict[str, object]:
         values["shift"] = 1
     if method.endswith("-exact"):
         values["gradient"] = "exact"
-    if method != "sgd":
+    if method not in NOT_PRIVATE:
         values |= {"epsilon": 8.0}
     if task == "regression":
         values["target_range"] = (0.0, 10.0)
@@ -119,6 +124,14 @@ def config_of(row: Row, data: Path) -> dict[str, object]:
     if row["weights"] == "counts":
         values["release_counts"] = 10.0
     return values
+
+
+class Stopping(Reporter):
+    """Asks for a stop after the first step, as Ctrl-C does."""
+
+    def on_step(self, report: StepReport) -> None:
+        if report.step == 1:
+            signal.raise_signal(signal.SIGTERM)
 
 
 QUICK = ("multi-label", "segmentation")
@@ -146,12 +159,16 @@ def test_the_rows_cover_every_allowed_pair():
 def test_a_run_of_any_combination_is_whole(row, tmp_path):
     data, out = write_data(tmp_path, row["task"]), tmp_path / "run"
     config = RunConfig(**config_of(row, data))
-    result = execute(config, out)
+    with pytest.raises(RunInterruptedError):
+        execute(config, out, reporter=Stopping())
+    assert not (out / "model.safetensors").exists()
+    result = execute(config, out, resume=True)
+    assert result.steps == result.charged == result.plan.steps
     assert list(result.evaluations[-1].scores) == METRICS[row["task"]]
     again = execute(config, out, resume=True)
     assert (again.charged, again.epsilon) == (result.charged, result.epsilon)
     stated = read_json(out / "privacy-statement.json")
-    assert stated["private"] == (row["method"] != "sgd")
+    assert stated["private"] == (row["method"] not in NOT_PRIVATE)
     assert ("class-counts.json" in stated["may_be_published"]) == (row["weights"] == "counts")
     if config.private:
         assert result.epsilon <= 8.0

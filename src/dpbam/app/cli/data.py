@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from dpbam.app.cli.flags import with_flags
 from dpbam.app.cli.output import Json, facts, option, print_json, printable, say, table
+from dpbam.app.runs.config import RunConfig
 from dpbam.data import DataSet, data_root, list_sources, load_pair
 from dpbam.data import check as find_problems
 from dpbam.data.registry import inspect
@@ -22,15 +24,7 @@ _MOST = 12  # classes, sizes or columns in a line
 
 Spec = Annotated[str, typer.Argument(metavar="DATA", help="A name, a path, or module:function.")]
 Root = Annotated[Path | None, option("Where downloads live (or set DPBAM_DATA).")]
-ImageSize = Annotated[int | None, option("Side to resize a folder's images to.")]
-Channels = Annotated[int | None, option("1 (grey) or 3 (RGB) to convert them to.")]
-Task = Annotated[
-    str | None, option("single-label, multi-label, regression or segmentation [from the labels].")
-]
-LabelColumn = Annotated[
-    list[str] | None, option("A column of labels.csv that holds labels; repeatable.")
-]
-Unit = Annotated[str | None, option("Column of the unit of privacy, e.g. patient.")]
+_FLAGS = {"image_size", "channels", "dicom_window", "task", "label_columns", "unit"}  # of a run
 
 
 def list_(json: Json = False) -> None:
@@ -62,16 +56,7 @@ def fetch(name: Spec, root: Root = None) -> None:
         print(_describe(part))
 
 
-def check(
-    data: Spec,
-    root: Root = None,
-    image_size: ImageSize = None,
-    channels: Channels = None,
-    unit: Unit = None,
-    task: Task = None,
-    label_column: LabelColumn = None,
-    json: Json = False,
-) -> None:
+def check(data: Spec, flags: dict[str, Any], root: Root = None, json: Json = False) -> None:
     """Read every image of a data set; list what it holds and all that is wrong with it.
 
     Exit code 2 if anything is. What it prints is about private records: for the operator, not for
@@ -81,15 +66,13 @@ def check(
         $ dpbam data check digits
         $ dpbam data check ./scans --unit patient --json
     """
-    options = Options(
-        root=root, image_size=image_size, channels=channels, unit=unit, download=False, task=task,
-        label_columns=label_column or (),
-    )  # fmt: skip
-    findings, parts = inspect(data, options)
-    problems = findings.problems
-    if "train" in parts:
-        unit = unit or parts["train"].unit
-        problems = problems + find_problems(parts["train"], parts.get("test"), unit=unit)
+    findings, parts = inspect(data, Options(root=root, download=False, **flags))
+    problems, unit = findings.problems, flags.get("unit")
+    if parts:
+        first, *other = parts.values()
+        unit = unit or first.unit
+        problems += find_problems(first, *other, unit=unit)
+        problems = list(dict.fromkeys(problems))
     found = summary(parts, findings, unit)
     if json:
         print_json({"data": data, "problems": problems, "summary": found})
@@ -111,7 +94,7 @@ def _shown(found: dict[str, Any]) -> dict[str, object]:
     rows: dict[str, object] = {"images": f"{', '.join(splits)}; {found['kind']}"}
     if len(found["sizes"]) > 1:
         rows["sizes"] = _listed([f"{size} ({n})" for size, n in found["sizes"].items()])
-    rows["task"] = found["task"]
+    rows["task"] = found["task"] or "unknown: the labels cannot be used"
     if found["classes"]:
         each = [f"{name} ({sum(n.values())})" for name, n in found["classes"].items()]
         rows["classes"] = f"{len(each)}: {_listed(each)}"
@@ -144,4 +127,8 @@ def _count(problems: int) -> str:
     return f"{problems} problem{'s' if problems > 1 else ''}"
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"list": list_, "fetch": fetch, "check": check}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "list": list_,
+    "fetch": fetch,
+    "check": with_flags(check, leave_out=set(RunConfig.model_fields) - _FLAGS),
+}

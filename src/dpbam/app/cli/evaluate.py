@@ -204,7 +204,7 @@ def _load(
     channels, height, width = model.image_shape
     return load(
         str(data), split=split, root=root, image_size=(height, width), channels=channels, unit=unit,
-        task=model.task.name, label_columns=columns or (),
+        task=model.task.name, label_columns=columns or (), dicom_window=model.dicom_window,
     )  # fmt: skip
 
 

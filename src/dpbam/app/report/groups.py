@@ -17,7 +17,8 @@ PALETTE_SIZE = 8
 #: Settings that are not the method's: runs that differ in nothing else are one group.
 NOT_COMPARED = frozenset((
     "seed", "noise_seed", "device", "engine", "physical_batch_size", "num_workers",
-    "checkpoint_every", "eval_every", "data_root", "budget", "measure_bias", "tensorboard",
+    "checkpoint_every", "eval_every", "data_root", "feature_cache", "budget", "measure_bias",
+    "tensorboard",
 ))  # fmt: skip
 
 

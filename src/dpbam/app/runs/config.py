@@ -31,6 +31,7 @@ from dpbam.app.runs.settings import (
     Probability,
     Range,
     Weights,
+    Window,
     sentence,
     setting,
 )
@@ -68,6 +69,10 @@ class RunConfig(BaseModel):
     data_root: Path | None = _data("Where downloads live (or set DPBAM_DATA).")
     image_size: ImageSize | None = _data("Resize a folder's images: 64, or 64x48 (height x width).")
     channels: Literal[1, 3] | None = _data("Convert a folder's images to grey or RGB.")
+    dicom_window: Window | None = _data(
+        "CENTER:WIDTH, such as 40:400: show every DICOM file by this window.",
+        unset="each by its own",
+    )
 
     task: Literal["single-label", "multi-label", "regression", "segmentation"] | None = _data(
         "What is predicted.", unset="from the labels"
@@ -168,6 +173,12 @@ class RunConfig(BaseModel):
         "What is trained. Low-rank updates (lora) and norm layers come with the head, the last "
         "layer.",
         unset="all; of a public encoder, head",
+    )
+
+    feature_cache: Path | None = _model(
+        "A folder in which several runs share the features of a frozen encoder, in its "
+        "non-private/.",
+        unset="the run's own folder",
     )
 
     batch_size: Count = _training("Expected units per step.", 512)
@@ -309,6 +320,11 @@ class RunConfig(BaseModel):
             raise ArgumentError("the model option lora_rank needs train lora")
         if self.encoder and self.init is not None:
             raise ArgumentError(f"{self.model} comes with its public weights: leave init out")
+        if self.feature_cache is not None and not self.frozen_encoder:
+            raise ArgumentError(
+                "feature_cache keeps the features of a frozen encoder, and there is none: leave it "
+                "out, or choose model hf:NAME_OR_FOLDER and train head"
+            )
         if self.frozen_encoder and self.augment_multiplicity:
             raise ArgumentError(
                 "the features of a frozen encoder are computed once per record, so there are no "

@@ -4,8 +4,9 @@
 field                                         may change on resume
 ============================================  ==================================================
 num_workers, eval_every, checkpoint_every,    yes
-data_root, tensorboard, measure_bias,
-operator, curator, purpose, unit_reason
+data_root, feature_cache, tensorboard,
+measure_bias, operator, curator, purpose,
+unit_reason
 epochs                                        with constant schedules and without swa, whose
                                               shape depends on it; within the configured epsilon
 device, engine, physical_batch_size, and      unseeded only: they change the last bits, and a
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from dpbam.app.runs.preparation import Prepared
 
 _FREE = {
-    "num_workers", "eval_every", "checkpoint_every", "data_root", "tensorboard", "measure_bias",
-    "operator", "curator", "purpose", "unit_reason",
+    "num_workers", "eval_every", "checkpoint_every", "data_root", "feature_cache", "tensorboard",
+    "measure_bias", "operator", "curator", "purpose", "unit_reason",
 }  # fmt: skip
 _FREE_UNSEEDED = {"device", "engine", "physical_batch_size"}
 

@@ -3,14 +3,18 @@
 A record's features are a function of that record alone and of public constants: the encoder runs
 in eval on one row at a time (by vmap), with the resizing and normalisation of its own files. So the
 head's private training on features is private training on the records. They are computed without
-noise: their files are in ``non-private/``, named by a digest of the data and of the weights.
+noise: their files are in ``non-private/``.
+
+A file is named by a digest of all that its values depend on: every pixel of every record, the
+encoder's tensors and architecture, its preprocessing, the version of torch and the kind of device.
+So a changed record never meets stale features, and runs may share a folder (``feature_cache``): a
+file appears there complete, or not at all.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dpbam.app.runs.facts import weights_digest
 from dpbam.data import DataSet, Images, to_float
+from dpbam.data.fetch import atomic
 from dpbam.engines.isolation import over_rows
 from dpbam.nn.encoders import PublicEncoder
 from dpbam.params import device_of, evaluating
@@ -61,16 +67,20 @@ class FeatureImages(Images):
             return self._computed(np.empty(self.shape, np.float32))
         path = self._cache / f"features-{self._key()}.npy"
         if not _holds(path, self.shape):
-            temporary = path.with_suffix(".tmp")
-            self._cache.mkdir(parents=True, exist_ok=True)
-            rows = np.lib.format.open_memmap(temporary, "w+", np.float32, self.shape)
-            self._computed(rows).flush()
-            os.replace(temporary, path)
+            with atomic(path) as temporary:
+                rows = np.lib.format.open_memmap(temporary, "w+", np.float32, self.shape)
+                self._computed(rows).flush()
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
     def _key(self) -> str:
-        """Digest the data, the encoder's weights and the constants of its preprocessing."""
-        facts = (self._data.fingerprint(), self._model.weights, self._model.description())
+        """Digest all records, the encoder's weights and the constants of its preprocessing.
+
+        The data set's fingerprint would not do: of images that are decoded it reads some.
+        """
+        model = self._model
+        machine = (torch.__version__, device_of(model).type)
+        weights = weights_digest(model.encoder)
+        facts = (self._data.images.digest(), weights, model.description(), machine)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     def _computed(self, out: Any) -> Any:

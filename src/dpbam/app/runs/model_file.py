@@ -37,6 +37,7 @@ class RunModel:
         task: what it predicts.
         image_shape: (C, H, W) that it was trained on.
         facts: everything in ``model.json``.
+        dicom_window: (centre, width) by which it was shown DICOM files; None: each by its own.
     """
 
     module: nn.Module
@@ -44,6 +45,7 @@ class RunModel:
     image_shape: tuple[int, int, int]
     facts: dict[str, Any]
     task: Task
+    dicom_window: tuple[float, float] | None = None
 
 
 def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train: DataSet) -> None:
@@ -59,6 +61,7 @@ def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train
         "model": public_name(config.model),
         "model_options": build.model_options(config),
         "image_shape": list(train.shape),
+        "dicom_window": config.dicom_window,
         "task": train.task,
         "class_names": list(train.class_names),
         "target_range": config.target_range,
@@ -86,6 +89,7 @@ def load_run_model(
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    from dpbam.data.sources import Options
     from dpbam.training.tasks import make_task
 
     folder = RunFolder(run)
@@ -109,13 +113,17 @@ def load_run_model(
         module.load_state_dict(weights)
         name, edges = str(facts.get("task", "single-label")), facts.get("target_range")
         task = make_task(name, names, target_range=edges)
+        given = facts.get("dicom_window")
+        window = None if given is None else (float(given[0]), float(given[1]))
+        Options(dicom_window=window)  # refuses a wrong one
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
             ValueError, SafetensorError) as error:  # fmt: skip
         raise RunError(
             f"the model in {folder.path} cannot be loaded ({_first_line(error)}): restore "
             f"{folder.model.name} and {folder.weights.name}, or resume the run to write them again"
         ) from None
-    return RunModel(module.eval().to(device), names, (channels, height, width), facts, task)
+    module = module.eval().to(device)
+    return RunModel(module, names, (channels, height, width), facts, task, window)
 
 
 def _build(facts: dict[str, Any], shape: tuple[int, int, int], outputs: int) -> nn.Module:

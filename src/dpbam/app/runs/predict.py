@@ -70,7 +70,7 @@ def predict_files(
         if not path.is_file():
             kind = "a folder, not a file" if path.is_dir() else "not there"
             raise DataError(f"{path} is {kind}: give image files or .npz files")
-    for names, pixels in _chunks(paths, model.image_shape):
+    for names, pixels in _chunks(paths, model):
         for name, row in zip(names, _predictions(model, pixels), strict=True):
             yield _prediction(model, name, row, thresholds or {})
 
@@ -179,16 +179,15 @@ def _array_of(predictions: Tensor) -> NDArray[Any]:
     return np.asarray(predictions.cpu().numpy())
 
 
-def _chunks(
-    paths: Sequence[Path], shape: tuple[int, int, int]
-) -> Iterator[tuple[list[str], Pixels]]:
+def _chunks(paths: Sequence[Path], model: RunModel) -> Iterator[tuple[list[str], Pixels]]:
     """Yield names and pixels, at most some hundred images at once, in the order given."""
+    shape, window = model.image_shape, model.dicom_window
     waiting: list[Path] = []
     for path in paths:
         if path.suffix != ".npz":
             waiting.append(path)
         if waiting and (path.suffix == ".npz" or len(waiting) == _ROWS):
-            yield [str(p) for p in waiting], read_images(waiting, shape)
+            yield [str(p) for p in waiting], read_images(waiting, shape, window)
             waiting = []
         if path.suffix == ".npz":
             pixels = _array(path, shape)
@@ -196,7 +195,7 @@ def _chunks(
                 part = np.ascontiguousarray(pixels[start : start + _ROWS])
                 yield [f"{path}[{start + k}]" for k in range(len(part))], part
     if waiting:
-        yield [str(p) for p in waiting], read_images(waiting, shape)
+        yield [str(p) for p in waiting], read_images(waiting, shape, window)
 
 
 def _array(path: Path, shape: tuple[int, int, int]) -> Pixels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,7 +69,9 @@ class Prepared:
 
         if not (self.config.frozen_encoder and isinstance(self.model, PublicEncoder)):
             return Splits(self.train, self.test)
-        return Splits(*(on_features(x, self.model, self.cache) for x in (self.train, self.test)))
+        shared = self.config.feature_cache
+        cache = self.cache if shared is None else shared / "non-private"
+        return Splits(*(on_features(x, self.model, cache) for x in (self.train, self.test)))
 
     @property
     def public_weights(self) -> dict[str, Any] | None:
@@ -239,6 +242,8 @@ def prepare(
 
     if config.tensorboard and find_spec("tensorboard") is None:
         raise ConfigError("tensorboard is not installed: pip install 'dpbam[tensorboard]'")
+    if config.feature_cache is not None:
+        _check_cache(config.feature_cache)
     on_phase("reading the data")
     train, test = load_pair(
         config.data,
@@ -248,6 +253,7 @@ def prepare(
         unit=config.unit,
         task=config.task,
         label_columns=config.label_columns,
+        dicom_window=config.dicom_window,
     )
     unit = config.unit or train.unit
     if not config.allow_shared_units:
@@ -290,6 +296,15 @@ def counted(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: in
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
         return counted(oracle.engine, physical, oracle.method.per_unit, oracle.method.lam_at(0))
+
+
+def _check_cache(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, before a run is begun."""
+    first = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not first.is_dir() or not os.access(first, os.W_OK):
+        raise ConfigError(
+            f"feature_cache {folder} cannot be written to: name a folder, which is made if need be"
+        )
 
 
 def _refuse_shared(train: DataSet, test: DataSet, unit: str) -> None:

@@ -132,6 +132,7 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if problem["type"] == "literal_error":
         return _choice(where, value, str(problem["ctx"]["expected"]))
     said = message.removeprefix("Input should be ").removesuffix(", unable to parse string")
+    said = said.replace("a valid tuple", "a list, such as [1, 2]")
     return f"{where} must be {said.split(', unable')[0]}, got {value!r}"
 
 
@@ -176,6 +177,16 @@ def _range(text: str) -> tuple[float, float]:
         return float(low), float(high if colon else "")
     except ValueError:
         raise ArgumentError(f"--target-range must be like 0:100, got {text!r}") from None
+
+
+def _window(text: str) -> tuple[float, float]:
+    centre, colon, width = text.partition(":")
+    try:
+        return float(centre), float(width if colon else "")
+    except ValueError:
+        raise ArgumentError(
+            f"--dicom-window must be CENTER:WIDTH, such as 40:400, got {text!r}"
+        ) from None
 
 
 def _weights(texts: Sequence[str]) -> dict[str, float]:
@@ -232,5 +243,6 @@ Every = Annotated[Count, Written(str, _every)]
 ImageSize = Annotated[int | tuple[int, int], Written(str, _size)]
 Options = Annotated[dict[str, Any], Written(list[str], _options)]
 Range = Annotated[tuple[float, float], Written(str, _range)]
+Window = Annotated[tuple[float, float], Written(str, _window)]
 Weights = Annotated[dict[str, float], Written(list[str], _weights)]
 Patterns = Annotated[tuple[str, ...], Written(list[str], list)]

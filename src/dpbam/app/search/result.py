@@ -184,10 +184,9 @@ def _publish(result: SearchResult, best: Path) -> None:
         return  # no trial was drawn, or it is on another machine, which publishes it
     best.mkdir()
     target = RunFolder(best)
-    for path in (source.weights, source.model, source.statistics):
-        if path.exists():
-            write_atomic(best / path.name, path.read_bytes())
-    files = [*PUBLISHABLE, *([target.statistics.name] if target.statistics.exists() else [])]
+    released = [p.name for p in (source.statistics, source.class_counts) if p.exists()]
+    for name in (source.weights.name, source.model.name, *released):
+        write_atomic(best / name, (source.path / name).read_bytes())
     stored = read_json(source.statement_json)
     evaluated = stored["evaluated_on"]
     values = {
@@ -195,7 +194,7 @@ def _publish(result: SearchResult, best: Path) -> None:
         "identity": {**stored["identity"], "date": today()},  # of the search, not of the trial
         "tuned_on": result.statement(),
         "evaluated_on": {**evaluated, "note": f"{evaluated['note']}. {_ALL_EVALUATED}"},
-        "may_be_published": files,
+        "may_be_published": [*PUBLISHABLE, *released],
         "may_be_published_if_the_test_records_are_not_sensitive": [],
         "must_not_be_published": ["../non-private/"],
     }

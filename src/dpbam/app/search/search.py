@@ -36,11 +36,11 @@ LAMBDA = Domain("lam", 0.002, 0.2, log=True)
 # fields that change neither a trial's event nor the unit that it protects: an accounted search may
 # vary these alone, so that a new field is refused until it is listed
 _SAME_COST = (
-    "image_size", "channels", "clip_norm", "clipping", "lam", "gradient", "model", "model_options",
-    "init", "freeze", "train", "physical_batch_size", "optimizer", "lr", "momentum",
-    "weight_decay", "schedule", "augment_multiplicity", "shift", "flip", "augment_probability",
-    "ema", "swa", "filter", "filter_options", "clipping_options", "clip_schedule", "correct_noise",
-    "class_weights", "focal",
+    "image_size", "channels", "dicom_window", "clip_norm", "clipping", "lam", "gradient", "model",
+    "model_options", "init", "freeze", "train", "physical_batch_size", "optimizer", "lr",
+    "momentum", "weight_decay", "schedule", "augment_multiplicity", "shift", "flip",
+    "augment_probability", "ema", "swa", "filter", "filter_options", "clipping_options",
+    "clip_schedule", "correct_noise", "class_weights", "focal",
 )  # fmt: skip
 _UNACCOUNTABLE = {
     "budget": "a budget file counts steps and knows no selections",

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 _NOT_VARIED = (
-    "data", "data_root", "method", "budget", "seed", "noise_seed", "unit", "model_options",
+    "data", "data_root", "feature_cache", "method", "budget", "seed", "noise_seed", "unit",
+    "model_options",
 )  # fmt: skip
 
 
