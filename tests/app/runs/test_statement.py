@@ -139,7 +139,9 @@ def test_other_releases_are_named_or_said_to_be_unknown(tiny):
     budget = {"file": "b.json", "epsilon": 8, "delta": 1e-5, "taken": 1.2341, "other_runs": others}
     text = to_markdown(made(tiny, budget=budget))
     assert "b.json, allows epsilon 8 at delta 1e-05" in text
-    assert "1.235 of it, at that delta, was taken by this run and 2 others: aa, bb (reserved)" in text
+    assert (
+        "1.235 of it, at that delta, was taken by this run and 2 others: aa, bb (reserved)" in text
+    )
     assert "No budget was kept" in to_markdown(made(tiny))
 
 
