@@ -191,8 +191,8 @@ class PrivateGradientOracle:
         self._history: list[tuple[Params, Params]] = []  # released gradient, and theta there
         self._sizes = BatchSizes(plan)
         check_parts(plan, self.method, self.clipping, statistics, filtered=filter is not None)
-        kinds = (type(part).__qualname__ for part in (self.noise, self.clipping))
-        check_made(self.ranks, repr((plan, *kinds)))
+        check_made(self.ranks, plan, noise=self.noise, clipping=self.clipping, method=self.method,
+                   filter=self.filter)  # fmt: skip
         self._names = list(trainable(self.model))
         self._computation = Computation(
             compute or Compute(), model, loss, self.clipping.groups(self._names),
