@@ -250,12 +250,12 @@ def check_made(ranks: Ranks, plan: PrivacyPlan, **parts: object) -> None:
     Guarantee: every slice of the gradient has the noise that rank 0 charges.
 
     Assumptions: a class of the user's own has the same code on every rank, and its options are
-    attributes of plain values or tensors (:func:`described`).
+    attributes of plain values or tensors (``_described``).
 
     Proof: plan, noise, clipping, method and filter of each rank are compared with those of rank 0,
     with their options, at construction.
     """
-    own = {"plan": repr(plan), **{kind: described(part) for kind, part in parts.items()}}
+    own = {"plan": repr(plan), **{kind: _described(part) for kind, part in parts.items()}}
     leaders, *others = ranks.collected(own)
     for rank, other in enumerate(others, 1):
         for kind in own:
@@ -266,7 +266,7 @@ def check_made(ranks: Ranks, plan: PrivacyPlan, **parts: object) -> None:
                 )
 
 
-def described(part: object) -> str:
+def _described(part: object) -> str:
     """Name the class of a part of an oracle, and its attributes, for a comparison between ranks.
 
     Objects among the attributes count by their class, so that randomness, which ranks must not
@@ -274,7 +274,7 @@ def described(part: object) -> str:
 
     Example:
         >>> from dpbam.privacy.clipping import FlatClipping
-        >>> described(FlatClipping(0.5))
+        >>> _described(FlatClipping(0.5))
         "dpbam.privacy.clipping.FlatClipping({'clip_norm': '0.5'})"
     """
     options = {name: _plain(value) for name, value in sorted(getattr(part, "__dict__", {}).items())}
@@ -291,7 +291,7 @@ def _plain(value: object) -> object:
     if isinstance(value, Tensor):
         return digest({"": value})
     if isinstance(value, Method):  # inside another
-        return described(value)
+        return _described(value)
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 

@@ -392,5 +392,5 @@ def test_other_options_of_the_same_part_on_one_rank_are_refused_on_all():
 
 def test_options_that_are_not_compared_would_pass(monkeypatch):
     """Negative control: parts compared by the names of their classes alone."""
-    monkeypatch.setattr(checks, "described", lambda part: type(part).__qualname__)
+    monkeypatch.setattr(checks, "_described", lambda part: type(part).__qualname__)
     assert refused_kinds(other_options()) == [[""] * 6] * 2

@@ -92,6 +92,10 @@ class QuantileClipping(AdaptiveClipping):
         b = 1/2 + (sum_i (b_i - 1/2) + N(0, sigma_b^2)) / l,
         sigma_b = sigma sqrt(1 + rho^2) / (2 rho)
 
+    Compared with the authors' implementation in TensorFlow Privacy and Federated: the same update
+    with the same rate and quantile, and the same split of sigma. They choose sigma_b = l / 20,
+    which is rho near 10 sigma / l; here rho is the option.
+
     Args:
         clip_norm: S, the sensitivity at the first step; C = S / sqrt(1 + rho^2).
         quantile: the share of units that should not be clipped.
