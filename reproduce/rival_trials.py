@@ -43,9 +43,7 @@ OWN: dict[str, list[dict[str, Any]]] = {
         {"clipping_options": {"beta": 0.5, **_BARS, "rate": 0.2}},
     ],
     "exponential": [{"filter_options": {"beta": b}} for b in (0.8, 0.95, 0.98)],
-    "doppler": [
-        {"filter_options": {"b": [(1 + a) / 2] * 2, "a": [a]}} for a in (-0.8, -0.5, -0.96)
-    ],
+    "doppler": [{"filter_options": {"b": [b, b], "a": [2 * b - 1]}} for b in (0.1, 0.25, 0.02)],
     "disk": [{"method_options": {"kappa": k}} for k in (0.5, 0.9, 0.3)],
     "adam-bc": [{"clip_norm": c} for c in (0.5, 2.0, 4.0)],
 }
