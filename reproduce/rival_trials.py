@@ -76,7 +76,8 @@ def combined(trials: Mapping[str, Sequence[Trial]], accuracies: Mapping[str, Seq
     at = {name: best(accuracies[name]) for name in OWN}
     rivals = sorted(set(OWN) - {"dp-sgd", "dp-sat", "bam"},
                     key=lambda n: -accuracies[n][at[n]])[:2]  # fmt: skip
-    lam, made = trials["bam"][at["bam"]]["lam"], {}
+    lam = trials["bam"][at["bam"]]["lam"]
+    made: dict[str, list[dict[str, Any]]] = {}
     for rival in rivals:
         its = {**trials[rival][at[rival]], "lam": lam}
         if its["method"] == "disk":

@@ -156,7 +156,8 @@ def _mean_over(
 
 def _trials(trials: Study) -> TextTable:
     """One row per contender: the accuracies of its trials, and the settings of the best."""
-    arms, rows = trials.arms(), []
+    arms = trials.arms()
+    rows = []
     for name, arm in best_trials(trials).items():
         own = [other for other in arms if other.rpartition("-")[0] == name]
         tried = ", ".join(points(mean_of(arms[other])) for other in own)
@@ -168,7 +169,8 @@ def _trials(trials: Study) -> TextTable:
 
 def at_the_edge(trials: Study) -> list[str]:
     """Return the contenders whose best learning rate is the smallest or largest of those tried."""
-    found, (tried, _) = [], by_contender(trials)
+    tried, _ = by_contender(trials)
+    found = []
     for name, arm in best_trials(trials).items():
         its = trials.recipe.arms[arm]
         step = [

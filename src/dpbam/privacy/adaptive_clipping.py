@@ -198,7 +198,8 @@ class SlackClipping(AdaptiveClipping):
         kept = (factors * norms).norm(dim=0) / self.bound  # [U], 0 .. 1
         x = ((1 - kept) * self.coordinates / _GRID).floor() * _GRID
         bars = torch.arange(self.coordinates, device=norms.device)[:, None]
-        return self._bar * (x - bars).clamp(min=0.0, max=1.0)
+        filled: Tensor = (x - bars).clamp(min=0.0, max=1.0)
+        return filled * self._bar
 
     def update(self, released: Tensor) -> None:
         self.below = tuple((released / self._bar).tolist())
