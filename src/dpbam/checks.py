@@ -32,13 +32,14 @@ import torch
 from torch import Tensor
 
 from dpbam.errors import ArgumentError, DPBAMError
+from dpbam.methods import Method
+from dpbam.params import digest
 from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
 
 if TYPE_CHECKING:
     from dpbam.distributed import Ranks
-    from dpbam.methods import Method
     from dpbam.observers import JointRelease
 
 LEAST_TAIL = 1e-20
@@ -244,22 +245,55 @@ def check_alike(ranks: Ranks, observers: int, releases: int) -> None:
         )
 
 
-def check_made(ranks: Ranks, made: str) -> None:
-    """Refuse an oracle that was made of other parts on some rank.
+def check_made(ranks: Ranks, plan: PrivacyPlan, **parts: object) -> None:
+    """Refuse an oracle that was made of other parts, or with other options, on some rank.
 
     Guarantee: every slice of the gradient has the noise that rank 0 charges.
 
-    Assumptions: parts of the user's own are told apart by the names of their classes.
+    Assumptions: a class of the user's own has the same code on every rank, and its options are
+    attributes of plain values or tensors (``_described``).
 
-    Proof: each rank's plan, noise and clipping are compared with those of rank 0, at construction.
+    Proof: plan, noise, clipping, method and filter of each rank are compared with those of rank 0,
+    with their options, at construction.
     """
-    leaders, *others = ranks.collected(made)
+    own = {"plan": repr(plan), **{kind: _described(part) for kind, part in parts.items()}}
+    leaders, *others = ranks.collected(own)
     for rank, other in enumerate(others, 1):
-        if other != leaders:
-            raise ArgumentError(
-                f"rank {rank} has another plan, noise or clipping than rank 0, which charges the "
-                "steps: make the oracle with the same ones on every rank"
-            )
+        for kind in own:
+            if other[kind] != leaders[kind]:
+                raise ArgumentError(
+                    f"rank {rank} has another {kind} than rank 0, which charges the steps: make "
+                    "the oracle with the same one, and the same options, on every rank"
+                )
+
+
+def _described(part: object) -> str:
+    """Name the class of a part of an oracle, and its attributes, for a comparison between ranks.
+
+    Objects among the attributes count by their class, so that randomness, which ranks must not
+    share, is not compared.
+
+    Example:
+        >>> from dpbam.privacy.clipping import FlatClipping
+        >>> _described(FlatClipping(0.5))
+        "dpbam.privacy.clipping.FlatClipping({'clip_norm': '0.5'})"
+    """
+    options = {name: _plain(value) for name, value in sorted(getattr(part, "__dict__", {}).items())}
+    return f"{type(part).__module__}.{type(part).__qualname__}({options})"
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return repr(value)
+    if isinstance(value, dict):
+        return {repr(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, Tensor):
+        return digest({"": value})
+    if isinstance(value, Method):  # inside another
+        return _described(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def check_factors(

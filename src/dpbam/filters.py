@@ -57,7 +57,11 @@ class LowPass(Filter):
 
         m_t = sum_(k >= 0) b_k g_(t-k) - sum_(k >= 1) a_k m_(t-k),   output m_t / c_t,
 
-    c_t the same filter's output for g = 1, so that the first outputs are not too small.
+    c_t the same filter's output for g = 1, so that the first outputs are not too small. Compared
+    with a third party's summary of the algorithm (arXiv:2408.13460), not with the authors' text:
+    there c_t has all b_k from the first step on, so that with several b_k the first outputs are
+    smaller; the difference decays as the filter's memory does. The default coefficients are those
+    of a first-order filter; the paper's were not found.
 
     Args:
         b: b_0, b_1, ..., the weights of gradients.

@@ -155,8 +155,9 @@ class DPSGD(Method):
 class DPSAT(Method):
     """DP-SAT: ascend once for the whole batch along the previous private gradient, then DP-SGD.
 
-    The ascent direction was released with noise at the step before, so it costs no privacy. The
-    first step has none and does not ascend.
+    After Park et al. 2023; compared with their code (JinseongP/DPSAT, ``DPSAT``): the same. The
+    ascent direction was released with noise at the step before, so it costs no privacy. The first
+    step has none and does not ascend.
 
     Example:
         >>> import torch

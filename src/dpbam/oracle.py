@@ -192,8 +192,8 @@ class PrivateGradientOracle:
         self._history: list[tuple[Params, Params]] = []  # released gradient, and theta there
         self._sizes = BatchSizes(plan)
         check_parts(plan, self.method, self.clipping, statistics, filtered=filter is not None)
-        kinds = (type(part).__qualname__ for part in (self.noise, self.clipping))
-        check_made(self.ranks, repr((plan, *kinds)))
+        check_made(self.ranks, plan, noise=self.noise, clipping=self.clipping, method=self.method,
+                   filter=self.filter)  # fmt: skip
         self._names = list(trainable(self.model))
         groups = self.clipping.groups(self._names)
         check_groups(groups, self._names)

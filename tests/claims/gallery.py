@@ -22,6 +22,7 @@ import test_bits_claims as bits_claims
 import test_gradient_claims as gradient_claims
 import test_handover_claims as handover_claims
 import test_noise_claims as noise_claims
+import test_post_processing as post_processing
 import test_rank_claims as rank_claims
 import test_rounding_claims as rounding_claims
 import test_scale_claims as scale_claims
@@ -325,6 +326,7 @@ CLAIMS = {
     "noise, closely": scale_claims.MISTAKES,
     "random bits": bits_claims.MISTAKES,
     "schedules": schedule_claims.MISTAKES,
+    "post-processing": post_processing.MISTAKES,
     "rounding": rounding_claims.MISTAKES,
     "ranks": rank_claims.MISTAKES,
     "sampling and accounting": accounting_claims.MISTAKES,

@@ -65,6 +65,11 @@ PROMISES = (
     Promise("where sigma, C or the noise change over a training, each step is charged as noised",
             ("check_each_step_is_charged_as_noised", "check_an_adaptive_clip_is_charged_as_noised",
              "check_a_noise_of_the_users_own_is_charged_as_it_states")),
+    Promise("filters, history and the corrected optimiser see what was released and charged, and "
+            "public facts",
+            ("check_parts_see_what_was_released", "check_a_filter_sees_what_was_released",
+             "check_every_filter_is_a_function_of_what_was_released",
+             "check_the_corrected_variance_is_that_of_the_noise")),
     Promise("batches, steps and clipping factors are the plan's, or refused before a charge",
             ("check_a_shuffled_loader_is_refused", "check_an_impossible_batch_is_refused",
              "check_records_of_one_owner_count_as_one", "check_a_full_batch_is_full",

@@ -14,7 +14,13 @@ from dpbam.checks import PlanViolationError
 from dpbam.engines import functional
 from dpbam.methods import DiSK
 from dpbam.privacy.adaptive_clipping import QuantileClipping, SlackClipping
-from dpbam.privacy.clipping import NormalisedClipping, PSACClipping
+from dpbam.privacy.clipping import (
+    AutomaticClipping,
+    NormalisedClipping,
+    PerLayerClipping,
+    PSACClipping,
+    bounded,
+)
 from planting import Mistake, catches
 from support import (
     CLIPPINGS,
@@ -149,7 +155,7 @@ def clips_what_it_does_not_sum(original):
         total = params.zeros(params.trainable(self.model))
         for physical in self._computation.physical(batch):
             plain = self.engine.directions(physical, DPSGD(), 0.0).norms()
-            perturbed = self.engine.directions(physical, self.method, lam)
+            perturbed = self.engine.directions(physical, self._present.per_unit, lam)
             for name, part in perturbed.weighted_sum(self.clipping.factors(plain)).items():
                 total[name] += part
         return total
@@ -211,6 +217,24 @@ MISTAKES = {
         LogicalBatch,
         "of",
         every_record_a_unit,
+    ),
+    "automatic clipping without gamma, and C too large": Mistake(
+        parts_of("automatic"),
+        AutomaticClipping,
+        "scales",
+        lambda original: lambda s, n: 2 * s.clip_norm / n.clamp(min=s.gamma),
+    ),
+    "each layer clipped to C": Mistake(
+        parts_of("per-layer"),
+        PerLayerClipping,
+        "scales",
+        lambda original: lambda s, n: bounded(n, s.clip_norm),
+    ),
+    "DiSK's two gradients summed, the first one clipped": Mistake(
+        check_of("disk, two gradients", 1, [[0.5, 0.1, -0.3]], USUAL[:1], USUAL[1:]),
+        PrivateGradientOracle,
+        "_clipped_sum",
+        clips_what_it_does_not_sum,
     ),
     "a norm without the regulariser, and C too large": Mistake(
         parts_of("psac"), PSACClipping, "scales", lambda original: lambda s, n: 2 * original(s, n)

@@ -8,7 +8,7 @@ import pytest
 
 from distributed.driver import ASKED, INTERRUPTED, KILLED, applied, attempt
 from end_to_end.kill_driver import SEEDED, STEPS
-from end_to_end.test_kill_resume import UNSEEDED, entries, outcome
+from end_to_end.test_kill_resume import STATEFUL, UNSEEDED, entries, outcome
 
 ENDED = 2  # a rank that was left behind: one sentence, or silence
 
@@ -48,6 +48,17 @@ def test_who_is_gone_is_said_once_and_the_seeded_run_goes_on(undisturbed, tmp_pa
     assert "--resume" in lines[0]
     assert attempt(SEEDED, out, 2, restarts=done).codes == [0, 0]
     assert outcome(out) == undisturbed[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", STATEFUL, ids=str)
+def test_the_state_of_filters_and_clippings_survives_the_kill_of_a_rank(tmp_path, parts):
+    config, out = {**SEEDED, **parts}, tmp_path / "run"
+    assert attempt(config, tmp_path / "whole", 2).codes == [0, 0]
+    done = attempt(config, out, 2, victim=1, point="after the slices are gathered", number=4)
+    assert sorted(done.codes) == [KILLED, ENDED]
+    assert attempt(config, out, 2, restarts=done).codes == [0, 0]
+    assert outcome(out) == outcome(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any
@@ -13,12 +14,16 @@ import torch
 from torch import nn
 
 from checks import LEVEL, RARE, check_poisson
-from dpbam import Compute, FlatClipping, Method, PrivacyPlan, PrivateGradientOracle
+from dpbam import BAM, Compute, FlatClipping, Method, PrivacyPlan, PrivateGradientOracle, checks
 from dpbam.bias import BiasLens
 from dpbam.checks import PlanViolationError
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks, watch
 from dpbam.distributed.process import ProcessRanks
-from dpbam.methods import SAM, SGD
+from dpbam.filters import Exponential, Filter, LowPass
+from dpbam.methods import SAM, SGD, DiSK
+from dpbam.privacy.adaptive_clipping import QuantileClipping
+from dpbam.privacy.noise import GaussianNoise
+from dpbam.privacy.randomness import Randomness
 from dpbam.privacy.sampling import UnitShare
 from support import (
     CLIPPINGS,
@@ -72,19 +77,34 @@ def few_cases() -> dict[str, tuple[Method, PrivacyPlan, int]]:
     return found | {name: every[name] for name in ("mostly empty shares", "sam")}
 
 
+def part_cases() -> dict[str, tuple[Any, ...]]:
+    """Clippings with extra coordinates, filters, and a method with a history."""
+    sgd, flat = METHODS["dp-sgd"](0.0), case_plan("flat", False)
+    return {
+        "quantile": case("bam", "quantile", False, 1),
+        "slaclip, patients": case("dp-sat", "slaclip", True, 2),
+        "doppler": (sgd, flat, 1, LowPass),
+        "exponential, slaclip": (sgd, case_plan("slaclip", False), 1, Exponential),
+        "disk": (DiSK(inner=METHODS["bam"](0.3)), flat, 1),
+    }
+
+
 def every_case() -> dict[str, tuple[Method, PrivacyPlan, int]]:
     """Those above, and every method with every clipping, unit and K = 1, 2."""
     every = product(METHODS, CLIPPINGS, (False, True), (1, 2))
     return cases() | {str(choice): case(*choice) for choice in every}
 
 
-def trained(ranks: Ranks, method: Method, plan: PrivacyPlan, views: int) -> np.ndarray:
+def trained(
+    ranks: Ranks, method: Method, plan: PrivacyPlan, views: int,
+    make_filter: Callable[[], Filter] | None = None,
+) -> np.ndarray:  # fmt: skip
     """The parameters after 15 steps of SGD, float64, sigma = 0."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 3)).double()
     oracle = PrivateGradientOracle(
         model, cross_entropy, plan, method, compute=Compute(physical_batch_size=24), augment=jitter,
-        multiplicity=views, seed=3, ranks=ranks,
+        multiplicity=views, seed=3, ranks=ranks, filter=make_filter and make_filter(),
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     units = None if plan.unit == "record" else OWNERS
@@ -104,6 +124,8 @@ def on_processes(world: int, of: Callable[[], dict[str, Any]]) -> list[dict[str,
     ("world", "of"),
     [
         (2, few_cases),
+        (2, part_cases),
+        pytest.param(4, part_cases, marks=pytest.mark.slow),
         pytest.param(4, few_cases, marks=pytest.mark.slow),
         pytest.param(2, cases, marks=pytest.mark.slow),
         pytest.param(4, cases, marks=pytest.mark.slow),
@@ -126,7 +148,7 @@ def test_a_group_of_one_is_a_process_alone(name):
     assert np.array_equal(trained(Ranks(), *few_cases()[name]), on_processes(1, few_cases)[0][name])
 
 
-@pytest.mark.parametrize("of", [few_cases, pytest.param(cases, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of", [few_cases, part_cases, pytest.param(cases, marks=pytest.mark.slow)])
 def test_the_trainings_go_somewhere(of):
     """What the tests above compare: every case its own, and none where it began."""
     found = list(on_processes(1, of)[0].values())
@@ -300,22 +322,75 @@ def test_an_observer_on_one_rank_alone_is_refused_on_all():
     assert first == second
 
 
-def test_another_plan_noise_or_clipping_on_one_rank_is_refused_on_all():
-    """A smaller sigma there would noise a part of the gradient less than the leader charges."""
-    weak, same = private_plan(noise_multiplier=0.1), private_plan()
+class Louder(GaussianNoise):
+    """Noise of the user's own, with an option."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__(Randomness(3))
+        self.factor = factor
+
+
+@dataclass(frozen=True)
+class Soft(FlatClipping):
+    """A clipping of the user's own, with an option."""
+
+    power: float
+
+    def scales(self, norms: torch.Tensor) -> torch.Tensor:
+        return (1 + (norms / self.clip_norm) ** self.power) ** (-1 / self.power)
+
+
+def refused_kinds(differing: list[tuple[PrivacyPlan, dict[str, Any], dict[str, Any]]]) -> list[Any]:
+    """On two ranks: what is refused of a plan with other options on rank 1 than on rank 0."""
 
     def made(ranks: Ranks) -> list[str]:
         said = []
-        other = [(weak, {}), (same, {"noise": "secure"}), (same, {"clipping": Lenient(1.0)})]
-        for plan, options in [*other, (same, {})]:
-            chosen = (same, {}) if ranks.leads else (plan, options)
+        for plan, leaders, others in differing:
+            options = {"plan": plan, **(leaders if ranks.leads else others)}
             try:
-                PrivateGradientOracle(nn.Linear(4, 3), cross_entropy, chosen[0], ranks=ranks,
-                                      **chosen[1])  # fmt: skip
+                PrivateGradientOracle(nn.Linear(4, 3), cross_entropy, ranks=ranks, **options)
                 said.append("")
             except ValueError as error:
-                said.append(str(error).partition(",")[0])
+                said.append(str(error).partition(" than rank 0")[0])
         return said
 
-    refused = "rank 1 has another plan"
-    assert together(2, made) == [[refused, refused, refused, ""]] * 2
+    return together(2, made)
+
+
+def test_another_plan_noise_or_clipping_on_one_rank_is_refused_on_all():
+    """A smaller sigma there would noise a part of the gradient less than the leader charges."""
+    weak, same = private_plan(noise_multiplier=0.1), private_plan()
+    found = refused_kinds([
+        (same, {}, {"plan": weak}),
+        (same, {}, {"noise": "secure"}),
+        (same, {}, {"clipping": Lenient(1.0)}),
+        (same, {}, {}),
+    ])  # fmt: skip
+    refused = [f"rank 1 has another {kind}" for kind in ("plan", "noise", "clipping")]
+    assert found == [[*refused, ""]] * 2
+
+
+def other_options() -> list[tuple[PrivacyPlan, dict[str, Any], dict[str, Any]]]:
+    """Parts of one class with other options on rank 1; last, with the same ones."""
+    same, tracked = private_plan(), private_plan(clipping="quantile")
+    return [
+        (same, {"noise": Louder(2.0)}, {"noise": Louder(1.0)}),
+        (same, {"clipping": Soft(1.0, 2.0)}, {"clipping": Soft(1.0, 4.0)}),
+        (tracked, {"clipping": QuantileClipping(1.0, share=0.1)},
+         {"clipping": QuantileClipping(1.0, share=0.2)}),
+        (same, {"method": DiSK(inner=BAM(0.1))}, {"method": DiSK(inner=BAM(0.2))}),
+        (same, {"filter": LowPass()}, {"filter": LowPass(b=(0.5, 0.5), a=())}),
+        (same, {"noise": Louder(2.0), "filter": LowPass()},
+         {"noise": Louder(2.0), "filter": LowPass()}),
+    ]  # fmt: skip
+
+
+def test_other_options_of_the_same_part_on_one_rank_are_refused_on_all():
+    kinds = ("noise", "clipping", "clipping", "method", "filter")
+    assert refused_kinds(other_options()) == [[*(f"rank 1 has another {k}" for k in kinds), ""]] * 2
+
+
+def test_options_that_are_not_compared_would_pass(monkeypatch):
+    """Negative control: parts compared by the names of their classes alone."""
+    monkeypatch.setattr(checks, "_described", lambda part: type(part).__qualname__)
+    assert refused_kinds(other_options()) == [[""] * 6] * 2

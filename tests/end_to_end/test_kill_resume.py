@@ -12,6 +12,10 @@ from end_to_end.kill_driver import SEEDED, STEPS, run
 
 KILLED = -9
 UNSEEDED = {k: v for k, v in SEEDED.items() if k != "seed"}
+STATEFUL = [
+    {"filter": "doppler", "clipping": "slaclip"},
+    {"method": "disk", "clipping": "quantile"},
+]
 POINTS = [
     ("before the ledger write", 4),
     ("in the middle of the ledger write", 4),
@@ -80,6 +84,17 @@ def test_a_seeded_run_ends_as_if_it_had_not_been_killed(undisturbed, tmp_path, p
     assert run(SEEDED, out, point=point, number=number) == KILLED
     assert run(SEEDED, out) == 0
     assert outcome(out) == undisturbed[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["after the ledger write", "after the optimiser's step"])
+@pytest.mark.parametrize("parts", STATEFUL, ids=str)
+def test_the_state_of_filters_and_clippings_survives_a_kill(tmp_path, parts, point):
+    config, out = {**SEEDED, **parts}, tmp_path / "run"
+    assert run(config, tmp_path / "whole") == 0
+    assert run(config, out, point=point, number=5) == KILLED
+    assert run(config, out) == 0
+    assert outcome(out) == outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.slow)])

@@ -9,8 +9,8 @@ clipping        extra coordinates of unit i               price
 ==============  ========================================  ====================================
 ``quantile``    2 rho C (1[|d_i| <= C] - 1/2)             C = S / sqrt(1 + rho^2): the noise
                                                           relative to C grows by sqrt(1 + rho^2)
-``slaclip``     sqrt(C^2 - |clipped d_i|^2), in the bin   none: C = S, what clipping left unused
-                of |d_i| among K
+``slaclip``     the slack C - |clipped d_i| as a bar      none: C = S, what clipping left unused
+                over K coordinates
 ==============  ========================================  ====================================
 """
 
@@ -35,7 +35,7 @@ from dpbam.privacy.clipping import (
     check_norm,
 )
 
-_GRID = 2.0**-12  # slacks are multiples of this share of C
+_GRID = 2.0**-12  # slacks are multiples of this share of a bar
 _RANGE = 1e6  # the norm stays within this factor of the first
 
 
@@ -92,6 +92,10 @@ class QuantileClipping(AdaptiveClipping):
         b = 1/2 + (sum_i (b_i - 1/2) + N(0, sigma_b^2)) / l,
         sigma_b = sigma sqrt(1 + rho^2) / (2 rho)
 
+    Compared with the authors' implementation in TensorFlow Privacy and Federated: the same update
+    with the same rate and quantile, and the same split of sigma. They choose sigma_b = l / 20,
+    which is rho near 10 sigma / l; here rho is the option.
+
     Args:
         clip_norm: S, the sensitivity at the first step; C = S / sqrt(1 + rho^2).
         quantile: the share of units that should not be clipped.
@@ -138,55 +142,69 @@ class QuantileClipping(AdaptiveClipping):
 
 
 class SlackClipping(AdaptiveClipping):
-    """Adapt C to the slack, the norm that clipping leaves unused (SlaClip, Zou et al. 2026).
+    """Adapt C to the slack that clipping leaves below it (SlaClip, Zou et al., ICML 2026).
 
-    s_i = sqrt(C^2 - |clipped d_i|^2), rounded down, is released in the bin of |clipped d_i| / C
-    among K. Direction and slack together have norm C at most, the sensitivity of flat clipping. The
-    mean slack over C is 0 if every unit is clipped, and 1 if all gradients are zero.
+    With x_i = K (1 - |clipped d_i| / C), rounded down, unit i fills the K extra coordinates as a
+    bar, e_ik = C / sqrt(K) min(max(x_i - k, 0), 1). Their released mean over C / sqrt(K), I_k, is
+    the share of units with norms below C (1 - k / K), averaged over the bin from k to k + 1: the
+    first is the share that is not clipped, the last that of norms near 0. Then
+
+        C_t+1 = C_t exp(rate (wanted - I_0)),   wanted = 1 - beta (1 - min(max(I_(K-1) / C, 0), 1)).
+
+    Compared with the authors' code for Opacus (their equations 6 to 11 and 28 to 30, eta = 0.5,
+    beta = 1/2), not with the text of the paper. Here C stays within a factor of 10^6 of the first,
+    theirs within 0.1 and 50, and I_0 counts as 0 or 1 where noise puts it outside.
 
     Guarantee: charged at the plan's sigma: the sum with its slacks moves by at most C.
 
     Assumptions: as for AdaptiveClipping; slacks are rounded down.
 
-    Proof: |clipped d_i|^2 + s_i^2 <= C^2, and a unit has one bin.
+    Proof: with n = |clipped d_i| / C, sum_k e_ik^2 <= C^2 / K sum_k min(max(x_i - k, 0), 1) =
+    C^2 x_i / K <= C^2 (1 - n), and n^2 + 1 - n <= 1 since n <= 1.
 
     Args:
         clip_norm: C at the first step.
-        slack: the mean slack over C that is aimed at; 0.3 is near the median of the norms.
-        rate: the learning rate of log C.
-        bins: K.
+        beta: the share of units to clip, if no norms are near 0.
+        rate: the learning rate of log C, the authors' eta.
+        bins: K; the authors take (l / (5.15 sigma))^(2/3), rounded down.
 
     Attributes:
-        histogram: the latest release: the mean slack over C by bin of |clipped d_i| / C, with
-            noise of standard deviation sigma / l each; None before the first step.
+        below: the latest I_0, ..., I_(K-1), with noise of standard deviation sigma sqrt(K) / l
+            each; None before the first step.
 
     Example:
-        >>> clipping = SlackClipping(1.0, bins=2)
-        >>> norms = torch.tensor([[0.6, 0.0, 5.0]])
-        >>> clipping.extra(norms, clipping.factors(norms))  # 0.8 and 1, rounded down; none
-        tensor([[0.0000, 1.0000, 0.0000],
-                [0.7998, 0.0000, 0.0000]])
+        >>> clipping = SlackClipping(1.0, bins=4)
+        >>> norms = torch.tensor([[0.375, 0.0, 5.0]])
+        >>> clipping.extra(norms, clipping.factors(norms))  # 2.5, 4 and none of 4 bars
+        tensor([[0.5000, 0.5000, 0.0000],
+                [0.5000, 0.5000, 0.0000],
+                [0.2500, 0.5000, 0.0000],
+                [0.0000, 0.5000, 0.0000]])
     """
 
     def __init__(
-        self, clip_norm: float, slack: float = 0.3, rate: float = 0.2, bins: int = 4
+        self, clip_norm: float, beta: float = 0.5, rate: float = 0.5, bins: int = 8
     ) -> None:
         super().__init__(clip_norm, rate)
-        self.slack = _validate.probability("slack", slack)
+        self.beta = _validate.probability("beta", beta)
         self.coordinates = _validate.count("bins", bins)
-        self.histogram: tuple[float, ...] | None = None
+        self.below: tuple[float, ...] | None = None
+
+    @property
+    def _bar(self) -> float:
+        return self.bound / math.sqrt(self.coordinates)
 
     def extra(self, norms: Tensor, factors: Tensor) -> Tensor:
         kept = (factors * norms).norm(dim=0) / self.bound  # [U], 0 .. 1
-        slack = (1 - kept.square()).clamp(min=0).sqrt()
-        slack = (slack / _GRID).floor() * _GRID * self.bound
-        bin_of = (kept * self.coordinates).long().clamp(max=self.coordinates - 1)  # [U]
-        bins = torch.arange(self.coordinates, device=norms.device)
-        return torch.where(bin_of == bins[:, None], slack, 0.0)
+        x = ((1 - kept) * self.coordinates / _GRID).floor() * _GRID
+        bars = torch.arange(self.coordinates, device=norms.device)[:, None]
+        filled: Tensor = (x - bars).clamp(min=0.0, max=1.0)
+        return filled * self._bar
 
     def update(self, released: Tensor) -> None:
-        self.histogram = tuple((released / self.bound).tolist())
-        self._move(math.fsum(self.histogram), self.slack)
+        self.below = tuple((released / self._bar).tolist())
+        near_zero = min(max(self.below[-1] / self.bound, 0.0), 1.0)
+        self._move(self.below[0], 1 - self.beta * (1 - near_zero))
 
 
 #: The clippings by the names that plans and configurations use.

@@ -186,9 +186,10 @@ class FlatClipping(Clipping):
 
 @dataclass(frozen=True)
 class AutomaticClipping(Clipping):
-    """Normalise instead of clipping: C g / (|g| + gamma), after Bu et al. 2022.
+    """Normalise instead of clipping: C g / (|g| + gamma), after Bu et al. 2023 (AUTO-S).
 
     Every unit is rescaled, so the step hardly depends on C; ``gamma`` keeps small gradients small.
+    Not compared with the authors' code.
 
     A gamma below 1e-6 or below 1e-6 C is refused. In float32 it would round away: norm + gamma
     equals the norm from norms of 2^24 gamma on, so that a gradient of norm C would not come out
@@ -271,6 +272,7 @@ class NormalisedClipping(Clipping):
 
     A gradient of norm below 1e-10 has no direction in float32, and contributes nothing. The
     regularised form C g / (|g| + r) of the same paper is :class:`AutomaticClipping` with gamma = r.
+    Compared with the paper's abstract alone (arXiv:2206.13033), which has no formula.
 
     Guarantee: the sum moves by at most C.
 
@@ -301,6 +303,8 @@ class NormalisedClipping(Clipping):
 class PSACClipping(Clipping):
     """Weigh by C / (|g| + r / (|g| + r)), after DP-PSAC (Xia et al. 2023).
 
+    Compared with a third party's summary of the paper's Algorithm 1 (arXiv:2212.00328), not with
+    the paper's text; two optimisers of this name that were proposed for Opacus differ from it.
     Unlike normalising it does not raise small gradients to norm C: near 0 the factor tends to C.
 
     Guarantee: the sum moves by less than C.

@@ -25,6 +25,9 @@ class AdamBC(Optimizer):
     the denominator is sqrt(max(v_t - w_t, floor * w_t) / (1 - beta2^t)) + eps. All of it is
     computed from public facts and released gradients, so it costs nothing.
 
+    Compared with the authors' code (ubc-systopia/DP-AdamBC): there the floor gamma' is a number,
+    not a share of the noise, the variance is constant, and nothing is added to the denominator.
+
     Args:
         params: as of ``torch.optim.Adam``.
         oracle: whose gradients these are; it must have no filter, which would change Phi_t.

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from dpbam.app.runs import RunError, execute, stored_config
+from dpbam.filters import KalmanStep, LowPass
+from dpbam.privacy.adaptive_clipping import AdaptiveClipping
 from dpbam.privacy.noise import GaussianNoise
 
 
@@ -65,6 +67,47 @@ def test_what_the_accountant_was_told_cannot_change(begun, changes):
     with pytest.raises(RunError, match=f"{name} was .* when the run began and cannot become"):
         resume(out, **changes)
     assert (out / "ledger.jsonl").read_bytes() == before
+
+
+PARTS = [
+    {"filter": "doppler", "clipping": "slaclip", "clip_schedule": (2.0, 1.0)},
+    {"method": "disk", "clipping": "quantile"},
+    {"method": "disk", "method_options": {"kappa": 0.5, "gamma": 0.5}, "engine": "functional"},
+    {"filter": "exponential", "filter_options": {"beta": 0.5}},
+    {"optimizer": "adam", "correct_noise": True},
+]
+
+
+@pytest.mark.parametrize(
+    "changes", [PARTS[0], *(pytest.param(c, marks=pytest.mark.slow) for c in PARTS[1:])], ids=str
+)
+def test_a_run_that_died_ends_as_if_it_had_not_whatever_its_parts(tiny, begun, tmp_path, changes):
+    execute(tiny.replace(**changes), tmp_path / "whole")
+    out = begun(**changes)
+    resume(out)
+    assert model_of(out) == model_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("owner", "changes"),
+    [
+        (LowPass, PARTS[0]),
+        pytest.param(AdaptiveClipping, PARTS[0], marks=pytest.mark.slow),
+        pytest.param(KalmanStep, PARTS[1], marks=pytest.mark.slow),
+    ],
+)
+def test_a_part_that_forgets_its_state_is_found_out(tiny, begun, tmp_path, owner, changes):
+    """Negative control: what a checkpoint has of the part is not read."""
+    execute(tiny.replace(**changes), tmp_path / "whole")
+    out = begun(**changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, "load_state_dict", lambda self, state: None)
+        resume(out)
+    assert model_of(out) != model_of(tmp_path / "whole")
+
+
+def model_of(out):
+    return (out / "model.safetensors").read_bytes()
 
 
 def test_speed_may_change_in_an_unseeded_run(begun):

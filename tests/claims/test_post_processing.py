@@ -1,0 +1,151 @@
+"""Filters, history and the corrected optimiser: they see what was released, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dpbam.filters import FILTERS, Filter, KalmanStep
+from dpbam.methods import DiSK
+from dpbam.oracle import PrivateGradientOracle
+from dpbam.training.adam_bc import AdamBC
+from planting import Mistake, catches
+from support import cross_entropy, gradients, private_plan, samples, sized_oracle, smooth_net
+
+PARTS = {name: {"filter": make} for name, make in FILTERS.items()} | {"disk": {}}
+
+
+def watched(oracle: PrivateGradientOracle) -> tuple[list[dict], list[float]]:
+    """Collect what the noise mechanism returns, divided by l, and the deviations it was given."""
+    noised, stds, add = [], [], oracle.noise.add
+
+    def seen(sums, std, step, **options):
+        found = add(sums, std, step, **options)
+        noised.append({n: s / oracle.plan.batch_size for n, s in found.items()})
+        stds.append(std / oracle.plan.batch_size)
+        return found
+
+    oracle.noise.add = seen
+    return noised, stds
+
+
+def check_parts_see_what_was_released(name: str = "disk") -> None:
+    """What a filter and a method's history get is the noised gradient, once it is charged."""
+    made = {key: make() for key, make in PARTS[name].items()}
+    method = DiSK(kappa=0.5) if name == "disk" else None
+    model = smooth_net()
+    oracle = sized_oracle(model, cross_entropy, private_plan(), method, seed=0, **made)
+    noised, _ = watched(oracle)
+    given, apply = [], oracle.filter.apply
+
+    def applied(gradient):
+        given.append((len(oracle.ledger), {n: g.clone() for n, g in gradient.items()}))
+        return apply(gradient)
+
+    oracle.filter.apply = applied
+    for step in range(1, 4):
+        oracle.backward(*samples(9))
+        charged, gradient = given[-1]
+        assert charged == step
+        assert all(torch.allclose(gradient[n], g) for n, g in noised[-1].items())
+        for seen, released in zip(oracle._public_history().gradients[::-1], noised[::-1],
+                                  strict=False):  # fmt: skip
+            assert all(torch.allclose(seen[n], g) for n, g in released.items())
+    plain = [entry["noise_multiplier"] for entry in oracle.ledger.entries()]
+    assert plain == [oracle.plan.noise_multiplier] * 3  # a filter costs nothing, and saves nothing
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_see_what_was_released(name: str) -> None:
+    check_parts_see_what_was_released(name)
+
+
+def check_a_filter_sees_what_was_released() -> None:
+    check_parts_see_what_was_released("doppler")
+
+
+def check_every_filter_is_a_function_of_what_was_released() -> None:
+    """What reaches ``.grad`` is a function of the filter's inputs alone: replayed, it is equal."""
+    for make in (*FILTERS.values(), lambda: KalmanStep(0.4)):
+        model, given = smooth_net(), []
+        oracle = sized_oracle(model, cross_entropy, private_plan(), seed=0, filter=make())
+        apply = oracle.filter.apply
+        oracle.filter.apply = lambda g, a=apply, seen=given: (seen.append({**g}), a(g))[1]
+        for _ in range(3):
+            oracle.backward(*samples(9))
+        again: Filter = make()
+        for gradient in given:
+            expected = again.apply(gradient)
+        found = gradients(model)
+        assert all(torch.allclose(found[n], g.to(found[n].dtype)) for n, g in expected.items())
+
+
+def test_every_filter_is_a_function_of_what_was_released() -> None:
+    check_every_filter_is_a_function_of_what_was_released()
+
+
+def check_the_corrected_variance_is_that_of_the_noise() -> None:
+    """AdamBC subtracts (sigma_t C_t / l)^2, schedules and an adaptive C included."""
+    plan = private_plan(
+        clipping="slaclip", steps=4, noise_schedule=(2.0, 1.0), clip_schedule=(3.0, 1.0)
+    )
+    model = smooth_net()
+    oracle = sized_oracle(model, cross_entropy, plan, seed=0)
+    _, stds = watched(oracle)
+    optimizer, expected = AdamBC(model.parameters(), oracle, betas=(0.9, 0.5)), 0.0
+    for _ in range(4):
+        oracle.backward(*samples(9))
+        optimizer.step()
+        expected = (expected + stds[-1] ** 2) / 2
+        noise = next(iter(optimizer.state.values()))["noise_sq"]
+        assert float(noise) == pytest.approx(expected)
+    assert len(set(stds)) == 4
+
+
+def test_the_corrected_variance_is_that_of_the_noise() -> None:
+    check_the_corrected_variance_is_that_of_the_noise()
+
+
+def without_noise(original):
+    """The sum before the noise reaches the filter and the history."""
+
+    def privatised(self, clipped):
+        original(self, clipped)
+        return {n: s / self.plan.batch_size for n, s in clipped.items()}
+
+    return privatised
+
+
+def adds_something(original):
+    """A filter that adds what it was not given."""
+
+    def apply(self, gradient):
+        return {n: g + torch.randn_like(g) for n, g in original(self, gradient).items()}
+
+    return apply
+
+
+MISTAKES = {
+    "a history of gradients without noise": Mistake(
+        check_parts_see_what_was_released, PrivateGradientOracle, "_privatised", without_noise
+    ),
+    "a filter before the noise": Mistake(
+        check_a_filter_sees_what_was_released, PrivateGradientOracle, "_privatised", without_noise
+    ),
+    "a Kalman step that adds what it was not given": Mistake(
+        check_every_filter_is_a_function_of_what_was_released, KalmanStep, "apply", adds_something
+    ),
+    "a low-pass filter that adds what it was not given": Mistake(
+        check_every_filter_is_a_function_of_what_was_released, FILTERS["doppler"], "apply",
+        adds_something,
+    ),
+    "the first step's variance corrected at every step": Mistake(
+        check_the_corrected_variance_is_that_of_the_noise, PrivateGradientOracle, "noise_std",
+        lambda original: property(lambda self: self.plan.noise_multiplier / self.plan.batch_size),
+    ),
+}  # fmt: skip
+
+
+@catches(MISTAKES)
+def test_the_check_catches(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake.catch(monkeypatch)
