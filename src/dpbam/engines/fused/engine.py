@@ -86,6 +86,7 @@ class FusedEngine:
         memory_limit: int | None = None,
     ) -> None:
         self._model, self._loss, self._given = model, loss, groups
+        self._parameters: dict[str, Tensor] = {}
         self._limit = 2**28 if memory_limit is None else memory_limit
 
     def directions(
@@ -98,6 +99,7 @@ class FusedEngine:
                 models with functions that torch hides; the message names them.
             StatefulModelError: for a model that keeps state between passes.
         """
+        self._parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         penalty = method.norm_penalty(lam)
         if penalty is None and type(method) is not BAM:
             raise UnsupportedModelError(
@@ -155,10 +157,6 @@ class FusedEngine:
         self, collected: Collected, batch: PhysicalBatch, norms: list[Norm] | None = None
     ) -> FusedDirections:
         return FusedDirections(collected, self._groups, batch.units, self._parameters, norms)
-
-    @property
-    def _parameters(self) -> dict[str, Tensor]:
-        return {n: p for n, p in self._model.named_parameters() if p.requires_grad}
 
     @property
     def _groups(self) -> Mapping[str, int]:
