@@ -55,7 +55,7 @@ def convolutions(width: int, depth: int) -> nn.Module:
 
 
 def net_of(axis: str, size: int) -> Net:
-    """Return the net of one size: images of 16x16, width 16, depth 4, batch 8 but for the axis."""
+    """Return the net of one size: images of 16x16, width 32, depth 4, batch 8 but for the axis."""
     if axis == "length":
 
         def tokens(n: int) -> tuple[Tensor, Tensor]:
@@ -63,7 +63,7 @@ def net_of(axis: str, size: int) -> Net:
             return ids[:, :-1], ids[:, 1:]
 
         return Net(lambda: GPT2(width=64, depth=1), 4, tokens)
-    of = {"batch": 8, "side": 16, "width": 16, "depth": 4, axis: size}
+    of = {"batch": 8, "side": 16, "width": 32, "depth": 4, axis: size}
 
     def images(n: int) -> tuple[Tensor, Tensor]:
         return torch.randn(n, 3, of["side"], of["side"]), torch.arange(n) % 10
