@@ -6,8 +6,8 @@ is the peak of live tensors. Growth is fitted as c * size^p by least squares of 
 
     python benchmarks/scaling.py [--axes batch width] [--rounds 5] [--out FILE]
 
-Writes results/scaling.json size by size, and the table of docs/engine.md when all are there. The
-same command resumes; a size that is in the file is not measured again. No noise on either side.
+Writes results/scaling.json size by size, and in the end the table of docs/engine.md. The same
+command resumes; a size that is in the file is not measured again. No noise on either side.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def markdown(rows: list[Row]) -> str:
             found = [f"{exponent(mine, what):.2f}" for what in ("seconds", "bytes") if mine]
             last = f" ({1e3 * mine[-1]['seconds']:.0f} ms)" if mine else ""
             cells.append(", ".join(found) + last if mine else "-")
-        sizes = AXES[axis]
+        sizes = sorted({r["size"] for r in rows if r["axis"] == axis})
         lines.append(f"| {axis}, {sizes[0]} to {sizes[-1]} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -142,8 +142,7 @@ def main() -> None:
         options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
         print(f"{axis} {size}: {time.process_time():.0f} processor seconds so far", flush=True)
     print(markdown(rows))
-    if {(a, s) for a in AXES for s in AXES[a]} <= {(r["axis"], r["size"]) for r in rows}:
-        write_page(rows)
+    write_page(rows)
 
 
 if __name__ == "__main__":
