@@ -9,10 +9,11 @@ Memory is the growth of the peak of live tensors per sample, counted tensor by t
 materialise every gradient are linear in the rows: they are timed on ``FEW`` rows at most, scaled.
 Steps above ``SLOW`` plain ones run once.
 
-    python benchmarks/step.py [--nets lstm vit] [--rounds 5] [--out FILE] [--jax PYTHON]
+    python benchmarks/step.py [--nets lstm vit] [--rounds 5] [--out FILE] [--jax PYTHON] [--again]
 
-``--jax`` names a Python that has jax, for two nets. Nets may be run one by one: each replaces its
-own rows of the file.
+``--jax`` names a Python that has jax, for two nets; by default this one, if it has. The file has a
+record per net: its rows, command and commits. The same command resumes: a net that was measured at
+the present commit of ``SOURCES`` with these options is not measured again, unless by ``--again``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import time
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ ALL = [("plain", "sgd"), ("plain-ours", "sgd"), *OURS, *OPACUS]
 JAX = {"resnet9": 0.5, "resnet9-64": 1.0}  # net: width
 FEW = {"loop": 2, "functional": 256, "opacus-hooks": 256, "opacus-functorch": 256}  # most rows
 SLOW = 12
+SOURCES = ("src/dpbam", "benchmarks/nets.py", "benchmarks/steps.py")
 Key = tuple[str, str]
 Row = dict[str, Any]
 
@@ -144,23 +147,38 @@ def show(each: Row) -> None:
           flush=True)  # fmt: skip
 
 
-def save(rows: list[Row], options: argparse.Namespace) -> None:
+def record(net: str, rows: list[Row], options: argparse.Namespace) -> None:
+    """Write one net's rows, and how they were measured, in place of its former ones."""
     path = options.out
-    before = json.loads(path.read_text())["rows"] if path.exists() else []
-    done = {r["net"] for r in rows}
-    rows = [r for r in before if r["net"] not in done] + rows
+    held = json.loads(path.read_text()) if path.exists() else {}
+    kept = [r for r in held.get("rows", []) if r["net"] != net]
+    records = {**held.get("records", {}), net: {**present(options), "commit": commit()}}
     facts = {
-        "command": "python benchmarks/step.py " + " ".join(sys.argv[1:]), "commit": commit(),
         "torch": torch.__version__, "machine": platform.machine(), "threads": 1, "clock": "cpu",
-        "batch": {net: NETS[net].batch for net in dict.fromkeys(r["net"] for r in rows)},
+        "batch": {**held.get("batch", {}), net: NETS[net].batch}, "records": records,
     }  # fmt: skip
     path.parent.mkdir(exist_ok=True, parents=True)
-    path.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    plot(rows, path.with_suffix(".png"))
+    path.write_text(json.dumps({**facts, "rows": kept + rows}, indent=1) + "\n")
+    plot(kept + rows, path.with_suffix(".png"))
 
 
-def commit() -> str:
-    command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+def present(options: argparse.Namespace) -> Row:
+    """Return what the figures of a net depend on."""
+    return {
+        "source": commit(*SOURCES), "rounds": options.rounds, "engines": options.engines,
+        "memory": not options.no_memory, "jax": options.jax is not None,
+    }  # fmt: skip
+
+
+def is_recorded(net: str, options: argparse.Namespace) -> bool:
+    held = json.loads(options.out.read_text()) if options.out.exists() else {}
+    found = held.get("records", {}).get(net, {})
+    return present(options).items() <= found.items()
+
+
+def commit(*paths: str) -> str:
+    """Return the last commit that changed the paths, of the repository's root; or any."""
+    command = ["git", "-C", str(HERE.parent), "log", "-1", "--format=%h", "--", *paths]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -212,20 +230,25 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=engines, choices=engines)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-memory", action="store_true")
-    parser.add_argument("--jax", metavar="PYTHON")
+    here = sys.executable if find_spec("jax") else None
+    parser.add_argument("--jax", metavar="PYTHON", default=here)
+    parser.add_argument("--again", action="store_true", help="also nets that are recorded")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "step.json")
     parser.add_argument("--markdown", action="store_true", help="print the file's table")
     options = parser.parse_args()
     if options.markdown:
         return print(markdown(json.loads(options.out.read_text())["rows"]))
     torch.set_num_threads(1)
-    rows: list[Row] = []
     for net in options.nets:
-        rows += table(net, options)
+        if is_recorded(net, options) and not options.again:
+            print(f"  {net}: recorded at this commit; --again measures it anew")
+            continue
+        began = time.process_time()
+        rows = table(net, options)
         if options.jax and net in JAX:
-            rows += jax_rows(options.jax, net, rows[-1]["seconds"] / rows[-1]["ratio"])
-        save(rows, options)
-        print(f"  {net}: {time.process_time():.0f} processor seconds so far", flush=True)
+            rows += jax_rows(options.jax, net, rows[0]["seconds"])
+        record(net, rows, options)
+        print(f"  {net}: {time.process_time() - began:.0f} processor seconds", flush=True)
 
 
 if __name__ == "__main__":

@@ -326,6 +326,7 @@ def _explained(error: BaseException) -> BaseException:
 
 
 def _check(model: nn.Module, state: ModelState) -> None:
+    torch.clear_autocast_cache()  # it holds casts of the weights that vmap saw
     try:
         state.check()
         check_nothing_kept()

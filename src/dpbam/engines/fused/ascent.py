@@ -31,7 +31,7 @@ from dpbam.engines.fused.fold import Fold, per_unit
 from dpbam.engines.fused.gradients import Factored, Materialised, Norm
 from dpbam.engines.fused.layers.embedding import Embedding
 from dpbam.engines.fused.standardised import Centred, ScaledGradient
-from dpbam.engines.fused.uses import MatrixUse
+from dpbam.engines.fused.uses import Bias, MatrixUse
 from dpbam.engines.fused.weights import Weight
 from dpbam.engines.precision import full_precision
 from dpbam.params import Params
@@ -53,24 +53,44 @@ class Ascent:
         self._factored = {g.name for g in plain.gradients} - self._values.keys()
 
     def matrix(
-        self, use: MatrixUse, x: Tensor, shared: Callable[[], Tensor], bias: Tensor | None
+        self, use: MatrixUse, x: Tensor, shared: Callable[[], Tensor], bias: Bias, channel_axes: int
     ) -> Tensor:
-        """Return f(D + eps_u G_u, x) + bias; ``shared`` computes f(D, x) + bias. x [N, *row]."""
+        """Return f(D + eps_u G_u, x) + bias, moved too; ``shared`` computes f(D, x) + bias.
+
+        Args:
+            use: the use.
+            x: [N, *row].
+            shared: the layer at the present parameters.
+            bias: its value, and its weight if it is trained.
+            channel_axes: the number of axes of y after its channels.
+        """
         gradient, norm = self._next(use)
+        same = gradient is not None and _inner(gradient.layer) == use.layer
+        by_gram = same and not use.swap and norm is not None and norm.by_gram
         if gradient is None:
             weights = self._step_by_unit(use.weight)
-            return shared() if weights is None else self._added_layer(use, x, shared(), weights)
-        same = _inner(gradient.layer) == use.layer and not use.swap
-        if same and norm is not None and norm.by_gram:
-            return self._added(shared(), self._by_gram(use, gradient, x))
-        weights = self._materialised_step(gradient, norm)
-        if not same or isinstance(use.layer, Embedding):
-            return self._added_layer(use, x, shared(), weights)
-        with full_precision():  # one layer in place of two
-            a = use.layer.left_form(self._fold(x))
-            whole = use.layer.apply_each(weights + use.weight.tensor.detach().to(weights.dtype), a)
-            y = self._fold.undo(whole, _row_of(use, x, whole)).to(x.dtype)
-        return y if bias is None else y + bias.to(y.dtype)
+            y = shared() if weights is None else self._added_layer(use, x, shared(), weights)
+        elif by_gram:
+            y = self._added(shared(), self._by_gram(use, gradient, x))
+        elif not same or isinstance(use.layer, Embedding):
+            y = self._added_layer(use, x, shared(), self._materialised_step(gradient, norm))
+        else:
+            return self._moved_layer(use, x, self._materialised(gradient, norm), bias)
+        return y if bias.weight is None else self.shifted(y, bias.weight, channel_axes)
+
+    def _moved_layer(self, use: MatrixUse, x: Tensor, g: Tensor, bias: Bias) -> Tensor:
+        """Return f(D + eps_u G_u, x) + bias + its step: one layer whose groups are the units."""
+        with full_precision():
+            shared = use.weight.tensor.detach().to(g.dtype)
+            weights = torch.addcmul(shared, g, per_unit(self._steps, g))
+            offset = None if bias.value is None else bias.value.flatten().to(g.dtype)
+            step = None if bias.weight is None else self._step_by_unit(bias.weight)
+            if offset is not None and step is not None:
+                offset = offset + step.flatten(1)
+            form = use.layer.right_form if use.swap else use.layer.left_form
+            given = form(self._fold(x))
+            y: Tensor = Each.apply(given, use.layer, weights, offset, use.swap)  # type: ignore[no-untyped-call]
+            return self._fold.undo(y, _row_of(use, x, y)).to(x.dtype)
 
     def _by_gram(self, use: MatrixUse, gradient: Factored, x: Tensor) -> Tensor:
         """Return sum_t (eps_u b_t) <a_t, x_s>."""
@@ -93,9 +113,12 @@ class Ascent:
     def _materialised_step(self, gradient: Factored, norm: Norm | None) -> Tensor:
         """Return eps_u G_u: [U, *D]."""
         with full_precision():
-            known = None if norm is None else norm.materialised
-            g = gradient.materialise() if known is None else known
+            g = self._materialised(gradient, norm)
             return g * per_unit(self._steps, g)
+
+    def _materialised(self, gradient: Factored, norm: Norm | None) -> Tensor:
+        known = None if norm is None else norm.materialised
+        return gradient.materialise() if known is None else known
 
     def _next(self, use: MatrixUse) -> tuple[Factored | None, Norm | None]:
         """Return the plain pass's gradient at this use, if it is factored."""
@@ -176,6 +199,32 @@ def _row_of(use: MatrixUse, x: Tensor, whole: Tensor) -> tuple[int, ...]:
     """Return the shape of a row of y: x's leading axes, then those that the layer computes."""
     kept = len(use.layer.shape) - 1  # axes of a row that the layer replaces: channels, space
     return (*x.shape[1 : x.ndim - kept], *whole.shape[whole.ndim - kept :])
+
+
+class Each(torch.autograd.Function):
+    """f(weights_u, x_u) + offset_u, or its transpose (``swap``): a function of x alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, layer: Layer, weights: Tensor, offset: Tensor | None, swap: bool
+    ) -> Tensor:
+        ctx.given = layer, weights, swap, x.new_empty(1).expand(x.shape)
+        if swap:
+            y = layer.transpose_each(weights, x, layer.left_like(x))
+        else:
+            y = layer.apply_each(weights, x)
+        return y if offset is None else y.add_(layer.channels(offset, y))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        layer, weights, swap, like = ctx.given
+        none = (None,) * 4
+        if not ctx.needs_input_grad[0]:
+            return None, *none
+        if swap:
+            return layer.apply_each(weights, grad), *none
+        return layer.transpose_each(weights, grad, like), *none
 
 
 class Ascend(torch.autograd.Function):

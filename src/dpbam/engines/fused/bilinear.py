@@ -92,6 +92,10 @@ class Layer(Protocol):
     def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
         """Return f(weights_u, .)^T b_u, shaped as ``like``, an a."""
 
+    def left_like(self, b: Tensor) -> Tensor:
+        """Return an a without values, of the shape of the input that gives this b."""
+        return b.new_empty(1).expand(*b.shape[:-1], self.shape[1])
+
     def positions(self, b: Tensor) -> int:
         """Return T, the positions per unit."""
         return b.shape[1]

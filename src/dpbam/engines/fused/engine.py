@@ -85,11 +85,13 @@ class FusedEngine:
         memory_limit: int = 2**28,
     ) -> None:
         self._model, self._loss, self._given, self._limit = model, loss, groups, memory_limit
+        self._parameters: dict[str, Tensor] = {}
 
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> FusedDirections:
         """Return the directions of every unit, factored."""
+        self._parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         penalty = method.norm_penalty(lam)
         if penalty is None and type(method) is not BAM:
             raise UnsupportedModelError(
@@ -147,10 +149,6 @@ class FusedEngine:
         self, collected: Collected, batch: PhysicalBatch, norms: list[Norm] | None = None
     ) -> FusedDirections:
         return FusedDirections(collected, self._groups, batch.units, self._parameters, norms)
-
-    @property
-    def _parameters(self) -> dict[str, Tensor]:
-        return {n: p for n, p in self._model.named_parameters() if p.requires_grad}
 
     @property
     def _groups(self) -> Mapping[str, int]:

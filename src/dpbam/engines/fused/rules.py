@@ -33,7 +33,7 @@ from torch import Tensor
 from dpbam.engines.batching import is_batched
 from dpbam.engines.fused.bilinear import Layer
 from dpbam.engines.fused.tape import ALWAYS, RULES, Call, Capture, Rule
-from dpbam.engines.fused.uses import MatrixUse, SumUse
+from dpbam.engines.fused.uses import Bias, MatrixUse, SumUse
 
 __all__ = ["RULES", "Call", "bare", "ready", "rule", "use_matrix"]
 
@@ -99,13 +99,12 @@ def use_matrix(
             return function(x, bare(weight), bare(bias))
 
         use = MatrixUse(source, layer, k, len(tape.outputs), swap) if source else None
-        if ascent is None or use is None:
+        if ascent is None:
             y = shared()
+        elif use is None:
+            y = shared() if shift is None else ascent.shifted(shared(), shift, channel_axes)
         else:
-            constant = None if bias is None else bare(bias).view(-1, *(1,) * channel_axes)
-            y = ascent.matrix(use, x, shared, constant)
-        if ascent is not None and shift is not None:
-            y = ascent.shifted(y, shift, channel_axes)
+            y = ascent.matrix(use, x, shared, Bias(bare(bias), shift), channel_axes)
         y, j = tape.output(y, what)
         if use is not None:
             tape.uses.append(use)

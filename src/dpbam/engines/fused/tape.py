@@ -245,15 +245,12 @@ class Capture(TorchFunctionMode):
         noted = self.all_rows(lambda whole: self.tape.output(whole, what)[0], y)
         return noted, len(self.tape.outputs) - 1
 
-    def moved(
-        self, y: Tensor, weight: Weight, trailing: int = 0, x: Tensor | None = None
-    ) -> Tensor:
-        """Return y plus the ascent's step of D (with ``trailing`` axes), times x if given."""
-        step = None if self.ascent is None else self.ascent.step_of(weight)
+    def moved(self, value: Tensor, weight: Weight | None) -> Tensor:
+        """Return D, perhaps reshaped, plus the step of the ascent: then one value per row."""
+        step = None if self.ascent is None or weight is None else self.ascent.step_of(weight)
         if step is None:
-            return y
-        placed = batched(step.reshape(*step.shape, *(1,) * trailing)).to(y.dtype)
-        return y + placed if x is None else torch.addcmul(y, x, placed)
+            return value
+        return value + batched(step).reshape(value.shape).to(value.dtype)
 
 
 def is_in_place(name: str) -> bool:

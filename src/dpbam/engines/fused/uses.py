@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -125,6 +125,13 @@ class MatrixUse(_WeightUse):
         """Return J_s^T sum over the pairs of b (x) a."""
         pairs = [pair for pair in self.pairs(flow) if pair is not None]
         return self._pulled([self.layer.materialise(a, b) for a, b in pairs])
+
+
+class Bias(NamedTuple):
+    """The value of a layer's bias, if it has one, and its weight, if it is trained."""
+
+    value: Tensor | None
+    weight: Weight | None
 
 
 @dataclass(frozen=True)

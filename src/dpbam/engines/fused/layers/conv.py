@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,6 +49,10 @@ class Conv(Layer):
 
     def right_form(self, y: Tensor) -> Tensor:
         return y.flatten(1, 2)
+
+    def left_like(self, b: Tensor) -> Tensor:
+        channels = self.shape[1] * self.groups
+        return b.new_empty(1).expand(*b.shape[:2], channels, *self.space)
 
     def positions(self, b: Tensor) -> int:
         return b.shape[1] * b.shape[3:].numel()
@@ -148,7 +153,7 @@ class Conv(Layer):
     def prefers_gram(self, t: int, pairs: int, *, twice: bool) -> bool:
         o, pixel, *kernel = self.shape
         i = pixel * math.prod(kernel)
-        costs = Costs(t, self._pixels(t), (i, o), pixel, entry=200)
+        costs = Costs(t, self._pixels(t), (i, o), pixel, entry=10 if self._is_pointwise else 200)
         return costs.gram_is_cheaper(pairs, twice=twice)
 
     def gram_entries(self, t: int) -> int:
@@ -159,6 +164,9 @@ class Conv(Layer):
 
     def materialise(self, a: Tensor, b: Tensor) -> Tensor:
         units = a.shape[0]
+        if self._is_pointwise:
+            found = (b.flatten(3) @ a.flatten(3).transpose(2, 3)).sum(1)
+            return found.view(units, *self.shape)
         recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
         if self._shifts_are_faster and not recorded:
             parts = [self._products_of_shifts(a[i], b[i]) for i in cached_slices(b)]
@@ -166,6 +174,12 @@ class Conv(Layer):
         like = a.new_empty((units * self.shape[0], *self.shape[1:]))
         merged = self._weight_gradient(_units_as_groups(a), _units_as_groups(b), like, units)
         return merged.view(units, *self.shape)
+
+    @cached_property
+    def _is_pointwise(self) -> bool:
+        """Whether the kernel is 1x1, a matrix: torch runs units as groups one after the other."""
+        whole = (self.shape[2:], self.stride) == ((1,) * len(self.stride),) * 2
+        return whole and not any(self.padding) and self.groups == 1
 
     @property
     def _shifts_are_faster(self) -> bool:
@@ -202,12 +216,17 @@ class Conv(Layer):
 
     def apply_each(self, weights: Tensor, a: Tensor) -> Tensor:
         units = a.shape[0]
+        if self._is_pointwise:
+            return split_axis(weights.flatten(2).unsqueeze(1) @ a.flatten(3), 3, a.shape[3:])
         merged = weights.flatten(0, 1)
         y = self.forward(_units_as_groups(a), merged, None, units * self.groups)
         return split_axis(y, 1, (units, -1)).transpose(0, 1)
 
     def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
         units = b.shape[0]
+        if self._is_pointwise:
+            transposed = weights.flatten(2).transpose(1, 2).unsqueeze(1)
+            return split_axis(transposed @ b.flatten(3), 3, b.shape[3:])
         shape = _units_as_groups(like).shape
         back = self.back(_units_as_groups(b), weights.flatten(0, 1), shape, units)
         return split_axis(back, 1, (units, -1)).transpose(0, 1)

@@ -51,7 +51,10 @@ def _affine(
     trailing = (1,) * channel_axes
 
     def placed(t: Tensor | None) -> Tensor | None:
-        return None if t is None else bare(t).reshape(*t.shape, *trailing).to(xhat.dtype)
+        if t is None:
+            return None
+        value = bare(t).reshape(*t.shape, *trailing).to(xhat.dtype)
+        return capture.moved(value, capture.weight(t))
 
     weights = capture.weight(scale), capture.weight(shift)
     refuse_non_linear(what, weights)
@@ -60,9 +63,6 @@ def _affine(
     y = x if a is None else x * a if c is None else torch.addcmul(c, x, a)
     if a is None and c is not None:
         y = x + c
-    for weight, factor in zip(weights, (x, None), strict=True):
-        if weight is not None:
-            y = capture.moved(y, weight, channel_axes, factor)
     if not any(w is not None for w in weights):
         return y
     y, j = capture.output(y, what)
