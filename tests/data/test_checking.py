@@ -132,7 +132,7 @@ def test_a_summary_of_a_set(tmp_path):
     assert found["units"] == {
         "column": "patient", "train": 3, "test": 1, "fewest_images": 3, "most_images": 5,
     }  # fmt: skip
-    assert found["notes"] == ["ignored 1 images that labels.csv does not list"]
+    assert found["notes"] == ["ignored 1 image that labels.csv does not list"]
 
 
 def test_labels_that_cannot_be_read_do_not_hide_the_images(tmp_path):

@@ -194,7 +194,7 @@ def test_the_patient_is_a_column_and_the_unit(tmp_path):
     assert not set(train.columns["patient"]) & set(test.columns["patient"])
     assert set(train.columns["patient"]) | set(test.columns["patient"]) == set(names)
     assert "30 DICOM files of 10 patients" in train.notes
-    assert "30 DICOM files have no window: their whole range of values is used" in train.notes
+    assert "30 DICOM files have no window: the whole range of values is used" in train.notes
 
 
 def test_files_without_a_suffix_are_found_by_their_mark(tmp_path):

@@ -81,10 +81,20 @@ def test_what_is_ignored_is_counted(tmp_path):
     assert len(data) == 10
     assert data.class_names == ("a", "b")
     assert data.notes == (
-        "ignored 1 hidden files",
+        "ignored 1 hidden file",
         "ignored 2 files that are not images",
-        "ignored 1 images outside a class folder",
+        "ignored 1 image outside a class folder",
     )
+
+
+def test_a_record_is_named_by_the_path_that_the_user_gave(tmp_path, monkeypatch):
+    tree(tmp_path / "set", {"a": 5, "b": 5})
+    monkeypatch.chdir(tmp_path)
+    data = load("set", split="all")
+    assert data.images.describe(0).startswith("set/a/")
+    monkeypatch.chdir("/")  # which does not change what is read
+    assert data.subset(np.array([0])).images.describe(0) == data.images.describe(0)
+    assert data.batch(np.array([0]))[0].shape[0] == 1
 
 
 def test_links_out_of_the_folder_are_not_followed(tmp_path):

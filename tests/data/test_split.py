@@ -29,6 +29,8 @@ def test_every_class_gives_its_share():
     assert np.bincount(test.labels).tolist() == [20, 10, 2]
     assert np.bincount(train.labels).tolist() == [80, 40, 8]
     assert (train.name, test.name) == ("arrays/train", "arrays/held-out")
+    again = held_out(train)  # as a file whose only split is called so
+    assert [part.name for part in again] == ["arrays/train", "arrays/held-out"]
 
 
 def test_the_fraction_is_an_option():

@@ -56,6 +56,16 @@ def for_each(
     return found
 
 
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """Return a number with its noun, in the singular or plural.
+
+    Example:
+        >>> counted(1, "image"), counted(2, "class", "classes")
+        ('1 image', '2 classes')
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 class Images(ABC):
     """Random access to the N images of a set.
 

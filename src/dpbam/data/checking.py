@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam import _validate
-from dpbam.data.base import DataError, Images, Pixels
+from dpbam.data.base import DataError, Images, Pixels, counted
 from dpbam.data.dataset import UNKNOWN, DataSet
 from dpbam.errors import DPBAMError
 
@@ -129,7 +129,7 @@ def _classes(dataset: DataSet) -> list[str]:
     empty = [dataset.class_names[k] for k in np.flatnonzero(counts == 0)]
     more = ", ..." if len(empty) > _NAMED else ""
     names = ", ".join(map(repr, empty[:_NAMED])) + more
-    count = _count(len(empty), "class", "classes")
+    count = counted(len(empty), "class", "classes")
     return [f"{dataset.name} has no images of {count}: {names}"] if empty else []
 
 
@@ -138,7 +138,7 @@ def _repeats(dataset: DataSet, hashes: dict[int, bytes]) -> list[str]:
     pairs = [(first[d], k) for k, d in hashes.items() if first.setdefault(d, k) != k]
     if not pairs:
         return []
-    images = _count(len({a for a, _ in pairs}), "image")
+    images = counted(len({a for a, _ in pairs}), "image")
     return [f"{dataset.name} has {images} more than once ({_examples(pairs, dataset, dataset)})"]
 
 
@@ -149,7 +149,7 @@ def _shared(
     pairs = [(where[d], index) for index, d in test_hashes.items() if d in where]
     if not pairs:
         return []
-    images = f"{_count(len(pairs), 'image')} of {test.name} {'is' if len(pairs) == 1 else 'are'}"
+    images = f"{counted(len(pairs), 'image')} of {test.name} {'is' if len(pairs) == 1 else 'are'}"
     return [f"{images} in {train.name} too ({_examples(pairs, train, test)})"]
 
 
@@ -161,11 +161,7 @@ def _examples(pairs: list[tuple[int, int]], first: DataSet, second: DataSet) -> 
 def _straddling(train: DataSet, test: DataSet, unit: str | None) -> list[str]:
     return [
         f"{train.name} and {test.name} share "
-        f"{_count(both.size, f'value of {name!r}', f'values of {name!r}')} "
+        f"{counted(both.size, f'value of {name!r}', f'values of {name!r}')} "
         f"({', '.join(map(str, both[:_NAMED]))})"
         for name, both in shared_units(train, test, unit).items()
     ]
-
-
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -109,10 +109,11 @@ class FileImages(DecodedImages):
 
     def __init__(
         self, root: Path, paths: Sequence[str], size: tuple[int, int], channels: int, resize: bool,
-        window: Window | None = None,
+        window: Window | None = None, shown: Path | None = None,
     ) -> None:  # fmt: skip
         super().__init__(len(paths), size, channels, resize)
         self._root, self._paths, self.window = root, list(paths), window
+        self._shown = shown or root  # as the user named it
 
     def open(self, index: int) -> AbstractContextManager[Image.Image]:
         return opened(self._root / self._paths[index], window=self.window)
@@ -120,10 +121,10 @@ class FileImages(DecodedImages):
     def select(self, indices: Indices) -> Images:
         paths = [self._paths[i] for i in indices]
         size, channels = self.shape[2:], self.shape[1]
-        return type(self)(self._root, paths, size, channels, self._resize, self.window)
+        return type(self)(self._root, paths, size, channels, self._resize, self.window, self._shown)
 
     def describe(self, index: int) -> str:
-        return str(self._root / self._paths[index])
+        return str(self._shown / self._paths[index])
 
     def identities(self) -> list[bytes]:
         return [path.encode("utf-8", "surrogateescape") for path in self._paths]

@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.base import DataError, Images, for_each
+from dpbam.data.base import DataError, Images, counted, for_each
 from dpbam.data.dataset import UNKNOWN, DataSet
 from dpbam.data.decode import SUFFIXES, FileImages, common_format, opened
 from dpbam.data.dicom import Header, is_dicom, read_header
@@ -84,10 +84,10 @@ class Listing:
     notes: tuple[str, ...] = ()
     unknown: bool = False  # while a set is checked: a table of labels that cannot be read
 
-    def leave_out(self, count: int, what: str) -> None:
-        """Note what was ignored."""
+    def leave_out(self, count: int, which: str) -> None:
+        """Note images that were ignored."""
         if count:
-            self.notes += (f"ignored {count} {what}",)
+            self.notes += (f"ignored {counted(count, 'image')} {which}",)
 
 
 def open_folder(argument: str, options: Options) -> Openers:
@@ -112,7 +112,7 @@ def open_folder(argument: str, options: Options) -> Openers:
             there = " and ".join(sorted(found))
             raise DataError(f"{argument} has {there} images but none to train on")
     call, unit = root.name or "folder", _read_patients(root, listing, options)
-    images = _images(root, [record.path for record in listing.records], options)
+    images = _images(root, [record.path for record in listing.records], argument, options)
     labels, masks = np.zeros(len(listing.records), np.int64), None
     names: tuple[str, ...] = UNKNOWN
     with options.collecting():
@@ -157,14 +157,14 @@ def _masks(
     return masks[str(root)], names
 
 
-def _images(root: Path, paths: list[str], options: Options) -> FileImages:
+def _images(root: Path, paths: list[str], argument: str, options: Options) -> FileImages:
     """All images of all splits, in one format."""
     window = options.dicom_window if is_dicom(root / paths[0]) else None
     size, channels = common_format(
         lambda index: opened(root / paths[index], window=window), len(paths), options, str(root)
     )
     resize = options.size is not None or options.findings is not None
-    return FileImages(root, paths, size, channels, resize, window)
+    return FileImages(root, paths, size, channels, resize, window, Path(argument))
 
 
 def _read_patients(root: Path, listing: Listing, options: Options) -> str:
@@ -198,11 +198,10 @@ def _read_patients(root: Path, listing: Listing, options: Options) -> str:
         ]
     patients = len({record.columns["patient"] for record in listing.records})
     bare = sum(not header.windowed for header in headers.values())
-    listing.notes += (f"{len(tags)} DICOM files of {patients} patients",)
+    listing.notes += (f"{counted(len(tags), 'DICOM file')} of {counted(patients, 'patient')}",)
     if bare and options.dicom_window is None:
-        listing.notes += (
-            f"{bare} DICOM files have no window: their whole range of values is used",
-        )
+        files = counted(bare, "DICOM file has", "DICOM files have")
+        listing.notes += (f"{files} no window: the whole range of values is used",)
     return "patient"
 
 
@@ -268,7 +267,7 @@ def _from_tree(root: Path, options: Options) -> Listing:
         listing.records.append(ImageRecord(path, parts[:1], split, levels))
     with options.collecting():
         _refuse_repeats(((root / r.path, r.path) for r in listing.records), root)
-    listing.leave_out(len(paths) - len(listing.records), "images outside a class folder")
+    listing.leave_out(len(paths) - len(listing.records), "outside a class folder")
     tops = [root / split for split in _SPLITS if (root / split).is_dir()] if has_splits else [root]
     for top in tops:  # a class folder without images is a class too
         listing.classes |= {p.name for p in top.iterdir() if _is_class(p)}
@@ -302,7 +301,7 @@ def _from_mask_tree(root: Path, options: Options) -> Listing:
             every |= {path, mask}
     with options.collecting():
         _refuse_repeats(((root / r.path, r.path) for r in listing.records), root)
-    listing.leave_out(len(set(paths) - every), "images without a partner in images or masks")
+    listing.leave_out(len(set(paths) - every), "without a partner in images or masks")
     return listing
 
 
@@ -345,7 +344,7 @@ def _from_csv(root: Path, table: Path, options: Options) -> Listing:
     paths, notes = find_images(root)
     listing.notes = (*_renamed(table, options), *notes)
     listed = {path for record in listing.records for path in (record.path, record.mask)}
-    listing.leave_out(len(set(paths) - listed), f"images that {table.name} does not list")
+    listing.leave_out(len(set(paths) - listed), f"that {table.name} does not list")
     return listing
 
 
@@ -495,9 +494,10 @@ def find_images(root: Path) -> tuple[list[str], tuple[str, ...]]:
                 outside += 1
             else:
                 found.append(path.relative_to(root).as_posix())
+    other -= sum((root / name).is_file() for name in _LISTS)
     counts = {
-        "hidden files": hidden,
-        "files that are not images": other - sum((root / name).is_file() for name in _LISTS),
-        "links to folders or out of the folder": outside,
+        counted(hidden, "hidden file"): hidden,
+        counted(other, "file that is not an image", "files that are not images"): other,
+        f"{counted(outside, 'link')} to folders or out of the folder": outside,
     }
-    return sorted(found), tuple(f"ignored {n} {what}" for what, n in counts.items() if n)
+    return sorted(found), tuple(f"ignored {what}" for what, n in counts.items() if n)

@@ -53,9 +53,10 @@ def held_out(
             f"{dataset.name} is too small to hold out a test split: "
             "no class has two units of privacy; provide a test split"
         )
+    call = dataset.name.removesuffix("/train")
     return (
-        dataset.subset(np.flatnonzero(~test), name=f"{dataset.name}/train"),
-        dataset.subset(np.flatnonzero(test), name=f"{dataset.name}/held-out"),
+        dataset.subset(np.flatnonzero(~test), name=f"{call}/train"),
+        dataset.subset(np.flatnonzero(test), name=f"{call}/held-out"),
     )
 
 

@@ -32,6 +32,16 @@ def metric_label(name: str) -> str:
     return _LABELS.get(name, name.replace("_", " "))
 
 
+def metric_text(name: str, value: float) -> str:
+    """Return a metric's value as people read it: an accuracy in percent, others as they are.
+
+    Example:
+        >>> metric_text("accuracy", 0.9234), metric_text("r2", -0.25)
+        ('92.3%', '-0.250')
+    """
+    return f"{value:.1%}" if name == "accuracy" else f"{value:.3f}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StartReport:
     """A training that is about to start.

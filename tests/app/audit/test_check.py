@@ -353,6 +353,19 @@ def test_an_export_is_signed_as_a_whole(
         assert check in [f.check for f in exported.check_run(copy, public) if not f.right], name
 
 
+@pytest.mark.parametrize("change", ["another model", "another file", "another statement"])
+def test_an_export_that_was_changed_is_not_signed(run: Path, tmp_path: Path, change: str) -> None:
+    key, _ = keys(tmp_path, "operator")
+    out, _ = export(run, "safetensors", tmp_path / "out")
+    sign(RunFolder(out), key)
+    sign(RunFolder(out), key)  # its own signature is no change
+    (out / "exported.sig").unlink()
+    EXPORTS[change][0](out)
+    with pytest.raises(RunError, match=r"is not as exported\.json lists it, so nothing was signed"):
+        sign(RunFolder(out), key)
+    assert not (out / "exported.sig").exists()
+
+
 def test_openssl_accepts_the_signature(run: Path, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")

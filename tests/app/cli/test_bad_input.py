@@ -55,7 +55,11 @@ FLAGS = {
     "head and freeze": (["--epsilon", 3, "--train", "head", "--freeze", "*.bias"], "freeze out"),
     "seed": (["--epsilon", 3, "--seed", -1], "seed must be"),
     "multiplicity": (["--epsilon", 3, "--augment-multiplicity", -1], "--augment-multiplicity"),
-    "max records": (["--epsilon", 3, "--max-records", 4], "the unit is a record"),
+    "max records": (
+        [*QUICK, "--max-records", 4],
+        "--max-records is 4 but the unit is a record: name the column that owns several records "
+        "by the setting --unit",
+    ),
     "sgd with epsilon": (["--epsilon", 3, "--method", "sgd"], "without privacy"),
     "device": ([*QUICK, "--device", "gpu"], "device 'gpu'"),
     "engine": ([*QUICK, "--engine", "fusd"], "engine 'fusd' is unknown"),
@@ -311,3 +315,5 @@ def test_a_check_lists_what_there_is(dpbam, tmp_path):
     assert "patients 2 to train on, 2 to test; 1 to 2 images each" in lines
     assert "columns folder1 (2 values), patient (4 values)" in lines
     assert ended.code == 0
+    ended = dpbam("data", "check", patients(tmp_path / "t", *"aabbcc"), "--unit", "patient")
+    assert "; 2 images each" in ended.out

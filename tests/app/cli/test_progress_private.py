@@ -43,7 +43,7 @@ def check_a_jobs_output(seconds: float = 2.0, rows: int = 97) -> None:
 def check_a_jobs_output_has_no_notes_of_the_data() -> None:
     """The same to the letter with a file more that is no record: notes count those."""
     printed = []
-    for notes in ((), ("ignored 1 hidden files", "312 DICOM files of 40 patients")):
+    for notes in ((), ("ignored 1 hidden file", "312 DICOM files of 40 patients")):
         train = dataclasses.replace(load("digits"), notes=notes)
         plan = private_plan(n=len(train), delta=1e-5, accountant="rdp")
         prepared = Prepared(RunConfig(epsilon=3.0), train, train, plan, nn.Linear(2, 2), None)  # type: ignore[arg-type]
@@ -61,8 +61,8 @@ def test_json_lines_have_no_notes_of_the_data() -> None:
 
 
 def test_the_operator_sees_the_notes(capsys: pytest.CaptureFixture[str]) -> None:
-    Several(LiveReporter()).on_non_private_note("ignored 1 hidden files")
-    assert "ignored 1 hidden files" in capsys.readouterr().err
+    Several(LiveReporter()).on_non_private_note("ignored 1 hidden file")
+    assert "ignored 1 hidden file" in capsys.readouterr().err
 
 
 def test_json_lines_tell_neither_batch_sizes_nor_times() -> None:

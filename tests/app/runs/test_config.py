@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpbam.app.runs import ConfigError, RunConfig
+from dpbam.errors import ArgumentError
 from dpbam.privacy.plan import PrivacyPlan, default_delta
 
 
@@ -29,7 +30,7 @@ from dpbam.privacy.plan import PrivacyPlan, default_delta
         ({"epsilon": 3, "momentum": 2}, "momentum must lie between 0 and 1"),
         ({"epsilon": 3, "ema": 0.9, "swa": 0.5}, "choose one"),
         ({"epsilon": 3, "freeze": ["a"], "train": "head"}, "leave freeze out"),
-        ({"epsilon": 3, "max_records": 4}, "the unit is a record"),
+        ({"epsilon": 3, "max_records": 4, "unit": "record"}, "the unit is a record"),
         ({"epsilon": 3, "seed": -1}, "seed must be at least 0"),
     ],
 )
@@ -88,6 +89,13 @@ def test_a_reference_has_neither_noise_nor_clipping():
 
 def test_records_of_a_unit_are_capped_by_default():
     assert RunConfig(noise_multiplier=1, unit="patient").plan(1000).max_records == 8
+
+
+def test_the_limit_of_records_is_of_the_unit_that_the_data_has():
+    config = RunConfig(noise_multiplier=1, max_records=3)
+    assert config.plan(1000, unit="patient").max_records == 3
+    with pytest.raises(ArgumentError, match="max_records is 3 but the unit is a record"):
+        config.plan(1000, unit="record")
 
 
 @given(st.integers(1, 10**9))

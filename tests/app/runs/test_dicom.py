@@ -52,7 +52,8 @@ def test_a_run_protects_patients_and_writes_none_of_their_names(tiny, tmp_path):
 def test_what_reads_dicom_files_for_a_run_uses_its_window(tiny, tmp_path):
     made(tmp_path / "scans")
     spec = str(tmp_path / "scans")
-    execute(tiny.replace(data=spec, batch_size=8, dicom_window=(100, 50)), tmp_path / "out")
+    config = tiny.replace(data=spec, batch_size=8, dicom_window=(100, 50), max_records=2)
+    assert execute(config, tmp_path / "out").plan.max_records == 2  # of a patient
     model = load_run_model(tmp_path / "out")
     assert model.dicom_window == (100.0, 50.0)
     files = files_in([tmp_path / "scans"])[:3]

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpbam.app.cli.search import show
 from dpbam.app.runs import ConfigError, load_run_model
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.predict import predict_files
-from dpbam.app.search.result import BEST, conclude
+from dpbam.app.search.result import BEST, SearchResult, conclude
 from dpbam.app.search.search import Search
 from dpbam.app.search.space import parse_space
 from dpbam.app.search.studies import do_trials
 from dpbam.data.dataset import TASKS
+from dpbam.training.events import metric_label, metric_text
 from tests.app.runs.test_task_combinations import METRICS, SETTINGS, config_of, write_data
 from tests.data.helpers import random_pixels
 
@@ -37,10 +39,14 @@ def a_search(task: str, folder: Path, **changes: Any) -> Search:
 @pytest.mark.parametrize(
     "task", [pytest.param(t, marks=() if t in QUICK else pytest.mark.slow) for t in TASKS]
 )
-def test_a_search_finds_and_publishes_the_best_model_of_a_task(task: str, tmp_path: Path) -> None:
+def test_a_search_finds_and_publishes_the_best_model_of_a_task(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     search, out = a_search(task, tmp_path), tmp_path / "search"
-    result = conclude(search, do_trials(search, out), out)
+    lines: list[str] = []
+    result = conclude(search, do_trials(search, out, log=lines.append), out)
     assert result.trial is not None
+    _check_shown(result, out, lines, METRICS[task][0], capsys)
     last = json.loads(result.trial.metrics.read_text().splitlines()[-1])
     assert json.loads((out / "result.json").read_text())["best"]["score"] == last[METRICS[task][0]]
     best = RunFolder(out / BEST)
@@ -49,6 +55,22 @@ def test_a_search_finds_and_publishes_the_best_model_of_a_task(task: str, tmp_pa
     assert best.class_counts.exists() == (task != "regression")
     np.savez(tmp_path / "new.npz", images=random_pixels(2, 5, (8, 8)))
     assert len(list(predict_files(load_run_model(best.path), [tmp_path / "new.npz"]))) == 2
+
+
+def _check_shown(
+    result: SearchResult, out: Path, lines: list[str], metric: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Every score is of its metric's kind: a percentage only where it is an accuracy."""
+    assert result.best is not None
+    value = result.best[1].value or 0.0
+    text = f"{metric_label(metric)} {metric_text(metric, value)}"
+    assert any(text in line for line in lines)
+    capsys.readouterr()
+    show(result, out)
+    shown = capsys.readouterr().out
+    assert text in shown
+    assert ("%" in shown) == (metric == "accuracy")
 
 
 def test_a_noised_score_is_refused_where_one_record_s_effect_has_no_bound(tmp_path: Path) -> None:

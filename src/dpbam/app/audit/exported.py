@@ -9,7 +9,7 @@ from dpbam.app.audit.evidence import Finding
 from dpbam.app.audit.stated import signature, texts
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.identity import EXPORTED, file_digest, public_key, signed_files
+from dpbam.app.runs.identity import EXPORTED, exported_files, public_key
 from dpbam.app.runs.run import RunError
 
 MEANS = (
@@ -49,16 +49,12 @@ def check_run(folder: str | Path, operator: Path | None = None) -> list[Finding]
 
 def _files(export: RunFolder) -> Iterator[Finding]:
     listed = read_json(export.path / EXPORTED)["files"]
-    own = {path.name for path in (export.path / EXPORTED, signed_files(export)[1])}
-    there = {
-        path.relative_to(export.path).as_posix() for path in export.path.rglob("*")
-        if path.is_file()
-    } - own  # fmt: skip
-    odd = sorted({*listed} ^ there)
+    there = exported_files(export)
+    odd = sorted({*listed} ^ {*there})
     yield Finding("the folder holds the files that were exported, no others", not odd,
                   ", ".join(odd) or f"{len(there)} files")  # fmt: skip
-    for name in sorted({*listed} & there):
-        same = file_digest(export.path / name) == listed[name]
+    for name in sorted({*listed} & {*there}):
+        same = there[name] == listed[name]
         yield Finding(f"{name} is the file that was exported", same, str(listed[name]))
 
 

@@ -14,6 +14,7 @@ from dpbam.app.cli.output import Json, facts, option, print_json, printable, say
 from dpbam.app.runs.config import RunConfig
 from dpbam.data import DataSet, data_root, list_sources, load_pair
 from dpbam.data import check as find_problems
+from dpbam.data.base import counted
 from dpbam.data.registry import inspect
 from dpbam.data.sources import Options
 from dpbam.data.summary import summary
@@ -100,10 +101,13 @@ def _shown(found: dict[str, Any]) -> dict[str, object]:
         rows["classes"] = f"{len(each)}: {_listed(each)}"
     if units := found.get("units"):
         counts = [f"{units[split]} {_SPLITS[split]}" for split in found["images"]]
-        most = f"{units['fewest_images']} to {units['most_images']} images each"
-        rows[f"{units['column']}s"] = f"{', '.join(counts)}; {most}"
+        fewest, most = units["fewest_images"], counted(units["most_images"], "image")
+        range_ = most if units["most_images"] == fewest else f"{fewest} to {most}"
+        rows[f"{units['column']}s"] = f"{', '.join(counts)}; {range_} each"
     if found["columns"]:
-        rows["columns"] = _listed([f"{n} ({k} values)" for n, k in found["columns"].items()])
+        rows["columns"] = _listed(
+            [f"{name} ({counted(k, 'value')})" for name, k in found["columns"].items()]
+        )
     rows["memory"] = f"{found['bytes_of_pixels'] / 2**20:.1f} MiB of pixels, {found['read']}"
     if found["notes"]:
         rows["notes"] = "; ".join(found["notes"])
@@ -122,9 +126,7 @@ def _describe(part: DataSet) -> str:
 
 
 def _count(problems: int) -> str:
-    if not problems:
-        return "no problems found"
-    return f"{problems} problem{'s' if problems > 1 else ''}"
+    return counted(problems, "problem") if problems else "no problems found"
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -21,7 +21,6 @@ from dpbam.app.cli.output import (
     percent,
     print_json,
     say,
-    score,
     table,
     to_json,
 )
@@ -40,7 +39,7 @@ from dpbam.app.runs.predict import (
 from dpbam.app.runs.task_metrics import TaskMetrics, best_thresholds, parse_thresholds
 from dpbam.data import DataSet, load
 from dpbam.errors import ArgumentError
-from dpbam.training.events import metric_label
+from dpbam.training.events import metric_label, metric_text
 
 CAVEAT = (
     "These figures come from the records themselves, without noise: on private held-out records "
@@ -237,17 +236,19 @@ def _show(dataset: DataSet, result: Metrics) -> None:
 
 
 def _show_task(dataset: DataSet, result: TaskMetrics) -> None:
-    low, high = (score(result.metric, edge) for edge in result.interval)
-    values = {metric_label(name): score(name, value) for name, value in result.scores.items()}
+    low, high = (metric_text(result.metric, edge) for edge in result.interval)
+    values = {metric_label(name): metric_text(name, value) for name, value in result.scores.items()}
     main = metric_label(result.metric)
     values[main] += f" [{low}, {high}] (95% bootstrap)"
-    values["best constant"] = f"{main} {score(result.metric, result.trivial)}"
+    values["best constant"] = f"{main} {metric_text(result.metric, result.trivial)}"
+    if result.task == "multi-label":
+        values["threshold"] = _listed_thresholds(result)
     say(facts({"data": f"{dataset.name}, {len(dataset)} records", **values}))
     if result.classes:
         some = next(iter(result.classes.values()))
-        names = [name for name in some if name not in ("value", "count")]
+        names = [name for name in some if name not in ("value", "count", "threshold")]
         what = "pixels" if result.task == "segmentation" else "records"
-        header = ("class", what, main, *(metric_label(name) for name in names))
+        header = ("class", what, main, *map(_narrow, names))
         rows = [
             (label, found["count"], *(_figure(found[name]) for name in ("value", *names)))
             for label, found in result.classes.items()
@@ -260,9 +261,21 @@ def _show_task(dataset: DataSet, result: TaskMetrics) -> None:
              *(_figure(found[name]) for name in names))
             for group, found in groups.items()
         ]  # fmt: skip
-        header = (column, "records", *(metric_label(name) for name in names))
+        header = (column, "records", *map(_narrow, names))
         say(table(header, rows, title=f"by {column}; the worst is {worst}"))
     say(CAVEAT)
+
+
+def _listed_thresholds(result: TaskMetrics) -> str:
+    """Return the threshold of all findings, or each one's: a column would make the table wide."""
+    at = {name: _figure(found["threshold"]) for name, found in result.classes.items()}
+    same = set(at.values())
+    return same.pop() if len(same) == 1 else ", ".join(f"{k} {v}" for k, v in at.items())
+
+
+def _narrow(metric: str) -> str:
+    """Return a metric's name for a column: one word per line, none of which is broken."""
+    return metric_label(metric).replace(" ", "\n")
 
 
 def _show_groups(column: str, result: Metrics) -> None:

@@ -85,7 +85,7 @@ def as_typed(message: str, flags: Mapping[str, str]) -> str:
     """Name the settings in a message by their flags, as a user of the command line typed them.
 
     A name of one word is also a word of English: it is taken for a setting at the beginning of the
-    message, after "either" and after "leave".
+    message, and after "either", "leave" and "setting".
 
     Example:
         >>> flags = {"lr": "--lr", "clip_norm": "--clip-norm"}
@@ -93,7 +93,10 @@ def as_typed(message: str, flags: Mapping[str, str]) -> str:
         '--lr must be positive: see --clip-norm'
     """
     words, long = "|".join(flags), "|".join(name for name in flags if "_" in name) or "$^"
-    start, stop = r"(?:^|(?<=either )|(?<=leave ))", r"(?= must | needs | was | '| \()"
+    start, stop = (
+        r"(?:^|(?<=either )|(?<=leave )|(?<=setting ))",
+        r"(?= must | needs | was | '| \(|$)",
+    )
 
     def typed(match: re.Match[str]) -> str:
         return re.sub(rf"\b(?:{words})\b", lambda m: flags[m[0]], match[0])

@@ -135,11 +135,6 @@ def number(value: float) -> str:
     return "infinite" if math.isinf(value) else f"{value:.4g}"
 
 
-def score(metric: str, value: float) -> str:
-    """Format a metric's value: the accuracy in per cent, others as they are."""
-    return percent(value) if metric == "accuracy" else f"{value:.3f}"
-
-
 def percent(value: float, digits: int = 1) -> str:
     """Format a share as a percentage.
 

@@ -27,11 +27,18 @@ from rich.progress import (
 )
 
 from dpbam.app.cli.boundary import INTERRUPTED
-from dpbam.app.cli.output import console, note, number, print_json, say, score
+from dpbam.app.cli.output import console, note, number, print_json, say
 from dpbam.app.runs import RunConfig, RunResult
 from dpbam.app.runs.pool import StoppedError
 from dpbam.privacy.rounding import up
-from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport, metric_label
+from dpbam.training.events import (
+    EvaluationReport,
+    Reporter,
+    StartReport,
+    StepReport,
+    metric_label,
+    metric_text,
+)
 
 _MINUTE = 60.0  # seconds
 _COST = {"bam": 2.2, "sam": 2.0}  # of a step, relative to DP-SGD's
@@ -141,7 +148,7 @@ class RunsDisplay:
         self._done[index] = self._costs[index]
         self._finished += 1
         self._update("")
-        found = f"{score(result.metric, result.score)} in {result.seconds:.0f} s"
+        found = f"{metric_text(result.metric, result.score)} in {result.seconds:.0f} s"
         say(f"{self._count} {self._names[index]}: {found}", screen=self._bar.console)
 
     @property
@@ -215,7 +222,7 @@ class LiveReporter(Reporter):
     def on_evaluation(self, report: EvaluationReport) -> None:
         self._say(
             f"epoch {report.epoch:5.1f}  {metric_label(report.metric)} "
-            f"{score(report.metric, report.score)}  "
+            f"{metric_text(report.metric, report.score)}  "
             f"epsilon {up(report.epsilon)}"
         )
 

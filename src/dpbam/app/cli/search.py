@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dpbam import _validate
 from dpbam.app.cli.flags import ConfigFile, merged, with_flags
@@ -16,6 +17,10 @@ from dpbam.app.search.search import METHODS, Search
 from dpbam.app.search.space import parse_space
 from dpbam.app.search.studies import StageStudy, do_trials
 from dpbam.privacy.rounding import up
+from dpbam.training.events import metric_label, metric_text
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 _SHOWN = 10  # trials of each stage in the table
 _ENOUGH = 10  # trials for importances to mean something
@@ -150,7 +155,7 @@ def show(result: SearchResult, out: Path) -> None:
     found = {k: v for k, v in result.to_dict()["best"].items() if k != "score"}
     rows = {
         "best": ", ".join(f"{k} {_cell(v)}" for k, v in found.items()),
-        "score": percent(result.best[1].value or 0.0),
+        "score": _score(result.best[1], named=True),
         "epsilon": f"{up(result.epsilon)} at delta {result.delta:g}",
     }
     say(facts(rows))
@@ -186,20 +191,29 @@ def importances(stage: StageStudy) -> dict[str, float]:
 
 def _table(stage: StageStudy, accounted: bool) -> Any:
     """Return the best trials of a stage, best first."""
-    ordered = sorted(stage.trials(), key=lambda t: -(t.value if t.value is not None else -1.0))
+    ordered = sorted(stage.trials(), key=lambda t: -(t.value if t.value is not None else -math.inf))
     names = list(stage.stage.space)
     rows = [
         (
             t.number,
             t.state.name.lower(),
             *(_cell(t.params.get(n, "")) for n in names),
-            "" if t.value is None else percent(t.value),
+            _score(t),
         )
         for t in ordered[:_SHOWN]
     ]
     whom = ", for the operator only" if accounted else ""
     title = f"{stage.stage.method}: the best {len(rows)} of {stage.count} trials{whom}"
     return table(("trial", "state", *names, "score"), rows, title=title, left=2)
+
+
+def _score(trial: FrozenTrial, *, named: bool = False) -> str:
+    """Return a trial's score as the kind of metric that it is; empty if it has none."""
+    if trial.value is None:
+        return ""
+    metric = trial.user_attrs.get("metric", "accuracy")
+    shown = metric_text(metric, trial.value)
+    return f"{metric_label(metric)} {shown}" if named else shown
 
 
 def _cell(value: Any) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, with_flags
-from dpbam.app.cli.output import console, facts, note, number, option, print_json, say, score
+from dpbam.app.cli.output import console, facts, note, number, option, print_json, say
 from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
 from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
@@ -23,7 +23,7 @@ from dpbam.app.runs.statement import released_files
 from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
-from dpbam.training.events import Reporter, metric_label
+from dpbam.training.events import Reporter, metric_label, metric_text
 
 
 def _train(
@@ -76,7 +76,7 @@ def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines
         print_json({"event": "end", **_end(result)})
     elif quiet:
         spent = up(result.epsilon)
-        value = score(result.metric, result.score)
+        value = metric_text(result.metric, result.score)
         print(f"{metric_label(result.metric)} {value}, epsilon {spent}: {result.out}")
     else:
         say(facts(_summary(result, settings)))
@@ -174,10 +174,10 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
     last = result.evaluations[-1]
     rows: dict[str, object] = {
         "status": result.status,
-        **{metric_label(name): score(name, value) for name, value in last.scores.items()},
+        **{metric_label(name): metric_text(name, value) for name, value in last.scores.items()},
     }
     rows[metric_label(last.metric)] = (
-        f"{score(last.metric, last.score)} of {last.records} test records"
+        f"{metric_text(last.metric, last.score)} of {last.records} test records"
     )
     if settings.private:
         budget = f" of {up(settings.epsilon)}" if settings.epsilon else ""

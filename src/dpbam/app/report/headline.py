@@ -11,7 +11,7 @@ from dpbam.app.report.tables import shown
 from dpbam.app.runs.metrics import Proportion
 from dpbam.app.runs.statement_text import right_guesses
 from dpbam.privacy.rounding import up
-from dpbam.training.events import metric_label
+from dpbam.training.events import metric_label, metric_text
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ def _quality(run: Run) -> tuple[str, str]:
     value, records = float(last.get(name) or 0.0), int(last.get("records") or 0)
     evaluation = _evaluation(run, records)
     interval = _interval(evaluation, name, value, records)
-    ends = " to ".join(with_metric(name, end) for end in interval or ())
+    ends = " to ".join(metric_text(name, end) for end in interval or ())
     said = f"95% interval {ends}, " if ends else ""
     quality = [f"{metric_label(name)}, {said}on {records:,} test records."]
     if (trivial := _constant(evaluation)) is not None:
-        quality.append(f"The best constant answer would have {with_metric(name, trivial)}.")
+        quality.append(f"The best constant answer would have {metric_text(name, trivial)}.")
     if ends and (unit := unit_of([run])[:-1]) != "sample":
         quality.append(
             f"The interval takes images as independent: with several per {unit} the true one is "
             "wider."
         )
-    return with_metric(name, value), " ".join(quality)
+    return metric_text(name, value), " ".join(quality)
 
 
 def _evaluation(run: Run, records: int) -> dict[str, Any]:
@@ -86,11 +86,6 @@ def _constant(evaluation: dict[str, Any]) -> float | None:
         return float(evaluation["trivial"])
     counts = [int(share["count"]) for share in evaluation.get("classes", {}).values()]
     return max(counts) / sum(counts) if counts else None
-
-
-def with_metric(name: str, value: float) -> str:
-    """A value of a metric as people read it: an accuracy in percent."""
-    return f"{value:.1%}" if name == "accuracy" else f"{value:.3f}"
 
 
 def _privacy(s: dict[str, Any]) -> str:

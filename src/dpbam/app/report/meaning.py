@@ -13,11 +13,11 @@ import numpy as np
 
 from dpbam.app.report.bias_figures import best, last_mean
 from dpbam.app.report.groups import Group, numbers
-from dpbam.app.report.headline import unit_of, with_metric
+from dpbam.app.report.headline import unit_of
 from dpbam.app.report.norm_figures import LEVELS
 from dpbam.app.report.records import Run
 from dpbam.app.report.released_figures import released_share
-from dpbam.training.events import metric_label
+from dpbam.training.events import metric_label, metric_text
 
 _MOST = 4  # groups in a sentence
 _FALSE = 0.1  # false positive rate at which ROC curves are read
@@ -38,9 +38,9 @@ def _accuracy(run: Run) -> str:
     if not rows:
         return ""
     top, end = max(rows, key=lambda row: row[name]), rows[-1]
-    highest = f"{with_metric(name, top[name])} at epoch {top['epoch']:.3g}"
+    highest = f"{metric_text(name, top[name])} at epoch {top['epoch']:.3g}"
     more = f", the highest on the way was {highest}" if top[name] > end[name] else ", its highest"
-    return f"the {metric_label(name)} ends at {with_metric(name, end[name])}{more}"
+    return f"the {metric_label(name)} ends at {metric_text(name, end[name])}{more}"
 
 
 def _classes(run: Run) -> str:
@@ -68,9 +68,9 @@ def _ends(what: str, values: dict[str, float], metric: str) -> str:
     if len(values) < 2:
         return ""
     if min(values.values()) == max(values.values()):
-        return f"every {what} has {with_metric(metric, min(values.values()))}"
+        return f"every {what} has {metric_text(metric, min(values.values()))}"
     low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
-    lowest, highest = (with_metric(metric, values[name]) for name in (low, high))
+    lowest, highest = (metric_text(metric, values[name]) for name in (low, high))
     return f"{what} {low} does worst, {lowest}, and {high} best, {highest}"
 
 

@@ -301,12 +301,16 @@ class RunConfig(BaseModel):
         if self.ema is not None and self.swa is not None:
             raise ArgumentError("ema and swa are two ways to average the weights: choose one")
         self._check_trained()
-        if self.unit in (None, "record") and self.max_records not in (None, 1):
+        if self.unit is not None:  # else the data set's own, such as the patient of DICOM files
+            self._check_max_records(self.unit)
+        return self
+
+    def _check_max_records(self, unit: str) -> None:
+        if unit == "record" and self.max_records not in (None, 1):
             raise ArgumentError(
                 f"max_records is {self.max_records} but the unit is a record: name the column "
-                "that owns several records with unit"
+                "that owns several records by the setting unit"
             )
-        return self
 
     def _check_trained(self) -> None:
         if self.freeze and self.trained != "all":
@@ -400,6 +404,7 @@ class RunConfig(BaseModel):
             30
         """
         unit = self.unit or unit or "record"
+        self._check_max_records(unit)
         common: dict[str, Any] = {
             "n": n,
             "batch_size": self.batch_size,

@@ -71,17 +71,39 @@ def is_export(folder: RunFolder) -> bool:
     return (folder.path / EXPORTED).is_file() and not folder.ledger.exists()
 
 
+def exported_files(folder: RunFolder) -> dict[str, str]:
+    """Return SHA-256 of each file of an export, except of its list of files and the signature."""
+    own = {path.name for path in signed_files(folder)}
+    files = {p.relative_to(folder.path).as_posix(): p for p in folder.path.rglob("*")}
+    return {n: file_digest(p) for n, p in sorted(files.items()) if n not in own and p.is_file()}
+
+
+def _check_exported(folder: RunFolder) -> None:
+    """Refuse to vouch for an export whose files are not those that its list names."""
+    listed, there = read_json(folder.path / EXPORTED).get("files"), exported_files(folder)
+    if not isinstance(listed, dict):
+        raise RunError(f"{folder.path / EXPORTED} lists no files: export the run anew")
+    for name in sorted({*listed, *there}):
+        if listed.get(name) != there.get(name):
+            raise RunError(
+                f"{name} in {folder.path} is not as {EXPORTED} lists it, so nothing was signed: "
+                "export the run anew"
+            )
+
+
 def sign(folder: RunFolder, key: Path) -> str:
     """Sign the statement, or an export's digests, with an Ed25519 key (PEM); return the public key.
 
     Raises:
-        RunError: if there is no statement.
+        RunError: if there is no statement, or an export's files are not those that were exported.
         ArgumentError: if there is no such key, or no package for it.
     """
     ed25519, serialization = _cryptography()
     covered, target = signed_files(folder)
     if not covered.is_file():
         raise RunError(f"there is no statement in {folder.path}: finish the run first")
+    if is_export(folder):
+        _check_exported(folder)
     make_one = "make one with openssl genpkey -algorithm ed25519 -out operator.pem"
     try:
         private = serialization.load_pem_private_key(key.read_bytes(), password=None)

@@ -26,7 +26,7 @@ from dpbam.app.runs.files import locked, write_atomic
 from dpbam.app.runs.pool import Send, run_tasks
 from dpbam.app.search.search import Search, Stage
 from dpbam.privacy.ledger import Ledger
-from dpbam.training.events import EvaluationReport, Reporter
+from dpbam.training.events import EvaluationReport, Reporter, metric_label, metric_text
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -119,13 +119,14 @@ def _do_trial(
         return
     value = score(search, result, _noise_source(search, stage, trial.number))
     facts = {"charges": _charges(out), "epsilon": result.epsilon, "delta": result.delta,
-             "seconds": result.seconds}  # fmt: skip
+             "seconds": result.seconds, "metric": result.metric}  # fmt: skip
     for name, fact in facts.items():
         trial.set_user_attr(name, fact)
     study.study.tell(trial, value)
+    metric = result.metric
     shown = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
                       for k, v in trial.params.items())  # fmt: skip
-    log(f"{label}: score {100 * value:.1f}% ({shown})")
+    log(f"{label}: {metric_label(metric)} {metric_text(metric, value)} ({shown})")
 
 
 def score(search: Search, result: RunResult, noise: random.Random) -> float:
