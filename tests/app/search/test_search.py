@@ -151,8 +151,8 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         for step in (1, 2):
             reporter.on_evaluation(SimpleNamespace(step=step, score=accuracy))
         return SimpleNamespace(
-            evaluations=[SimpleNamespace(score=accuracy, records=100)], epsilon=1.0,
-            delta=1e-4, seconds=0.0,
+            evaluations=[SimpleNamespace(score=accuracy, records=100)], metric="accuracy",
+            epsilon=1.0, delta=1e-4, seconds=0.0,
         )  # fmt: skip
 
     monkeypatch.setattr(studies, "execute", execute)
