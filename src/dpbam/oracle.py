@@ -399,7 +399,7 @@ class PrivateGradientOracle:
                 each(self.engine.directions(physical, method.per_unit, lam))
                 for physical in self._computation.physical(keyed)
             ]
-        return PerSample.joined(found)
+        return PerSample.joined(found, batch.counts.argsort(stable=True))
 
     def fit(self, inputs: Any, targets: Any) -> Fit:
         """Choose the physical batch size, if it was not given, so that a step stays in memory.
