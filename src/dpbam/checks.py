@@ -178,20 +178,27 @@ def check_step(plan: PrivacyPlan, step: int) -> None:
         )
 
 
-def check_before(plan: PrivacyPlan, ledger: Ledger) -> None:
-    """Refuse a step until the release that the plan has before it is on the ledger.
+def check_before(plan: PrivacyPlan, ledger: Ledger, stream: str) -> None:
+    """Refuse a step until the release that the plan has before it is on the ledger, in ``stream``.
 
-    Guarantee: the ledger's epsilon includes the release before the first step.
+    Guarantee: the ledger's epsilon includes the release before the first step, once for each
+    oracle that has one, also where several share the ledger.
 
-    Assumptions: the release was made with the plan's sigma, on all units.
+    Assumptions: the release was made with the plan's sigma, on all units; an oracle that resumes
+    another's state continues its training.
 
-    Proof: no step is taken while the ledger has no entry for it.
+    Proof: no step is taken while the ledger has no entry under the oracle's own name, at the plan's
+    sigma or less and q = 1.
     """
-    if plan.private and plan.released_before is not None and not ledger.released_before:
+    sigma = plan.released_before
+    if not plan.private or sigma is None:
+        return
+    entry = ledger.entry(stream, 0)
+    if entry is None or entry["noise_multiplier"] > sigma or entry["sampling_rate"] < 1:
         raise PlanViolationError(
-            f"the plan's release before the first step (sigma {plan.released_before:g}) is not on "
-            'the ledger: charge it with oracle.ledger.charge(f"{oracle.stream}/before", 0, '
-            "noise_multiplier=..., sampling_rate=1.0), or leave released_before out of the plan"
+            f"the plan's release before the first step (sigma {sigma:g}) is not on the ledger: "
+            f"charge it with oracle.ledger.charge(oracle.before, 0, noise_multiplier={sigma:g}, "
+            "sampling_rate=1.0), or leave released_before out of the plan"
         )
 
 
