@@ -274,6 +274,25 @@ def check_made(ranks: Ranks, plan: PrivacyPlan, **parts: object) -> None:
                 )
 
 
+def check_deviations(ranks: Ranks, deviations: Mapping[str, float]) -> None:
+    """Refuse statistics with other noise on some rank, such as that of a smaller bound.
+
+    Guarantee: every slice of the statistics has the noise that rank 0 charges.
+
+    Assumptions: what a unit adds to a statistic is bounded by its deviation over its sigma.
+
+    Proof: the deviations of each rank are compared with those of rank 0 at every step, before it is
+    charged; their sigmas are the plan's (:func:`check_parts`).
+    """
+    leaders, *others = ranks.collected(dict(deviations))
+    for rank, other in enumerate(others, 1):
+        if other != leaders:
+            raise ArgumentError(
+                f"rank {rank} adds noise of deviations {other} to the statistics, rank 0 of "
+                f"{leaders}: make the statistics with the same options on every rank"
+            )
+
+
 def _described(part: object) -> str:
     """Name the class of a part of an oracle, and its attributes, for a comparison between ranks.
 

@@ -23,6 +23,7 @@ from dpbam.checks import (
     check_alike,
     check_ascent,
     check_before,
+    check_deviations,
     check_factors,
     check_fixed,
     check_groups,
@@ -432,6 +433,8 @@ class PrivateGradientOracle:
         own = {n: s / self.plan.batch_size for n, s in noised}  # never the realised
         del noised
         sums = self.statistics.sums() if self.statistics else {}
+        if sums:
+            check_deviations(self.ranks, {k: std for k, (_, std) in sums.items()})
         extra = {k: self._noised(*sums[k], f"statistics-{k}") for k in sums}
         replayed = self._replayed([own, *extra.values()])
         self.ranks.from_leader(lambda: self._charge(replayed))  # the others wait for it
