@@ -105,7 +105,8 @@ class LogicalBatch:
     @property
     def counts(self) -> Tensor:
         """The number of rows of each unit, [U], in the order of the units. Not private."""
-        return torch.unique_consecutive(self.ids, return_counts=True)[1]
+        counts: Tensor = torch.unique_consecutive(self.ids, return_counts=True)[1]
+        return counts
 
     @property
     def size(self) -> int:
@@ -125,7 +126,7 @@ class LogicalBatch:
         counts = self.counts
         rows_of_unit = counts.repeat_interleave(counts)  # [N]
         allowed = max(1, most_rows // views.multiplicity)
-        for count in counts.unique().tolist():
+        for count in torch.unique(counts).tolist():
             alike = (rows_of_unit == count).nonzero().flatten()
             for some in alike.split(max(1, allowed // count) * count):
                 yield self._physical(some, count, views, device)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpbam.app.runs import Budget, RunError, execute, stored_config
-from dpbam.app.runs.budget import _counts
+from dpbam.app.runs.budget import by_kind
 from dpbam.filters import KalmanStep, LowPass
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.privacy.adaptive_clipping import AdaptiveClipping
@@ -107,13 +107,13 @@ def reserved_and_spent(tiny, folder, epsilon=3.5):
         result = resume(out)
     assert result.status == "budget ended"
     spent = Ledger(1e-4, "rdp", out / "ledger.jsonl").charges()
-    return _counts(reserved), _counts(spent), result.plan
+    return by_kind(reserved), by_kind(spent), result.plan
 
 
 def test_the_budget_holds_every_step_that_a_resumed_run_may_take(tiny, tmp_path):
     reserved, spent, plan = reserved_and_spent(tiny, tmp_path)
     assert spent <= reserved
-    assert not spent <= _counts(plan.charges(spent.total()))  # negative control: no step is lost
+    assert not spent <= by_kind(plan.charges(spent.total()))  # negative control: no step is lost
 
 
 def test_a_resumed_run_that_the_budget_does_not_hold_is_refused(tiny, tmp_path):
