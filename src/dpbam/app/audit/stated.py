@@ -26,6 +26,7 @@ from dpbam.privacy.accounting import total_epsilon
 
 _OF_A_SEARCH = {"tuned_on", "may_be_published", "must_not_be_published"}  # in a trial's statement
 _PRIVACY = "\n## Privacy\n"  # the card's last part; before it an operator may add figures
+_FIGURE = re.compile(r"(epsilon|\beps\b|\u03b5).*\d", re.IGNORECASE)  # in one line
 _MODEL = {"model": "", "image_shape": (), "class_names": ()}  # on which that part does not depend
 
 
@@ -108,7 +109,7 @@ def texts(folder: RunFolder, statement: dict[str, Any]) -> Iterator[Finding]:
                   _read(page) == to_html(text), page.name)  # fmt: skip
     before, _, privacy = _read(folder.card).partition(_PRIVACY)
     expected = model_card(values, _MODEL, None).partition(_PRIVACY)[2]
-    same = privacy == expected and not re.search(r"(epsilon|\u03b5)\W*\d", before, re.IGNORECASE)
+    same = privacy == expected and not _FIGURE.search(before)
     yield Finding("the model card promises what the statement does", same, folder.card.name)
 
 
