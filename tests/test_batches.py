@@ -39,6 +39,7 @@ def test_every_row_comes_once_with_its_whole_unit(
         share = torch.zeros(part.units, dtype=torch.float64).index_add(0, part.unit, part.weights)
         assert torch.allclose(share, torch.ones_like(share))
         assert len(part.unit) <= most_rows or part.units == 1
+        assert part.rows_per_unit is not None  # no unit has more than another
 
 
 @given(units=st.lists(st.integers(0, 6), min_size=1, max_size=15), most_rows=st.integers(1, 9))
@@ -70,11 +71,11 @@ def test_augmentation_draws_are_not_the_dropout_draws() -> None:
 
 
 def test_targets_follow_their_views() -> None:
-    (part,) = split([4, 4, 2], 100, Views(multiplicity=2))
-    assert part.inputs.tolist() == [2, 2, 0, 0, 1, 1]
-    assert part.unit.tolist() == [0, 0, 1, 1, 1, 1]
-    assert part.rows_per_unit is None
-    assert split([4, 2], 100, Views(multiplicity=2))[0].rows_per_unit == 2
+    one, two = split([4, 4, 2], 100, Views(multiplicity=2))
+    assert one.inputs.tolist() == [2, 2]
+    assert two.inputs.tolist() == [0, 0, 1, 1]
+    assert two.unit.tolist() == [0, 0, 0, 0]
+    assert (one.rows_per_unit, two.rows_per_unit) == (2, 4)
 
 
 def test_an_empty_batch_has_no_parts() -> None:

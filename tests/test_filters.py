@@ -139,3 +139,15 @@ def test_per_sample_gradients_are_those_of_autograd() -> None:
         assert float(found.non_private_norms[i]) == pytest.approx(float(flat(g).norm()))
     assert oracle.step == 0
     assert len(oracle.ledger) == 0
+
+
+def test_per_sample_gradients_come_in_the_order_of_the_units() -> None:
+    """Also where units of fewer rows are computed first."""
+    model, (x, y) = smooth_net(), samples(6)
+    units = torch.tensor([9, 9, 4, 9, 2, 2])  # in order: 2 of two rows, 4 of one, 9 of three
+    plan = quiet_plan(0.5, unit="patient", max_records=3)
+    oracle = sized_oracle(model, cross_entropy, plan, DPSGD(), physical_batch_size=3)
+    found = oracle.per_sample(x, y, units).non_private_norms
+    each = [flat(g) for g in each_gradient(model, x, y)]
+    means = [torch.stack([each[i] for i in rows]).mean(0) for rows in ([4, 5], [2], [0, 1, 3])]
+    torch.testing.assert_close(found, torch.stack([m.norm() for m in means]))

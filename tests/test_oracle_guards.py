@@ -15,11 +15,13 @@ from dpbam import (
     FlatClipping,
     Ledger,
     Method,
+    PrivacyPlan,
     PrivateGradientOracle,
 )
 from dpbam.checks import PlanViolationError
 from dpbam.methods import SAM, SGD
 from dpbam.nn import replace_batch_norm
+from dpbam.privacy.accounting import Charge
 from support import (
     ACCOUNTANTS,
     ENGINES,
@@ -293,9 +295,41 @@ def test_a_step_waits_for_the_release_before_it_to_be_charged() -> None:
     with pytest.raises(PlanViolationError, match=r"sigma 1\) is not on the ledger: charge it"):
         oracle.backward(x, y)
     assert not oracle.ledger.charges()
-    oracle.ledger.charge(f"{oracle.stream}/before", 0, noise_multiplier=1.0, sampling_rate=1.0)
+    oracle.ledger.charge(oracle.before, 0, noise_multiplier=1.0, sampling_rate=1.0)
     oracle.backward(x, y)
     assert oracle.ledger.epsilon() == pytest.approx(plan.epsilon(steps=1))
+
+
+def two_trainings(*, charges: int, sigma: float = 1.0) -> Ledger:
+    """Two trainings with a release each on one ledger, of which the first ``charges`` charge it."""
+    plan, (x, y) = private_plan(released_before=1.0), samples(4)
+    ledger = plan.ledger()
+    for k in range(2):
+        oracle = sized_oracle(smooth_net(), cross_entropy, plan, ledger=ledger)
+        if k < charges:
+            ledger.charge(oracle.before, 0, noise_multiplier=sigma, sampling_rate=1.0)
+        oracle.backward(x, y)
+        resumed = sized_oracle(smooth_net(), cross_entropy, plan, ledger=ledger)
+        resumed.load_state_dict(oracle.state_dict())
+        resumed.backward(x, y)  # the same release
+    return ledger
+
+
+def test_every_training_on_a_ledger_needs_a_charge_of_its_own_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = two_trainings(charges=2)
+    assert Charge(1.0, 1.0, 2) in both.charges()
+    with pytest.raises(PlanViolationError, match=r"sigma 1\) is not on the ledger: charge it"):
+        two_trainings(charges=1)
+    with pytest.raises(PlanViolationError, match=r"sigma 1\) is not on the ledger: charge it"):
+        two_trainings(charges=2, sigma=2.0)  # less than it costs
+
+    def by_any(plan: PrivacyPlan, ledger: Ledger, stream: str) -> None:
+        assert ledger.released_before()
+
+    monkeypatch.setattr("dpbam.oracle.check_before", by_any)  # negative control
+    assert two_trainings(charges=1).epsilon() < 0.8 * both.epsilon()
 
 
 # --- the ledger's rules for replays

@@ -178,20 +178,27 @@ def check_step(plan: PrivacyPlan, step: int) -> None:
         )
 
 
-def check_before(plan: PrivacyPlan, ledger: Ledger) -> None:
-    """Refuse a step until the release that the plan has before it is on the ledger.
+def check_before(plan: PrivacyPlan, ledger: Ledger, stream: str) -> None:
+    """Refuse a step until the release that the plan has before it is on the ledger, in ``stream``.
 
-    Guarantee: the ledger's epsilon includes the release before the first step.
+    Guarantee: the ledger's epsilon includes the release before the first step, once for each
+    oracle that has one, also where several share the ledger.
 
-    Assumptions: the release was made with the plan's sigma, on all units.
+    Assumptions: the release was made with the plan's sigma, on all units; an oracle that resumes
+    another's state continues its training.
 
-    Proof: no step is taken while the ledger has no entry for it.
+    Proof: no step is taken while the ledger has no entry under the oracle's own name, at the plan's
+    sigma or less and q = 1.
     """
-    if plan.private and plan.released_before is not None and not ledger.released_before:
+    sigma = plan.released_before
+    if not plan.private or sigma is None:
+        return
+    entry = ledger.entry(stream, 0)
+    if entry is None or entry["noise_multiplier"] > sigma or entry["sampling_rate"] < 1:
         raise PlanViolationError(
-            f"the plan's release before the first step (sigma {plan.released_before:g}) is not on "
-            'the ledger: charge it with oracle.ledger.charge(f"{oracle.stream}/before", 0, '
-            "noise_multiplier=..., sampling_rate=1.0), or leave released_before out of the plan"
+            f"the plan's release before the first step (sigma {sigma:g}) is not on the ledger: "
+            f"charge it with oracle.ledger.charge(oracle.before, 0, noise_multiplier={sigma:g}, "
+            "sampling_rate=1.0), or leave released_before out of the plan"
         )
 
 
@@ -265,6 +272,25 @@ def check_made(ranks: Ranks, plan: PrivacyPlan, **parts: object) -> None:
                     f"rank {rank} has another {kind} than rank 0, which charges the steps: make "
                     "the oracle with the same one, and the same options, on every rank"
                 )
+
+
+def check_deviations(ranks: Ranks, deviations: Mapping[str, float]) -> None:
+    """Refuse statistics with other noise on some rank, such as that of a smaller bound.
+
+    Guarantee: every slice of the statistics has the noise that rank 0 charges.
+
+    Assumptions: what a unit adds to a statistic is bounded by its deviation over its sigma.
+
+    Proof: the deviations of each rank are compared with those of rank 0 at every step, before it is
+    charged; their sigmas are the plan's (:func:`check_parts`).
+    """
+    leaders, *others = ranks.collected(dict(deviations))
+    for rank, other in enumerate(others, 1):
+        if other != leaders:
+            raise ArgumentError(
+                f"rank {rank} adds noise of deviations {other} to the statistics, rank 0 of "
+                f"{leaders}: make the statistics with the same options on every rank"
+            )
 
 
 def _described(part: object) -> str:

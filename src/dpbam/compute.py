@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from dpbam import _validate
@@ -78,7 +79,8 @@ class Computation:
         return batch.split(self._most_rows, self.views, device_of(self._model))
 
     def is_whole(self, batch: LogicalBatch) -> bool:
-        return len(batch.ids) * self.views.multiplicity <= self._most_rows
+        fits = len(batch.ids) * self.views.multiplicity <= self._most_rows
+        return fits and len(torch.unique(batch.counts)) <= 1
 
     def plain_sum(self, batch: LogicalBatch) -> Params:
         """sum_i g_i, neither clipped nor noised."""

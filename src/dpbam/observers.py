@@ -128,12 +128,13 @@ class PerSample:
     non_private_gradients: Params
 
     @classmethod
-    def joined(cls, parts: Sequence[PerSample]) -> PerSample:
-        """Join the units of several physical batches."""
+    def joined(cls, parts: Sequence[PerSample], units: Tensor) -> PerSample:
+        """Join physical batches, which hold the ``units`` [U] in this order."""
         gradients = [part.non_private_gradients for part in parts]
+        place = units.argsort()
         return cls(
-            torch.cat([part.non_private_norms for part in parts]),
-            {name: torch.cat([g[name] for g in gradients]) for name in gradients[0]},
+            torch.cat([part.non_private_norms for part in parts])[place],
+            {name: torch.cat([g[name] for g in gradients])[place] for name in gradients[0]},
         )
 
 

@@ -23,6 +23,7 @@ from dpbam.checks import (
     check_alike,
     check_ascent,
     check_before,
+    check_deviations,
     check_factors,
     check_fixed,
     check_groups,
@@ -54,7 +55,7 @@ from dpbam.params import (
     zeros,
 )
 from dpbam.privacy.clipping import Clipping, portions
-from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.ledger import BEFORE, Ledger
 from dpbam.privacy.noise import NoiseMechanism
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.randomness import Randomness, SecureRandomness
@@ -184,6 +185,7 @@ class PrivateGradientOracle:
         self.statistics, self.observer, self.ranks = statistics, observer, ranks or Ranks()
         self.step = 0
         self.stream = self._new_stream()
+        self.before = f"{self.stream}{BEFORE}"  # of the release that the plan has before step 0
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
         self._noise_std = 0.0
         self._moments: dict[str, tuple[float, float]] = {}  # of the parameters, after a step
@@ -259,7 +261,7 @@ class PrivateGradientOracle:
         """
         check_step(self.plan, self.step)
         if self.ranks.leads:  # who has the ledger
-            check_before(self.plan, self.ledger)
+            check_before(self.plan, self.ledger, self.before)
         check_model(self.model)
         check_unchanged(self._names, trainable(self.model))
         self._warn_unmoved()
@@ -399,7 +401,7 @@ class PrivateGradientOracle:
                 each(self.engine.directions(physical, method.per_unit, lam))
                 for physical in self._computation.physical(keyed)
             ]
-        return PerSample.joined(found)
+        return PerSample.joined(found, batch.counts.argsort(stable=True))
 
     def fit(self, inputs: Any, targets: Any) -> Fit:
         """Choose the physical batch size, if it was not given, so that a step stays in memory.
@@ -431,6 +433,8 @@ class PrivateGradientOracle:
         own = {n: s / self.plan.batch_size for n, s in noised}  # never the realised
         del noised
         sums = self.statistics.sums() if self.statistics else {}
+        if sums:
+            check_deviations(self.ranks, {k: std for k, (_, std) in sums.items()})
         extra = {k: self._noised(*sums[k], f"statistics-{k}") for k in sums}
         replayed = self._replayed([own, *extra.values()])
         self.ranks.from_leader(lambda: self._charge(replayed))  # the others wait for it
@@ -477,7 +481,8 @@ class PrivateGradientOracle:
     def state_dict(self) -> dict[str, Any]:
         """Return the step, the previous private gradient where the method uses it, and ``parts``.
 
-        ``parts`` holds the tensors on which clipping, filter and method depend; all are public.
+        ``parts`` holds the tensors on which clipping, filter and method depend; all are public. So
+        is ``before``, the ledger's name for the release that the plan has before the first step.
         """
         parts = {f"clipping/{k}": v for k, v in self.clipping.state_dict().items()}
         if self.filter:
@@ -485,7 +490,8 @@ class PrivateGradientOracle:
         for k, (gradient, theta) in enumerate(self._history):
             parts |= {f"history/{k}/gradient/{n}": g for n, g in gradient.items()}
             parts |= {f"history/{k}/theta/{n}": t for n, t in theta.items()}
-        return {"step": self.step, "previous": self._previous, "parts": parts}
+        state = {"step": self.step, "previous": self._previous, "parts": parts}
+        return state if self.plan.released_before is None else state | {"before": self.before}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from :meth:`state_dict`. Unseeded, steps done again are new releases."""
@@ -500,6 +506,7 @@ class PrivateGradientOracle:
         pairs = [_below(parts, f"history/{k}/") for k in range(self.method.remembers)]
         self._history = [(_below(p, "gradient/"), _below(p, "theta/")) for p in pairs if p]
         self.stream = self._new_stream()
+        self.before = state.get("before", self.before)
 
     @property
     def secure(self) -> bool:

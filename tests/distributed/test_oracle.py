@@ -15,7 +15,7 @@ from torch import nn
 
 from checks import LEVEL, RARE, check_poisson
 from dpbam import BAM, Compute, FlatClipping, Method, PrivacyPlan, PrivateGradientOracle, checks
-from dpbam.bias import BiasLens
+from dpbam.bias import BiasLens, PrivateStatistics
 from dpbam.checks import PlanViolationError
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks, watch
 from dpbam.distributed.process import ProcessRanks
@@ -394,3 +394,49 @@ def test_options_that_are_not_compared_would_pass(monkeypatch):
     """Negative control: parts compared by the names of their classes alone."""
     monkeypatch.setattr(checks, "_described", lambda part: type(part).__qualname__)
     assert refused_kinds(other_options()) == [[""] * 6] * 2
+
+
+class Remembering(GaussianNoise):
+    """Keeps the deviation of each stream."""
+
+    deviations: dict[str, float] = {}  # noqa: RUF012
+
+    def add(self, sums: Any, std: float, step: int, *, stream: str, **more: Any) -> Any:
+        self.deviations[stream] = std
+        return super().add(sums, std, step, stream=stream, **more)
+
+
+def deviations_of_noise() -> list[Any]:
+    """On two ranks, with a smaller bound on rank 1: of the bias's noise; or what is refused."""
+
+    def step(ranks: Ranks) -> float | str:
+        bound = 10.0 if ranks.leads else 0.1
+        statistics = PrivateStatistics([1.0], noise_multiplier=5.0, bias_bound=bound)
+        plan = private_plan(joint_noise_multipliers=statistics.noise_multipliers)
+        noise = Remembering(Randomness(3))
+        oracle = PrivateGradientOracle(
+            nn.Linear(4, 3).double(), cross_entropy, plan, ranks=ranks, statistics=statistics,
+            noise=noise,
+        )  # fmt: skip
+        units = torch.arange(ranks.rank, 10, ranks.world)
+        try:
+            oracle.backward(*samples(len(units)), units)
+        except ValueError as error:
+            assert not len(oracle.ledger)
+            return str(error)
+        return noise.deviations["statistics-bias"]
+
+    return together(2, step)
+
+
+def test_statistics_with_a_smaller_bound_on_one_rank_are_refused_on_all():
+    first, second = deviations_of_noise()
+    assert first == second
+    assert "rank 1 adds noise of deviations" in first
+
+
+def test_statistics_that_are_not_compared_would_have_less_noise_on_one_rank(monkeypatch):
+    """Negative control: the slice of rank 1 has a hundredth of what its sum needs."""
+    monkeypatch.setattr("dpbam.oracle.check_deviations", lambda ranks, deviations: None)
+    first, second = deviations_of_noise()
+    assert first == pytest.approx(100 * second)

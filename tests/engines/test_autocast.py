@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -10,10 +10,13 @@ import torch
 from reference import make_batch
 from torch import Tensor, nn
 
-from dpbam.engines import FunctionalEngine, FusedEngine, LoopEngine
+from dpbam.batches import LogicalBatch, Views
+from dpbam.engines import FunctionalEngine, FusedEngine, LoopEngine, PhysicalBatch
 from dpbam.methods import BAM, DPSGD, Method
 from dpbam.privacy.clipping import ROUNDING
 
+CPU = torch.device("cpu")
+cross_entropy = nn.CrossEntropyLoss(reduction="none")
 C = 0.05  # C is below every norm, so that each unit moves the sum by exactly C
 METHODS: dict[str, tuple[Method, float]] = {
     "dp-sgd": (DPSGD(), 0.0),
@@ -22,37 +25,57 @@ METHODS: dict[str, tuple[Method, float]] = {
 }
 
 
-def largest_move(
-    engine: Any,
-    method: str,
-    count: int = 4,
-    in_precision: Callable[[Tensor], Tensor] = lambda norms: norms,
-) -> float:
-    """Return the largest move of the clipped sum by one unit, in multiples of C."""
+def network(engine: Any) -> nn.Module:
     torch.manual_seed(0)
     norm_layers: list[nn.Module] = [nn.GroupNorm(2, 8), nn.LayerNorm(256)]
     if engine is FunctionalEngine:  # torch has no norms in mixed precision under vmap
         norm_layers = [nn.Identity(), nn.Identity()]
-    model = nn.Sequential(
+    return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), norm_layers[0], nn.ReLU(), nn.Conv2d(8, 8, 1),
         nn.ConvTranspose2d(8, 4, 2, 2), nn.ReLU(), nn.Flatten(), norm_layers[1], nn.Linear(256, 10),
     )  # fmt: skip
-    x, y = torch.randn(count, 3, 4, 4), torch.arange(count) % 10
-    made = engine(model, nn.CrossEntropyLoss(reduction="none"))
 
-    def clipped_sum(units: list[int]) -> Tensor:
-        batch = make_batch(x[units], y[units], len(units))
+
+def clipped_sum(
+    made: Any,
+    method: str,
+    batches: Iterable[PhysicalBatch],
+    in_precision: Callable[[Tensor], Tensor] = lambda norms: norms,
+) -> Tensor:
+    total = torch.zeros(())
+    for batch in batches:
         with torch.autocast("cpu", torch.bfloat16):
             handle = made.directions(batch, *METHODS[method])
             norms = handle.norms()
             assert norms.dtype == torch.float32
             assert norms.min() > C
-            total = handle.weighted_sum(C / in_precision(norms).float())
-        return torch.cat([t.flatten().double() for t in total.values()])
+            part = handle.weighted_sum(C / in_precision(norms).float())
+        total = total + torch.cat([t.flatten().double() for t in part.values()])
+    return total
 
-    whole = clipped_sum(list(range(count)))
+
+def largest_move(engine: Any, method: str, count: int = 4, **precision: Any) -> float:
+    """Return the largest move of the clipped sum by one unit, in multiples of C."""
+    made = engine(network(engine), cross_entropy)
+    x, y = torch.randn(count, 3, 4, 4), torch.arange(count) % 10
+
+    def of(units: list[int]) -> Tensor:
+        batch = make_batch(x[units], y[units], len(units))
+        return clipped_sum(made, method, [batch], **precision)
+
+    whole = of(list(range(count)))
     others = [[v for v in range(count) if v != u] for u in range(count)]
-    return max(float((whole - clipped_sum(units)).norm()) / C for units in others)
+    return max(float((whole - of(units)).norm()) / C for units in others)
+
+
+def move_by_a_unit_of_two_rows(split: Callable[[LogicalBatch], Iterable[PhysicalBatch]]) -> float:
+    """Return how far one unit of two rows moves the sum of 31 units of one, by C."""
+    made = FusedEngine(network(FusedEngine), cross_entropy)
+    x, y = torch.randn(33, 3, 4, 4), torch.arange(33) % 10
+    units = torch.arange(33).clamp(max=31)
+    whole, others = (LogicalBatch.of(x[:n], y[:n], units[:n], 2) for n in (33, 31))
+    found = [clipped_sum(made, "bam", split(batch)) for batch in (whole, others)]
+    return float((found[0] - found[1]).norm()) / C
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -62,4 +85,17 @@ def test_clipped_sum_inside_autocast_moves_by_at_most_C(engine: Any, method: str
 
 
 def test_norms_rounded_to_bfloat16_would_move_it_by_more() -> None:
-    assert largest_move(FusedEngine, "dp-sgd", 12, Tensor.bfloat16) > 1 + ROUNDING
+    moved = largest_move(FusedEngine, "dp-sgd", 12, in_precision=Tensor.bfloat16)
+    assert moved > 1 + ROUNDING
+
+
+def test_a_unit_with_more_rows_leaves_the_others_as_they_are() -> None:
+    moved = move_by_a_unit_of_two_rows(lambda batch: batch.split(64, Views(), CPU))
+    assert 0.999 < moved <= 1 + ROUNDING
+
+
+def test_units_of_different_sizes_in_one_physical_batch_would_change_each_other() -> None:
+    def together(batch: LogicalBatch) -> list[PhysicalBatch]:
+        return [make_batch(batch.inputs, batch.targets, len(batch.ids), batch.counts.tolist())]
+
+    assert move_by_a_unit_of_two_rows(together) > 1 + ROUNDING

@@ -139,10 +139,14 @@ class Ledger:
         delta = self.delta if delta is None else delta
         return total_epsilon(self.charges(), delta, accountant=self.accountant)
 
-    @property
-    def released_before(self) -> bool:
-        """Whether it has a release before the first step: a stream that ends in ``/before``."""
-        return len(self._releases) > self._steps
+    def released_before(self) -> list[str]:
+        """Return the streams of releases before the first step: they end in ``/before``."""
+        return [stream for stream, _ in self._releases if stream.endswith(BEFORE)]
+
+    def entry(self, stream: str, step: int) -> dict[str, Any] | None:
+        """Return what was recorded of a step, or None."""
+        found = self._releases.get((stream, step))
+        return None if found is None else dict(found)
 
     def __len__(self) -> int:
         """Return the number of steps; releases before the first step are none."""

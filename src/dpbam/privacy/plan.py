@@ -67,7 +67,7 @@ class PrivacyPlan:
         clip_schedule: factors on C likewise. The noise follows C, so that they cost nothing.
         released_before: sigma of a Gaussian release from all units before the first step, such as
             class counts; with q = 1 it is part of every :meth:`epsilon`. Whoever releases it
-            charges it, ``oracle.ledger.charge(f"{oracle.stream}/before", 0, noise_multiplier=...,
+            charges it, ``oracle.ledger.charge(oracle.before, 0, noise_multiplier=...,
             sampling_rate=1.0)``; the oracle refuses to step until it is on the ledger.
 
     Example:

@@ -119,9 +119,9 @@ def edit_budget(run: Path, change: Callable[[list[dict[str, Any]]], object]) -> 
     path.write_text(json.dumps(values))
 
 
-def edit_card(run: Path) -> None:
+def edit_card(run: Path, promise: str = "epsilon = 0.1") -> None:
     text = (run / "README.md").read_text()
-    (run / "README.md").write_text(text.replace("## Evaluation", "epsilon = 0.1\n\n## Evaluation"))
+    (run / "README.md").write_text(text.replace("## Evaluation", f"{promise}\n\n## Evaluation"))
 
 
 def of_another_run(run: Path) -> None:
@@ -233,6 +233,10 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
         "the budget counts this run as its ledger does",
     ),
     "the card": (edit_card, "the model card promises what the statement does"),
+    "the card in words": (
+        lambda run: edit_card(run, "It has an epsilon of only 0.1."),
+        "the model card promises what the statement does",
+    ),
     "a link out": (link_out, "no link leads out of the folder, all files are plain"),
 }  # fmt: skip
 

@@ -6,10 +6,14 @@ import shutil
 import numpy as np
 import pytest
 
-from dpbam.app.runs import RunError, execute, stored_config
+from dpbam.app.runs import Budget, RunError, execute, stored_config
+from dpbam.app.runs.budget import by_kind
 from dpbam.filters import KalmanStep, LowPass
+from dpbam.oracle import PrivateGradientOracle
 from dpbam.privacy.adaptive_clipping import AdaptiveClipping
+from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.noise import GaussianNoise
+from dpbam.training.trainer import Trainer
 
 
 def begin(config, out):
@@ -67,6 +71,54 @@ def test_what_the_accountant_was_told_cannot_change(begun, changes):
     with pytest.raises(RunError, match=f"{name} was .* when the run began and cannot become"):
         resume(out, **changes)
     assert (out / "ledger.jsonl").read_bytes() == before
+
+
+def die_after_charging(config, out, step):
+    """Start a run whose process dies when ``step`` is on the ledger and in no checkpoint."""
+    real = PrivateGradientOracle._write
+
+    def write(self, released):
+        if self.step == step:
+            raise RuntimeError("dead")
+        real(self, released)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateGradientOracle, "_write", write)
+        with pytest.raises(RuntimeError, match="dead"):
+            execute(config, out)
+
+
+def reserved_and_spent(tiny, folder, epsilon=3.5):
+    """What the budget held when a run with less noise at first was resumed, and what it took."""
+    budget = Budget.create(folder / "budget.json", epsilon=epsilon, delta=1e-4, accountant="rdp")
+    config = tiny.replace(
+        seed=None, noise_multiplier=None, epsilon=3.0, noise_schedule=(1.0, 1.1), budget=budget.path
+    )
+    out, reserved = folder / "run", []
+    die_after_charging(config, out, 2)
+    real = Trainer.run
+
+    def run(self, **more):
+        reserved.extend(budget.entries()[0].charges)
+        return real(self, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "run", run)
+        result = resume(out)
+    assert result.status == "budget ended"
+    spent = Ledger(1e-4, "rdp", out / "ledger.jsonl").charges()
+    return by_kind(reserved), by_kind(spent), result.plan
+
+
+def test_the_budget_holds_every_step_that_a_resumed_run_may_take(tiny, tmp_path):
+    reserved, spent, plan = reserved_and_spent(tiny, tmp_path)
+    assert spent <= reserved
+    assert not spent <= by_kind(plan.charges(spent.total()))  # negative control: no step is lost
+
+
+def test_a_resumed_run_that_the_budget_does_not_hold_is_refused(tiny, tmp_path):
+    with pytest.raises(RunError, match="this run would exceed epsilon 3 of the budget"):
+        reserved_and_spent(tiny, tmp_path, epsilon=3.0)
 
 
 PARTS = [

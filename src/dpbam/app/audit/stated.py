@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dpbam._version import __version__
 from dpbam.app.audit.evidence import Evidence, Finding, restored
-from dpbam.app.runs.budget import Budget
+from dpbam.app.runs.budget import Budget, by_kind
 from dpbam.app.runs.card import model_card
 from dpbam.app.runs.files import read_json_lines
 from dpbam.app.runs.folder import MARK, RunFolder
@@ -23,10 +22,11 @@ from dpbam.app.runs.identity import signed_files, today, verified
 from dpbam.app.runs.run import RunError
 from dpbam.app.runs.statement import evaluated_on, settled
 from dpbam.app.runs.statement_text import to_html, to_markdown
-from dpbam.privacy.accounting import Charge, total_epsilon
+from dpbam.privacy.accounting import total_epsilon
 
 _OF_A_SEARCH = {"tuned_on", "may_be_published", "must_not_be_published"}  # in a trial's statement
 _PRIVACY = "\n## Privacy\n"  # the card's last part; before it an operator may add figures
+_FIGURE = re.compile(r"(epsilon|\beps\b|\u03b5).*\d", re.IGNORECASE)  # in one line
 _MODEL = {"model": "", "image_shape": (), "class_names": ()}  # on which that part does not depend
 
 
@@ -84,9 +84,9 @@ def _budget(e: Evidence) -> Iterator[Finding]:
         yield Finding(what, False, str(error))
         return
     mine = [entry for entry in entries if entry.run == e.facts["run"]]
-    counted = [_steps(entry.charges) for entry in mine]
+    counted = [by_kind(entry.charges) for entry in mine]
     seen = f"{sum(c.total() for c in counted)} releases; {len(e.entries)} on the ledger"
-    yield Finding(what, counted == [_steps(e.charges)], seen)
+    yield Finding(what, counted == [by_kind(e.charges)], seen)
     yield Finding("the statement's budget is the file's",
                   total == (stated["epsilon"], stated["delta"]), f"{total}")  # fmt: skip
     least = total_epsilon(e.charges, total[1], accountant="pld")  # the least of all
@@ -94,13 +94,6 @@ def _budget(e: Evidence) -> Iterator[Finding]:
     yield Finding("what the budget had given by then holds this run",
                   stated["taken"] >= least * (1 - 1e-6) and not unknown,
                   f"{stated['taken']}; at least {least}")  # fmt: skip
-
-
-def _steps(charges: Iterable[Charge]) -> Counter[tuple[float, float]]:
-    counts: Counter[tuple[float, float]] = Counter()
-    for charge in charges:
-        counts[charge.noise_multiplier, charge.sampling_rate] += charge.steps
-    return counts
 
 
 def _texts(e: Evidence) -> Iterator[Finding]:
@@ -116,7 +109,7 @@ def texts(folder: RunFolder, statement: dict[str, Any]) -> Iterator[Finding]:
                   _read(page) == to_html(text), page.name)  # fmt: skip
     before, _, privacy = _read(folder.card).partition(_PRIVACY)
     expected = model_card(values, _MODEL, None).partition(_PRIVACY)[2]
-    same = privacy == expected and not re.search(r"(epsilon|\u03b5)\W*\d", before, re.IGNORECASE)
+    same = privacy == expected and not _FIGURE.search(before)
     yield Finding("the model card promises what the statement does", same, folder.card.name)
 
 

@@ -172,7 +172,7 @@ class Budget:
         with self._changing() as values:
             mine = self._entry(values, run)
             known = self._known(mine, spent)
-            if strangers := set(_counts(spent)) - set(_counts(mine.charges)):
+            if strangers := set(by_kind(spent)) - set(by_kind(mine.charges)):
                 sigma, q = min(strangers)
                 raise RunError(
                     f"the ledger of {mine.label or run} holds steps at sigma {sigma:g} and "
@@ -193,7 +193,7 @@ class Budget:
 
     def _known(self, mine: Entry, spent: Sequence[Charge]) -> tuple[Charge, ...]:
         """Return what a ledger holds, checked against what it is known to have held."""
-        before, now = _counts(mine.spent), _counts(checked(c) for c in spent)
+        before, now = by_kind(mine.spent), by_kind(checked(c) for c in spent)
         if any(now[kind] < count for kind, count in before.items()):
             raise RunError(
                 f"the ledger of {mine.label or mine.run} holds {now.total()} steps, but the budget "
@@ -263,7 +263,7 @@ def _read_charges(rows: Any) -> tuple[Charge, ...]:
     return tuple(checked(Charge(sigma, q, steps)) for sigma, q, steps in rows)
 
 
-def _counts(charges: Iterable[Charge]) -> Counter[tuple[float, float]]:
+def by_kind(charges: Iterable[Charge]) -> Counter[tuple[float, float]]:
     """Return the steps by kind (sigma, q), equal ones together."""
     steps: Counter[tuple[float, float]] = Counter()
     for sigma, q, count in charges:
@@ -279,7 +279,7 @@ def _most(*parts: Sequence[Charge]) -> tuple[Charge, ...]:
     """Return the larger count of each kind of steps."""
     most: Counter[tuple[float, float]] = Counter()
     for part in parts:
-        most |= _counts(checked(c) for c in part)
+        most |= by_kind(checked(c) for c in part)
     return _charges(most)
 
 
@@ -302,5 +302,5 @@ def _epsilon(values: dict[str, Any], without: str | None = None) -> float:
 def _epsilon_charges(values: dict[str, Any], without: str | None) -> tuple[Charge, ...]:
     """Return all entries' steps, equal ones together: one composition."""
     entries = [_entry(e) for e in values["entries"] if e["run"] != without]
-    counts = _counts(charge for entry in entries for charge in entry.charges)
+    counts = by_kind(charge for entry in entries for charge in entry.charges)
     return tuple(checked(c) for c in _charges(counts))

@@ -33,7 +33,6 @@ from numpy.typing import NDArray
 from dpbam.app.runs.files import FORMAT, read_json, write_json
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.run import RunError
-from dpbam.privacy.ledger import BEFORE
 
 if TYPE_CHECKING:
     from dpbam.app.runs.preparation import Prepared
@@ -50,6 +49,8 @@ def weigh(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracle) 
     task, path = prepared.task, folder.class_counts
     if not path.exists():
         _release(folder, prepared, oracle)
+    elif known := oracle.ledger.released_before():  # by a process that died before a checkpoint
+        oracle.before = known[0]
     stored = read_json(path)
     counts = np.array([stored["counts"][name] for name in task.class_names])
     weights = balanced(counts, stored["noise"], prepared.plan.n, task.name == "multi-label")
@@ -64,7 +65,7 @@ def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracl
 
     sigma, seeded = prepared.config.release_counts, oracle.randomness.seeded
     assert sigma is not None
-    if not seeded and oracle.ledger.released_before:
+    if not seeded and oracle.ledger.released_before():
         raise RunError(
             f"{folder.class_counts} is gone, though its release is on the ledger, and the plan has "
             "no second one: restore the file, or start a new run"
@@ -73,7 +74,7 @@ def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracl
     sums = {"counts": torch.from_numpy(contributions(prepared.train, prepared.units).sum(axis=0))}
     noised = oracle.noise.add(sums, std, 0, stream="class-counts")
     oracle.ledger.charge(
-        f"{oracle.stream}{BEFORE}", 0, noise_multiplier=sigma, sampling_rate=1.0,
+        oracle.before, 0, noise_multiplier=sigma, sampling_rate=1.0,
         release=digest(noised) if seeded else None,
     )  # fmt: skip
     names = prepared.task.class_names

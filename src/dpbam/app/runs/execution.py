@@ -178,7 +178,7 @@ class _Session:
             self.facts["initial_tensors"] = initial_tensors(trainer.model)
         spending.check_ledger(plan, ledger, oracle.step)
         trainer.max_charges = spending.most_charges(config, plan, ledger, oracle.step)
-        self._write_down(trainer.max_charges, ledger)
+        self._write_down(trainer.max_charges, ledger, oracle.step)
         if config.release_counts is not None:
             weigh(self.folder, self.prepared, oracle)
         trainer.evaluations = self.recorder.rewind(oracle.step)
@@ -219,7 +219,7 @@ class _Session:
                 f"({said}): delete it, and resume"
             ) from None
 
-    def _write_down(self, charges: int, ledger: Ledger) -> None:
+    def _write_down(self, charges: int, ledger: Ledger, step: int) -> None:
         """Write the run's facts and its ledger, then its reservation: now it can be resumed."""
         self.folder.non_private.mkdir(exist_ok=True)
         new = not self.folder.started
@@ -227,7 +227,7 @@ class _Session:
             write_atomic(self.folder.ledger, "")
         write_json(self.folder.facts, self.facts)
         try:
-            self._reserve(charges, ledger)
+            self._reserve(charges, ledger, step)
         except ValueError:
             if new:  # refused: as if it had never begun
                 self.folder.facts.unlink()
@@ -241,12 +241,15 @@ class _Session:
         asked = RunConfig.from_mapping(self.facts["config"])
         return asked.replace(delta=self.prepared.plan.delta, unit=self.prepared.plan.unit)
 
-    def _reserve(self, charges: int, ledger: Ledger) -> None:
-        path, plan = self.prepared.config.budget, self.prepared.plan
-        if path is not None:
-            replays = max(0, charges - plan.steps)
-            whole = plan.charges(charges - replays, replays)
-            spending.reserve(path, self.folder, self.facts["run"], whole, plan.unit, ledger)
+    def _reserve(self, charges: int, ledger: Ledger, step: int) -> None:
+        """Reserve what the run may take; which kind of step a lost one was is not known here."""
+        config, plan = self.prepared.config, self.prepared.plan
+        if config.budget is not None:
+            lost = spending.replays(config, ledger, step)
+            whole = plan.charges(max(0, charges - lost), lost)
+            spending.reserve(
+                config.budget, self.folder, self.facts["run"], whole, plan.unit, ledger
+            )
 
     def _announce(self, step: int, fit: Fit) -> None:
         from dpbam.params import count_trainable

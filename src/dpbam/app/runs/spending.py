@@ -153,6 +153,14 @@ def check_ledger(plan: PrivacyPlan, ledger: Ledger, step: int) -> None:
             )
 
 
+def replays(config: RunConfig, ledger: Ledger, step: int) -> int:
+    """Return the steps on the ledger that ``step`` does not contain: lost in crashes, and paid for.
+
+    Seeded, a lost step is repeated as the same release, and is on the ledger once.
+    """
+    return max(0, len(ledger) - step) if config.seed is None else 0
+
+
 def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int) -> int:
     """Return the most steps that the ledger may hold: the plan's and, unseeded, those replayed.
 
@@ -164,18 +172,18 @@ def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int
 
     Proof: ``max_steps`` of that epsilon.
     """
-    replays = max(0, len(ledger) - step) if config.seed is None else 0
-    total = max(plan.steps, step) + replays
-    if config.epsilon is None or not replays:
+    lost = replays(config, ledger, step)
+    total = max(plan.steps, step) + lost
+    if config.epsilon is None or not lost:
         return total
-    if plan.epsilon(total - replays, replays) <= config.epsilon:
+    if plan.epsilon(total - lost, lost) <= config.epsilon:
         return total
     if plan.noise_schedule != (1.0,) or plan.released_before is not None:
 
         def spent(steps: int) -> float:
-            return plan.epsilon(steps, replays)
+            return plan.epsilon(steps, lost)
 
-        return replays + max(0, bisect_right(range(plan.steps), config.epsilon, key=spent) - 1)
+        return lost + max(0, bisect_right(range(plan.steps), config.epsilon, key=spent) - 1)
     return max_steps(
         config.epsilon,
         plan.delta,
