@@ -13,6 +13,7 @@ from dpbam import BAM, DPSAT, DPSGD, Method, PrivateGradientOracle, params
 from dpbam import oracle as oracle_module
 from dpbam.batches import LogicalBatch, Views
 from dpbam.engines import functional
+from dpbam.engines.base import PhysicalBatch
 from dpbam.engines.draws import KeyedDraws
 from dpbam.privacy.randomness import derive, keyed_uniform
 from planting import Mistake, catches
@@ -64,13 +65,16 @@ def check_views_are_averaged_before_the_clip() -> None:
 
 
 def check_padding_has_no_weight() -> None:
+    """The oracle's physical batches have units of one length; an engine pads others."""
     model, (x, y) = smooth_net(), samples(6)
     each = [flat(g) for g in each_gradient(model, x, y)]
     means = [torch.stack(each[:4]).mean(0), torch.stack(each[4:]).mean(0)]
-    plan = quiet_plan(0.3, unit="patient", max_records=4)
-    units = torch.tensor([0, 0, 0, 0, 1, 1])
-    found = one_step(model, plan, x, y, units=units, engine="functional")
-    assert_close(flat(found), clip_and_sum([{"d": m} for m in means], 0.3) / L)
+    unit = torch.tensor([0, 0, 0, 0, 1, 1])
+    weights = torch.tensor([4.0, 2.0], dtype=torch.float64).reciprocal()[unit]
+    batch = PhysicalBatch(x, y, unit, 2, weights, torch.arange(6))
+    found = functional.FunctionalEngine(model, cross_entropy).directions(batch, DPSGD(), 0.0)
+    clipped = found.weighted_sum((0.3 / found.norms()).clamp(max=1))
+    assert_close(flat(clipped), clip_and_sum([{"d": m} for m in means], 0.3))
 
 
 def check_half_precision_norms() -> None:

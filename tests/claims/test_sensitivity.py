@@ -231,7 +231,7 @@ MISTAKES = {
         lambda original: lambda s, n: bounded(n, s.clip_norm),
     ),
     "DiSK's two gradients summed, the first one clipped": Mistake(
-        check_of("disk, two gradients", 1, [[0.5, 0.1, -0.3]], USUAL[:1], USUAL[1:]),
+        check_of("disk, two gradients", 1, *[[[2.0] * 3], [[-2.0] * 3]] * 4),  # as OFTEN
         PrivateGradientOracle,
         "_clipped_sum",
         clips_what_it_does_not_sum,
