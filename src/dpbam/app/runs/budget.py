@@ -264,7 +264,14 @@ def _read_charges(rows: Any) -> tuple[Charge, ...]:
 
 
 def by_kind(charges: Iterable[Charge]) -> Counter[tuple[float, float]]:
-    """Return the steps by kind (sigma, q), equal ones together."""
+    """Return the steps by kind (sigma, q), equal ones together.
+
+    Guarantee: the composition of the result costs what that of the charges does.
+
+    Assumptions: the charges are of Poisson-sampled Gaussian steps.
+
+    Proof: such a step costs by its sigma and q alone, and the order does not matter.
+    """
     steps: Counter[tuple[float, float]] = Counter()
     for sigma, q, count in charges:
         steps[sigma, q] += count

@@ -156,7 +156,12 @@ def check_ledger(plan: PrivacyPlan, ledger: Ledger, step: int) -> None:
 def replays(config: RunConfig, ledger: Ledger, step: int) -> int:
     """Return the steps on the ledger that ``step`` does not contain: lost in crashes, and paid for.
 
-    Seeded, a lost step is repeated as the same release, and is on the ledger once.
+    Guarantee: every charge beyond ``step`` counts, unless its replay is the same release.
+
+    Assumptions: as for ``Ledger``; ``step`` is that of the checkpoint.
+
+    Proof: a step is charged before it is taken, so the ledger holds the steps of the checkpoint and
+    those lost after it. Seeded, a lost step is repeated with the same noise, and is charged once.
     """
     return max(0, len(ledger) - step) if config.seed is None else 0
 
