@@ -1,6 +1,6 @@
 """Run ``make test`` several times, each in another order and with another hash seed.
 
-    python tools/test_runs.py [--runs 10] [--out benchmarks/results/test_runs.json]
+    python tools/test_runs.py [--runs 10] [--first 1] [--out benchmarks/results/test_runs.json]
 
 Appends a record of each run as it ends: commit, order, hash seed, what pytest said, elapsed and
 processor seconds (of make and all its children). Ends with 1 if a run failed.
@@ -55,11 +55,12 @@ def main() -> int:
     """Run, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--first", type=int, default=1, help="the seed of the first run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/test_runs.json")
     arguments = parser.parse_args()
     records = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    for seed in range(len(records) + 1, arguments.runs + 1):
-        records.append(one_run(seed))
+    for k in range(len(records), arguments.runs):
+        records.append(one_run(arguments.first + k))
         print(*(f"{key} {value}" for key, value in records[-1].items()), sep="  ", flush=True)
         arguments.out.write_text(json.dumps(records, indent=1) + "\n")
     return int(not all(record["green"] for record in records))
