@@ -171,7 +171,10 @@ def joined_steps(parts: list[list[list[int]]]) -> list[list[int]]:
     return [[unit for share in step for unit in share] for step in zip(*parts, strict=True)]
 
 
-@pytest.mark.parametrize(("seed", "secure"), [(3, False), (None, False), (None, True)])
+@pytest.mark.parametrize(
+    ("seed", "secure"),
+    [(3, False), (None, False), pytest.param(None, True, marks=pytest.mark.slow)],
+)
 def test_the_union_of_the_shares_is_one_poisson_sample(seed, secure):
     """Unseeded, rank 1 draws from the system's entropy: false alarms 5e-10."""
     parts = together(2, lambda ranks: drawn(ranks, seed=seed, secure=secure))

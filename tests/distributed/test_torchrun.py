@@ -89,8 +89,9 @@ def forked(tmp_path):
 
 @pytest.mark.parametrize(
     ("of", "steps"),
-    [("forked", STEPS // 4), pytest.param("undisturbed", STEPS, marks=pytest.mark.slow)],
+    [("forked", STEPS // 4), ("undisturbed", STEPS)],
 )
+@pytest.mark.slow
 def test_two_ranks_are_one_run(of, steps, request):
     """One ledger, one statement, one voice."""
     result, stdout, stderr = request.getfixturevalue(of)

@@ -226,12 +226,10 @@ def stopped_with_workers(compare, cwd):
     return process.returncode, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stopped", "epochs"),
-    [
-        (stopped_alone, 1),
-        pytest.param(stopped_with_workers, 20, marks=pytest.mark.slow),  # long after its first step
-    ],
+    [(stopped_alone, 1), (stopped_with_workers, 20)],  # 20: long after its first step
 )
 def test_a_stopped_comparison_resumes(stopped, epochs, tmp_path):
     compare = [*COMPARE, "--epochs", epochs]

@@ -79,6 +79,7 @@ def test_the_clock_set_back(undisturbed: dict[str, object], tmp_path: Path, poin
     assert outcome(out) == undisturbed
 
 
+@pytest.mark.slow
 def test_the_clock_set_back_never_under_counts(tmp_path: Path) -> None:
     out, back = tmp_path / "run", "the clock runs backwards"
     assert run(UNSEEDED, out, point="after the optimiser's step", number=4, mistake=back) == KILLED

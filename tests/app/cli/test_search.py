@@ -55,6 +55,7 @@ def test_trials_the_best_and_the_payment_are_shown(dpbam, tmp_path):
     assert "result.json" in ended.out
 
 
+@pytest.mark.slow
 def test_two_workers_share_the_trials(dpbam, tmp_path):
     with forked_workers():
         ended = dpbam(*QUICK, "--noise-multiplier", 2, "--pay", "public", *LR, "--trials", 3,

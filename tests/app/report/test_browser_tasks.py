@@ -45,13 +45,14 @@ def arrays(task: str) -> dict[str, np.ndarray]:
     return {"images": images, **labels[task]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "metric"),
     [
         ("single-label", "accuracy, 95% interval"),
-        pytest.param("multi-label", "AUC, 95% interval", marks=pytest.mark.slow),
-        pytest.param("regression", "R2, 95% interval", marks=pytest.mark.slow),
-        pytest.param("segmentation", "Dice, 95% interval", marks=pytest.mark.slow),
+        ("multi-label", "AUC, 95% interval"),
+        ("regression", "R2, 95% interval"),
+        ("segmentation", "Dice, 95% interval"),
     ],
 )
 def test_the_page_of_a_task(task: str, metric: str, tmp_path: Path) -> None:
