@@ -53,9 +53,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         pocket=("tune-cifar10", "tune-pneumonia", "tune-lambda-cifar10", "tune-lambda-pneumonia"),
         desk=(
             "tune-cifar10",
-            "tune-long-cifar10",
             "tune-lambda-cifar10",
-            "tune-long-lambda-cifar10",
         ),
     ),
     "table1": Experiment(
