@@ -44,8 +44,9 @@ interval that extends further than half a point to either side of its mean is in
 _SCALES = {
     "desk": """\
 ## Desk scale
-CIFAR-10 halved to 16x16, all 50,000 images, ResNet-9 at a quarter of its width, 250 steps of 2,000
-images with NAdam, delta 1e-5, no augmented views, no averaging of weights; eight paired seeds.
+CIFAR-10 halved to 16x16, all 50,000 images, ResNet-9 at a quarter of its width, 150 steps of 2,000
+images with NAdam, delta 1e-5, no augmented views; the model is the mean of the weights over the
+second half of the run; eight paired seeds.
 """,
     "pocket": """\
 ## Pocket scale: a test of the machinery

@@ -117,7 +117,7 @@ def clipped_sum(oracle: PrivateGradientOracle, x: Any, y: Any, units: Any = None
     """The un-noised sum of one logical batch, as the oracle computes it, DP-SAT's ascent apart."""
     batch = LogicalBatch.of(x, y, units, oracle.plan.max_records)
     batch = batch.keyed(oracle.randomness, oracle.step)
-    return flat(oracle._clipped_sum(batch, oracle.method.lam_at(oracle.step), []))
+    return flat(oracle._clipped_sum(batch, oracle.lam(), []))
 
 
 def each_gradient(

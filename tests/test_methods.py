@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, Method
+from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, SHARE, Method, Relative, WarmUp
 from dpbam.params import Params
 
 H = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
@@ -81,6 +81,27 @@ def test_norm_penalties() -> None:
 
 
 def test_a_schedule_is_a_function_of_the_step() -> None:
-    method = BAM(lambda step: 0.1 / (1 + step))
-    assert [method.lam_at(step) for step in (0, 1)] == [0.1, 0.05]
-    assert DPSAT(1).lam_at(99) == 1.0
+    method = BAM(lambda step, theta: 0.1 / (1 + step))
+    assert [method.lam_at(step, {}) for step in (0, 1)] == [0.1, 0.05]
+    assert DPSAT(1).lam_at(99, {}) == 1.0
+
+
+def test_the_default_lambda_is_a_share_of_the_norm_of_the_parameters() -> None:
+    theta = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])}
+    doubled = {name: 2 * t for name, t in theta.items()}
+    assert BAM().lam_at(0, theta) == pytest.approx(5 * SHARE)
+    assert BAM().lam_at(7, doubled) == pytest.approx(10 * SHARE)
+
+
+def test_lambda_warms_up_to_a_constant_or_to_a_schedule() -> None:
+    theta = {"w": torch.tensor([3.0, 4.0])}
+    assert [WarmUp(0.4, 4)(step, theta) for step in (0, 1, 3, 100)] == [0.1, 0.2, 0.4, 0.4]
+    assert WarmUp(Relative(0.1), 2)(0, theta) == pytest.approx(0.25)
+    assert WarmUp(0.4, 0)(0, theta) == 0.4
+
+
+def test_a_negative_share_or_schedule_is_refused() -> None:
+    with pytest.raises(ValueError, match="share"):
+        Relative(-1.0)
+    with pytest.raises(ValueError, match="lam at step 3"):
+        BAM(lambda step, theta: -1.0).lam_at(3, {})

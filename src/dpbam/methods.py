@@ -35,7 +35,50 @@ if TYPE_CHECKING:  # torch is imported where it computes: reading a configuratio
     from dpbam.params import Params
 
 GradFn = Callable[["Params"], "Params"]
-Schedule = Callable[[int], float]
+Schedule = Callable[[int, "Params"], float]
+SHARE = 2.5e-4  # BAM's default: lambda over the norm of the trained parameters
+
+
+@dataclass(frozen=True)
+class Relative:
+    """A schedule: lambda(t) = share |theta_t|, with the norm over the trained parameters.
+
+    A net whose layers are normalised computes the same at theta and at c theta, and its gradient is
+    1/c as long: what a step of length lambda changes depends on lambda / |theta|. So one share
+    suits nets of different widths. theta is public: initial weights and released gradients.
+
+    Example:
+        >>> import torch
+        >>> Relative(0.01)(0, {"w": torch.tensor([3.0, 4.0])})
+        0.05
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        _validate.non_negative("share", self.share)
+
+    def __call__(self, step: int, theta: Params) -> float:
+        from dpbam.params import norm
+
+        return self.share * float(norm(theta))
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """A schedule: lambda rises linearly to its value over the first ``steps`` steps.
+
+    Example:
+        >>> [WarmUp(0.02, steps=4)(step, {}) for step in (0, 1, 3, 9)]
+        [0.005, 0.01, 0.02, 0.02]
+    """
+
+    lam: float | Schedule
+    steps: int
+
+    def __call__(self, step: int, theta: Params) -> float:
+        lam = self.lam(step, theta) if callable(self.lam) else self.lam
+        return lam * min(1.0, (step + 1) / max(1, self.steps))
 
 
 @dataclass(frozen=True)
@@ -53,11 +96,15 @@ class History:
     theta: Params
 
 
+BY_SHARE = Relative(SHARE)
+
+
 class Method(ABC):
     """Defines a unit's direction. Subclass it and write :meth:`direction` to make your own.
 
     Args:
-        lam: the paper's lambda >= 0, or a schedule: a function from the step (from 0) to lambda.
+        lam: the paper's lambda >= 0, or a schedule: a function of the step (from 0) and of the
+            trained parameters, both of which are public.
 
     Example: a mixture of the plain and the perturbed gradient.
         >>> from dpbam.params import add, unit_vector
@@ -67,7 +114,7 @@ class Method(ABC):
         ...         plain = grad(theta)
         ...         perturbed = grad(add(theta, unit_vector(plain), lam))
         ...         return {k: (plain[k] + perturbed[k]) / 2 for k in plain}
-        >>> Mixture(lam=0.02).lam_at(step=0)
+        >>> Mixture(lam=0.02).lam_at(0, {})
         0.02
     """
 
@@ -81,10 +128,10 @@ class Method(ABC):
             _validate.non_negative("lam", lam)
         self.lam = lam
 
-    def lam_at(self, step: int) -> float:
-        """Return lambda at ``step``: the constant, or the schedule's value, checked."""
+    def lam_at(self, step: int, theta: Params) -> float:
+        """Return lambda at ``step`` and ``theta``: the constant, or the schedule's value."""
         if callable(self.lam):
-            return _validate.non_negative(f"lam at step {step}", self.lam(step))
+            return _validate.non_negative(f"lam at step {step}", self.lam(step, theta))
         return float(self.lam)
 
     def ascent(
@@ -189,7 +236,8 @@ class BAM(Method):
     """Bias-aware minimisation: the gradient of L_i + lambda |g_i|, approximately or exactly.
 
     Args:
-        lam: the weight lambda of the regulariser, or a schedule.
+        lam: the weight lambda of the regulariser, or a schedule; by default
+            :class:`Relative` to |theta|.
         exact: False: the paper's ascent step, exact to first order in lambda (Eq. 12).
             True: with the Hessian-vector product, by forward-over-reverse (Eq. 11).
 
@@ -207,7 +255,7 @@ class BAM(Method):
 
     name = "bam"
 
-    def __init__(self, lam: float | Schedule = 0.02, *, exact: bool = False) -> None:
+    def __init__(self, lam: float | Schedule = BY_SHARE, *, exact: bool = False) -> None:
         super().__init__(lam)
         self.exact = exact
 

@@ -266,7 +266,7 @@ class PrivateGradientOracle:
         check_unchanged(self._names, trainable(self.model))
         self._warn_unmoved()
         check_units(self.plan, units, self.ranks)
-        lam = self.method.lam_at(self.step)
+        lam = self.lam()
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         watched, releasing = self.observer is not None, self.statistics is not None
         size, *alike = map(int, self.ranks.sums(batch.size, watched, releasing))  # of all ranks
@@ -374,10 +374,16 @@ class PrivateGradientOracle:
                 stacklevel=3,
             )
 
+    def _theta(self) -> Params:
+        return {n: p.detach() for n, p in trainable(self.model).items()}
+
+    def lam(self) -> float:
+        """Return lambda at the present step and parameters; public, as they are."""
+        return self.method.lam_at(self.step, self._theta())
+
     def _public_history(self) -> History:
-        theta = {n: p.detach() for n, p in trainable(self.model).items()}
         gradients, parameters = zip(*self._history, strict=True) if self._history else ((), ())
-        return History(tuple(gradients), tuple(parameters), theta)
+        return History(tuple(gradients), tuple(parameters), self._theta())
 
     def per_sample(self, inputs: Any, targets: Any, units: Tensor | None = None) -> PerSample:
         """Return each unit's direction and its norm as tensors: **not private**, for the operator.
@@ -393,7 +399,7 @@ class PrivateGradientOracle:
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         if self.physical_batch_size is None:
             self.fit(inputs, targets)
-        lam, method = self.method.lam_at(self.step), self.method.at(self._public_history())
+        lam, method = self.lam(), self.method.at(self._public_history())
         ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         with shifted(trainable(self.model), ascent):
             keyed = batch.keyed(self.randomness, self.step)
@@ -409,8 +415,7 @@ class PrivateGradientOracle:
         It is measured on copies of the first sample, whose values do not matter. The first batch
         does this by itself; the same model and limit give the same size on every machine.
         """
-        lam = self.method.lam_at(self.step)
-        return self._computation.fit(inputs, targets, self.method.per_unit, lam)
+        return self._computation.fit(inputs, targets, self.method.per_unit, self.lam())
 
     def _for_ascent(self, batch: LogicalBatch) -> Params:
         """Return g_hat for SAM's ascent; refuse it under a private plan."""

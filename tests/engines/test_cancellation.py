@@ -79,7 +79,7 @@ def clipped_sum(model: nn.Module, x: Tensor, method: Method, without: int | None
     kept = [i for i in range(len(x)) if i != without]
     x, y, n = x[kept], torch.arange(len(x))[kept] % 4, len(kept)
     engine = make_engine("fused", model, nn.CrossEntropyLoss(reduction="none"), names)
-    directions = engine.directions(make_batch(x, y, n), method, method.lam_at(0))
+    directions = engine.directions(make_batch(x, y, n), method, method.lam_at(0, {}))
     total = directions.weighted_sum(FlatClipping(C).factors(directions.norms()))
     return torch.cat([t.flatten().double() for t in total.values()])
 
@@ -130,7 +130,7 @@ def test_norms_through_standardised_weights_agree_with_a_loop_in_float64(
         names = {n: 0 for n, _ in model.named_parameters()}
         made = make_engine(engine, model, lambda out, y: (out.sum(1) - y).square(), names)
         batch = make_batch(x, torch.arange(len(x)) % 4, len(x))
-        return made.directions(batch, method, method.lam_at(0)).norms().double()
+        return made.directions(batch, method, method.lam_at(0, {})).norms().double()
 
     found, wanted = norms("fused", model, x), norms("loop", model.double(), x.double())
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=0)

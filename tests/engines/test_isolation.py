@@ -42,7 +42,7 @@ def run(model: nn.Module, engine: str, rows: int = 5, method: Any = None) -> Any
     made = make_engine(engine, model, CROSS, groups)
     batch = make_batch(torch.randn(rows, 4), torch.arange(rows) % 3, rows)
     method = method or DPSGD()
-    return made.directions(batch, method, method.lam_at(0))
+    return made.directions(batch, method, method.lam_at(0, {}))
 
 
 def keeps_an_attribute(model: Any, x: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ def tuned(name):
 
 
 def test_desk_scale_trains_with_the_best_rate():
-    study, table, records = tuned("tune-long-cifar10")
+    study, table, records = tuned("tune-cifar10")
     if len(study.records) < study.asked:
         assert not records  # nothing was trained before
         pytest.skip("the learning rate has trials without a record")
@@ -102,8 +102,7 @@ def test_desk_scale_trains_with_the_best_rate():
 
 @pytest.mark.parametrize("method", ["dp-sat", "bam"])
 def test_desk_scale_trains_with_the_best_lambda(method):
-    name = {"dp-sat": "tune-lambda-cifar10", "bam": "tune-long-lambda-cifar10"}[method]
-    study, table, records = tuned(name)
+    study, table, records = tuned("tune-lambda-cifar10")
     tried = [arm for arm, fields in study.recipe.arms.items() if fields["method"] == method]
     if not set(tried) <= set(study.arms()):
         assert method not in {record.config["method"] for record in records}

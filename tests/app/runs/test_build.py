@@ -14,6 +14,7 @@ from dpbam.app.runs.build import (
     make_schedule,
 )
 from dpbam.data import load
+from dpbam.methods import SHARE
 from dpbam.nn import build_model
 
 DIGITS = load("digits")
@@ -33,11 +34,14 @@ def mlp(classes=10, **options):
         ({"method": "dp-sgd"}, "DPSGD()"),
         ({"method": "dp-sat", "lam": 0.1}, "DPSAT(lam=0.1)"),
         ({"method": "bam", "lam": 0.1}, "BAM(lam=0.1, exact=False)"),
-        ({"method": "bam", "gradient": "exact"}, "BAM(lam=0.02, exact=True)"),
+        ({"method": "bam", "gradient": "exact"}, f"BAM(lam=Relative(share={SHARE}), exact=True)"),
+        ({"method": "bam", "lam_share": 1e-3}, "BAM(lam=Relative(share=0.001), exact=False)"),
+        ({"method": "dp-sat"}, "DPSAT(lam=0.02)"),
+        ({"method": "dp-sat", "lam_warmup": 0.3}, "DPSAT(lam=WarmUp(lam=0.02, steps=3))"),
     ],
 )
 def test_methods(values, shown):
-    assert repr(make_method(config(**values))) == shown
+    assert repr(make_method(config(**values), 10)) == shown
 
 
 @pytest.mark.parametrize("name", ["nadam", "sgd", "adam", "adamw"])

@@ -77,7 +77,7 @@ def test_built_in_parts_take_their_options() -> None:
     clipping = make_clipping(made)
     assert isinstance(clipping, QuantileClipping)
     assert clipping.quantile == 0.7
-    disk = make_method(config(method="disk", method_options={"kappa": 0.5, "inner": "bam"}))
+    disk = make_method(config(method="disk", method_options={"kappa": 0.5, "inner": "bam"}), 10)
     assert isinstance(disk, DiSK)
     assert isinstance(disk.inner, BAM)
     assert isinstance(make_filter(config(filter="doppler", filter_options={"b": [1.0], "a": []})),
@@ -102,7 +102,8 @@ def test_built_in_parts_take_their_options() -> None:
 def test_what_is_not_such_a_part_is_refused_in_a_sentence(wrong: dict, said: str) -> None:
     def make() -> None:
         made = config(**wrong)
-        for part in (make_method, make_clipping, make_filter):
+        make_method(made, 10)
+        for part in (make_clipping, make_filter):
             part(made)
 
     with pytest.raises(ConfigError, match=said):

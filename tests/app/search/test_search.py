@@ -147,7 +147,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def execute(config: Any, out: Path, *, resume: bool, reporter: Any) -> Any:
         done.append((config, out))
-        accuracy = 1 / (1 + abs(np.log(config.lr / 0.01))) - config.lam
+        accuracy = 1 / (1 + abs(np.log(config.lr / 0.01))) - (config.lam or 0)
         for step in (1, 2):
             reporter.on_evaluation(SimpleNamespace(step=step, score=accuracy))
         return SimpleNamespace(

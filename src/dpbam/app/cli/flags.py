@@ -24,9 +24,13 @@ ConfigFile = Annotated[
     Path | None,
     option("A .toml file of these settings; flags override it.", "--config"),
 ]
-_ALTERNATIVES = (("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "train"))
+_ALTERNATIVES = (
+    ("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "train"), ("lam", "lam_share"),
+)  # fmt: skip
 _NO_EFFECT: dict[str, tuple[str, tuple[Any, ...]]] = {
     "lam": ("method", ("dp-sgd", "sgd")),
+    "lam_share": ("method", ("dp-sgd", "dp-sat", "sgd", "sam")),
+    "lam_warmup": ("method", ("dp-sgd", "sgd")),
     "gradient": ("method", ("dp-sgd", "dp-sat", "sgd", "sam")),
     "momentum": ("optimizer", ("nadam", "adam", "adamw")),
     "shift": ("augment_multiplicity", (0,)),

@@ -11,7 +11,10 @@ from dpbam.app.report.charts import Numbers, Series
 from dpbam.app.report.records import Run
 from dpbam.privacy.rounding import up
 
-LETTERS = {"lam": "λ", "clip_norm": "C", "epsilon": "ε", "noise_multiplier": "σ", "delta": "δ"}
+LETTERS = {
+    "lam": "λ", "lam_share": "λ/|θ|", "clip_norm": "C", "epsilon": "ε",
+    "noise_multiplier": "σ", "delta": "δ",
+}  # fmt: skip
 PALETTE_SIZE = 8
 
 #: Settings that are not the method's: runs that differ in nothing else are one group.

@@ -43,7 +43,8 @@ METHODS = {
 #: Settings that may be in a report for publication: those of the method. Paths reveal where data
 #: are, and a seed lets anyone compute the noise and subtract it.
 PUBLIC_SETTINGS = frozenset((
-    "model", "model_options", "method", "epsilon", "noise_multiplier", "delta", "lam", "gradient",
+    "model", "model_options", "method", "epsilon", "noise_multiplier", "delta", "lam",
+    "lam_share", "lam_warmup", "gradient",
     "clip_norm", "clipping", "clipping_options", "method_options", "filter", "filter_options",
     "noise_schedule", "clip_schedule", "batch_size", "epochs", "optimizer", "correct_noise", "lr",
     "momentum", "weight_decay",

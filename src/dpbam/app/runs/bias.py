@@ -134,13 +134,19 @@ def _some(prepared: Prepared) -> tuple[Tensor, Tensor]:
     return model_input(images).to(prepared.device), labels.to(prepared.device)
 
 
+def _lam(prepared: Prepared) -> float:
+    from dpbam.app.runs.build import lam_at_the_end
+
+    return lam_at_the_end(prepared.config, prepared.model, prepared.plan.steps)
+
+
 def _advise(prepared: Prepared, rows: int) -> Advice:
     from torch import nn
 
     from dpbam.bias import advise
 
     loss, method = nn.CrossEntropyLoss(reduction="none"), prepared.config.method
-    lam = prepared.config.lam if method == "bam" else 0.0
+    lam = _lam(prepared) if method == "bam" else 0.0
     return advise(
         prepared.model, loss, prepared.plan, [_some(prepared)], lam=lam,
         physical_batch_size=rows,
@@ -154,6 +160,6 @@ def _flatness(prepared: Prepared, rows: int) -> Flatness:
 
     loss = nn.CrossEntropyLoss(reduction="none")
     return measure_flatness(
-        prepared.model, loss, *_some(prepared), lam=prepared.config.lam,
+        prepared.model, loss, *_some(prepared), lam=_lam(prepared),
         physical_batch_size=rows,
     )  # fmt: skip

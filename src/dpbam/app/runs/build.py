@@ -24,11 +24,22 @@ from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.bias import PrivateStatistics, ReleasedStatistics
 from dpbam.data import DataSet, ShiftFlip, to_float
 from dpbam.filters import FILTERS, Filter
-from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, DiSK, Method
+from dpbam.methods import (
+    BAM,
+    DPSAT,
+    DPSGD,
+    SAM,
+    SGD,
+    DiSK,
+    Method,
+    Relative,
+    Schedule,
+    WarmUp,
+)
 from dpbam.nn import build_model, freeze, train_part
 from dpbam.nn.encoders import PublicEncoder, file_digest
 from dpbam.oracle import PrivateGradientOracle
-from dpbam.params import device_of, evaluating
+from dpbam.params import device_of, evaluating, trainable
 from dpbam.privacy.adaptive_clipping import CLIPPINGS
 from dpbam.privacy.clipping import Clipping
 from dpbam.training.adam_bc import AdamBC
@@ -147,8 +158,9 @@ def _head(model: nn.Module) -> str:
     return [name.rpartition(".")[0] for name, _ in model.named_parameters()][-1]
 
 
-def make_method(config: RunConfig) -> Method:
-    options, make = dict(config.method_options), _method_class(config)
+def make_method(config: RunConfig, steps: int) -> Method:
+    """Return the method of a run of ``steps`` steps."""
+    options, make = dict(config.method_options), _method_class(config, steps)
     if config.method == "disk":
         inner = options.get("inner", "dp-sgd")
         if ":" in str(inner):  # it would be imported, and a file may have set it
@@ -156,23 +168,38 @@ def make_method(config: RunConfig) -> Method:
                 f"disk's inner must be dp-sgd or bam, got {inner}: code of your own is named by "
                 "--method alone"
             )
-        options["inner"] = make_method(config.replace(method=inner, method_options={}))
+        options["inner"] = make_method(config.replace(method=inner, method_options={}), steps)
     elif ":" in config.method and _takes(make, "lam"):
-        options = {"lam": config.lam, **options}
+        options = {"lam": make_lambda(config, steps), **options}
     made: Method = _made("method", config.method, make, **options)
     return made
 
 
-def _method_class(config: RunConfig) -> Callable[..., Method]:
+def make_lambda(config: RunConfig, steps: int) -> float | Schedule:
+    """Return the configured lambda(t) of a run of ``steps`` steps."""
+    lam: float | Schedule = 0.02 if config.lam is None else config.lam
+    if config.method == "bam" and config.lam is None:
+        lam = Relative(config.lam_share)
+    return WarmUp(lam, round(config.lam_warmup * steps)) if config.lam_warmup else lam
+
+
+def lam_at_the_end(config: RunConfig, model: nn.Module, steps: int) -> float:
+    """Return lambda after ``steps`` steps, at the model's present parameters."""
+    lam = make_lambda(config, steps)
+    return lam(steps, dict(trainable(model))) if callable(lam) else lam
+
+
+def _method_class(config: RunConfig, steps: int) -> Callable[..., Method]:
     if ":" in config.method:
         return load_function(config.method)
+    lam = make_lambda(config, steps)
     built_in: dict[str, Callable[..., Method]] = {
-        "bam": partial(BAM, config.lam, exact=config.gradient == "exact"),
+        "bam": partial(BAM, lam, exact=config.gradient == "exact"),
         "disk": DiSK,
         "dp-sgd": DPSGD,
-        "dp-sat": partial(DPSAT, config.lam),
+        "dp-sat": partial(DPSAT, lam),
         "sgd": SGD,
-        "sam": partial(SAM, config.lam),
+        "sam": partial(SAM, lam),
     }
     return built_in[config.method]
 

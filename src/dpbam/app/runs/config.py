@@ -36,7 +36,7 @@ from dpbam.app.runs.settings import (
     setting,
 )
 from dpbam.errors import ArgumentError, DPBAMError
-from dpbam.methods import is_private
+from dpbam.methods import SHARE, is_private
 from dpbam.privacy.plan import PrivacyPlan, default_delta, epoch_steps
 
 _PANELS = ("Data", "Privacy", "Method", "Model", "Training", "Run", "Statement")
@@ -56,8 +56,8 @@ class RunConfig(BaseModel):
 
     Example:
         >>> config = RunConfig(method="bam", epsilon=3, epochs=5)
-        >>> config.method, config.lam
-        ('bam', 0.02)
+        >>> config.method, config.lam_share
+        ('bam', 0.00025)
         >>> RunConfig(epsilon=3, clip_nrom=1)
         Traceback (most recent call last):
         dpbam.app.runs.config.ConfigError: clip_nrom is unknown: did you mean 'clip_norm'?
@@ -146,7 +146,17 @@ class RunConfig(BaseModel):
         {},
         flag="--method-option",
     )
-    lam: NonNegative = _method("The paper's lambda, of bam, dp-sat and sam.", 0.02)
+    lam: NonNegative | None = _method(
+        "The paper's lambda, of bam, dp-sat and sam.", unset="by lam_share for bam, else 0.02"
+    )
+    lam_share: NonNegative = _method(
+        "BAM's lambda over the norm of the trained parameters, where lam is not given. It follows "
+        "the parameters, so that one value suits nets of different sizes.",
+        SHARE,
+    )
+    lam_warmup: Fraction = _method(
+        "Share of the run's steps over which lambda rises from 0 to its value.", 0.0
+    )
     gradient: Literal["approximate", "exact"] = _method(
         "BAM's gradient. Eq. 12 or Eq. 11 of the paper.", "approximate"
     )

@@ -154,13 +154,19 @@ def check_format(path: Path, values: Mapping[str, Any]) -> None:
 def current_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored configuration in the words of the current format.
 
-    Format 1 called standard noise "fast"; before there was ``train``, there was ``head_only``.
+    Format 1 called standard noise "fast"; before there was ``train``, there was ``head_only``; and
+    methods without lambda had one of 0.02.
 
     Example:
         >>> current_config({"noise": "fast", "lr": 0.1, "head_only": True})
         {'noise': 'standard', 'lr': 0.1, 'train': 'head'}
+        >>> current_config({"method": "dp-sgd", "lam": 0.02})
+        {'method': 'dp-sgd'}
     """
     current = {name: value for name, value in values.items() if name != "head_only"}
+    inner = values.get("method_options", {}).get("inner")
+    if values.get("method") in ("dp-sgd", "sgd") or (values.get("method"), inner) == ("disk", None):
+        current.pop("lam", None)
     if values.get("noise") == "fast":
         current["noise"] = "standard"
     if values.get("head_only"):

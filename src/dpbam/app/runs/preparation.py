@@ -113,7 +113,7 @@ class Prepared:
             self.model,
             self.task,
             self.plan,
-            build.make_method(config),
+            build.make_method(config, self.plan.steps),
             augment=build.make_augment(config),
             augment_targets=build.make_mask_augment(config, self.train.task),
             multiplicity=max(1, config.augment_multiplicity),
@@ -295,7 +295,7 @@ def counted(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: in
     physical = next(batch.split(rows, oracle.views, device))
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
-        return counted(oracle.engine, physical, oracle.method.per_unit, oracle.method.lam_at(0))
+        return counted(oracle.engine, physical, oracle.method.per_unit, oracle.lam())
 
 
 def _check_cache(folder: Path) -> None:

@@ -36,7 +36,8 @@ LAMBDA = Domain("lam", 0.002, 0.2, log=True)
 # fields that change neither a trial's event nor the unit that it protects: an accounted search may
 # vary these alone, so that a new field is refused until it is listed
 _SAME_COST = (
-    "image_size", "channels", "dicom_window", "clip_norm", "clipping", "lam", "gradient", "model",
+    "image_size", "channels", "dicom_window", "clip_norm", "clipping", "lam", "lam_share",
+    "lam_warmup", "gradient", "model",
     "model_options", "init", "freeze", "train", "physical_batch_size", "optimizer", "lr",
     "momentum", "weight_decay", "schedule", "augment_multiplicity", "shift", "flip",
     "augment_probability", "ema", "swa", "filter", "filter_options", "clipping_options",
