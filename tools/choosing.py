@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from dpbam import PrivacyPlan  # noqa: E402
+from dpbam.nn import build_model  # noqa: E402
+from dpbam.params import norm, trainable  # noqa: E402
 from reproduce.bias_claims import overview  # noqa: E402
-from reproduce.outcome import Study  # noqa: E402
-from reproduce.recipes import load_recipe  # noqa: E402
+from reproduce.outcome import Study, TextTable, difference_of, points  # noqa: E402
+from reproduce.recipes import Recipe, load_recipe  # noqa: E402
 from reproduce.records import finished  # noqa: E402
 
 PAGE = ROOT / "docs" / "choosing.md"
@@ -23,6 +27,11 @@ N, DELTA, EPOCHS = 50_000, 1e-5, 30
 #: What matters less for a choice.
 _LEFT_OUT = {"bias / gradient", "length's share", "largest eigenvalue"}
 EPSILONS, SIZES = (1, 2, 4, 8), (64, 256, 1024, 4096)
+#: Recipes with BAM and DP-SGD on the same seeds, at the same learning rate or each at its best.
+_WITH_BAM = (
+    ("desk", "table1-cifar10"), ("desk", "bias-methods"), ("pocket", "methods"),
+    ("pocket", "table1-cifar10"), ("pocket", "lambda"), ("pocket", "table1-pneumonia"),
+)  # fmt: skip
 
 
 def noise_table() -> str:
@@ -51,6 +60,46 @@ def study_table(name: str, arms: tuple[str, ...] | None = None) -> str:
     return _without(overview(wanted).to_markdown(), _LEFT_OUT)
 
 
+def share_table() -> str:
+    """Every comparison of BAM with DP-SGD that was recorded, by lambda / |theta| at the start."""
+    rows = {}
+    for scale, name in _WITH_BAM:
+        recipe = load_recipe(name, scale)
+        length = _initial_norm(recipe)
+        study = Study(recipe, finished(recipe, ROOT / "results"), len(recipe.runs()))
+        for cell in recipe.cells():
+            arms = study.arms(cell)
+            for arm, by_seed in arms.items():
+                fields = {**recipe.setting, **cell, **recipe.arms[arm]}
+                if fields["method"] != "bam" or "clipping" in fields or "correct_noise" in fields:
+                    continue
+                found = difference_of(by_seed, arms["dp-sgd"])
+                key = (scale, recipe.records, fields["epsilon"], fields["lam"])
+                rows[key] = (
+                    fields["lam"] / length, _net(fields), f"{fields['epsilon']:g}",
+                    f"{fields['lam']:g}", points(found, signed=True), str(found.count),
+                )  # fmt: skip
+    ordered = sorted(rows.values(), key=lambda row: (row[0], row[1:]))
+    shown = [(f"{share:.1e}", *rest) for share, *rest in ordered]
+    header = ("share", "data, net", "epsilon", "lambda", "against DP-SGD", "seeds")
+    return TextTable(header, shown).to_markdown()
+
+
+def _net(fields: Mapping[str, Any]) -> str:
+    data = str(fields["data"]).rpartition(":")[2]
+    options = " ".join(f"{k} {v}" for k, v in fields.get("model_options", {}).items())
+    return f"{data}, {fields['model']} {options}, batch {fields['batch_size']}"
+
+
+def _initial_norm(recipe: Recipe) -> float:
+    """|theta| of the recipe's net with the weights of seed 0, before training."""
+    model = build_model(
+        recipe.setting["model"], in_channels=recipe.shape[0], image_size=tuple(recipe.shape[1:]),
+        num_classes=recipe.classes, seed=0, **recipe.setting.get("model_options", {}),
+    )  # fmt: skip
+    return float(norm({name: p.detach() for name, p in trainable(model).items()}))
+
+
 def _without(table: str, columns: set[str]) -> str:
     """A table without some of its columns."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
@@ -65,6 +114,7 @@ def filled(page: str) -> str:
         "clip-norm": study_table("methods", ("dp-sgd", "dp-sgd-c4")),
         "lambda": study_table("methods", ("dp-sgd", "bam-0.005", "bam-0.02")),
         "batch-size": study_table("batch-size"),
+        "share": share_table(),
     }
     for name, table in tables.items():
         start, end = f"<!-- table: {name} -->", "<!-- end -->"
