@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # torch is imported where it computes: reading a configuratio
 
 GradFn = Callable[["Params"], "Params"]
 Schedule = Callable[[int, "Params"], float]
-SHARE = 2.5e-4  # BAM's default: lambda over the norm of the trained parameters
+SHARE = 1.5e-4  # BAM's default: lambda over the norm of the trained parameters
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ def test_the_accuracy_comes_first_and_the_bias_is_measured(small, dpbam, tmp_pat
         "Test accuracy at epsilon 3, "
     )
     result = json.loads((out / "comparison.json").read_text())
-    best = result["contenders"]["bam"]["accuracy"]["mean"]
-    assert f"{100 * best:.1f}% with bam" in said[0]
+    best = result["contenders"]["bam-0.02"]["accuracy"]["mean"]
+    assert f"{100 * best:.1f}% with bam-0.02" in said[0]
     sentence = next(line for line in said if line.startswith("Bias: "))
     assert "of 2 seeds" in sentence
     assert "not for publication" in sentence

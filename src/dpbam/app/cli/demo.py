@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "measure_bias": 8,
 }
-METHODS = ("dp-sgd", "dp-sat", "bam")
+LAMBDAS = {"dp-sgd": None, "dp-sat": 0.02, "bam": 0.02}  # large enough to see on digits
 
 
 def demo(
@@ -44,7 +44,7 @@ def demo(
         $ dpbam demo
         $ dpbam demo --seeds 3 --out runs/three
     """
-    contenders = [Contender(method) for method in METHODS]
+    contenders = [Contender(method, lam) for method, lam in LAMBDAS.items()]
     seeds = _validate.count("--seeds", seeds)
     runs = plan_runs(SETTINGS, contenders, range(seeds), out, include_non_private=True)
     note(

@@ -57,7 +57,7 @@ class RunConfig(BaseModel):
     Example:
         >>> config = RunConfig(method="bam", epsilon=3, epochs=5)
         >>> config.method, config.lam_share
-        ('bam', 0.00025)
+        ('bam', 0.00015)
         >>> RunConfig(epsilon=3, clip_nrom=1)
         Traceback (most recent call last):
         dpbam.app.runs.config.ConfigError: clip_nrom is unknown: did you mean 'clip_norm'?
