@@ -73,6 +73,18 @@ def _entropy() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _present_devices() -> Iterator[None]:
+    """Seed the devices that are there: for an absent one torch keeps each call and its stack."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        for device in (torch.cuda, torch.xpu, torch.mtia):
+            if not device.is_available():
+                patch.setattr(device, "manual_seed_all", lambda seed: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _read_once() -> Iterator[None]:
     """Parse scikit-learn's digits once: else a quarter of a tiny training."""
     from dpbam.data import digits
