@@ -28,6 +28,12 @@ def test_a_plan_needs_no_torch() -> None:
     assert "torch" not in loaded_by(statement)
 
 
+def test_what_is_imported_is_seen() -> None:
+    """The control of the tests above."""
+    assert "numpy" in loaded_by("import dpbam, numpy")
+
+
+@pytest.mark.slow  # every test of an oracle needs it
 def test_torch_is_loaded_when_needed() -> None:
     assert "torch" in loaded_by("import dpbam; dpbam.PrivateGradientOracle")
 

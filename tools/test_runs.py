@@ -1,14 +1,18 @@
-"""Run ``make test`` several times, each in another order and with another hash seed.
+"""Run ``make test`` several times more, each in another order and with another hash seed.
 
-    python tools/test_runs.py [--runs 10] [--first 1] [--out benchmarks/results/test_runs.json]
+    python tools/test_runs.py [--runs 10] [--first SEED] [--out benchmarks/results/test_runs.json]
 
 Appends a record of each run as it ends: commit, order, hash seed, what pytest said, elapsed and
-processor seconds (of make and all its children). Ends with 1 if a run failed.
+processor seconds, and last prints what all runs of this commit took. Processor seconds are of make
+and everything it started: on Linux also of fork servers and browsers, which their parents do not
+wait for (the field ``counts``). Ends with 1 if one of these runs failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
 import os
 import re
@@ -20,12 +24,37 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_PATIENCE = 120.0  # seconds for processes to end that outlive make
 
 
-def one_run(seed: int) -> dict[str, Any]:
+def adopt_orphans() -> bool:
+    """Become the parent of descendants whose own parent ends, as init would; Linux only."""
+    if not sys.platform.startswith("linux"):
+        return False
+    return ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def wait_for_orphans() -> None:
+    """Wait for all children: the kernel counts the time of those alone that were waited for."""
+    end = time.monotonic() + _PATIENCE
+    with contextlib.suppress(ChildProcessError):  # no child is left
+        while time.monotonic() < end:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.05)
+        print(f"a process still runs {_PATIENCE:.0f} s after make: not counted", file=sys.stderr)
+
+
+def spent() -> float:
+    """Processor seconds, user and system, of the children that ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def one_run(seed: int, commit: str, *, adopts: bool) -> dict[str, Any]:
     """Run the tests in the order of ``seed``."""
     chosen = {"PYTHONHASHSEED": str(seed), "PYTEST_ADDOPTS": f"--randomly-seed={seed}"}
-    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    before, begun = spent(), time.monotonic()
     done = subprocess.run(
         ["make", "test"],
         cwd=ROOT,
@@ -34,36 +63,53 @@ def one_run(seed: int) -> dict[str, Any]:
         text=True,
         check=False,
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    elapsed = time.monotonic() - begun
+    wait_for_orphans()
     said = re.findall(r"^.*\b(?:passed|failed)\b.* in [\d.]+s.*$", done.stdout, flags=re.M)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True,
-                            text=True, check=True)  # fmt: skip
     return {
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "seed": seed,
         "green": done.returncode == 0,
         "said": said[-1].strip("= ") if said else done.stderr[-200:],
         "failed": re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, flags=re.M),
-        "elapsed_seconds": round(time.monotonic() - begun, 1),
-        "processor_seconds": round(
-            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1
-        ),
+        "elapsed_seconds": round(elapsed, 1),
+        "processor_seconds": round(spent() - before, 1),
+        "counts": "all processes" if adopts else "processes that were waited for",
     }
+
+
+def summary(records: list[dict[str, Any]], commit: str) -> str:
+    """What the runs of one commit took."""
+    own = [record for record in records if record["commit"] == commit]
+    green = sum(record["green"] for record in own)
+    elapsed, processor = (
+        max(record[f"{kind}_seconds"] for record in own) for kind in ("elapsed", "processor")
+    )
+    return (
+        f"{commit}: {green} of {len(own)} runs green; "
+        f"at most {elapsed:.1f} s elapsed, {processor:.1f} s of processor time"
+    )
 
 
 def main() -> int:
     """Run, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--first", type=int, default=1, help="the seed of the first run")
+    parser.add_argument("--runs", type=int, default=10, help="how many more")
+    parser.add_argument("--first", type=int, help="the seed of the first; else one not yet used")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/test_runs.json")
     arguments = parser.parse_args()
     records = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    for k in range(len(records), arguments.runs):
-        records.append(one_run(arguments.first + k))
-        print(*(f"{key} {value}" for key, value in records[-1].items()), sep="  ", flush=True)
-        arguments.out.write_text(json.dumps(records, indent=1) + "\n")
-    return int(not all(record["green"] for record in records))
+    first = arguments.first or 1 + max((record["seed"] for record in records), default=0)
+    asked = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    adopts, new = adopt_orphans(), []
+    for seed in range(first, first + arguments.runs):
+        new.append(one_run(seed, commit.strip(), adopts=adopts))
+        print(*(f"{key} {value}" for key, value in new[-1].items()), sep="  ", flush=True)
+        arguments.out.write_text(json.dumps([*records, *new], indent=1) + "\n")
+    if new:
+        print(summary([*records, *new], commit.strip()))
+    return int(not all(record["green"] for record in new))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from support import (
 )
 from together import together
 
-STEPS, RECORDS = 15, 80
+STEPS, RECORDS = 6, 80
 OWNERS = np.arange(RECORDS) * 7 % 30  # 30 patients with two or three records each
 
 
@@ -99,7 +99,7 @@ def trained(
     ranks: Ranks, method: Method, plan: PrivacyPlan, views: int,
     make_filter: Callable[[], Filter] | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """The parameters after 15 steps of SGD, float64, sigma = 0."""
+    """The parameters after the plan's steps of SGD, float64, sigma = 0."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 3)).double()
     oracle = PrivateGradientOracle(

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 SAMPLES = 3  # inputs of the database per operator
@@ -27,6 +26,8 @@ Case = tuple[Callable[..., list[Tensor]], list[Tensor]]
 
 def operators() -> dict[str, Any]:
     """All entries of the database by name, variants included."""
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+
     return {f"{op.name} {op.variant_test_name}".strip(): op for op in op_db}
 
 

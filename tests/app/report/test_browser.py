@@ -43,12 +43,35 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
 
 @pytest.fixture
 def opened(browser: Driver, page: Path) -> Driver:
-    browser.get_log("performance")
+    """The page, drawn anew for one test."""
+    browser.switch_to.window(browser.window_handles[0])
+    return drawn(browser, page)
+
+
+@pytest.fixture(scope="module")
+def first(browser: Driver, page: Path) -> tuple[str, list[Any], list[str]]:
+    """A tab with the page, what it logged, and what it asked for, as it was drawn."""
+    browser.switch_to.new_window("tab")
+    drawn(browser, page)
+    return browser.current_window_handle, browser.get_log("browser"), requests(browser)
+
+
+@pytest.fixture
+def shared(browser: Driver, first: tuple[str, list[Any], list[str]]) -> Driver:
+    """The page for tests that leave it as it was, or change what no other test looks at."""
+    browser.switch_to.window(first[0])
     browser.get_log("browser")
-    browser.get(page.as_uri())
-    drawn = "return [...document.querySelectorAll('.canvas')].every(c => c.querySelector('svg'))"
-    waited(lambda: browser.execute_script(drawn))
     return browser
+
+
+def drawn(driver: Driver, page: Path) -> Driver:
+    """Open the page and wait for its figures."""
+    driver.get_log("performance")
+    driver.get_log("browser")
+    driver.get(page.as_uri())
+    every = "return [...document.querySelectorAll('.canvas')].every(c => c.querySelector('svg'))"
+    waited(lambda: driver.execute_script(every))
+    return driver
 
 
 def downloaded(driver: Driver, name: str) -> bytes:
@@ -63,35 +86,38 @@ def part(driver: Driver, figure: str, selector: str) -> Any:
     return found
 
 
-def test_no_error_and_no_request_leaves_the_file(opened: Driver, page: Path) -> None:
-    assert opened.get_log("browser") == []
-    assert opened.execute_script("return window.pwned") is None
-    asked = requests(opened)
+def test_no_error_and_no_request_leaves_the_file(
+    first: tuple[str, list[Any], list[str]], shared: Driver, page: Path
+) -> None:
+    _, errors, asked = first
+    assert errors == []
+    assert shared.execute_script("return window.pwned") is None
     assert page.as_uri() in asked
     assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [page.as_uri()]
 
 
-def test_a_request_would_be_seen_and_is_refused(opened: Driver) -> None:
-    """The control of the test above, and what the page's own policy is for."""
-    opened.execute_script(
-        "document.body.append(Object.assign(new Image(), {src: 'http://a.test/'}))"
-    )
-    errors = waited(lambda: opened.get_log("browser"))
+def with_child(driver: Driver, element: str) -> None:
+    """Append the element, see the page's policy refuse it, and take it away again."""
+    driver.execute_script(f"document.body.append({element})")
+    errors = waited(lambda: driver.get_log("browser"))
     assert "Content Security Policy" in errors[0]["message"]
+    driver.execute_script("document.body.lastChild.remove()")
 
 
-def test_a_script_from_elsewhere_is_refused(opened: Driver) -> None:
+def test_a_request_would_be_seen_and_is_refused(shared: Driver) -> None:
+    """The control of the test above, and what the page's own policy is for."""
+    with_child(shared, "Object.assign(new Image(), {src: 'http://a.test/'})")
+
+
+def test_a_script_from_elsewhere_is_refused(shared: Driver) -> None:
     """The policy knows the page's script by its hash: an injected one does not run."""
-    opened.execute_script(
-        "const s = document.createElement('script'); s.textContent = 'window.pwned = 1';"
-        "document.body.append(s)"
-    )
-    assert opened.execute_script("return window.pwned") is None
-    assert "Content Security Policy" in waited(lambda: opened.get_log("browser"))[0]["message"]
+    text = "{textContent: 'window.pwned = 1'}"
+    with_child(shared, f"Object.assign(document.createElement('script'), {text})")
+    assert shared.execute_script("return window.pwned") is None
 
 
-def test_every_figure_is_drawn_and_described(opened: Driver) -> None:
-    drawn = opened.execute_script(
+def test_every_figure_is_drawn_and_described(shared: Driver) -> None:
+    drawn = shared.execute_script(
         "return [...document.querySelectorAll('[data-figure]')].map(f => [f.dataset.figure,"
         " f.querySelectorAll('.canvas svg path').length,"
         " f.querySelector('[role=graphics-document]').ariaLabel])"
@@ -100,34 +126,34 @@ def test_every_figure_is_drawn_and_described(opened: Driver) -> None:
     assert all(marks > 3 for _, marks, _ in drawn)
     assert all(label for _, _, label in drawn)
     bad = "return document.documentElement.innerHTML.match(/NaN|undefined|Infinity/g)"
-    assert opened.execute_script(bad.replace("documentElement", "querySelector('main')")) is None
+    assert shared.execute_script(bad.replace("documentElement", "querySelector('main')")) is None
 
 
-def test_names_from_outside_are_text(opened: Driver) -> None:
-    assert opened.find_elements(By.TAG_NAME, "img") == []
-    text = opened.execute_script(
+def test_names_from_outside_are_text(shared: Driver) -> None:
+    assert shared.find_elements(By.TAG_NAME, "img") == []
+    text = shared.execute_script(
         "return document.querySelector('[data-figure=classes] .canvas').textContent"
     )
     assert "onerror" in text
 
 
-def test_a_click_in_the_legend_fades_the_other_groups(opened: Driver) -> None:
-    name = part(opened, "bias", ".role-legend-label text")
+def test_a_click_in_the_legend_fades_the_other_groups(shared: Driver) -> None:
+    name = part(shared, "bias", ".role-legend-label text")
     curves = (
         "return [...document.querySelectorAll('[data-figure=bias] .mark-line path')]"
         ".map(path => path.getAttribute('opacity'))"
     )
-    before = opened.execute_script(curves)
+    before = shared.execute_script(curves)
     name.click()
-    after = waited(lambda: (found := opened.execute_script(curves)) != before and found)
+    after = waited(lambda: (found := shared.execute_script(curves)) != before and found)
     assert "0.1" not in before
     assert after.count("0.1") == 2  # the other group's mean, in both panels
 
 
-def test_pointing_at_a_curve_shows_its_values(opened: Driver) -> None:
-    circle = part(opened, "accuracy", ".mark-symbol.role-mark path:nth-child(3)")
-    ActionChains(opened).move_to_element(circle).perform()
-    tip = waited(lambda: opened.find_element(By.ID, "vg-tooltip-element").text)
+def test_pointing_at_a_curve_shows_its_values(shared: Driver) -> None:
+    circle = part(shared, "accuracy", ".mark-symbol.role-mark path:nth-child(3)")
+    ActionChains(shared).move_to_element(circle).perform()
+    tip = waited(lambda: shared.find_element(By.ID, "vg-tooltip-element").text)
     assert "epoch" in tip
     assert "accuracy" in tip
 
@@ -154,56 +180,57 @@ def test_figures_zoom_with_ctrl_and_the_wheel(opened: Driver) -> None:
     waited(zoomed)
 
 
-def test_the_slider_moves_the_clipping_norm(opened: Driver) -> None:
-    slider = part(opened, "clipping", "input[type=range]")
+def test_the_slider_moves_the_clipping_norm(shared: Driver) -> None:
+    slider = part(shared, "clipping", "input[type=range]")
     facts = "return document.querySelector('[data-figure=clipping] svg').textContent"
-    assert "|bias| 0.67" in opened.execute_script(facts)
+    assert "|bias| 0.67" in shared.execute_script(facts)
     slider.send_keys(Keys.END)
-    waited(lambda: "|bias| 0.00" in opened.execute_script(facts))  # nothing is clipped
+    waited(lambda: "|bias| 0.00" in shared.execute_script(facts))  # nothing is clipped
 
 
-def test_the_system_can_ask_for_dark(opened: Driver) -> None:
+def test_the_system_can_ask_for_dark(shared: Driver) -> None:
     paper = "return getComputedStyle(document.body).backgroundColor"
     ink = "return getComputedStyle(document.querySelector('[data-figure=accuracy] svg text')).fill"
-    light = opened.execute_script(paper), opened.execute_script(ink)
+    light = shared.execute_script(paper), shared.execute_script(ink)
     wish = [{"name": "prefers-color-scheme", "value": "dark"}]
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wish})
-    assert opened.execute_script(paper) != light[0]
-    assert opened.execute_script(ink) != light[1]  # figures follow
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": wish})
-    assert opened.execute_script(paper) == "rgb(255, 255, 255)"  # paper is white
-    assert opened.execute_script(ink) == light[1]
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+    shared.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wish})
+    assert shared.execute_script(paper) != light[0]
+    assert shared.execute_script(ink) != light[1]  # figures follow
+    shared.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": wish})
+    assert shared.execute_script(paper) == "rgb(255, 255, 255)"  # paper is white
+    assert shared.execute_script(ink) == light[1]
+    shared.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
 
 
-def test_figures_export(opened: Driver) -> None:
-    part(opened, "bias", ".canvas summary").click()
+def test_figures_export(shared: Driver) -> None:
+    part(shared, "bias", ".canvas summary").click()
     for k, kind in ((1, "svg"), (2, "png")):
-        link = part(opened, "bias", f".vega-actions a:nth-child({k})")
-        ActionChains(opened).click_and_hold(link).perform()
+        link = part(shared, "bias", f".vega-actions a:nth-child({k})")
+        ActionChains(shared).click_and_hold(link).perform()
         waited(lambda link=link: link.get_attribute("href").startswith(("data:", "blob:")))
-        ActionChains(opened).release().perform()
-        saved = downloaded(opened, f"bias.{kind}")
+        ActionChains(shared).release().perform()
+        saved = downloaded(shared, f"bias.{kind}")
         assert saved.startswith(b"<svg" if kind == "svg" else b"\x89PNG")
-    svg = downloaded(opened, "bias.svg").decode()
+    svg = downloaded(shared, "bias.svg").decode()
     assert "not private: operator only" in svg
     assert "var(--" not in svg  # it stands alone
-    part(opened, "bias", "figcaption a").click()
-    assert downloaded(opened, "bias.csv").startswith(b"# not private: operator only\npanel,series")
+    part(shared, "bias", "figcaption a").click()
+    assert downloaded(shared, "bias.csv").startswith(b"# not private: operator only\npanel,series")
 
 
-def test_the_pages_csv_is_the_files(opened: Driver, page: Path) -> None:
+def test_the_pages_csv_is_the_files(shared: Driver, page: Path) -> None:
     """With five digits: vectors, and nothing that is drawn for the slider or twice."""
-    part(opened, "clipping", "figcaption a").click()
-    saved = downloaded(opened, "clipping.csv").decode().splitlines()
+    part(shared, "clipping", "figcaption a").click()
+    saved = downloaded(shared, "clipping.csv").decode().splitlines()
     written = draw("clipping", [], page.parent / "clipping.csv").read_text().splitlines()
     assert [line.split(",")[:2] for line in saved] == [line.split(",")[:2] for line in written]
 
 
-def test_a_phone_needs_no_sideways_scrolling(opened: Driver, page: Path) -> None:
+def test_a_phone_needs_no_sideways_scrolling(browser: Driver, page: Path) -> None:
+    browser.switch_to.window(browser.window_handles[0])
     size = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    opened.get(page.as_uri())
-    assert opened.execute_script("return document.documentElement.scrollWidth") <= 390
-    assert opened.get_log("browser") == []
-    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    drawn(browser, page)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    assert browser.get_log("browser") == []
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
