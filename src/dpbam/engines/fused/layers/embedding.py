@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpbam.engines.base import UnsupportedModelError
-from dpbam.engines.fused.bilinear import Layer, Pair
+from dpbam.engines.fused.bilinear import Layer, Pair, Purpose
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.layers.linear import Linear
 from dpbam.engines.fused.rules import Call, rule, use_matrix
@@ -56,7 +56,7 @@ class Embedding(Layer):
         unit = torch.arange(a.shape[0], device=a.device)[:, None]
         return weights[unit, a]
 
-    def prefers_gram(self, t: int, pairs: int, *, twice: bool) -> bool:
+    def prefers_gram(self, t: int, pairs: int, purpose: Purpose) -> bool:
         return True  # the table is far larger than the rows that are looked up
 
     def as_linear(self, ids: Tensor, b: Tensor) -> tuple[Linear, Pair]:
