@@ -7,6 +7,7 @@ import torch
 from dpbam.engines.fused.bilinear import Costs
 from dpbam.engines.fused.fold import reduce_to, split_axis
 from dpbam.engines.fused.gradients import Joined, Materialised
+from dpbam.engines.fused.layers.embedding import Embedding
 from dpbam.engines.fused.layers.linear import Linear
 
 
@@ -48,3 +49,9 @@ def test_a_sum_over_axes_of_size_one_is_the_tensor() -> None:
     x = torch.randn(4, 1, 1, 5)
     assert torch.equal(reduce_to(x, (1, 5)), x.sum(1))
     assert torch.equal(reduce_to(x, (5,)), x.sum((1, 2)))
+
+
+def test_an_embedding_of_a_small_table_and_long_rows_is_materialised() -> None:
+    layer = Embedding((256, 64))
+    assert layer.prefers_gram(64, 1, "sum")
+    assert not layer.prefers_gram(512, 1, "sum")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,7 @@ class Embedding(Layer):
         return weights[unit, a]
 
     def prefers_gram(self, t: int, pairs: int, purpose: Purpose) -> bool:
-        return True  # the table is far larger than the rows that are looked up
+        return math.prod(self.shape) > 2 * t * t  # the larger of the two is not computed
 
     def as_linear(self, ids: Tensor, b: Tensor) -> tuple[Linear, Pair]:
         """Return the equivalent linear layer and its pair, for tied weights: b (x) onehot."""
