@@ -13,15 +13,16 @@ from dpbam.engines.fused.layers.linear import Linear
 
 def test_gram_matrices_are_chosen_for_few_positions_and_wide_layers() -> None:
     layer = Linear((512, 128))
-    assert layer.prefers_gram(64, 1, "sum")
-    assert not layer.prefers_gram(128, 1, "sum")
+    assert layer.prefers_gram(16, 1, "sum")
+    assert not layer.prefers_gram(64, 1, "sum")
 
 
 def test_an_ascent_step_or_a_second_pair_makes_gram_matrices_dearer() -> None:
-    layer = Linear((512, 128))
-    assert not layer.prefers_gram(64, 1, "ascent")
-    assert not layer.prefers_gram(64, 2, "sum")
-    assert layer.prefers_gram(64, 1, "derivative")
+    costs = Costs(positions=64, pixels=64, weights=(128, 512), channels=128, entry=50)
+    assert costs.gram_is_cheaper(1, "sum")
+    assert not costs.gram_is_cheaper(1, "ascent")
+    assert not costs.gram_is_cheaper(2, "sum")
+    assert costs.gram_is_cheaper(1, "derivative")
 
 
 def test_a_gradient_far_larger_than_its_factors_is_never_materialised() -> None:

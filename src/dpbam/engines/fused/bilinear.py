@@ -124,7 +124,7 @@ def lengths(x: Tensor) -> Tensor:
 
 
 _ENTRY = 60  # an entry of a Gram matrix takes the time of this many products
-MATRIX_ENTRY = 50  # and one of G_u by a product of matrices: new memory, written and read twice
+MATRIX_ENTRY = 10  # and one of G_u by a product of matrices
 
 
 @dataclass(frozen=True)
