@@ -76,8 +76,8 @@ def timed(layer: nn.Module, shape: tuple[int, ...], method: str, options: Any) -
         kind = Conv if isinstance(layer, nn.Conv2d) else Linear
         own = kind.prefers_gram
 
-        def prefers(self: Any, t: int, pairs: int, *, twice: bool) -> bool:
-            chosen.append(own(self, t, pairs, twice=twice))
+        def prefers(self: Any, t: int, pairs: int, purpose: Any) -> bool:
+            chosen.append(own(self, t, pairs, purpose))
             return chosen[-1] if ghost is None else ghost
 
         with mock.patch.object(kind, "prefers_gram", prefers):

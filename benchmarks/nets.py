@@ -121,9 +121,10 @@ class GPTBlock(nn.Module):
 
 
 class GPT2(nn.Module):
-    def __init__(self, width: int = 128, depth: int = 2, vocabulary: int = 256) -> None:
+    def __init__(self, width: int = 128, depth: int = 2, positions: int = 512) -> None:
         super().__init__()
-        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(512, width)
+        vocabulary = 256
+        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
         self.blocks = nn.ModuleList(GPTBlock(width, 4) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 

@@ -1,47 +1,50 @@
 """Time and memory of a private step against batch size, length, image size, width and depth.
 
-For each axis a small net grows by doubling while all else is fixed. Fused DP-SGD, fused exact BAM
+For each axis a net grows by doubling while all else is fixed. Plain, fused DP-SGD, fused exact BAM
 and Opacus take turns in one process: processor time on one thread, the least of the rounds; memory
-is the peak of live tensors. Growth is fitted as c * size^p by least squares of the logarithms.
+is the peak of live tensors, parameters and inputs not counted.
 
-    python benchmarks/scaling.py [--axes batch width] [--rounds 5] [--out FILE]
+The exponent is p of a + c size^p through the last three sizes: log2 of the ratio of the last two
+increments. A constant part a (calls, a temporary tensor of one layer) would flatten a fit of
+c size^p on sizes that one processor can compute. An increment of time that is not positive, by
+noise, gives no exponent.
+
+    python benchmarks/scaling.py [--axes batch width] [--rounds 5] [--out FILE] [--again]
 
 Writes results/scaling.json size by size, and in the end the table of docs/engine.md. The same
-command resumes; a size that is in the file is not measured again. No noise on either side.
+command resumes: a size that was measured at the present commit of the sources is not measured
+again. No noise on either side.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
+import math
 import sys
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from nets import GPT2, NETS, Net
-from step import commit, peak, seconds
+from step import SOURCES, commit, peak, seconds, write_between
 from steps import step
 from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "engine.md"
-START, END = "<!-- table: scaling -->", "<!-- end -->"
 KEYS = [
-    ("fused", "dp-sgd"), ("fused", "bam-exact"), ("opacus-hooks", "dp-sgd"),
+    ("plain", "sgd"), ("fused", "dp-sgd"), ("fused", "bam-exact"), ("opacus-hooks", "dp-sgd"),
     ("opacus-ghost", "dp-sgd"),
 ]  # fmt: skip
 Row = dict[str, Any]
 AXES = {
-    "batch": (8, 16, 32, 64),
-    "length": (64, 128, 256, 512),
-    "side": (8, 16, 32, 64),
-    "width": (16, 32, 64, 128),
-    "depth": (2, 4, 8, 16),
+    "batch": (16, 32, 64, 128),
+    "length": (512, 1024, 2048, 4096),
+    "side": (16, 32, 64, 128),
+    "width": (32, 64, 128, 256),
+    "depth": (8, 16, 32, 64),
 }
 
 
@@ -55,15 +58,21 @@ def convolutions(width: int, depth: int) -> nn.Module:
 
 
 def net_of(axis: str, size: int) -> Net:
-    """Return the net of one size: images of 16x16, width 32, depth 4, batch 8 but for the axis."""
+    """Return the net of one size.
+
+    Images of 16x16, width 32, depth 4, batch 8 but for the axis; batch 2 along the side. One block
+    of GPT-2 of width 64, one sequence.
+    """
     if axis == "length":
 
         def tokens(n: int) -> tuple[Tensor, Tensor]:
             ids = torch.randint(256, (n, size + 1))
             return ids[:, :-1], ids[:, 1:]
 
-        return Net(lambda: GPT2(width=64, depth=1), 4, tokens)
+        return Net(lambda: GPT2(width=64, depth=1, positions=size), 1, tokens)
     of = {"batch": 8, "side": 16, "width": 32, "depth": 4, axis: size}
+    if axis == "side":
+        of["batch"] = 2
 
     def images(n: int) -> tuple[Tensor, Tensor]:
         return torch.randn(n, 3, of["side"], of["side"]), torch.arange(n) % 10
@@ -92,35 +101,42 @@ def measured(axis: str, size: int, rounds: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def exponent(rows: list[Row], what: str) -> float:
-    """Return p of c * size^p."""
-    sizes, values = np.log([r["size"] for r in rows]), np.log([r[what] for r in rows])
-    return float(np.polyfit(sizes, values, 1)[0])
+def exponent(values: list[float]) -> float | None:
+    """Return p of a + c size^p through the last three values, each at twice the size before.
+
+    Example:
+        >>> exponent([7.0, 103.0, 112.0, 148.0])
+        2.0
+    """
+    first, second = values[-2] - values[-3], values[-1] - values[-2]
+    return math.log2(second / first) if first > 0 and second > 0 else None
+
+
+def cell(rows: list[Row]) -> str:
+    """Return exponents and largest values of time and memory."""
+    if len(rows) < 3:
+        return "-"
+    rows = sorted(rows, key=lambda r: r["size"])
+    found = []
+    for what, one, unit in (("seconds", 1e3, "ms"), ("bytes", 1e-6, "MB")):
+        p = exponent([r[what] for r in rows])
+        power = "?" if p is None else f"{p:.2f}"
+        found.append(f"{power} ({one * rows[-1][what]:.0f} {unit})")
+    return "; ".join(found)
 
 
 def markdown(rows: list[Row]) -> str:
-    """Return the table of exponents, time and memory, with the time at the largest size."""
+    """Return the table of exponents of time and memory, with the values at the largest size."""
     lines = [
         "| axis, sizes | " + " | ".join(f"{e} {m}" for e, m in KEYS) + " |",
         "|---" * (1 + len(KEYS)) + "|",
     ]
     for axis in dict.fromkeys(r["axis"] for r in rows):
-        cells = []
-        for key in KEYS:
-            mine = [r for r in rows if (r["axis"], r["engine"], r["method"]) == (axis, *key)]
-            found = [f"{exponent(mine, what):.2f}" for what in ("seconds", "bytes") if mine]
-            last = f" ({1e3 * mine[-1]['seconds']:.0f} ms)" if mine else ""
-            cells.append(", ".join(found) + last if mine else "-")
-        sizes = sorted({r["size"] for r in rows if r["axis"] == axis})
+        mine = [r for r in rows if r["axis"] == axis]
+        cells = [cell([r for r in mine if (r["engine"], r["method"]) == key]) for key in KEYS]
+        sizes = sorted({r["size"] for r in mine})
         lines.append(f"| {axis}, {sizes[0]} to {sizes[-1]} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def write_page(rows: list[Row]) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    pattern = re.compile(f"{re.escape(START)}.*?{re.escape(END)}", re.DOTALL)
-    table = f"{START}\n\n{markdown(rows)}\n\n{END}"
-    PAGE.write_text(pattern.sub(lambda _: table, page), encoding="utf-8")
 
 
 def main() -> None:
@@ -129,20 +145,25 @@ def main() -> None:
     parser.add_argument("--axes", nargs="+", default=list(AXES), choices=tuple(AXES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "scaling.json")
+    parser.add_argument("--again", action="store_true", help="also sizes that are recorded")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows: list[Row] = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+    held = json.loads(options.out.read_text()) if options.out.exists() else {}
+    source = commit(*SOURCES)
+    present = held.get("source") == source and not options.again
+    rows: list[Row] = held["rows"] if present else []
     done = {(r["axis"], r["size"]) for r in rows}
     for axis, size in [(a, s) for a in options.axes for s in AXES[a] if (a, s) not in done]:
         rows += measured(axis, size, options.rounds)
         facts = {
             "command": "python benchmarks/scaling.py " + " ".join(sys.argv[1:]),
-            "commit": commit(), "torch": torch.__version__, "threads": 1, "clock": "cpu",
+            "commit": commit(), "source": source, "torch": torch.__version__, "threads": 1,
+            "clock": "cpu",
         }  # fmt: skip
         options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
         print(f"{axis} {size}: {time.process_time():.0f} processor seconds so far", flush=True)
     print(markdown(rows))
-    write_page(rows)
+    write_between("scaling", markdown(rows))
 
 
 if __name__ == "__main__":

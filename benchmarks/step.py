@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from dpbam.app.report.figure import Figure, Panel
 from dpbam.engines.memory import LiveBytes
 
 HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "engine.md"
 METHODS = ("dp-sgd", "bam", "bam-exact")
 OURS = [(engine, m) for engine in ("auto", "fused", "functional", "loop") for m in METHODS]
 OPACUS = [(f"opacus-{mode}", "dp-sgd") for mode in ("hooks", "functorch", "ghost")]
@@ -222,6 +224,40 @@ def cell(row: Row | None) -> str:
     return shown if mb is None else f"{shown}, {mb:.2g} MB"
 
 
+def write_between(name: str, table: str) -> None:
+    """Write a table into docs/engine.md, between its markers."""
+    start, end = f"<!-- table: {name} -->", "<!-- end -->"
+    page = PAGE.read_text(encoding="utf-8")
+    pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
+    assert pattern.search(page), start
+    PAGE.write_text(pattern.sub(lambda _: f"{start}\n\n{table}\n\n{end}", page), "utf-8")
+
+
+def rivals(rows: list[Row]) -> str:
+    """Return, by net and method, the time of the fused engine over that of the fastest other."""
+    nets = [n for n in dict.fromkeys(r["net"] for r in rows) if n in TEN]
+    lines = ["| fused, to the fastest other | " + " | ".join(nets) + " |"]
+    lines.append("|---" * (1 + len(nets)) + "|")
+    for method in METHODS:
+        cells = []
+        for net in nets:
+            mine = {
+                r["engine"]: r["ratio"] for r in rows if (r["net"], r["method"]) == (net, method)
+            }
+            others = {e: t for e, t in mine.items() if e not in ("fused", "auto", "jax-vmap")}
+            best = min(others, key=others.__getitem__)
+            cells.append(f"{mine['fused'] / others[best]:.2f} ({best})")
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def write_page(rows: list[Row]) -> None:
+    """Write the tables and the picture of docs/engine.md from the records."""
+    write_between("step", markdown(rows))
+    write_between("rivals", rivals(rows))
+    plot(rows, PAGE.parent / "assets" / "step.svg")
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -234,10 +270,10 @@ def main() -> None:
     parser.add_argument("--jax", metavar="PYTHON", default=here)
     parser.add_argument("--again", action="store_true", help="also nets that are recorded")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "step.json")
-    parser.add_argument("--markdown", action="store_true", help="print the file's table")
+    parser.add_argument("--page", action="store_true", help="write docs/engine.md from the file")
     options = parser.parse_args()
-    if options.markdown:
-        return print(markdown(json.loads(options.out.read_text())["rows"]))
+    if options.page:
+        return write_page(json.loads(options.out.read_text())["rows"])
     torch.set_num_threads(1)
     for net in options.nets:
         if is_recorded(net, options) and not options.again:

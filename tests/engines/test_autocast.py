@@ -27,11 +27,11 @@ METHODS: dict[str, tuple[Method, float]] = {
 
 def network(engine: Any) -> nn.Module:
     torch.manual_seed(0)
-    norm_layers: list[nn.Module] = [nn.GroupNorm(2, 8), nn.LayerNorm(256)]
+    norm_layers: list[nn.Module] = [nn.GroupNorm(2, 16), nn.LayerNorm(256)]
     if engine is FunctionalEngine:  # torch has no norms in mixed precision under vmap
         norm_layers = [nn.Identity(), nn.Identity()]
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), norm_layers[0], nn.ReLU(), nn.Conv2d(8, 8, 1),
+        nn.Conv2d(3, 16, 3, padding=1), norm_layers[0], nn.ReLU(), nn.Conv2d(16, 8, 1),
         nn.ConvTranspose2d(8, 4, 2, 2), nn.ReLU(), nn.Flatten(), norm_layers[1], nn.Linear(256, 10),
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ times the cost per call; hence torch's internal functions, in this module alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 from torch._C._functorch import (
@@ -19,8 +20,10 @@ from torch._C._functorch import (
     is_functorch_wrapped_tensor,
     maybe_get_bdim,
     peek_interpreter_stack,
+    pop_dynamic_layer_stack,
+    push_dynamic_layer_stack,
 )
-from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.autograd import Function
 
 is_batched: Callable[[Tensor], bool] = is_batchedtensor
 is_wrapped: Callable[[Tensor], bool] = is_functorch_wrapped_tensor
@@ -81,6 +84,18 @@ def on_all_rows(function: Callable[..., Tensor], rows: int, *tensors: Tensor) ->
         tensor([2., 4., 6.])
     """
     whole = [all_rows(t, rows) for t in tensors]
-    with temporarily_pop_interpreter_stack():
+    layer = pop_dynamic_layer_stack()
+    try:
         result = function(*whole)
+    finally:
+        push_dynamic_layer_stack(layer)
     return batched(result)
+
+
+def apply(function: type[Function], *args: Any) -> Any:
+    """Return ``function.apply(*args)`` outside vmap, without torch's handling of transforms.
+
+    Torch looks for tensors of finished transforms among the arguments, which takes as long as a
+    small operation.
+    """
+    return super(Function, function).apply(*args)  # type: ignore[misc]

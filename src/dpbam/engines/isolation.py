@@ -27,6 +27,7 @@ from __future__ import annotations
 import gc
 import traceback
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
@@ -34,6 +35,7 @@ from operator import is_
 from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.autograd.graph import disable_saved_tensors_hooks
@@ -61,8 +63,11 @@ _HOOKS = {
 _NO_HOOKS = "vmap cannot run hooks on saved tensors (gradient checkpointing)"
 _VMAP_WORDS = ("vmap", "functorch", "atching rule", "transform", "saved tensor")
 _FREEZING = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+_SPECIAL = _PRINTING | _GRADIENTS | _HOOKS | _FREEZING
+_ORDINARY = {type(torch.relu), type(Tensor.relu), type(F.relu)}  # not operators
 _Result = TypeVar("_Result")
 _PLAIN = (bool, int, float, str, bytes, type(None))
+_UNTRACKED = {*_PLAIN, OrderedDict}  # torch keeps hooks in the latter
 
 
 def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
@@ -125,9 +130,11 @@ class Isolation(TorchFunctionMode):
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _PRINTING:
-            return f"<tensor of one row, shape {tuple(args[0].shape)}>"
-        reason = _reason_against(func)
+        reason = None
+        if type(func) not in _ORDINARY or func in _SPECIAL:
+            if func in _PRINTING:
+                return f"<tensor of one row, shape {tuple(args[0].shape)}>"
+            reason = _reason_against(func)
         if reason is None and depth() != self._depth:
             reason = "the model applies a torch.func transform of its own"
         if reason is not None:
@@ -146,8 +153,11 @@ def check_nothing_kept() -> None:
 
     The garbage collector is off during a pass, so new tensors are in the youngest generation.
     """
-    if not any(map(_is_of_a_row, gc.get_objects(generation=0))):
+    new = gc.get_objects(generation=0)
+    tensors = {kind for kind in set(map(type, new)) if issubclass(kind, Tensor)}
+    if not any(type(thing) in tensors and is_wrapped(thing) for thing in new):
         return
+    del new
     gc.collect()  # frees reference cycles
     kept = [t for t in gc.get_objects() if _is_of_a_row(t)]
     if kept:
@@ -219,6 +229,8 @@ class _Contents:
         self._held = [dict(live) for live in _live(module)]
         self._mutable: list[tuple[str, Any, Any]] = []
         for name, value in chain.from_iterable(held.items() for held in self._held):
+            if type(value) in _UNTRACKED:
+                continue
             if isinstance(value, Tensor):
                 if is_wrapped(value):
                     raise StatefulModelError(

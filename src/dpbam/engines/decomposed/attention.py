@@ -47,14 +47,21 @@ def multi_head(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     q, k, v = (t.reshape(t.shape[0], n, heads, -1).permute(1, 2, 0, 3) for t in (q, k, v))
     if given["add_zero_attn"]:
         k, v = (torch.cat([t, t.new_zeros(n, heads, 1, t.shape[-1])], 2) for t in (k, v))
-    scores = (q * (width // heads) ** -0.5) @ k.transpose(-2, -1)  # [N, heads, length, sources]
-    mask = _mask(given, scores)
-    if mask is not None:
-        scores = scores + mask
-    weights = F.dropout(scores.softmax(-1), given["dropout_p"], given["training"])
-    mixed = (weights @ v).permute(2, 0, 1, 3).reshape(length, n, width)
+    weights = None
+    if given["need_weights"] or (given["training"] and given["dropout_p"]):
+        scores = (q * (width // heads) ** -0.5) @ k.transpose(-2, -1)
+        mask = _mask(given, scores)  # [N, heads, length, sources]
+        if mask is not None:
+            scores = scores + mask
+        weights = F.dropout(scores.softmax(-1), given["dropout_p"], given["training"])
+        mixed = weights @ v
+    else:
+        nothing = torch.empty((), dtype=q.dtype, device=q.device)
+        like = nothing.expand(n, heads, length, k.shape[2])
+        mixed = F.scaled_dot_product_attention(q, k, v, _mask(given, like))
+    mixed = mixed.permute(2, 0, 1, 3).reshape(length, n, width)
     out = F.linear(mixed, given["out_proj_weight"], given["out_proj_bias"])
-    if not given["need_weights"]:
+    if weights is None or not given["need_weights"]:
         return out, None
     return out, weights.mean(1) if given["average_attn_weights"] else weights
 
@@ -92,6 +99,8 @@ def dot_product(
         scores = scores + _additive(
             ~attn_mask if attn_mask.dtype == torch.bool else attn_mask, scores
         )
+    if attn_mask is None:
+        return F.dropout(scores.softmax(-1), dropout_p, True) @ value
     nothing = (scores == -torch.inf).all(-1, keepdim=True)
     weights = torch.where(nothing, 0.0, torch.where(nothing, 0.0, scores).softmax(-1))
     return F.dropout(weights, dropout_p, True) @ value

@@ -25,10 +25,11 @@ from torch.autograd.function import once_differentiable
 from torch.func import vmap
 
 from dpbam.engines.base import UnsupportedModelError
+from dpbam.engines.batching import apply
 from dpbam.engines.fused.bilinear import Layer, Pair
-from dpbam.engines.fused.collect import Collected
+from dpbam.engines.fused.directions import FusedDirections
 from dpbam.engines.fused.fold import Fold, per_unit
-from dpbam.engines.fused.gradients import Factored, Materialised, Norm
+from dpbam.engines.fused.gradients import Factored, Joined, Materialised, Norm
 from dpbam.engines.fused.layers.embedding import Embedding
 from dpbam.engines.fused.standardised import Centred, ScaledGradient
 from dpbam.engines.fused.uses import Bias, MatrixUse
@@ -40,17 +41,22 @@ _OTHER_STEPS = "the forward pass calls other layers when its parameters move"
 
 
 class Ascent:
-    """The step that the second forward pass adds to each use.
+    """The step that the second forward pass adds to each use, from the plain pass.
 
     ``steps`` [U] is eps_u = lambda / |g_u|, 0 where g_u = 0.
     """
 
-    def __init__(self, plain: Collected, norms: list[Norm], steps: Tensor, fold: Fold) -> None:
-        self._plain, self._norms, self._steps, self._fold = plain, norms, steps, fold
+    def __init__(self, plain: FusedDirections, steps: Tensor, fold: Fold) -> None:
+        self._plain, self._norms, self._steps = plain.collected, plain.each_norm(), steps
+        self._fold = fold
         self._matrix_uses = 0  # of this pass: the n-th is the n-th of the plain pass
-        materialised = [g for g in plain.gradients if isinstance(g, Materialised)]
-        self._values = {g.name: g.values for g in materialised}
-        self._factored = {g.name for g in plain.gradients} - self._values.keys()
+        self._large = {g.name: g for g in plain.parts if isinstance(g, Materialised)}
+        self._small: Params = {}  # eps_u g_u of joined gradients: [U, *shape]
+        for part in plain.parts:
+            if isinstance(part, Joined):
+                self._small |= part.scaled(steps)
+        self._materialised_names = self._large.keys() | self._small.keys()
+        self._factored = {g.name for g in self._plain.gradients} - self._materialised_names
 
     def matrix(
         self, use: MatrixUse, x: Tensor, shared: Callable[[], Tensor], bias: Bias, channel_axes: int
@@ -89,7 +95,7 @@ class Ascent:
                 offset = offset + step.flatten(1)
             form = use.layer.right_form if use.swap else use.layer.left_form
             given = form(self._fold(x))
-            y: Tensor = Each.apply(given, use.layer, weights, offset, use.swap)  # type: ignore[no-untyped-call]
+            y: Tensor = apply(Each, given, use.layer, weights, offset, use.swap)
             return self._fold.undo(y, _row_of(use, x, y)).to(x.dtype)
 
     def _by_gram(self, use: MatrixUse, gradient: Factored, x: Tensor) -> Tensor:
@@ -97,7 +103,7 @@ class Ascent:
         with full_precision():
             pairs = [(c, b * per_unit(self._steps, b)) for c, b in gradient.pairs]
             a = use.layer.left_form(self._fold(x))
-            more: Tensor = Ascend.apply(a, gradient.layer, pairs)  # type: ignore[no-untyped-call]
+            more: Tensor = apply(Ascend, a, gradient.layer, pairs)
         return more
 
     def _added_layer(self, use: MatrixUse, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
@@ -147,13 +153,18 @@ class Ascent:
             raise UnsupportedModelError(
                 f"{weight.names[0]} is moved through a cast to low precision"
             )
-        missing = [n for n in weight.names if n not in self._values]
+        missing = [n for n in weight.names if n not in self._materialised_names]
         if self._factored.intersection(missing):
             raise UnsupportedModelError(_OTHER_STEPS)
         if missing:  # the loss does not depend on it
             return None
-        moved = {n: self._values[n] * per_unit(self._steps, self._values[n]) for n in weight.names}
-        return vmap(weight.evaluate)(moved)
+        moved = {n: self._move(n) for n in weight.names}
+        return moved[weight.names[0]] if weight.func is None else vmap(weight.evaluate)(moved)
+
+    def _move(self, name: str) -> Tensor:
+        """Return eps_u g_u of a materialised gradient: [U, *shape]."""
+        small = self._small.get(name)
+        return self._large[name].scaled(self._steps)[name] if small is None else small
 
     def step_of(self, weight: Weight) -> Tensor | None:
         """Return eps_u J_s g_u of every row, [N, *D], or None if it does not move."""

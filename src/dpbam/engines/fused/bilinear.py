@@ -19,12 +19,13 @@ only ``materialise`` computes G_u:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
+Purpose = Literal["sum", "ascent", "derivative"]  # what follows a norm
 
 
 class Layer(Protocol):
@@ -104,7 +105,7 @@ class Layer(Protocol):
         """Return the size per unit of the matrices that :meth:`gram` needs, for T positions."""
         return 2 * t * t
 
-    def prefers_gram(self, t: int, pairs: int, *, twice: bool) -> bool:
+    def prefers_gram(self, t: int, pairs: int, purpose: Purpose) -> bool:
         """Whether the norm is faster by Gram matrices than by materialising G_u."""
 
 
@@ -123,6 +124,7 @@ def lengths(x: Tensor) -> Tensor:
 
 
 _ENTRY = 60  # an entry of a Gram matrix takes the time of this many products
+MATRIX_ENTRY = 10  # and one of G_u by a product of matrices
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class Costs:
 
     A Gram matrix takes T^2 products per channel and some time per entry; G_u takes T i o products
     and some time per entry, and also serves the weighted sum, which saves those products there. A
-    differentiated norm costs twice as much by Gram matrices (K B and S A), three times by G_u.
+    differentiated norm costs twice as much by Gram matrices (K B and S A), three times by G_u. The
+    ascent step takes two more Gram matrices; with G_u it replaces the layer by an equal one.
 
     Attributes:
         positions: T.
@@ -147,13 +150,13 @@ class Costs:
     channels: int
     entry: int
 
-    def gram_is_cheaper(self, pairs: int, *, twice: bool) -> bool:
+    def gram_is_cheaper(self, pairs: int, purpose: Purpose) -> bool:
         """Whether Gram matrices are faster; always where G_u is far larger than x and b."""
         i, o = self.weights
         if i * o > 2 * (self.pixels * self.channels + self.positions * o):
             return True
         gram = self.pixels**2 * (self.channels + _ENTRY) + self.positions**2 * o
         materialised = i * o * self.entry
-        if twice:
-            return 2 * pairs * gram < 3 * pairs * (materialised + self.positions * i * o)
-        return gram < materialised
+        if purpose == "derivative":
+            return 2 * gram < 3 * (materialised + self.positions * i * o)
+        return gram * pairs * (3 if purpose == "ascent" else 1) < materialised

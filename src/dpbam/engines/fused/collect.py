@@ -123,7 +123,7 @@ def _factored(
     if weight.centred:
         layer = cast(Layer, Centred(layer))
     index = None if plain is None else plain.collected.of_use[first]
-    made = Factored(weight, layer, pairs, flow.limit)
+    made = Factored(weight, layer, pairs, flow.limit, flow.purpose)
     if plain is None or index is None:
         return ScaledGradient(made) if weight.scaled else made
     before = plain.collected.gradients[index]

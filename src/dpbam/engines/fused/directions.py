@@ -13,7 +13,7 @@ from dpbam.engines.fused.collect import Collected
 from dpbam.engines.fused.ghost_norm import Factors
 from dpbam.engines.fused.gradients import Gradient, Joined, Materialised, Norm
 from dpbam.engines.precision import measured
-from dpbam.params import Params, accumulation_dtype
+from dpbam.params import Params, accumulation_dtype, zeros
 
 _SMALL = 2**13  # entries of a unit's gradient that is joined with others
 
@@ -21,7 +21,8 @@ _SMALL = 2**13  # entries of a unit's gradient that is joined with others
 class FusedDirections:
     """Directions d_1 .. d_U held as factored gradients: see :mod:`~dpbam.engines.fused.gradients`.
 
-    ``norms`` are those of the gradients, where they are already known.
+    ``norms`` are those of the gradients, where they are already known. ``parts`` are the gradients,
+    those that stay factored first, in the order of ``collected``.
     """
 
     def __init__(
@@ -33,13 +34,11 @@ class FusedDirections:
         norms: list[Norm] | None = None,
     ) -> None:
         self.collected, self._groups, self._units = collected, groups, units
-        self._like = {
-            n: p.detach().new_zeros((), dtype=accumulation_dtype(p.dtype)).expand(p.shape)
-            for n, p in parameters.items()
-        }
-        self._zeros = next(iter(self._like.values())).new_zeros(units)
+        self._parameters = parameters
+        one = next(iter(parameters.values()))
+        self._zeros = one.detach().new_zeros(units, dtype=accumulation_dtype(one.dtype))
         known = collected.gradients
-        self._parts = joined(known, groups) if norms is None else known  # factored ones first
+        self.parts = joined(known, groups) if norms is None else known
         self._norms = norms
         self.plain: FusedDirections | None = None
 
@@ -47,19 +46,19 @@ class FusedDirections:
     def each_norm(self) -> list[Norm]:
         """Return the norm of each gradient, small ones joined at the end, computed once."""
         if self._norms is None:
-            self._norms = [gradient.norm() for gradient in self._parts]
+            self._norms = [gradient.norm() for gradient in self.parts]
         return self._norms
 
     @measured
     def norms(self) -> Tensor:
         squares = [[self._zeros] for _ in range(max(self._groups.values()) + 1)]
-        for gradient, found in zip(self._parts, self.each_norm(), strict=True):
+        for gradient, found in zip(self.parts, self.each_norm(), strict=True):
             squares[self._groups[gradient.name]].append(found.square)
         return torch.stack([torch.stack(s).sum(0) for s in squares]).clamp_min(0).sqrt()
 
     @measured
     def parameter_norms(self) -> dict[str, Tensor]:
-        squares = dict.fromkeys(self._like, self._zeros)
+        squares = dict.fromkeys(self._parameters, self._zeros)
         for i, gradient in enumerate(self.collected.gradients):
             small = isinstance(gradient, Materialised)
             found = gradient.norm() if small else self.each_norm()[i]
@@ -70,12 +69,14 @@ class FusedDirections:
     def weighted_sum(self, factors: Tensor) -> Params:
         total: Params = {}
         by_group = [Factors.of(each) for each in factors]
-        known: Sequence[Norm | None] = self._norms or [None] * len(self._parts)
-        for gradient, found in zip(self._parts, known, strict=True):
+        known: Sequence[Norm | None] = self._norms or [None] * len(self.parts)
+        for gradient, found in zip(self.parts, known, strict=True):
             parts = gradient.weighted_sum(by_group[self._groups[gradient.name]], found)
             for name, part in parts.items():
                 total[name] = total[name] + part if name in total else part
-        return {n: total.get(n, like.clone()) for n, like in self._like.items()}
+        absent = {n: p for n, p in self._parameters.items() if n not in total}
+        total |= zeros(absent)
+        return {n: total[n] for n in self._parameters}
 
     @measured
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:

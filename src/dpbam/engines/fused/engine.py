@@ -26,6 +26,7 @@ from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError
 from dpbam.engines.decomposed import Decompose
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.fused.ascent import Ascent
+from dpbam.engines.fused.bilinear import Purpose
 from dpbam.engines.fused.collect import Collected, PlainPass, collect
 from dpbam.engines.fused.directions import FusedDirections
 from dpbam.engines.fused.fold import Fold
@@ -110,23 +111,28 @@ class FusedEngine:
         return isolated(self._model, self._loss, run)
 
     def _plain(
-        self, batch: PhysicalBatch, watch: Isolation, ascent: Ascent | None = None
+        self,
+        batch: PhysicalBatch,
+        watch: Isolation,
+        ascent: Ascent | None = None,
+        purpose: Purpose = "sum",
     ) -> FusedDirections:
         """Return g_u, at theta or where the ascent moves it."""
         tape, total = self._forward(batch, watch, ascent=ascent)
         with full_precision():
             flow = _backward(tape, total, Fold(batch), self._limit, twice=False).flow
-            return self._made(collect(tape.uses, flow.detached()), batch)
+            flow = replace(flow.detached(), purpose=purpose)
+            return self._made(collect(tape.uses, flow), batch)
 
     def _ascended(
         self, batch: PhysicalBatch, lam: float, watch: Isolation, *, plain: bool
     ) -> FusedDirections:
         """Return g_u at theta + lam g_u / |g_u|: the paper's BAM."""
-        before = self._plain(batch, watch)
+        before = self._plain(batch, watch, purpose="ascent")
         with torch.no_grad():
             total = before.norms().square().sum(0)  # over the clipping groups
             steps = lam * _safe_root(total)[1]
-            ascent = Ascent(before.collected, before.each_norm(), steps, Fold(batch))
+            ascent = Ascent(before, steps, Fold(batch))
         made = self._plain(batch, watch, ascent)
         made.plain = before if plain else None
         return made

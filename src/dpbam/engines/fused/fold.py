@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -31,8 +32,8 @@ class Fold:
 
     def __call__(self, t: Tensor) -> Tensor:
         """Return [U, R, ...]; floats in float32 or better."""
-        if t.is_floating_point():
-            t = t.to(accumulation_dtype(t.dtype))
+        if t.is_floating_point() and t.dtype != (wide := accumulation_dtype(t.dtype)):
+            t = t.to(wide)
         if self._slot is None:
             return split_axis(t, 0, (self.units, self._most))
         padded = t.new_zeros((self.units * self._most, *t.shape[1:]))
@@ -50,6 +51,8 @@ class Fold:
 
 def split_axis(t: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
     """Return ``t.unflatten``, which torch does not type."""
+    if len(sizes) == 2 and sizes[0] == t.shape[axis] and sizes[1] in (1, -1):
+        return t.unsqueeze(axis + 1)
     split: Tensor = t.unflatten(axis, sizes)  # type: ignore[no-untyped-call]
     return split
 
@@ -75,6 +78,8 @@ def reduce_to(t: Tensor, like: Sequence[int]) -> Tensor:
         tensor([12.])
     """
     rest = t.shape[2:]
+    if t.shape[1:].numel() == math.prod(like):
+        return t.reshape(t.shape[0], *like)
     padded = (1,) * (len(rest) - len(like)) + tuple(like)
     axes = [1] + [2 + i for i, (n, m) in enumerate(zip(rest, padded, strict=True)) if m != n]
     return t.sum(axes, keepdim=True).reshape(t.shape[0], *like)

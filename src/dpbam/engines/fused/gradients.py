@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpbam.engines.fused.bilinear import Layer, Pair, lengths
+from dpbam.engines.fused.bilinear import Layer, Pair, Purpose, lengths
 from dpbam.engines.fused.fold import per_unit
 from dpbam.engines.fused.ghost_norm import (
     Factors,
@@ -95,6 +95,10 @@ class Materialised:
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
         return self._flat() @ vector[self.name].to(self.values).flatten()
 
+    def scaled(self, factors: Tensor) -> Params:
+        """Return c_u d_u: [U, *shape]."""
+        return {self.name: self.values * per_unit(factors, self.values)}
+
     def _flat(self) -> Tensor:
         return self.values.reshape(self.values.shape[0], -1)
 
@@ -121,10 +125,18 @@ class Joined:
         return Norm(squared_lengths(self.values))
 
     def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
-        shapes = {part.name: part.values.shape[1:] for part in self.parts}
-        sizes = [shape.numel() for shape in shapes.values()]
-        sums = torch.split_with_sizes(factors.contract(self.values), sizes)
-        return {name: s.view(shapes[name]) for name, s in zip(shapes, sums, strict=True)}
+        sums = torch.split_with_sizes(factors.contract(self.values), self._sizes)
+        return {p.name: s.view(p.values.shape[1:]) for p, s in zip(self.parts, sums, strict=True)}
+
+    def scaled(self, factors: Tensor) -> Params:
+        """Return c_u d_u of each part: [U, *shape]."""
+        all_parts = self.values * per_unit(factors, self.values)
+        found = zip(self.parts, all_parts.split_with_sizes(self._sizes, 1), strict=True)
+        return {part.name: t.reshape(part.values.shape) for part, t in found}
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [part.values.shape[1:].numel() for part in self.parts]
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
         return torch.stack([part.inner(vector) for part in self.parts]).sum(0)
@@ -139,6 +151,7 @@ class Factored:
         layer: the layer's maths; centred where D is.
         pairs: (a, b) in the layer's form.
         limit: bytes that a norm may take for Gram matrices or materialised gradients.
+        purpose: what the norm is followed by.
         known: Gram matrices that were computed before.
     """
 
@@ -146,6 +159,7 @@ class Factored:
     layer: Layer
     pairs: Sequence[Pair]
     limit: int
+    purpose: Purpose = "sum"
     known: Grams = field(default_factory=dict)
 
     @property
@@ -163,19 +177,19 @@ class Factored:
 
     def raw_norm(self, *, differentiable: bool = False) -> Norm:
         """Return |G_u|^2 of D's gradient, by the cheaper of Gram matrices and materialising G_u."""
-        by_gram = self.prefers_gram(twice=differentiable)
+        by_gram = self.prefers_gram("derivative" if differentiable else self.purpose)
         if differentiable:
             return self._differentiable_norm(by_gram)
         if by_gram:
             return Norm(self._in_parts(self._bytes()[0], self._ghost), by_gram=True)
         return self._materialised_norm()
 
-    def prefers_gram(self, *, twice: bool = False) -> bool:
+    def prefers_gram(self, purpose: Purpose) -> bool:
         """Whether Gram matrices are cheaper, within the memory limit."""
         if not self.layer.has_gram:
             return False
         t = self.layer.positions(self.pairs[0][1])
-        better = self.layer.prefers_gram(t, len(self.pairs), twice=twice)
+        better = self.layer.prefers_gram(t, len(self.pairs), purpose)
         gram, materialised = self._bytes()
         if (gram if better else materialised) <= self.limit:
             return better

@@ -181,7 +181,7 @@ class ScaledGradient:
     def _channel_norms(self) -> Tensor:
         """Return |G'_c|^2 = sum_jk b_jc^T K_jk b_kc: [U, o]."""
         base = self.base
-        if not base.prefers_gram():
+        if not base.prefers_gram(base.purpose):
             return base.materialise().flatten(2).square().sum(2)
         grams = grams_of(base.layer, base.pairs, {})
         rows = [base.layer.rows(b) for _, b in base.pairs]

@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.batching import batched, is_batched, on_all_rows
+from dpbam.engines.fused.fold import split_axis
 from dpbam.engines.fused.weights import Weight
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class Tape:
             y = self._root(y)
         elif y._is_view():
             y = _Same.apply(y)  # type: ignore[no-untyped-call]
-        self.outputs.append(Node(None, get_gradient_edge(y), 0, what, recorded))
+        edge = None if recorded else get_gradient_edge(y)
+        self.outputs.append(Node(None, edge, 0, what, recorded))
         return y, len(self.outputs) - 1
 
     def _root(self, y: Tensor) -> Tensor:
@@ -277,6 +279,13 @@ def not_a_view(y: Tensor) -> Tensor:
     """Return a tensor on the same memory that torch does not treat as a view."""
     same: Tensor = y.new_empty(0).set_(y)  # type: ignore[call-overload]
     return same
+
+
+def with_rows(y: Tensor, rows: int) -> Tensor:
+    """Return a new tensor [n, ...] as [rows, n / rows, ...], not as a view."""
+    if rows == y.shape[0]:
+        return y.unsqueeze_(1)
+    return not_a_view(split_axis(y, 0, (rows, -1)))
 
 
 class _Same(torch.autograd.Function):

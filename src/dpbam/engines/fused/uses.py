@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dpbam.engines.fused.bilinear import Layer, Pair
+from dpbam.engines.fused.bilinear import Layer, Pair, Purpose
 from dpbam.engines.fused.fold import Fold, reduce_to
 from dpbam.engines.fused.weights import Weight
 from dpbam.params import Params
@@ -37,6 +37,7 @@ class Flow:
         x: at the inputs.
         b: dL/dy at the outputs.
         limit: bytes that one norm may take.
+        purpose: what follows the norms.
         ybar: dL_BAO/dy at the outputs, or None for plain gradients.
         hbar: dL_BAO/dh at the inputs.
     """
@@ -45,6 +46,7 @@ class Flow:
     x: Values
     b: Values
     limit: int
+    purpose: Purpose = "sum"
     ybar: Values | None = None
     hbar: Values | None = None
 
@@ -73,7 +75,7 @@ class Flow:
 
 
 def _bare(values: Values) -> Values:
-    return [None if t is None else t.detach() for t in values]
+    return [t if t is None or not t.requires_grad else t.detach() for t in values]
 
 
 class Use(Protocol):
@@ -100,7 +102,10 @@ class _WeightUse:
         if not parts:
             return {}
         total = reduce(torch.add, parts)
-        return self.weight.pull_each(total.reshape(total.shape[0], *self.weight.tensor.shape))
+        shape = self.weight.tensor.shape
+        if total.shape[1:] != shape:
+            total = total.reshape(total.shape[0], *shape)
+        return self.weight.pull_each(total)
 
 
 @dataclass(frozen=True)

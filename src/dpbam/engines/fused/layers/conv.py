@@ -19,11 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.fused.bilinear import Costs, Layer, lengths
+from dpbam.engines.batching import apply
+from dpbam.engines.fused.bilinear import MATRIX_ENTRY, Costs, Layer, Purpose, lengths
 from dpbam.engines.fused.fold import cached_slices, split_axis
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.rules import Call, ready, rule, use_matrix
-from dpbam.engines.fused.tape import Capture, not_a_view
+from dpbam.engines.fused.tape import Capture, not_a_view, with_rows
+
+_BACKWARD = torch.ops.aten.convolution_backward.default  # without a search for the overload
 
 
 @dataclass(frozen=True)
@@ -150,11 +153,12 @@ class Conv(Layer):
         images = split_axis(rows, 1, (-1, space.numel())).transpose(2, 3)
         return images.reshape(*images.shape[:3], *space)
 
-    def prefers_gram(self, t: int, pairs: int, *, twice: bool) -> bool:
+    def prefers_gram(self, t: int, pairs: int, purpose: Purpose) -> bool:
         o, pixel, *kernel = self.shape
         i = pixel * math.prod(kernel)
-        costs = Costs(t, self._pixels(t), (i, o), pixel, entry=10 if self._is_pointwise else 200)
-        return costs.gram_is_cheaper(pairs, twice=twice)
+        entry = MATRIX_ENTRY if self._is_pointwise else 200
+        costs = Costs(t, self._pixels(t), (i, o), pixel, entry)
+        return costs.gram_is_cheaper(pairs, purpose)
 
     def gram_entries(self, t: int) -> int:
         return t * t + self._pixels(t) ** 2  # the matrix of positions, and that of pixels
@@ -243,6 +247,11 @@ class Conv(Layer):
         like = b.new_empty(1).expand(shape)
         return self._gradients(b, like, weight, units, [True, False, False])[0]
 
+    def back_in_form(self, b: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
+        """Return the data gradient: [n, q, o, *space'] -> [n, q, i, *space]."""
+        images = torch.Size((shape[0] * shape[1], *shape[2:]))
+        return self.back(b.flatten(0, 1), weight, images).view(shape)
+
     def _weight_gradient(self, a: Tensor, b: Tensor, like: Tensor, units: int) -> Tensor:
         return self._gradients(b, a, like, units, [False, True, False])[1]
 
@@ -250,7 +259,7 @@ class Conv(Layer):
         self, b: Tensor, x: Tensor, weight: Tensor, units: int, wanted: list[bool]
     ) -> tuple[Tensor, ...]:
         none = [0] * len(self.stride)
-        found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        found: tuple[Tensor, ...] = _BACKWARD(
             b, x, weight, None, self.stride, self.padding, self.dilation, False, none,
             self.groups * units, wanted,
         )  # fmt: skip
@@ -280,14 +289,16 @@ class Convolve(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Conv) -> Tensor:
         ctx.given = weight, layer, x.shape
         y = layer.forward(x.flatten(0, 1), weight, bias, layer.groups)
-        return not_a_view(split_axis(y, 0, x.shape[:2]))
+        return with_rows(y, x.shape[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         weight, layer, shape = ctx.given
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
-        return Spread.apply(grad, weight, layer, shape), None, None, None  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled():
+            return apply(Spread, grad, weight, layer, shape), None, None, None
+        return layer.back_in_form(grad, weight, shape), None, None, None
 
 
 class Spread(torch.autograd.Function):
@@ -296,13 +307,12 @@ class Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, b: Tensor, weight: Tensor, layer: Conv, shape: torch.Size) -> Tensor:
         ctx.given = weight, layer
-        images = torch.Size((shape[0] * shape[1], *shape[2:]))
-        return not_a_view(layer.back(b.flatten(0, 1), weight, images).view(shape))
+        return not_a_view(layer.back_in_form(b, weight, shape))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         weight, layer = ctx.given
-        return Convolve.apply(grad, weight, None, layer), None, None, None  # type: ignore[no-untyped-call]
+        return apply(Convolve, grad, weight, None, layer), None, None, None
 
 
 _CONV = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
@@ -323,7 +333,7 @@ def _conv(capture: Capture, call: Call) -> Any:
 
     def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         cast = [None if t is None else t.to(x.dtype) for t in (weight, bias)]
-        y: Tensor = Convolve.apply(x, *cast, layer)  # type: ignore[no-untyped-call]
+        y: Tensor = apply(Convolve, x, *cast, layer)
         return y
 
     operands = (_autocast(x), weight, bias)

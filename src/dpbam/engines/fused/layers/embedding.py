@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpbam.engines.base import UnsupportedModelError
-from dpbam.engines.fused.bilinear import Layer, Pair
+from dpbam.engines.fused.bilinear import Layer, Pair, Purpose
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.layers.linear import Linear
 from dpbam.engines.fused.rules import Call, rule, use_matrix
@@ -56,8 +57,8 @@ class Embedding(Layer):
         unit = torch.arange(a.shape[0], device=a.device)[:, None]
         return weights[unit, a]
 
-    def prefers_gram(self, t: int, pairs: int, *, twice: bool) -> bool:
-        return True  # the table is far larger than the rows that are looked up
+    def prefers_gram(self, t: int, pairs: int, purpose: Purpose) -> bool:
+        return math.prod(self.shape) > 2 * t * t  # the larger of the two is not computed
 
     def as_linear(self, ids: Tensor, b: Tensor) -> tuple[Linear, Pair]:
         """Return the equivalent linear layer and its pair, for tied weights: b (x) onehot."""

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dpbam.engines.base import UnsupportedModelError
+from dpbam.engines.batching import apply
 from dpbam.engines.fused.fold import cached_slices, split_axis
 from dpbam.engines.fused.layers.norm import (
     affine_by_row,
@@ -37,11 +38,12 @@ from dpbam.engines.fused.layers.norm import (
     refuse_non_linear,
 )
 from dpbam.engines.fused.rules import Call, rule
-from dpbam.engines.fused.tape import Capture, not_a_view
+from dpbam.engines.fused.tape import Capture, with_rows
 from dpbam.engines.fused.uses import RecordedUse
 from dpbam.engines.fused.weights import Weight
 from dpbam.params import accumulation_dtype
 
+_BACKWARD = torch.ops.aten.native_group_norm_backward.default
 Record = Callable[[Tensor, Tensor | None], None]
 
 
@@ -57,18 +59,22 @@ class GroupNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, groups: int, eps: float,
         record: Record, rows: int,
     ) -> Tensor:  # fmt: skip
+        wide = _of_every_row(scale, x)
         y, mean, r = torch.native_group_norm(
-            x, _of_every_row(scale, x), _of_every_row(shift, x), *_as_one_image(x, groups), eps
+            x, wide, _of_every_row(shift, x), *_as_one_image(x, groups), eps
         )
         ctx.save_for_backward(x)
-        ctx.given = scale, mean, r, groups, record
-        return not_a_view(split_axis(y, 0, (rows, -1)))
+        ctx.wide, ctx.given = wide, (scale, mean, r, groups, record)
+        return with_rows(y, rows)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         (x,) = ctx.saved_tensors
         g = g.flatten(0, 1)
-        dx, dscale, dshift = _GroupNormBack.apply(g, x, *ctx.given)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled():
+            dx, dscale, dshift = apply(_GroupNormBack, g, x, *ctx.given)
+        else:
+            dx, dscale, dshift = _back(g.contiguous(), x, ctx.wide, *ctx.given[1:4])
         ctx.given[-1](dscale, dshift)
         return dx, None, None, None, None, None, None
 
@@ -82,11 +88,7 @@ class _GroupNormBack(torch.autograd.Function):
         record: Record,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         n, g = x.shape[0], g.contiguous()
-        ones = x.new_ones(x.shape[1]) if scale is None else scale
-        dx, dscale, dshift = torch.ops.aten.native_group_norm_backward(
-            g, x, mean, r, _of_every_row(ones, x), *_as_one_image(x, groups), [True] * 3
-        )
-        dscale, dshift = dscale.view(n, -1), dshift.view(n, -1)  # sum g xhat, sum g
+        dx, dscale, dshift = _back(g, x, _of_every_row(scale, x), mean, r, groups)
         ctx.save_for_backward(g, x, dshift, dscale)
         ctx.given = scale, mean.view(n, -1), r.view(n, -1), groups, record
         return dx, dscale, dshift
@@ -109,6 +111,18 @@ class _GroupNormBack(torch.autograd.Function):
         constant = r**2 * (a * mean_v + c * mean_u) - r * mean_p
         xbar = s.combine([(-(r**2) * a, v), (r * sbar - r**2 * c * scale, g)], on_xhat, x, constant)
         return gbar, xbar, None, None, None, None, None
+
+
+def _back(
+    g: Tensor, x: Tensor, scale: Tensor | None, mean: Tensor, r: Tensor, groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dx, dscale = sum g xhat and dshift = sum g, the latter two [n, channels].
+
+    ``scale`` is that of all images: [n * channels].
+    """
+    ones = x.new_ones(x.shape[:2].numel()) if scale is None else scale
+    dx, dscale, dshift = _BACKWARD(g, x, mean, r, ones, *_as_one_image(x, groups), [True] * 3)
+    return dx, dscale.view(x.shape[0], -1), dshift.view(x.shape[0], -1)
 
 
 class _Stats:
@@ -208,7 +222,8 @@ def _grouped(capture: Capture, call: Call, given: dict[str, Any], groups: int, e
     if differs_by_row(scale, shift):
         xhat = F.group_norm(given_x, groups, None, None, eps)
         return affine_by_row(capture, xhat, scale, shift, given_x.ndim - 2)
-    x = given_x.to(accumulation_dtype(given_x.dtype))
+    wide = accumulation_dtype(given_x.dtype)
+    x = given_x if given_x.dtype == wide else given_x.to(wide)
     what = capture.name_of(call, shift if scale is None else scale)
     weights = [capture.weight(scale), capture.weight(shift)]
     refuse_non_linear(what, weights)
@@ -225,13 +240,14 @@ def _grouped(capture: Capture, call: Call, given: dict[str, Any], groups: int, e
         x, _ = capture.tape.output(x, what)  # so that backward runs
         images = x.flatten(0, 1).contiguous()
         affine = _affine_of(capture, images, (scale, shift), weights)
-        y = GroupNorm.apply(images, *affine, groups, eps, record, count)  # type: ignore[no-untyped-call]
+        y = apply(GroupNorm, images, *affine, groups, eps, record, count)
         y, _ = capture.tape.output(y, what, recorded=True)
         capture.tape.uses.extend(use for use in uses if use is not None)
         return y
 
     y = capture.all_rows(for_all_rows, x)
-    return y if torch.is_autocast_enabled(x.device.type) else y.to(given_x.dtype)
+    same = given_x.dtype == wide or torch.is_autocast_enabled(x.device.type)
+    return y if same else y.to(given_x.dtype)
 
 
 def _affine_of(
@@ -250,7 +266,8 @@ def _affine_of(
         step = None if weight is None else capture.ascent.step_of(weight)
         rows = value.expand(images.shape[:2])
         if step is not None:
-            repeated = step.repeat_interleave(images.shape[0] // step.shape[0], dim=0)
-            rows = rows + repeated.to(value.dtype)
+            each = images.shape[0] // step.shape[0]
+            step = step if each == 1 else step.repeat_interleave(each, dim=0)
+            rows = rows + step.to(value.dtype)
         moved.append(rows)
     return moved

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.fused.bilinear import Costs, Layer, lengths
+from dpbam.engines.fused.bilinear import MATRIX_ENTRY, Costs, Layer, Purpose, lengths
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.rules import Call, ready, rule, use_matrix
 from dpbam.engines.fused.tape import Capture
@@ -57,9 +57,9 @@ class Linear(Layer):
     def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
         return b @ weights
 
-    def prefers_gram(self, t: int, pairs: int, *, twice: bool) -> bool:
+    def prefers_gram(self, t: int, pairs: int, purpose: Purpose) -> bool:
         o, i = self.shape
-        return Costs(t, t, (i, o), i, entry=10).gram_is_cheaper(pairs, twice=twice)
+        return Costs(t, t, (i, o), i, entry=MATRIX_ENTRY).gram_is_cheaper(pairs, purpose)
 
 
 @rule(F.linear)

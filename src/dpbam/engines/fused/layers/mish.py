@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dpbam.engines.batching import apply
 from dpbam.engines.fused.fold import cached_slices
 from dpbam.engines.fused.rules import Call, rule
 from dpbam.engines.fused.tape import Capture
@@ -48,7 +49,7 @@ class Mish(torch.autograd.Function):
         if not ctx.twice:
             return g * ctx.saved_tensors[0], None
         x, first, second = ctx.saved_tensors
-        return _MishBack.apply(g, x, first, second), None  # type: ignore[no-untyped-call]
+        return apply(_MishBack, g, x, first, second), None
 
 
 class _MishBack(torch.autograd.Function):
@@ -92,7 +93,7 @@ def _mish_rule(capture: Capture, call: Call) -> Any:
         return call.run()
 
     def mish(x: Tensor) -> Tensor:
-        y: Tensor = Mish.apply(x, capture.twice)  # type: ignore[no-untyped-call]
+        y: Tensor = apply(Mish, x, capture.twice)
         return y
 
     return capture.all_rows(mish, given["input"])
