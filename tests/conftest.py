@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Generator
-from functools import cache
-from types import ModuleType
 
 import pytest
 from hypothesis import settings
-
-_FORKING = {"tests.forked", "end_to_end.kill_driver", "distributed.driver"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -18,21 +14,6 @@ def pytest_configure(config: pytest.Config) -> None:
     examples = 20 if config.option.markexpr == "not slow" else 40
     settings.register_profile("steady", deadline=None, derandomize=True, max_examples=examples)
     settings.load_profile("steady")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that fork: one process gets them all, and starts the only fork server.
-
-    Otherwise the order stays random, also among them.
-    """
-    items.sort(key=lambda item: not _forks(getattr(item, "module", None)))
-
-
-@cache
-def _forks(module: ModuleType | None) -> bool:
-    origins = {getattr(value, "__module__", None) for value in vars(module or object).values()}
-    return not origins.isdisjoint(_FORKING)
 
 
 def pytest_collection_finish() -> None:
