@@ -61,7 +61,7 @@ class Relative:
     def __call__(self, step: int, theta: Params) -> float:
         from dpbam.params import norm
 
-        return self.share * float(norm(theta))
+        return self.share * float(norm(theta).detach())
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,17 @@ def use_under_no_grad() -> Example:
 
 
 @example
+def group_norm_under_no_grad() -> Example:
+    def call(m: Net, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            gate = m.norm(m.first(x)).sigmoid() + F.instance_norm(x[:, None]).mean()
+        return m.head(m.norm(m.first(x)).tanh() * gate)
+
+    parts = {"norm": nn.GroupNorm(1, two_layers()["first"].out_features)}
+    return Example(Net(call, **two_layers(), **parts), vectors())
+
+
+@example
 def stopped_gradient_target() -> Example:
     """SimSiam: one branch is a constant for the gradient."""
 

@@ -60,6 +60,30 @@ def test_weighted_sum_is_zero_if_all_factors_are(engine: Any) -> None:
     assert all((t == 0).all() for t in handle.weighted_sum(torch.zeros(1, 6)).values())
 
 
+class Scaled(nn.Module):
+    """A parameter without axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.last = nn.Parameter(torch.tensor(0.7)), nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((self.scale * x.flatten(1)).tanh())
+
+
+@engines
+@methods
+def test_plain_handle_sums_a_scalar_parameter(engine: Any, method: Method) -> None:
+    """In exact BAM its norms are known before small gradients are joined."""
+    torch.manual_seed(0)
+    made, data, ones = engine(Scaled(), CROSS), batch(), torch.ones(1, 6)
+    lam = 0.0 if isinstance(method, DPSGD) else 0.3
+    found = made.directions(data, method, lam, plain=True).plain.weighted_sum(ones)
+    wanted = made.directions(data, DPSGD(), 0.0).weighted_sum(ones)
+    assert found["scale"].shape == ()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 @engines
 @methods
 def test_a_unit_with_zero_gradient_gives_zeros_not_nan(engine: Any, method: Method) -> None:

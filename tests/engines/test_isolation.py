@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from reference import make_batch
@@ -82,7 +86,15 @@ def keeps_a_parameter(model: Any, x: Tensor) -> Tensor:
     return x + KEPT[0]
 
 
+def keeps_and_collects(model: Any, x: Tensor) -> Tensor:
+    """The collector moves what is kept out of the youngest generation."""
+    KEPT[:] = [x]
+    gc.collect()
+    return x
+
+
 STATE = {
+    "kept and collected": (keeps_and_collects, "keeps a tensor"),
     "parameter made of a row": (keeps_a_parameter, "keeps a tensor"),
     "attribute": (keeps_an_attribute, "cache"),
     "list": (appends_to_a_list, "seen"),
@@ -104,6 +116,59 @@ def test_state_that_outlives_a_pass_is_refused_by_name(name: str, engine: str) -
     with pytest.raises(error, match=word):
         run(Code(code), engine)
     KEPT.clear()
+
+
+class Holder:
+    """An object of the user's own class."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+def count_in(holder: Any) -> None:
+    holder.calls += 1
+
+
+COUNTS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "a list in a dict": (lambda: {"a": [0]}, lambda kept: kept["a"].append(0)),
+    "a counter": (Counter, lambda kept: kept.update(["calls"])),
+    "a deque": (deque, lambda kept: kept.append(0)),
+    "an ordered dict": (OrderedDict, lambda kept: kept.update(calls=len(kept))),
+    "an object": (Holder, count_in),
+    "an object in a tuple": (lambda: (Holder(),), lambda kept: count_in(kept[0])),
+    "an array": (lambda: np.zeros(1), lambda kept: kept.__iadd__(1)),
+    "an array in a list": (lambda: [np.zeros(1)], lambda kept: kept[0].__iadd__(1)),
+    "a tensor in a list": (lambda: [torch.zeros(1)], lambda kept: kept[0].add_(1)),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_count_inside_an_attribute_is_refused_by_name(name: str) -> None:
+    """How many passes there are follows the size of the batch."""
+    make, count = COUNTS[name]
+
+    def code(model: Any, x: Tensor) -> Tensor:
+        count(model.cache)
+        return x
+
+    model = Code(code)
+    model.cache = make()
+    with pytest.raises(StatefulModelError, match="cache"):
+        run(model, "fused")
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_attribute_that_stays_as_it_is_is_not_refused(name: str) -> None:
+    model = Code(lambda model, x: x)
+    model.cache = COUNTS[name][0]()
+    assert run(model, "fused").norms().shape == (1, 5)
+
+
+def test_attribute_that_refers_to_itself_is_not_refused() -> None:
+    model = Code(lambda model, x: x)
+    model.cache = [SimpleNamespace(back=model)]
+    model.cache.append(model.cache)
+    assert run(model, "fused").norms().shape == (1, 5)
 
 
 @pytest.mark.parametrize("engine", VMAPPED)

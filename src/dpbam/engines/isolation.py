@@ -25,15 +25,17 @@ as modules, and code that circumvents vmap on purpose (``torch.func.debug_unwrap
 from __future__ import annotations
 
 import gc
+import sys
 import traceback
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from operator import is_
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -67,7 +69,8 @@ _SPECIAL = _PRINTING | _GRADIENTS | _HOOKS | _FREEZING
 _ORDINARY = {type(torch.relu), type(Tensor.relu), type(F.relu)}  # not operators
 _Result = TypeVar("_Result")
 _PLAIN = (bool, int, float, str, bytes, type(None))
-_UNTRACKED = {*_PLAIN, OrderedDict}  # torch keeps hooks in the latter
+_UNTRACKED = {*_PLAIN}
+_HOOK_TABLES = {n for n, held in vars(nn.Module()).items() if type(held) is OrderedDict}
 
 
 def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
@@ -148,12 +151,18 @@ class Isolation(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
 
 
-def check_nothing_kept() -> None:
+def _collections() -> int:
+    """Return how often the garbage collector has run."""
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+
+def check_nothing_kept(since: int) -> None:
     """Refuse a model if a tensor of the rows outlives the pass, wherever it is kept.
 
-    The garbage collector is off during a pass, so new tensors are in the youngest generation.
+    The garbage collector is off during a pass, so new tensors are in the youngest generation,
+    unless someone has run it: ``since`` is :func:`_collections` before the pass.
     """
-    new = gc.get_objects(generation=0)
+    new = gc.get_objects(generation=0 if since == _collections() else None)
     tensors = {kind for kind in set(map(type, new)) if issubclass(kind, Tensor)}
     if not any(type(thing) in tensors and is_wrapped(thing) for thing in new):
         return
@@ -202,7 +211,8 @@ class ModelState:
         named = [*model.named_modules()]
         if isinstance(loss, nn.Module):
             named += [(f"loss.{name}".rstrip("."), m) for name, m in loss.named_modules()]
-        self._before = [(name, m, _Contents(m)) for name, m in named]
+        seen: dict[int, Any] = {}
+        self._before = [(name, m, _Contents(m, seen)) for name, m in named]
 
     def check(self) -> None:
         """Refuse a model with an attribute that has changed, by name."""
@@ -225,20 +235,22 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 class _Contents:
     """What one module holds: its attributes, and the state of those that can change in place."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, seen: dict[int, Any]) -> None:
         self._held = [dict(live) for live in _live(module)]
+        self._tensors: list[tuple[str, Tensor, int]] = []
         self._mutable: list[tuple[str, Any, Any]] = []
         for name, value in chain.from_iterable(held.items() for held in self._held):
-            if type(value) in _UNTRACKED:
+            if type(value) in _UNTRACKED or name in _HOOK_TABLES:
                 continue
             if isinstance(value, Tensor):
                 if is_wrapped(value):
                     raise StatefulModelError(
                         f"{name} of {type(module).__name__} is a tensor of an earlier pass"
                     )
-                self._mutable.append((name, value, value._version))
-            elif type(value) in _CONTAINERS and name not in _REGISTERED:
-                self._mutable.append((name, value, _shallow(value)))
+                if not value.is_inference():
+                    self._tensors.append((name, value, value._version))
+            elif not (isinstance(value, nn.Module) or name in _REGISTERED or _is_fixed(value)):
+                self._mutable += [(name, part, _state(part)) for part in _mutable(value, seen)]
 
     def changed(self, module: nn.Module) -> str | None:
         """Return the name of an attribute that is not as before, or None."""
@@ -249,9 +261,11 @@ class _Contents:
                 then, value = before.get(key, _MISSING), now.get(key, _MISSING)
                 if not _same(_shallow(then), _shallow(value)):
                     return key
+        for key, tensor, version in self._tensors:
+            if tensor._version != version:
+                return key
         for key, value, then in self._mutable:
-            state = value._version if isinstance(value, Tensor) else _shallow(value)
-            if not _same(state, then):
+            if not _same(_state(value), then):
                 return key
         return None
 
@@ -260,14 +274,63 @@ def _live(module: nn.Module) -> list[dict[str, Any]]:
     return [vars(module), *(getattr(module, registered) for registered in _REGISTERED)]
 
 
-_CONTAINERS = (list, tuple, set, dict)
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+_FOREIGN = sys.stdlib_module_names | {"torch", "numpy"}
+
+
+def _is_fixed(value: Any) -> bool:
+    return type(value) is tuple and _UNTRACKED.issuperset(map(type, value))
+
+
+def _mutable(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    """Yield what can change in place: containers, tensors and objects, also inside one another.
+
+    Classes, modules and objects of Python's and torch's own classes are not looked into. ``seen``
+    holds what was yielded before.
+    """
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if type(value) in _UNTRACKED or isinstance(value, nn.Module | type) or id(value) in seen:
+            continue
+        parts = _parts(value)
+        if parts is None and not isinstance(value, Tensor | np.ndarray):
+            continue
+        seen[id(value)] = value
+        if type(value) is not tuple:
+            yield value
+        waiting += parts or ()
+
+
+def _parts(value: Any) -> list[Any] | None:
+    """Return what a container or an object holds, or None if it is neither."""
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, _SEQUENCES):
+        return list(value)
+    if type(value).__module__.partition(".")[0] in _FOREIGN:
+        return None
+    held = getattr(value, "__dict__", None)
+    return list(held.values()) if isinstance(held, dict) else None
 
 
 def _shallow(value: Any) -> Any:
-    """Return a copy of a plain container, so that changes are detected."""
-    if type(value) in (list, tuple, set):
-        return (type(value), *value)
-    return (dict, *value.items()) if type(value) is dict else value
+    """Return a copy of a container or of an object's attributes, so that changes are detected."""
+    kind = type(value)
+    if kind in _UNTRACKED or isinstance(value, Tensor | nn.Module | type):
+        return value
+    if isinstance(value, dict):
+        return (kind, *value.items())
+    if isinstance(value, _SEQUENCES):
+        return (kind, *value)
+    return value if _parts(value) is None else (value, *vars(value).items())
+
+
+def _state(value: Any) -> Any:
+    """Return what changes when a container, an object, a tensor or an array does."""
+    if isinstance(value, Tensor):
+        return None if value.is_inference() else value._version
+    return value.tobytes() if isinstance(value, np.ndarray) else _shallow(value)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -314,15 +377,16 @@ def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) 
         raise UnsupportedModelError(reason)
     state, collecting = ModelState(model, loss), gc.isenabled()
     gc.disable()
+    since = _collections()
     try:
         with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
             result = run(Isolation())
     except BaseException as error:  # the next engine must not read what this pass left
         _forget_frames(error)
-        _check(model, state)
+        _check(model, state, since)
         raise _explained(error) from None
     else:
-        _check(model, state)
+        _check(model, state, since)
         return result
     finally:
         if collecting:
@@ -337,11 +401,11 @@ def _explained(error: BaseException) -> BaseException:
     return UnsupportedModelError(f"torch.func.vmap cannot run the model: {first}")
 
 
-def _check(model: nn.Module, state: ModelState) -> None:
+def _check(model: nn.Module, state: ModelState, since: int) -> None:
     torch.clear_autocast_cache()  # it holds casts of the weights that vmap saw
     try:
         state.check()
-        check_nothing_kept()
+        check_nothing_kept(since)
     except StatefulModelError:
         _REFUSED.add(model)
         raise

@@ -4,6 +4,7 @@ from safetensors.torch import save_file
 
 from dpbam.app.runs import ConfigError, RunConfig
 from dpbam.app.runs.build import (
+    lam_at_the_end,
     load_initial,
     make_augment,
     make_average,
@@ -42,6 +43,22 @@ def mlp(classes=10, **options):
 )
 def test_methods(values, shown):
     assert repr(make_method(config(**values), 10)) == shown
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"method": "bam"},
+        {"method": "bam", "lam": 0.1},
+        {"method": "bam", "lam_warmup": 0.5},
+        {"method": "disk", "method_options": {"inner": "bam"}},
+        {"method": "dp-sat"},
+    ],
+)
+def test_lambda_at_the_end_is_the_methods_own(values):
+    made, model = config(**values), mlp()
+    method = make_method(made, 10)
+    assert lam_at_the_end(made, model, 10) == method.lam_at(10, dict(model.named_parameters()))
 
 
 @pytest.mark.parametrize("name", ["nadam", "sgd", "adam", "adamw"])

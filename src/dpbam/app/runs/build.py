@@ -178,7 +178,8 @@ def make_method(config: RunConfig, steps: int) -> Method:
 def make_lambda(config: RunConfig, steps: int) -> float | Schedule:
     """Return the configured lambda(t) of a run of ``steps`` steps."""
     lam: float | Schedule = 0.02 if config.lam is None else config.lam
-    if config.method == "bam" and config.lam is None:
+    inner = config.method_options.get("inner") if config.method == "disk" else None
+    if "bam" in (config.method, inner) and config.lam is None:
         lam = Relative(config.lam_share)
     return WarmUp(lam, round(config.lam_warmup * steps)) if config.lam_warmup else lam
 

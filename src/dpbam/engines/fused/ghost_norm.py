@@ -64,7 +64,8 @@ class Factors:
 
     def contract(self, values: Tensor) -> Tensor:
         """Return sum_u c_u values[u]: [U, ...] -> [...]."""
-        total = self.values.to(values.dtype) @ self.of_kept(values).flatten(1)
+        kept = self.of_kept(values)
+        total = self.values.to(values.dtype) @ kept.reshape(len(kept), values.shape[1:].numel())
         return total.view(values.shape[1:])
 
 

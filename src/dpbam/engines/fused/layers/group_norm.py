@@ -219,6 +219,8 @@ def _instance_norm(capture: Capture, call: Call) -> Any:
 def _grouped(capture: Capture, call: Call, given: dict[str, Any], groups: int, eps: float) -> Any:
     """Run group norm, whose backward itself records the per-row gradients of scale and shift."""
     given_x, scale, shift = given["input"], given["weight"], given["bias"]
+    if not torch.is_grad_enabled():  # a constant: nothing to record
+        return call.run()
     if differs_by_row(scale, shift):
         xhat = F.group_norm(given_x, groups, None, None, eps)
         return affine_by_row(capture, xhat, scale, shift, given_x.ndim - 2)
