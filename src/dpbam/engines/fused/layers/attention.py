@@ -25,7 +25,8 @@ from dpbam.engines.fused.fold import split_axis
 from dpbam.engines.fused.rules import Call, rule
 from dpbam.engines.fused.tape import Capture
 
-_ENTRIES = 2**16  # of the scores of one head that are computed at a time
+_ENTRIES = 2**16  # of the scores of one head that are computed at a time, but for
+_QUERIES = 64  # at least so many: each part also takes a pass over all keys and values
 
 
 @rule(F.scaled_dot_product_attention, always=True)
@@ -90,7 +91,7 @@ class _How(NamedTuple):
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[slice]:
-    rows = max(1, _ENTRIES // k.shape[-2])
+    rows = max(_QUERIES, _ENTRIES // k.shape[-2])
     for first in range(0, q.shape[-2], rows):
         yield slice(first, min(first + rows, q.shape[-2]))
 
