@@ -16,10 +16,11 @@ printing a tensor              prints the shape only
 random draws                   keyed by the row (:mod:`dpbam.engines.draws`)
 =============================  ==================================================================
 
-Not detected: Python numbers and numpy arrays that a model keeps outside its modules (under vmap a
-tensor's values cannot become either), TorchScript functions that a model calls without holding them
-as modules, and code that circumvents vmap on purpose (``torch.func.debug_unwrap``, a
-``TorchDispatchMode``).
+Not detected: Python numbers, numpy arrays, iterators, generators of random numbers and tensors
+without rows that a model keeps outside its modules (under vmap a tensor's values cannot become
+either; they can count passes), TorchScript functions that a model calls without holding them as
+modules, and code that circumvents the checks on purpose (``torch.func.debug_unwrap``, a
+``TorchDispatchMode``, ``gc.freeze``).
 """
 
 from __future__ import annotations

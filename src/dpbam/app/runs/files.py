@@ -164,8 +164,9 @@ def current_config(values: Mapping[str, Any]) -> dict[str, Any]:
         {'method': 'dp-sgd'}
     """
     current = {name: value for name, value in values.items() if name != "head_only"}
-    inner = values.get("method_options", {}).get("inner")
-    if values.get("method") in ("dp-sgd", "sgd") or (values.get("method"), inner) == ("disk", None):
+    options = values.get("method_options") or {}
+    plain_disk = values.get("method") == "disk" and options.get("inner", "dp-sgd") == "dp-sgd"
+    if values.get("method") in ("dp-sgd", "sgd") or plain_disk:
         current.pop("lam", None)
     if values.get("noise") == "fast":
         current["noise"] = "standard"
