@@ -4,10 +4,10 @@ For each axis a net grows by doubling while all else is fixed. Plain, fused DP-S
 and Opacus take turns in one process: processor time on one thread, the least of the rounds; memory
 is the peak of live tensors, parameters and inputs not counted.
 
-The exponent is p of a + c size^p through the last three sizes: log2 of the ratio of the last two
-increments. A constant part a (calls, a temporary tensor of one layer) would flatten a fit of
-c size^p on sizes that one processor can compute. An increment of time that is not positive, by
-noise, gives no exponent.
+Exponents are local ones at the largest sizes. Of memory, which is counted, p of a + c size^p
+through the last three: log2 of the ratio of the last two increments, in which a constant part (a
+temporary tensor of one layer) drops out. Of time, log2 of the ratio of the last two values:
+increments would multiply the noise. There a constant part (calls) still flattens a little.
 
     python benchmarks/scaling.py [--axes batch width] [--rounds 5] [--out FILE] [--again]
 
@@ -101,15 +101,19 @@ def measured(axis: str, size: int, rounds: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def exponent(values: list[float]) -> float | None:
+def of_increments(values: list[float]) -> float:
     """Return p of a + c size^p through the last three values, each at twice the size before.
 
     Example:
-        >>> exponent([7.0, 103.0, 112.0, 148.0])
+        >>> of_increments([7.0, 103.0, 112.0, 148.0])
         2.0
     """
-    first, second = values[-2] - values[-3], values[-1] - values[-2]
-    return math.log2(second / first) if first > 0 and second > 0 else None
+    return math.log2((values[-1] - values[-2]) / (values[-2] - values[-3]))
+
+
+def of_ratio(values: list[float]) -> float:
+    """Return p of c size^p through the last two values, the last at twice the size."""
+    return math.log2(values[-1] / values[-2])
 
 
 def cell(rows: list[Row]) -> str:
@@ -117,12 +121,9 @@ def cell(rows: list[Row]) -> str:
     if len(rows) < 3:
         return "-"
     rows = sorted(rows, key=lambda r: r["size"])
-    found = []
-    for what, one, unit in (("seconds", 1e3, "ms"), ("bytes", 1e-6, "MB")):
-        p = exponent([r[what] for r in rows])
-        power = "?" if p is None else f"{p:.2f}"
-        found.append(f"{power} ({one * rows[-1][what]:.0f} {unit})")
-    return "; ".join(found)
+    seconds, size = [r["seconds"] for r in rows], [r["bytes"] for r in rows]
+    time = f"{of_ratio(seconds):.2f} ({1e3 * seconds[-1]:.0f} ms)"
+    return f"{time}; {of_increments(size):.2f} ({1e-6 * size[-1]:.0f} MB)"
 
 
 def markdown(rows: list[Row]) -> str:

@@ -10,6 +10,7 @@ materialise every gradient are linear in the rows: they are timed on ``FEW`` row
 Steps above ``SLOW`` plain ones run once.
 
     python benchmarks/step.py [--nets lstm vit] [--rounds 5] [--out FILE] [--jax PYTHON] [--again]
+    python benchmarks/step.py --page    # writes the tables and the picture of docs/engine.md
 
 ``--jax`` names a Python that has jax, for two nets; by default this one, if it has. The file has a
 record per net: its rows, command and commits. The same command resumes: a net that was measured at
@@ -159,9 +160,11 @@ def record(net: str, rows: list[Row], options: argparse.Namespace) -> None:
         "torch": torch.__version__, "machine": platform.machine(), "threads": 1, "clock": "cpu",
         "batch": {**held.get("batch", {}), net: NETS[net].batch}, "records": records,
     }  # fmt: skip
+    order = list(NETS)
+    together = sorted(kept + rows, key=lambda r: order.index(r["net"]))
     path.parent.mkdir(exist_ok=True, parents=True)
-    path.write_text(json.dumps({**facts, "rows": kept + rows}, indent=1) + "\n")
-    plot(kept + rows, path.with_suffix(".png"))
+    path.write_text(json.dumps({**facts, "rows": together}, indent=1) + "\n")
+    plot(together, path.with_suffix(".png"))
 
 
 def present(options: argparse.Namespace) -> Row:
