@@ -4,8 +4,8 @@ For each axis a net grows by doubling while all else is fixed. Plain, fused DP-S
 and Opacus take turns in one process: processor time on one thread, the least of the rounds; memory
 is the peak of live tensors, parameters and inputs not counted.
 
-Exponents are local ones at the largest sizes. Of memory, which is counted exactly, p of
-a + c size^p through the last three: log2 of the ratio of the last two increments, in which a constant part (a
+Exponents are local ones at the largest sizes. Of memory, which is counted, p of a + c size^p
+through the last three: log2 of the ratio of the last two increments, in which a constant part (a
 temporary tensor of one layer) drops out. Of time, log2 of the ratio of the last two values:
 increments would multiply the noise. There a constant part (calls) still flattens a little.
 

@@ -117,7 +117,7 @@ def test_lambda_must_be_a_number() -> None:
 
 def test_a_schedule_is_checked_at_its_step() -> None:
     model, (x, y) = smooth_net(), samples(4)
-    oracle = sized_oracle(model, cross_entropy, private_plan(), BAM(lambda step: 0.1 - step))
+    oracle = sized_oracle(model, cross_entropy, private_plan(), BAM(lambda step, theta: 0.1 - step))
     oracle.backward(x, y)
     with pytest.raises(ValueError, match=r"lam at step 1 must be zero or positive"):
         oracle.backward(x, y)
