@@ -383,7 +383,9 @@ def test_a_method_of_ones_own() -> None:
 
 def test_a_schedule_sets_lambda_by_the_step() -> None:
     model, (x, y) = smooth_net(), samples(6)
-    scheduled = sized_oracle(model, cross_entropy, quiet_plan(), BAM(lambda step, theta: 0.1 * step))
+    scheduled = sized_oracle(
+        model, cross_entropy, quiet_plan(), BAM(lambda step, theta: 0.1 * step)
+    )
     for step in range(3):
         scheduled.backward(x, y)
         found = flat(gradients(model))
