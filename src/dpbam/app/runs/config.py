@@ -151,7 +151,7 @@ class RunConfig(BaseModel):
     )
     lam_share: NonNegative = _method(
         "BAM's lambda over the norm of the trained parameters, where lam is not given. It follows "
-        "the parameters, so that one value suits nets of different sizes.",
+        "the parameters during training.",
         SHARE,
     )
     lam_warmup: Fraction = _method(
