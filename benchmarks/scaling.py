@@ -1,18 +1,18 @@
 """Time and memory of a private step against batch size, length, image size, width and depth.
 
-For each axis a net grows by doubling while all else is fixed. Plain, fused DP-SGD, fused exact BAM
-and Opacus take turns in one process: processor time on one thread, the least of the rounds; memory
-is the peak of live tensors, parameters and inputs not counted.
+For each axis a net grows by doubling while all else is fixed. All sizes of plain, fused DP-SGD,
+fused exact BAM and Opacus take turns in one process, round by round: processor time on one thread.
+Memory is the peak of live tensors that the step allocates.
 
-Exponents are local ones at the largest sizes. Of memory, which is counted, p of a + c size^p
-through the last three: log2 of the ratio of the last two increments, in which a constant part (a
-temporary tensor of one layer) drops out. Of time, log2 of the ratio of the last two values:
-increments would multiply the noise. There a constant part (calls) still flattens a little.
+Exponents are local ones at the largest sizes. Of time, over the last two doublings, one for each
+round: the median, with the least and the largest. A constant part (calls) still flattens a little.
+Of memory, which is counted, p of a + c size^p through the last three sizes: log2 of the ratio of
+the last two increments, in which a constant part (a temporary tensor of one layer) drops out.
 
-    python benchmarks/scaling.py [--axes batch width] [--rounds 5] [--out FILE] [--again]
+    python benchmarks/scaling.py [--axes batch width] [--rounds 7] [--out FILE] [--again]
 
-Writes results/scaling.json size by size, and in the end the table of docs/engine.md. The same
-command resumes: a size that was measured at the present commit of the sources is not measured
+Writes results/scaling.json axis by axis, and in the end the table of docs/engine.md. The same
+command resumes: an axis that was measured at the present commit of the sources is not measured
 again. No noise on either side.
 """
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
 import time
 import warnings
@@ -39,13 +40,12 @@ KEYS = [
     ("opacus-ghost", "dp-sgd"),
 ]  # fmt: skip
 Row = dict[str, Any]
-LONGEST = {("fused", "bam-exact"): 8192, ("opacus-ghost", "dp-sgd"): 8192}  # minutes beyond
 AXES = {
-    "batch": (16, 32, 64, 128),
-    "length": (1024, 2048, 4096, 8192, 16384),
-    "side": (16, 32, 64, 128),
-    "width": (32, 64, 128, 256),
-    "depth": (8, 16, 32, 64),
+    "batch": (32, 64, 128, 256),
+    "length": (1024, 2048, 4096, 8192),
+    "side": (32, 64, 128, 256),
+    "width": (64, 128, 256, 512),
+    "depth": (16, 32, 64, 128),
 }
 
 
@@ -81,26 +81,21 @@ def net_of(axis: str, size: int) -> Net:
     return Net(lambda: convolutions(of["width"], of["depth"]), of["batch"], images)
 
 
-def measured(axis: str, size: int, rounds: int) -> list[Row]:
-    """Return the least processor seconds and the peak bytes of each engine that runs the net."""
-    name = f"{axis} {size}"
-    NETS[name] = net_of(axis, size)
+def measured(axis: str, rounds: int) -> list[Row]:
+    """Return the processor seconds of every round and the peak bytes, by size and engine."""
     runs = {}
-    for key in KEYS:
-        if axis == "length" and size > LONGEST.get(key, size):
-            continue
-        try:
-            runs[key] = step(*key, name, NETS[name].batch)
-            runs[key]()
-        except Exception as error:
-            print(f"  {name}: {key}: {type(error).__name__}: {str(error)[:90]}", flush=True)
-            runs.pop(key, None)
-    times = [{key: seconds(run) for key, run in runs.items()} for _ in range(rounds)]
+    for size in AXES[axis]:
+        name = f"{axis} {size}"
+        NETS[name] = net_of(axis, size)
+        for key in KEYS:
+            run = runs[name, key] = step(*key, name, NETS[name].batch)
+            run()
+    times = [{each: seconds(run) for each, run in runs.items()} for _ in range(rounds)]
     return [
-        {"axis": axis, "size": size, "engine": key[0], "method": key[1],
-         "seconds": round(min(t[key] for t in times), 5),
+        {"axis": axis, "size": int(name.split()[1]), "engine": key[0], "method": key[1],
+         "seconds": [round(t[name, key], 5) for t in times],
          "bytes": peak(key, name, NETS[name].batch)}
-        for key in runs
+        for name, key in runs
     ]  # fmt: skip
 
 
@@ -114,18 +109,18 @@ def of_increments(values: list[float]) -> float:
     return math.log2((values[-1] - values[-2]) / (values[-2] - values[-3]))
 
 
-def of_ratio(values: list[float]) -> float:
-    """Return p of c size^p through the last two values, the last at twice the size."""
-    return math.log2(values[-1] / values[-2])
+def of_ratios(rows: list[Row]) -> list[float]:
+    """Return p of c size^p through the third last and the last value, of each round."""
+    before, last = rows[-3]["seconds"], rows[-1]["seconds"]
+    return [math.log2(b / a) / 2 for a, b in zip(before, last, strict=True)]
 
 
 def cell(rows: list[Row]) -> str:
     """Return exponents and largest values of time and memory."""
-    if len(rows) < 3:
-        return "-"
     rows = sorted(rows, key=lambda r: r["size"])
-    seconds, size = [r["seconds"] for r in rows], [r["bytes"] for r in rows]
-    time = f"{of_ratio(seconds):.2f} ({1e3 * seconds[-1]:.0f} ms)"
+    found, size = of_ratios(rows), [r["bytes"] for r in rows]
+    spread = f"{statistics.median(found):.2f} [{min(found):.2f}, {max(found):.2f}]"
+    time = f"{spread} ({1e3 * statistics.median(rows[-1]['seconds']):.0f} ms)"
     return f"{time}; {of_increments(size):.2f} ({1e-6 * size[-1]:.0f} MB)"
 
 
@@ -147,25 +142,25 @@ def main() -> None:
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--axes", nargs="+", default=list(AXES), choices=tuple(AXES))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "scaling.json")
-    parser.add_argument("--again", action="store_true", help="also sizes that are recorded")
+    parser.add_argument("--again", action="store_true", help="also axes that are recorded")
     options = parser.parse_args()
     torch.set_num_threads(1)
     held = json.loads(options.out.read_text()) if options.out.exists() else {}
     source = commit(*SOURCES)
     present = held.get("source") == source and not options.again
     rows: list[Row] = held["rows"] if present else []
-    done = {(r["axis"], r["size"]) for r in rows}
-    for axis, size in [(a, s) for a in options.axes for s in AXES[a] if (a, s) not in done]:
-        rows += measured(axis, size, options.rounds)
+    done = {r["axis"] for r in rows}
+    for axis in [a for a in options.axes if a not in done]:
+        rows += measured(axis, options.rounds)
         facts = {
             "command": "python benchmarks/scaling.py " + " ".join(sys.argv[1:]),
             "commit": commit(), "source": source, "torch": torch.__version__, "threads": 1,
             "clock": "cpu",
         }  # fmt: skip
         options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-        print(f"{axis} {size}: {time.process_time():.0f} processor seconds so far", flush=True)
+        print(f"{axis}: {time.process_time():.0f} processor seconds so far", flush=True)
     print(markdown(rows))
     write_between("scaling", markdown(rows))
 

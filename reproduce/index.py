@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbam.app.runs import ConfigError
-from reproduce import accuracy_claims, bias_claims, rivals, tuning
+from reproduce import accuracy_claims, bias_claims, rivals, tuning, when
 from reproduce.depth import Timing, figure3, measure
 from reproduce.outcome import Outcome, Study
 from reproduce.recipes import SCALES, Recipe, check_scale, did_you_mean, load_recipe
@@ -74,6 +74,9 @@ EXPERIMENTS: dict[str, Experiment] = {
     "flatness": _of("methods", bias_claims.flatness),
     "bias-methods": Experiment(
         rivals.bias_methods, desk=("tune-bias-methods", "bias-methods"), page=rivals.page
+    ),
+    "when": Experiment(
+        when.when, desk=("tune-when-mlp", "tune-when-cnn", "when-mlp", "when-cnn"), page=when.page
     ),
 }
 #: Those of the paper: "all" means them, and they are on the page of results.

@@ -12,8 +12,11 @@ with enough seeds to distinguish methods, and ``pocket/NAME.toml`` what they can
     [setting]                    # fields of RunConfig that all runs share
     model = "resnet9"
 
-    [grid]                       # every combination of these
+    [grid]                       # every combination of these, or ...
     epsilon = [1, 2, 10]
+
+    [variants.width-12]          # ... each of these: fields of RunConfig
+    model_options = { hidden = [12] }
 
     [arms.bam]                   # what is compared: each arm's own fields of RunConfig
     method = "bam"
@@ -52,6 +55,7 @@ class Recipe:
         setting: fields of :class:`~dpbam.app.runs.RunConfig` that all runs share.
         arms: name -> its own fields.
         grid: field -> values.
+        variants: name -> fields, in place of a grid.
         seeds: how many paired ones.
         first_seed: the first of them.
         records: the folder of its records: its name, or the base's.
@@ -74,6 +78,7 @@ class Recipe:
     shape: Sequence[int]
     classes: int
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seeds: int = 5
     first_seed: int = 0
     flatness: bool = False
@@ -81,7 +86,9 @@ class Recipe:
     resolution: float | None = None
 
     def cells(self) -> list[dict[str, Any]]:
-        """Return every combination of the grid's values; one empty one without a grid."""
+        """Return every combination of the grid's values, or {"at": name} of every variant."""
+        if self.variants:
+            return [{"at": name} for name in self.variants]
         return [
             dict(zip(self.grid, c, strict=True)) for c in itertools.product(*self.grid.values())
         ]
@@ -102,7 +109,8 @@ class Recipe:
         ]
 
     def _run(self, arm: str, cell: Mapping[str, Any], seed: int, folder: Path) -> RunSpec:
-        values = {**self.setting, **cell, **self.arms[arm], "seed": seed}
+        here = self.variants[cell["at"]] if self.variants else cell
+        values = {**self.setting, **here, **self.arms[arm], "seed": seed}
         run = RunSpec(arm, RunConfig.from_mapping(values), folder, cell)
         config = run.config
         if config.private:  # each run has its own noise
@@ -163,7 +171,17 @@ def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[
     missing = [arm for arm in use if arm not in base.arms]
     if missing:
         raise ConfigError(f"the recipe {base.name} has no arm {missing[0]!r} to use")
-    inherited = ("grid", "seeds", "first_seed", "floor", "resolution", "images", "shape", "classes")
+    inherited = (
+        "grid",
+        "variants",
+        "seeds",
+        "first_seed",
+        "floor",
+        "resolution",
+        "images",
+        "shape",
+        "classes",
+    )
     return {
         **{name: getattr(base, name) for name in inherited},
         **values,

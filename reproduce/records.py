@@ -24,8 +24,11 @@ from dpbam import __version__
 from dpbam.app.compare.pairing import check_pairs
 from dpbam.app.runs import ConfigError, RunConfig, RunFolder, RunRecord, RunResult, RunSpec
 from dpbam.app.runs.bias import measure
+from dpbam.app.runs.checkpoint import load_latest
 from dpbam.app.runs.files import current_config, plain, read_json_lines, write_atomic
 from dpbam.app.runs.pool import Watcher, train_all
+from dpbam.app.runs.preparation import prepare
+from dpbam.training.evaluation import summarise
 from reproduce.recipes import WORK, Recipe
 
 #: Fields that change neither what a run computes nor its privacy.
@@ -170,9 +173,23 @@ def _record(run: RunSpec, *, flatness: bool) -> RunRecord:
         seconds=read_json_lines(folder.training_log)[-1]["seconds"],
         pairing=folder.pairing(),
         machine=machine(facts["threads"], facts["device"]),
+        last_accuracy=last_accuracy(run.config, folder),
         non_private_bias=read_json_lines(folder.non_private / "bias.jsonl"),
         non_private_flatness=_flatness(run) if flatness else None,
     )
+
+
+def last_accuracy(config: RunConfig, folder: RunFolder) -> float | None:
+    """Return the accuracy of the last weights, where the run hands out their average."""
+    if config.swa is None and config.ema is None:
+        return None
+    facts = folder.read_facts()
+    latest = load_latest(folder.checkpoints, facts["run"])
+    assert latest is not None  # a finished run has one
+    prepared = prepare(config, noise_multiplier=facts["noise_multiplier"] or None)
+    prepared.model.load_state_dict(latest.state["model"])
+    kept, targets, _ = summarise(prepared.model, prepared.seen.test, prepared.task)
+    return float(prepared.task.scores(kept.double().numpy(), targets.numpy())["accuracy"])
 
 
 def _flatness(run: RunSpec) -> dict[str, Any]:

@@ -41,7 +41,8 @@ _CONSTANT = 0.05  # the share of a step's work that may be constant
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the bytes of tensors allocated under this mode: ``now``, and the ``peak``.
 
-    ``work`` is the sum of all bytes ever allocated, plus some for each call.
+    Tensors that exist before, such as parameters, do not count. ``work`` is the sum of all bytes
+    ever allocated, plus some for each call.
     """
 
     def __init__(self) -> None:
@@ -56,15 +57,19 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):  # a result may be a view of it
+                self._count(leaf.untyped_storage(), 0)
         out = func(*args, **(kwargs or {}))
         self.work += _CALL
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
-                self._count(leaf.untyped_storage())
+                storage = leaf.untyped_storage()
+                self._count(storage, storage.nbytes())
         return out
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+    def _count(self, storage: torch.UntypedStorage, size: int) -> None:
+        key = storage._cdata
         if key in self._seen:
             return
         self._seen.add(key)

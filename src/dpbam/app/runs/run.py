@@ -96,10 +96,11 @@ def label(arm: str, cell: Mapping[str, Any]) -> str:
     """Join the arm and the place in the grid.
 
     Example:
-        >>> label("bam", {"epsilon": 2.0})
-        'bam-epsilon-2'
+        >>> label("bam", {"epsilon": 2.0}), label("bam", {"at": "width-12"})
+        ('bam-epsilon-2', 'bam-at-width-12')
     """
-    return "-".join([arm, *(f"{key}-{value:g}" for key, value in cell.items())])
+    values = {key: v if isinstance(v, str) else f"{v:g}" for key, v in cell.items()}
+    return "-".join([arm, *(f"{key}-{value}" for key, value in values.items())])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +161,7 @@ class RunRecord:
     seconds: float  # of training
     pairing: Mapping[str, str]
     machine: Mapping[str, Any]  # processor, threads, versions, commit
+    last_accuracy: float | None = None  # of the last weights, where their average is handed out
     note: str = ""  # how it differs from what the recipe asks for now
     non_private_bias: Sequence[Mapping[str, Any]] = ()  # as in non-private/bias.jsonl
     non_private_flatness: Mapping[str, Any] | None = None  # of the trained model, if measured
