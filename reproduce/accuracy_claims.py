@@ -12,7 +12,16 @@ from dpbam.app.report.figure import Figure
 from dpbam.app.runs import RunRecord
 from dpbam.privacy.rounding import up
 from reproduce.claims import Claim
-from reproduce.outcome import Outcome, Study, TextTable, difference_of, mean_of, points
+from reproduce.outcome import (
+    Outcome,
+    Reading,
+    Study,
+    TextTable,
+    accuracy,
+    difference_of,
+    mean_of,
+    points,
+)
 from reproduce.recipes import recipes_folder
 
 METHODS = {
@@ -22,6 +31,11 @@ METHODS = {
     "dp-sat-tuned": "DP-SAT, lambda tuned",
     "bam-tuned": "BAM, lambda tuned",
 }
+_LAST = ", last weights"
+_LAST_NOTE = (
+    "Last weights: the same runs without the average of the weights, as in the paper. SD is from "
+    "seed to seed."
+)
 _RIVALS = {"bam": ("dp-sgd", "dp-sat"), "bam-tuned": ("dp-sgd", "dp-sat-tuned")}
 SAME_ACCURACY = 0.01  # the margin within which exact and approximate BAM are the same
 _GRADIENTS = {"bam": "approximate (Eq. 12)", "bam-exact": "exact (Eq. 11)"}
@@ -34,54 +48,67 @@ def table1(studies: Sequence[Study]) -> Outcome:
     return Outcome(
         "table1",
         "Table 1: test accuracy",
-        tables=[_accuracies(study) for study in found],
+        tables=[_accuracies(study, *each) for study in found for each in _readings(study)],
         figures=[f for study in found if (f := _differences_figure(study)) is not None],
-        claims=[claim for study in found for claim in _better(study)],
+        claims=[c for study in found for each in _readings(study) for c in _better(study, *each)],
         notes=[
             "Mean over the seeds with its 95% t interval, in percent, and SD, next to the paper's "
             "mean and SD over three seeds. The paper's numbers are of full-size training: compare "
             "the differences, not the levels.",
+            *(_LAST_NOTE for study in found if len(_readings(study)) > 1),
             *(note for study in found for note in _floor_notes(study)),
         ],
         studies=studies,
     )
 
 
-def _accuracies(study: Study) -> TextTable:
+def _readings(study: Study) -> list[tuple[str, Reading]]:
+    """The accuracy of the model handed out, and of the last weights where that is an average."""
+    averaged = all(record.last_accuracy is not None for record in study.records)
+    return [("", accuracy), *([(_LAST, last_accuracy)] if averaged else [])]
+
+
+def last_accuracy(record: RunRecord) -> float:
+    assert record.last_accuracy is not None  # asked of runs with an average only
+    return record.last_accuracy
+
+
+def _accuracies(study: Study, which: str, reading: Reading) -> TextTable:
     """One row per epsilon and method: accuracy, SD, the paper's, the difference to DP-SGD."""
     rows = []
     for cell in study.recipe.cells():
         arms = study.arms(cell)
         for arm, by_seed in arms.items():
-            mean = mean_of(by_seed)
-            against = "" if arm == "dp-sgd" else _paired(arms, arm, "dp-sgd")
+            mean = mean_of(by_seed, reading)
+            against = "" if arm == "dp-sgd" else _paired(arms, arm, "dp-sgd", reading)
             rows.append((
                 study.recipe.name.removeprefix("table1-"), up(cell['epsilon']), METHODS[arm],
                 points(mean), "" if mean.count < 2 else f"{100 * mean.deviation:.2f}",
                 paper_value(study.recipe.name, cell["epsilon"], arm), against, str(mean.count),
             ))  # fmt: skip
-    header = ("data", "epsilon", "method", "accuracy", "SD", "paper", "against DP-SGD", "seeds")
+    shown = f"accuracy{which}"
+    header = ("data", "epsilon", "method", shown, "SD", "paper", "against DP-SGD", "seeds")
     return TextTable(header, rows)
 
 
-def _paired(arms: Arms, one: str, other: str) -> str:
+def _paired(arms: Arms, one: str, other: str, reading: Reading) -> str:
     if not set(arms[one]) & set(arms.get(other, {})):
         return ""
-    return points(difference_of(arms[one], arms[other]), signed=True, digits=2)
+    return points(difference_of(arms[one], arms[other], reading), signed=True, digits=2)
 
 
-def _better(study: Study) -> list[Claim]:
+def _better(study: Study, which: str, reading: Reading) -> list[Claim]:
     """Judge BAM against both others at each epsilon, and over all of them."""
     return [
         claim
         for bam, others in _RIVALS.items()
         for other in others
-        for claim in _better_than(study, bam, other)
+        for claim in _better_than(study, bam, other, which, reading)
     ]
 
 
-def _better_than(study: Study, bam: str, other: str) -> list[Claim]:
-    title = study.recipe.title.partition(" at ")[0].removeprefix("Accuracy on ")
+def _better_than(study: Study, bam: str, other: str, which: str, reading: Reading) -> list[Claim]:
+    title = study.recipe.title.partition(" at ")[0].removeprefix("Accuracy on ") + which
     said = f"{METHODS[bam]}, is" if "," in METHODS[bam] else f"{METHODS[bam]} is"
     claims, each = [], []
     for cell in study.recipe.cells():
@@ -90,12 +117,12 @@ def _better_than(study: Study, bam: str, other: str) -> list[Claim]:
             continue
         each.append(arms)
         text = f"{title}, epsilon {up(cell['epsilon'])}: {said} more accurate than {METHODS[other]}"
-        found = difference_of(arms[bam], arms[other])
+        found = difference_of(arms[bam], arms[other], reading)
         claims.append(_above(text, found, study, missed=_missed(study, arms)))
     if len(each) > 1 and _seeds(each, bam, other):
         text = f"{title}, all epsilons: {said} more accurate than {METHODS[other]}"
         missed = any(_missed(study, arms) for arms in each)
-        claims.append(_above(text, _over_cells(each, bam, other), study, missed=missed))
+        claims.append(_above(text, _over_cells(each, bam, other, reading), study, missed=missed))
     return claims
 
 
@@ -104,10 +131,10 @@ def _above(text: str, found: Estimate, study: Study, *, missed: bool) -> Claim:
     return Claim(text, "above", found, "points", floor_missed=missed, resolution=resolution)
 
 
-def _over_cells(cells: Sequence[Arms], one: str, other: str) -> Estimate:
+def _over_cells(cells: Sequence[Arms], one: str, other: str, reading: Reading) -> Estimate:
     """Average each seed's difference over the grid, then estimate the mean over the seeds."""
     return estimate([
-        sum(arms[one][seed].accuracy - arms[other][seed].accuracy for arms in cells) / len(cells)
+        sum(reading(a[one][seed]) - reading(a[other][seed]) for a in cells) / len(cells)
         for seed in _seeds(cells, one, other)
     ])  # fmt: skip
 

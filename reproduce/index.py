@@ -76,7 +76,18 @@ EXPERIMENTS: dict[str, Experiment] = {
         rivals.bias_methods, desk=("tune-bias-methods", "bias-methods"), page=rivals.page
     ),
     "when": Experiment(
-        when.when, desk=("tune-when-mlp", "tune-when-cnn", "when-mlp", "when-cnn"), page=when.page
+        when.when,
+        desk=(
+            "tune-when-mlp",
+            "tune-when-cnn",
+            "tune-share-pneumonia",
+            "when-mlp",
+            "when-cnn",
+            "share-mlp",
+            "share-cnn",
+            "share-pneumonia",
+        ),
+        page=when.page,
     ),
 }
 #: Those of the paper: "all" means them, and they are on the page of results.
