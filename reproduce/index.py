@@ -78,15 +78,9 @@ EXPERIMENTS: dict[str, Experiment] = {
     "when": Experiment(
         when.when,
         desk=(
-            "tune-when-mlp",
-            "tune-when-cnn",
-            "tune-share-pneumonia",
-            "when-mlp",
-            "when-cnn",
-            "share-mlp",
-            "share-cnn",
-            "share-pneumonia",
-        ),
+            "tune-when-mlp", "tune-when-cnn", "tune-share-pneumonia", "when-mlp", "share-mlp",
+            "share-pneumonia", "when-cnn", "share-cnn",
+        ),  # fmt: skip
         page=when.page,
     ),
 }
