@@ -78,9 +78,15 @@ EXPERIMENTS: dict[str, Experiment] = {
     "when": Experiment(
         when.when,
         desk=(
-            "tune-when-mlp", "tune-when-cnn", "tune-share-pneumonia", "when-mlp", "share-mlp",
-            "share-pneumonia", "when-cnn", "share-cnn",
-        ),  # fmt: skip
+            "tune-when-mlp",
+            "tune-when-cnn",
+            "tune-share-pneumonia",
+            "when-mlp",
+            "share-mlp",
+            "share-pneumonia",
+            "when-cnn",
+            "share-cnn",
+        ),
         page=when.page,
     ),
 }
