@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbam.app.runs import ConfigError
-from reproduce import accuracy_claims, bias_claims, rivals, tuning, when
+from reproduce import accuracy_claims, bias_claims, laptop_page, rivals, tuning, when
 from reproduce.depth import Timing, figure3, measure
 from reproduce.outcome import Outcome, Study
 from reproduce.recipes import SCALES, Recipe, check_scale, did_you_mean, load_recipe
@@ -75,6 +75,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "bias-methods": Experiment(
         rivals.bias_methods, desk=("tune-bias-methods", "bias-methods"), page=rivals.page
     ),
+    "laptop": Experiment(laptop_page.laptop, desk=("laptop",), page=laptop_page.page),
     "when": Experiment(
         when.when,
         desk=(

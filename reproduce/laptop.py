@@ -14,7 +14,7 @@ The features of an image depend on that image alone, so one record still changes
 are a data set like any other, ``reproduce.laptop:cifar10``: training, ledger and statement are
 those of ``dpbam train``. ``reproduce.laptop:cifar10_tuning`` holds out 5,000 training records.
 
-    dpbam train --config recipes/laptop/epsilon-1.toml --data reproduce.laptop:cifar10 --out runs/1
+    python -m reproduce laptop --scale desk
 """
 
 from __future__ import annotations

@@ -20,15 +20,24 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from dpbam import __version__
 from dpbam.app.compare.pairing import check_pairs
-from dpbam.app.runs import ConfigError, RunConfig, RunFolder, RunRecord, RunResult, RunSpec
+from dpbam.app.runs import (
+    ConfigError,
+    RunConfig,
+    RunFolder,
+    RunRecord,
+    RunResult,
+    RunSpec,
+    load_run_model,
+)
 from dpbam.app.runs.bias import measure
-from dpbam.app.runs.checkpoint import load_latest
 from dpbam.app.runs.files import current_config, plain, read_json_lines, write_atomic
 from dpbam.app.runs.pool import Watcher, train_all
-from dpbam.app.runs.preparation import prepare
-from dpbam.training.evaluation import summarise
+from dpbam.data import load
+from dpbam.training.evaluation import predict_logits
 from reproduce.recipes import WORK, Recipe
 
 #: Fields that change neither what a run computes nor its privacy.
@@ -183,13 +192,12 @@ def last_accuracy(config: RunConfig, folder: RunFolder) -> float | None:
     """Return the accuracy of the last weights, where the run hands out their average."""
     if config.swa is None and config.ema is None:
         return None
-    facts = folder.read_facts()
-    latest = load_latest(folder.checkpoints, facts["run"])
-    assert latest is not None  # a finished run has one
-    prepared = prepare(config, noise_multiplier=facts["noise_multiplier"] or None)
-    prepared.model.load_state_dict(latest.state["model"])
-    kept, targets, _ = summarise(prepared.model, prepared.seen.test, prepared.task)
-    return float(prepared.task.scores(kept.double().numpy(), targets.numpy())["accuracy"])
+    stored = load_file(max(folder.checkpoints.glob("step-*.safetensors")))
+    last = {name.removeprefix("model."): t for name, t in stored.items() if name[:6] == "model."}
+    model = load_run_model(folder.path)
+    model.module.load_state_dict(last)
+    logits, labels = predict_logits(model.module, load(config.data, split="test"))
+    return float((logits.argmax(1) == labels).double().mean())
 
 
 def _flatness(run: RunSpec) -> dict[str, Any]:

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from dpbam.app.runs import RunConfig, read_file
+from dpbam.app.runs import RunConfig
 from dpbam.app.runs.files import current_config
+from reproduce.index import outcome
+from reproduce.laptop_page import page
+from reproduce.recipes import load_recipe
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "results" / "laptop").glob("*.json"))
@@ -49,11 +52,13 @@ def test_the_page_has_the_mean_of_five_seeds_with_the_best_settings(epsilon: flo
     runs, tries = scored("test", epsilon), scored("held-out training records", epsilon)
     assert sorted(r["seed"] for r in runs) == [0, 1, 2, 3, 4]
     best = max(tries, key=lambda r: r["accuracy"])
+    recipe = load_recipe("laptop", "desk")
     for run in runs:
-        settings_now = read_file(ROOT / "recipes" / "laptop" / f"epsilon-{epsilon:g}.toml")
-        given = {"data": "reproduce.laptop:cifar10", "seed": run["seed"], "unit": "record"}
-        now = RunConfig.from_mapping({**settings_now, **given})
-        assert RunConfig.from_mapping(current_config(run["config"])) == now
+        now = RunConfig.from_mapping({**recipe.setting, **recipe.variants[f"epsilon-{epsilon:g}"]})
+        then = RunConfig.from_mapping(run["config"])
+        same = ("data", "model", "epsilon", "delta", "batch_size", "epochs", "optimizer", "lr",
+                "momentum", "clip_norm", "swa")  # fmt: skip
+        assert [getattr(then, name) for name in same] == [getattr(now, name) for name in same]
         assert (now.lr, now.clip_norm, run["steps"]) == (
             best["config"]["lr"], best["config"]["clip_norm"], best["steps"],
         )  # fmt: skip
@@ -63,3 +68,9 @@ def test_the_page_has_the_mean_of_five_seeds_with_the_best_settings(epsilon: flo
     if epsilon < 8:
         readme = (ROOT / "README.md").read_text()
         assert f"{fmean(accuracies):.1f}% at epsilon {epsilon:g}" in readme
+
+
+def test_the_page_has_the_runs_of_the_study() -> None:
+    found = outcome("laptop", "desk", ROOT / "results")
+    assert found is not None
+    assert page(found) == PAGE

@@ -1,0 +1,34 @@
+"""The laptop recipe's accuracy on CIFAR-10, and its table on docs/laptop.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from dpbam.privacy.rounding import up
+from reproduce.outcome import Outcome, Study, TextTable, mean_of, points
+from reproduce.recipes import recipes_folder
+
+_PLACE = re.compile("(<!-- table: laptop -->\n).*?(\n<!-- end -->)", re.DOTALL)
+
+
+def laptop(studies: Sequence[Study]) -> Outcome:
+    """Show the accuracy of the linear layer at each epsilon."""
+    (study,) = studies
+    rows = []
+    for cell in study.recipe.cells():
+        by_seed = study.arms(cell).get("dp-sgd")
+        if by_seed:
+            config, mean = next(iter(by_seed.values())).config, mean_of(by_seed)
+            deviation = f"{100 * mean.deviation:.2f}" if mean.count > 1 else ""
+            rows.append((up(config["epsilon"]), f"{config['lr']:g}", f"{config['clip_norm']:g}",
+                         f"{config['epochs']:g}", str(mean.count), points(mean, digits=2),
+                         deviation))  # fmt: skip
+    header = ("epsilon", "lr", "C", "steps", "seeds", "accuracy", "SD")
+    return Outcome("laptop", study.recipe.title, [TextTable(header, rows)], studies=studies)
+
+
+def page(found: Outcome) -> str:
+    """Return docs/laptop.md with its table made anew."""
+    before = (recipes_folder().parent / "docs" / "laptop.md").read_text(encoding="utf-8")
+    return _PLACE.sub(rf"\1\n{found.tables[0].to_markdown()}\n\2", before)
