@@ -29,7 +29,7 @@ def test_every_recipe_is_whole(scale, name):
     for run in runs:
         plan = run.config.replace(noise_multiplier=1.0, epsilon=None).plan(recipe.images)
         assert plan.steps > 10
-        assert plan.batch_size < recipe.images
+        assert plan.batch_size <= recipe.images
         assert run.config.delta < 1 / recipe.images or name == "table1-imagenet32"
 
 
@@ -87,6 +87,26 @@ def test_recipes_that_build_on_another_share_its_runs(scale, name, shared):
     same = [run for run in recipe.runs() if run.name in base]
     assert len(same) == shared
     assert all(base[run.name] == run.config for run in same)
+
+
+def test_a_variant_changes_its_own_fields_alone():
+    recipe = load_recipe("when-mlp", "desk")
+    runs = {run.name: run for run in recipe.runs(1)}
+    assert list(runs)[:2] == ["dp-sgd-at-centre-seed-0", "bam-at-centre-seed-0"]
+    centre = runs["bam-at-centre-seed-0"].config
+    fields = {"noise_seed": None}
+    for name, changed in recipe.variants.items():
+        config = runs[f"bam-at-{name}-seed-0"].config
+        assert config.replace(**fields) == centre.replace(**{**fields, **changed})
+
+
+def test_a_study_of_lambda_shares_the_runs_at_the_default():
+    for net in ("mlp", "cnn"):
+        base, other = (load_recipe(f"{name}-{net}", "desk") for name in ("when", "share"))
+        runs = {run.name: run.config for run in base.runs()}
+        same = [run for run in other.runs() if run.name in runs]
+        assert len(same) == 2 * base.seeds
+        assert all(runs[run.name] == run.config for run in same)
 
 
 def test_desk_scale_calibrates():

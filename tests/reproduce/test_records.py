@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,22 @@ def test_each_run_leaves_one_small_record(finished):
         assert 0 <= record.accuracy <= 1
         assert record.non_private_bias[-1]["non_private_against_plain"]["bias"] > 0
         assert record.non_private_flatness["non_private_top_eigenvalue"] > 0
+
+
+def test_a_record_of_an_average_has_the_accuracy_of_the_last_weights_too(finished, tmp_path):
+    _, recipe = finished
+    (averaged,) = replace(recipe, setting={**recipe.setting, "swa": 0.0, "epochs": 2.0}).runs(
+        1, tmp_path / "runs"
+    )[:1]
+    last = replace(averaged, config=averaged.config.replace(swa=None), out=tmp_path / "last")
+    records = []
+    for run in (averaged, last):
+        recipe_of = replace(recipe, setting={}, arms={run.arm: {}})
+        carry_out([(recipe_of, run)], tmp_path / run.out.name)
+        (path,) = records_folder(recipe_of, tmp_path / run.out.name).iterdir()
+        records.append(read_record(path))
+    assert records[0].last_accuracy == records[1].accuracy != records[0].accuracy
+    assert records[1].last_accuracy is None
 
 
 def test_finished_runs_are_not_repeated(finished, monkeypatch):
