@@ -86,7 +86,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             "share-mlp",
             "share-pneumonia",
             "when-cnn",
-            "share-cnn",
         ),
         page=when.page,
     ),

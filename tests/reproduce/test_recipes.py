@@ -101,12 +101,11 @@ def test_a_variant_changes_its_own_fields_alone():
 
 
 def test_a_study_of_lambda_shares_the_runs_at_the_default():
-    for net in ("mlp", "cnn"):
-        base, other = (load_recipe(f"{name}-{net}", "desk") for name in ("when", "share"))
-        runs = {run.name: run.config for run in base.runs()}
-        same = [run for run in other.runs() if run.name in runs]
-        assert len(same) == 2 * base.seeds
-        assert all(runs[run.name] == run.config for run in same)
+    base, other = (load_recipe(name, "desk") for name in ("when-mlp", "share-mlp"))
+    runs = {run.name: run.config for run in base.runs()}
+    same = [run for run in other.runs() if run.name in runs]
+    assert len(same) == 2 * len(other.variants) * other.seeds
+    assert all(runs[run.name] == run.config for run in same)
 
 
 def test_desk_scale_calibrates():
