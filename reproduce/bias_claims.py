@@ -233,10 +233,19 @@ def _number(found: Estimate) -> str:
     return f"{found.mean:.4g} [{found.low:.4g}, {found.high:.4g}]"
 
 
+def _by_arm_or_variant(study: Study) -> dict[str, dict[int, RunRecord]]:
+    """The runs of each size: an arm each, or a variant each of one arm."""
+    if not study.recipe.variants:
+        return study.arms()
+    (arm,) = study.recipe.arms
+    found = {v: study.arms({"at": v}).get(arm, {}) for v in study.recipe.variants}
+    return {variant: by_seed for variant, by_seed in found.items() if by_seed}
+
+
 def _slopes(study: Study, reading: Reading) -> list[float]:
     """The least-squares slope of a reading on ln(batch size), per seed that has all sizes."""
-    arms = study.arms()
-    if len(arms) < len(study.recipe.arms):
+    arms = _by_arm_or_variant(study)
+    if len(arms) < len(study.recipe.variants or study.recipe.arms):
         return []
     seeds = set.intersection(*(set(by_seed) for by_seed in arms.values()))
     slopes = []
@@ -265,7 +274,7 @@ def _by_size(
     ]
     return Outcome(
         name, title,
-        tables=[_readings(studies[0].arms(), readings)],
+        tables=[_readings(_by_arm_or_variant(studies[0]), readings)],
         figures=figures,
         claims=claims,
         notes=["Means over all measured steps. The claim is judged by one slope per seed, over all "

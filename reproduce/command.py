@@ -161,11 +161,13 @@ def _report(names: list[str], scale: str, out: Path, seeds: int | None) -> None:
 def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> None:
     """Write the page with all its scales, whichever was just reported; or one of its own."""
     from reproduce.index import ALL, EXPERIMENTS, PAPERS, outcome, outcomes
-    from reproduce.results_page import PAGE_SCALES, write_page
+    from reproduce.results_page import PAGE_SCALES, write_figures, write_page
 
     if experiment != ALL and (write := EXPERIMENTS[experiment].page) is not None:
-        found = outcome(experiment, EXPERIMENTS[experiment].scales[0], out, seeds)
+        scale = EXPERIMENTS[experiment].scales[0]
+        found = outcome(experiment, scale, out, seeds)
         if found is not None:
+            write_figures(found, docs / "results" / scale, formats=(".svg",))
             write_atomic(docs / f"{experiment}.md", write(found))
             console().print(f"Written: {docs / f'{experiment}.md'}", markup=False, soft_wrap=True)
         return

@@ -1,12 +1,13 @@
 """The bias of clipping: measurement, decomposition, flatness, advice, and a private release.
 
-Everything here but :class:`PrivateStatistics` is not private: it is computed from the data without
-noise, for the operator alone, and has ``non_private`` in its names.
+Everything here is computed from the data without noise, is not private, is for the operator alone,
+and has ``non_private`` in its names; but for :class:`PrivateStatistics`, and :func:`method_advice`,
+which reads no data.
 """
 
 from __future__ import annotations
 
-from dpbam.bias.advisor import Advice, Option, advise
+from dpbam.bias.advisor import Advice, Option, advise, method_advice
 from dpbam.bias.decomposition import decompose, flat
 from dpbam.bias.flatness import Flatness, measure_flatness
 from dpbam.bias.lens import BiasLens
@@ -28,4 +29,5 @@ __all__ = [
     "decompose",
     "flat",
     "measure_flatness",
+    "method_advice",
 ]

@@ -103,7 +103,10 @@ def _show(settings: RunConfig, found: Measured) -> None:
     if found.flatness:
         say(facts(_flatness(found.flatness)))
     if found.advice:
-        say(str(found.advice))
+        from dpbam.bias import method_advice  # torch
+
+        averaged = settings.ema is not None or settings.swa is not None
+        say(str(found.advice), *filter(None, [method_advice(settings.method, averaged=averaged)]))
     say(NOTE)
 
 
