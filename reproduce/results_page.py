@@ -144,4 +144,5 @@ def _provenance(found: Outcome, scale: str) -> str:
 
 
 def _wrapped(text: str, width: int = 100) -> str:
+    text = " ".join(text.split())
     return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))

@@ -139,7 +139,7 @@ class RunConfig(BaseModel):
     method: Literal["dp-sgd", "dp-sat", "bam", "disk", "sgd", "sam"] | OwnCode = _method(
         "The method. Or module:Name, a Method of your own. sgd and sam are references without "
         "privacy.",
-        "bam",
+        "dp-sgd",
     )
     method_options: Options = _method(
         "An option of disk (kappa, gamma, inner=bam) or of your own method; repeatable.",
