@@ -1,0 +1,73 @@
+"""When BAM helps: the page, and the rule that the advisor repeats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpbam.app.runs import RunConfig
+from dpbam.bias import method_advice
+from reproduce.accuracy_claims import last_accuracy
+from reproduce.index import EXPERIMENTS, outcome
+from reproduce.outcome import Study, accuracy
+from reproduce.records import finished
+from reproduce.when import Place, averaging, by_net, gain, page, places, when
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "when.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def studies() -> list[Study]:
+    recipes = EXPERIMENTS["when"].recipes("desk")
+    return [Study(r, finished(r, ROOT / "results"), len(r.runs())) for r in recipes]
+
+
+@pytest.fixture(scope="module")
+def found(studies: list[Study]) -> list[Place]:
+    return places(studies)
+
+
+def test_the_page_is_generated_from_the_records() -> None:
+    result = outcome("when", "desk", ROOT / "results")
+    assert result is not None
+    assert page(result) == PAGE
+
+
+def test_a_changed_record_would_be_noticed(studies: list[Study]) -> None:
+    """Negative control: one accuracy is a point higher."""
+    k = next(i for i, study in enumerate(studies) if study.recipe.name == "when-mlp")
+    first, *others = studies[k].records
+    records = [replace(first, accuracy=first.accuracy + 0.01), *others]
+    planted = [*studies[:k], replace(studies[k], records=records), *studies[k + 1 :]]
+    assert page(when(planted)) != PAGE
+
+
+def test_batch_size_epsilon_and_width_have_three_values_each(found: list[Place]) -> None:
+    variants = {place.variant for place in by_net(found)["mlp"]}
+    assert len(variants) == 7
+    for axis in ("batch", "epsilon", "width"):
+        assert sum(name.startswith(axis) for name in variants) == 2  # and the centre
+    shares = [place.bias_share for place in found]
+    assert min(shares) < 0.1
+    assert max(shares) > 0.5  # noise dominates, and bias does
+
+
+def test_the_rule_holds_in_the_records(found: list[Place]) -> None:
+    for mine in by_net(found).values():
+        gained = averaging(mine)
+        assert gained.low > 0
+        assert gained.mean > gain(mine, accuracy).high
+        assert gained.mean > gain(mine, last_accuracy).mean
+    for place in found:  # the default lambda loses nowhere
+        assert place.gain(accuracy).high > -0.003
+
+
+def test_the_advisor_says_what_the_page_says() -> None:
+    assert RunConfig(epsilon=1).method == "dp-sgd"
+    assert "--swa 0.5" in PAGE
+    assert "--swa 0.5" in method_advice("bam", averaged=False)
+    assert "dp-sgd" in method_advice("bam", averaged=True)
+    assert not method_advice("dp-sgd", averaged=True)
