@@ -37,10 +37,12 @@ _LAST_NOTE = (
     "seed to seed."
 )
 _SWEPT = {
-    "pocket": "CIFAR-10 as in Table 1, epsilon 2.",
-    "desk": "An MLP on CIFAR-10, epsilon 10; lambda is a share of |theta|. See [when BAM "
-    "helps](when.md).",
-    "full": "CIFAR-10 as in Table 1, epsilon 2.",
+    "pocket": ("lambda", "CIFAR-10 as in Table 1, epsilon 2."),
+    "desk": (
+        "lambda over theta's norm",
+        "An MLP on CIFAR-10, epsilon 10; the runs are those of [when BAM helps](when.md).",
+    ),
+    "full": ("lambda", "CIFAR-10 as in Table 1, epsilon 2."),
 }
 _RIVALS = {"bam": ("dp-sgd", "dp-sat"), "bam-tuned": ("dp-sgd", "dp-sat-tuned")}
 SAME_ACCURACY = 0.01  # the margin within which exact and approximate BAM are the same
@@ -232,6 +234,7 @@ def sweep(studies: Sequence[Study]) -> Outcome:
         arm for arm in order if arm != "dp-sgd" and set(arms[arm]) & set(arms.get("dp-sgd", {}))
     ]
     level = 1 - (1 - LEVEL) / max(1, len(others))
+    name = _SWEPT[studies[0].recipe.scale][0]
     against = {arm: difference_of(arms[arm], arms["dp-sgd"], level=level) for arm in others}
     rows = [
         (f"{by_lambda[arm]:g}", points(mean_of(arms[arm])),
@@ -239,16 +242,16 @@ def sweep(studies: Sequence[Study]) -> Outcome:
         for arm in order
     ]  # fmt: skip
     claims = [
-        Claim(f"lambda matters: {by_lambda[arm]:g} differs from 0", "different", found, "points")
+        Claim(f"{name} matters: {by_lambda[arm]:g} differs from 0", "different", found, "points")
         for arm, found in against.items()
     ]
     return Outcome(
         "lambda",
         "BAM's lambda",
-        tables=[TextTable(("lambda", "accuracy", "against lambda 0", "seeds"), rows)],
-        figures=[_sweep_figure(arms, by_lambda, order)] if len(others) > 1 else [],
+        tables=[TextTable((name, "accuracy", "against 0", "seeds"), rows)],
+        figures=[_sweep_figure(arms, by_lambda, order, name)] if len(others) > 1 else [],
         claims=claims,
-        notes=[f"{_SWEPT[studies[0].recipe.scale]} The intervals of the differences are widened "
+        notes=[f"{_SWEPT[studies[0].recipe.scale][1]} The intervals of the differences are widened "
                f"for {len(others)} comparisons (Bonferroni): together they hold at 95%."],
         studies=studies,
     )  # fmt: skip
@@ -256,11 +259,13 @@ def sweep(studies: Sequence[Study]) -> Outcome:
 
 def _lambda(record: RunRecord) -> float:
     """lambda, or its share of |theta| where that is set."""
-    lam = record.config["lam"]
+    lam = record.config.get("lam")
     return float(record.config["lam_share"] if lam is None else lam)
 
 
-def _sweep_figure(arms: Arms, by_lambda: Mapping[str, float], order: Sequence[str]) -> Figure:
+def _sweep_figure(
+    arms: Arms, by_lambda: Mapping[str, float], order: Sequence[str], name: str
+) -> Figure:
     drawn = [arm for arm in order if by_lambda[arm] > 0]
     means = [mean_of(arms[arm]) for arm in drawn]
     series = Series(
@@ -268,8 +273,8 @@ def _sweep_figure(arms: Arms, by_lambda: Mapping[str, float], order: Sequence[st
         tuple(e.low for e in means), tuple(e.high for e in means), style="points",
     )  # fmt: skip
     marks = ((mean_of(arms["dp-sgd"]).mean, "DP-SGD"),) if "dp-sgd" in arms else ()
-    panel = lines("", "lambda", "test accuracy", [series], percent=True, log_x=True, marks=marks)
-    caption = "Mean accuracy of BAM over the seeds, with its 95% t interval, against lambda."
+    panel = lines("", name, "test accuracy", [series], percent=True, log_x=True, marks=marks)
+    caption = f"Mean accuracy of BAM over the seeds, with its 95% t interval, against {name}."
     return Figure("lambda", "Accuracy against lambda", caption, "public", [panel])
 
 

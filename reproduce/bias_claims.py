@@ -1,7 +1,8 @@
 """Claims about bias: Figures 1, 2, 4, 5, 6 and 7 of the paper, and the flatness of the minima.
 
 A reading of a run is its mean over the last quarter of the measured steps; in the batch-size study,
-over all of them, as in the paper. Bias and cosine are against the plain gradient g_hat, Eq. 1.
+over all of them, as in the paper, but at the epochs that all sizes have in common. Bias and cosine
+are against the plain gradient g_hat, Eq. 1.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ def alignment(record: RunRecord) -> float:
 def figure5(studies: Sequence[Study]) -> Outcome:
     """Judge whether larger batches have less bias."""
     text = "Bigger batches have less bias: ln(bias) falls with ln(batch size)"
+    studies = [at_shared_epochs(study) for study in studies]
     slopes = _slopes(studies[0], lambda r: math.log(_all(r, "bias")))
     claims = [Claim(text, "below", estimate(slopes))] if slopes else []
     return _by_size("fig5", "Figure 5: bias against the batch size", "bias", studies, claims)
@@ -145,9 +147,35 @@ def figure5(studies: Sequence[Study]) -> Outcome:
 def figure6(studies: Sequence[Study]) -> Outcome:
     """Judge whether larger batches have a better direction."""
     text = "Bigger batches have a better direction: the cosine rises with ln(batch size)"
+    studies = [at_shared_epochs(study) for study in studies]
     slopes = _slopes(studies[0], lambda r: _all(r, "cosine"))
     claims = [Claim(text, "above", estimate(slopes))] if slopes else []
     return _by_size("fig6", "Figure 6: direction against the batch size", "cosine", studies, claims)
+
+
+def at_shared_epochs(study: Study) -> Study:
+    """Return the study with the measurements at the epochs, after the first step, of all sizes.
+
+    Every size is measured at the same steps, so the largest has the fewest epochs in common: of the
+    others, those nearest to them are kept. Else small batches would be measured early in training
+    most of the time, and large ones late.
+    """
+    if not study.records:
+        return study
+    fewest = min(study.records, key=lambda r: len(_epochs(r)))
+    wanted = [epoch for epoch in _epochs(fewest) if epoch > 0]
+    return replace(study, records=[_nearest(record, wanted) for record in study.records])
+
+
+def _epochs(record: RunRecord) -> list[float]:
+    rate = record.plan["batch_size"] / record.plan["n"]
+    return [row["step"] * rate for row in record.non_private_bias]
+
+
+def _nearest(record: RunRecord, wanted: Sequence[float]) -> RunRecord:
+    epochs = _epochs(record)
+    kept = [min(range(len(epochs)), key=lambda i: abs(epochs[i] - e)) for e in wanted]
+    return replace(record, non_private_bias=[record.non_private_bias[i] for i in kept])
 
 
 def figure7(studies: Sequence[Study]) -> Outcome:
@@ -277,8 +305,9 @@ def _by_size(
         tables=[_readings(_by_arm_or_variant(studies[0]), readings)],
         figures=figures,
         claims=claims,
-        notes=["Means over all measured steps. The claim is judged by one slope per seed, over all "
-               "sizes.", *_record_notes(studies)],
+        notes=["Means over the measured steps at the epochs that all sizes have in common, without "
+               "the first step. The claim is judged by one slope per seed, over all sizes.",
+               *_record_notes(studies)],
         studies=studies,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from dpbam.privacy.rounding import up
 from reproduce.outcome import Outcome, Study, TextTable, mean_of, points
 from reproduce.recipes import recipes_folder
 
-_PLACE = re.compile("(<!-- table: laptop -->\n).*?(\n<!-- end -->)", re.DOTALL)
+_PLACE = re.compile("(<!-- table: laptop -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def laptop(studies: Sequence[Study]) -> Outcome:
@@ -31,4 +31,5 @@ def laptop(studies: Sequence[Study]) -> Outcome:
 def page(found: Outcome) -> str:
     """Return docs/laptop.md with its table made anew."""
     before = (recipes_folder().parent / "docs" / "laptop.md").read_text(encoding="utf-8")
-    return _PLACE.sub(rf"\1\n{found.tables[0].to_markdown()}\n\2", before)
+    assert _PLACE.search(before)  # else the table would be lost
+    return _PLACE.sub(rf"\1\n{found.tables[0].to_markdown()}\n\n\2", before)

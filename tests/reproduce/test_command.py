@@ -16,9 +16,10 @@ OPTIONS = {"epochs": 0.1, "clip_norms": "[1.0]", "flatness": "true"}
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A folder of recipes in which the methods' recipe is a tiny one."""
-    (tmp_path / "recipes" / "pocket").mkdir(parents=True)
     text = TEXT.format(**OPTIONS).replace("seeds = 2", "seeds = 1")
-    (tmp_path / "recipes" / "pocket" / "methods.toml").write_text(text)
+    for scale in ("pocket", "desk"):
+        (tmp_path / "recipes" / scale).mkdir(parents=True)
+        (tmp_path / "recipes" / scale / "methods.toml").write_text(text)
     monkeypatch.setattr(recipes, "recipes_folder", lambda: tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -33,7 +34,7 @@ def test_from_nothing_to_a_verdict_and_not_twice(place, reproduce):
     assert result["provenance"]["runs"] == 3
     assert "### Figure 2" in (place / "docs" / "results.md").read_text()
     assert (place / "docs" / "results" / "pocket" / "fig2.svg").exists()
-    assert "Desk scale" not in (place / "docs" / "results.md").read_text()  # fig2 has no recipe
+    assert "No record yet: `fig2`" in (place / "docs" / "results.md").read_text()  # at desk scale
     again = reproduce("fig2")
     assert again.code == 0
     assert "3/3" not in again.err  # nothing was trained
@@ -74,7 +75,7 @@ def test_only_report_names_what_is_missing(place, reproduce):
     [
         (["fig8"], "there is no experiment 'fig8': did you mean 'fig7'?"),
         (["fig2", "--scale", "huge"], "--scale must be pocket, desk or full"),
-        (["fig2", "--scale", "desk"], "fig2 has no recipe of scale desk: choose pocket or full"),
+        (["fig1", "--scale", "desk"], "fig1 has no recipe of scale desk: choose pocket"),
         (["fig2", "--seeds", "0"], "seeds"),
         (["fig2", "--only", "sam-*"], "--only 'sam-*' matches no run: a name is such as dp-sgd-"),
         (["table1"], "there is no pocket recipe"),

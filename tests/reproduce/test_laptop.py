@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpbam.app.runs import RunConfig, execute, read_file
+from dpbam.app.runs import RunConfig, execute
 from dpbam.data import DataSet, from_arrays
 from reproduce import laptop
 from reproduce.laptop import Axes, dead_leaves, maps_of
-
-ROOT = Path(__file__).parents[2]
+from reproduce.recipes import load_recipe
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +83,8 @@ def test_the_recipe_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(laptop, "CHANNELS", 8)
     out = tmp_path / "run"
     small_run = {"batch_size": 60, "epochs": 6.0, "accountant": "rdp", "seed": 0}
-    settings = read_file(ROOT / "recipes" / "laptop" / "epsilon-8.toml")
-    config = {**settings, **small_run, "data": "reproduce.laptop:cifar10"}
+    recipe = load_recipe("laptop", "desk")
+    config = {**recipe.setting, **recipe.variants["epsilon-8"], **small_run}
     result = execute(RunConfig.from_mapping(config), out)
     assert result.score > 0.6
     assert result.epsilon <= 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -54,10 +55,11 @@ def test_the_page_has_the_mean_of_five_seeds_with_the_best_settings(epsilon: flo
     best = max(tries, key=lambda r: r["accuracy"])
     recipe = load_recipe("laptop", "desk")
     for run in runs:
-        now = RunConfig.from_mapping({**recipe.setting, **recipe.variants[f"epsilon-{epsilon:g}"]})
+        own = {**recipe.variants[f"epsilon-{epsilon:g}"], **recipe.arms["dp-sgd"]}
+        now = RunConfig.from_mapping({**recipe.setting, **own})
         then = RunConfig.from_mapping(run["config"])
-        same = ("data", "model", "epsilon", "delta", "batch_size", "epochs", "optimizer", "lr",
-                "momentum", "clip_norm", "swa")  # fmt: skip
+        same = ("data", "model", "model_options", "method", "epsilon", "delta", "batch_size",
+                "epochs", "optimizer", "lr", "momentum", "clip_norm", "swa")  # fmt: skip
         assert [getattr(then, name) for name in same] == [getattr(now, name) for name in same]
         assert (now.lr, now.clip_norm, run["steps"]) == (
             best["config"]["lr"], best["config"]["clip_norm"], best["steps"],
@@ -74,3 +76,6 @@ def test_the_page_has_the_runs_of_the_study() -> None:
     found = outcome("laptop", "desk", ROOT / "results")
     assert found is not None
     assert page(found) == PAGE
+    (table,) = found.tables  # negative control: another accuracy
+    rows = [(*row[:5], "99.00", *row[6:]) for row in table.rows]
+    assert page(replace(found, tables=[replace(table, rows=rows)])) != PAGE

@@ -1,8 +1,8 @@
 """The bias of clipping: measurement, decomposition, flatness, advice, and a private release.
 
-Everything here is computed from the data without noise, is not private, is for the operator alone,
-and has ``non_private`` in its names; but for :class:`PrivateStatistics`, and :func:`method_advice`,
-which reads no data.
+What is here is computed from the data without noise, is not private, is for the operator alone, and
+has ``non_private`` in its names. Two names are exceptions: :class:`PrivateStatistics` adds noise,
+and :func:`method_advice` reads no data.
 """
 
 from __future__ import annotations

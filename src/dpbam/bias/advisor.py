@@ -158,7 +158,7 @@ def advise(
 
 
 def method_advice(method: str, *, averaged: bool) -> str:
-    """Say what the comparison in docs/when.md means for a method; it looks at no data.
+    """Return the advice of docs/when.md for a method, by public settings alone.
 
     Args:
         method: its name, such as "bam".
@@ -172,17 +172,18 @@ def method_advice(method: str, *, averaged: bool) -> str:
         >>> method_advice("dp-sgd", averaged=True)
         ''
     """
+    sentences = []
     if not averaged:
-        return (
-            "Average the weights (--swa 0.5): it costs neither privacy nor time, and gained more "
-            "accuracy than any method in our comparison (docs/when.md)."
+        sentences.append(
+            "Average the weights (--swa 0.5): at no cost, DP-SGD gained by it in our comparison "
+            "(docs/when.md)."
         )
     if method == "bam":
-        return (
-            "Compare with --method dp-sgd: with averaged weights it was as accurate as BAM in our "
-            "comparison (docs/when.md), and takes half the time."
+        sentences.append(
+            "Compare with --method dp-sgd: with averaged weights BAM was not shown to be better in "
+            "our comparison (docs/when.md), and a step takes twice as long."
         )
-    return ""
+    return " ".join(sentences)
 
 
 @dataclass
