@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from dpbam.app.compare.statistics import LEVEL, Estimate, estimate
@@ -44,6 +45,12 @@ _SWEPT = {
     ),
     "full": ("lambda", "CIFAR-10 as in Table 1, epsilon 2."),
 }
+_LENS = {
+    "bias of the trained model": "bias",
+    "over the gradient's length": "relative_bias",
+    "cosine": "cosine",
+    "cosine with noise": "private_cosine",
+}
 _RIVALS = {"bam": ("dp-sgd", "dp-sat"), "bam-tuned": ("dp-sgd", "dp-sat-tuned")}
 SAME_ACCURACY = 0.01  # the margin within which exact and approximate BAM are the same
 _GRADIENTS = {"bam": "approximate (Eq. 12)", "bam-exact": "exact (Eq. 11)"}
@@ -56,7 +63,10 @@ def table1(studies: Sequence[Study]) -> Outcome:
     return Outcome(
         "table1",
         "Table 1: test accuracy",
-        tables=[_accuracies(study, *each) for study in found for each in _readings(study)],
+        tables=[
+            *(_accuracies(study, *each) for study in found for each in _readings(study)),
+            *(table for study in found if (table := _lens(study)).rows),
+        ],
         figures=[f for study in found if (f := _differences_figure(study)) is not None],
         claims=[c for study in found for each in _readings(study) for c in _better(study, *each)],
         notes=[
@@ -97,6 +107,24 @@ def _accuracies(study: Study, which: str, reading: Reading) -> TextTable:
     shown = f"accuracy{which}"
     header = ("data", "epsilon", "method", shown, "SD", "paper", "against DP-SGD", "seeds")
     return TextTable(header, rows)
+
+
+def _lens(study: Study) -> TextTable:
+    """One row per epsilon and method: the bias of the trained models that were measured."""
+    rows = []
+    for cell in study.recipe.cells():
+        for arm, by_seed in study.arms(cell).items():
+            seen = {seed: record for seed, record in by_seed.items() if record.non_private_bias}
+            if seen and study.recipe.lens:
+                means = (_bias(seen, name) for name in _LENS.values())
+                rows.append((up(cell["epsilon"]), METHODS[arm], *(f"{m:.3g}" for m in means),
+                             str(len(seen))))  # fmt: skip
+    return TextTable(("epsilon", "method", *_LENS, "seeds"), rows)
+
+
+def _bias(by_seed: Mapping[int, RunRecord], name: str) -> float:
+    rows = [row for record in by_seed.values() for row in record.non_private_bias]
+    return fmean(float(row["non_private_against_plain"][name]) for row in rows)
 
 
 def _paired(arms: Arms, one: str, other: str, reading: Reading) -> str:

@@ -60,6 +60,7 @@ class Recipe:
         first_seed: the first of them.
         records: the folder of its records: its name, or the base's.
         flatness: whether to measure the flatness of the trained models.
+        lens: of how many seeds to measure the bias of the trained models, each on two batches.
         images: in the training set; a public fact, for costs known beforehand.
         shape: of an image, likewise.
         classes: likewise.
@@ -82,6 +83,7 @@ class Recipe:
     seeds: int = 5
     first_seed: int = 0
     flatness: bool = False
+    lens: int = 0
     floor: float | None = None
     resolution: float | None = None
 
@@ -176,6 +178,7 @@ def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[
         "variants",
         "seeds",
         "first_seed",
+        "lens",
         "floor",
         "resolution",
         "images",

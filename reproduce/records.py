@@ -155,7 +155,7 @@ class _Recording:
 
     def finished(self, index: int, result: RunResult) -> None:
         recipe, run = self._jobs[index]
-        record = _record(run, flatness=recipe.flatness)
+        record = _record(run, recipe)
         text = json.dumps(_rounded(plain(asdict(record))), separators=(",", ":")) + "\n"
         folder = records_folder(recipe, self._out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -164,12 +164,13 @@ class _Recording:
             self._watcher.finished(index, result)
 
 
-def _record(run: RunSpec, *, flatness: bool) -> RunRecord:
+def _record(run: RunSpec, recipe: Recipe) -> RunRecord:
     """Collect what is kept of the finished run in a run folder."""
     folder = RunFolder(run.out)
     facts, metrics = folder.read_facts(), read_json_lines(folder.metrics)
     plan = run.config.plan(facts["n"], noise_multiplier=facts["noise_multiplier"] or None)
     assert run.seed is not None  # recipes are seeded
+    last_of_lens = recipe.first_seed + recipe.lens
     return RunRecord(
         arm=run.arm,
         cell=dict(run.cell),
@@ -183,8 +184,9 @@ def _record(run: RunSpec, *, flatness: bool) -> RunRecord:
         pairing=folder.pairing(),
         machine=machine(facts["threads"], facts["device"]),
         last_accuracy=last_accuracy(run.config, folder),
-        non_private_bias=read_json_lines(folder.non_private / "bias.jsonl"),
-        non_private_flatness=_flatness(run) if flatness else None,
+        non_private_bias=read_json_lines(folder.non_private / "bias.jsonl")
+        or (bias_at_the_end(run.config, run.out) if run.seed < last_of_lens else []),
+        non_private_flatness=_flatness(run) if recipe.flatness else None,
     )
 
 
@@ -198,6 +200,11 @@ def last_accuracy(config: RunConfig, folder: RunFolder) -> float | None:
     model.module.load_state_dict(last)
     logits, labels = predict_logits(model.module, load(config.data, split="test"))
     return float((logits.argmax(1) == labels).double().mean())
+
+
+def bias_at_the_end(config: RunConfig, run: Path) -> list[dict[str, Any]]:
+    """Measure the bias of a trained model, as a run with ``measure_bias`` does along the way."""
+    return [asdict(record) for record in measure(config, run=run, batches=2).records]
 
 
 def _flatness(run: RunSpec) -> dict[str, Any]:

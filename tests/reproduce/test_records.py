@@ -60,6 +60,18 @@ def test_a_record_of_an_average_has_the_accuracy_of_the_last_weights_too(finishe
     assert records[1].last_accuracy is None
 
 
+@pytest.mark.parametrize("lens", [0, 1])
+def test_the_bias_of_the_trained_model_is_measured_for_the_seeds_of_the_lens(
+    finished, tmp_path, lens
+):
+    _, recipe = finished
+    setting = {k: v for k, v in recipe.setting.items() if not k.startswith("measure_")}
+    small = replace(recipe, setting=setting, arms={"bam": recipe.arms["bam"]}, lens=lens)
+    carry_out([(small, run) for run in small.runs(2, tmp_path / "runs")], tmp_path)
+    measured = [len(record.non_private_bias) for record in done(small, tmp_path)]
+    assert measured == [2 * lens, 0]
+
+
 def test_finished_runs_are_not_repeated(finished, monkeypatch):
     folder, recipe = finished
     assert missing([recipe, recipe], folder / "results") == []
