@@ -80,12 +80,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         when.when,
         desk=(
             "tune-when-mlp",
-            "tune-when-cnn",
             "tune-share-pneumonia",
             "when-mlp",
             "share-mlp",
             "share-pneumonia",
-            "when-cnn",
             "other-digits",
             "other-cifar10",
         ),
