@@ -84,6 +84,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "when-mlp",
             "share-mlp",
             "share-pneumonia",
+            "share-sat",
             "other-digits",
             "other-cifar10",
         ),

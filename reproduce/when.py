@@ -222,17 +222,24 @@ def _shares(studies: Sequence[Study]) -> TextTable:
             arms = study.arms(cell)
             for arm in (a for a in arms if a != "dp-sgd" and len(_pairs(arms, a)) > 1):
                 config = next(iter(arms[arm].values())).config
-                warm = f", after {config['lam_warmup']:.0%}" if config["lam_warmup"] else ""
                 against = (difference_of(arms[arm], arms["dp-sgd"], r) for r in _READINGS.values())
                 rows.append((
                     study.recipe.title.partition(", ")[2], cell.get("at", ""),
-                    f"{config['lam_share']:.1e}{warm}",
+                    _lambda(config),
                     *(points(e, signed=True, digits=2) for e in against),
                     str(len(_pairs(arms, arm))),
                 ))  # fmt: skip
-    header = ("net, data", "variant", "share of theta's norm",
+    header = ("net, data", "variant", "lambda",
               *(f"against DP-SGD, {name}" for name in _READINGS), "seeds")  # fmt: skip
     return TextTable(header, rows)
+
+
+def _lambda(config: Mapping[str, Any]) -> str:
+    """Return BAM's share of theta's norm, or the lambda of DP-SAT."""
+    if config["method"] == "dp-sat":
+        return f"DP-SAT, {config['lam']:g}"
+    warm = f", reached after {config['lam_warmup']:.0%}" if config["lam_warmup"] else ""
+    return f"BAM, {config['lam_share']:.1e} of theta's norm{warm}"
 
 
 def _others(studies: Sequence[Study]) -> TextTable:

@@ -97,7 +97,7 @@ class History:
     theta: Params
 
 
-BY_SHARE = Relative(SHARE)
+_BY_SHARE = Relative(SHARE)
 
 
 class Method(ABC):
@@ -256,7 +256,7 @@ class BAM(Method):
 
     name = "bam"
 
-    def __init__(self, lam: float | Schedule = BY_SHARE, *, exact: bool = False) -> None:
+    def __init__(self, lam: float | Schedule = _BY_SHARE, *, exact: bool = False) -> None:
         super().__init__(lam)
         self.exact = exact
 
