@@ -79,7 +79,7 @@ class Place(NamedTuple):
         return [row for row in rows if row["step"] > 0]
 
     def mean(self, name: str) -> float:
-        """Return the mean over training of a reading of :class:`~dpbam.bias.Decomposition`."""
+        """Return the mean over training of a field of :class:`dpbam.bias.Reading`."""
         return fmean(row["non_private_against_plain"][name] for row in self.bias)
 
     @property
