@@ -29,6 +29,7 @@ METHODS = {
     "dp-sgd": "DP-SGD",
     "dp-sat": "DP-SAT",
     "bam": "BAM",
+    "bam-exact": "BAM, exact",
     "dp-sat-tuned": "DP-SAT, lambda tuned",
     "bam-tuned": "BAM, lambda tuned",
 }
@@ -73,7 +74,7 @@ def table1(studies: Sequence[Study]) -> Outcome:
             "Mean over the seeds with its 95% t interval, in percent, and SD, next to the paper's "
             "mean and SD over three seeds. The paper's numbers are of full-size training: compare "
             "the differences, not the levels.",
-            *(_LAST_NOTE for study in found if len(_readings(study)) > 1),
+            *([_LAST_NOTE] if any(len(_readings(study)) > 1 for study in found) else []),
             *(note for study in found for note in _floor_notes(study)),
         ],
         studies=studies,
@@ -100,7 +101,7 @@ def _accuracies(study: Study, which: str, reading: Reading) -> TextTable:
             mean = mean_of(by_seed, reading)
             against = "" if arm == "dp-sgd" else _paired(arms, arm, "dp-sgd", reading)
             rows.append((
-                study.recipe.name.removeprefix("table1-"), up(cell['epsilon']), METHODS[arm],
+                _data(study), up(cell['epsilon']), METHODS[arm],
                 points(mean), "" if mean.count < 2 else f"{100 * mean.deviation:.2f}",
                 paper_value(study.recipe.name, cell["epsilon"], arm), against, str(mean.count),
             ))  # fmt: skip
@@ -117,9 +118,13 @@ def _lens(study: Study) -> TextTable:
             seen = {seed: record for seed, record in by_seed.items() if record.non_private_bias}
             if seen and study.recipe.lens:
                 means = (_bias(seen, name) for name in _LENS.values())
-                rows.append((up(cell["epsilon"]), METHODS[arm], *(f"{m:.3g}" for m in means),
-                             str(len(seen))))  # fmt: skip
-    return TextTable(("epsilon", "method", *_LENS, "seeds"), rows)
+                rows.append((_data(study), up(cell["epsilon"]), METHODS[arm],
+                             *(f"{m:.3g}" for m in means), str(len(seen))))  # fmt: skip
+    return TextTable(("data", "epsilon", "method", *_LENS, "seeds"), rows)
+
+
+def _data(study: Study) -> str:
+    return study.recipe.name.removeprefix("table1-")
 
 
 def _bias(by_seed: Mapping[int, RunRecord], name: str) -> float:

@@ -51,15 +51,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     "tuning": Experiment(
         tuning.tuning,
         pocket=("tune-cifar10", "tune-pneumonia", "tune-lambda-cifar10", "tune-lambda-pneumonia"),
-        desk=(
-            "tune-cifar10",
-            "tune-lambda-cifar10",
-        ),
+        desk=("tune-cifar10", "tune-lambda-cifar10", "tune-pneumonia", "tune-lambda-pneumonia"),
     ),
     "table1": Experiment(
         accuracy_claims.table1,
         pocket=("table1-cifar10", "table1-pneumonia"),
-        desk=("table1-cifar10",),
+        desk=("table1-cifar10", "table1-pneumonia"),
         full=("table1-cifar10", "table1-cifar100", "table1-imagenet32"),
     ),
     "fig1": Experiment(bias_claims.figure1),

@@ -76,13 +76,11 @@ def pneumonia_tuning(split: str) -> DataSet:
     return _set(dataset, *_arrays(dataset, _kept(len(dataset), split)))
 
 
-@cache
 def pneumonia_14x14(split: str) -> DataSet:
     """Return PneumoniaMNIST halved to 14x14: 5,232 training images and 624 test images."""
     return _again(pneumonia(split))
 
 
-@cache
 def pneumonia_14x14_tuning(split: str) -> DataSet:
     """Return the training set of :func:`pneumonia_14x14` alone, a tenth of it held out."""
     return _again(pneumonia_tuning(split))

@@ -13,8 +13,8 @@ _TUNED = {
     "same three, and trains with its best one in Table 1. Then lambda, four values each for DP-SAT "
     "and BAM; Table 1 has the paper's, which was tuned at full size, and the best one here. The "
     "data are public: the search is not part of epsilon.",
-    "desk": "Accuracy in percent on a tenth of the training set, held out; epsilon 10, one seed "
-    "that is not used elsewhere. The learning rate comes first, four values for DP-SGD. All "
+    "desk": "Accuracy in percent on a tenth of the training set, held out; epsilon 10, seeds "
+    "that are not used elsewhere. The learning rate comes first, four values for DP-SGD. All "
     "methods train with the winner, so the learning rate is tuned for DP-SGD. Then lambda, four "
     "values each for DP-SAT and BAM. Trials are as long as the runs of Table 1. Exact BAM takes "
     "BAM's. All were tuned at epsilon 10 alone. The data are public: the search is not part of "

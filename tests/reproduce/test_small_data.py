@@ -46,6 +46,18 @@ def test_tuning_never_sees_the_test_set_nor_what_it_trains_on(scans):
     assert sorted(content(train) + content(held)) == content(whole)
 
 
+def test_pneumonia_is_halved_after_it_is_split(scans):
+    for split in ("train", "test"):
+        for small, whole in (
+            (small_data.pneumonia_14x14, small_data.pneumonia),
+            (small_data.pneumonia_14x14_tuning, small_data.pneumonia_tuning),
+        ):
+            every = np.arange(len(whole(split)))
+            (pixels, labels), (wide, same) = (d(split).batch(every) for d in (small, whole))
+            assert (pixels.numpy() == small_data.halved(wide.numpy())).all()
+            assert (labels == same).all()
+
+
 def test_cifar_is_split_the_same_way():
     held, kept = small_data._kept(50_000, "test"), small_data._kept(50_000, "train")
     assert (len(held), len(kept)) == (5_000, 45_000)
