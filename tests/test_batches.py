@@ -96,3 +96,8 @@ def test_numbers_whose_products_could_overflow_become_nan(dtype: torch.dtype, re
     assert part.inputs.isnan().tolist() == [[False, False], [False, True], [False, False]]
     assert part.inputs[0].square().square().isfinite().all()
     assert part.targets.tolist() == [1, 2**40, 3]  # whole numbers stay
+
+
+def test_units_that_are_no_whole_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"units must be whole numbers, got torch\.float32"):
+        LogicalBatch.of(torch.zeros(2, 3), torch.zeros(2), torch.tensor([12.1, 12.2]), 4)

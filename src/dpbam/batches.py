@@ -85,7 +85,13 @@ class LogicalBatch:
         n = rows(inputs)
         if rows(targets) != n:
             raise ArgumentError(f"{n} inputs but {rows(targets)} targets: one target each")
-        ids = torch.arange(n) if units is None else torch.as_tensor(units).long().cpu()
+        given = torch.arange(n) if units is None else torch.as_tensor(units)
+        if n and (given.is_floating_point() or given.is_complex()):
+            raise ArgumentError(
+                f"units must be whole numbers, got {given.dtype}, of which two could round to one: "
+                "number the units"
+            )
+        ids = given.long().cpu()
         if ids.shape != (n,):
             raise ArgumentError(f"units must have shape ({n},), got {tuple(ids.shape)}")
         order = torch.argsort(ids, stable=True)

@@ -23,9 +23,10 @@ from torch.utils.data import (
 )
 
 from dpbam.errors import ArgumentError, ArgumentTypeError
-from dpbam.params import map_rows, rows, select_rows
+from dpbam.params import rows, select_rows
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.sampling import PoissonSampler, UnitIndex, UnitShare
+from dpbam.reading import Join, OneByOne, keyed
 
 Batch = tuple[Any, Any, Tensor]
 
@@ -35,9 +36,11 @@ class PoissonBatches:
 
     Args:
         plan: n, the unit of privacy and the most records of one unit.
-        dataset: a map-style data set of (input, target) pairs; or a tuple (inputs, targets) of
-            tensors (or dicts of tensors) with the records along the first axis; or anything with
-            ``batch(indices) -> (inputs, targets)``, such as :class:`dpbam.data.DataSet`.
+        dataset: a map-style data set of (input, target) pairs, which is read one record at a time
+            (:class:`~dpbam.reading.OneByOne`); or a tuple (inputs, targets) of tensors (or dicts
+            of tensors) with the records along the first axis; or anything with ``batch(indices) ->
+            (inputs, targets)``, such as :class:`dpbam.data.DataSet`, whose rows must depend on
+            their own records alone.
         sampler: the plan's sampler.
         units: the owner of each record, if the unit is not the record.
         num_workers: workers of the DataLoader, or threads that gather batches ahead.
@@ -107,29 +110,26 @@ class PoissonBatches:
         return inputs, targets, units
 
     def _loaded(self) -> Iterator[Batch]:
-        empty = map_rows(lambda t: t[:0], default_collate([self._dataset[0]]))
+        """Read record by record, each by itself."""
+        alone = OneByOne(self._dataset, _pair)
+        alone.check()
         drawn, kept = itertools.tee(self._samples())
+        randomness, start = self._sampler.randomness, self._sampler.start
         loader: DataLoader[Any] = DataLoader(
-            self._dataset,
-            batch_sampler=(records.tolist() for records, _ in drawn),
+            alone,
+            batch_sampler=(keyed(r, randomness, t) for t, (r, _) in enumerate(drawn, start)),
             num_workers=self._num_workers,
-            collate_fn=_Collate(empty),
+            collate_fn=Join(alone),
         )
         for (inputs, targets), (_, units) in zip(loader, kept, strict=True):
             yield inputs, targets, units
 
 
-class _Collate:
-    """Collates as torch does, and an empty list to an empty batch."""
-
-    def __init__(self, empty: Any) -> None:
-        self._empty = empty
-
-    def __call__(self, items: list[Any]) -> Any:
-        pair = default_collate(items) if items else self._empty
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ArgumentTypeError("a data set's items must be (input, target) pairs")
-        return pair
+def _pair(items: list[Any]) -> Any:
+    pair = default_collate(items)
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ArgumentTypeError("a data set's items must be (input, target) pairs")
+    return pair
 
 
 class _Tensors:

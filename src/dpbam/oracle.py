@@ -54,7 +54,7 @@ from dpbam.params import (
     trainable,
     zeros,
 )
-from dpbam.privacy.clipping import Clipping, portions
+from dpbam.privacy.clipping import LEAST_NORM, Clipping, portions
 from dpbam.privacy.ledger import BEFORE, Ledger
 from dpbam.privacy.noise import NoiseMechanism
 from dpbam.privacy.plan import PrivacyPlan
@@ -316,6 +316,8 @@ class PrivateGradientOracle:
             norms = directions.norms()  # [G, U]
             scaled = norms / phi if phi != 1 else norms
             factors = self.clipping.factors(scaled)  # [G, U]
+            if phi < 1:  # a norm below this one may be too small to be right: it is not raised
+                factors = torch.where(norms < LEAST_NORM, factors.clamp(max=1.0), factors)
             extra = self._extra(scaled, factors)
             check_factors(self.clipping, scaled, factors, extra)
             if extra is not None:

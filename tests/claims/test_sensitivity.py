@@ -266,3 +266,31 @@ MISTAKES = {
 @catches(MISTAKES)
 def test_the_check_catches(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake.catch(monkeypatch)
+
+
+class Weights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(100_000))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.w).sum(-1, keepdim=True)
+
+
+def check_a_norm_that_float32_cannot_hold_is_not_raised() -> None:
+    """The squares of nearly all entries vanish: the true norm is larger than the computed one."""
+    phi = 1e-10
+    plan = quiet_plan(1.0, clipping="normalised", clip_schedule=(phi,))
+    oracle = sized_oracle(Weights(), lambda out, t: out[:, 0], plan, DPSGD())
+    x = torch.full((1, 100_000), 2.5e-23)
+    x[0, 0] = 1.1e-20
+    oracle.backward(x, torch.zeros(1))
+    moved = float(flat(gradients(oracle.model)).double().norm()) * L
+    assert moved <= phi * (1 + 1e-5), f"moved by {moved / phi} C"
+
+
+def test_norms_that_float32_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_a_norm_that_float32_cannot_hold_is_not_raised()
+    monkeypatch.setattr("dpbam.oracle.LEAST_NORM", 0.0)
+    with pytest.raises(AssertionError, match="moved by"):
+        check_a_norm_that_float32_cannot_hold_is_not_raised()

@@ -305,3 +305,36 @@ def test_an_optimiser_of_other_parameters_is_noticed(tmp_path: Path) -> None:
     made = trainer(tmp_path, model, optimizers=(stale, None))
     with pytest.warns(UserWarning, match="no trained parameter has moved since the last step"):
         made.train()
+
+
+def masked(items: list[Any]) -> Any:
+    """Hide random tokens, drawn for the whole batch at once, as a masked model's collator does."""
+    batch = hf.default_data_collator(items)
+    hidden = torch.rand(batch["input_ids"].shape) < 0.3
+    return {**batch, "input_ids": torch.where(hidden, 1, batch["input_ids"])}
+
+
+def test_a_record_does_not_change_the_masks_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainer seeds torch with a public number."""
+
+    def ids(records: range) -> Tensor:
+        draw_with(lambda self: iter([[(i, 100 + i) for i in records]]), monkeypatch)
+        hf.set_seed(42)
+        (batch,) = trainer(tmp_path, data_collator=masked).get_train_dataloader()
+        hidden: Tensor = batch["input_ids"]
+        return hidden
+
+    together, without = ids(range(N)), ids(range(1, N))
+    assert torch.equal(together[1:], without)
+    assert (together == 1).any()
+    assert not torch.equal(together[0] == 1, together[1] == 1)
+
+
+def test_times_are_not_logged(tmp_path: Path) -> None:
+    ours = trainer(tmp_path)
+    ours.train()
+    logged = {name for entry in ours.state.log_history for name in entry}
+    assert "epsilon" in logged
+    assert not {name for name in logged if "second" in name or "runtime" in name}

@@ -267,3 +267,62 @@ def test_bfloat16_parameters_train(tmp_path: Path) -> None:
     trainer(tmp_path, max_epochs=1, precision="bf16-true").fit(model, loader)
     assert weights(model).isfinite().all()
     assert not torch.equal(before, weights(model).to(before.dtype))
+
+
+class AtBatchStart(L.Callback):
+    """What a callback can reach of a batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        self.seen.append(batch)
+
+
+def test_callbacks_cannot_change_a_batch(tmp_path: Path) -> None:
+    model, loader = private(tmp_path)
+    callback = AtBatchStart()
+    trainer(tmp_path, max_steps=2, callbacks=[callback]).fit(model, loader)
+    assert len(callback.seen) == 2
+    for batch in callback.seen:
+        with pytest.raises(TypeError):
+            _x, _y = batch
+
+
+class Mixing(Classifier):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return (x + x.roll(1, 0)) / 2, y
+
+
+class MixingData(L.LightningDataModule):
+    def __init__(self, loader: Any) -> None:
+        super().__init__()
+        self.loader = loader
+
+    def train_dataloader(self) -> Any:
+        return self.loader
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+def test_hooks_on_whole_batches_are_refused(tmp_path: Path) -> None:
+    model, loader = private(tmp_path, Mixing())
+    with pytest.raises(
+        ValueError, match=r"on_after_batch_transfer is given whole batches.*augment="
+    ):
+        trainer(tmp_path, max_steps=2).fit(model, loader)
+    model, loader = private(tmp_path)
+    with pytest.raises(ValueError, match="on_before_batch_transfer is given whole batches"):
+        trainer(tmp_path, max_steps=2).fit(model, datamodule=MixingData(loader))
+    assert not (tmp_path / "ledger.jsonl").exists() or not len(
+        Ledger(1e-2, path=tmp_path / "ledger.jsonl")
+    )
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_batches_have_the_trainers_precision(tmp_path: Path, precision: str) -> None:
+    model, loader = private(tmp_path)
+    trainer(tmp_path, max_steps=2, precision=precision).fit(model, loader)
+    assert model.oracle.step == 2

@@ -20,11 +20,11 @@ LONG = PrivacyPlan(
 
 def shuffled(self: trainers.EpochSampler) -> Any:
     """A loader with batches of one size."""
-    return (torch.randperm(N)[:BATCH].tolist() for _ in range(len(self)))
+    return ([(i, 0) for i in torch.randperm(N)[:BATCH].tolist()] for _ in range(len(self)))
 
 
 def everything(self: trainers.EpochSampler) -> Any:
-    return (list(range(N)) for _ in range(len(self)))
+    return ([(i, 0) for i in range(N)] for _ in range(len(self)))
 
 
 class Lenient(FlatClipping):

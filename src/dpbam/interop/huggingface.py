@@ -44,7 +44,9 @@ except ImportError as error:
 __all__ = ["PrivateTrainer", "causal_loss", "sequence_loss", "token_loss"]
 
 _FILE = "dpbam.pt"  # in a checkpoint's folder
-_PRIVATE = ("loss", "train_loss", "total_flos")  # computed from the training data without noise
+#: Computed from the training data without noise, or times, which depend on the samples' sizes.
+_PRIVATE = ("loss", "train_loss", "total_flos", "train_runtime", "train_samples_per_second",
+            "train_steps_per_second")  # fmt: skip
 _IGNORED = -100  # the label of a token that has none
 
 PerSampleLoss = Callable[[Any, Any], Tensor]
@@ -68,8 +70,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             ``compute``.
         options: further arguments of ``Trainer``.
 
-    All batches must be padded to one length: with padding to the longest sample of a batch, one
-    sample would change the others.
+    The data set and the collator see one record at a time, so all records must be padded to one
+    length: with padding to the longest sample of a batch, one sample would change the others.
     """
 
     def __init__(

@@ -28,9 +28,10 @@ from dpbam.interop import trainers
 from dpbam.loading import refuse_weighted
 from dpbam.methods import Method
 from dpbam.oracle import PrivateGradientOracle
-from dpbam.params import rows
+from dpbam.params import map_rows, rows
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
+from dpbam.reading import Join
 
 try:
     from lightning.pytorch import LightningModule
@@ -43,6 +44,7 @@ __all__ = ["PrivateModule", "make_private"]
 
 _KEY = "dpbam"  # in Lightning's checkpoint
 _PRECISIONS = ("32-true", "64-true", "bf16-true")
+_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 def make_private(
@@ -61,7 +63,8 @@ def make_private(
         module: its ``training_step`` must return one loss per sample. It is changed in place: its
             class becomes a subclass of :class:`PrivateModule` and of its own class.
         data_loader: a DataLoader, whose data set, collate function and workers are kept and whose
-            order and batch size are replaced by the plan's Poisson samples; or a data set.
+            order and batch size are replaced by the plan's Poisson samples; or a data set. The
+            collate function is given one record at a time.
         plan: the privacy plan. Training stops after its last step, or earlier if the Trainer does.
         method: DPSGD(), DPSAT(lam), BAM(lam), or your own.
         ledger: the file where every step is recorded before it changes the weights; a checkpoint
@@ -95,7 +98,7 @@ class _Private:
     loader: DataLoader[Any] | None = None
     oracle: PrivateGradientOracle | None = None
     restored: dict[str, Any] = field(default_factory=dict)  # the checkpoint, if resumed
-    batch: tuple[Any, ...] = ()  # of the current training step
+    batch: Any = None  # of the current training step
     computing: bool = False
 
 
@@ -137,16 +140,16 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
                 "Poisson samples the plan accounts for: trainer.fit(model, loader)"
             )
 
-    def training_step(self, *args: Any) -> Tensor:
+    def training_step(self, sealed: _Sealed, *_: Any) -> Tensor:
         """Store the batch. Lightning sees a loss of 0, since the true one is not private."""
-        self._private.batch = args
+        self._private.batch = self.trainer.precision_plugin.convert_input(sealed.batch)
         return torch.zeros((), device=self.device, requires_grad=True)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Write the private gradient of the stored batch to ``.grad``."""
         state, oracle = self._private, self.oracle
         trainers.warn_unmoved(oracle)
-        batch, state.batch, state.computing = state.batch[0], (), True
+        batch, state.batch, state.computing = state.batch, None, True
         try:
             oracle.backward({"batch": batch}, torch.arange(rows(batch)))
         finally:
@@ -193,6 +196,32 @@ class _Losses(nn.Module):
         return losses["loss"] if isinstance(losses, dict) else losses
 
 
+class _Sealed:
+    """A batch that Lightning's hooks and callbacks can move to a device, and not change.
+
+    They see all records at once; only the oracle, which isolates them, opens it.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def to(self, device: Any, **options: Any) -> _Sealed:
+        return _Sealed(map_rows(lambda t: t.to(device, **options), self.batch))
+
+    def pin_memory(self) -> _Sealed:
+        return _Sealed(map_rows(lambda t: t.pin_memory(), self.batch))
+
+
+class _Seal:
+    """A collate function whose batches are sealed."""
+
+    def __init__(self, join: Join) -> None:
+        self._join = join
+
+    def __call__(self, batches: list[Any]) -> _Sealed:
+        return _Sealed(self._join(batches))
+
+
 def _as_it_is(losses: Tensor, targets: Tensor) -> Tensor:
     return losses
 
@@ -207,7 +236,7 @@ def _loader(given: Any, plan: PrivacyPlan, sampler: trainers.EpochSampler) -> Da
         )
     refuse_weighted(given)
     return trainers.poisson_loader(
-        given.dataset, given.collate_fn, plan, sampler, num_workers=given.num_workers,
+        given.dataset, given.collate_fn, plan, sampler, _Seal, num_workers=given.num_workers,
         pin_memory=given.pin_memory, persistent_workers=given.persistent_workers,
     )  # fmt: skip
 
@@ -220,6 +249,13 @@ def _check_trainer(trainer: Any, module: Any) -> None:
             "manual_backward would not be private: use automatic optimisation, or your own loop "
             "with oracle.backward"
         )
+    for hook in _BATCH_HOOKS:
+        usual = getattr(LightningModule, hook)
+        if any(getattr(type(o), hook, usual) is not usual for o in (module, trainer.datamodule)):
+            raise ArgumentError(
+                f"{hook} is given whole batches, where one record could change the others: change "
+                "each record in the data set, or pass augment= to make_private"
+            )
     if trainer.world_size > 1:
         raise ArgumentError(
             f"the Trainer has {trainer.world_size} processes, but the private gradient is computed "

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten_with_path
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.oracle import PrivateGradientOracle
-from dpbam.params import map_rows, trainable
+from dpbam.params import trainable
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan, epoch_steps
+from dpbam.reading import Drawn, Join, OneByOne, keyed
 
 _WARM = 5  # steps after which a learning rate is not 0 any more
 _PROBES = 64  # records that are looked at before the training begins
@@ -34,31 +34,13 @@ class EpochSampler:
         self._length = epoch_steps(plan.n, plan.batch_size, 1)
         self._oracle = oracle
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Drawn]]:
         sampler = self._oracle().sampler()
         for step in range(sampler.start, sampler.start + self._length):
-            yield sampler.indices(step).tolist()
+            yield keyed(torch.as_tensor(sampler.indices(step)), sampler.randomness, step)
 
     def __len__(self) -> int:
         return self._length
-
-
-class EmptyAware:
-    """A collate function that returns zero rows of the right shape for an empty sample."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
-        self._collate, self._dataset = collate, dataset
-
-    def __call__(self, items: list[Any]) -> Any:
-        """Collate ``items``; if there are none, the first record gives the shapes alone."""
-        try:
-            batch = self._collate(items or [self._dataset[0]])
-        except (RuntimeError, ValueError, TypeError) as error:
-            check_lengths(items, self._collate)
-            raise error
-        if isinstance(batch, Mapping):  # such as a tokenizer's BatchEncoding
-            batch = dict(batch)
-        return batch if items else map_rows(lambda t: t[:0], batch)
 
 
 def poisson_loader(
@@ -66,9 +48,15 @@ def poisson_loader(
     collate: Callable[[list[Any]], Any],
     plan: PrivacyPlan,
     sampler: EpochSampler,
+    wrap: Callable[[Join], Callable[[list[Any]], Any]] = lambda join: join,
     **options: Any,
 ) -> DataLoader[Any]:
-    """Return a DataLoader of Poisson batches; an empty sample is an empty batch, not skipped."""
+    """Return a DataLoader of Poisson batches; an empty sample is an empty batch, not skipped.
+
+    Data set and collate function see one record at a time (:class:`~dpbam.reading.OneByOne`);
+    ``wrap`` may enclose the batches that are joined of them. Of some records the shapes are
+    compared before the training begins.
+    """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ArgumentTypeError(
             f"a {type(dataset).__name__} returns its records in a fixed order, which Poisson "
@@ -84,34 +72,11 @@ def poisson_loader(
             f"the plan is for n = {plan.n} records but the data set has {len(dataset)}: the "
             "sampling rate would differ; make the plan with the data set's size"
         )
-    last = len(dataset) - 1
-    probes = sorted({round(k * last / _PROBES) for k in range(_PROBES + 1)})
-    check_lengths([dataset[k] for k in probes], collate)
-    collate = EmptyAware(collate, dataset)
-    return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, **options)
-
-
-def check_lengths(items: list[Any], collate: Callable[[list[Any]], Any]) -> None:
-    """Refuse records that have different shapes one by one: a batch would pad, or fail.
-
-    A record's padding must not depend on the others of its batch.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for item in items:
-        for path, leaf in tree_flatten_with_path(_plain(collate([item])))[0]:
-            if isinstance(leaf, Tensor):
-                name, shape = keystr(path).strip("[]'.") or "a record", tuple(leaf.shape[1:])
-                if shapes.setdefault(name, shape) != shape:
-                    raise ArgumentError(
-                        f"{name} has shape {shape} in one record and {shapes[name]} in another: "
-                        "pad every sample to one length (tokenizer(..., padding='max_length', "
-                        "truncation=True), or a collate_fn that pads to a fixed length), since "
-                        "padding to the longest of a batch lets one sample change the others"
-                    )
-
-
-def _plain(batch: Any) -> Any:
-    return dict(batch) if isinstance(batch, Mapping) else batch
+    alone = OneByOne(dataset, collate)
+    alone.check()
+    join, last = Join(alone), len(dataset) - 1
+    join([alone[k, k] for k in sorted({round(k * last / _PROBES) for k in range(_PROBES + 1)})])
+    return DataLoader(alone, batch_sampler=sampler, collate_fn=wrap(join), **options)
 
 
 def warn_unmoved(oracle: PrivateGradientOracle) -> None:

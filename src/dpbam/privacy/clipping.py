@@ -57,7 +57,7 @@ from dpbam.errors import ArgumentError
 MOST_SUMMED = 1024  # units that are added in float32
 ROUNDING = 2.0**-11  # what float32 arithmetic may add to the sensitivity, relative to it
 
-_LEAST_NORM = 1e-10  # the squares of a float32 norm below 1e-18 or so add up to 0
+LEAST_NORM = 1e-10  # the squares of a float32 norm below 1e-18 or so add up to 0
 _LEAST_R = 1e-12  # factors stay below C / (2 sqrt(r)), at norms of sqrt(r), which float32 knows
 _LEAST_GAMMA = 1e-6  # relative to 1 and to C; a float32 norm of 1 is known to 1e-7
 
@@ -295,7 +295,7 @@ class NormalisedClipping(Clipping):
         return self.clip_norm
 
     def scales(self, norms: Tensor) -> Tensor:
-        known = norms >= _LEAST_NORM
+        known = norms >= LEAST_NORM
         return torch.where(known, self.clip_norm / torch.where(known, norms, 1.0), 0.0)
 
 
@@ -339,8 +339,8 @@ class PSACClipping(Clipping):
 
 def check_norm(clip_norm: float) -> None:
     """Refuse what is not positive; infinity means no clipping, for non-private plans."""
-    if clip_norm != math.inf and _validate.positive("clip_norm", clip_norm) < _LEAST_NORM:
+    if clip_norm != math.inf and _validate.positive("clip_norm", clip_norm) < LEAST_NORM:
         raise ArgumentError(
-            f"clip_norm must be at least {_LEAST_NORM:g}, got {clip_norm!r}: a norm so small can "
+            f"clip_norm must be at least {LEAST_NORM:g}, got {clip_norm!r}: a norm so small can "
             "vanish in float32, and would not be clipped"
         )

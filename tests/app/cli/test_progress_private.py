@@ -7,11 +7,13 @@ import dataclasses
 import io
 import json
 import tempfile
+from pathlib import Path
 from threading import Event
 
 import pytest
 from torch import nn
 
+from dpbam.app.cli import main
 from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter, LoggedProgress, bar
 from dpbam.app.runs import RunConfig
 from dpbam.app.runs.execution import _Session
@@ -79,6 +81,24 @@ def test_json_lines_leave_out_what_is_not_private(capsys: pytest.CaptureFixture[
     assert line["step"] == 3
     assert not [key for key in line if key.startswith("non_private")]
     assert 97 not in line.values()
+
+
+def test_the_last_json_line_has_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [
+        "--model",
+        "mlp",
+        "--noise-multiplier",
+        "4",
+        "--batch-size",
+        "180",
+        "--epochs",
+        "0.2",
+    ]
+    assert main(["train", "--data", "digits", *settings, "--out", str(tmp_path / "run"),
+                 "--accountant", "rdp", "--json-lines"]) == 0  # fmt: skip
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["event"], last["status"]) == ("end", "complete")
+    assert not [key for key in last if "second" in key or "time" in key]
 
 
 def report(**changed: float) -> StepReport:

@@ -2,6 +2,7 @@ import json
 import multiprocessing
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -313,6 +314,24 @@ def test_a_copy_of_a_run_cannot_spend_in_its_name(tiny, path, tmp_path, monkeypa
     shutil.rmtree(tmp_path / "copy")
     moved = tmp_path / "moved"
     assert execute(stored_config(moved), moved, resume=True).charged == 8
+
+
+def test_a_run_cannot_go_on_with_another_budget(tiny, path, tmp_path, monkeypatch):
+    """Also not where the same relative path means another file."""
+    out = tmp_path / "run"
+    monkeypatch.chdir(path.parent)
+    with monkeypatch.context() as patch:
+        _die_at_step(patch, 3)
+        with pytest.raises(RuntimeError, match="dead"):
+            execute(tiny.replace(budget=Path(path.name)), out)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    other = Budget.create(path.name, epsilon=30, delta=1e-4, accountant="rdp")
+    with pytest.raises(RunError, match=r"has taken 3 steps, and the budget .* knows nothing of it"):
+        execute(stored_config(out), out, resume=True)
+    assert not other.entries()
+    monkeypatch.chdir(path.parent)
+    assert execute(stored_config(out), out, resume=True).charged == 8
 
 
 def _die_at_step(monkeypatch, step):

@@ -165,7 +165,6 @@ def _end(result: RunResult) -> dict[str, Any]:
         "epsilon": result.epsilon,
         "delta": result.delta,
         "steps": result.steps,
-        "seconds": result.seconds,
         "out": str(result.out),
     }
 

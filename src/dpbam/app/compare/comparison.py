@@ -152,9 +152,9 @@ def _row(run: RunResult) -> dict[str, Any]:
         "sampling_rate": run.plan.sampling_rate,
         "accountant": run.plan.accountant,
         "charged": run.charged,
-        "seconds": run.seconds,
+        "non_private_seconds": run.seconds,
         "out": str(run.out),
-        "pairing": run.pairing,
+        "non_private_pairing": run.pairing,
     }
 
 

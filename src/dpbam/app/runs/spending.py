@@ -33,10 +33,17 @@ def reserve(
     Proof: it is called before the first step, and raises what the run may take.
 
     Raises:
-        RunError: if the budget does not hold it, the folder is a copy of a run that is still there,
-            or its ledger holds less than the budget knows of.
+        RunError: if the budget does not hold it or is not the one that the run began with, the
+            folder is a copy of a run that is still there, or its ledger holds less than the budget
+            knows of.
     """
     budget, label = Budget(path), str(folder.path.absolute())
+    if len(ledger) and run not in {entry.run for entry in budget.entries()}:
+        raise RunError(
+            f"the run in {label} has taken {len(ledger)} steps, and the budget {budget.path} knows "
+            "nothing of it: it is not the file that the run began with, or an old copy; resume "
+            "from the folder where --budget means that file, or restore it"
+        )
     for entry in budget.entries():
         if entry.run == run and entry.label != label and RunFolder(entry.label).started:
             raise RunError(

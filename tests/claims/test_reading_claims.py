@@ -1,0 +1,166 @@
+"""What is read of a record is the same whether another one is in its batch or not."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from dpbam.loading import PoissonBatches
+from dpbam.params import map_rows
+from dpbam.privacy.randomness import Randomness
+from dpbam.reading import Join, OneByOne, keyed
+from planting import Mistake, catches
+from support import private_plan
+
+N = 100
+
+
+class Augmented(Dataset[Any]):
+    """Draws from every global generator, and how often depends on the record."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        for _ in range(i % 3):
+            torch.rand(1), np.random.rand(), random.random()  # noqa: NPY002
+        drawn = [torch.rand(1).item(), np.random.rand(), random.random()]  # noqa: NPY002
+        return torch.tensor([float(i), *drawn]), i
+
+
+def mixup(items: list[Any]) -> Any:
+    x, y = default_collate(items)
+    return (x + x.roll(1, 0)) / 2, y
+
+
+# --- the claims
+
+
+def check_the_draws_of_a_record_are_its_own() -> None:
+    """Under a seed that is known, of torch's generator and of the oracle's."""
+    together, without = (read(range(start, N, 2)) for start in (0, 2))
+    assert torch.equal(together[1:], without)
+    assert len(set(together[:, 1].tolist())) == N // 2  # random all the same
+
+
+def check_the_draws_change_from_step_to_step() -> None:
+    first, second = (read(range(N), step=step) for step in (0, 1))
+    assert not (first[:, 1:] == second[:, 1:]).any()
+
+
+def check_the_collate_function_sees_one_record() -> None:
+    together, without = (read(range(start, N), mixup) for start in (0, 1))
+    assert torch.equal(together[1:], without)
+    assert together[:, 0].tolist() == list(range(N))
+
+
+def check_reading_leaves_the_generators_alone() -> None:
+    seed_all()
+    usual = torch.rand(1).item(), np.random.rand(), random.random()  # noqa: NPY002
+    seed_all()
+    OneByOne(Augmented())[3, 4]
+    assert (torch.rand(1).item(), np.random.rand(), random.random()) == usual  # noqa: NPY002
+
+
+def read(records: range, collate: Any = default_collate, step: int = 0) -> Tensor:
+    """The inputs of a step that draws ``records``, in a script that seeds everything."""
+    seed_all()
+    alone = OneByOne(Augmented(), collate)
+    x, _ = Join(alone)(alone.__getitems__(keyed(torch.tensor(records), Randomness(seed=5), step)))
+    return x
+
+
+def seed_all() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    random.seed(0)
+
+
+# --- the mistakes
+
+
+def from_one_stream(real: Any) -> Any:
+    return lambda self, record, key: self._collate([self._dataset[record]])
+
+
+def all_at_once(real: Any) -> Any:
+    def read(self: Any, drawn: Any) -> list[Any]:
+        batch = self._collate([self._dataset[record] for record, _ in drawn])
+        return [map_rows(lambda t, k=k: t[k : k + 1], batch) for k in range(len(drawn))]
+
+    return read
+
+
+def same_in_every_step(real: Any) -> Any:
+    return lambda self, name, step, ids: real(self, name, 0, ids)
+
+
+MISTAKES = {
+    "one stream for all records": Mistake(
+        check_the_draws_of_a_record_are_its_own, OneByOne, "_row", from_one_stream
+    ),
+    "one key for all steps": Mistake(
+        check_the_draws_change_from_step_to_step, Randomness, "keys", same_in_every_step
+    ),
+    "whole batches are collated": Mistake(
+        check_the_collate_function_sees_one_record, OneByOne, "__getitems__", all_at_once
+    ),
+    "the generators move on": Mistake(
+        check_reading_leaves_the_generators_alone, OneByOne, "__getitems__", all_at_once
+    ),
+}
+
+
+@catches(MISTAKES)
+def test_planted_mistakes_are_caught(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake.catch(monkeypatch)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_plans_batches_are_read_so(workers: int) -> None:
+    def batch_of(records: range) -> Tensor:
+        seed_all()
+        sampler: Any = SimpleNamespace(
+            start=0, steps=1, randomness=Randomness(seed=5), indices=lambda step: np.array(records)
+        )
+        plan = private_plan(n=N, batch_size=50, steps=5)
+        ((x, _, _),) = PoissonBatches(plan, Augmented(), sampler, num_workers=workers)
+        return x
+
+    assert torch.equal(batch_of(range(0, N, 2))[1:], batch_of(range(2, N, 2)))
+    assert torch.equal(batch_of(range(N)), read(range(N)))
+
+
+# --- what is refused
+
+
+class Counting(Augmented):
+    """Has a generator of its own, seeded by its author."""
+
+    def __init__(self) -> None:
+        self.own = np.random.default_rng(0)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return torch.tensor([self.own.random()]), i
+
+
+def test_a_data_set_with_a_state_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"read twice.*keeps a state.*use augment"):
+        OneByOne(Counting()).check()
+    OneByOne(Augmented()).check()
+
+
+def test_several_rows_of_one_record_are_refused() -> None:
+    def crops(items: list[Any]) -> Any:
+        x, y = default_collate(items)
+        return torch.cat([x, x]), torch.cat([y, y])
+
+    with pytest.raises(ValueError, match="made 2 rows of one record, and each would count"):
+        OneByOne(Augmented(), crops)[0, 0]
