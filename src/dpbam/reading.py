@@ -70,7 +70,7 @@ class OneByOne(Dataset[Any]):
         torch.default_generator.manual_seed(key)
         if _devices():
             torch.cuda.manual_seed_all(key)
-        np.random.seed([key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF])  # noqa: NPY002
+        np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002
         random.seed(key)
         batch = self._collate([self._dataset[record]])
         row = dict(batch) if isinstance(batch, Mapping) else batch  # a tokenizer's BatchEncoding
