@@ -26,7 +26,7 @@ from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.params import rows, select_rows
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.sampling import PoissonSampler, UnitIndex, UnitShare
-from dpbam.reading import Join, OneByOne, keyed
+from dpbam.reading import isolated, keyed
 
 Batch = tuple[Any, Any, Tensor]
 
@@ -111,15 +111,14 @@ class PoissonBatches:
 
     def _loaded(self) -> Iterator[Batch]:
         """Read record by record, each by itself."""
-        alone = OneByOne(self._dataset, _pair)
-        alone.check()
+        alone, join = isolated(self._dataset, _pair)
         drawn, kept = itertools.tee(self._samples())
         randomness, start = self._sampler.randomness, self._sampler.start
         loader: DataLoader[Any] = DataLoader(
             alone,
             batch_sampler=(keyed(r, randomness, t) for t, (r, _) in enumerate(drawn, start)),
             num_workers=self._num_workers,
-            collate_fn=Join(alone),
+            collate_fn=join,
         )
         for (inputs, targets), (_, units) in zip(loader, kept, strict=True):
             yield inputs, targets, units

@@ -24,6 +24,7 @@ from dpbam.params import map_rows, rows
 from dpbam.privacy.randomness import Randomness
 
 Drawn = tuple[int, int]  # a record's number, and the key of its random draws
+_PROBES = 64  # records that are looked at before the training begins
 
 
 def keyed(records: Tensor, randomness: Randomness, step: int) -> list[Drawn]:
@@ -37,10 +38,11 @@ class OneByOne(Dataset[Any]):
 
     Guarantee: a row depends on its record and its key alone.
 
-    Assumptions: the data set and its collate function keep no state, and draw from the global
-    generators of torch, NumPy and ``random``. :meth:`check` refuses a state that shows.
+    Assumptions: ``dataset[i]`` reads record i and no other. The data set and its collate function
+    keep no state, and draw from the global generators of torch, NumPy and ``random``;
+    :func:`isolated` refuses a state that shows.
 
-    Proof: both see one record at a time, and the generators start from the record's key.
+    Proof: both are asked for one record at a time, and the generators start from its key.
 
     Args:
         dataset: map-style.
@@ -79,20 +81,7 @@ class OneByOne(Dataset[Any]):
                 f"the collate function made {count} rows of one record, and each would count as a "
                 "unit: return one row (several views of a record: multiplicity and augment)"
             )
-        return row
-
-    def check(self) -> None:
-        """Refuse a data set that reads one record in two ways from the same random numbers."""
-        first, _, again = self.__getitems__([(0, 1), (len(self._dataset) - 1, 2), (0, 1)])
-        try:
-            torch.testing.assert_close(again, first, rtol=0, atol=0, equal_nan=True)
-        except AssertionError:
-            raise ArgumentError(
-                "record 0 was read twice, from the same random numbers, and differs: the data set "
-                "or its collate function keeps a state (a generator or counter of its own), so "
-                "one record could change others; draw from the global generators of torch, NumPy "
-                "or random, or use augment"
-            ) from None
+        return map_rows(torch.clone, row)  # it may be a buffer that the next record is read into
 
 
 def _devices() -> list[int]:
@@ -115,39 +104,71 @@ def _generators_restored() -> Iterator[None]:
 class Join:
     """A collate function that concatenates the rows of :class:`OneByOne`.
 
-    An empty sample becomes zero rows of the right shapes.
+    Every row must have the parts, types and shapes of the first record's; otherwise those of a
+    batch would depend on which records are in it. An empty sample becomes zero rows.
     """
 
-    def __init__(self, dataset: OneByOne) -> None:
-        self._empty = map_rows(lambda t: t[:0], dataset[0, 0])
+    def __init__(self, first: Any) -> None:
+        self._first, self._form = tree_flatten(first)
+        self._names = [keystr(path).strip("[]'.") or "a record"
+                       for path, _ in tree_flatten_with_path(first)[0]]  # fmt: skip
 
-    def __call__(self, batches: list[Any]) -> Any:
-        if not batches:
-            return self._empty
-        leaves, form = tree_flatten(batches[0])
-        columns = [tree_flatten(batch)[0] for batch in batches]
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        columns = zip(*(self._leaves(batch) for batch in batches), strict=True)
+        joined = [None if column[0] is None else torch.cat(column) for column in columns]
+        empty = [None if leaf is None else leaf[:0] for leaf in self._first]
+        return tree_unflatten(joined if batches else empty, self._form)
+
+    def _leaves(self, batch: Any) -> list[Any]:
         try:
-            joined = [
-                None if leaf is None else torch.cat(column)
-                for leaf, column in zip(leaves, zip(*columns, strict=True), strict=True)
-            ]
-        except (RuntimeError, TypeError, ValueError) as error:
-            _refuse_lengths(batches)
-            raise error
-        return tree_unflatten(joined, form)
+            leaves = self._form.flatten_up_to(batch)
+        except ValueError as error:
+            raise ArgumentError(
+                f"a record has other parts than record 0 ({error}): give all the same keys"
+            ) from None
+        for name, leaf, first in zip(self._names, leaves, self._first, strict=True):
+            if (kind := _kind(leaf)) != (usual := _kind(first)):
+                raise ArgumentError(
+                    f"{name} is {kind} in one record and {usual} in record 0: a batch would depend "
+                    "on which records are in it; convert all to one type"
+                )
+            if leaf is not None and leaf.shape != first.shape:
+                raise ArgumentError(
+                    f"{name} has shape {tuple(leaf.shape[1:])} in one record and "
+                    f"{tuple(first.shape[1:])} in another: pad every sample to one length "
+                    "(tokenizer(..., padding='max_length', truncation=True), or a collate_fn that "
+                    "pads to a fixed length), since padding to the longest of a batch lets one "
+                    "sample change the others"
+                )
+        return leaves
 
 
-def _refuse_lengths(batches: Sequence[Any]) -> None:
-    """Name what has different shapes in two records."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for batch in batches:
-        for path, leaf in tree_flatten_with_path(batch)[0]:
-            if isinstance(leaf, Tensor):
-                name, shape = keystr(path).strip("[]'.") or "a record", tuple(leaf.shape[1:])
-                if shapes.setdefault(name, shape) != shape:
-                    raise ArgumentError(
-                        f"{name} has shape {shape} in one record and {shapes[name]} in another: "
-                        "pad every sample to one length (tokenizer(..., padding='max_length', "
-                        "truncation=True), or a collate_fn that pads to a fixed length), since "
-                        "padding to the longest of a batch lets one sample change the others"
-                    )
+def _kind(leaf: Tensor | None) -> str:
+    return "None" if leaf is None else str(leaf.dtype)
+
+
+def isolated(
+    dataset: Any, collate: Callable[[list[Any]], Any] = default_collate
+) -> tuple[OneByOne, Join]:
+    """Return the data set read one record at a time, and what joins its rows to batches.
+
+    Some records are read twice before, in two orders and from the same random numbers.
+
+    Raises:
+        ValueError: if a record differs between the two, or has another form than the first.
+    """
+    alone, last = OneByOne(dataset, collate), len(dataset) - 1
+    probes = [(k, k) for k in sorted({round(k * last / _PROBES) for k in range(_PROBES + 1)})]
+    there, back = alone.__getitems__(probes), alone.__getitems__(probes[::-1])[::-1]
+    join = Join(there[0])
+    join(there)
+    try:
+        torch.testing.assert_close(back, there, rtol=0, atol=0, equal_nan=True)
+    except AssertionError:
+        raise ArgumentError(
+            "a record was read twice, from the same random numbers, and differs: the data set or "
+            "its collate function keeps a state (a generator or counter of its own), so one record "
+            "could change others; draw from the global generators of torch, NumPy or random, or "
+            "use augment"
+        ) from None
+    return alone, join

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, default_collate
 from dpbam.loading import PoissonBatches
 from dpbam.params import map_rows
 from dpbam.privacy.randomness import Randomness
-from dpbam.reading import Join, OneByOne, keyed
+from dpbam.reading import Join, OneByOne, isolated, keyed
 from planting import Mistake, catches
 from support import private_plan
 
@@ -73,7 +73,9 @@ def read(records: range, collate: Any = default_collate, step: int = 0) -> Tenso
     """The inputs of a step that draws ``records``, in a script that seeds everything."""
     seed_all()
     alone = OneByOne(Augmented(), collate)
-    x, _ = Join(alone)(alone.__getitems__(keyed(torch.tensor(records), Randomness(seed=5), step)))
+    x, _ = Join(alone[0, 0])(
+        alone.__getitems__(keyed(torch.tensor(records), Randomness(seed=5), step))
+    )
     return x
 
 
@@ -141,20 +143,21 @@ def test_a_plans_batches_are_read_so(workers: int) -> None:
 # --- what is refused
 
 
-class Counting(Augmented):
-    """Has a generator of its own, seeded by its author."""
+class Flipping(Augmented):
+    """Has a generator of its own, seeded by its author, and draws one bit."""
 
-    def __init__(self) -> None:
-        self.own = np.random.default_rng(0)
+    def __init__(self, seed: int) -> None:
+        self.own = np.random.default_rng(seed)
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        return torch.tensor([self.own.random()]), i
+        return torch.tensor([self.own.random() < 0.5]), i
 
 
 def test_a_data_set_with_a_state_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"read twice.*keeps a state.*use augment"):
-        OneByOne(Counting()).check()
-    OneByOne(Augmented()).check()
+    for seed in range(20):
+        with pytest.raises(ValueError, match=r"read twice.*keeps a state.*use augment"):
+            isolated(Flipping(seed))
+    isolated(Augmented())
 
 
 def test_several_rows_of_one_record_are_refused() -> None:
@@ -163,4 +166,55 @@ def test_several_rows_of_one_record_are_refused() -> None:
         return torch.cat([x, x]), torch.cat([y, y])
 
     with pytest.raises(ValueError, match="made 2 rows of one record, and each would count"):
-        OneByOne(Augmented(), crops)[0, 0]
+        isolated(Augmented(), crops)
+
+
+class Table(Dataset[Any]):
+    """Records as they may come from a file; number 1 is another's."""
+
+    def __init__(self, odd: Any) -> None:
+        self.usual: dict[str, Any] = {"a": torch.zeros(2), "b": torch.ones(2)}
+        self.odd = odd
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, i: int) -> Any:
+        return self.odd if i == 1 else self.usual
+
+
+def test_a_record_does_not_decide_the_order_of_parts() -> None:
+    alone, join = isolated(Table({"b": torch.ones(2), "a": torch.zeros(2)}))
+    batch = join([alone[i, 0] for i in (1, 0, 2)])
+    assert (batch["a"].tolist(), batch["b"].tolist()) == ([[0.0, 0.0]] * 3, [[1.0, 1.0]] * 3)
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"a": torch.zeros(2), "c": torch.ones(2)}, "has other parts than record 0"),
+        ({"a": torch.zeros(2)}, "has other parts than record 0"),
+        ({"a": torch.zeros(2), "b": torch.ones(2).long()}, "b is torch.int64 in one record"),
+        ({"a": torch.zeros(2), "b": torch.ones(3)}, r"b has shape \(3,\) in one record and \(2,\)"),
+    ],
+)
+def test_a_record_does_not_decide_names_types_or_shapes(odd: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        isolated(Table(odd))
+
+
+def test_a_part_that_one_record_leaves_out_is_refused() -> None:
+    def collate(items: list[Any]) -> Any:
+        batch = default_collate(items)
+        return {"a": batch["a"], "mask": None if batch["a"].any() else batch["b"]}
+
+    with pytest.raises(
+        ValueError, match=r"mask is None in one record and torch\.float32 in record 0"
+    ):
+        isolated(Table({"a": torch.ones(2), "b": torch.ones(2)}), collate)
+
+
+def test_a_buffer_may_be_used_again() -> None:
+    buffer = torch.zeros(1, 1)
+    alone = OneByOne(range(9), lambda items: buffer.fill_(items[0]))
+    assert torch.cat(alone.__getitems__([(k, 0) for k in (1, 2, 8)])).tolist() == [[1], [2], [8]]

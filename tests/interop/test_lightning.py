@@ -285,7 +285,7 @@ def test_callbacks_cannot_change_a_batch(tmp_path: Path) -> None:
     trainer(tmp_path, max_steps=2, callbacks=[callback]).fit(model, loader)
     assert len(callback.seen) == 2
     for batch in callback.seen:
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="cannot open a private training batch"):
             _x, _y = batch
 
 
@@ -326,3 +326,23 @@ def test_batches_have_the_trainers_precision(tmp_path: Path, precision: str) -> 
     model, loader = private(tmp_path)
     trainer(tmp_path, max_steps=2, precision=precision).fit(model, loader)
     assert model.oracle.step == 2
+
+
+class Reusing(Classifier):
+    """Validates by its own training step, and logs what is public."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("loss", self.training_step(batch, batch_idx).mean())
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.log("rate", 0.1, on_epoch=True)
+        self.log_dict({"other": 0.2}, on_epoch=True)
+
+
+def test_a_validation_step_may_use_the_training_step(tmp_path: Path) -> None:
+    model, loader = private(tmp_path, Reusing())
+    ours = trainer(tmp_path, max_epochs=1)
+    ours.fit(model, loader, DataLoader(data(), batch_size=N))
+    expected = F.cross_entropy(model.net(data().tensors[0]), data().tensors[1]).detach()
+    assert ours.callback_metrics["loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert ours.callback_metrics["rate"] == pytest.approx(0.1)

@@ -43,7 +43,7 @@ except ImportError as error:
 __all__ = ["PrivateModule", "make_private"]
 
 _KEY = "dpbam"  # in Lightning's checkpoint
-_PRECISIONS = ("32-true", "64-true", "bf16-true")
+_PRECISIONS = {"32-true": None, "64-true": torch.float64, "bf16-true": torch.bfloat16}
 _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -140,9 +140,14 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
                 "Poisson samples the plan accounts for: trainer.fit(model, loader)"
             )
 
-    def training_step(self, sealed: _Sealed, *_: Any) -> Tensor:
-        """Store the batch. Lightning sees a loss of 0, since the true one is not private."""
-        self._private.batch = self.trainer.precision_plugin.convert_input(sealed.batch)
+    def training_step(self, batch: Any, *args: Any) -> Any:
+        """Store the batch. Lightning sees a loss of 0, since the true one is not private.
+
+        A batch of other data, such as ``validation_step`` may pass on, gets the user's own step.
+        """
+        if not isinstance(batch, _Sealed):
+            return super().training_step(batch, *args)
+        self._private.batch = batch.opened(_PRECISIONS[str(self.trainer.precision)])
         return torch.zeros((), device=self.device, requires_grad=True)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -160,6 +165,8 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Log, except from ``training_step``, whose values come from the training data."""
         if not self._private.computing:
+            if self._trainer is not None and self.trainer.training:
+                kwargs["batch_size"] = kwargs.get("batch_size") or 1  # the true one is not public
             super().log(name, *args, **kwargs)
         else:
             warnings.warn(
@@ -197,19 +204,34 @@ class _Losses(nn.Module):
 
 
 class _Sealed:
-    """A batch that Lightning's hooks and callbacks can move to a device, and not change.
+    """A batch that Lightning moves to a device; its hooks and callbacks are not to open it.
 
-    They see all records at once; only the oracle, which isolates them, opens it.
+    They would see all records at once, and could let one change the others.
     """
 
+    __slots__ = ("__batch",)
+
     def __init__(self, batch: Any) -> None:
-        self.batch = batch
+        self.__batch = batch
 
     def to(self, device: Any, **options: Any) -> _Sealed:
-        return _Sealed(map_rows(lambda t: t.to(device, **options), self.batch))
+        return _Sealed(map_rows(lambda t: t.to(device, **options), self.__batch))
 
     def pin_memory(self) -> _Sealed:
-        return _Sealed(map_rows(lambda t: t.pin_memory(), self.batch))
+        return _Sealed(map_rows(lambda t: t.pin_memory(), self.__batch))
+
+    def opened(self, dtype: torch.dtype | None) -> Any:
+        """Return the batch, its real numbers in the precision of the Trainer."""
+        if dtype is None:
+            return self.__batch
+        return map_rows(lambda t: t.to(dtype) if t.is_floating_point() else t, self.__batch)
+
+    def __getitem__(self, part: Any) -> Any:
+        raise ArgumentTypeError(
+            "hooks and callbacks cannot open a private training batch, where one record could "
+            "change the others: change each record in the data set, or pass augment= to "
+            "make_private"
+        )
 
 
 class _Seal:

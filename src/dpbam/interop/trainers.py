@@ -15,10 +15,9 @@ from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import trainable
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan, epoch_steps
-from dpbam.reading import Drawn, Join, OneByOne, keyed
+from dpbam.reading import Drawn, Join, isolated, keyed
 
 _WARM = 5  # steps after which a learning rate is not 0 any more
-_PROBES = 64  # records that are looked at before the training begins
 
 
 class EpochSampler:
@@ -72,10 +71,7 @@ def poisson_loader(
             f"the plan is for n = {plan.n} records but the data set has {len(dataset)}: the "
             "sampling rate would differ; make the plan with the data set's size"
         )
-    alone = OneByOne(dataset, collate)
-    alone.check()
-    join, last = Join(alone), len(dataset) - 1
-    join([alone[k, k] for k in sorted({round(k * last / _PROBES) for k in range(_PROBES + 1)})])
+    alone, join = isolated(dataset, collate)
     return DataLoader(alone, batch_sampler=sampler, collate_fn=wrap(join), **options)
 
 
