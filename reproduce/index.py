@@ -84,6 +84,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             "share-sat",
             "other-digits",
             "other-cifar10",
+            "other-cifar10-epsilon-2",
+            "other-pneumonia",
         ),
         page=when.page,
     ),
