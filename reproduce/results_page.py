@@ -46,10 +46,10 @@ _SCALES = {
 ## Desk scale
 CIFAR-10 halved to 16x16, all 50,000 images, ResNet-9 at a quarter of its width, 150 steps of 2,000
 images with NAdam, delta 1e-5, no augmented views; the model is the mean of the weights over the
-second half of the run; eight paired seeds. PneumoniaMNIST halved to 14x14, all 5,232 images, a
-small convolutional net, 153 steps of 512 images, 24 paired seeds, the rest as on CIFAR-10. Figures
-2, 4 to 7 and lambda: an MLP of 48 units on CIFAR-10 at 8x8, with its own learning rate; the runs
-are those of [when BAM helps](when.md).
+second half of the run. PneumoniaMNIST halved to 14x14, all 5,232 images, a small convolutional net,
+153 steps of 512 images, the rest as on CIFAR-10. Seeds are paired; the tables show how many were
+trained. Figures 2, 4 to 7 and lambda: an MLP of 48 units on CIFAR-10 at 8x8, with its own learning
+rate; the runs are those of [when BAM helps](when.md).
 """,
     "pocket": """\
 ## Pocket scale: a test of the machinery
