@@ -24,6 +24,7 @@ import test_handover_claims as handover_claims
 import test_noise_claims as noise_claims
 import test_post_processing as post_processing
 import test_rank_claims as rank_claims
+import test_reading_claims as reading_claims
 import test_rounding_claims as rounding_claims
 import test_scale_claims as scale_claims
 import test_schedule_claims as schedule_claims
@@ -329,6 +330,7 @@ CLAIMS = {
     "post-processing": post_processing.MISTAKES,
     "rounding": rounding_claims.MISTAKES,
     "ranks": rank_claims.MISTAKES,
+    "reading": reading_claims.MISTAKES,
     "sampling and accounting": accounting_claims.MISTAKES,
     "what the oracle is handed": handover_claims.MISTAKES,
 }
