@@ -105,19 +105,20 @@ class Join:
     """A collate function that concatenates the rows of :class:`OneByOne`.
 
     Every row must have the parts, types and shapes of the first record's; otherwise those of a
-    batch would depend on which records are in it. An empty sample becomes zero rows.
+    batch would depend on which records are in it. An empty sample becomes zero rows. Nothing is
+    kept of the first record but its form.
     """
 
     def __init__(self, first: Any) -> None:
-        self._first, self._form = tree_flatten(first)
+        leaves, self._form = tree_flatten(first)
+        self._empty: list[Any] = [None if x is None else x[:0].clone() for x in leaves]
         self._names = [keystr(path).strip("[]'.") or "a record"
                        for path, _ in tree_flatten_with_path(first)[0]]  # fmt: skip
 
     def __call__(self, batches: Sequence[Any]) -> Any:
         columns = zip(*(self._leaves(batch) for batch in batches), strict=True)
         joined = [None if column[0] is None else torch.cat(column) for column in columns]
-        empty = [None if leaf is None else leaf[:0] for leaf in self._first]
-        return tree_unflatten(joined if batches else empty, self._form)
+        return tree_unflatten(joined if batches else self._empty, self._form)
 
     def _leaves(self, batch: Any) -> list[Any]:
         try:
@@ -126,16 +127,16 @@ class Join:
             raise ArgumentError(
                 f"a record has other parts than record 0 ({error}): give all the same keys"
             ) from None
-        for name, leaf, first in zip(self._names, leaves, self._first, strict=True):
-            if (kind := _kind(leaf)) != (usual := _kind(first)):
+        for name, leaf, empty in zip(self._names, leaves, self._empty, strict=True):
+            if (kind := _kind(leaf)) != (usual := _kind(empty)):
                 raise ArgumentError(
                     f"{name} is {kind} in one record and {usual} in record 0: a batch would depend "
                     "on which records are in it; convert all to one type"
                 )
-            if leaf is not None and leaf.shape != first.shape:
+            if leaf is not None and leaf.shape[1:] != empty.shape[1:]:
                 raise ArgumentError(
                     f"{name} has shape {tuple(leaf.shape[1:])} in one record and "
-                    f"{tuple(first.shape[1:])} in another: pad every sample to one length "
+                    f"{tuple(empty.shape[1:])} in another: pad every sample to one length "
                     "(tokenizer(..., padding='max_length', truncation=True), or a collate_fn that "
                     "pads to a fixed length), since padding to the longest of a batch lets one "
                     "sample change the others"
