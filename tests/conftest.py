@@ -14,11 +14,13 @@ def pytest_configure(config: pytest.Config) -> None:
     examples = 20 if config.option.markexpr == "not slow" else 40
     settings.register_profile("steady", deadline=None, derandomize=True, max_examples=examples)
     settings.load_profile("steady")
+    gc.disable()  # until all is imported
 
 
 def pytest_collection_finish() -> None:
     """What is imported stays: the garbage collector need not look at it in every test."""
     gc.collect()
+    gc.enable()
     gc.freeze()
 
 

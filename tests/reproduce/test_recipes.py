@@ -141,7 +141,7 @@ def test_desk_scale_tunes_dp_sgd_no_less_than_the_others():
 @pytest.mark.parametrize(
     ("scale", "name"),
     [
-        pytest.param(*one, marks=() if one == ("desk", "table1-cifar10") else pytest.mark.slow)
+        pytest.param(*one, marks=() if one == ("desk", "other-digits") else pytest.mark.slow)
         for one in EVERY
         if one[0] != "full"
     ],
