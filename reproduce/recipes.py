@@ -15,6 +15,9 @@ with enough seeds to distinguish methods, and ``pocket/NAME.toml`` what they can
     [grid]                       # every combination of these, or ...
     epsilon = [1, 2, 10]
 
+    [seeds_at]                   # another number of seeds in some places of the grid
+    epsilon-2 = 8
+
     [variants.width-12]          # ... each of these: fields of RunConfig
     model_options = { hidden = [12] }
 
@@ -38,6 +41,7 @@ from typing import Any
 
 from dpbam.app.compare.comparison import noise_seed
 from dpbam.app.runs import ConfigError, RunConfig, RunSpec, read_file
+from dpbam.app.runs.run import places
 
 SCALES = ("pocket", "desk", "full")
 WORK = Path("runs/reproduce")
@@ -57,6 +61,7 @@ class Recipe:
         grid: field -> values.
         variants: name -> fields, in place of a grid.
         seeds: how many paired ones.
+        seeds_at: place in the grid -> how many there, where it is another number.
         first_seed: the first of them.
         records: the folder of its records: its name, or the base's.
         flatness: whether to measure the flatness of the trained models.
@@ -81,6 +86,7 @@ class Recipe:
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seeds: int = 5
+    seeds_at: Mapping[str, int] = field(default_factory=dict)
     first_seed: int = 0
     flatness: bool = False
     lens: int = 0
@@ -100,15 +106,19 @@ class Recipe:
 
         Another configuration has another run folder under ``work``.
         """
-        count = self.seeds if seeds is None else seeds
-        if count < 1:
-            raise ConfigError(f"seeds must be at least 1, got {count}")
+        counts = [self._seeds(cell) if seeds is None else seeds for cell in self.cells()]
+        if min(counts) < 1:
+            raise ConfigError(f"seeds must be at least 1, got {min(counts)}")
         return [
-            self._run(arm, cell, seed, work / self.scale / self.records)
-            for seed in range(self.first_seed, self.first_seed + count)
-            for cell in self.cells()
+            self._run(arm, cell, self.first_seed + k, work / self.scale / self.records)
+            for k in range(max(counts))
+            for cell, count in zip(self.cells(), counts, strict=True)
+            if k < count
             for arm in self.arms
         ]
+
+    def _seeds(self, cell: Mapping[str, Any]) -> int:
+        return self.seeds_at.get("-".join(places(cell)), self.seeds)
 
     def _run(self, arm: str, cell: Mapping[str, Any], seed: int, folder: Path) -> RunSpec:
         here = self.variants[cell["at"]] if self.variants else cell
@@ -165,7 +175,19 @@ def read_recipe(path: Path) -> Recipe:
             f"the recipe {path} lacks {lacking[0]}, a public fact of its data: add it"
         )
     values.setdefault("title", path.stem)
-    return Recipe(**{"records": path.stem, **values, "name": path.stem, "scale": path.parent.name})
+    values = {"records": path.stem, **values, "name": path.stem, "scale": path.parent.name}
+    recipe = Recipe(**values)
+    if base is None:  # a recipe with a smaller grid inherits places that it does not have
+        _check_places(recipe)
+    return recipe
+
+
+def _check_places(recipe: Recipe) -> None:
+    known = ["-".join(places(cell)) for cell in recipe.cells()]
+    for name in recipe.seeds_at:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ConfigError(f"the recipe {recipe.name} has no place {name!r} for seeds: {hint}")
 
 
 def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
@@ -177,6 +199,7 @@ def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[
         "grid",
         "variants",
         "seeds",
+        "seeds_at",
         "first_seed",
         "lens",
         "floor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -166,6 +167,17 @@ def test_a_run_is_named_by_arm_place_and_seed(tmp_path):
     assert seeds == sorted(seeds)  # whole pairs first
 
 
+def test_a_place_of_the_grid_has_its_own_number_of_seeds(tmp_path):
+    recipe = replace(tiny(tmp_path, clip_norms=(1.0, 0.5)), seeds_at={"clip_norm-0.5": 3})
+    names = [run.name for run in recipe.runs() if run.arm == "bam"]
+    few, many = recipe.seeds, 3
+    assert few < many
+    assert [n for n in names if "-1-" in n] == [f"bam-clip_norm-1-seed-{k}" for k in range(few)]
+    assert [n for n in names if "0.5" in n] == [f"bam-clip_norm-0.5-seed-{k}" for k in range(many)]
+    asked = [run.seed for run in recipe.runs(1)]
+    assert set(asked) == {0}
+
+
 def test_wrong_recipes_are_refused_with_a_sentence(tmp_path):
     tiny(tmp_path)
     path = tmp_path / "pocket" / "wrong.toml"
@@ -174,6 +186,11 @@ def test_wrong_recipes_are_refused_with_a_sentence(tmp_path):
         ("images = 1\nshape = [1]\nclasses = 2", "has no arms"),
         ("title = 'x'\n[arms.bam]\nmethod = 'bam'", "lacks images"),
         ("base = 'tiny'\nuse = ['sam']", "no arm 'sam'"),
+        (
+            "images = 1\nshape = [1]\nclasses = 2\n[arms.bam]\nmethod = 'bam'\n[grid]\nlr = [0.1]\n"
+            "[seeds_at]\n'lr-0.2' = 3",
+            r"no place 'lr-0\.2' for seeds: did you mean 'lr-0\.1'",
+        ),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=says):

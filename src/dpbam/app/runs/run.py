@@ -99,8 +99,12 @@ def label(arm: str, cell: Mapping[str, Any]) -> str:
         >>> label("bam", {"epsilon": 2.0}), label("bam", {"at": "width-12"})
         ('bam-epsilon-2', 'bam-at-width-12')
     """
-    values = {key: v if isinstance(v, str) else f"{v:g}" for key, v in cell.items()}
-    return "-".join([arm, *(f"{key}-{value}" for key, value in values.items())])
+    return "-".join([arm, *places(cell)])
+
+
+def places(cell: Mapping[str, Any]) -> list[str]:
+    """Name the place in each dimension of the grid: ``["epsilon-2"]``."""
+    return [f"{key}-{v if isinstance(v, str) else f'{v:g}'}" for key, v in cell.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
