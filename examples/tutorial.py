@@ -53,7 +53,7 @@ print(f"{plan.steps} steps, q = {plan.sampling_rate:.3f}, sigma = {plan.noise_mu
 def fit(method: Method, seed: int = 0) -> tuple[float, BiasLens]:
     """Test accuracy, and the lens."""
     net = build_model("mlp", in_channels=1, image_size=8, num_classes=10, seed=seed)
-    loss = torch.nn.CrossEntropyLoss(reduction="none")  # one value a sample
+    loss = torch.nn.CrossEntropyLoss(reduction="none")  # one value per sample
     lens = BiasLens(every=5)
     oracle = PrivateGradientOracle(net, loss, plan, method, observer=lens, seed=seed)
     optimizer = torch.optim.NAdam(net.parameters(), lr=0.01)

@@ -117,7 +117,7 @@ def figure4(studies: Sequence[Study]) -> Outcome:
         claims.append(Claim(text, "above", found))
     if sat:
         found = mean_of(ascending[sat], alignment)
-        claims.append(Claim("DP-SAT's ascent points slightly against SAM's", "below", found))
+        claims.append(Claim("DP-SAT's ascent points against SAM's", "below", found))
     return Outcome(
         "fig4", "Figure 4: alignment of the ascent step",
         tables=[_readings(ascending, rows)],

@@ -99,6 +99,8 @@ class Claim:
         elif self.too_wide:
             assert self.resolution is not None
             found += f"; wider than ±{self._show(self.resolution, signed=False)}: needs more seeds"
+            if d.low > 0 or d.high < 0:
+                found += ", though it excludes 0"
         elif self.verdict == "inconclusive":
             found += f"; visible from {self._show(d.smallest_detectable, signed=False)} on"
         return found

@@ -73,7 +73,7 @@ class Cost:
 
     @property
     def flops(self) -> float:
-        """Of a run."""
+        """The FLOPs of a run."""
         return self.step.flops_per_row * self.passes
 
     @property
@@ -83,7 +83,7 @@ class Cost:
 
     @property
     def gpu_hours_left(self) -> float:
-        """Of all runs that are missing."""
+        """The GPU hours of all missing runs."""
         return self.gpu_hours * (self.asked - self.done)
 
 

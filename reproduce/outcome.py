@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from dpbam.app.compare.statistics import LEVEL, Estimate, estimate, paired_difference
@@ -115,6 +116,16 @@ def difference_of(
 ) -> Estimate:
     mine, its = ({s: reading(r) for s, r in by_seed.items()} for by_seed in (one, other))
     return paired_difference(mine, its, level)
+
+
+def bias_share(rows: Iterable[Mapping[str, Any]]) -> float:
+    """Return the share of clipping in what turns the private gradient away, squared.
+
+    The private gradient is a g + c, c orthogonal to g: |c|^2 without noise over |c|^2 with it.
+    ``rows`` are measurements of the bias lens; the result is their mean.
+    """
+    each = [row["non_private_against_plain"] for row in rows]
+    return fmean((row["c_norm"] / row["private_c_norm"]) ** 2 for row in each)
 
 
 def as_groups(records: Iterable[RunRecord]) -> tuple[Group, ...]:

@@ -192,7 +192,7 @@ def _record(run: RunSpec, recipe: Recipe) -> RunRecord:
 
 def last_accuracy(config: RunConfig, folder: RunFolder) -> float | None:
     """Return the accuracy of the last weights, where the run hands out their average."""
-    if config.swa is None and config.ema is None:
+    if not config.averaged:
         return None
     stored = load_file(max(folder.checkpoints.glob("step-*.safetensors")))
     last = {name.removeprefix("model."): t for name, t in stored.items() if name[:6] == "model."}

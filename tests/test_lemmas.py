@@ -1,4 +1,4 @@
-"""The paper's lemmas and appendices, numerically, as mended where they were wrong."""
+"""The paper's lemmas and appendices, numerically, corrected where they were wrong."""
 
 from __future__ import annotations
 

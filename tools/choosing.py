@@ -29,8 +29,9 @@ _LEFT_OUT = {"bias / gradient", "length's share", "largest eigenvalue"}
 EPSILONS, SIZES = (1, 2, 4, 8), (64, 256, 1024, 4096)
 #: Recipes with BAM and DP-SGD on the same seeds, at the same learning rate or each at its best.
 _WITH_BAM = (
-    ("desk", "table1-cifar10"), ("desk", "bias-methods"), ("pocket", "methods"),
-    ("pocket", "table1-cifar10"), ("pocket", "lambda"), ("pocket", "table1-pneumonia"),
+    ("desk", "table1-cifar10"), ("desk", "table1-pneumonia"), ("desk", "bias-methods"),
+    ("pocket", "methods"), ("pocket", "table1-cifar10"), ("pocket", "lambda"),
+    ("pocket", "table1-pneumonia"),
 )  # fmt: skip
 
 

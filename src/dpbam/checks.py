@@ -19,7 +19,7 @@ a clipping's own        its groups leave a parameter out (:func:`check_groups`),
 A check refuses what cannot be right, and proves nothing else: batches of plausible sizes may still
 be drawn wrongly. :meth:`dpbam.oracle.PrivateGradientOracle.batches` draws correctly.
 
-Whether a check refuses depends on the data without noise; the exception is for the operator alone.
+Whether a check refuses depends on the data without noise; the exception is for the operator only.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class BatchSizes:
     Guarantee: sizes that are refused could not come, within the false-alarm rates above, from
     Poisson sampling of the plan or of a neighbour; a refusal charges nothing.
 
-    Assumptions: refusals are seen by the operator alone. Plausible sizes that were drawn wrongly
+    Assumptions: refusals are seen by the operator only. Plausible sizes that were drawn wrongly
     pass.
 
     Proof: the two displayed inequalities.
@@ -412,7 +412,7 @@ def check_fixed(clipping: Clipping, sensitivity: float) -> None:
 
     Guarantee: the noise of a step, which is public, does not follow from that step's norms.
 
-    Assumptions: :meth:`Clipping.update`, which adapts, is given what was released alone.
+    Assumptions: :meth:`Clipping.update`, which adapts, is given only what was released.
 
     Proof: the noise's deviation is sigma times the value that was there before the units were.
     """

@@ -1,4 +1,4 @@
-"""How directions are computed: what changes speed and memory alone."""
+"""How directions are computed: settings that change only speed and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dpbam.privacy.clipping import unclipped
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Settings of an oracle that change speed and memory, and but for rounding no result.
+    """Settings of an oracle that change speed and memory, but no result except for rounding.
 
     Attributes:
         engine: ``"auto"``, ``"fused"``, ``"functional"`` or ``"loop"``; auto takes the fastest that

@@ -1,8 +1,8 @@
 """What may watch a step of the oracle from inside.
 
-An observer measures, without noise, for the operator alone. A joint release publishes statistics of
+An observer measures, without noise, for the operator only. A joint release publishes statistics of
 the same batch with noise of its own; together with the gradient it is one Gaussian event.
-:class:`PerSample` holds directions as tensors, for the operator alone.
+:class:`PerSample` holds directions as tensors, for the operator only.
 """
 
 from __future__ import annotations

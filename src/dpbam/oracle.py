@@ -84,7 +84,7 @@ class PrivateGradientOracle:
             draw equal changes.
         multiplicity: K, the number of augmented views per sample; their gradients are averaged
             within the sample before it is clipped.
-        filter: what makes the optimiser's gradient of the released one, at no cost
+        filter: maps the released gradient to the optimiser's gradient, at no cost
             (:mod:`dpbam.filters`); None: the method's own, or none.
         clipping: *privacy.* Overrides the plan's kind of clipping; its sensitivity must be C at the
             first step. Norms and extra coordinates are checked against it at every step.
@@ -102,7 +102,7 @@ class PrivateGradientOracle:
         statistics: *privacy.* Statistics of the batch that are released with noise next to each
             gradient, for example :class:`dpbam.bias.PrivateStatistics`. The plan must contain
             their noise multipliers.
-        observer: *measurement.* Watches the steps without noise, for the operator alone; for
+        observer: *measurement.* Watches the steps without noise, for the operator only; for
             example :class:`dpbam.bias.BiasLens`.
         compute: *speed.* Engine, physical batch size and memory limit
             (:class:`~dpbam.compute.Compute`).

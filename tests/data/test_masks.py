@@ -130,5 +130,5 @@ def test_arrays_of_masks_that_are_refused(masks, names, sentence):
 
 def test_masks_of_one_class_are_refused(tmp_path):
     np.savez(tmp_path / "x.npz", images=IMAGES, masks=MASKS * 0)
-    with pytest.raises(DataError, match="one class only: mark something"):
+    with pytest.raises(DataError, match="one class only: mark another class"):
         load_pair(str(tmp_path / "x.npz"))

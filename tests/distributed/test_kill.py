@@ -38,7 +38,7 @@ def undisturbed(tmp_path_factory):
         pytest.param("while the others wait", 0, marks=pytest.mark.slow),
     ],
 )
-def test_who_is_gone_is_said_once_and_the_seeded_run_goes_on(undisturbed, tmp_path, point, victim):
+def test_a_lost_rank_is_reported_once_and_the_run_resumes(undisturbed, tmp_path, point, victim):
     out = tmp_path / "run"
     done = attempt(SEEDED, out, 2, victim=victim, point=point, number=4)
     assert done.codes[victim] == KILLED
@@ -112,7 +112,7 @@ def test_a_rank_that_is_asked_to_stop_stops_all_at_one_step(undisturbed, tmp_pat
     assert outcome(out) == undisturbed[0]
 
 
-def test_an_unseeded_run_goes_on_alone(tmp_path):
+def test_an_unseeded_run_resumes_on_one_process(tmp_path):
     out = tmp_path / "run"
     done = attempt(UNSEEDED, out, 2, victim=1, point="between noise and ledger", number=4)
     assert done.codes == [ENDED, KILLED]

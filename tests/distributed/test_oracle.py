@@ -41,7 +41,7 @@ OWNERS = np.arange(RECORDS) * 7 % 30  # 30 patients with two or three records ea
 
 
 def jitter(x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """An augmentation: a shift that hangs on the row's key."""
+    """An augmentation: a shift that depends on the row's key."""
     return x + 0.1 * (keys % 7).double().unsqueeze(1)
 
 

@@ -117,7 +117,7 @@ def test_a_report_follows_no_link_out(tmp_path: Path) -> None:
         draw("accuracy", [run], tmp_path / "accuracy.csv")
 
 
-def test_a_pipe_in_a_run_folder_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_pipe_in_a_run_folder_does_not_block_a_reader(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", epochs=1)
     (run / "metrics.jsonl").unlink()
     os.mkfifo(run / "metrics.jsonl")

@@ -88,7 +88,7 @@ def test_an_unfinished_table_still_comes_out():
     assert "python -m reproduce table1 --scale desk" in text
 
 
-def test_the_papers_values_stand_beside():
+def test_the_papers_values_are_looked_up():
     assert accuracy_claims.paper_value("table1-imagenet32", 10.0, "bam") == "20.67"
     assert accuracy_claims.paper_value("table1-pneumonia", 1.0, "bam") == ""
 

@@ -1,6 +1,6 @@
 """The bias of clipping: measurement, decomposition, flatness, advice, and a private release.
 
-What is here is computed from the data without noise, is not private, is for the operator alone, and
+What is here is computed from the data without noise, is not private, is for the operator only, and
 has ``non_private`` in its names. Two names are exceptions: :class:`PrivateStatistics` adds noise,
 and :func:`method_advice` reads no data.
 """

@@ -169,7 +169,7 @@ def common_format(
 ) -> tuple[tuple[int, int], int]:
     """Return (H, W) and C of a set: from the options, else from 32 evenly spaced headers.
 
-    With findings all headers are read, and broken ones left to whoever reads the images.
+    With findings all headers are read, and broken ones are reported when the images are read.
 
     Raises:
         DataError: if these differ in size and no size is given, or if one is broken.

@@ -259,7 +259,7 @@ def _fit_to_train_on(dataset: DataSet) -> DataSet:
     present = np.unique(dataset.labels)
     if dataset.task == "segmentation":
         if dataset.num_classes < 2:
-            raise DataError(f"the masks of {dataset.name} hold one class only: mark something")
+            raise DataError(f"the masks of {dataset.name} hold one class only: mark another class")
     elif dataset.task != "single-label":
         if len(present) < 2:
             raise DataError(f"all labels of {dataset.name} are {present[0]}: nothing to learn")
@@ -290,7 +290,7 @@ def _open(spec: str, options: Options) -> Openers:
     if path.is_dir():
         return open_folder(spec, options)
     if path.suffix == ".parquet":
-        raise DataError(f"parquet files are read by Hugging Face datasets: say hf:{spec}")
+        raise DataError(f"parquet files are read by Hugging Face datasets: write hf:{spec}")
     if path.is_file():
         raise DataError(f"{spec} is a file that no source reads: give a folder or an .npz file")
     if colon and is_function(spec):

@@ -161,7 +161,7 @@ def check_nothing_kept(since: int) -> None:
     """Refuse a model if a tensor of the rows outlives the pass, wherever it is kept.
 
     The garbage collector is off during a pass, so new tensors are in the youngest generation,
-    unless someone has run it: ``since`` is :func:`_collections` before the pass.
+    unless it was run explicitly: ``since`` is :func:`_collections` before the pass.
     """
     new = gc.get_objects(generation=0 if since == _collections() else None)
     tensors = {kind for kind in set(map(type, new)) if issubclass(kind, Tensor)}

@@ -53,7 +53,7 @@ def poisson_loader(
     """Return a DataLoader of Poisson batches; an empty sample is an empty batch, not skipped.
 
     Data set and collate function see one record at a time (:class:`~dpbam.reading.OneByOne`);
-    ``wrap`` may enclose the batches that are joined of them. Of some records the shapes are
+    ``wrap`` may enclose the joined batches. The shapes of some records are
     compared before the training begins.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):

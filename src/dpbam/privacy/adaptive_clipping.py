@@ -45,7 +45,7 @@ class AdaptiveClipping(Clipping):
     Guarantee: direction and extra coordinates together are within the sensitivity of their step;
     adapting costs nothing more.
 
-    Assumptions: C_t depends on what was released before step t alone, and noise is scaled to the
+    Assumptions: C_t depends only on what was released before step t, and noise is scaled to the
     sensitivity of step t.
 
     Proof: adaptive composition: each step is a Gaussian mechanism of the plan's sigma, given the

@@ -66,7 +66,7 @@ class PrivacyPlan:
             accountant composes the phases.
         clip_schedule: factors on C likewise. The noise follows C, so that they cost nothing.
         released_before: sigma of a Gaussian release from all units before the first step, such as
-            class counts; with q = 1 it is part of every :meth:`epsilon`. Whoever releases it
+            class counts; with q = 1 it is part of every :meth:`epsilon`. The code that releases it
             charges it, ``oracle.ledger.charge(oracle.before, 0, noise_multiplier=...,
             sampling_rate=1.0)``; the oracle refuses to step until it is on the ledger.
 
@@ -238,7 +238,7 @@ class PrivacyPlan:
     ) -> PrivacyPlan:
         """Return a plan without a guarantee: by default no clipping and no noise; epsilon infinite.
 
-        For references and for research on clipping alone. The arguments are the plan's fields.
+        For references, and research on clipping without noise. The arguments are the plan's fields.
 
         Example:
             >>> PrivacyPlan.non_private(n=100, batch_size=10, steps=5).epsilon()

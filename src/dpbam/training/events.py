@@ -1,7 +1,7 @@
 """The events of a training, for a live display or a log.
 
 A front end subclasses :class:`Reporter` and overrides the callbacks that it needs. Names that begin
-with ``non_private`` are for the operator alone: they come from the training data without noise.
+with ``non_private`` are for the operator only: they come from the training data without noise.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Reporter:
         """Called with a sentence for the operator."""
 
     def on_non_private_note(self, note: str) -> None:
-        """Called with a note of the data set, such as a number of files: for the operator alone."""
+        """Called with a note of the data set, such as a number of files: for the operator only."""
 
     def on_end(self, message: str) -> None:
         """Called at the end, with a sentence that says how it ended."""

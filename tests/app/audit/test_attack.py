@@ -125,7 +125,7 @@ def test_an_audit_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (tmp_path / "audit.png").stat().st_size > 1000
 
 
-def test_damaged_trials_are_told(tmp_path: Path) -> None:
+def test_damaged_trials_are_reported(tmp_path: Path) -> None:
     audit(ONE_STEP, trials=16, out=tmp_path)
     with (tmp_path / "trials.jsonl").open("a") as file:
         file.write('{"number": "x"}\n')

@@ -138,7 +138,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "clip norm": (statement(clip_norm=2.0), "the statement's C is the configured one"),
     "units": (statement(units=10), "the statement's n is the run's"),
     "steps": (statement(charged_steps=1), "all charged steps are stated"),
-    "seeded": (statement(seeded=True), "a seeded run says so"),
+    "seeded": (statement(seeded=True), "seeding is stated"),
     "method": (statement(method="bam"), WORDS),
     "published": (
         statement(may_be_published=["ledger.jsonl"]),
@@ -214,8 +214,8 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
         nested("evaluated_on", trained_on="No"), "the statement's evaluations are the run's",
     ),
     "another run's": (of_another_run, "the statement is this run's"),
-    "a day to come": (
-        nested("identity", date="2999-01-01"), "the statement is not of a day to come",
+    "a future date": (
+        nested("identity", date="2999-01-01"), "the statement's date is not in the future",
     ),
     "no budget": (forged(budget=None), "the statement names the run's budget"),
     "a larger budget": (

@@ -60,7 +60,7 @@ def test_an_attack_above_the_curve_refutes_it_and_one_below_does_not() -> None:
     assert not result(gaussian_attack(3.0, 0), None).violated  # nothing was promised
 
 
-def test_chance_is_told_from_leaking() -> None:
+def test_leaking_scores_are_above_chance() -> None:
     assert not result(gaussian_attack(0.0, 1), 1.0).above_chance
     assert result(gaussian_attack(1.0, 1), 1.0).above_chance
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from dpbam.bias import method_advice
+
 from .helpers import QUICK, folder, images, npz, one_sentence, snapshot
 
 FLAGS = {
@@ -228,6 +230,13 @@ def test_a_delta_above_one_over_n_is_warned_of(dpbam):
     ended = dpbam("train", *QUICK, "--delta", 0.01, "--dry-run")
     assert ended.code == 0
     assert ended.err.startswith("warning: delta 0.01 is above 1/n")
+
+
+def test_a_dry_run_gives_the_advice_that_needs_no_data(dpbam):
+    ended = dpbam("train", *QUICK, "--method", "bam", "--dry-run")
+    assert method_advice("bam", averaged=False) in " ".join(ended.out.split())
+    ended = dpbam("train", *QUICK, "--method", "dp-sgd", "--swa", 0.5, "--dry-run")
+    assert "docs/when.md" not in ended.out
 
 
 def test_a_delta_below_one_over_n_is_not(dpbam):

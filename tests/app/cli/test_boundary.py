@@ -77,7 +77,7 @@ def test_a_traceback_can_be_asked_for(capsys, monkeypatch):
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "--physical-batch-size"),
     ],
 )
-def test_what_the_machine_lacks_is_for_the_user_to_mend(error, says, capsys):
+def test_lack_of_disk_or_memory_is_a_user_error(error, says, capsys):
     assert guarded(raises(error)) == USER_ERROR
     err = capsys.readouterr().err
     assert says in err

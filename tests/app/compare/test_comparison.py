@@ -151,7 +151,7 @@ def test_one_method_may_occur_with_several_lambdas(tmp_path):
         "approximate",
     ]
     assert len({r.out for r in runs}) == len({r.config.noise_seed for r in runs}) == 4
-    with pytest.raises(ConfigError, match="each contender may be there once"):
+    with pytest.raises(ConfigError, match="each contender may occur only once"):
         plan_runs({"epsilon": 3.0}, [Contender("bam", 0.02)] * 2, [0], tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A report's page, taken apart as a browser would."""
+"""A report's page, parsed as a browser would parse it."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_what_cannot_be_drawn_is_said(folder: Path, tmp_path: Path) -> None:
         write_report([], tmp_path / "a.html")
 
 
-def test_the_command_puts_an_operators_page_where_nobody_publishes_from(
+def test_the_operators_page_is_in_the_non_private_folder(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(folder)]) == 0

@@ -69,7 +69,7 @@ def test_a_resumed_run_releases_each_step_once(releasing, tmp_path):
     ("changes", "words"),
     [({"release_norms": None}, "release_bias needs release_norms"),
      ({"release_norms": 0.0}, "release_norms"),
-     ({"method": "sgd", "noise_multiplier": None}, "no noise to count on")],
+     ({"method": "sgd", "noise_multiplier": None}, "release_norms needs noise")],
 )  # fmt: skip
 def test_what_cannot_be_released_is_refused(releasing, changes, words):
     with pytest.raises(ConfigError, match=words):

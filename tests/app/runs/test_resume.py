@@ -184,7 +184,7 @@ def test_more_epochs_than_the_budget_holds_are_refused(begun):
 
 
 @pytest.mark.parametrize("shape", [{"schedule": "cosine"}, {"swa": 0.5}])
-def test_epochs_stay_where_the_shape_of_training_hangs_on_them(begun, shape):
+def test_epochs_stay_where_the_shape_of_training_depends_on_them(begun, shape):
     out = begun(**shape)
     with pytest.raises(RunError, match="epochs was 1"):
         resume(out, epochs=2)

@@ -106,7 +106,7 @@ class Target:
 
 @lru_cache(maxsize=64)
 def _plan(target: Target) -> PrivacyPlan:
-    """Calibrating takes a while, and every trial asks."""
+    """Return the calibrated plan; cached, since every trial needs it."""
     with warnings.catch_warnings():  # the claim is attacked, and protects no record
         warnings.filterwarnings("ignore", message="delta .* is above 1/n")
         return PrivacyPlan.calibrate(

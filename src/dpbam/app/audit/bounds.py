@@ -6,7 +6,7 @@ Many runs
   mu-Gaussian DP (Dong, Roth, Su 2022). Clopper-Pearson intervals turn counts into bounds on them.
 
 Mean difference
-: where scores are Gaussian, their means and variances say all, and no threshold is needed.
+: where scores are Gaussian, their means and variances suffice, and no threshold is needed.
 
 One run with many canaries
 : :mod:`dpbam.app.audit.one_run`.
@@ -212,7 +212,7 @@ def _best_threshold(
 ) -> float:
     """The threshold that promises the best bound from ``trials`` more trials of each kind.
 
-    A normal fit to each kind of score foretells the counts: it is steadier than the counts of a few
+    A normal fit to each kind of score predicts the counts: it varies less than the counts of a few
     trials, and a poor fit costs strength only, since other trials are counted.
     """
     (m1, s1), (m0, s0) = ((float(x.mean()), float(x.std()) + 1e-9) for x in (one, zero))

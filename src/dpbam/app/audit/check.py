@@ -197,7 +197,7 @@ def _mechanism(e: Evidence) -> Iterator[Finding]:
         yield _same("the statement's C is the configured one", _number(s["clip_norm"]),
                     e.config.clip_norm)  # fmt: skip
     seeded = e.config.seed is not None
-    yield Finding("a seeded run says so", bool(s["seeded"]) == seeded, f"seeded: {seeded}")
+    yield Finding("seeding is stated", bool(s["seeded"]) == seeded, f"seeded: {seeded}")
 
 
 def _configuration(e: Evidence) -> Iterator[Finding]:

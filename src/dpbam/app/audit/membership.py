@@ -13,7 +13,7 @@ gradient                -log |g|, g the record's gradient at the released weight
 ======================  =========================================================================
 
 Shadow models are trained by the run's own configuration on random halves of all records. They, the
-scores and the curves are not private, and are for the operator alone.
+scores and the curves are not private, and are for the operator only.
 
 Guarantee: with probability ``confidence``, no lower limit exceeds the true positive rate of its
 attack at that false positive rate, at all levels and for all attacks together (Clopper-Pearson and
@@ -166,9 +166,9 @@ class MembershipResult:
                 "finds more members than the run's mechanism allows"
             )
         found = (
-            "these attacks tell members from non-members better than chance"
+            "these attacks distinguish members from non-members better than chance"
             if self.above_chance
-            else "these attacks do not tell members from non-members"
+            else "these attacks do not distinguish members from non-members"
         )
         if self.curve is None:
             return f"{found}; without a promise, other attacks may find everyone"

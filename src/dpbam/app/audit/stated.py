@@ -34,7 +34,7 @@ def _settings(e: Evidence) -> Iterator[Finding]:
     words, facts = e.restored, e.facts
     yield Finding("the statement is this run's", words["run"] == facts["run"], str(words["run"]))
     day = str(words["identity"]["date"])
-    yield Finding("the statement is not of a day to come", day <= today(), day)
+    yield Finding("the statement's date is not in the future", day <= today(), day)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about delta: it was said when the run began
         plan = e.config.plan(
@@ -101,7 +101,7 @@ def _texts(e: Evidence) -> Iterator[Finding]:
 
 
 def texts(folder: RunFolder, statement: dict[str, Any]) -> Iterator[Finding]:
-    """The files for people say what the one for machines does."""
+    """Check that the Markdown and HTML files have the content of the JSON file."""
     values, text, page = restored(statement), _read(folder.statement), folder.statement_html
     yield Finding("the statement for people is the one for machines",
                   text == to_markdown(values), folder.statement.name)  # fmt: skip

@@ -31,7 +31,7 @@ def audit(
     canary: Annotated[
         str, option("dirac or random gradients; mislabelled or blank images.")
     ] = "dirac",
-    canaries: Annotated[int, option("1: many runs. More: one run, each in it by a coin.")] = 1,
+    canaries: Annotated[int, option("1: many runs. More: one run, each in it at random.")] = 1,
     epsilon: Annotated[float, option("The claim; noise is calibrated to it.")] = 4.0,
     delta: Annotated[float, option("Its delta.")] = 1e-5,
     n: Annotated[int | None, option("Units of privacy.", "--n")] = None,
@@ -45,7 +45,7 @@ def audit(
     confidence: Annotated[float, option("Of all lower bounds together.")] = 0.95,
     jobs: Annotated[int, option("Processes.")] = 1,
     out: Annotated[
-        Path | None, option("Keeps trials, result and plot; the same again resumes.")
+        Path | None, option("Folder of trials, result and plot; the same command resumes.")
     ] = None,
     public_key: Annotated[
         Path | None, option("Of RUN's operator (PEM): the statement must be signed with it.")
@@ -68,7 +68,7 @@ def audit(
     With RUN and --attack: an attacker who has the released model decides of each training and test
     record whether it was trained on, by its loss and its gradient, with shadow models and without.
     The true positive rates, with confidence limits, are put next to the best that the run's
-    mechanism allows; exit code 1 if one is above it. The files are for the operator alone, in
+    mechanism allows; exit code 1 if one is above it. The files are for the operator only, in
     RUN/non-private or --out.
 
     Examples:
@@ -216,7 +216,7 @@ def _show_membership(result: MembershipResult, place: Path) -> None:
         "epsilon": f"{up(result.epsilon)} at delta {number(result.delta)}",
         "confidence": f"{result.confidence:g}, of all lower limits together",
         "verdict": result.verdict,
-        "files": f"{place / 'attack.json'}, {place / 'attack.png'}; for the operator alone",
+        "files": f"{place / 'attack.json'}, {place / 'attack.png'}; for the operator only",
     }))  # fmt: skip
 
 

@@ -105,8 +105,8 @@ def _show(settings: RunConfig, found: Measured) -> None:
     if found.advice:
         from dpbam.bias import method_advice  # torch
 
-        averaged = settings.ema is not None or settings.swa is not None
-        say(str(found.advice), *filter(None, [method_advice(settings.method, averaged=averaged)]))
+        rule = method_advice(settings.method, averaged=settings.averaged)
+        say(str(found.advice), *filter(None, [rule]))
     say(NOTE)
 
 

@@ -20,7 +20,7 @@ class Mechanism(BaseModel):
 
     n: int | None = setting("Training", "Units of privacy in the training set.")
     batch_size: int | None = setting("Training", "Expected batch size; q = batch size / n.")
-    sampling_rate: float | None = setting("Training", "q itself, in place of the two.")
+    sampling_rate: float | None = setting("Training", "q, in place of n and batch size.")
     epochs: float | None = setting("Training", "Expected passes over the data: T q.")
     steps: int | None = setting("Training", "T itself, in place of epochs.")
     delta: float | None = setting(
@@ -39,7 +39,7 @@ class Mechanism(BaseModel):
         _validate.count("--batch-size", batch_size)
         if batch_size > n:
             raise ArgumentError(
-                f"--batch-size {batch_size} exceeds --n {n}: it is at most everything"
+                f"--batch-size {batch_size} exceeds --n {n}: it is at most the number of units"
             )
         return batch_size / n
 

@@ -1,4 +1,4 @@
-"""What an operator sees while work is going on: bars on stderr, or JSON lines for scripts.
+"""What an operator sees during a run: bars on stderr, or JSON lines for scripts.
 
 Bars are transient; what a log should keep (evaluations, finished runs) is a line of its own. Where
 there is no terminal, a plain line once a minute takes the bar's place.

@@ -40,7 +40,7 @@ def _search(
     method: Annotated[
         list[str] | None, option("A stage each [dp-sgd, dp-sat, bam]; repeatable.")
     ] = None,
-    trials: Annotated[int, option("Of each stage; accounted: their mean.")] = 20,
+    trials: Annotated[int, option("Trials of each stage; if accounted, their mean.")] = 20,
     sampler: Annotated[str, option("random, tpe or qmc.")] = "random",
     pruner: Annotated[str, option("none, median or hyperband.")] = "none",
     score: Annotated[
@@ -54,7 +54,7 @@ def _search(
     storage: Annotated[
         str | None, option("A database that several machines share [a file in out].")
     ] = None,
-    name: Annotated[str, option("Of the search, in a shared database.")] = "search",
+    name: Annotated[str, option("Name of the search in a shared database.")] = "search",
     config: ConfigFile = None,
     dry_run: Annotated[
         bool, option("Show what would be searched and its cost.", "--dry-run")
@@ -170,7 +170,7 @@ def _where(result: SearchResult, out: Path) -> str:
     if trial is None or not best.exists():
         return "It was trained on another machine: the same command there makes its folder."
     return (
-        f"To publish: {best}, {out / 'result.json'}; for the operator alone: {out / 'non-private'},"
+        f"To publish: {best}, {out / 'result.json'}; for the operator only: {out / 'non-private'},"
         f" in which its run folder is {trial.path.relative_to(out / 'non-private')}"
     )
 

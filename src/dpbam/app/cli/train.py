@@ -134,6 +134,8 @@ def _execute(
 
 
 def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) -> None:
+    from dpbam.bias import method_advice  # torch
+
     with console(stderr=True).status("loading PyTorch") as status:
         prepared = prepare(settings, on_phase=status.update)
         run = "" if resumed is None else resumed.read_facts()["run"]
@@ -148,6 +150,7 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
         rows["physical batch size"] = f"about {summary['physical_batch_size']}, chosen to fit"
     rows["estimated memory"] = f"{memory:.0f} MiB"
     say(facts(rows, title="the plan (nothing was trained or written)"))
+    say(*filter(None, [method_advice(settings.method, averaged=settings.averaged)]))
 
 
 def _new_folder(settings: RunConfig) -> Path:
@@ -186,7 +189,7 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
     rows["folder"] = result.out
     if settings.private:
         rows["publish"] = ", ".join([*PUBLISHABLE, *released_files(settings)])
-        rows["keep"] = "everything else, non-private/ above all, is for the operator alone"
+        rows["keep"] = "everything else, above all non-private/, is for the operator only"
         rows["note"] = (
             f"{metric_label(last.metric)} on private held-out records is a release of its own"
         )

@@ -1,1 +1,1 @@
-"""Many runs side by side, and what they say together."""
+"""Comparisons of many runs with paired seeds."""

@@ -181,7 +181,7 @@ def plan_runs(
         raise ConfigError("a comparison needs at least one method and one seed")
     names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
-        raise ConfigError(f"each contender may be there once, got {', '.join(names)}")
+        raise ConfigError(f"each contender may occur only once, got {', '.join(names)}")
     chosen = list(contenders)
     if include_non_private and REFERENCE not in names:
         chosen.append(Contender(REFERENCE))

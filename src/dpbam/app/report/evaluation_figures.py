@@ -115,7 +115,7 @@ def _roc_curves(evaluation: dict[str, Any]) -> list[Series]:
 
 
 def _title(group: Group, groups: Sequence[Group]) -> str:
-    """Of a panel per group: none where there is one."""
+    """Return the panel's title: the group's label, or none for a single group."""
     return group.label if len(groups) > 1 else ""
 
 

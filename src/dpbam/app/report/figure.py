@@ -183,7 +183,7 @@ def picture(spec: Spec, ending: str) -> bytes:
 
 
 def _renumbered(svg: str) -> str:
-    """Numbers of clip paths and gradients from 0: Vega counts on from one picture to the next."""
+    """Numbers of clip paths and gradients from 0: Vega continues its count in the next picture."""
     names: dict[str, str] = {}
     return re.sub(
         r'(?<=id=")(clip|gradient_)\d+|(?<=url\(#)(clip|gradient_)\d+',
@@ -255,7 +255,7 @@ def _buckets(curve: Sequence[Row], size: int) -> Iterable[Row]:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Over what is finite; NaN of nothing."""
+    """Return the mean of the finite values; NaN if there are none."""
     finite = [v for v in values if math.isfinite(v)]
     return sum(finite) / len(finite) if finite else math.nan
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpbam.bias import Advice, BiasRecord, Flatness
 
 NOTE = (
-    "Not private: computed from the training data without noise, for the operator alone. Choosing "
+    "Not private: computed from the training data without noise, for the operator only. Choosing "
     "settings by it uses private data."
 )
 _ADVICE_UNITS = 256  # samples that advice and flatness look at

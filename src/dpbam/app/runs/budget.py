@@ -270,7 +270,7 @@ def by_kind(charges: Iterable[Charge]) -> Counter[tuple[float, float]]:
 
     Assumptions: the charges are of Poisson-sampled Gaussian steps.
 
-    Proof: such a step costs by its sigma and q alone, and the order does not matter.
+    Proof: the cost of such a step depends only on sigma and q; the order does not matter.
     """
     steps: Counter[tuple[float, float]] = Counter()
     for sigma, q, count in charges:

@@ -293,9 +293,7 @@ class RunConfig(BaseModel):
             reason = "a regression has no classes" if self.private else "method without privacy"
             raise ArgumentError(f"release_counts cannot be used ({reason}): leave it out")
         if self.release_norms is not None and not self.private:
-            raise ArgumentError(
-                f"release_norms has no noise to count on with method {self.method!r}"
-            )
+            raise ArgumentError(f"release_norms needs noise, and method {self.method!r} adds none")
         if self.correct_noise and (self.optimizer == "sgd" or not self.private):
             raise ArgumentError(
                 "correct_noise corrects the second moment of a private nadam, adam or adamw: "
@@ -366,8 +364,13 @@ class RunConfig(BaseModel):
         return is_private(self.method)
 
     @property
+    def averaged(self) -> bool:
+        """Whether an average of the weights is handed out in place of the last ones."""
+        return self.ema is not None or self.swa is not None
+
+    @property
     def joint_noise_multipliers(self) -> tuple[float, ...]:
-        """Of what is released with the gradients."""
+        """The noise multipliers of what is released with the gradients."""
         if self.release_norms is None:
             return ()
         return (self.release_norms,) * (1 if self.release_bias is None else 2)

@@ -349,4 +349,4 @@ def _ending(ending: str, step: int, steps: int, charged: int) -> str:
 
 
 def _silent(message: str) -> None:
-    """Say nothing: of several processes all get a signal, and the leader reports the end."""
+    """Print nothing: all processes get the signal, and the leader reports the end."""

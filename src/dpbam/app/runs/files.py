@@ -99,7 +99,7 @@ def keep_json_lines(path: Path, last_step: int) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Replace what JSON has not: NaN by null, and infinity by the word "infinite"."""
+    """Replace what JSON does not have: NaN by null, and infinity by the word "infinite"."""
     if isinstance(value, dict):
         return {key: plain(v) for key, v in value.items()}
     if isinstance(value, list | tuple):

@@ -90,6 +90,6 @@ class TensorBoard(Reporter):
 
 
 def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    """Restore the numbers that JSON has not."""
+    """Restore the numbers that JSON does not have."""
     words: dict[Any, float] = {None: float("nan"), "infinite": float("inf")}
     return {k: words.get(v, v) for k, v in line.items()}

@@ -48,7 +48,7 @@ def graceful(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         >>> with graceful(print) as stop:
         ...     signal.raise_signal(signal.SIGTERM)
         ...     stop()
-        stopping after this step, with a checkpoint; once more stops at once
+        stopping after this step, with a checkpoint; a second signal stops at once
         True
     """
     asked = False
@@ -62,7 +62,7 @@ def graceful(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         nonlocal asked
         asked = True
         restore()
-        say("stopping after this step, with a checkpoint; once more stops at once")
+        say("stopping after this step, with a checkpoint; a second signal stops at once")
 
     if threading.current_thread() is threading.main_thread():  # others cannot set handlers
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -146,7 +146,7 @@ class RunResult:
 
     @property
     def metric(self) -> str:
-        """Its name."""
+        """The name of the main metric."""
         return self.evaluations[-1].metric
 
 

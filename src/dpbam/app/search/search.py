@@ -92,7 +92,7 @@ class Search:
         _validate.one_of("pruner", self.pruner, PRUNERS)
         _validate.count("trials", self.trials)
         if not self.methods or len(set(self.methods)) < len(self.methods):
-            raise ConfigError(f"each method may be there once, got {', '.join(self.methods)}")
+            raise ConfigError(f"each method may occur only once, got {', '.join(self.methods)}")
         if "method" in self.settings:
             raise ConfigError("a search has its methods apart from its settings: leave method out")
         varied = [name for name in self.space if name in self.settings]

@@ -40,7 +40,7 @@ _BUSY = "busy"
 _WAIT = 1.0  # seconds between two looks at the trials of other processes
 _README = """# Not to be published
 
-The folders here are the trials of a search, for its operator alone. What may be published of them
+The folders here are the trials of a search, for its operator only. What may be published of them
 is copied into the folder best when the search has ended.
 """
 
