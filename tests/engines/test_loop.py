@@ -171,25 +171,52 @@ def test_directions_equal_the_formulas(name: str, per_unit: int | list[int]) -> 
         assert p.grad is None
 
 
-def test_reentrant_checkpointing_is_supported_except_for_exact_bam() -> None:
-    class Reentrant(Base):
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.second, self.first(x).tanh(), use_reentrant=True)
+class Recomputed(torch.autograd.Function):
+    """Checkpointing as older libraries do it: ``backward`` inside of backward."""
 
-    model, batch = Reentrant().double(), batch_of()
-    mark = torch.ones_like(model.first.bias)
-    model.first.bias.grad = mark
-    found = directions(model, batch, DPSGD())
-    assert model.first.bias.grad is mark
-    model.first.bias.grad = None
-    theta = {n: p.detach().clone() for n, p in model.named_parameters()}
-    for i in range(batch.units):
-        torch.testing.assert_close(found[i], gradient(model, batch, i, theta))
-    with pytest.raises(RuntimeError, match="use_reentrant"):
-        directions(model, batch, BAM(LAM, exact=True))
-    model.second.weight.register_post_accumulate_grad_hook(lambda p: None)
-    with pytest.raises(UnsupportedModelError, match="use_reentrant=False"):
-        directions(model, batch, DPSGD())
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        ctx.run, ctx.x = run, x.detach()
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None]:
+        x = ctx.x.requires_grad_()
+        with torch.enable_grad():
+            y = ctx.run(x)
+        y.backward(g)
+        return None, x.grad
+
+
+def in_forward(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    y = run(x)
+    y.sum().backward(retain_graph=True)
+    return y
+
+
+@pytest.mark.parametrize("way", ["reentrant", "function", "forward"])
+@pytest.mark.parametrize("method", [DPSGD(), BAM(LAM, exact=True)], ids=["DP-SGD", "exact BAM"])
+def test_backward_inside_a_pass_is_refused_and_reaches_no_tensor(way: str, method: Method) -> None:
+    """A tensor that forward closes over would get the gradient of a record, without noise."""
+    outside = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    ways: dict[str, Callable[..., Tensor]] = {
+        "reentrant": lambda run, x: checkpoint(run, x, use_reentrant=True),
+        "function": Recomputed.apply,
+        "forward": in_forward,
+    }
+
+    class Net(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            return ways[way](lambda t: self.second(t) * outside, self.first(x).tanh())
+
+    model = Net().double()
+    with pytest.raises(UnsupportedModelError, match=r"writes gradients of single records"):
+        directions(model, batch_of(), method)
+    assert outside.grad is None
+    (outside * 2).backward()  # allowed again after the pass
+    assert outside.grad is not None
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_dropout_in_a_checkpointed_segment_is_refused() -> None:

@@ -23,6 +23,7 @@ all other methods         the method's own formula; the gradient at another thet
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -45,6 +46,8 @@ from dpbam.engines.draws import KeyedDraws, OnlyKeyedDraws
 from dpbam.engines.loop_state import Kept, Modules, Surroundings
 from dpbam.methods import DPSGD, Method
 from dpbam.params import Params, accumulation_dtype, add, inner, map_rows, norm, unit_vector
+
+_passes, _lock = 0, threading.Lock()
 
 
 class LoopEngine:
@@ -69,7 +72,7 @@ class LoopEngine:
         surroundings = Surroundings(self._model, self._loss)
         found: list[Params] = []
         gradients: list[Params] = []
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), theta.kept():
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), theta.kept(), _no_accumulation():
             before = self._loss_of(0, batch, theta)
             for u in range(batch.units):
                 with self._unit(u, batch, theta) as unit:
@@ -163,12 +166,7 @@ class _Unit:
     def gradient(self, values: Params) -> Params:
         """Return the gradient of the unit's loss with the parameters at ``values``."""
         with self.theta.at(values):
-            try:
-                return self._tree(self._autograd(self.loss()))
-            except RuntimeError as error:
-                if "use_reentrant" not in str(error):
-                    raise
-            return self._tree(self._backward())
+            return self._tree(self._autograd(self.loss()))
 
     def penalised(self, penalty: float) -> Params:
         """Return the gradient of L + penalty |g|: g + penalty H g / |g|, or g where g = 0."""
@@ -187,24 +185,6 @@ class _Unit:
         if not value.requires_grad:
             return [None] * len(wanted)
         return list(_run_backward(value, tuple(wanted), create_graph=create_graph))
-
-    def _backward(self) -> list[Tensor | None]:
-        """Return gradients by ``.grad``, which reentrant checkpointing needs."""
-        wanted = list(self.theta.parameters.values())
-        if any(p._post_accumulate_grad_hooks for p in wanted):
-            raise UnsupportedModelError(
-                "checkpoint(use_reentrant=True) would call the post-accumulate-grad hook of a "
-                "parameter with a gradient without noise: pass use_reentrant=False"
-            )
-        saved = [p.grad for p in wanted]
-        try:
-            for p in wanted:
-                p.grad = None
-            _run_backward(self.loss(), ())
-            return [p.grad for p in wanted]
-        finally:
-            for p, g in zip(wanted, saved, strict=True):
-                p.grad = g
 
     def _tree(self, found: list[Tensor | None]) -> Params:
         named = self.theta.parameters.items()
@@ -256,21 +236,61 @@ class LoopDirections:
 
 
 def _run_backward(
-    value: Tensor, wanted: tuple[Tensor, ...], *, create_graph: bool = False
+    value: Tensor, wanted: tuple[Tensor, ...], *, create_graph: bool
 ) -> tuple[Tensor | None, ...]:
-    """Run ``torch.autograd.grad``, or ``backward`` without ``wanted``, and refuse random draws.
+    """Run ``torch.autograd.grad``, and refuse random draws.
 
-    Those two functions would hide a checkpointed segment from a mode around them: the mode is
-    disabled while it handles a call.
+    That function would hide a checkpointed segment from a mode around it: the mode is disabled
+    while it handles a call.
     """
-    with OnlyKeyedDraws():  # type: ignore[no-untyped-call]
-        return cast(
-            tuple[Tensor | None, ...],
-            _engine_run_backward(
-                (value,), (torch.ones_like(value),), create_graph, create_graph, wanted,
-                allow_unreachable=True, accumulate_grad=not wanted,
-            ),
-        )  # fmt: skip
+    try:
+        with OnlyKeyedDraws():  # type: ignore[no-untyped-call]
+            return cast(
+                tuple[Tensor | None, ...],
+                _engine_run_backward(
+                    (value,), (torch.ones_like(value),), create_graph, create_graph, wanted,
+                    allow_unreachable=True, accumulate_grad=False,
+                ),
+            )  # fmt: skip
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        raise UnsupportedModelError(
+            "checkpoint(use_reentrant=True) writes gradients of single records into .grad: pass "
+            "use_reentrant=False"
+        ) from None
+
+
+@contextmanager
+def _no_accumulation() -> Iterator[None]:
+    """Refuse ``backward``, which adds to ``.grad``, in forward and in an ``autograd.Function``.
+
+    The copies of a model share what its code closes over. A tensor there would get the gradient of
+    a record, neither clipped nor noised. The refusal holds in all threads, since backward has some
+    of its own.
+    """
+    _count_passes(1)
+    try:
+        yield
+    finally:
+        _count_passes(-1)
+
+
+def _count_passes(change: int) -> None:
+    global _passes
+    with _lock:
+        _passes += change
+        torch.autograd._engine_run_backward = _returning if _passes else _engine_run_backward  # type: ignore[attr-defined]
+
+
+def _returning(*args: Any, **options: Any) -> Any:
+    """Run what ``torch.autograd.grad`` runs, and refuse what ``backward`` does."""
+    if options.get("accumulate_grad"):
+        raise UnsupportedModelError(
+            "backward() inside a pass of the model writes gradients of single records into .grad: "
+            "use torch.autograd.grad, which returns them"
+        )
+    return _engine_run_backward(*args, **options)
 
 
 def _copied(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss]:
