@@ -27,9 +27,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import Method
@@ -145,6 +148,61 @@ class BatchSizes:
         return self._n - 1, self._n, self._n + 1
 
 
+class GivenBatches:
+    """Refuses a batch that ``backward`` was given before. One object per ledger.
+
+    A plan accounts for a new Poisson sample per step. An optimiser that evaluates its closure
+    several times per step, such as LBFGS, or several oracles with one ledger could be given the
+    same sample again, which costs more: k releases of one sample are one at sigma / sqrt(k).
+
+    Guarantee: tensors that were part of a released step, and were not changed in place since, are
+    refused as the inputs of another step.
+
+    Assumptions: a copy of a batch is not recognised; drawing a new one for each step is the
+    caller's part. At q = 1 every batch is the whole data set, and may be the same.
+
+    Proof: identity of the tensors, by weak references, and torch's count of in-place changes.
+    """
+
+    def __init__(self) -> None:
+        self._versions: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> its version
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> GivenBatches:
+        """Return the object of a ledger."""
+        return _GIVEN.setdefault(ledger, cls())
+
+    def has(self, inputs: object) -> bool:
+        """Whether all of the tensors were given before, and are unchanged."""
+        tensors = _tensors(inputs)
+        return bool(tensors) and all(self._versions.get(t) == _version(t) for t in tensors)
+
+    def add(self, inputs: object) -> None:
+        for tensor in _tensors(inputs):
+            self._versions[tensor] = _version(tensor)
+
+
+_GIVEN: WeakKeyDictionary[Ledger, GivenBatches] = WeakKeyDictionary()
+
+
+def _tensors(inputs: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.numel()]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def check_new(repeats: int) -> None:
+    """Refuse a batch that was given before, on this rank or another."""
+    if repeats:
+        raise PlanViolationError(
+            "this batch was part of a step before, and the plan accounts for a new Poisson sample "
+            "per step: call backward once per batch; an optimiser that evaluates its closure "
+            "several times per step, such as LBFGS, cannot be used"
+        )
+
+
 def two_sided_tail(k: int, m: int, q: float) -> float:
     """Return 2 min(P[X <= k], P[X >= k]), at most 1, for X ~ Binomial(m, q) with 0 < q < 1."""
     from scipy.special import betainc
@@ -175,6 +233,16 @@ def check_step(plan: PrivacyPlan, step: int) -> None:
         raise PlanViolationError(
             f"all {plan.steps} steps of the plan are taken: another one would cost more than the "
             "plan's epsilon; make a plan with more steps"
+        )
+
+
+def check_resumed(plan: PrivacyPlan, ledger: Ledger, step: int) -> None:
+    """Refuse a ledger without the steps before ``step``: epsilon would be too low."""
+    if plan.private and len(ledger) < step:
+        raise PlanViolationError(
+            f"the state is at step {step}, but its ledger has {len(ledger)} steps: give the oracle "
+            "the ledger of that run (ledger=plan.ledger(path), or ledger.merge(entries) of a "
+            "checkpoint) before its state"
         )
 
 

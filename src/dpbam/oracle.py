@@ -20,6 +20,7 @@ from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
 from dpbam.checks import (
     BatchSizes,
+    GivenBatches,
     check_alike,
     check_ascent,
     check_before,
@@ -28,7 +29,9 @@ from dpbam.checks import (
     check_fixed,
     check_groups,
     check_made,
+    check_new,
     check_parts,
+    check_resumed,
     check_step,
     check_unchanged,
     check_units,
@@ -269,7 +272,10 @@ class PrivateGradientOracle:
         lam = self.lam()
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         watched, releasing = self.observer is not None, self.statistics is not None
-        size, *alike = map(int, self.ranks.sums(batch.size, watched, releasing))  # of all ranks
+        given = GivenBatches.of(self.ledger)
+        counted = batch.size, self._needs_new() and given.has(inputs), watched, releasing
+        size, repeats, *alike = map(int, self.ranks.sums(*counted))  # of all ranks
+        check_new(repeats)
         check_alike(self.ranks, *alike)
         if self.plan.private and self.sampling == "poisson":
             self._sizes.check(size)
@@ -296,6 +302,13 @@ class PrivateGradientOracle:
             self.observer.finish(self.ranks.total(clipped), released)
         self._write(released)
         self._sizes.count(size)
+        given.add(inputs)
+
+    def _needs_new(self) -> bool:
+        """Whether the step needs a batch that no step had; a seeded replay has its own again."""
+        replayed = self.ledger.entry(self.stream, self.step) is not None
+        drawn = self.plan.private and self.sampling == "poisson" and self.plan.sampling_rate < 1
+        return drawn and not replayed
 
     def _clipped_sum(
         self, batch: LogicalBatch, lam: float, watchers: list[Observer | JointRelease]
@@ -501,8 +514,15 @@ class PrivateGradientOracle:
         return state if self.plan.released_before is None else state | {"before": self.before}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from :meth:`state_dict`. Unseeded, steps done again are new releases."""
-        self.step = _validate.count("the state's step", state["step"], least=0)
+        """Resume from :meth:`state_dict`. Unseeded, steps done again are new releases.
+
+        The ledger must have the steps of the state already: it was read from its file, or the
+        entries of a checkpoint were merged into it.
+        """
+        step = _validate.count("the state's step", state["step"], least=0)
+        if self.ranks.leads:  # who has the ledger
+            check_resumed(self.plan, self.ledger, step)
+        self.step = step
         self._previous, self._sizes = state["previous"], BatchSizes(self.plan)
         self._moments = {}
         parts = state.get("parts", {})

@@ -207,7 +207,7 @@ def test_the_ledger_is_charged_jointly_once(accountant: str) -> None:
     x, y = samples(6)
     oracle = oracle_with(statistics(), accountant=accountant)
     for _ in range(3):
-        oracle.backward(x, y)
+        oracle.backward(x.clone(), y)
     (charge,) = oracle.ledger.charges()
     assert charge.noise_multiplier == pytest.approx((1 + 5.0**-2 + 7.0**-2) ** -0.5)
     assert charge.steps == 3

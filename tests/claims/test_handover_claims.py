@@ -96,9 +96,39 @@ def check_no_step_beyond_the_plan() -> None:
     batches = [*oracle.batches(data), next(oracle_of().batches(data))]
     assert steps_until_refused(oracle, batches, words) == 3
     resumed = oracle_of(steps=3)
+    resumed.ledger.merge(oracle.ledger.entries())
     resumed.load_state_dict(oracle.state_dict())
     assert list(resumed.batches(data)) == []
     assert steps_until_refused(resumed, batches, words) == 3
+
+
+def check_a_batch_is_part_of_one_step() -> None:
+    """Of one oracle, and of those that share its ledger; one that was changed in place is new."""
+    words = "was part of a step before"
+    oracle, other = oracle_of(), oracle_of()
+    other.ledger = oracle.ledger
+    other.stream = "another"
+    first, second = (next(oracle.batches(samples(N))) for _ in range(2))
+    assert steps_until_refused(oracle, [first, first], words) == 1
+    assert steps_until_refused(other, [second, first], words) == 1
+    first[0].mul_(2)
+    other.backward(*first)
+
+
+def check_a_state_comes_with_its_ledger() -> None:
+    """A resumed training whose ledger is empty would report what the last steps cost."""
+    oracle = oracle_of(steps=3)
+    for batch in oracle.batches(samples(N)):
+        oracle.backward(*batch)
+    resumed, refusal = oracle_of(steps=3), "nothing was refused"
+    try:
+        resumed.load_state_dict(oracle.state_dict())
+    except PlanViolationError as error:
+        refusal = str(error)
+    assert "at step 3, but its ledger has 0 steps" in refusal
+    resumed.ledger.merge(oracle.ledger.entries())
+    resumed.load_state_dict(oracle.state_dict())
+    assert resumed.step == 3
 
 
 class Lenient(FlatClipping):
@@ -179,6 +209,20 @@ def check_bad_units_have_factor_zero() -> None:
     assert steps_until_refused(oracle, [(x, y)], "Trusting returned a factor") == 0
 
 
+def test_an_optimiser_that_evaluates_a_batch_again_is_refused() -> None:
+    oracle = oracle_of()
+    optimizer = torch.optim.LBFGS(oracle.model.parameters(), max_iter=4)
+    batch = next(oracle.batches(samples(N)))
+
+    def closure() -> float:
+        oracle.backward(*batch)
+        return 1.0
+
+    with pytest.raises(PlanViolationError, match="LBFGS"):
+        optimizer.step(closure)
+    assert len(oracle.ledger) == 1
+
+
 # --- what passes
 
 
@@ -196,18 +240,19 @@ def test_a_second_attempt_at_a_step_is_not_a_second_batch() -> None:
         with pytest.raises(IndexError):
             oracle.backward(x, y + 7)  # no such class
     for _ in range(11):
-        oracle.backward(x, y)
+        oracle.backward(x.clone(), y)
     assert oracle.step == 11
 
 
 def test_a_run_of_equal_sizes_starts_again_on_resume() -> None:
     """No batch size is kept in a state that may be handed out."""
-    oracle, batch = oracle_of(), samples(L)
+    oracle = oracle_of()
     for _ in range(11):
-        oracle.backward(*batch)
+        oracle.backward(*samples(L))
     assert set(oracle.state_dict()) == {"step", "previous", "parts"}
     oracle.load_state_dict({"step": 11, "previous": None})
-    assert steps_until_refused(oracle, [batch] * 20, "12 batches in a row have 40") == 22
+    again = (samples(L) for _ in range(20))
+    assert steps_until_refused(oracle, again, "12 batches in a row have 40") == 22
 
 
 @pytest.mark.parametrize("step", [-1, 2.5, None])
@@ -290,6 +335,12 @@ MISTAKES = {
     "any full batch": Mistake(check_a_full_batch_is_full, BatchSizes, "_check_whole", nothing),
     "steps without end": Mistake(
         check_no_step_beyond_the_plan, oracle_module, "check_step", nothing
+    ),
+    "a batch for many steps": Mistake(
+        check_a_batch_is_part_of_one_step, oracle_module, "check_new", nothing
+    ),
+    "a state without its ledger": Mistake(
+        check_a_state_comes_with_its_ledger, oracle_module, "check_resumed", nothing
     ),
     "factors as they come": Mistake(
         check_a_clipping_keeps_its_sensitivity, oracle_module, "check_factors", nothing

@@ -24,7 +24,7 @@ from .helpers import random_pixels, write_image
         ("./none", "there is no folder or file './none'"),
         ("~/no/such", "there is no folder or file"),
         ("some/file.png", "there is no folder or file"),
-        ("scans.parquet", "say hf:scans.parquet"),
+        ("scans.parquet", "write hf:scans.parquet"),
         ("hf:", "hf needs a name"),
     ],
 )

@@ -124,11 +124,11 @@ def test_the_released_slacks_are_the_distribution_of_norms_below_c() -> None:
 
 @pytest.mark.parametrize("name", ["quantile", "slaclip"])
 def test_the_norm_adapts_in_training_and_resumes(name: str) -> None:
-    model, batch = smooth_net(), samples(10)
-    oracle = sized_oracle(model, cross_entropy, private_plan(clipping=name), seed=0)
+    model, plan = smooth_net(), private_plan(clipping=name)
+    oracle = sized_oracle(model, cross_entropy, plan, seed=0)
     for _ in range(3):
-        oracle.backward(*batch)
-    other = sized_oracle(model, cross_entropy, private_plan(clipping=name), seed=0)
+        oracle.backward(*samples(10))
+    other = sized_oracle(model, cross_entropy, plan, seed=0, ledger=oracle.ledger)
     other.load_state_dict(oracle.state_dict())
     assert oracle.clipping.sensitivity == other.clipping.sensitivity != 1.0
     assert 0.1 / 2.2 <= oracle.noise_std <= 0.1 * 2.2  # three steps of exp(rate / 2) at most
