@@ -17,6 +17,7 @@ from dpbam.data.base import DataError
 from dpbam.data.dataset import DataSet
 
 HELD_OUT = 0.2
+_NAME = "/held-out"
 
 
 def held_out(
@@ -56,8 +57,13 @@ def held_out(
     call = dataset.name.removesuffix("/train")
     return (
         dataset.subset(np.flatnonzero(~test), name=f"{call}/train"),
-        dataset.subset(np.flatnonzero(test), name=f"{call}/held-out"),
+        dataset.subset(np.flatnonzero(test), name=f"{call}{_NAME}"),
     )
+
+
+def is_held_out(dataset: DataSet) -> bool:
+    """Whether a set is what :func:`held_out` held out, and not a split of the source's own."""
+    return dataset.name.endswith(_NAME)
 
 
 def _strata(dataset: DataSet) -> NDArray[np.int64]:

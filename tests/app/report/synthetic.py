@@ -138,6 +138,7 @@ def evaluation(classes: tuple[str, ...], rng: random.Random) -> dict[str, Any]:
     groups = {name: {"accuracy": Proportion(right, 100).to_dict()} for name, right in
               (("f", 60), ("m", 75))}  # fmt: skip
     return {
+        "test_set_of_the_run": True,
         "accuracy": Proportion(200, 300).to_dict(), "classes": by_class, "confusion": confusion,
         "groups": {"sex": {"worst": "f", "groups": groups}},
     }  # fmt: skip

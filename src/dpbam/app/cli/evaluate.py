@@ -6,8 +6,11 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -26,7 +29,8 @@ from dpbam.app.cli.output import (
 )
 from dpbam.app.cli.progress import counting
 from dpbam.app.runs import RunModel, load_run_model, stored_config
-from dpbam.app.runs.files import write_atomic, write_json
+from dpbam.app.runs.files import read_json, write_atomic, write_json
+from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.metrics import Metrics, Proportion, Scores
 from dpbam.app.runs.own_code import check_code
 from dpbam.app.runs.predict import (
@@ -37,7 +41,8 @@ from dpbam.app.runs.predict import (
     summaries,
 )
 from dpbam.app.runs.task_metrics import TaskMetrics, best_thresholds, parse_thresholds
-from dpbam.data import DataSet, load
+from dpbam.data import DataError, DataSet, load
+from dpbam.data.split import is_held_out
 from dpbam.errors import ArgumentError
 from dpbam.training.events import metric_label, metric_text
 
@@ -74,7 +79,7 @@ def evaluate(
         list[str] | None, option("Of labels.csv, as for train. By default the run's own.")
     ] = None,
     unit: Annotated[
-        str | None, option("Column of the unit of privacy, if a part is held out.")
+        str | None, option("Unit by which a part is held out. By default the run's own.")
     ] = None,
     data_root: Annotated[Path | None, option("Where downloads live.")] = None,
     device: Device = "cpu",
@@ -93,13 +98,19 @@ def evaluate(
     Examples:
         $ dpbam evaluate runs/digits --data digits
         $ dpbam evaluate runs/scans --data ./scans --by sex --by folder1 --save
-        $ dpbam evaluate runs/scans --data other-hospital.npz --json
+        $ dpbam evaluate runs/scans --data other-hospital.npz --split all --json
     """
     loaded = load_run_model(run, device=device, own_model=model)
     dataset = _load(run, loaded, data, split, unit, data_root, label_column)
+    own = split == "test" and _is_test_set(run, dataset, by or ())
+    if split == "test" and not own and is_held_out(dataset):
+        _refuse_other_split(run, dataset, unit)
     at = _thresholds(run, loaded, threshold, threshold_from, data_root, label_column)
     result = evaluate_dataset(loaded, dataset, by or (), at)
-    report = {"data": dataset.name, "split": split, **result.to_dict(), "note": CAVEAT}
+    report = {
+        "data": dataset.name, "split": split, "test_set_of_the_run": own, **result.to_dict(),
+        "note": CAVEAT,
+    }  # fmt: skip
     if json:
         print_json(report)
     elif isinstance(result, TaskMetrics):
@@ -192,24 +203,67 @@ def _load(
     run: Path, model: RunModel, data: str | None, split: str, unit: str | None, root: Path | None,
     columns: list[str] | None,
 ) -> DataSet:  # fmt: skip
-    """Load the data, resized to what the model takes; the run's own is held out as the run did."""
-    config = stored_config(run) if data is None or (run / "non-private").is_dir() else None
+    """Load the data, resized to what the model takes.
+
+    Where a part is held out, it is by the run's unit, unless another is given or the data has no
+    such column. The result may still be another part than the run's: see :func:`_is_test_set`.
+    """
+    config = stored_config(run) if data is None or RunFolder(run).started else None
     if config is not None and data is None:
         check_code({"data": config.data}, (), run)
-    if config is not None and (data is None or _same(data, config.data)):
-        data, unit, root = config.data, unit or config.unit, root or config.data_root
+    if config is not None and data in (None, config.data):
+        data, root = config.data, root or config.data_root
     if config is not None and not columns:
         columns = list(config.label_columns)
     channels, height, width = model.image_shape
-    return load(
-        str(data), split=split, root=root, image_size=(height, width), channels=channels, unit=unit,
+    part = partial(
+        load, str(data), split=split, root=root, image_size=(height, width), channels=channels,
         task=model.task.name, label_columns=columns or (), dicom_window=model.dicom_window,
     )  # fmt: skip
+    if unit is None and config is not None and config.unit is not None:
+        with suppress(DataError):  # if it is not for want of the column, it is raised again
+            return part(unit=config.unit)
+    return part(unit=unit)
 
 
-def _same(one: str, other: str) -> bool:
-    """Whether two specs name the same data, also by different paths."""
-    return one == other or Path(one).resolve() == Path(other).resolve()
+def _is_test_set(run: Path, dataset: DataSet, by: Sequence[str]) -> bool:
+    """Whether these are the test records of the run, by content: a path may lead elsewhere.
+
+    Columns of sub-groups may have been added since. A folder without the run's facts has only its
+    statement: the name and size of the test set, which do not tell how it was held out.
+    """
+    folder = RunFolder(run)
+    if folder.started:
+        known = folder.read_facts().get("non_private_test_fingerprint")
+        columns = {name: values for name, values in dataset.columns.items() if name not in by}
+        return known in (dataset.fingerprint(), replace(dataset, columns=columns).fingerprint())
+    stated = _statement(folder).get("evaluated_on")
+    if is_held_out(dataset) or not isinstance(stated, dict):
+        return False
+    return (stated.get("set"), stated.get("records")) == (dataset.name, len(dataset))
+
+
+def _refuse_other_split(run: Path, dataset: DataSet, unit: str | None) -> None:
+    """Refuse a held-out part that may not be the run's: it may hold records of the training."""
+    folder = RunFolder(run)
+    if folder.started:
+        raise ArgumentError(
+            f"{dataset.name} is not what the run held out, so the model may have been trained on "
+            "its records: restore the run's data and leave --unit out, or pass --split all for "
+            "data that the run never saw"
+        )
+    stated = _statement(folder).get("unit_name")
+    if unit is None or stated not in (None, unit):
+        named = "the --unit of its training" if stated is None else f"--unit {stated}"
+        raise ArgumentError(
+            f"{run} has no record of what the run held out, so the model may have been trained on "
+            f"records of {dataset.name}: pass {named}, or --split all for data that the run never "
+            "saw"
+        )
+
+
+def _statement(folder: RunFolder) -> dict[str, Any]:
+    return read_json(folder.statement_json) if folder.statement_json.exists() else {}
 
 
 def _show(dataset: DataSet, result: Metrics) -> None:

@@ -113,7 +113,8 @@ class Run:
     def publishable(self, *, public_test_data: bool) -> Run:
         """The same run without anything that is not private, named by its statement.
 
-        A folder's name is the operator's, and often contains the seed; so do the settings.
+        A folder's name is the operator's, and often contains the seed; so do the settings. An
+        evaluation is left out unless ``dpbam evaluate`` found its records to be the run's test set.
 
         Raises:
             ReportError: if there is no privacy statement to publish under, or it forbids that.
@@ -129,13 +130,15 @@ class Run:
                 "search's trial (report on the search's folder best) or of a reference without "
                 "privacy (leave it out)"
             )
+        found = self.evaluation or {}
+        own = found.get("test_set_of_the_run") is True  # of other records nothing is promised
         return Run(
             name=f"run {str(self.statement.get('run', '?'))[:8]}",
             config=_public(self.config),
             statement=self.statement,
             statistics=self.statistics,
             metrics=self.metrics if public_test_data else (),
-            evaluation=self.evaluation if public_test_data else None,
+            evaluation=found if public_test_data and own else None,
         )
 
 
