@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from support import poisson_batches, private_plan
 
@@ -160,3 +171,51 @@ def test_a_weighted_sampler_is_refused_with_the_reason():
     loader = DataLoader(records, sampler=WeightedRandomSampler([1.0, 1.0, 1.0, 9.0], 4))
     with pytest.raises(ValueError, match=r"one sampling rate: weight the loss instead"):
         poisson_batches(private_plan(n=4, batch_size=2), loader)
+
+
+D = Pairs()
+REPEATED = {
+    "an index twice": (Subset(D, [*range(100), 0]), "rows 0 and 100 of the Subset"),
+    "an index from the end": (Subset(D, torch.tensor([1, 99, -1])), "rows 1 and 2"),
+    "all twice": (ConcatDataset([D, D]), "rows 0 and 100 of the ConcatDataset"),
+    "one again": (ConcatDataset([Whole(), D, Subset(D, [7])]), "rows 107 and 200"),
+    "nested": (Subset(ConcatDataset([Subset(D, [3, 4]), Subset(D, [4])]), [1, 2]), "rows 0 and 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("dataset", "where"), REPEATED.values(), ids=REPEATED)
+def test_a_repeated_record_is_refused(dataset: Any, where: str) -> None:
+    n = len(dataset)
+    words = f"{where}.* are one record but two units.*: give each record once"
+    with pytest.raises(ValueError, match=words):
+        poisson_batches(private_plan(n=n, batch_size=1), dataset)
+    with pytest.raises(ValueError, match=words):  # every copy an owner of its own
+        poisson_batches(private_plan(n=n, batch_size=1, unit="patient"), dataset, units=range(n))
+
+
+def test_a_repeated_record_of_one_owner_is_one_unit() -> None:
+    plan = private_plan(n=2, batch_size=2, steps=1, unit="patient", max_records=3)
+    ((x, _, units),) = poisson_batches(plan, Subset(D, [4, 5, 4]), units=["ann", "bob", "ann"])
+    assert (x[:, 0].tolist(), units.tolist()) == ([8, 8, 10], [0, 0, 1])
+
+
+def test_parts_of_a_data_set_are_not_repeated() -> None:
+    halves = ConcatDataset([Subset(D, range(50, 100)), Subset(D, range(-100, -50))])
+    for dataset in (halves, ConcatDataset([Pairs(), Pairs()]), Subset(D, np.array([5, 3]))):
+        poisson_batches(private_plan(n=len(dataset), batch_size=1), dataset)
+
+
+PARTIAL = {
+    "a subset": {"sampler": SubsetRandomSampler(range(80))},
+    "of full length": {"sampler": SubsetRandomSampler([0] * 100)},
+    "fewer": {"sampler": RandomSampler(D, num_samples=80)},
+    "the first, twice": {"sampler": RandomSampler(range(50), num_samples=100)},
+    "batches of some": {"batch_sampler": BatchSampler(SubsetRandomSampler(range(80)), 8, False)},
+    "batches of one's own": {"batch_sampler": [[0, 1], [2]]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", PARTIAL.values(), ids=PARTIAL)
+def test_a_sampler_that_may_leave_records_out_is_refused(options: Any) -> None:
+    with pytest.raises(ValueError, match=r"may leave records .* pass torch.utils.data.Subset\("):
+        poisson_batches(private_plan(), DataLoader(D, **options))

@@ -15,8 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
     DataLoader,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
@@ -25,7 +30,7 @@ from torch.utils.data import (
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.params import rows, select_rows
 from dpbam.privacy.plan import PrivacyPlan
-from dpbam.privacy.sampling import PoissonSampler, UnitIndex, UnitShare
+from dpbam.privacy.sampling import Indices, PoissonSampler, UnitIndex, UnitShare
 from dpbam.reading import isolated, keyed
 
 Batch = tuple[Any, Any, Tensor]
@@ -61,6 +66,7 @@ class PoissonBatches:
         self._sampler, self._num_workers = sampler, num_workers
         self._share = share or UnitShare()
         self._index = _unit_index(plan, units, len(self._dataset))
+        refuse_repeated(dataset, units)
         n = self._index.n if self._index else len(self._dataset)
         if n != plan.n:
             raise ArgumentError(
@@ -152,7 +158,7 @@ class _Tensors:
 def _records_of(dataset: Any) -> Any:
     """Return what has a record for every number; a loader's own batches are not Poisson."""
     if isinstance(dataset, DataLoader):
-        refuse_weighted(dataset)
+        refuse_sampler(dataset)
     if isinstance(dataset, DataLoader | IterableDataset):
         raise ArgumentTypeError(
             f"oracle.batches draws Poisson samples of its own, which a {type(dataset).__name__} "
@@ -162,13 +168,69 @@ def _records_of(dataset: Any) -> Any:
     return _Tensors(parts) if isinstance(parts, tuple | list) else dataset
 
 
-def refuse_weighted(loader: DataLoader[Any]) -> None:
-    """Refuse a loader that draws some records more often than others."""
-    if isinstance(loader.sampler, WeightedRandomSampler):
+def refuse_repeated(dataset: Any, units: Any = None) -> None:
+    """Refuse a data set that has a record in several rows, unless they are of one unit.
+
+    Looks through torch's Subset and ConcatDataset, and reads no record. What other data sets repeat
+    is not seen.
+
+    Args:
+        dataset: map-style.
+        units: the owner of each row; None: every row is a unit.
+    """
+    if not isinstance(dataset, Subset | ConcatDataset):
+        return
+    rows = np.arange(len(dataset))
+    records, owners = _origins(dataset, rows, {}), rows if units is None else np.asarray(units)
+    order = np.argsort(records, kind="stable")
+    one, next_one = order[:-1], order[1:]
+    found = np.flatnonzero((records[one] == records[next_one]) & (owners[one] != owners[next_one]))
+    if len(found):
+        raise ArgumentError(
+            f"rows {one[found[0]]} and {next_one[found[0]]} of the {type(dataset).__name__} are "
+            "one record but two units, and its owner would lose more privacy than the plan "
+            "accounts for: give each record once and weight the loss (class weights), or name the "
+            "owner of each row, the same for all copies, by oracle.batches(data, units=...) and a "
+            "plan with unit and max_records"
+        )
+
+
+def _origins(dataset: Any, rows: Indices, known: dict[int, int]) -> Indices:
+    """Return a number for each of the rows [N], equal for those that are one record of one set."""
+    if isinstance(dataset, Subset):
+        return _origins(dataset.dataset, np.asarray(dataset.indices, dtype=np.int64)[rows], known)
+    if (rows < 0).any():
+        rows = np.where(rows < 0, rows + len(dataset), rows)
+    if not isinstance(dataset, ConcatDataset):
+        return rows + (known.setdefault(id(dataset), len(known)) << 40)
+    found, part = np.empty_like(rows), np.searchsorted(dataset.cumulative_sizes, rows, side="right")
+    for k, (inner, end) in enumerate(zip(dataset.datasets, dataset.cumulative_sizes, strict=True)):
+        found[part == k] = _origins(inner, rows[part == k] - end, known)
+    return found
+
+
+def refuse_sampler(loader: DataLoader[Any]) -> None:
+    """Refuse a loader whose sampler weights records or may leave some out.
+
+    The plan's Poisson samples, which are of the whole data set, would replace it.
+    """
+    batches = loader.batch_sampler
+    sampler: Any = loader.sampler if batches is None else batches
+    sampler = sampler.sampler if type(sampler) is BatchSampler else sampler
+    if isinstance(sampler, WeightedRandomSampler):
         raise ArgumentError(
             "a weighted sampler draws some records more often, and their owners would lose more "
             "privacy than the plan accounts for, which has one sampling rate: weight the loss "
             "instead, per record and before the clip"
+        )
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+        return  # refused as such
+    whole = type(sampler) in (SequentialSampler, RandomSampler)
+    if not whole or not len(sampler) == len(sampler.data_source) == len(loader.dataset):
+        raise ArgumentError(
+            f"the loader's {type(sampler).__name__} may leave records of the data set out, and "
+            "the Poisson samples that replace it would not: pass torch.utils.data.Subset(dataset, "
+            "indices), with the records to train on, and no sampler"
         )
 
 

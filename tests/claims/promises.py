@@ -60,7 +60,8 @@ PROMISES = (
             "overflow count as infinite",
             ("test_an_input_near_overflow_counts_or_not_whatever_the_others_are", "check_of")),
     Promise("DP-SAT's ascent is public, and undone exactly", ("check_dp_sat",)),
-    Promise("a unit enters a step once", ("check_a_sample_enters_once",)),
+    Promise("a unit enters a step once",
+            ("check_a_sample_enters_once", "check_a_record_is_one_unit_in_any_wrapping")),
     Promise("noise of deviation sigma C on every coordinate, once, whatever the batch",
             ("check_scale",)),
     Promise("its scale to 2%, its tails beyond 3 sigma, parameters of one element; standard and "

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
+from dpbam import loading
+from dpbam.errors import ArgumentError
 from dpbam.loading import PoissonBatches
 from dpbam.params import map_rows
 from dpbam.privacy.randomness import Randomness
 from dpbam.reading import Join, OneByOne, isolated, keyed
 from planting import Mistake, catches
-from support import private_plan
+from support import clipped_sum, cross_entropy, private_plan, samples, sized_oracle, smooth_net
 
 N = 100
 
@@ -69,6 +71,24 @@ def check_reading_leaves_the_generators_alone() -> None:
     assert (torch.rand(1).item(), np.random.rand(), random.random()) == usual  # noqa: NPY002
 
 
+def check_a_record_is_one_unit_in_any_wrapping() -> None:
+    """Record 0 leaves, at q = 1; let through, it would move the sum by 5 C and by 3 C."""
+    x, y = samples(20)
+    x[0] = 50
+    base = TensorDataset(x, y)
+    for dataset in (Subset(base, [*range(20), 0, 0, 0, 0]), ConcatDataset([base] * 3)):
+        n = len(dataset)
+        plan = private_plan(n=n, batch_size=n, steps=1)
+        oracle = sized_oracle(smooth_net(), lambda z, t: 100 * cross_entropy(z, t), plan)
+        try:
+            x, y, units = next(oracle.batches(dataset))
+        except ArgumentError:
+            continue
+        rest = x[:, 0] != 50
+        without = clipped_sum(oracle, x[rest], y[rest], units[rest])
+        assert (clipped_sum(oracle, x, y, units) - without).norm() <= plan.clip_norm * (1 + 1e-6)
+
+
 def read(records: range, collate: Any = default_collate, step: int = 0) -> Tensor:
     """The inputs of a step that draws ``records``, in a script that seeds everything."""
     seed_all()
@@ -104,6 +124,10 @@ def same_in_every_step(real: Any) -> Any:
     return lambda self, name, step, ids: real(self, name, 0, ids)
 
 
+def let_through(real: Any) -> Any:
+    return lambda dataset, units=None: None
+
+
 MISTAKES = {
     "one stream for all records": Mistake(
         check_the_draws_of_a_record_are_its_own, OneByOne, "_row", from_one_stream
@@ -116,6 +140,9 @@ MISTAKES = {
     ),
     "the generators move on": Mistake(
         check_reading_leaves_the_generators_alone, OneByOne, "__getitems__", all_at_once
+    ),
+    "a record in several rows": Mistake(
+        check_a_record_is_one_unit_in_any_wrapping, loading, "refuse_repeated", let_through
     ),
 }
 

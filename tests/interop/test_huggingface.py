@@ -230,6 +230,18 @@ def test_data_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, args=args).train()
 
 
+def test_records_that_are_repeated_or_left_out_are_refused(tmp_path: Path) -> None:
+    class Chosen(PrivateTrainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return torch.utils.data.SubsetRandomSampler(range(30))
+
+    twice = torch.utils.data.ConcatDataset([half := Texts(N // 2), half])
+    with pytest.raises(ValueError, match="rows 0 and 20 of the ConcatDataset are one record"):
+        trainer(tmp_path, train_dataset=twice)
+    with pytest.raises(ValueError, match="Chosen overrides _get_train_sampler"):
+        Chosen(bert(), arguments(tmp_path), train_dataset=Texts(), plan=PLAN)
+
+
 @VIOLATIONS
 def test_what_the_plan_does_not_account_for_is_refused(
     tmp_path: Path, monkeypatch: Any, batches: Any, options: Any, words: str, taken: int

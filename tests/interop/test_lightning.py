@@ -255,6 +255,21 @@ def test_what_make_private_takes(tmp_path: Path) -> None:
         _ = private(tmp_path)[0].oracle
 
 
+def test_records_that_are_repeated_or_left_out_are_refused() -> None:
+    def given(dataset: Any, **options: Any) -> None:
+        make_private(Classifier(), DataLoader(dataset, **options), PLAN, ledger=PLAN.ledger())
+
+    with pytest.raises(ValueError, match="rows 0 and 39 of the Subset are one record but two"):
+        given(torch.utils.data.Subset(data(), [*range(39), 0]))
+    chosen = torch.utils.data.SubsetRandomSampler(range(30))
+    with pytest.raises(ValueError, match="the loader's SubsetRandomSampler may leave records"):
+        given(data(), sampler=chosen)
+    with pytest.raises(TypeError, match="a Stream returns its records in a fixed order"):
+        given(type("Stream", (torch.utils.data.IterableDataset,), {"__iter__": iter})())
+    given(data(), shuffle=True, batch_size=7, drop_last=True)
+    given(data(), sampler=torch.utils.data.RandomSampler(data(), replacement=True))
+
+
 def test_unequal_lengths_are_refused_before_a_step(tmp_path: Path) -> None:
     records = [(torch.ones(3 + k % 2), 0) for k in range(N)]
     with pytest.raises(ValueError, match=r"in one record and .* pad every sample to one length"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from opacus.accountants import GaussianAccountant, PRVAccountant, RDPAccountant
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from dpbam import BAM, DPSGD, Ledger, PrivacyPlan, PrivateGradientOracle
 from dpbam.interop.opacus import charges, from_opacus, record
@@ -32,15 +32,15 @@ def data() -> TensorDataset:
 
 
 def made_private(
-    accountant: str = "rdp", **options: Any
+    accountant: str = "rdp", dataset: Any = None, **options: Any
 ) -> tuple[nn.Module, nn.Module, Any, Any, Any]:
     """(the plain net, Opacus's model, optimiser and loader, the engine)."""
     net = smooth_net()
     engine = opacus.PrivacyEngine(accountant=accountant)
     private = engine.make_private(
         module=net, optimizer=torch.optim.Adam(net.parameters(), lr=0.05),
-        data_loader=DataLoader(data(), batch_size=L), noise_multiplier=PLAN.noise_multiplier,
-        max_grad_norm=CLIP, **options,
+        data_loader=DataLoader(dataset or data(), batch_size=L),
+        noise_multiplier=PLAN.noise_multiplier, max_grad_norm=CLIP, **options,
     )  # fmt: skip
     return net, *private, engine
 
@@ -179,6 +179,13 @@ def test_steps_without_noise_make_epsilon_infinite() -> None:
 def test_a_loader_that_is_not_poisson_is_refused() -> None:
     _, *private, engine = made_private(poisson_sampling=False)
     with pytest.raises(ValueError, match="does not draw Poisson samples"):
+        from_opacus(*private, engine)
+
+
+def test_a_repeated_record_is_refused() -> None:
+    """Opacus charges each of its rows, and the record has spent more."""
+    _, *private, engine = made_private(dataset=Subset(data(), [*range(N), 0]))
+    with pytest.raises(ValueError, match=f"rows 0 and {N} of the Subset are one record"):
         from_opacus(*private, engine)
 
 

@@ -110,6 +110,12 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         """Return a loader of Poisson batches."""
         if self.train_dataset is None:
             raise ArgumentError("training needs a train_dataset: PrivateTrainer(train_dataset=...)")
+        if type(self)._get_train_sampler is not Trainer._get_train_sampler:
+            raise ArgumentError(
+                f"{type(self).__name__} overrides _get_train_sampler, which the plan's Poisson "
+                "samples of the whole data set replace: pass train_dataset="
+                "torch.utils.data.Subset(dataset, indices), with the records to train on"
+            )
         collate = self._get_collator_with_removed_columns(self.data_collator, "training")
         return trainers.poisson_loader(
             self.train_dataset, collate, self.oracle.plan, self._sampler,

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.interop import trainers
-from dpbam.loading import refuse_weighted
+from dpbam.loading import refuse_sampler
 from dpbam.methods import Method
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import map_rows, rows
@@ -63,8 +63,9 @@ def make_private(
         module: its ``training_step`` must return one loss per sample. It is changed in place: its
             class becomes a subclass of :class:`PrivateModule` and of its own class.
         data_loader: a DataLoader, whose data set, collate function and workers are kept and whose
-            order and batch size are replaced by the plan's Poisson samples; or a data set. The
-            collate function is given one record at a time.
+            order and batch size are replaced by the plan's Poisson samples; or a data set. A
+            sampler that may leave records out is refused. The collate function is given one record
+            at a time.
         plan: the privacy plan. Training stops after its last step, or earlier if the Trainer does.
         method: DPSGD(), DPSAT(lam), BAM(lam), or your own.
         ledger: the file where every step is recorded before it changes the weights; a checkpoint
@@ -256,7 +257,7 @@ def _loader(given: Any, plan: PrivacyPlan, sampler: trainers.EpochSampler) -> Da
             f"make_private takes a DataLoader or a data set, got {type(given).__name__}: for a "
             "LightningDataModule, pass its train_dataloader()"
         )
-    refuse_weighted(given)
+    refuse_sampler(given)
     return trainers.poisson_loader(
         given.dataset, given.collate_fn, plan, sampler, _Seal, num_workers=given.num_workers,
         pin_memory=given.pin_memory, persistent_workers=given.persistent_workers,

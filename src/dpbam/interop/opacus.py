@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dpbam.errors import ArgumentError, ArgumentTypeError
+from dpbam.loading import refuse_repeated
 from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import Ledger
 
@@ -36,7 +37,7 @@ class OpacusTraining(NamedTuple):
     Attributes:
         model: the plain module with the same parameter objects, without hooks.
         optimizer: the plain optimiser with its state.
-        dataset: of the loader.
+        dataset: of the loader, all of which Opacus has drawn from, whatever sampler it was given.
         charges: what was spent.
     """
 
@@ -59,7 +60,8 @@ def from_opacus(model: Any, optimizer: Any, data_loader: Any, accountant: Any) -
         accountant: the ``PrivacyEngine``, or its accountant.
 
     Raises:
-        ValueError: for a loader that did not sample as the accountant assumes.
+        ValueError: for a loader that did not sample as the accountant assumes, or whose data set
+            has a record twice.
         TypeError: for a model or optimiser that Opacus has not made private.
     """
     if not isinstance(data_loader, DPDataLoader):
@@ -68,6 +70,7 @@ def from_opacus(model: Any, optimizer: Any, data_loader: Any, accountant: Any) -
             "accountant assumes (make_private with poisson_sampling=False?): its history is not "
             "what was spent, so this training cannot be continued"
         )
+    refuse_repeated(data_loader.dataset)
     spent = charges(accountant)
     return OpacusTraining(_unwrap(model), _unwrap_optimizer(optimizer), data_loader.dataset, spent)
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from dpbam.errors import ArgumentError, ArgumentTypeError
+from dpbam.loading import refuse_repeated
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import trainable
 from dpbam.privacy.ledger import Ledger
@@ -66,6 +67,7 @@ def poisson_loader(
             f"the plan's unit is the {plan.unit}, which a trainer's batches do not contain: write "
             "the loop yourself, with oracle.batches(data, units=...)"
         )
+    refuse_repeated(dataset)
     if len(dataset) != plan.n:
         raise ArgumentError(
             f"the plan is for n = {plan.n} records but the data set has {len(dataset)}: the "
