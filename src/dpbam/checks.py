@@ -175,7 +175,8 @@ class GivenBatches:
     def has(self, inputs: object) -> bool:
         """Whether all of the tensors were given before, and are unchanged."""
         tensors = _tensors(inputs)
-        return bool(tensors) and all(self._versions.get(t) == _version(t) for t in tensors)
+        known = self._versions
+        return bool(tensors) and all(t in known and known[t] == _version(t) for t in tensors)
 
     def add(self, inputs: object) -> None:
         for tensor in _tensors(inputs):
@@ -266,7 +267,7 @@ def check_before(plan: PrivacyPlan, ledger: Ledger, stream: str) -> None:
         raise PlanViolationError(
             f"the plan's release before the first step (sigma {sigma:g}) is not on the ledger: "
             f"charge it with oracle.ledger.charge(oracle.before, 0, noise_multiplier={sigma:g}, "
-            "sampling_rate=1.0), or leave released_before out of the plan"
+            "sampling_rate=1.0, unit=oracle.plan.unit), or leave released_before out of the plan"
         )
 
 

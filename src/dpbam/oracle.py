@@ -482,6 +482,7 @@ class PrivateGradientOracle:
             self.step,
             noise_multiplier=self.noise.charged(self.plan.charged_at(self.step)),
             sampling_rate=1.0 if self.sampling == "unchecked" else self.plan.sampling_rate,
+            unit=self.plan.unit,
             release=replayed,
         )
 

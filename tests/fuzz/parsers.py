@@ -91,7 +91,7 @@ def _facts() -> bytes:
 
 
 def _ledger() -> bytes:
-    entry = {"stream": "a1", "noise_multiplier": 1.5, "sampling_rate": 0.1, "release": None}
+    entry = {"stream": "a1", "noise_multiplier": 1.5, "sampling_rate": 0.1, "unit": "record"}
     lines = [json.dumps({**entry, "step": k, "release": "d" if k else None}) for k in range(3)]
     return ("\n".join(lines) + "\n").encode()
 

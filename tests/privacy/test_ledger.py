@@ -153,7 +153,7 @@ def test_an_entry_that_cannot_be_accounted_is_refused_in_a_sentence(
     """Before, sigma = 1e300 was read, and epsilon ended in an OverflowError."""
     path = tmp_path / "ledger.jsonl"
     fields = {"stream": '"a"', "step": "0", "noise_multiplier": "2.0", "sampling_rate": "0.1",
-              "release": "null"}  # fmt: skip
+              "unit": '"record"', "release": "null"}  # fmt: skip
 
     def write(changes: dict[str, str]) -> None:
         entry = ", ".join(f'"{k}": {v}' for k, v in {**fields, **changes}.items())
@@ -213,6 +213,24 @@ def test_two_runs_under_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"step 1 of a is on the ledger with other values"):
         ledger.merge(other.entries())
     assert (len(ledger), path.read_bytes()) == (1, before)
+
+
+def test_one_ledger_has_one_unit_of_privacy(tmp_path: Path) -> None:
+    """Where steps protect records, a patient with eight of them moves the sum by 8 C."""
+    path = tmp_path / "ledger.jsonl"
+    ledger, records = Ledger(delta=1e-5, path=path), Ledger(delta=1e-5)
+    ledger.charge("a", 0, **STEP, unit="patient")
+    records.charge("b", 0, **STEP)
+    before, words = path.read_bytes(), "protect a patient and a record"
+    with pytest.raises(ValueError, match=words):
+        ledger.charge("a", 1, **STEP)
+    with pytest.raises(ValueError, match=words):
+        ledger.merge(records.entries())
+    assert (len(ledger), path.read_bytes()) == (1, before)
+    again = Ledger(delta=1e-5, path=path)
+    assert again.unit == "patient"
+    with pytest.raises(ValueError, match=words):
+        again.charge("a", 1, **STEP)
 
 
 def test_invalid_entries_are_not_merged() -> None:

@@ -146,6 +146,7 @@ def record(ledger: Ledger, charges: Sequence[Charge], *, run: str) -> Ledger:
             "step": step,
             "noise_multiplier": charge.noise_multiplier,
             "sampling_rate": charge.sampling_rate,
+            "unit": "record",
             "release": None,
         }
         for step, charge in enumerate(each)

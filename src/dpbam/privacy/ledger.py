@@ -34,7 +34,8 @@ class Ledger:
     """Records private releases, append-only, and computes their epsilon.
 
     Guarantee: a step is on disk before ``charge`` returns; its count is never too low, after any
-    crash; the same noise is never charged for two different releases.
+    crash; the same noise is never charged for two different releases; all entries protect the same
+    unit of privacy.
 
     Assumptions: the disk keeps what was synchronised, and the file is not edited or deleted
     (``dpbam audit`` compares it with the checkpoint, the budget with both).
@@ -62,8 +63,11 @@ class Ledger:
         self._releases: dict[tuple[str, int], dict[str, Any]] = {}
         self._counts: Counter[tuple[float, float]] = Counter()
         self._steps = 0
+        self.unit: str | None = None  # of privacy; None before the first entry
         if path is not None and path.exists():
-            for entry in _read(path):
+            entries = _read(path)
+            self._check_unit(entries)
+            for entry in entries:
                 self._remember(entry)
 
     def charge(
@@ -73,6 +77,7 @@ class Ledger:
         *,
         noise_multiplier: float,
         sampling_rate: float,
+        unit: str = "record",
         release: str | None = None,
     ) -> None:
         """Record one step. On return it is on disk.
@@ -82,6 +87,7 @@ class Ledger:
             step: the step's number.
             noise_multiplier: sigma; 0 makes epsilon infinite.
             sampling_rate: q.
+            unit: what the step protects; the same for all entries.
             release: a digest of what is released, for seeded runs, to recognise a replay.
         """
         entry = _checked({
@@ -89,8 +95,10 @@ class Ledger:
             "step": step,
             "noise_multiplier": noise_multiplier,
             "sampling_rate": sampling_rate,
+            "unit": unit,
             "release": release,
         })  # fmt: skip
+        self._check_unit([entry])
         key = (stream, step)
         if key in self._releases:
             if release is not None and release == self._releases[key]["release"]:
@@ -117,7 +125,9 @@ class Ledger:
             ValueError: if an entry contradicts one that is here; then nothing has changed.
         """
         new: dict[tuple[str, int], dict[str, Any]] = {}
-        for entry in map(_checked, entries):
+        given = list(map(_checked, entries))
+        self._check_unit(given)
+        for entry in given:
             key = (entry["stream"], entry["step"])
             known = self._releases.get(key) or new.setdefault(key, entry)
             if known != entry:
@@ -152,7 +162,18 @@ class Ledger:
         """Return the number of steps; releases before the first step are none."""
         return self._steps
 
+    def _check_unit(self, entries: Iterable[dict[str, Any]]) -> None:
+        units: set[str] = {entry["unit"] for entry in entries}
+        if self.unit is not None:
+            units.add(self.unit)
+        if len(units) > 1:
+            raise ArgumentError(
+                f"a ledger counts what is spent per unit of privacy, and these steps protect a "
+                f"{' and a '.join(sorted(units))}: use a ledger for each"
+            )
+
     def _remember(self, entry: dict[str, Any]) -> None:
+        self.unit = entry["unit"]
         self._releases[(entry["stream"], entry["step"])] = entry
         self._counts[(entry["noise_multiplier"], entry["sampling_rate"])] += 1
         self._steps += not entry["stream"].endswith(BEFORE)
@@ -188,6 +209,7 @@ def _checked(entry: dict[str, Any]) -> dict[str, Any]:
     """Return an entry if it can be accounted for; a file may have been edited."""
     checked(Charge(entry["noise_multiplier"], entry["sampling_rate"], 1))
     _validate.count("step", entry["step"], least=0)
-    if not isinstance(entry["stream"], str) or not isinstance(entry["release"], str | None):
-        raise ArgumentTypeError("stream and release must be text")
+    named = isinstance(entry["stream"], str) and isinstance(entry["unit"], str)
+    if not named or not isinstance(entry["release"], str | None):
+        raise ArgumentTypeError("stream, unit and release must be text")
     return entry

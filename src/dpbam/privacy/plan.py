@@ -68,7 +68,8 @@ class PrivacyPlan:
         released_before: sigma of a Gaussian release from all units before the first step, such as
             class counts; with q = 1 it is part of every :meth:`epsilon`. The code that releases it
             charges it, ``oracle.ledger.charge(oracle.before, 0, noise_multiplier=...,
-            sampling_rate=1.0)``; the oracle refuses to step until it is on the ledger.
+            sampling_rate=1.0, unit=plan.unit)``; the oracle refuses to step until it is on the
+            ledger.
 
     Example:
         >>> plan = PrivacyPlan(n=50_000, batch_size=4096, steps=1000, noise_multiplier=1.731,

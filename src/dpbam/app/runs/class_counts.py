@@ -75,7 +75,7 @@ def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracl
     noised = oracle.noise.add(sums, std, 0, stream="class-counts")
     oracle.ledger.charge(
         oracle.before, 0, noise_multiplier=sigma, sampling_rate=1.0,
-        release=digest(noised) if seeded else None,
+        unit=prepared.plan.unit, release=digest(noised) if seeded else None,
     )  # fmt: skip
     names = prepared.task.class_names
     counts = dict(zip(names, noised["counts"].tolist(), strict=True))
