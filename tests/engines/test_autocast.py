@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dpbam.batches import LogicalBatch, Views
 from dpbam.engines import FunctionalEngine, FusedEngine, LoopEngine, PhysicalBatch
+from dpbam.engines.precision import full_precision
 from dpbam.methods import BAM, DPSGD, Method
 from dpbam.privacy.clipping import ROUNDING
 
@@ -99,3 +100,30 @@ def test_units_of_different_sizes_in_one_physical_batch_would_change_each_other(
         return [make_batch(batch.inputs, batch.targets, len(batch.ids), batch.counts.tolist())]
 
     assert move_by_a_unit_of_two_rows(together) > 1 + ROUNDING
+
+
+@pytest.mark.parametrize("asked", ["tf32", "ieee"])
+def test_norms_and_sums_are_not_computed_in_tf32(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings of CUDA, which need no GPU to be read."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    places = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
+
+    def now() -> list[str]:
+        return [place.fp32_precision for place in places]
+
+    before = now()
+    try:
+        for place in places:
+            place.fp32_precision = asked
+        with full_precision():
+            assert now() == ["ieee"] * 3
+        assert now() == [asked] * 3
+        with pytest.raises(ZeroDivisionError), full_precision():
+            raise ZeroDivisionError
+        assert now() == [asked] * 3
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
