@@ -157,7 +157,6 @@ def _better(study: Study, which: str, reading: Reading) -> list[Claim]:
 
 def _better_than(study: Study, one: str, other: str, which: str, reading: Reading) -> list[Claim]:
     title = study.recipe.title.partition(" at ")[0].removeprefix("Accuracy on ") + which
-    pair = (METHODS[one], METHODS[other])
     claims, each = [], []
     for cell in study.recipe.cells():
         arms = study.arms(cell)
@@ -165,30 +164,30 @@ def _better_than(study: Study, one: str, other: str, which: str, reading: Readin
             continue
         each.append(arms)
         found = difference_of(arms[one], arms[other], reading)
-        place = f"{title}, epsilon {up(cell['epsilon'])}"
-        claims += _judged(place, pair, found, study, missed=_missed(study, arms))
+        place, missed = f"{title}, epsilon {up(cell['epsilon'])}", _missed(study, arms)
+        claims.append(_above(place, (one, other), found, study, missed=missed))
+        if study.recipe.resolution and (one, other, which) == ("bam", "dp-sgd", ""):
+            claims.append(_same(place, found, study.recipe.resolution, missed=missed))
     if len(each) > 1 and _seeds(each, one, other):
         found = _over_cells(each, one, other, reading)
         missed = any(_missed(study, arms) for arms in each)
-        claims += _judged(f"{title}, all epsilons", pair, found, study, missed=missed)
+        claims.append(_above(f"{title}, all epsilons", (one, other), found, study, missed=missed))
     return claims
 
 
-def _judged(
+def _above(
     place: str, pair: tuple[str, str], found: Estimate, study: Study, *, missed: bool
-) -> list[Claim]:
-    """Return the claim that one is better, and if the study has the power, that they are equal."""
-    one, other = pair
+) -> Claim:
+    one, other = (METHODS[arm] for arm in pair)
     said = f"{one}, is" if "," in one else f"{one} is"
+    text = f"{place}: {said} more accurate than {other}"
     wide = study.recipe.resolution
-    claims = [
-        Claim(f"{place}: {said} more accurate than {other}", "above", found, "points",
-              floor_missed=missed, resolution=wide)
-    ]  # fmt: skip
-    if wide is not None:
-        text = f"{place}: {one} and {other} differ by less than {100 * wide:g} points"
-        claims.append(Claim(text, "same", found, "points", wide, floor_missed=missed))
-    return claims
+    return Claim(text, "above", found, "points", floor_missed=missed, resolution=wide)
+
+
+def _same(place: str, found: Estimate, margin: float, *, missed: bool) -> Claim:
+    text = f"{place}: BAM and DP-SGD differ by less than {100 * margin:g} points"
+    return Claim(text, "same", found, "points", margin, floor_missed=missed)
 
 
 def _over_cells(cells: Sequence[Arms], one: str, other: str, reading: Reading) -> Estimate:

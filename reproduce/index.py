@@ -82,7 +82,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             "share-mlp",
             "share-pneumonia",
             "share-sat",
-            "share-small-cnn",
             "other-digits",
             "other-small-cnn",
             "other-cifar10",

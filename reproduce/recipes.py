@@ -40,8 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbam.app.compare.comparison import noise_seed
-from dpbam.app.runs import ConfigError, RunConfig, RunSpec, read_file
-from dpbam.app.runs.run import places
+from dpbam.app.runs import ConfigError, RunConfig, RunSpec, places, read_file
 
 SCALES = ("pocket", "desk", "full")
 WORK = Path("runs/reproduce")

@@ -53,8 +53,9 @@ rate; the runs are those of [when BAM helps](when.md).
 
 Two things were changed after test accuracies had been seen. The first plan was 250 steps and the
 last weights, which differ by points from seed to seed; averaged weights, and 150 steps to pay for
-more seeds, came in their place, and both readings are shown. At epsilon 2 three seeds were added,
-because eight left the interval wider than half a point; only its width decided that.
+more seeds, came in their place, and both readings are shown. Where eight seeds left an interval
+wider than half a point, at epsilon 2 and for DP-SAT at epsilon 10, some were added; only the width
+decided that.
 """,
     "pocket": """\
 ## Pocket scale: a test of the machinery

@@ -195,7 +195,14 @@ def _version(tensor: Tensor) -> int:
 
 
 def check_new(repeats: int) -> None:
-    """Refuse a batch that was given before, on this rank or another."""
+    """Refuse a batch that was given before, on this rank or another.
+
+    Guarantee: no charge is made for a sample that a step with the same ledger has used.
+
+    Assumptions: those of :class:`GivenBatches`, whose findings on all ranks are added up.
+
+    Proof: it is called before the step is charged.
+    """
     if repeats:
         raise PlanViolationError(
             "this batch was part of a step before, and the plan accounts for a new Poisson sample "
@@ -238,7 +245,15 @@ def check_step(plan: PrivacyPlan, step: int) -> None:
 
 
 def check_resumed(plan: PrivacyPlan, ledger: Ledger, step: int) -> None:
-    """Refuse a ledger without the steps before ``step``: epsilon would be too low."""
+    """Refuse a ledger without the steps before ``step``.
+
+    Guarantee: a training resumes only on a ledger with at least as many steps as its parameters
+    have seen, so its epsilon covers them.
+
+    Assumptions: the entries are those of this training.
+
+    Proof: every step is charged before it changes the parameters.
+    """
     if plan.private and len(ledger) < step:
         raise PlanViolationError(
             f"the state is at step {step}, but its ledger has {len(ledger)} steps: give the oracle "

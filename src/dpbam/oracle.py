@@ -3,7 +3,7 @@
     per-unit direction -> clip to C -> sum -> noise once -> divide by the expected batch size
 
 Everything private passes through :meth:`PrivateGradientOracle.backward`. It replaces
-``loss.backward()`` in a training loop and works with any optimiser of ``torch.optim``.
+``loss.backward()`` in a training loop and works with every optimiser of ``torch.optim`` but LBFGS.
 """
 
 from __future__ import annotations

@@ -33,22 +33,45 @@ def verdicts(outcome):
     return {claim.text: claim.verdict for claim in outcome.claims}
 
 
+def of_bam(outcome):
+    """The verdicts on the claims that BAM is better."""
+    return {text: found for text, found in verdicts(outcome).items() if "BAM is more" in text}
+
+
 def test_table1_finds_a_gain_and_only_that():
     found = accuracy_claims.table1([table1_study(0.01)])
     assert len(found.tables[0].rows) == 6
-    assert set(verdicts(found).values()) == {"reproduced"}
+    assert set(of_bam(found).values()) == {"reproduced"}
     assert "Test, all epsilons: BAM is more accurate than DP-SAT" in verdicts(found)
+    others = {text: said for text, said in verdicts(found).items() if text not in of_bam(found)}
+    assert others == {
+        f"Test, {where}: DP-SAT is more accurate than DP-SGD": "inconclusive"
+        for where in ("epsilon 1", "epsilon 2", "all epsilons")
+    }
     lost = accuracy_claims.table1([table1_study(-0.01)])
-    assert set(verdicts(lost).values()) == {"not reproduced"}
+    assert set(of_bam(lost).values()) == {"not reproduced"}
     unclear = accuracy_claims.table1([table1_study(0.0, noise=0.01)])
     assert "reproduced" not in verdicts(unclear).values()
 
 
 def test_table1_needs_the_resolution_of_its_recipe():
     whole = table1_study(0.01, noise=0.002)  # intervals of some 0.3 points to either side
-    assert set(verdicts(accuracy_claims.table1([whole])).values()) == {"reproduced"}
-    finer = replace(whole, recipe=replace(whole.recipe, resolution=0.0005))
-    assert set(verdicts(accuracy_claims.table1([finer])).values()) == {"inconclusive"}
+    assert set(of_bam(accuracy_claims.table1([whole])).values()) == {"reproduced"}
+    finer = accuracy_claims.table1(
+        [replace(whole, recipe=replace(whole.recipe, resolution=0.0005))]
+    )
+    assert set(of_bam(finer).values()) == {"inconclusive"}
+    wide = [claim.sentence() for claim in finer.claims if claim.text in of_bam(finer)]
+    assert all(said.endswith("needs more seeds, though it excludes 0") for said in wide)
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(0.0, "reproduced"), (0.02, "not reproduced")])
+def test_a_study_with_power_can_find_that_two_methods_are_the_same(gain, verdict):
+    found = table1_study(gain)
+    found = replace(found, recipe=replace(found.recipe, resolution=0.005))
+    said = verdicts(accuracy_claims.table1([found]))
+    words = "BAM and DP-SGD differ by less than 0.5 points"
+    assert [v for text, v in said.items() if words in text] == [verdict, verdict]
 
 
 def test_the_best_trial_of_a_method_is_its_own():
@@ -80,7 +103,7 @@ def test_an_unfinished_table_still_comes_out():
     whole = table1_study(0.01)
     part = study(whole.records[:2], grid=EPSILONS, floor=0.1)  # no BAM yet
     found = accuracy_claims.table1([part])
-    assert found.claims == []
+    assert not of_bam(found)
     assert len(found.tables[0].rows) == 2
     text = page({"desk": {"table1": found, "exact": None}})
     assert "2 of 2 runs" in text
@@ -130,7 +153,7 @@ def test_what_is_done_so_far_can_be_shown():
     rows += [record(arm, 1, 0.4, cell=two) for arm in ("dp-sgd", "dp-sat", "bam")]
     found = accuracy_claims.table1([study(rows, grid={"epsilon": [1.0, 2.0]}, floor=0.3)])
     assert [c.text.partition(": ")[0] for c in found.claims] == [
-        "Test, epsilon 2", "Test, epsilon 1", "Test, epsilon 2",
+        "Test, epsilon 2", "Test, epsilon 1", "Test, epsilon 2", "Test, epsilon 2",
     ]  # fmt: skip
     assert {c.verdict for c in found.claims} == {"inconclusive"}
 

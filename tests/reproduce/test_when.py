@@ -12,7 +12,7 @@ from dpbam.bias import method_advice
 from reproduce.index import EXPERIMENTS, outcome
 from reproduce.outcome import Study, accuracy
 from reproduce.records import finished
-from reproduce.when import Place, averaging, by_net, gain, page, places, when
+from reproduce.when import Place, averaging, by_net, gain, others, page, places, when
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "when.md").read_text(encoding="utf-8")
@@ -60,7 +60,19 @@ def test_the_rule_holds_in_the_records(found: list[Place]) -> None:
         assert gained.low > 0
         assert gained.low > gain(mine, accuracy).high
         assert not gain(mine, accuracy).low > 0  # no gain of BAM is shown
-    for place in found:  # no interval of the default lambda lies below -0.3 points
+
+
+def test_the_rule_holds_where_it_was_not_found(studies: list[Study]) -> None:
+    other = others(studies)
+    shares = [place.bias_share for place in other]
+    assert min(shares) < 0.1
+    assert max(shares) > 0.5
+    assert not [place for place in other if place.gain(accuracy).low > 0]  # no gain of BAM
+
+
+def test_the_default_lambda_loses_nowhere(studies: list[Study], found: list[Place]) -> None:
+    """No interval lies below -0.3 points."""
+    for place in (*found, *others(studies)):
         assert place.gain(accuracy).high > -0.003
 
 

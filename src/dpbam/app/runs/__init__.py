@@ -11,7 +11,14 @@ from dpbam.app.runs.execution import execute
 from dpbam.app.runs.folder import RunFolder, stored_config
 from dpbam.app.runs.model_file import RunModel, load_run_model
 from dpbam.app.runs.preparation import Prepared, prepare
-from dpbam.app.runs.run import RunError, RunInterruptedError, RunRecord, RunResult, RunSpec
+from dpbam.app.runs.run import (
+    RunError,
+    RunInterruptedError,
+    RunRecord,
+    RunResult,
+    RunSpec,
+    places,
+)
 from dpbam.app.runs.spending import release_reservation
 
 __all__ = [
@@ -28,6 +35,7 @@ __all__ = [
     "RunSpec",
     "execute",
     "load_run_model",
+    "places",
     "prepare",
     "read_file",
     "release_reservation",

@@ -172,7 +172,7 @@ class _Session:
         self.facts["physical_batch_size"] = fit.rows
         trainer = self.prepared.trainer(oracle, self.reporter)
         if latest:
-            self._load(trainer, latest.state)
+            self._load(trainer, ledger, latest.state)
             check_unchanged(trainer.model, self.facts)
         else:  # new weights, which have seen no data
             self.facts["initial_tensors"] = initial_tensors(trainer.model)
@@ -208,10 +208,13 @@ class _Session:
             return spending.stored_ledger(self.folder, plan.delta, plan.accountant)
         return plan.ledger(self.folder.ledger)
 
-    def _load(self, trainer: Trainer, state: dict[str, Any]) -> None:
+    def _load(self, trainer: Trainer, ledger: Ledger, state: dict[str, Any]) -> None:
         """Load a checkpoint, which may be whole and yet of another model."""
         try:
+            spending.check_steps(ledger, state["oracle"]["step"])
             trainer.load_state_dict(state)
+        except RunError:
+            raise
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             said = str(error).strip().splitlines()[0]
             raise RunError(

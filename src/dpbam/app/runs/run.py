@@ -103,7 +103,12 @@ def label(arm: str, cell: Mapping[str, Any]) -> str:
 
 
 def places(cell: Mapping[str, Any]) -> list[str]:
-    """Name the place in each dimension of the grid: ``["epsilon-2"]``."""
+    """Name the place in each dimension of the grid.
+
+    Example:
+        >>> places({"epsilon": 2.0, "at": "width-12"})
+        ['epsilon-2', 'at-width-12']
+    """
     return [f"{key}-{v if isinstance(v, str) else f'{v:g}'}" for key, v in cell.items()]
 
 
