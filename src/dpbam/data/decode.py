@@ -56,7 +56,7 @@ class DecodedImages(Images):
     def __init__(self, count: int, size: tuple[int, int], channels: int, resize: bool) -> None:
         self.shape = (count, channels, *size)
         self._resize = resize
-        self._kept: Pixels | None = None
+        self._kept: dict[tuple[int, ...], Pixels] = {}  # one array, by its shape
         self._known = np.zeros(count, bool)
 
     @abstractmethod
@@ -71,13 +71,14 @@ class DecodedImages(Images):
         """Decode the images not decoded before; keep them if the whole set is small enough."""
         if np.prod(self.shape, dtype=np.float64) > KEPT_BYTES:
             return self._decode(indices)
-        if self._kept is None:
-            self._kept = np.empty(self.shape, np.uint8)
+        kept = self._kept.get(self.shape)
+        if kept is None:  # of several threads that come here, all get the array of one
+            kept = self._kept.setdefault(self.shape, np.empty(self.shape, np.uint8))
         new = np.unique(indices[~self._known[indices]])
         if new.size:
-            self._kept[new] = self._decode(new)
+            kept[new] = self._decode(new)
             self._known[new] = True
-        return self._kept[indices]
+        return kept[indices]
 
     def _decode(self, indices: Indices) -> Pixels:
         out = np.empty((len(indices), *self.shape[1:]), np.uint8)
