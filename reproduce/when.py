@@ -47,7 +47,8 @@ _NOTES = (
     measured without noise on public data, against the plain gradient g of the same batch: the
     cosine of the clipped and of the private gradient with it, and the bias share. The private
     gradient is a g + c with c orthogonal to g; the share is |c|^2 without noise over |c|^2 with
-    it: 1 if only clipping turns the gradient away, 0 if only noise does.""",
+    it: 1 if only clipping turns the gradient away, 0 if only noise does. In the last of the
+    tables, rows that say how lambda was tuned have the share of two trained models.""",
     """\
     The rule. Expect no gain from BAM: with averaged weights none was shown over batch size,
     epsilon and width, whether bias or noise dominated, and a step takes twice as long. Larger
@@ -85,9 +86,9 @@ class Place(NamedTuple):
 
     @property
     def bias(self) -> list[Mapping[str, Any]]:
-        """What was measured in the runs of DP-SGD after the first step."""
+        """What was measured in the runs of DP-SGD after the first step, or of trained models."""
         rows = (row for record in self.arms["dp-sgd"].values() for row in record.non_private_bias)
-        return [row for row in rows if row["step"] > 0]
+        return [row for row in rows if row["step"] > 0 or self.study.recipe.lens]
 
     def mean(self, name: str) -> float:
         """Return the mean over training of a field of :class:`dpbam.bias.Reading`."""

@@ -199,6 +199,13 @@ def test_a_repeated_record_of_one_owner_is_one_unit() -> None:
     assert (x[:, 0].tolist(), units.tolist()) == ([8, 8, 10], [0, 0, 1])
 
 
+def test_keys_that_are_no_numbers_are_compared_too() -> None:
+    plan = private_plan(n=3, batch_size=1)
+    poisson_batches(plan, ConcatDataset([Subset(D, ["a", "b"]), Subset(D, ["c"])]))
+    with pytest.raises(ValueError, match="rows 0 and 2 of the ConcatDataset are one record"):
+        poisson_batches(plan, ConcatDataset([Subset(D, ["a", "b"]), Subset(D, ["a"])]))
+
+
 def test_parts_of_a_data_set_are_not_repeated() -> None:
     halves = ConcatDataset([Subset(D, range(50, 100)), Subset(D, range(-100, -50))])
     for dataset in (halves, ConcatDataset([Pairs(), Pairs()]), Subset(D, np.array([5, 3]))):

@@ -88,8 +88,8 @@ def share_table() -> str:
 
 def _net(fields: Mapping[str, Any]) -> str:
     data = str(fields["data"]).rpartition(":")[2]
-    options = " ".join(f"{k} {v}" for k, v in fields.get("model_options", {}).items())
-    return f"{data}, {fields['model']} {options}, batch {fields['batch_size']}"
+    options = (f"{k} {v}" for k, v in fields.get("model_options", {}).items())
+    return f"{data}, {' '.join([fields['model'], *options])}, batch {fields['batch_size']}"
 
 
 def _initial_norm(recipe: Recipe) -> float:

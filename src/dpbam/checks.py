@@ -155,11 +155,11 @@ class GivenBatches:
     several times per step, such as LBFGS, or several oracles with one ledger could be given the
     same sample again, which costs more: k releases of one sample are one at sigma / sqrt(k).
 
-    Guarantee: tensors that were part of a released step, and were not changed in place since, are
-    refused as the inputs of another step.
+    Guarantee: the tensors of a released step, the same objects and not changed in place since, are
+    refused in another step: all of inputs and targets together, or units alone.
 
-    Assumptions: a copy of a batch is not recognised; drawing a new one for each step is the
-    caller's part. At q = 1 every batch is the whole data set, and may be the same.
+    Assumptions: copies and views of a whole batch are not recognised; drawing a new one for each
+    step is the caller's part. At q = 1 every batch is the whole data set, and may be the same.
 
     Proof: identity of the tensors, by weak references, and torch's count of in-place changes.
     """
@@ -172,22 +172,24 @@ class GivenBatches:
         """Return the object of a ledger."""
         return _GIVEN.setdefault(ledger, cls())
 
-    def has(self, inputs: object) -> bool:
-        """Whether all of the tensors were given before, and are unchanged."""
-        tensors = _tensors(inputs)
-        known = self._versions
-        return bool(tensors) and all(t in known and known[t] == _version(t) for t in tensors)
+    def has(self, inputs: object, targets: object, units: Tensor | None) -> bool:
+        """Whether a step was given these records, or these owners, as the same tensors."""
+        return self._know((inputs, targets)) or self._know(units)
 
-    def add(self, inputs: object) -> None:
-        for tensor in _tensors(inputs):
+    def add(self, *given: object) -> None:
+        for tensor in _tensors(given):
             self._versions[tensor] = _version(tensor)
+
+    def _know(self, given: object) -> bool:
+        tensors, known = _tensors(given), self._versions
+        return bool(tensors) and all(t in known and known[t] == _version(t) for t in tensors)
 
 
 _GIVEN: WeakKeyDictionary[Ledger, GivenBatches] = WeakKeyDictionary()
 
 
-def _tensors(inputs: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.numel()]
+def _tensors(given: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.numel()]
 
 
 def _version(tensor: Tensor) -> int:
@@ -207,7 +209,8 @@ def check_new(repeats: int) -> None:
         raise PlanViolationError(
             "this batch was part of a step before, and the plan accounts for a new Poisson sample "
             "per step: call backward once per batch; an optimiser that evaluates its closure "
-            "several times per step, such as LBFGS, cannot be used"
+            "several times per step, such as LBFGS, cannot be used (if these tensors were filled "
+            "anew through numpy or .data, pass clones)"
         )
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -195,10 +196,10 @@ def refuse_repeated(dataset: Any, units: Any = None) -> None:
         )
 
 
-def _origins(dataset: Any, rows: Indices, known: dict[int, int]) -> Indices:
+def _origins(dataset: Any, rows: Indices, known: dict[Any, int]) -> Indices:
     """Return a number for each of the rows [N], equal for those that are one record of one set."""
     if isinstance(dataset, Subset):
-        return _origins(dataset.dataset, np.asarray(dataset.indices, dtype=np.int64)[rows], known)
+        return _origins(dataset.dataset, _numbers(dataset.indices, known)[rows], known)
     if (rows < 0).any():
         rows = np.where(rows < 0, rows + len(dataset), rows)
     if not isinstance(dataset, ConcatDataset):
@@ -207,6 +208,14 @@ def _origins(dataset: Any, rows: Indices, known: dict[int, int]) -> Indices:
     for k, (inner, end) in enumerate(zip(dataset.datasets, dataset.cumulative_sizes, strict=True)):
         found[part == k] = _origins(inner, rows[part == k] - end, known)
     return found
+
+
+def _numbers(indices: Sequence[Any], known: dict[Any, int]) -> Indices:
+    """Return the indices; keys of another kind are numbered, equal ones alike."""
+    keys = [key.item() if isinstance(key, Tensor) else key for key in indices]
+    if not all(isinstance(key, Integral) for key in keys):
+        keys = [known.setdefault(("key", key), len(known)) for key in keys]
+    return np.asarray(keys, dtype=np.int64)
 
 
 def refuse_sampler(loader: DataLoader[Any]) -> None:

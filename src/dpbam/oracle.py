@@ -273,9 +273,11 @@ class PrivateGradientOracle:
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         watched, releasing = self.observer is not None, self.statistics is not None
         given = GivenBatches.of(self.ledger)
-        counted = batch.size, self._needs_new() and given.has(inputs), watched, releasing
-        size, repeats, *alike = map(int, self.ranks.sums(*counted))  # of all ranks
-        check_new(repeats)
+        again = self._drawn and given.has(inputs, targets, units)
+        replayed = self.ledger.entry(self.stream, self.step) is not None  # on the leader
+        counted = batch.size, again, replayed, watched, releasing
+        size, repeats, replays, *alike = map(int, self.ranks.sums(*counted))  # of all ranks
+        check_new(0 if replays else repeats)  # a seeded replay has its own batch again
         check_alike(self.ranks, *alike)
         if self.plan.private and self.sampling == "poisson":
             self._sizes.check(size)
@@ -302,13 +304,12 @@ class PrivateGradientOracle:
             self.observer.finish(self.ranks.total(clipped), released)
         self._write(released)
         self._sizes.count(size)
-        given.add(inputs)
+        given.add(inputs, targets, units)
 
-    def _needs_new(self) -> bool:
-        """Whether the step needs a batch that no step had; a seeded replay has its own again."""
-        replayed = self.ledger.entry(self.stream, self.step) is not None
-        drawn = self.plan.private and self.sampling == "poisson" and self.plan.sampling_rate < 1
-        return drawn and not replayed
+    @property
+    def _drawn(self) -> bool:
+        """Whether each step needs a Poisson sample of its own."""
+        return self.plan.private and self.sampling == "poisson" and self.plan.sampling_rate < 1
 
     def _clipped_sum(
         self, batch: LogicalBatch, lam: float, watchers: list[Observer | JointRelease]

@@ -234,6 +234,8 @@ def test_one_ledger_has_one_unit_of_privacy(tmp_path: Path) -> None:
 
 
 def test_invalid_entries_are_not_merged() -> None:
-    bad = {"stream": "a", "step": 0, "noise_multiplier": -1.0, "sampling_rate": 0.1}
+    bad = {"stream": "a", "step": 0, "noise_multiplier": -1.0, "sampling_rate": 0.1, "unit": "a"}
     with pytest.raises(ValueError, match="noise_multiplier must be zero or positive"):
         Ledger(delta=1e-5).merge([{**bad, "release": None}])
+    with pytest.raises(ValueError, match="needs release: another version"):
+        Ledger(delta=1e-5).merge([bad])

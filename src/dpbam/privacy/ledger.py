@@ -27,6 +27,7 @@ from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.privacy.accounting import ACCOUNTANTS, Charge, checked, total_epsilon
 
 BEFORE = "/before"  # ends the stream of a release before the first step
+_FIELDS = ("stream", "step", "noise_multiplier", "sampling_rate", "unit", "release")
 _INVALID = (*_jsonl.INVALID, KeyError, TypeError, OverflowError)
 
 
@@ -207,6 +208,8 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 def _checked(entry: dict[str, Any]) -> dict[str, Any]:
     """Return an entry if it can be accounted for; a file may have been edited."""
+    if lacking := [name for name in _FIELDS if name not in entry]:
+        raise ArgumentError(f"a ledger entry needs {lacking[0]}: another version wrote it")
     checked(Charge(entry["noise_multiplier"], entry["sampling_rate"], 1))
     _validate.count("step", entry["step"], least=0)
     named = isinstance(entry["stream"], str) and isinstance(entry["unit"], str)

@@ -89,7 +89,8 @@ def test_the_same_data_by_another_name(place, dpbam):
 def test_a_column_of_sub_groups_may_be_added(place, dpbam):
     sex = np.array(["f", "m"])[PEOPLE // 2 % 2]
     np.savez("y.npz", person=PEOPLE, sex=sex, **ARRAYS)
-    assert dpbam("evaluate", place / "run", "--data", "y.npz", "--by", "sex").code == 0
+    for flags in (["--by", "sex"], ["--by", "sex", "--by", "person"], []):
+        assert dpbam("evaluate", place / "run", "--data", "y.npz", *flags).code == 0
 
 
 OTHERS = {

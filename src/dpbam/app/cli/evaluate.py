@@ -102,7 +102,7 @@ def evaluate(
     """
     loaded = load_run_model(run, device=device, own_model=model)
     dataset = _load(run, loaded, data, split, unit, data_root, label_column)
-    own = split == "test" and _is_test_set(run, dataset, by or ())
+    own = split == "test" and _is_test_set(run, dataset)
     if split == "test" and not own and is_held_out(dataset):
         _refuse_other_split(run, dataset, unit)
     at = _thresholds(run, loaded, threshold, threshold_from, data_root, label_column)
@@ -226,17 +226,16 @@ def _load(
     return part(unit=unit)
 
 
-def _is_test_set(run: Path, dataset: DataSet, by: Sequence[str]) -> bool:
+def _is_test_set(run: Path, dataset: DataSet) -> bool:
     """Whether these are the test records of the run, by content: a path may lead elsewhere.
 
-    Columns of sub-groups may have been added since. A folder without the run's facts has only its
-    statement: the name and size of the test set, which do not tell how it was held out.
+    Columns, such as those of sub-groups, may have changed since. A folder without the run's facts
+    has only its statement: the name and size of the test set, not how it was held out.
     """
     folder = RunFolder(run)
     if folder.started:
-        known = folder.read_facts().get("non_private_test_fingerprint")
-        columns = {name: values for name, values in dataset.columns.items() if name not in by}
-        return known in (dataset.fingerprint(), replace(dataset, columns=columns).fingerprint())
+        known = folder.read_facts().get("non_private_test_records")
+        return known == replace(dataset, columns={}).fingerprint()
     stated = _statement(folder).get("evaluated_on")
     if is_held_out(dataset) or not isinstance(stated, dict):
         return False

@@ -26,6 +26,7 @@ import hashlib
 import platform
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
         "initial_tensors": initial_tensors(prepared.model),
         "non_private_fingerprint": prepared.train.fingerprint(),
         "non_private_test_fingerprint": prepared.test.fingerprint(),
+        "non_private_test_records": replace(prepared.test, columns={}).fingerprint(),
     }
 
 
