@@ -132,7 +132,7 @@ def charged_at_each_gather(ranks: Ranks, path: Any) -> list[int]:
         oracle = sized_oracle(nn.Linear(4, 3).double(), cross_entropy, plan, ranks=ranks,
                               ledger=ledger)  # fmt: skip
         for _ in range(2):
-            oracle.backward(*samples(len(units)), units)
+            oracle.backward(*samples(len(units)), units.clone())
     return seen
 
 
