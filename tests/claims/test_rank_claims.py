@@ -28,7 +28,8 @@ def noise_on(ranks: Ranks, kind: str = "standard") -> tuple[np.ndarray, int]:
     own = torch.arange(ranks.rank, 5, ranks.world)
     found = []
     for _ in range(2):
-        oracle.backward(torch.zeros(len(own), 60), torch.zeros(len(own), dtype=torch.long), own)
+        x, y = torch.zeros(len(own), 60), torch.zeros(len(own), dtype=torch.long)
+        oracle.backward(x, y, own.clone())
         found += [p.grad.flatten().numpy() * L for p in oracle.model.parameters()]
     return np.concatenate(found), len(oracle.ledger)
 
