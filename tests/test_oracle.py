@@ -183,6 +183,7 @@ def test_the_result_does_not_depend_on_the_physical_batch(
 
 
 @pytest.mark.parametrize(("engine", "method"), SERVED)
+@pytest.mark.slow
 def test_the_first_batch_chooses_the_physical_batch_size(engine: str, method: str) -> None:
     model, (x, y) = nn.Linear(2, 2, bias=False).double(), samples(3, 2, 2)
     chosen = METHODS[method](0.1)

@@ -72,6 +72,7 @@ def test_bias_falls_and_noise_rises_with_c() -> None:
     assert noises[-1] > 2 * noises[0]
 
 
+@pytest.mark.slow
 def test_larger_batches_have_less_noise_at_the_same_epsilon() -> None:
     model, (x, y) = smooth_net(), samples(N)
     plan = private_plan(n=1000, accountant="rdp", delta=1e-4)

@@ -251,6 +251,7 @@ def test_what_is_not_private_says_so() -> None:
 
 
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-sat", "bam-exact"])
+@pytest.mark.slow
 def test_the_theorem_in_float32_on_a_resnet(method: str) -> None:
     """Both engines and both routes on a convolutional net with norms and standardised weights."""
     model = build_model("resnet9", in_channels=3, image_size=8, num_classes=4, width=0.125, seed=0)

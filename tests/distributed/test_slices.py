@@ -201,6 +201,7 @@ def numbers(value: Any) -> list[float]:
         pytest.param("dp-sgd", 9, 4, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_measurements_and_releases_are_those_of_one_process(method, batch_size, world):
     alone = watched(Ranks(), method, batch_size)
     assert all(len(part) == 4 for part in alone)

@@ -75,6 +75,7 @@ def test_some_queries_at_a_time_agree(
 
 
 @pytest.mark.parametrize("queries", [16, 4096])
+@pytest.mark.slow
 def test_memory_of_exact_BAM_is_linear_in_the_length_by_parts_alone(
     queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

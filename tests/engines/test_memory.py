@@ -19,6 +19,7 @@ def batch(rows: int) -> PhysicalBatch:
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
 def test_chosen_batch_size_fits_and_uses_most_of_the_limit(name: str) -> None:
     limit = 12 * 2**20
     engine = FusedEngine(SmallCNN(), nn.CrossEntropyLoss(reduction="none"))

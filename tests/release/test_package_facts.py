@@ -138,6 +138,7 @@ def completed(words: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_the_shell_completes_commands_and_flags() -> None:
     assert completed("dpbam tr") == ["train"]
     assert completed("dpbam train --noise-m") == ["--noise-multiplier"]

@@ -109,6 +109,7 @@ def test_a_study_of_lambda_shares_the_runs_at_the_default():
     assert all(runs[run.name] == run.config for run in same)
 
 
+@pytest.mark.slow
 def test_desk_scale_calibrates():
     recipe = load_recipe("table1-cifar10", "desk")
     config = recipe.runs(1)[0].config
@@ -118,6 +119,7 @@ def test_desk_scale_calibrates():
     assert plan.noise_multiplier == pytest.approx(0.629, abs=0.001)
 
 
+@pytest.mark.slow
 def test_desk_scale_tunes_dp_sgd_no_less_than_the_others():
     table = load_recipe("table1-cifar10", "desk")
     names = [

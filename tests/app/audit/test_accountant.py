@@ -26,6 +26,7 @@ def _coarse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("charges", "delta"), CASES)
+@pytest.mark.slow
 def test_bracket_holds_the_accountants_epsilon(charges: list[Charge], delta: float) -> None:
     low, high = bracket(charges, delta)
     epsilon = total_epsilon(charges, delta)

@@ -35,6 +35,7 @@ def test_the_claim_stands_and_half_the_noise_is_refuted(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("canary", CANARIES)
+@pytest.mark.slow
 def test_one_run_with_many_canaries_stands(canary: str) -> None:
     target = Target(canary=canary, canaries=20, n=60, batch_size=12, steps=3, engine="functional")
     result = audit(target)
@@ -88,6 +89,7 @@ def test_noise_at_nine_tenths_is_refuted_by_the_mean_difference(
     assert "do not release" in found.meaning
 
 
+@pytest.mark.slow
 def test_subsampled_scores_are_not_taken_for_gaussian_ones() -> None:
     target = Target(canaries=50, n=100, batch_size=50)
     assert [b.name for b in audit(target).bounds] == ["one-run f-DP", "one-run"]

@@ -112,6 +112,7 @@ def test_shadow_models_attack_the_released_model(run: Path, tmp_path: Path) -> N
     save_roc([found], tmp_path / "roc.svg")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_attacked_is_refused_in_one_sentence(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

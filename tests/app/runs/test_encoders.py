@@ -142,6 +142,7 @@ def write_pixels(place, count):
     return place
 
 
+@pytest.mark.slow
 def test_runs_share_the_features_of_one_cache(config, tmp_path, monkeypatch):
     shared = config.replace(feature_cache=tmp_path / "shared", epochs=0.2)
     execute(shared, tmp_path / "first")
@@ -202,6 +203,7 @@ def test_changed_public_weights_are_refused_on_resume(config, encoder, tmp_path)
         execute(stored_config(out), out, resume=True)
 
 
+@pytest.mark.slow
 def test_low_rank_updates_are_saved_and_loaded(config, tmp_path):
     vit = save_encoder(tmp_path / "vit")
     out, changes = tmp_path / "run", {"model": f"hf:{vit}", "train": "lora"}

@@ -221,6 +221,7 @@ def test_the_card_has_what_the_model_gives_and_what_its_outputs_mean(plain, task
 
 
 @pytest.mark.parametrize(("to", "library"), [("hf", "transformers"), ("safetensors", "dpbam")])
+@pytest.mark.slow
 def test_the_card_of_an_export_loads_what_is_there(encoder, to, library, tmp_path):
     folder, _ = export(encoder, to, tmp_path / "out")
     text = (folder / "README.md").read_text()

@@ -168,6 +168,7 @@ MORE = [choice for choice in CHOICES if choice not in SAMPLED]
     ("sampler", "pruner"),
     [*SAMPLED, *(pytest.param(*choice, marks=pytest.mark.slow) for choice in MORE)],
 )
+@pytest.mark.slow
 def test_lambda_is_searched_with_the_best_of_the_first_stage(
     sampler: str, pruner: str, stub: list[Any], tmp_path: Path
 ) -> None:

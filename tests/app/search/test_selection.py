@@ -58,6 +58,7 @@ def test_a_search_costs_more_with_every_addition() -> None:
     assert search_epsilon(TRIAL, 1e-5, Repetitions(8.0), score_noise=5.0) > base
 
 
+@pytest.mark.slow
 def test_calibration_keeps_within_the_target_and_wastes_little() -> None:
     how = {"stages": 2, "score_noise": 20.0}
     repetitions = Repetitions(5.0)

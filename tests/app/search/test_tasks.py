@@ -39,6 +39,7 @@ def a_search(task: str, folder: Path, **changes: Any) -> Search:
 @pytest.mark.parametrize(
     "task", [pytest.param(t, marks=() if t in QUICK else pytest.mark.slow) for t in TASKS]
 )
+@pytest.mark.slow
 def test_a_search_finds_and_publishes_the_best_model_of_a_task(
     task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
