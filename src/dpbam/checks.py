@@ -156,7 +156,7 @@ class GivenBatches:
     same sample again, which costs more: k releases of one sample are one at sigma / sqrt(k).
 
     Guarantee: the tensors of a released step, the same objects and not changed in place since, are
-    refused in another step: all of inputs and targets together, or units alone.
+    refused in another step: all of the inputs together, or units alone.
 
     Assumptions: copies and views of a whole batch are not recognised; drawing a new one for each
     step is the caller's part. At q = 1 every batch is the whole data set, and may be the same.
@@ -172,9 +172,9 @@ class GivenBatches:
         """Return the object of a ledger."""
         return _GIVEN.setdefault(ledger, cls())
 
-    def has(self, inputs: object, targets: object, units: Tensor | None) -> bool:
+    def has(self, inputs: object, units: Tensor | None) -> bool:
         """Whether a step was given these records, or these owners, as the same tensors."""
-        return self._know((inputs, targets)) or self._know(units)
+        return self._know(inputs) or self._know(units)
 
     def add(self, *given: object) -> None:
         for tensor in _tensors(given):

@@ -273,7 +273,7 @@ class PrivateGradientOracle:
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         watched, releasing = self.observer is not None, self.statistics is not None
         given = GivenBatches.of(self.ledger)
-        again = self._drawn and given.has(inputs, targets, units)
+        again = self._drawn and given.has(inputs, units)
         replayed = self.ledger.entry(self.stream, self.step) is not None  # on the leader
         counted = batch.size, again, replayed, watched, releasing
         size, repeats, replays, *alike = map(int, self.ranks.sums(*counted))  # of all ranks
@@ -304,7 +304,7 @@ class PrivateGradientOracle:
             self.observer.finish(self.ranks.total(clipped), released)
         self._write(released)
         self._sizes.count(size)
-        given.add(inputs, targets, units)
+        given.add(inputs, units)
 
     @property
     def _drawn(self) -> bool:

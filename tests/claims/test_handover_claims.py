@@ -113,6 +113,7 @@ def check_a_batch_is_part_of_one_step() -> None:
     assert steps_until_refused(other, [second, first], words) == 1
     copied = (first[0].clone(), first[1], first[2])
     assert steps_until_refused(other, [copied], words) == 1  # by its units
+    assert steps_until_refused(other, [(first[0], first[1].clone())], words) == 1  # by its inputs
     first[0].mul_(2)
     other.backward(*first[:2])
 

@@ -354,6 +354,21 @@ class Reusing(Classifier):
         self.log_dict({"other": 0.2}, on_epoch=True)
 
 
+class SecondOrder(Classifier):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), max_iter=3)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_an_optimiser_that_evaluates_a_batch_again_is_refused(
+    tmp_path: Path, precision: str
+) -> None:
+    model, loader = private(tmp_path, SecondOrder())
+    with pytest.raises(PlanViolationError, match="part of a step before"):
+        trainer(tmp_path, max_epochs=1, precision=precision).fit(model, loader)
+    assert len(model.oracle.ledger) == 1
+
+
 def test_a_validation_step_may_use_the_training_step(tmp_path: Path) -> None:
     model, loader = private(tmp_path, Reusing())
     ours = trainer(tmp_path, max_epochs=1)

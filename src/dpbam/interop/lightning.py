@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from dpbam.checks import check_new
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.interop import trainers
 from dpbam.loading import refuse_sampler
@@ -207,13 +208,14 @@ class _Losses(nn.Module):
 class _Sealed:
     """A batch that Lightning moves to a device; its hooks and callbacks are not to open it.
 
-    They would see all records at once, and could let one change the others.
+    They would see all records at once, and could let one change the others. It is opened once: one
+    sample is one step.
     """
 
-    __slots__ = ("__batch",)
+    __slots__ = ("__batch", "__opened")
 
     def __init__(self, batch: Any) -> None:
-        self.__batch = batch
+        self.__batch, self.__opened = batch, False
 
     def to(self, device: Any, **options: Any) -> _Sealed:
         return _Sealed(map_rows(lambda t: t.to(device, **options), self.__batch))
@@ -223,6 +225,8 @@ class _Sealed:
 
     def opened(self, dtype: torch.dtype | None) -> Any:
         """Return the batch, its real numbers in the precision of the Trainer."""
+        check_new(int(self.__opened))
+        self.__opened = True
         if dtype is None:
             return self.__batch
         return map_rows(lambda t: t.to(dtype) if t.is_floating_point() else t, self.__batch)
