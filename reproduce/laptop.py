@@ -6,7 +6,7 @@ Boneh 2021). From CIFAR-10, one linear layer is learnt and nothing else:
 1. Scattering maps of each image (:mod:`dpbam.features.wavelets`): 243 channels of 8 x 8.
 2. Their square root, which reduces strong contrasts relative to weak ones.
 3. Principal axes of the channels, whitened. Their covariance is measured on *synthetic* images,
-   dead leaves (:mod:`dpbam.features.leaves`), which have the statistics of photographs and are public.
+   dead leaves (:mod:`dpbam.features.leaves`), with the statistics of photographs, and public.
 4. The mean over an image and its mirror image: half the numbers, and half the weights to noise.
 5. All images scaled to the same norm, and rounded to 8 bits with a fixed step.
 

@@ -4,8 +4,8 @@ The session runs on one row at a time: it is called once per record, with a batc
 operator can mix records whatever the graph contains. A graph that draws random numbers would make
 features depend on what was computed before; it is refused.
 
-Next to the file is a ``preprocessor_config.json``, as image models have it: size, mean and deviation
-of the channels. Needs ``dpbam[onnx]``.
+Next to the file is a ``preprocessor_config.json``, as image models have it: size, mean and
+deviation of the channels. Needs ``dpbam[onnx]``.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class OnnxFeatures:
     except the state of random operators, which :meth:`_check` looks for.
 
     Proof: the session gets one row per run, resized and normalised by matrices that depend on the
-    preprocessing's constants alone; a graph is refused whose two passes over one synthetic row, with
-    another row between them, differ in a bit.
+    preprocessing's constants alone; a graph is refused whose two passes over one synthetic row,
+    with another row between them, differ in a bit.
 
     Raises:
         ValueError: if the file cannot be used; one sentence.
