@@ -38,6 +38,12 @@ PROMISES = (
             "method, engine and kind of clipping",
             ("test_one_unit_moves_the_sum_by_at_most_c", "check_of", "parts_of",
              "check_batch_norm_is_refused")),
+    Promise("one unit moves the moments of the closed-form head by at most their bound, jointly, and "
+            "the release is charged as it is noised",
+            ("check_one_unit_moves_the_moments_by_at_most_the_bound",
+             "check_one_patient_moves_the_moments_by_at_most_the_bound",
+             "check_the_release_is_charged_as_it_is_noised",
+             "check_an_attack_comes_near_the_claim_and_not_beyond")),
     Promise("what is read of a record depends on the record and its own key alone",
             ("check_the_draws_of_a_record_are_its_own",
              "check_the_draws_change_from_step_to_step",
