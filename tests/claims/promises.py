@@ -117,6 +117,12 @@ PROMISES = (
             ("check_micro_batches", "check_one_mask_for_both_gradients")),
     Promise("every step is charged before it is released",
             ("check_ledger_comes_first", "check_replays", "check_a_lost_line_end")),
+    Promise("a ledger's file has one writer at a time, is read again when it grew, and is never "
+            "continued without what it held",
+            ("check_one_process_writes_at_a_time",
+             "check_a_forked_child_does_not_write_for_its_parent",
+             "check_a_lost_file_is_not_continued", "check_a_reader_changes_nothing",
+             "check_a_line_counts_once_and_says_one_thing")),
     Promise("the accountant composes all steps, and calibration stays within the target",
             ("check_accountant_composes_every_step", "check_calibration",
              "check_second_accountant")),
