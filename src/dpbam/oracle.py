@@ -43,7 +43,7 @@ from dpbam.engines.memory import Fit
 from dpbam.errors import ArgumentError
 from dpbam.filters import Filter
 from dpbam.loading import PoissonBatches
-from dpbam.methods import DPSGD, History, Method
+from dpbam.methods import DPSGD, History, Method, present
 from dpbam.nn import check_model, check_trainable
 from dpbam.observers import JointRelease, Observer, PerSample, StepFacts, each, watching
 from dpbam.params import (
@@ -177,13 +177,14 @@ class PrivateGradientOracle:
             )
         check_model(model)
         check_trainable(model)
-        self.model, self.plan, self.method = model, plan, method or DPSGD()
-        self.clipping = clipping or plan.clipper()
+        self.model, self.plan = model, plan
+        self.method = DPSGD() if method is None else method
+        self.clipping = plan.clipper() if clipping is None else clipping
         self.sampling = _validate.one_of("sampling", sampling, SAMPLINGS)
         self.randomness = Randomness(seed)
         own_seed = seed if noise_seed is None else noise_seed
         self.noise = make_noise(noise, own_seed) if isinstance(noise, str) else noise
-        self.filter = filter or self.method.filter()
+        self.filter = self.method.filter() if filter is None else filter
         self.ledger = plan.ledger() if ledger is None else ledger
         self.statistics, self.observer, self.ranks = statistics, observer, ranks or Ranks()
         self.step = 0
@@ -269,7 +270,8 @@ class PrivateGradientOracle:
         check_unchanged(self._names, trainable(self.model))
         self._warn_unmoved()
         check_units(self.plan, units, self.ranks)
-        lam = self.lam()
+        self._present = method = present(self.method, self._public_history())
+        lam = self._lam_of(method)
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         watched, releasing = self.observer is not None, self.statistics is not None
         given = GivenBatches.of(self.ledger)
@@ -284,11 +286,11 @@ class PrivateGradientOracle:
         batch = batch.keyed(self.randomness, self.step)
         if self.physical_batch_size is None and len(batch.ids):
             self.fit(inputs, targets)
-        self._present = method = self.method.at(self._public_history())
         ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         facts = StepFacts(
-            self.step, self.plan, method, lam, self._previous, self._sensitivity(),
-            shifted=ascent is not None,
+            self.step, self.plan, method, lam, self._previous,
+            sensitivity=self.clipping.sensitivity * self.plan.clip_factor_at(self.step),
+            shift=None if ascent is None else {n: s.clone() for n, s in ascent.items()},
             whole=self.ranks.world == 1 and self._computation.is_whole(batch),
             zeros=lambda: zeros(trainable(self.model)),
             batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
@@ -323,10 +325,10 @@ class PrivateGradientOracle:
             empty = torch.zeros(self.clipping.coordinates, device=device_of(self.model))
             total |= doubled({_EXTRA: empty})
         wants_plain = self.observer in watchers and self.observer.wants_plain
-        per_unit, phi = self._present.per_unit, self.plan.clip_factor_at(self.step)
+        method, phi = self._present, self.plan.clip_factor_at(self.step)
         sensitivity = self.clipping.sensitivity
         for physical in self._computation.physical(batch):
-            directions = self.engine.directions(physical, per_unit, lam, plain=wants_plain)
+            directions = self.engine.directions(physical, method, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
             scaled = norms / phi if phi != 1 else norms
             factors = self.clipping.factors(scaled)  # [G, U]
@@ -395,7 +397,11 @@ class PrivateGradientOracle:
 
     def lam(self) -> float:
         """Return lambda at the present step and parameters; public, as they are."""
-        return self.method.lam_at(self.step, self._theta())
+        return self._lam_of(present(self.method, self._public_history()))
+
+    def _lam_of(self, method: Method) -> float:
+        lam = method.lam_at(self.step, self._theta())  # a schedule, or a method of the user's own
+        return _validate.non_negative(f"lam of {method.name} at step {self.step}", lam)
 
     def _public_history(self) -> History:
         gradients, parameters = zip(*self._history, strict=True) if self._history else ((), ())
@@ -415,12 +421,13 @@ class PrivateGradientOracle:
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         if self.physical_batch_size is None:
             self.fit(inputs, targets)
-        lam, method = self.lam(), self.method.at(self._public_history())
+        method = present(self.method, self._public_history())
+        lam = self._lam_of(method)
         ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         with shifted(trainable(self.model), ascent):
             keyed = batch.keyed(self.randomness, self.step)
             found = [
-                each(self.engine.directions(physical, method.per_unit, lam))
+                each(self.engine.directions(physical, method, lam))
                 for physical in self._computation.physical(keyed)
             ]
         return PerSample.joined(found, batch.counts.argsort(stable=True))
@@ -431,7 +438,7 @@ class PrivateGradientOracle:
         It is measured on copies of the first sample, whose values do not matter. The first batch
         does this by itself; the same model and limit give the same size on every machine.
         """
-        return self._computation.fit(inputs, targets, self.method.per_unit, self.lam())
+        return self._computation.fit(inputs, targets, self._present, self.lam())
 
     def _for_ascent(self, batch: LogicalBatch) -> Params:
         """Return g_hat for SAM's ascent; refuse it under a private plan."""
@@ -453,13 +460,13 @@ class PrivateGradientOracle:
         noised = self._noised(clipped, std, "noise").items()  # once per logical batch
         own = {n: s / self.plan.batch_size for n, s in noised}  # never the realised
         del noised
-        sums = self.statistics.sums() if self.statistics else {}
+        sums = {} if self.statistics is None else self.statistics.sums()
         if sums:
             check_deviations(self.ranks, {k: std for k, (_, std) in sums.items()})
         extra = {k: self._noised(*sums[k], f"statistics-{k}") for k in sums}
         replayed = self._replayed([own, *extra.values()])
         self.ranks.from_leader(lambda: self._charge(replayed))  # the others wait for it
-        if self.statistics:
+        if self.statistics is not None:
             whole = {k: self.ranks.gathered(extra[k], sums[k][0]) for k in sums}
             self.statistics.publish({n: s for part in whole.values() for n, s in part.items()})
         return self.ranks.gathered(own, clipped)
@@ -489,7 +496,7 @@ class PrivateGradientOracle:
 
     def _write(self, released: Params) -> None:
         """Write into ``.grad`` what is on the ledger, filtered."""
-        written = self.filter.apply(released) if self.filter else released
+        written = released if self.filter is None else self.filter.apply(released)
         for name, parameter in trainable(self.model).items():
             parameter.grad = written[name].to(parameter.dtype)
         self._moments = moments(trainable(self.model))
@@ -507,7 +514,7 @@ class PrivateGradientOracle:
         is ``before``, the ledger's name for the release that the plan has before the first step.
         """
         parts = {f"clipping/{k}": v for k, v in self.clipping.state_dict().items()}
-        if self.filter:
+        if self.filter is not None:
             parts |= {f"filter/{k}": v for k, v in self.filter.state_dict().items()}
         for k, (gradient, theta) in enumerate(self._history):
             parts |= {f"history/{k}/gradient/{n}": g for n, g in gradient.items()}
@@ -530,7 +537,7 @@ class PrivateGradientOracle:
         parts = state.get("parts", {})
         if clipping := _below(parts, "clipping/"):
             self.clipping.load_state_dict(clipping)
-        if self.filter:
+        if self.filter is not None:
             self.filter.load_state_dict(_below(parts, "filter/"))
         pairs = [_below(parts, f"history/{k}/") for k in range(self.method.remembers)]
         self._history = [(_below(p, "gradient/"), _below(p, "theta/")) for p in pairs if p]

@@ -38,6 +38,12 @@ PROMISES = (
             "method, engine and kind of clipping",
             ("test_one_unit_moves_the_sum_by_at_most_c", "check_of", "parts_of",
              "check_batch_norm_is_refused")),
+    Promise("a method of the user's own: its direction is what is summed, as it was measured, and "
+            "carries nothing to another unit or into the model",
+            ("check_the_direction_in_force_is_summed",
+             "check_a_direction_is_summed_as_it_was_measured",
+             "check_a_method_writes_nothing_into_the_model",
+             "check_a_method_carries_nothing_from_unit_to_unit")),
     Promise("what is read of a record depends on the record and its own key alone",
             ("check_the_draws_of_a_record_are_its_own",
              "check_the_draws_change_from_step_to_step",
