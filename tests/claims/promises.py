@@ -123,6 +123,14 @@ PROMISES = (
             ("check_micro_batches", "check_one_mask_for_both_gradients")),
     Promise("every step is charged before it is released",
             ("check_ledger_comes_first", "check_replays", "check_a_lost_line_end")),
+    Promise("code of the user that raises, or Ctrl-C: before the charge nothing is spent, after it "
+            "the step is taken and the next one possible, with noise of its own; observers and "
+            "filters get copies",
+            ("check_what_raises_before_the_charge_costs_nothing",
+             "check_what_raises_after_the_charge_leaves_a_step_that_is_taken",
+             "check_a_charged_step_is_taken_again_on_resume",
+             "check_a_replay_that_is_interrupted_is_replayed",
+             "check_observers_and_filters_get_copies")),
     Promise("the accountant composes all steps, and calibration stays within the target",
             ("check_accountant_composes_every_step", "check_calibration",
              "check_second_accountant")),
