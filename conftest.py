@@ -9,7 +9,7 @@ import secrets
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,24 +91,6 @@ def _read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digits, "_split", cache(digits._split))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _accounted_once() -> Iterator[None]:
-    """Compute dp_accounting's Renyi divergence of a step once per rate, sigma and order.
-
-    Its only part in pure Python: a tenth of a second per epsilon, which tests ask for at each step.
-    """
-    from dp_accounting.rdp import rdp_privacy_accountant
-
-    name = "_compute_log_a"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            rdp_privacy_accountant,
-            name,
-            lru_cache(maxsize=2**17)(getattr(rdp_privacy_accountant, name)),
-        )
         yield
 
 

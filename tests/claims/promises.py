@@ -131,6 +131,12 @@ PROMISES = (
              "check_a_charged_step_is_taken_again_on_resume",
              "check_a_replay_that_is_interrupted_is_replayed",
              "check_observers_and_filters_get_copies")),
+    Promise("a ledger's file has one writer at a time, is read again when it grew, and is never "
+            "continued without what it held",
+            ("check_one_process_writes_at_a_time",
+             "check_a_forked_child_does_not_write_for_its_parent",
+             "check_a_lost_file_is_not_continued", "check_a_reader_changes_nothing",
+             "check_a_line_counts_once_and_says_one_thing")),
     Promise("the accountant composes all steps, and calibration stays within the target",
             ("check_accountant_composes_every_step", "check_calibration",
              "check_second_accountant")),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,11 +161,14 @@ class _Session:
         self._saved = (time.monotonic(), -1)  # when, and at which step
 
     def run(self) -> RunResult:
+        with closing(self._ledger()) as ledger:  # another process may then resume the run
+            return self._run(ledger)
+
+    def _run(self, ledger: Ledger) -> RunResult:
         from dpbam.app.runs import checkpoint
 
         config, plan = self.prepared.config, self.prepared.plan
         latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
-        ledger = self._ledger()
         lens = _lens(self.prepared, self.recorder.on_bias)
         oracle = self.prepared.oracle(ledger, lens, self.recorder.on_release, self.ranks)
         fit = self.prepared.fit(oracle)
