@@ -109,7 +109,7 @@ class RunConfig(BaseModel):
     clip_schedule: Factors = _privacy("Factors on C likewise; the noise follows C.", (1.0,))
     unit: str | None = _privacy(
         "Whom privacy is promised to: record, or a COLUMN.",
-        unset="record; patient for DICOM files",
+        unset="record; patient for DICOM files; to be named if the data names owners",
     )
     allow_shared_units: bool = _privacy(
         "Train although units of privacy, or patients, are in both training and test set.", False
