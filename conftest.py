@@ -9,7 +9,6 @@ import secrets
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +80,6 @@ def _present_devices() -> Iterator[None]:
         for device in (torch.cuda, torch.xpu, torch.mtia):
             if not device.is_available():
                 patch.setattr(device, "manual_seed_all", lambda seed: None)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _read_once() -> Iterator[None]:
-    """Parse scikit-learn's digits once: else a quarter of a tiny training."""
-    from dpbam.data import digits
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digits, "_split", cache(digits._split))
         yield
 
 

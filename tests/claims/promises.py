@@ -98,6 +98,9 @@ PROMISES = (
             ("check_sampling_is_as_accounted", "check_secure_sampling")),
     Promise("a unit is one owner's records, and all of them",
             ("check_groups_are_sampled_as_groups", "check_everyone_has_a_name")),
+    Promise("the unit is never guessed to the weaker side: a data set that names owners is refused "
+            "until the unit is named",
+            ("check_a_run_does_not_guess_the_unit", "check_a_loop_does_not_guess_the_unit")),
     Promise("over ranks: the noise is there once, by coordinate, a unit counts once, all step "
             "alike",
             ("check_noise_over_ranks", "check_noise_is_keyed_by_coordinate",

@@ -243,9 +243,9 @@ class _Session:
         write_atomic(self.folder.config, self._resolved().to_toml())
 
     def _resolved(self) -> RunConfig:
-        """Return the configuration as asked for, with the delta and the unit that were chosen."""
-        asked = RunConfig.from_mapping(self.facts["config"])
-        return asked.replace(delta=self.prepared.plan.delta, unit=self.prepared.plan.unit)
+        """Return the configuration as asked for, with what was chosen in place of defaults."""
+        asked, plan = RunConfig.from_mapping(self.facts["config"]), self.prepared.plan
+        return asked.replace(delta=plan.delta, unit=plan.unit, batch_size=plan.batch_size)
 
     def _reserve(self, charges: int, ledger: Ledger, step: int) -> None:
         """Reserve what the run may take; which kind of step a lost one was is not known here."""
