@@ -27,7 +27,7 @@ from rich.progress import (
 )
 
 from dpbam.app.cli.boundary import INTERRUPTED
-from dpbam.app.cli.output import console, note, number, print_json, say
+from dpbam.app.cli.output import console, note, number, print_json, printable, say
 from dpbam.app.runs import RunConfig, RunResult
 from dpbam.app.runs.pool import StoppedError
 from dpbam.privacy.rounding import up
@@ -124,7 +124,7 @@ class RunsDisplay:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[now]}[/dim]"),
+            TextColumn("{task.fields[now]}", style="dim", markup=False),
             line=lambda task: f"{task.fields['count']} runs finished, now {task.fields['now']}",
             speed_estimate_period=600,
         )
@@ -156,7 +156,8 @@ class RunsDisplay:
         return f"{self._finished}/{len(self._names)}"
 
     def _update(self, now: str) -> None:
-        self._bar.update(self._task, completed=sum(self._done), count=self._count, now=now)
+        shown = printable(now)
+        self._bar.update(self._task, completed=sum(self._done), count=self._count, now=shown)
 
 
 def cost(config: RunConfig) -> float:

@@ -77,7 +77,7 @@ def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines
     elif quiet:
         spent = up(result.epsilon)
         value = metric_text(result.metric, result.score)
-        print(f"{metric_label(result.metric)} {value}, epsilon {spent}: {result.out}")
+        say(f"{metric_label(result.metric)} {value}, epsilon {spent}: {result.out}")
     else:
         say(facts(_summary(result, settings)))
 
