@@ -25,7 +25,9 @@ from typing import Any
 
 # What opens a construct within a line; a name never begins a line, so -, + and 1. are harmless.
 # An underscore within a word, as of patient_id, opens none.
-_MARKS = re.compile(r"[\\`*#\[\]<>|~&$@]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
+_MARKS = re.compile(
+    r"[\\`*#\[\]<>|~&$@]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE
+)
 _FORMULA = ("=", "+", "-", "@")
 
 
