@@ -304,6 +304,7 @@ def test_a_ledger_of_another_mechanism_is_refused(begun):
 
 def test_without_checkpoints_the_run_starts_over_and_pays_for_what_was_lost(begun):
     out = begun(seed=None, checkpoint_every=1000)
+    shutil.rmtree(out / "checkpoints")
     result = resume(out)
     assert (result.steps, result.charged) == (8, 12)
     assert result.epsilon == result.plan.epsilon(12)
