@@ -27,7 +27,7 @@ def run(
     experiment: Annotated[
         str,
         typer.Argument(
-            help="table1, fig1 to fig7, exact, lambda, flatness, tuning, or all; bias-methods.",
+            help="table1, pooled, fig1 to fig7, exact, lambda, flatness, tuning, all or others.",
             metavar="EXPERIMENT",
         ),
     ],
