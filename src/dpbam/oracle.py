@@ -48,11 +48,11 @@ from dpbam.nn import check_model, check_trainable
 from dpbam.observers import JointRelease, Observer, PerSample, StepFacts, each, watching
 from dpbam.params import (
     Params,
+    Snapshot,
     device_of,
     digest,
     doubled,
     joint_digest,
-    moments,
     shifted,
     trainable,
     zeros,
@@ -191,7 +191,7 @@ class PrivateGradientOracle:
         self.before = f"{self.stream}{BEFORE}"  # of the release that the plan has before step 0
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
         self._noise_std = 0.0
-        self._moments: dict[str, tuple[float, float]] = {}  # of the parameters, after a step
+        self._written: Snapshot | None = None  # the parameters when ``.grad`` was written
         self._warned = False
         self._present = self.method  # as it is at this step's history
         self._history: list[tuple[Params, Params]] = []  # released gradient, and theta there
@@ -374,8 +374,7 @@ class PrivateGradientOracle:
             >>> oracle.unmoved()
             ['bias']
         """
-        now = moments(trainable(self.model))
-        return [name for name, value in self._moments.items() if now.get(name) == value]
+        return [] if self._written is None else self._written.unmoved(trainable(self.model))
 
     def _warn_unmoved(self) -> None:
         """Warn once if a step of the optimiser has moved some trained parameters, not others."""
@@ -492,7 +491,7 @@ class PrivateGradientOracle:
         written = self.filter.apply(released) if self.filter else released
         for name, parameter in trainable(self.model).items():
             parameter.grad = written[name].to(parameter.dtype)
-        self._moments = moments(trainable(self.model))
+        self._written = Snapshot(trainable(self.model))
         if self.method.needs_previous:
             self._previous = {n: g.clone() for n, g in released.items()}
         if self.method.remembers:
@@ -526,7 +525,7 @@ class PrivateGradientOracle:
             check_resumed(self.plan, self.ledger, step)
         self.step = step
         self._previous, self._sizes = state["previous"], BatchSizes(self.plan)
-        self._moments = {}
+        self._written = None
         parts = state.get("parts", {})
         if clipping := _below(parts, "clipping/"):
             self.clipping.load_state_dict(clipping)

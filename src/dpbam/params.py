@@ -131,10 +131,41 @@ def digest(tree: Mapping[str, Tensor]) -> str:
     return state.hexdigest()
 
 
-def moments(tree: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
-    """Return the sum and the sum of squares of each entry: other values have others."""
-    wide = doubled({name: t.detach() for name, t in tree.items()})
-    return {name: (float(t.sum()), float(t.square().sum())) for name, t in wide.items()}
+class Snapshot:
+    """Recognises parameters that were not written to since, without a copy or a pass over them.
+
+    By torch's count of in-place changes; a write through ``.data``, which is not counted, shows in
+    the first entry, since a private gradient moves every entry. Good enough for a warning.
+
+    Example:
+        >>> w, b = torch.zeros(3), torch.zeros(2)
+        >>> before = Snapshot({"w": w, "b": b})
+        >>> _ = w.add_(1)
+        >>> before.unmoved({"w": w, "b": b})
+        ['b']
+    """
+
+    def __init__(self, tree: Mapping[str, Tensor]) -> None:
+        self._versions = {name: t._version for name, t in tree.items()}
+        self._first = _first_entries(tree)
+
+    def unmoved(self, tree: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of those that are as they were."""
+        still = [n for n, t in tree.items() if self._versions.get(n) == t._version]
+        if not still:  # the usual case: the device is not asked
+            return still
+        same = (_first_entries(tree) == self._first).tolist()
+        moved = {n for n, as_before in zip(_not_empty(tree), same, strict=True) if not as_before}
+        return [n for n in still if n not in moved]
+
+
+def _not_empty(tree: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, t in tree.items() if t.numel()]
+
+
+def _first_entries(tree: Mapping[str, Tensor]) -> Tensor:
+    first = [tree[name].detach()[(0,) * tree[name].ndim] for name in _not_empty(tree)]
+    return torch.stack([t.to(first[0].device) for t in first]) if first else torch.zeros(0)
 
 
 def joint_digest(*digests: str) -> str:
