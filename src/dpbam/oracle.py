@@ -49,11 +49,14 @@ from dpbam.observers import JointRelease, Observer, PerSample, StepFacts, each, 
 from dpbam.params import (
     Params,
     Snapshot,
+    add_into,
+    cast,
     device_of,
     digest,
-    doubled,
+    elementwise,
     joint_digest,
     shifted,
+    sum_of_none,
     trainable,
     zeros,
 )
@@ -318,10 +321,11 @@ class PrivateGradientOracle:
 
         A clip schedule scales both by phi: with norms / phi, a unit's part is at most phi C.
         """
-        total = doubled(zeros(trainable(self.model)))
+        summed: dict[str, Tensor] = dict(trainable(self.model))
         if self.clipping.coordinates:
-            empty = torch.zeros(self.clipping.coordinates, device=device_of(self.model))
-            total |= doubled({_EXTRA: empty})
+            extra_sum = torch.zeros(self.clipping.coordinates, device=device_of(self.model))
+            summed[_EXTRA] = extra_sum
+        total = sum_of_none(summed)
         wants_plain = self.observer in watchers and self.observer.wants_plain
         per_unit, phi = self._present.per_unit, self.plan.clip_factor_at(self.step)
         sensitivity = self.clipping.sensitivity
@@ -337,8 +341,7 @@ class PrivateGradientOracle:
             if extra is not None:
                 total[_EXTRA] += phi * extra.to(total[_EXTRA].dtype).sum(1)
             for some in portions(factors):
-                for name, part in directions.weighted_sum(some).items():
-                    total[name] += part
+                add_into(total, directions.weighted_sum(some))
             for watcher in watchers:
                 watcher.observe(directions, norms, factors)
         check_fixed(self.clipping, sensitivity)
@@ -449,8 +452,8 @@ class PrivateGradientOracle:
         when the leader has charged the step are the parts put together.
         """
         std = self.plan.noise_multiplier_at(self.step) * self._sensitivity()  # sigma_t C_t
-        noised = self._noised(clipped, std, "noise").items()  # once per logical batch
-        own = {n: s / self.plan.batch_size for n, s in noised}  # never the realised
+        noised = self._noised(clipped, std, "noise")  # once per logical batch
+        own = elementwise(lambda s: s / self.plan.batch_size, noised)  # never the realised
         del noised
         sums = self.statistics.sums() if self.statistics else {}
         if sums:
@@ -489,11 +492,12 @@ class PrivateGradientOracle:
     def _write(self, released: Params) -> None:
         """Write into ``.grad`` what is on the ledger, filtered."""
         written = self.filter.apply(released) if self.filter else released
-        for name, parameter in trainable(self.model).items():
-            parameter.grad = written[name].to(parameter.dtype)
+        parameters = trainable(self.model)
+        for name, gradient in cast(written, parameters).items():
+            parameters[name].grad = gradient
         self._written = Snapshot(trainable(self.model))
         if self.method.needs_previous:
-            self._previous = {n: g.clone() for n, g in released.items()}
+            self._previous = elementwise(torch.clone, released)
         if self.method.remembers:
             theta = {n: p.detach().clone() for n, p in trainable(self.model).items()}
             self._history = [*self._history, ({**released}, theta)][-self.method.remembers :]
