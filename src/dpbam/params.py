@@ -87,7 +87,7 @@ def joined(tree: Mapping[str, Tensor]) -> Tensor:
 
 def separated(vector: Tensor, like: Mapping[str, Tensor]) -> Params:
     """Return views of the vector, shaped as ``like``: the inverse of :func:`joined`."""
-    parts = vector.split([t.numel() for t in like.values()])
+    parts = torch.split(vector, [t.numel() for t in like.values()])
     return {name: t.view(like[name].shape) for name, t in zip(like, parts, strict=True)}
 
 
