@@ -49,12 +49,15 @@ from dpbam.nn import check_model, check_trainable
 from dpbam.observers import JointRelease, Observer, PerSample, StepFacts, each, watching
 from dpbam.params import (
     Params,
+    Snapshot,
+    add_into,
+    cast,
     device_of,
     digest,
-    doubled,
+    elementwise,
     joint_digest,
-    moments,
     shifted,
+    sum_of_none,
     trainable,
     zeros,
 )
@@ -219,7 +222,7 @@ class PrivateGradientOracle:
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
         self._noise_std = 0.0
         self._attempt: _Attempt | None = None  # a step that was interrupted, until it is settled
-        self._moments: dict[str, tuple[float, float]] = {}  # of the parameters, after a step
+        self._written: Snapshot | None = None  # the parameters when ``.grad`` was written
         self._warned = False
         self._present = self.method  # as it is at this step's history
         self._history: list[tuple[Params, Params]] = []  # released gradient, and theta there
@@ -422,10 +425,11 @@ class PrivateGradientOracle:
 
         A clip schedule scales both by phi: with norms / phi, a unit's part is at most phi C.
         """
-        total = doubled(zeros(trainable(self.model)))
+        summed: dict[str, Tensor] = dict(trainable(self.model))
         if self.clipping.coordinates:
-            empty = torch.zeros(self.clipping.coordinates, device=device_of(self.model))
-            total |= doubled({_EXTRA: empty})
+            extra_sum = torch.zeros(self.clipping.coordinates, device=device_of(self.model))
+            summed[_EXTRA] = extra_sum
+        total = sum_of_none(summed)
         wants_plain = self.observer in watchers and self.observer.wants_plain
         method, phi = self._present, self.plan.clip_factor_at(self.step)
         sensitivity = self.clipping.sensitivity
@@ -441,8 +445,7 @@ class PrivateGradientOracle:
             if extra is not None:
                 total[_EXTRA] += phi * extra.to(total[_EXTRA].dtype).sum(1)
             for some in portions(factors):
-                for name, part in directions.weighted_sum(some).items():
-                    total[name] += part
+                add_into(total, directions.weighted_sum(some))
             for watcher in watchers:  # copies: none changes what the next one sees
                 watcher.observe(directions, norms.clone(), factors.clone())
         check_fixed(self.clipping, sensitivity)
@@ -472,8 +475,7 @@ class PrivateGradientOracle:
             >>> oracle.unmoved()
             ['bias']
         """
-        now = moments(trainable(self.model))
-        return [name for name, value in self._moments.items() if now.get(name) == value]
+        return [] if self._written is None else self._written.unmoved(trainable(self.model))
 
     def _warn_unmoved(self) -> None:
         """Warn once if a step of the optimiser has moved some trained parameters, not others."""
@@ -553,8 +555,8 @@ class PrivateGradientOracle:
         when the leader has charged the step are the parts put together.
         """
         std = self.plan.noise_multiplier_at(self.step) * self._sensitivity()  # sigma_t C_t
-        noised = self._noised(clipped, std, "noise").items()  # once per logical batch
-        own = {n: s / self.plan.batch_size for n, s in noised}  # never the realised
+        noised = self._noised(clipped, std, "noise")  # once per logical batch
+        own = elementwise(lambda s: s / self.plan.batch_size, noised)  # never the realised
         del noised
         sums = {} if self.statistics is None else self.statistics.sums()
         if sums:
@@ -604,9 +606,9 @@ class PrivateGradientOracle:
         parameters = trainable(self.model)
         for parameter in parameters.values():
             parameter.grad = None
-        self._moments = moments(parameters)
+        self._written = Snapshot(parameters)
         written = released if self.filter is None else self.filter.apply(_copied(released))
-        gradients = {n: written[n].to(p.dtype) for n, p in parameters.items()}
+        gradients = cast(written, parameters)
         for name, parameter in parameters.items():
             parameter.grad = gradients[name]
 
@@ -636,7 +638,7 @@ class PrivateGradientOracle:
             check_resumed(self.plan, self.ledger, step)
         self.step, self._attempt = step, None
         self._previous, self._sizes = state["previous"], BatchSizes(self.plan)
-        self._moments = {}
+        self._written = None
         parts = state.get("parts", {})
         if clipping := _below(parts, "clipping/"):
             self.clipping.load_state_dict(clipping)
@@ -666,7 +668,7 @@ class PrivateGradientOracle:
 
 def _copied(tree: Params) -> Params:
     """Copy what others get, so that they cannot change what the oracle uses."""
-    return {n: t.clone() for n, t in tree.items()}
+    return elementwise(torch.clone, tree)
 
 
 def _below(parts: Mapping[str, Tensor], prefix: str) -> Params:
