@@ -255,7 +255,7 @@ def prepare(
         label_columns=config.label_columns,
         dicom_window=config.dicom_window,
     )
-    unit = config.unit or train.unit
+    unit = train.chosen_unit(config.unit)
     if not config.allow_shared_units:
         _refuse_shared(train, test, unit)
     units = _units(unit, train)

@@ -31,7 +31,7 @@ from dpbam.engines.fused.collect import Collected, PlainPass, collect
 from dpbam.engines.fused.directions import FusedDirections
 from dpbam.engines.fused.fold import Fold
 from dpbam.engines.fused.generic import generic
-from dpbam.engines.fused.gradients import Norm
+from dpbam.engines.fused.gradients import Norm, settle
 from dpbam.engines.fused.layers import (  # they register their rules
     attention,
     conv,
@@ -200,7 +200,7 @@ class _Backward:
     def again(self, tape: Tape, penalty: float) -> tuple[PlainPass, Flow]:
         """Return the plain pass and BAM's flow: steps 3 and 4."""
         plain = collect(tape.uses, self.flow)
-        norms = [gradient.norm(differentiable=True) for gradient in plain.gradients]
+        norms, _ = settle(plain.gradients, differentiable=True)
         root, inverse = _safe_root(torch.stack([norm.square for norm in norms]).sum(0))
         objective = self.total + penalty * root.sum()  # sum_u L_u + p |g_u|
         recorded = [use for use in tape.uses if isinstance(use, RecordedUse)]
