@@ -10,7 +10,6 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -80,36 +79,6 @@ def _present_devices() -> Iterator[None]:
         for device in (torch.cuda, torch.xpu, torch.mtia):
             if not device.is_available():
                 patch.setattr(device, "manual_seed_all", lambda seed: None)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _measured_once() -> Iterator[None]:
-    """Measure the memory of a step once per kind of step: else two thirds of a tiny training.
-
-    Only for models made of torch's and our own layers, which are told apart by what they print.
-    """
-    from torch.utils._pytree import tree_leaves
-
-    from dpbam import compute
-
-    fit_rows, known = compute.fit_rows, {}
-
-    def once(make: Any, sample: Any, method: Any, lam: float, **options: Any) -> Any:
-        engine, model, loss, groups = make.args
-        layers = {type(module).__module__.partition(".")[0] for module in model.modules()}
-        if layers - {"torch", "dpbam"}:
-            return fit_rows(make, sample, method, lam, **options)
-        tensors = [*model.parameters(), *tree_leaves((sample.inputs, sample.targets, sample.unit))]
-        sizes = [(t.shape, t.dtype, t.requires_grad) for t in tensors]
-        modes = [m.training for m in model.modules()], getattr(loss, "reduction", None)
-        facts = (engine, model, modes, groups, sizes, loss, method, lam, options)
-        if (key := repr(facts)) not in known:  # kept with what has no name but its address
-            known[key] = (fit_rows(make, sample, method, lam, **options), loss, method)
-        return known[key][0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compute, "fit_rows", once)
         yield
 
 

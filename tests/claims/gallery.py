@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import test_accounting_claims as accounting_claims
 import test_bits_claims as bits_claims
+import test_first_use_claims as first_use_claims
 import test_gradient_claims as gradient_claims
 import test_handover_claims as handover_claims
 import test_interruption_claims as interruption_claims
@@ -339,6 +340,7 @@ CLAIMS = {
     "a ledger's file": ledger_claims.MISTAKES,
     "what the oracle is handed": handover_claims.MISTAKES,
     "interruptions": interruption_claims.MISTAKES,
+    "first use": first_use_claims.MISTAKES,
 }
 GALLERY: dict[str, dict[str, Mistake]] = {
     **CLAIMS,

@@ -130,7 +130,7 @@ class Prepared:
         )
 
     def fit(self, oracle: PrivateGradientOracle) -> Fit:
-        """Choose the oracle's physical batch size, unless it is given; measured on a blank image.
+        """Choose the oracle's physical batch size, unless it is given; no image is read for it.
 
         Raises:
             dpbam.errors.DPBAMError: if no step is possible: a shift too large for the images.
