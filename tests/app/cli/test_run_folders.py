@@ -309,3 +309,16 @@ def test_a_disk_that_really_fills_up(dpbam, small_disk, tmp_path):
     assert dpbam("train", "--resume", "--out", out, "--quiet").code == 0
     statement = json.loads((out / "privacy-statement.json").read_text())
     assert statement["charged_steps"] >= spent
+
+
+@pytest.mark.parametrize(("lr", "useless"), [("1e-9", True), ("0.5", False)])
+def test_a_useless_model_is_called_useless(dpbam, tmp_path, lr, useless):
+    flags = ["--data", "digits", "--model", "mlp", "--noise-multiplier", "0.5", "--accountant",
+             "rdp", "--batch-size", "200", "--epochs", "2", "--seed", "1", "--lr", lr,
+             "--optimizer", "sgd", "--out", tmp_path / "run"]  # fmt: skip
+    ended = dpbam("train", *flags)
+    assert ended.code == 0
+    assert "best constant      accuracy 1" in ended.out  # of ten classes, 10 to 11%
+    assert ("warning: this model is useless: it is not better" in ended.err) is useless
+    assert ("try another --lr" in " ".join(ended.err.split())) is useless
+    assert "warning: this model is useless" not in (tmp_path / "run" / "README.md").read_text()
