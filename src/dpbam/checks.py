@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dpbam.errors import ArgumentError, DPBAMError
-from dpbam.methods import Method
+from dpbam.methods import Method, check_declared
 from dpbam.params import digest
 from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.ledger import Ledger
@@ -514,6 +514,17 @@ def check_groups(groups: Mapping[str, int], names: list[str]) -> None:
         )
 
 
+def check_coordinates(clipping: Clipping) -> None:
+    """Refuse a clipping whose extra coordinates, or update, would never be called."""
+    for part in ("extra", "update"):
+        function = getattr(getattr(clipping, part), "__func__", None)
+        if not clipping.coordinates and function is not getattr(Clipping, part):
+            raise ArgumentError(
+                f"{type(clipping).__name__} overrides {part} and has no extra coordinates, so that "
+                "it would never be called: set coordinates to their number"
+            )
+
+
 def check_fixed(clipping: Clipping, sensitivity: float) -> None:
     """Refuse a sensitivity that is not what it was before the units of this step were seen.
 
@@ -540,6 +551,8 @@ def check_parts(
     filtered: bool = False,
 ) -> None:
     """Refuse parts of an oracle that do not fit together; ``filtered``: a filter was given."""
+    check_declared(method)
+    check_coordinates(clipping)
     if filtered and method.filter() is not None:
         raise ArgumentError(f"{method.name} has a filter of its own: leave filter out")
     if plan.private and not method.private:
@@ -547,7 +560,7 @@ def check_parts(
             f"{method.name} uses the batch without noise, so it cannot be private: "
             "use it with PrivacyPlan.non_private(...)"
         )
-    joint = release.noise_multipliers if release else ()
+    joint = () if release is None else release.noise_multipliers
     if joint != plan.joint_noise_multipliers:
         raise ArgumentError(
             f"the plan has joint_noise_multipliers={plan.joint_noise_multipliers} but the "

@@ -48,7 +48,7 @@ from dpbam.engines.fused.tape import Capture, Tape
 from dpbam.engines.fused.uses import Flow, RecordedUse
 from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
 from dpbam.engines.precision import full_precision
-from dpbam.methods import BAM, Method
+from dpbam.methods import Ascended, Method, form_of
 from dpbam.params import map_rows
 
 _ = attention, conv, elementwise, embedding, group_norm, linear, mish, norm, pool
@@ -94,17 +94,18 @@ class FusedEngine:
     ) -> FusedDirections:
         """Return the directions of every unit, factored."""
         self._parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
-        penalty = method.norm_penalty(lam)
-        if penalty is None and type(method) is not BAM:
+        form = form_of(method, lam)
+        if form is None:
             raise UnsupportedModelError(
-                f"{method!r} is neither a gradient of L + p |g| nor BAM's ascent step"
+                f"{method!r} has a direction that is not declared to be a gradient of L + p |g| or "
+                "BAM's ascent step (dpbam.methods.computed_as)"
             )
 
         def run(watch: Isolation) -> FusedDirections:
-            if penalty is None:
-                return self._ascended(batch, lam, watch, plain=plain)
-            if penalty > 0:
-                return self._exact(batch, penalty, watch, plain=plain)
+            if isinstance(form, Ascended):
+                return self._ascended(batch, form.step, watch, plain=plain)
+            if form.penalty > 0:
+                return self._exact(batch, form.penalty, watch, plain=plain)
             made = self._plain(batch, watch)
             made.plain = made if plain else None
             return made
