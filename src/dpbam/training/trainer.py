@@ -128,6 +128,8 @@ class Trainer:
                 return "budget ended"
             if asked:
                 return "stopped"
+            if len(images):
+                oracle.try_model(images, labels)  # before a record is measured
             loss = self._non_private_loss(images, labels)
             lr = self._set_learning_rate()
             oracle.backward(images, labels, units)  # on the ledger, then into .grad

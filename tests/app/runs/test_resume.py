@@ -91,7 +91,7 @@ def die_after_charging(config, out, step):
     real = PrivateGradientOracle._write
 
     def write(self, released):
-        if self.step == step:
+        if self.step == step + 1:
             raise RuntimeError("dead")
         real(self, released)
 

@@ -12,7 +12,7 @@ import errno
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,11 +167,14 @@ class _Session:
         self._has_checkpoint = False
 
     def run(self) -> RunResult:
+        with closing(self._ledger()) as ledger:  # another process may then resume the run
+            return self._run(ledger)
+
+    def _run(self, ledger: Ledger) -> RunResult:
         from dpbam.app.runs import checkpoint
 
         config, plan = self.prepared.config, self.prepared.plan
         latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
-        ledger = self._ledger()
         lens = _lens(self.prepared, self.recorder.on_bias)
         oracle = self.prepared.oracle(ledger, lens, self.recorder.on_release, self.ranks)
         fit = self.prepared.fit(oracle)
@@ -249,9 +252,9 @@ class _Session:
         write_atomic(self.folder.config, self._resolved().to_toml())
 
     def _resolved(self) -> RunConfig:
-        """Return the configuration as asked for, with the delta and the unit that were chosen."""
-        asked = RunConfig.from_mapping(self.facts["config"])
-        return asked.replace(delta=self.prepared.plan.delta, unit=self.prepared.plan.unit)
+        """Return the configuration as asked for, with what was chosen in place of defaults."""
+        asked, plan = RunConfig.from_mapping(self.facts["config"]), self.prepared.plan
+        return asked.replace(delta=plan.delta, unit=plan.unit, batch_size=plan.batch_size)
 
     def _reserve(self, charges: int, ledger: Ledger, step: int) -> None:
         """Reserve what the run may take; which kind of step a lost one was is not known here."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reproduce.scattering import Scattering2d, mirrored_paths, morlet
+from dpbam.features.wavelets import Scattering2d, mirrored_paths, morlet
 
 
 def image(side: int = 32, channels: int = 1, n: int = 2, seed: int = 0) -> Tensor:

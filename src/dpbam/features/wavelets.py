@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from dpbam.errors import ArgumentError
 
+ANGLES = 8  # L
 _SIGMA = 0.8  # width of a wavelet's envelope at scale 1, in pixels
 _XI = 3 * math.pi / 4  # its central frequency at scale 1
 
@@ -44,7 +45,9 @@ class Scattering2d(nn.Module):
         (torch.Size([2, 243, 8, 8]), 81)
     """
 
-    def __init__(self, image_size: tuple[int, int], *, scales: int = 2, angles: int = 8) -> None:
+    def __init__(
+        self, image_size: tuple[int, int], *, scales: int = 2, angles: int = ANGLES
+    ) -> None:
         super().__init__()
         self.scales, self.angles = scales, angles
         self.cell = 2**scales
