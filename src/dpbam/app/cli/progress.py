@@ -30,6 +30,7 @@ from rich.progress import (
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.output import console, note, number, print_json, printable, say
 from dpbam.app.runs import RunConfig, RunResult
+from dpbam.app.runs.escaping import visible
 from dpbam.app.runs.pool import StoppedError
 from dpbam.privacy.rounding import up
 from dpbam.training.events import (
@@ -208,7 +209,7 @@ class LiveReporter(Reporter):
         self._epsilon, self._epochs, self._plan = report.epsilon, plan.epochs, plan
         self._say(
             f"{report.method} on {report.model}: {report.parameters:,} parameters, "
-            f"{plan.steps} steps of {plan.batch_size} of {plan.n} {plan.unit}s, "
+            f"{plan.steps} steps of {plan.batch_size} of {plan.n} {visible(plan.unit)}s, "
             f"sigma {number(plan.noise_multiplier)}, C {number(plan.clip_norm)}, {report.device}"
         )
         if report.step:

@@ -119,10 +119,10 @@ def duration(seconds: float) -> str:
 
     Example:
         >>> duration(0.4), duration(47), duration(400), duration(9000), duration(400_000)
-        ('some seconds', '50 s', '7 min', '2.5 h', '4.6 days')
+        ('5 s', '50 s', '7 min', '2.5 h', '4.6 days')
     """
     if seconds < 5:
-        return "some seconds"
+        return "5 s"
     if seconds < 90:
         return f"{math.ceil(seconds / 10) * 10} s"
     if seconds < 90 * 60:
