@@ -20,6 +20,7 @@ from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, p
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.spending import preview
 from dpbam.app.runs.statement import released_files
+from dpbam.app.runs.timing import duration
 from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
@@ -32,7 +33,7 @@ def _train(
     out: Annotated[Path | None, option("The run folder. By default a new one in runs/.")] = None,
     resume: Annotated[bool, option("Resume the run in --out.", "--resume")] = False,
     dry_run: Annotated[
-        bool, option("Print the plan: sigma, steps, epsilon, memory.", "--dry-run")
+        bool, option("Print the plan: sigma, steps, epsilon, memory, time.", "--dry-run")
     ] = False,
     quiet: Annotated[bool, option("One line, at the end.", "--quiet", "-q")] = False,
     json_lines: Annotated[
@@ -149,10 +150,15 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
         print_json(summary)
         return
     memory = summary.pop("estimated_memory_bytes") / 2**20
+    seconds = summary.pop("estimated_seconds")
     rows = {name.replace("_", " "): value for name, value in summary.items()}
     if settings.physical_batch_size is None:
         rows["physical batch size"] = f"about {summary['physical_batch_size']}, chosen to fit"
     rows["estimated memory"] = f"{memory:.0f} MiB"
+    rows["estimated time"] = (
+        f"about {duration(seconds)} on this machine, as steps on blank images take; reading files "
+        "may add to it"
+    )
     say(facts(rows, title="the plan (nothing was trained or written)"))
     say(*filter(None, [method_advice(settings.method, averaged=settings.averaged)]))
 

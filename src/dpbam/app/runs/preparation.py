@@ -183,10 +183,13 @@ class Prepared:
 
     def summary(self, on_phase: Phase = lambda phase: None) -> dict[str, Any]:
         """Return the plan in plain values, in the order to show them."""
+        from dpbam.app.runs.timing import estimated_seconds
         from dpbam.params import count_trainable
 
         on_phase("measuring the memory of a step")
         plan, fit = self.plan, self.estimated_fit()
+        on_phase("measuring the time of a step")
+        seconds = estimated_seconds(self, fit.rows)
         parameters = sum(p.numel() for p in self.model.parameters())
         trained = count_trainable(self.model)
         return {
@@ -215,6 +218,7 @@ class Prepared:
             "estimated_memory_bytes": 4 * (6 * trained + parameters)
             + plan.batch_size * plan.max_records * math.prod(self.train.shape)
             + fit.bytes,
+            "estimated_seconds": seconds,
             "seeded": self.config.seed is not None,
         }
 
