@@ -110,13 +110,13 @@ class LogicalBatch:
 
     @property
     def counts(self) -> Tensor:
-        """The number of rows of each unit, [U], in the order of the units. Not private."""
+        """The number of rows of each unit, [U], in the order of the units. Not to be shared."""
         counts: Tensor = torch.unique_consecutive(self.ids, return_counts=True)[1]
         return counts
 
     @property
     def size(self) -> int:
-        """The number of units. Not private."""
+        """The number of units. Not to be shared."""
         return len(self.counts)
 
     def keyed(self, randomness: Randomness, step: int) -> LogicalBatch:

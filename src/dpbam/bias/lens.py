@@ -6,8 +6,8 @@ While the oracle clips and sums, the lens computes from the same handles, per ph
     plain      sum_i g_i           BAM only: for the others it is the own one
     ascent     sum_i g_i / |g_i|   BAM only: mean_i cos(g_i, g_hat) = <ascent, g_hat> / (U |g_hat|)
 
-It keeps a few vectors shaped like theta and one norm per unit; never batch x parameters. Nothing
-that it sees is private.
+It keeps a few vectors shaped like theta and one norm per unit; never batch x parameters. What it
+sees is not protected by privacy: do not share it.
 """
 
 from __future__ import annotations

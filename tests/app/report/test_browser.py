@@ -212,10 +212,11 @@ def test_figures_export(shared: Driver) -> None:
         saved = downloaded(shared, f"bias.{kind}")
         assert saved.startswith(b"<svg" if kind == "svg" else b"\x89PNG")
     svg = downloaded(shared, "bias.svg").decode()
-    assert "not private: operator only" in svg
+    assert "not protected by privacy: do not share" in svg
     assert "var(--" not in svg  # it stands alone
     part(shared, "bias", "figcaption a").click()
-    assert downloaded(shared, "bias.csv").startswith(b"# not private: operator only\npanel,series")
+    mark = b"# not protected by privacy: do not share\n"
+    assert downloaded(shared, "bias.csv").startswith(mark + b"panel,series")
 
 
 def test_the_pages_csv_is_the_files(shared: Driver, page: Path) -> None:

@@ -166,7 +166,7 @@ def cost(config: RunConfig) -> float:
 
 
 class LiveReporter(Reporter):
-    """One run's bar: epoch, step, time left, epsilon, and the loss, marked non-private."""
+    """One run's bar: epoch, step, time left, epsilon, and the loss, marked as not to be shared."""
 
     def __init__(self) -> None:
         self._bar = bar(
@@ -216,7 +216,7 @@ class LiveReporter(Reporter):
             completed=report.step,
             epoch=f"{report.epoch:.1f}/{self._epochs:.0f}",
             epsilon=_spent(report.epsilon, self._epsilon),
-            loss="" if loss is None else f"loss {loss:.3f} (non-private)",
+            loss="" if loss is None else f"loss {loss:.3f} (do not share)",
         )
 
     def on_evaluation(self, report: EvaluationReport) -> None:
@@ -239,7 +239,7 @@ class LiveReporter(Reporter):
 class JsonLinesReporter(Reporter):
     """One JSON object per line on stdout, each with its ``event``.
 
-    Schedulers keep what a job prints, so nothing non-private is printed: no loss, no batch size,
+    Schedulers keep what a job prints, so nothing unprotected is printed: no loss, no batch size,
     no notes of the data, which count its files, and no times, which depend on the batch size.
     """
 
@@ -269,11 +269,11 @@ def _event(name: str, report: Any) -> None:
 
 
 def _step(task: Task) -> str:
-    """Return a line about a step, without the loss, which is not private."""
+    """Return a line about a step, without the loss, which privacy does not protect."""
     epsilon = f", epsilon {task.fields['epsilon']}" if task.fields["epsilon"] else ""
     epoch = task.fields["epoch"]
     return f"step {task.completed:.0f} of {task.total:.0f}, epoch {epoch}{epsilon}"
 
 
 def _spent(spent: float, budget: float) -> str:
-    return "none: not private" if math.isinf(spent) else f"{up(spent)} of {up(budget)}"
+    return "none: no privacy" if math.isinf(spent) else f"{up(spent)} of {up(budget)}"
