@@ -80,7 +80,7 @@ class BatchSizes:
     3. At q = 1 the size is one of n - 1, n, n + 1; runs are not checked.
 
     The run is kept in memory and starts again when a training is resumed: a realised batch size is
-    not private, so it is not in a checkpoint.
+    not protected by privacy, so it is not in a checkpoint.
 
     Guarantee: sizes that are refused could not come, within the false-alarm rates above, from
     Poisson sampling of the plan or of a neighbour; a refusal charges nothing.
@@ -302,7 +302,7 @@ def check_ascent(plan: PrivacyPlan, method: Method) -> None:
     """Refuse an ascent along the batch gradient under a private plan."""
     if plan.private:
         raise ArgumentError(
-            f"{method.name} asks for the batch gradient, which is not private: ascend along the "
+            f"{method.name} asks for the batch gradient, which has no noise: ascend along the "
             "previous private gradient, or use PrivacyPlan.non_private(...)"
         )
 
@@ -469,7 +469,7 @@ def contributions(
 
     Args:
         clipping: what computed the factors.
-        norms: [G, U] of G clipping groups and U units. Not private.
+        norms: [G, U] of G clipping groups and U units. Not to be shared.
         factors: [G, U].
         extra: [K, U], the clipping's extra coordinates; None: it has none.
     """

@@ -509,7 +509,7 @@ class PrivateGradientOracle:
         return History(tuple(gradients), tuple(parameters), self._theta())
 
     def per_sample(self, inputs: Any, targets: Any, units: Tensor | None = None) -> PerSample:
-        """Return each unit's direction and its norm as tensors: **not private**, for the operator.
+        """Return each unit's direction and its norm as tensors: **not to be shared**.
 
         Nothing is clipped, noised, charged or written. Views and dropout are drawn as in the next
         step. It holds one gradient per unit in memory.
