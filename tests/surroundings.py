@@ -21,8 +21,13 @@ from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 _HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
-#: By pytest in each phase, and by torch as its compiler is imported.
-_SET_BY_OTHERS = (b"PYTEST_CURRENT_TEST", b"TORCHINDUCTOR_CACHE_DIR")
+#: By pytest in each phase; by torch's compiler and by scikit-learn as they are imported.
+_SET_BY_OTHERS = (
+    b"PYTEST_CURRENT_TEST",
+    b"TORCHINDUCTOR_CACHE_DIR",
+    b"KMP_DUPLICATE_LIB_OK",
+    b"KMP_INIT_AT_FORK",
+)
 #: Registries of the library, by module: what a test registers, it takes away.
 _REGISTRIES = {"dpbam.engines.fused.tape": ("RULES", "ALWAYS", "LOOKUPS")}
 
