@@ -38,6 +38,12 @@ PROMISES = (
             "method, engine and kind of clipping",
             ("test_one_unit_moves_the_sum_by_at_most_c", "check_of", "parts_of",
              "check_batch_norm_is_refused")),
+    Promise("a method of the user's own: its direction is what is summed, as it was measured, and "
+            "carries nothing to another unit or into the model",
+            ("check_the_direction_in_force_is_summed",
+             "check_a_direction_is_summed_as_it_was_measured",
+             "check_a_method_writes_nothing_into_the_model",
+             "check_a_method_carries_nothing_from_unit_to_unit")),
     Promise("what is read of a record depends on the record and its own key alone",
             ("check_the_draws_of_a_record_are_its_own",
              "check_the_draws_change_from_step_to_step",
@@ -49,6 +55,14 @@ PROMISES = (
              "test_what_eval_mode_keeps_of_the_training_data_reaches_no_step"),
             ("test_loss_that_counts_its_calls_would_exceed_the_bound",
              "test_the_measured_loss_would_reach_the_step_through_the_model")),
+    Promise("no record is seen before the guard: memory is measured, and a model is first used, on "
+            "rows without a record",
+            ("check_no_number_is_fixed_by_a_record_where_memory_is_measured",
+             "check_no_number_is_fixed_by_a_record_where_the_rows_are_given",
+             "test_a_model_that_changes_engines_by_its_first_use_is_refused",
+             "test_a_number_in_an_object_that_the_code_names_is_refused_by_name",
+             "test_the_measured_loss_does_not_fix_a_number"),
+            ("test_the_measured_loss_would_fix_a_number",)),
     Promise("views and records are averaged before the clip",
             ("check_views_are_averaged_before_the_clip", "check_padding_has_no_weight")),
     Promise("65,536 aligned gradients: one moves the computed sum by at most C (1 + 2^-11)",
@@ -92,6 +106,9 @@ PROMISES = (
             ("check_sampling_is_as_accounted", "check_secure_sampling")),
     Promise("a unit is one owner's records, and all of them",
             ("check_groups_are_sampled_as_groups", "check_everyone_has_a_name")),
+    Promise("the unit is never guessed to the weaker side: a data set that names owners is refused "
+            "until the unit is named",
+            ("check_a_run_does_not_guess_the_unit", "check_a_loop_does_not_guess_the_unit")),
     Promise("over ranks: the noise is there once, by coordinate, a unit counts once, all step "
             "alike",
             ("check_noise_over_ranks", "check_noise_is_keyed_by_coordinate",
@@ -117,6 +134,20 @@ PROMISES = (
             ("check_micro_batches", "check_one_mask_for_both_gradients")),
     Promise("every step is charged before it is released",
             ("check_ledger_comes_first", "check_replays", "check_a_lost_line_end")),
+    Promise("code of the user that raises, or Ctrl-C: before the charge nothing is spent, after it "
+            "the step is taken and the next one possible, with noise of its own; observers and "
+            "filters get copies",
+            ("check_what_raises_before_the_charge_costs_nothing",
+             "check_what_raises_after_the_charge_leaves_a_step_that_is_taken",
+             "check_a_charged_step_is_taken_again_on_resume",
+             "check_a_replay_that_is_interrupted_is_replayed",
+             "check_observers_and_filters_get_copies")),
+    Promise("a ledger's file has one writer at a time, is read again when it grew, and is never "
+            "continued without what it held",
+            ("check_one_process_writes_at_a_time",
+             "check_a_forked_child_does_not_write_for_its_parent",
+             "check_a_lost_file_is_not_continued", "check_a_reader_changes_nothing",
+             "check_a_line_counts_once_and_says_one_thing")),
     Promise("the accountant composes all steps, and calibration stays within the target",
             ("check_accountant_composes_every_step", "check_calibration",
              "check_second_accountant")),

@@ -130,7 +130,7 @@ class Prepared:
         )
 
     def fit(self, oracle: PrivateGradientOracle) -> Fit:
-        """Choose the oracle's physical batch size, unless it is given; measured on a blank image.
+        """Choose the oracle's physical batch size, unless it is given; no image is read for it.
 
         Raises:
             dpbam.errors.DPBAMError: if no step is possible: a shift too large for the images.
@@ -255,12 +255,12 @@ def prepare(
         label_columns=config.label_columns,
         dicom_window=config.dicom_window,
     )
-    unit = config.unit or train.unit
+    unit = train.chosen_unit(config.unit)
     if not config.allow_shared_units:
         _refuse_shared(train, test, unit)
     units = _units(unit, train)
     if units is not None:
-        _validate.owners(unit, units)
+        _validate.owners(unit, units, train.place)
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
     task = build.task_of(config, train, model)
@@ -295,7 +295,7 @@ def counted(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: in
     physical = next(batch.split(rows, oracle.views, device))
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
-        return counted(oracle.engine, physical, oracle.method.per_unit, oracle.lam())
+        return counted(oracle.engine, physical, oracle.method, oracle.lam())
 
 
 def _check_cache(folder: Path) -> None:
