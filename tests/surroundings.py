@@ -63,7 +63,8 @@ def observe() -> dict[str, Any]:
         "sys.path": list(sys.path),
         "a signal handler": {number.name: signal.getsignal(number) for number in _SIGNALS},
         _THREADS: {thread.name for thread in threading.enumerate() if not thread.daemon},
-        "the way processes start": multiprocessing.get_start_method(allow_none=True),
+        "the way processes start": multiprocessing.get_start_method(allow_none=True)
+        or multiprocessing.get_all_start_methods()[0],  # the default, which the first use fixes
         "the garbage collector": gc.isenabled(),
         "the locale": locale.setlocale(locale.LC_ALL),
         "logging": (
