@@ -515,7 +515,15 @@ def check_groups(groups: Mapping[str, int], names: list[str]) -> None:
 
 
 def check_coordinates(clipping: Clipping) -> None:
-    """Refuse a clipping whose extra coordinates, or update, would never be called."""
+    """Refuse a clipping whose ``extra`` or ``update`` would never be called.
+
+    Guarantee: a clipping that adapts by released coordinates has them, or is refused before a step.
+
+    Assumptions: the number of coordinates is known when the oracle is made.
+
+    Proof: the oracle calls both where ``coordinates`` is positive, which is compared with what is
+    overridden.
+    """
     for part in ("extra", "update"):
         function = getattr(getattr(clipping, part), "__func__", None)
         if not clipping.coordinates and function is not getattr(Clipping, part):

@@ -325,7 +325,7 @@ class PrivateGradientOracle:
             self._sizes.check(size)
         batch = batch.keyed(self.randomness, self.step)
         if self.physical_batch_size is None and len(batch.ids):
-            self.fit(inputs, targets)
+            self._computation.fit_or_fall_back(inputs, targets, method, lam)
         ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         seen = watched or releasing
         facts = StepFacts(
@@ -435,7 +435,7 @@ class PrivateGradientOracle:
         method, phi = self._present, self.plan.clip_factor_at(self.step)
         sensitivity, measured = self.clipping.sensitivity, list[Tensor]()
         for physical in self._computation.physical(batch):
-            directions = self.engine.directions(physical, method, lam, plain=wants_plain)
+            directions = self._computation.directions(physical, method, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
             scaled = norms / phi if phi != 1 else norms
             factors = self.clipping.factors(scaled)  # [G, U]
@@ -520,15 +520,15 @@ class PrivateGradientOracle:
             units: likewise.
         """
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
-        if self.physical_batch_size is None:
-            self.fit(inputs, targets)
         method = present(self.method, self._public_history())
         lam = self._lam_of(method)
+        if self.physical_batch_size is None:
+            self._computation.fit_or_fall_back(inputs, targets, method, lam)
         ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         with shifted(trainable(self.model), ascent):
             keyed = batch.keyed(self.randomness, self.step)
             found = [
-                each(self.engine.directions(physical, method, lam))
+                each(self._computation.directions(physical, method, lam))
                 for physical in self._computation.physical(keyed)
             ]
         return PerSample.joined(found, torch.from_numpy(batch.counts.argsort(kind="stable")))
@@ -536,10 +536,20 @@ class PrivateGradientOracle:
     def fit(self, inputs: Any, targets: Any) -> Fit:
         """Choose the physical batch size, if it was not given, so that a step stays in memory.
 
-        It is measured on copies of the first sample, whose values do not matter. The first batch
-        does this by itself; the same model and limit give the same size on every machine.
+        Of the batch only shapes and types are read: the model is measured on rows without a record,
+        numbers between 0 and 1 and whole numbers 0 or 1 (:mod:`dpbam.engines.synthetic`). The first
+        batch does this by itself; the same model and limit give the same size on every machine.
         """
         return self._computation.fit(inputs, targets, self._present, self.lam())
+
+    def try_model(self, inputs: Any, targets: Any) -> None:
+        """Run the model on rows without a record, once, before other code gives it a batch.
+
+        What a model fixes at its first use is then not taken from a record. :meth:`backward` does
+        this by itself; call it if you evaluate training data before the first step.
+        """
+        if not self._computation.tried:
+            self._computation.fit_or_fall_back(inputs, targets, self._present, self.lam())
 
     def _for_ascent(self, batch: LogicalBatch) -> Params:
         """Return g_hat for SAM's ascent; refuse it under a private plan."""

@@ -32,6 +32,9 @@ _SLOWER = {
 }
 
 
+ORDER = (FusedEngine.name, FunctionalEngine.name, LoopEngine.name)  # the fastest first
+
+
 class AutoEngine:
     """The fused engine, else the functional one, else the loop; one warning gives the reason.
 

@@ -50,13 +50,12 @@ class FunctionalEngine:
 
         def direction(rows: _Unit, unit_loss: Any) -> tuple[Params, Params]:
             at_theta: Params = {}
+            hidden: list[bool] = []  # of calls whose values have no graph of their own
 
             def gradient(values: Params) -> Params:
                 g, value = grad(unit_loss, has_aux=True)(values, rows)
-                if innermost(value).requires_grad:  # by a parameter, not by its substitute
-                    raise UnsupportedModelError(
-                        "a parameter is used where torch functions cannot be intercepted"
-                    )
+                if not any(innermost(v).requires_grad for v in values.values()):
+                    hidden.append(innermost(value).requires_grad)
                 # the same tensors, in whatever dict: a method may begin elsewhere than at theta
                 if plain and not at_theta and all(values[n] is t for n, t in theta.items()):
                     at_theta.update({n: t.clone() for n, t in g.items()})  # d may overwrite g
@@ -64,8 +63,12 @@ class FunctionalEngine:
 
             d = method.direction(gradient, dict(theta), lam)
             check_direction(d, theta)
-            if plain and not at_theta:
+            if not hidden or (plain and not at_theta):
                 gradient(theta)
+            if any(hidden):  # the loss depends on a parameter itself, not on its substitute
+                raise UnsupportedModelError(
+                    "a parameter is used where torch functions cannot be intercepted"
+                )
             return dict(d), at_theta
 
         def run(watch: Isolation) -> tuple[Params, Params]:
@@ -151,7 +154,7 @@ class FunctionalDirections:
         groups: Mapping[str, int],
         plain: FunctionalDirections | None = None,
     ) -> None:
-        self._d = {n: d.to(accumulation_dtype(d.dtype)) for n, d in directions.items()}
+        self._d = {n: d.detach().to(accumulation_dtype(d.dtype)) for n, d in directions.items()}
         self._groups, self.plain = groups, plain
 
     @measured

@@ -8,7 +8,9 @@ the tests.
 Isolation. The model gets one row at a time, on a copy of its modules that no other unit has used;
 the copies share the parameters. State that a forward pass could leave is refused, by name: see
 :mod:`dpbam.engines.loop_state`. The first unit's loss is computed before all others and after
-them, and must be the same bit for bit; otherwise state outside the model carries over.
+them, and must be the same bit for bit; otherwise state outside the model carries over. Before the
+first record an engine runs a row without one (:mod:`dpbam.engines.synthetic`): what a model fixes
+at its first use, where no check sees it, is then not taken from a record.
 
 The direction, with g_i the gradient of unit i's loss by ``torch.autograd``:
 
@@ -45,6 +47,7 @@ from dpbam.engines.base import (
 from dpbam.engines.batching import is_wrapped
 from dpbam.engines.draws import KeyedDraws, OnlyKeyedDraws
 from dpbam.engines.loop_state import Kept, MethodState, Modules, Surroundings, bits_equal
+from dpbam.engines.synthetic import synthetic_units
 from dpbam.methods import Method, Penalised, form_of
 from dpbam.params import Params, accumulation_dtype, add, inner, map_rows, norm, unit_vector
 
@@ -65,8 +68,35 @@ class LoopEngine:
     def __init__(self, model: nn.Module, loss: Loss, groups: Mapping[str, int] | None = None):
         self._model, self._loss = model, loss
         self._groups = groups or {n: 0 for n, p in model.named_parameters() if p.requires_grad}
+        self._used = False
 
     def directions(
+        self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
+    ) -> LoopDirections:
+        if not self._used:
+            self._use_first(batch, method, lam, plain=plain)
+            self._used = True
+        return self._compute(batch, method, lam, plain=plain)
+
+    def _use_first(self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool) -> None:
+        """Run a unit without a record, or raise what the model raises on each of them."""
+        errors: list[Exception] = []
+        for unit in synthetic_units(batch):
+            try:
+                self._compute(unit, method, lam, plain=plain)
+            except (StatefulModelError, torch.OutOfMemoryError, MemoryError):
+                raise
+            except Exception as error:
+                errors.append(error)
+            else:
+                return
+        errors[0].add_note(
+            "this was a row without a record (numbers between 0 and 1, and whole numbers 0 or 1), "
+            "on which a model must run before the loop engine gives it a record"
+        )
+        raise errors[0]
+
+    def _compute(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> LoopDirections:
         theta = _Theta(self._model)

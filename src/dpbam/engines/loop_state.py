@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import FunctionType, MethodType, SimpleNamespace
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,7 +206,7 @@ def bits_equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, by name, except classes, modules and foreign objects."""
+    """Yield what an object or a class holds, by name, except modules and foreign objects."""
     if isinstance(value, Mapping):
         yield from ((repr(key), part) for key, part in list(value.items()))
     elif isinstance(value, _CONTAINERS):
@@ -219,6 +219,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield "function", value.__func__
     elif isinstance(value, property):
         yield "function", value.fget
+    elif isinstance(value, type):
+        yield from (() if _foreign(value) else list(vars(value).items()))
     elif isinstance(value, SimpleNamespace | nn.Module) or not _foreign(type(value)):
         yield from ((key, part) for key, part in list(getattr(value, "__dict__", {}).items()))
 
@@ -231,20 +233,43 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield "keyword-only default arguments", function.__kwdefaults__
     yield from (("attribute " + name, part) for name, part in list(vars(function).items()))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name == "__class__":  # of super(): the class that the function was found in
+            continue
         try:
             yield "closure variable " + name, cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    for name in function.__code__.co_names:
+    names = function.__code__.co_names
+    for name in names:
         part = function.__globals__.get(name)
-        own = isinstance(part, FunctionType) and part.__module__ == function.__module__
-        if own or isinstance(part, Tensor | np.ndarray | _VALUES | _CONTAINERS | dict):
-            yield "global " + name, part
+        if isinstance(part, ModuleType) and not _belongs_to_libraries(part.__name__):
+            read = [(f"{name}.{key}", vars(part)[key]) for key in names if key in vars(part)]
+        else:
+            read = [(name, part)]
+        yield from (("global " + key, value) for key, value in read if _can_change(function, value))
+
+
+def _can_change(function: FunctionType, value: Any) -> bool:
+    """Whether a global of a function may hold state: a value, a container, an object, a namespace.
+
+    Of functions only those of the same module are followed.
+    """
+    if isinstance(value, FunctionType):
+        return value.__module__ == function.__module__
+    if isinstance(value, Tensor | np.ndarray | _VALUES | _CONTAINERS | dict | SimpleNamespace):
+        return True
+    return not isinstance(value, ModuleType) and not _foreign(
+        value if isinstance(value, type) else type(value)
+    )
 
 
 def _foreign(definition: Any) -> bool:
     """Whether a class or function belongs to Python, torch or numpy: trusted to keep nothing."""
-    return (definition.__module__ or "").partition(".")[0] in _FOREIGN
+    return _belongs_to_libraries(definition.__module__ or "")
+
+
+def _belongs_to_libraries(module: str) -> bool:
+    return module.partition(".")[0] in _FOREIGN
 
 
 class Kept(TorchFunctionMode):

@@ -128,6 +128,8 @@ class Trainer:
                 return "budget ended"
             if asked:
                 return "stopped"
+            if len(images):
+                oracle.try_model(images, labels)  # before a record is measured
             loss = self._non_private_loss(images, labels)
             lr = self._set_learning_rate()
             oracle.backward(images, labels, units)  # on the ledger, then into .grad
@@ -170,11 +172,13 @@ class Trainer:
             model = spare(self.model) or self.model
             kept, targets, losses = summarise(model, self.test, self.task)
         plan, step = self.oracle.plan, self.oracle.step
+        summaries, labels = kept.double().numpy(), targets.numpy()
         result = EvaluationReport(
             step=step,
             epoch=step * plan.sampling_rate,
             epsilon=self._epsilon(),
-            scores=self.task.scores(kept.double().numpy(), targets.numpy()),
+            scores=self.task.scores(summaries, labels),
+            compared=self.task.compared(summaries, labels),
             loss=float(losses.double().mean()),
             records=len(losses),
         )

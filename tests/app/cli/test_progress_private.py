@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import tempfile
@@ -184,12 +185,11 @@ def test_a_log_shows_the_epsilon_of_its_step(step: int) -> None:
 
 def test_the_epsilon_of_a_later_step_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     later = lambda live, report: f"{up(report.epsilon_at_most)} of 3"  # noqa: E731
-    Mistake(lambda: check_the_line_of_a_log(3), LiveReporter, "_spent", lambda real: later).catch(
-        monkeypatch
-    )
+    check = functools.partial(check_the_line_of_a_log, 3)
+    Mistake(check, LiveReporter, "_spent_at", lambda real: later).catch(monkeypatch)
 
 
 def test_steps_lost_in_a_crash_count_in_what_is_shown() -> None:
     live = LiveReporter()
     live.on_start(start())
-    assert live._spent(report(step=3, charged=7)) == f"{up(PLAN.epsilon(3, 4))} of 3"
+    assert live._spent_at(report(step=3, charged=7)) == f"{up(PLAN.epsilon(3, 4))} of 3"

@@ -78,8 +78,10 @@ def printable(text: str) -> str:
 
 
 def facts(rows: Mapping[str, object], *, title: str | None = None) -> Table:
-    """Return a table of names and values, without lines."""
+    """Return a table of names and values, each in one paragraph, without lines."""
     from rich.table import Table
+
+    from dpbam.app.runs.escaping import visible
 
     grid = Table(
         title=_title(title), show_header=False, box=None, pad_edge=False, title_justify="left"
@@ -87,7 +89,7 @@ def facts(rows: Mapping[str, object], *, title: str | None = None) -> Table:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in rows.items():
-        grid.add_row(_text(name), _text(_shown(name, value)))
+        grid.add_row(_text(name), _text(visible(str(_shown(name, value)))))
     return grid
 
 

@@ -30,6 +30,7 @@ from rich.progress import (
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.output import console, note, number, print_json, printable, say
 from dpbam.app.runs import RunConfig, RunResult
+from dpbam.app.runs.escaping import visible
 from dpbam.app.runs.pool import StoppedError
 from dpbam.privacy.rounding import up
 from dpbam.training.events import (
@@ -208,7 +209,7 @@ class LiveReporter(Reporter):
         self._epsilon, self._epochs, self._plan = report.epsilon, plan.epochs, plan
         self._say(
             f"{report.method} on {report.model}: {report.parameters:,} parameters, "
-            f"{plan.steps} steps of {plan.batch_size} of {plan.n} {plan.unit}s, "
+            f"{plan.steps} steps of {plan.batch_size} of {plan.n} {visible(plan.unit)}s, "
             f"sigma {number(plan.noise_multiplier)}, C {number(plan.clip_norm)}, {report.device}"
         )
         if report.step:
@@ -224,13 +225,13 @@ class LiveReporter(Reporter):
         if self._task is None:
             return
         self._latest, loss = report, report.non_private_loss
-        fields = {
+        fields: dict[str, Any] = {
             "epoch": f"{report.epoch:.1f}/{self._epochs:.0f}",
             "loss": "" if loss is None else f"loss {loss:.3f} (non-private)",
         }
         began = time.monotonic()
         if not isinstance(self._bar, LoggedProgress) and began >= self._next_epsilon:
-            fields["epsilon"] = f"{self._spent(report)} at step {report.step}"
+            fields["epsilon"] = f"{self._spent_at(report)} at step {report.step}"
             self._next_epsilon = began + max(1.0, 20 * (time.monotonic() - began))
         self._bar.update(self._task, completed=report.step, **fields)
 
@@ -239,15 +240,13 @@ class LiveReporter(Reporter):
         report = self._latest
         if report is None:
             return f"step {task.completed:.0f} of {task.total:.0f}"
-        epoch = f"{report.epoch:.1f}/{self._epochs:.0f}"
-        return f"step {report.step} of {report.steps}, epoch {epoch}, epsilon {self._spent(report)}"
+        epoch, spent = f"{report.epoch:.1f}/{self._epochs:.0f}", self._spent_at(report)
+        return f"step {report.step} of {report.steps}, epoch {epoch}, epsilon {spent}"
 
-    def _spent(self, report: StepReport) -> str:
+    def _spent_at(self, report: StepReport) -> str:
         """Return what is spent at this step, and the budget."""
-        if self._plan is None or not self._plan.private:
-            return "none: not private"
-        spent = self._plan.epsilon(report.step, report.charged - report.step)
-        return f"{up(spent)} of {up(self._epsilon)}"
+        assert self._plan is not None  # known since the start, which comes before any step
+        return _spent(self._plan.epsilon(report.step, report.charged - report.step), self._epsilon)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         self._say(
@@ -296,3 +295,7 @@ def _event(name: str, report: Any) -> None:
         if not key.startswith(("non_private", "seconds"))
     }
     print_json({"event": name, **values})
+
+
+def _spent(spent: float, budget: float) -> str:
+    return "none: not private" if math.isinf(spent) else f"{up(spent)} of {up(budget)}"
