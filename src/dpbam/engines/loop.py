@@ -45,6 +45,7 @@ from dpbam.engines.base import (
 )
 from dpbam.engines.batching import is_wrapped
 from dpbam.engines.draws import KeyedDraws, OnlyKeyedDraws
+from dpbam.engines.generators import GlobalGenerators
 from dpbam.engines.loop_state import Kept, Modules, Surroundings
 from dpbam.engines.synthetic import synthetic_units
 from dpbam.methods import DPSGD, Method
@@ -99,7 +100,7 @@ class LoopEngine:
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> LoopDirections:
         theta = _Theta(self._model)
-        surroundings = Surroundings(self._model, self._loss)
+        surroundings, generators = Surroundings(self._model, self._loss), GlobalGenerators()
         found: list[Params] = []
         gradients: list[Params] = []
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), theta.kept(), _no_accumulation():
@@ -110,6 +111,7 @@ class LoopEngine:
                     if plain:
                         gradients.append(_direction(unit, DPSGD(), 0.0))
             after = self._loss_of(0, batch, theta)
+            generators.check()
             surroundings.check()
         _check_repeatable(before, after)
         plain_directions = LoopDirections(gradients, self._groups) if plain else None
