@@ -29,6 +29,7 @@ from dpbam.checks import (
     check_factors,
     check_fixed,
     check_groups,
+    check_interceptable,
     check_made,
     check_new,
     check_parts,
@@ -203,6 +204,7 @@ class PrivateGradientOracle:
             )
         check_model(model)
         check_trainable(model)
+        check_interceptable(model, loss)
         self.model, self.plan, self.method = model, plan, method or DPSGD()
         self.clipping = clipping or plan.clipper()
         self.sampling = _validate.one_of("sampling", sampling, SAMPLINGS)

@@ -71,6 +71,7 @@ _VMAP_WORDS = ("vmap", "functorch", "atching rule", "transform", "saved tensor")
 _FREEZING = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 _SPECIAL = _PRINTING | _GRADIENTS | _HOOKS | _FREEZING
 _ORDINARY = {type(torch.relu), type(Tensor.relu), type(F.relu)}  # not operators
+_COMPILED = "; if it calls a function under torch.compile, which keeps tensors, compile nothing"
 _Result = TypeVar("_Result")
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _UNTRACKED = {*_PLAIN}
@@ -178,6 +179,7 @@ def check_nothing_kept(since: int) -> None:
             f"the model keeps a tensor of shape {tuple(kept[0].shape)} that was computed from the "
             "samples (in an attribute, a list, a global, a closure or a hook), where another step "
             "could read it: compute it anew in each forward pass"
+            + (_COMPILED if "torch._dynamo" in sys.modules else "")
         )
 
 
