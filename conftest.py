@@ -9,7 +9,6 @@ import secrets
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
-from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -80,34 +79,6 @@ def _present_devices() -> Iterator[None]:
         for device in (torch.cuda, torch.xpu, torch.mtia):
             if not device.is_available():
                 patch.setattr(device, "manual_seed_all", lambda seed: None)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _read_once() -> Iterator[None]:
-    """Parse scikit-learn's digits once: else a quarter of a tiny training."""
-    from dpbam.data import digits
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digits, "_split", cache(digits._split))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _accounted_once() -> Iterator[None]:
-    """Compute dp_accounting's Renyi divergence of a step once per rate, sigma and order.
-
-    Its only part in pure Python: a tenth of a second per epsilon, which tests ask for at each step.
-    """
-    from dp_accounting.rdp import rdp_privacy_accountant
-
-    name = "_compute_log_a"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            rdp_privacy_accountant,
-            name,
-            lru_cache(maxsize=2**17)(getattr(rdp_privacy_accountant, name)),
-        )
         yield
 
 

@@ -27,7 +27,7 @@ METHODS: dict[str, tuple[Method, float]] = {
     "bam": (BAM(0.02), 0.02),
     "bam-exact": (BAM(0.02, exact=True), 0.02),
 }
-__all__ = ["METHODS", "NETS", "step"]
+__all__ = ["METHODS", "NETS", "opacus_step", "step"]
 ENGINES = {"fused": FusedEngine, "functional": FunctionalEngine, "loop": LoopEngine}
 
 
@@ -37,7 +37,7 @@ def step(engine: str, method: str, net: str, rows: int) -> Step:
     if engine.startswith("plain"):
         return _plain(model, x, y, ours=engine == "plain-ours")
     if engine.startswith("opacus"):
-        return _opacus(engine.split("-")[1], model, x, y)
+        return opacus_step(engine.split("-")[1], model, x, y)
     if engine == "auto":
         return _auto(method, model, x, y)
     return _ours(engine, method, model, x, y)
@@ -107,15 +107,15 @@ def _auto(method: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     return lambda: oracle._clipped_sum(batch, lam, [])
 
 
-def _opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Per-sample clipping by Opacus, without noise, on the model as its validator fixes it."""
+def opacus_step(mode: str, model: nn.Module, x: Tensor, y: Tensor, noise: float = 0.0) -> Step:
+    """Per-sample clipping by Opacus, on the model as its validator fixes it."""
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
     from opacus.validators import ModuleValidator
 
     model = ModuleValidator.fix(copy.deepcopy(model)).train()
-    options = {"noise_multiplier": 0.0, "max_grad_norm": 1.0, "expected_batch_size": len(y)}
+    options = {"noise_multiplier": noise, "max_grad_norm": 1.0, "expected_batch_size": len(y)}
     if mode == "ghost":
         wrapped = GradSampleModuleFastGradientClipping(
             model, max_grad_norm=1.0, use_ghost_clipping=True
@@ -128,6 +128,8 @@ def _opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
         def ghost() -> None:
             optimiser.zero_grad()
             criterion(wrapped(x), y).backward()
+            if noise:
+                optimiser.pre_step()
 
         return ghost
     wrapped = GradSampleModule(model, force_functorch=mode == "functorch")
@@ -136,7 +138,10 @@ def _opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     def hooks() -> None:
         optimiser.zero_grad()
         loss(wrapped(x), y).mean().backward()
-        optimiser.clip_and_accumulate()
+        if noise:
+            optimiser.pre_step()
+        else:
+            optimiser.clip_and_accumulate()
 
     return hooks
 

@@ -134,6 +134,7 @@ class Peeker(Method):
     """Says that it is private, and asks for the batch gradient."""
 
     name = "peeker"
+    needs_previous = False
 
     def ascent(self, lam, previous, batch_gradient):
         return batch_gradient()

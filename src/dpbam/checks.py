@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dpbam.errors import ArgumentError, DPBAMError
-from dpbam.methods import Method
+from dpbam.methods import Method, check_declared
 from dpbam.params import digest, trainable
 from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.ledger import Ledger
@@ -301,8 +301,13 @@ def check_unchanged(names: list[str], parameters: Iterable[str]) -> None:
 def check_interceptable(model: nn.Module, loss: object) -> None:
     """Refuse compiled and scripted code, and trained parameters that are complex.
 
-    The engines intercept torch's functions while the model runs: compiled or scripted code hides
-    them, and keeps tensors of the records where it was compiled.
+    Guarantee: no module of the model or the loss hides its operations from the engines, or keeps
+    tensors of records in compiled code.
+
+    Assumptions: a function under ``torch.compile`` that forward calls is not seen here; what it
+    keeps is refused after the pass.
+
+    Proof: every module is looked at, before anything runs.
 
     Example:
         >>> check_interceptable(torch.jit.script(nn.Linear(2, 2)), None)
@@ -535,6 +540,25 @@ def check_groups(groups: Mapping[str, int], names: list[str]) -> None:
         )
 
 
+def check_coordinates(clipping: Clipping) -> None:
+    """Refuse a clipping whose ``extra`` or ``update`` would never be called.
+
+    Guarantee: a clipping that adapts by released coordinates has them, or is refused before a step.
+
+    Assumptions: the number of coordinates is known when the oracle is made.
+
+    Proof: the oracle calls both where ``coordinates`` is positive, which is compared with what is
+    overridden.
+    """
+    for part in ("extra", "update"):
+        function = getattr(getattr(clipping, part), "__func__", None)
+        if not clipping.coordinates and function is not getattr(Clipping, part):
+            raise ArgumentError(
+                f"{type(clipping).__name__} overrides {part} and has no extra coordinates, so that "
+                "it would never be called: set coordinates to their number"
+            )
+
+
 def check_fixed(clipping: Clipping, sensitivity: float) -> None:
     """Refuse a sensitivity that is not what it was before the units of this step were seen.
 
@@ -561,6 +585,8 @@ def check_parts(
     filtered: bool = False,
 ) -> None:
     """Refuse parts of an oracle that do not fit together; ``filtered``: a filter was given."""
+    check_declared(method)
+    check_coordinates(clipping)
     if filtered and method.filter() is not None:
         raise ArgumentError(f"{method.name} has a filter of its own: leave filter out")
     if plan.private and not method.private:
@@ -568,7 +594,7 @@ def check_parts(
             f"{method.name} uses the batch without noise, so it cannot be private: "
             "use it with PrivacyPlan.non_private(...)"
         )
-    joint = release.noise_multipliers if release else ()
+    joint = () if release is None else release.noise_multipliers
     if joint != plan.joint_noise_multipliers:
         raise ArgumentError(
             f"the plan has joint_noise_multipliers={plan.joint_noise_multipliers} but the "

@@ -29,8 +29,9 @@ class StepFacts:
         step: its number, from 0.
         lam: lambda at this step.
         previous: the previous private gradient, where the method keeps it.
-        sensitivity: C_t; 0 under a plan without noise.
-        shifted: whether theta is shifted for the whole batch during the step (DP-SAT, SAM).
+        sensitivity: C_t, the clipping's at this step; infinite where nothing is clipped.
+        shift: by how much theta is shifted for the whole batch during the step (DP-SAT, SAM, DiSK);
+            None: it is not.
         whole: whether the logical batch is computed as one physical batch, by one process.
         zeros: returns zeros for each trainable parameter: a sum with nothing in it yet.
         batch_gradient: returns g_hat at the unshifted theta, by a pass of its own. Not private.
@@ -43,7 +44,7 @@ class StepFacts:
     lam: float
     previous: Params | None
     sensitivity: float
-    shifted: bool
+    shift: Params | None
     whole: bool
     zeros: Callable[[], Params]
     batch_gradient: Callable[[], Params]

@@ -45,17 +45,20 @@ from dpbam.engines.memory import Fit
 from dpbam.errors import ArgumentError
 from dpbam.filters import Filter
 from dpbam.loading import PoissonBatches
-from dpbam.methods import DPSGD, History, Method
+from dpbam.methods import DPSGD, History, Method, present
 from dpbam.nn import check_model, check_trainable
 from dpbam.observers import JointRelease, Observer, PerSample, StepFacts, each, watching
 from dpbam.params import (
     Params,
+    Snapshot,
+    add_into,
+    cast,
     device_of,
     digest,
-    doubled,
+    elementwise,
     joint_digest,
-    moments,
     shifted,
+    sum_of_none,
     trainable,
     zeros,
 )
@@ -205,13 +208,14 @@ class PrivateGradientOracle:
         check_model(model)
         check_trainable(model)
         check_interceptable(model, loss)
-        self.model, self.plan, self.method = model, plan, method or DPSGD()
-        self.clipping = clipping or plan.clipper()
+        self.model, self.plan = model, plan
+        self.method = DPSGD() if method is None else method
+        self.clipping = plan.clipper() if clipping is None else clipping
         self.sampling = _validate.one_of("sampling", sampling, SAMPLINGS)
         self.randomness = Randomness(seed)
         own_seed = seed if noise_seed is None else noise_seed
         self.noise = make_noise(noise, own_seed) if isinstance(noise, str) else noise
-        self.filter = filter or self.method.filter()
+        self.filter = self.method.filter() if filter is None else filter
         self.ledger = plan.ledger() if ledger is None else ledger
         self.statistics, self.observer, self.ranks = statistics, observer, ranks or Ranks()
         self.step = 0
@@ -220,7 +224,7 @@ class PrivateGradientOracle:
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
         self._noise_std = 0.0
         self._attempt: _Attempt | None = None  # a step that was interrupted, until it is settled
-        self._moments: dict[str, tuple[float, float]] = {}  # of the parameters, after a step
+        self._written: Snapshot | None = None  # the parameters when ``.grad`` was written
         self._warned = False
         self._present = self.method  # as it is at this step's history
         self._history: list[tuple[Params, Params]] = []  # released gradient, and theta there
@@ -307,7 +311,8 @@ class PrivateGradientOracle:
         check_unchanged(self._names, trainable(self.model))
         self._warn_unmoved()
         check_units(self.plan, units, self.ranks)
-        lam = self.lam()
+        self._present = method = present(self.method, self._public_history())
+        lam = self._lam_of(method)
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         watched, releasing = self.observer is not None, self.statistics is not None
         given = GivenBatches.of(self.ledger)
@@ -321,16 +326,14 @@ class PrivateGradientOracle:
             self._sizes.check(size)
         batch = batch.keyed(self.randomness, self.step)
         if self.physical_batch_size is None and len(batch.ids):
-            per_unit = self.method.per_unit
-            self._computation.fit_or_fall_back(inputs, targets, per_unit, lam)
-        self._present = method = self.method.at(self._public_history())
+            self._computation.fit_or_fall_back(inputs, targets, self._present, self.lam())
         ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         seen = watched or releasing
         facts = StepFacts(
             self.step, self.plan, method, lam,
             previous=_copied(self._previous) if seen and self._previous else None,
-            sensitivity=self._sensitivity(),
-            shifted=ascent is not None,
+            sensitivity=self.clipping.sensitivity * self.plan.clip_factor_at(self.step),
+            shift=None if ascent is None or not seen else _copied(ascent),
             whole=self.ranks.world == 1 and self._computation.is_whole(batch),
             zeros=lambda: zeros(trainable(self.model)),
             batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
@@ -393,7 +396,7 @@ class PrivateGradientOracle:
             self.clipping.update((extra / factor).cpu())
         self._write(released)
         attempt.written = True
-        if self.statistics:
+        if self.statistics is not None:
             self.statistics.publish(attempt.published)
         if watched and self.observer:
             self.observer.finish(total, _copied(released))
@@ -424,15 +427,16 @@ class PrivateGradientOracle:
 
         A clip schedule scales both by phi: with norms / phi, a unit's part is at most phi C.
         """
-        total = doubled(zeros(trainable(self.model)))
+        summed: dict[str, Tensor] = dict(trainable(self.model))
         if self.clipping.coordinates:
-            empty = torch.zeros(self.clipping.coordinates, device=device_of(self.model))
-            total |= doubled({_EXTRA: empty})
+            extra_sum = torch.zeros(self.clipping.coordinates, device=device_of(self.model))
+            summed[_EXTRA] = extra_sum
+        total = sum_of_none(summed)
         wants_plain = self.observer in watchers and self.observer.wants_plain
-        per_unit, phi = self._present.per_unit, self.plan.clip_factor_at(self.step)
+        method, phi = self._present, self.plan.clip_factor_at(self.step)
         sensitivity = self.clipping.sensitivity
         for physical in self._computation.physical(batch):
-            directions = self._computation.directions(physical, per_unit, lam, plain=wants_plain)
+            directions = self._computation.directions(physical, method, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
             scaled = norms / phi if phi != 1 else norms
             factors = self.clipping.factors(scaled)  # [G, U]
@@ -443,8 +447,7 @@ class PrivateGradientOracle:
             if extra is not None:
                 total[_EXTRA] += phi * extra.to(total[_EXTRA].dtype).sum(1)
             for some in portions(factors):
-                for name, part in directions.weighted_sum(some).items():
-                    total[name] += part
+                add_into(total, directions.weighted_sum(some))
             for watcher in watchers:  # copies: none changes what the next one sees
                 watcher.observe(directions, norms.clone(), factors.clone())
         check_fixed(self.clipping, sensitivity)
@@ -474,8 +477,7 @@ class PrivateGradientOracle:
             >>> oracle.unmoved()
             ['bias']
         """
-        now = moments(trainable(self.model))
-        return [name for name, value in self._moments.items() if now.get(name) == value]
+        return [] if self._written is None else self._written.unmoved(trainable(self.model))
 
     def _warn_unmoved(self) -> None:
         """Warn once if a step of the optimiser has moved some trained parameters, not others."""
@@ -495,7 +497,11 @@ class PrivateGradientOracle:
 
     def lam(self) -> float:
         """Return lambda at the present step and parameters; public, as they are."""
-        return self.method.lam_at(self.step, self._theta())
+        return self._lam_of(present(self.method, self._public_history()))
+
+    def _lam_of(self, method: Method) -> float:
+        lam = method.lam_at(self.step, self._theta())  # a schedule, or a method of the user's own
+        return _validate.non_negative(f"lam of {method.name} at step {self.step}", lam)
 
     def _public_history(self) -> History:
         gradients, parameters = zip(*self._history, strict=True) if self._history else ((), ())
@@ -513,15 +519,15 @@ class PrivateGradientOracle:
             units: likewise.
         """
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
-        lam, method = self.lam(), self.method.at(self._public_history())
         if self.physical_batch_size is None:
-            per_unit = self.method.per_unit
-            self._computation.fit_or_fall_back(inputs, targets, per_unit, lam)
+            self._computation.fit_or_fall_back(inputs, targets, self._present, self.lam())
+        method = present(self.method, self._public_history())
+        lam = self._lam_of(method)
         ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         with shifted(trainable(self.model), ascent):
             keyed = batch.keyed(self.randomness, self.step)
             found = [
-                each(self._computation.directions(physical, method.per_unit, lam))
+                each(self._computation.directions(physical, method, lam))
                 for physical in self._computation.physical(keyed)
             ]
         return PerSample.joined(found, batch.counts.argsort(stable=True))
@@ -533,7 +539,7 @@ class PrivateGradientOracle:
         numbers between 0 and 1 and whole numbers 0 or 1 (:mod:`dpbam.engines.synthetic`). The first
         batch does this by itself; the same model and limit give the same size on every machine.
         """
-        return self._computation.fit(inputs, targets, self.method.per_unit, self.lam())
+        return self._computation.fit(inputs, targets, self._present, self.lam())
 
     def try_model(self, inputs: Any, targets: Any) -> None:
         """Run the model on rows without a record, once, before other code gives it a batch.
@@ -542,7 +548,7 @@ class PrivateGradientOracle:
         this by itself; call it if you evaluate training data before the first step.
         """
         if not self._computation.tried:
-            self._computation.fit_or_fall_back(inputs, targets, self.method.per_unit, self.lam())
+            self._computation.fit_or_fall_back(inputs, targets, self._present, self.lam())
 
     def _for_ascent(self, batch: LogicalBatch) -> Params:
         """Return g_hat for SAM's ascent; refuse it under a private plan."""
@@ -561,10 +567,10 @@ class PrivateGradientOracle:
         when the leader has charged the step are the parts put together.
         """
         std = self.plan.noise_multiplier_at(self.step) * self._sensitivity()  # sigma_t C_t
-        noised = self._noised(clipped, std, "noise").items()  # once per logical batch
-        own = {n: s / self.plan.batch_size for n, s in noised}  # never the realised
+        noised = self._noised(clipped, std, "noise")  # once per logical batch
+        own = elementwise(lambda s: s / self.plan.batch_size, noised)  # never the realised
         del noised
-        sums = self.statistics.sums() if self.statistics else {}
+        sums = {} if self.statistics is None else self.statistics.sums()
         if sums:
             check_deviations(self.ranks, {k: std for k, (_, std) in sums.items()})
         extra = {k: self._noised(*sums[k], f"statistics-{k}") for k in sums}
@@ -612,9 +618,9 @@ class PrivateGradientOracle:
         parameters = trainable(self.model)
         for parameter in parameters.values():
             parameter.grad = None
-        self._moments = moments(parameters)
-        written = self.filter.apply(_copied(released)) if self.filter else released
-        gradients = {n: written[n].to(p.dtype) for n, p in parameters.items()}
+        self._written = Snapshot(parameters)
+        written = released if self.filter is None else self.filter.apply(_copied(released))
+        gradients = cast(written, parameters)
         for name, parameter in parameters.items():
             parameter.grad = gradients[name]
 
@@ -625,7 +631,7 @@ class PrivateGradientOracle:
         is ``before``, the ledger's name for the release that the plan has before the first step.
         """
         parts = {f"clipping/{k}": v for k, v in self.clipping.state_dict().items()}
-        if self.filter:
+        if self.filter is not None:
             parts |= {f"filter/{k}": v for k, v in self.filter.state_dict().items()}
         for k, (gradient, theta) in enumerate(self._history):
             parts |= {f"history/{k}/gradient/{n}": g for n, g in gradient.items()}
@@ -644,11 +650,11 @@ class PrivateGradientOracle:
             check_resumed(self.plan, self.ledger, step)
         self.step, self._attempt = step, None
         self._previous, self._sizes = state["previous"], BatchSizes(self.plan)
-        self._moments = {}
+        self._written = None
         parts = state.get("parts", {})
         if clipping := _below(parts, "clipping/"):
             self.clipping.load_state_dict(clipping)
-        if self.filter:
+        if self.filter is not None:
             self.filter.load_state_dict(_below(parts, "filter/"))
         pairs = [_below(parts, f"history/{k}/") for k in range(self.method.remembers)]
         self._history = [(_below(p, "gradient/"), _below(p, "theta/")) for p in pairs if p]
@@ -674,7 +680,7 @@ class PrivateGradientOracle:
 
 def _copied(tree: Params) -> Params:
     """Copy what others get, so that they cannot change what the oracle uses."""
-    return {n: t.clone() for n, t in tree.items()}
+    return elementwise(torch.clone, tree)
 
 
 def _below(parts: Mapping[str, Tensor], prefix: str) -> Params:

@@ -24,7 +24,9 @@ import test_generator_claims as generator_claims
 import test_gradient_claims as gradient_claims
 import test_handover_claims as handover_claims
 import test_interruption_claims as interruption_claims
+import test_ledger_claims as ledger_claims
 import test_noise_claims as noise_claims
+import test_owner_claims as owner_claims
 import test_post_processing as post_processing
 import test_rank_claims as rank_claims
 import test_reading_claims as reading_claims
@@ -334,7 +336,9 @@ CLAIMS = {
     "rounding": rounding_claims.MISTAKES,
     "ranks": rank_claims.MISTAKES,
     "reading": reading_claims.MISTAKES,
+    "owners": owner_claims.MISTAKES,
     "sampling and accounting": accounting_claims.MISTAKES,
+    "a ledger's file": ledger_claims.MISTAKES,
     "what the oracle is handed": handover_claims.MISTAKES,
     "interruptions": interruption_claims.MISTAKES,
     "first use": first_use_claims.MISTAKES,

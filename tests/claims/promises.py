@@ -38,6 +38,12 @@ PROMISES = (
             "method, engine and kind of clipping",
             ("test_one_unit_moves_the_sum_by_at_most_c", "check_of", "parts_of",
              "check_batch_norm_is_refused")),
+    Promise("a method of the user's own: its direction is what is summed, as it was measured, and "
+            "carries nothing to another unit or into the model",
+            ("check_the_direction_in_force_is_summed",
+             "check_a_direction_is_summed_as_it_was_measured",
+             "check_a_method_writes_nothing_into_the_model",
+             "check_a_method_carries_nothing_from_unit_to_unit")),
     Promise("what is read of a record depends on the record and its own key alone",
             ("check_the_draws_of_a_record_are_its_own",
              "check_the_draws_change_from_step_to_step",
@@ -103,6 +109,9 @@ PROMISES = (
             ("check_sampling_is_as_accounted", "check_secure_sampling")),
     Promise("a unit is one owner's records, and all of them",
             ("check_groups_are_sampled_as_groups", "check_everyone_has_a_name")),
+    Promise("the unit is never guessed to the weaker side: a data set that names owners is refused "
+            "until the unit is named",
+            ("check_a_run_does_not_guess_the_unit", "check_a_loop_does_not_guess_the_unit")),
     Promise("over ranks: the noise is there once, by coordinate, a unit counts once, all step "
             "alike",
             ("check_noise_over_ranks", "check_noise_is_keyed_by_coordinate",
@@ -136,6 +145,12 @@ PROMISES = (
              "check_a_charged_step_is_taken_again_on_resume",
              "check_a_replay_that_is_interrupted_is_replayed",
              "check_observers_and_filters_get_copies")),
+    Promise("a ledger's file has one writer at a time, is read again when it grew, and is never "
+            "continued without what it held",
+            ("check_one_process_writes_at_a_time",
+             "check_a_forked_child_does_not_write_for_its_parent",
+             "check_a_lost_file_is_not_continued", "check_a_reader_changes_nothing",
+             "check_a_line_counts_once_and_says_one_thing")),
     Promise("the accountant composes all steps, and calibration stays within the target",
             ("check_accountant_composes_every_step", "check_calibration",
              "check_second_accountant")),

@@ -155,7 +155,7 @@ def clips_what_it_does_not_sum(original):
         total = params.zeros(params.trainable(self.model))
         for physical in self._computation.physical(batch):
             plain = self.engine.directions(physical, DPSGD(), 0.0).norms()
-            perturbed = self.engine.directions(physical, self._present.per_unit, lam)
+            perturbed = self.engine.directions(physical, self._present, lam)
             for name, part in perturbed.weighted_sum(self.clipping.factors(plain)).items():
                 total[name] += part
         return total

@@ -175,7 +175,8 @@ def test_every_problem_of_an_npz_file_is_listed(tmp_path):
          "x.npz/train: record 1 has 3 for finding 1", "x.npz/test: record 0 has -1",
          "x.npz/test: record 2 has -1 for finding 0", "x.npz/test: record 2 has -1 for finding 1",
          "x.npz/test: record 1 has 2 for finding 1", "column train_age of",
-         "has 1 image more than once", "share 1 value of 'patient' (d)"], problems,
+         "has 1 image more than once", "share 1 value of 'patient' (d)",
+         "has the column 'patient', which says whose each record is"], problems,
     )  # fmt: skip
     assert {name: len(part) for name, part in parts.items()} == {"train": 4, "test": 4}
     assert parts["train"].notes == ("ignored the arrays stray",)

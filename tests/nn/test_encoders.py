@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dpbam import Compute, PrivacyPlan, PrivateGradientOracle
 from dpbam.errors import DPBAMError
 from dpbam.nn import build_model, check_model, train_part
-from dpbam.nn.encoders import FAMILIES, _resizing, described_encoder, load_encoder
+from dpbam.nn.encoders import FAMILIES, described_encoder, load_encoder, resizing
 from tests.tiny_encoders import MODELS, edit_json, save_encoder
 
 GREY, RGB = (1, 6, 6), (3, 6, 6)
@@ -92,7 +92,7 @@ def test_the_classifier_of_transformers_predicts_the_same(family, tmp_path):
 def test_images_are_resized_as_torch_does(mode, size, tmp_path):
     height, width = size
     x = images()
-    rows, columns = _resizing(6, height, mode), _resizing(6, width, mode)
+    rows, columns = resizing(6, height, mode), resizing(6, width, mode)
     expected = F.interpolate(x, size=size, mode=mode, antialias=True)
     torch.testing.assert_close(rows @ x @ columns.T, expected)
 

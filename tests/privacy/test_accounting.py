@@ -68,6 +68,27 @@ def test_no_step_is_affordable() -> None:
     assert max_steps(0.01, 1e-9, 0.5, 1.0) == 0
 
 
+@pytest.mark.parametrize(
+    "charges",
+    [
+        [Charge(1.1, 0.03, 1)],
+        [Charge(1.1, 0.03, 77)],
+        [Charge(0.7, 1.0, 3), Charge(2.5, 0.2, 10), Charge(1.1, 0.03, 77), Charge(40.0, 1e-6, 5)],
+    ],
+)
+def test_rdp_is_that_of_dp_accounting_to_the_last_bit(charges: list[Charge]) -> None:
+    """A step's divergences are computed once, and composed here, in dp-accounting's own order."""
+    import dp_accounting as dp
+
+    reference = dp.rdp.RdpAccountant()
+    with accounting.quiet():
+        for sigma, q, steps in charges:
+            reference.compose(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(sigma)), steps)
+        for delta in (1e-3, 1e-5, 1e-9):
+            expected = reference.get_epsilon(delta)
+            assert total_epsilon(charges, delta, accountant="rdp") == expected
+
+
 def test_pld_is_tighter_than_rdp() -> None:
     assert epsilon(2.0, 0.1, 20, 1e-5) < epsilon(2.0, 0.1, 20, 1e-5, accountant="rdp")
 

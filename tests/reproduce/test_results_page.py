@@ -13,7 +13,7 @@ from reproduce.index import PAPERS, outcomes
 from reproduce.outcome import Study
 from reproduce.recipes import load_recipe, recipe_names
 from reproduce.records import finished as done
-from reproduce.records import records_folder
+from reproduce.records import read_records, records_file
 from reproduce.results_page import PAGE_SCALES, page, section
 from tests.reproduce.tuned import best_lambda, best_rate, best_trial
 
@@ -27,10 +27,9 @@ RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 def test_committed_records_fit_their_recipe(scale, name):
     recipe = load_recipe(name, scale)
     records = done(recipe, RESULTS)  # refuses other settings, and runs that are no pair
-    folder = records_folder(recipe, RESULTS)
     others = [load_recipe(other, scale) for other in recipe_names(scale)]
     known = {run.name for o in others if o.records == recipe.records for run in o.runs()}
-    assert {path.stem for path in folder.glob("*.json")} <= known
+    assert set(read_records(records_file(recipe, RESULTS))) <= known
     for record in records:
         assert record.epsilon <= record.config["epsilon"] + 1e-6
         assert 0 < record.accuracy < 1

@@ -71,7 +71,7 @@ def test_every_step_is_reported_and_charged_once():
     assert trainer.run() == "complete"
     assert [r.step for r in heard.steps] == [1, 2, 3, 4, 5, 6]
     assert len(trainer.oracle.ledger) == 6
-    assert heard.steps[-1].epsilon == trainer.oracle.plan.epsilon()
+    assert heard.steps[-1].epsilon_at_most == trainer.oracle.plan.epsilon()
     assert heard.steps[-1].seconds_left == 0
     assert heard.steps[0].non_private_loss == pytest.approx(math.log(10), rel=0.5)
     assert heard.steps[1].non_private_loss is None
@@ -292,7 +292,7 @@ def test_a_reference_trains_without_privacy():
     heard = Listening()
     trainer = make(method=SAM(0.05), plan=plan, reporter=heard)
     trainer.run()
-    assert heard.steps[-1].epsilon == trainer.evaluations[-1].epsilon == math.inf
+    assert heard.steps[-1].epsilon_at_most == trainer.evaluations[-1].epsilon == math.inf
 
 
 def test_the_displayed_epsilon_is_an_upper_bound_on_a_coarse_grid():

@@ -164,7 +164,7 @@ class PrivateStatistics:
                 thresholds=self._thresholds(),
                 counts=tuple(counts.tolist()),
                 count_std=self._std(0),
-                clip_norm=facts.plan.clip_norm,
+                clip_norm=facts.sensitivity,
                 bias=bias,
                 bias_square_std=error,
             )
@@ -192,8 +192,7 @@ class PrivateStatistics:
         return self.noise_multipliers[k] * sensitivity
 
     def _thresholds(self) -> tuple[float, ...]:
-        clip_norm = self._now().plan.clip_norm
-        return tuple(sorted({*self.given, clip_norm} - {math.inf}))
+        return tuple(sorted({*self.given, self._now().sensitivity} - {math.inf}))
 
     def _now(self) -> StepFacts:
         if self._facts is None:

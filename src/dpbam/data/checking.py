@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam import _validate
-from dpbam.data.base import DataError, Images, Pixels, counted
+from dpbam.data.base import DataError, Images, Pixels, counted, in_short
 from dpbam.data.dataset import UNKNOWN, DataSet
+from dpbam.data.owners import person_columns
 from dpbam.errors import DPBAMError
 
 _NAMED = 3  # examples in a sentence
@@ -49,7 +50,7 @@ def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = N
 
 
 def shared_units(train: DataSet, test: DataSet, unit: str | None) -> dict[str, NDArray[Any]]:
-    """Return the units of privacy, and the patients, that are in both sets, by column.
+    """Return the units of privacy, and the persons, that are in both sets, by column.
 
     Example:
         >>> from dpbam.data import from_arrays
@@ -59,7 +60,7 @@ def shared_units(train: DataSet, test: DataSet, unit: str | None) -> dict[str, N
         >>> shared_units(train, test, "record")["patient"].tolist()
         ['b']
     """
-    names = [str(n) for n in dict.fromkeys((unit, "patient"))]
+    names = [str(n) for n in dict.fromkeys((unit, *person_columns(train.columns)))]
     there = [n for n in names if n in train.columns and n in test.columns]
     both = {n: np.intersect1d(train.columns[n], test.columns[n]) for n in there}
     named = {name: values[values != ""] for name, values in both.items()}
@@ -103,7 +104,7 @@ def _each(images: Images) -> Iterator[tuple[int, Pixels | DataError]]:
     for part in images.chunks():
         try:
             pixels = images.read(part)
-        except DataError:
+        except Exception:  # a user's own Images can fail in any way
             yield from ((int(i), _single(images, int(i))) for i in part)
         else:
             yield from zip(part.tolist(), pixels, strict=True)
@@ -114,6 +115,8 @@ def _single(images: Images, index: int) -> Pixels | DataError:
         return images.read(np.array([index], dtype=np.int64))
     except DataError as error:
         return error
+    except Exception as error:
+        return DataError(f"{images.describe(index)} cannot be read: {in_short(error)}")
 
 
 def _classes(dataset: DataSet) -> list[str]:

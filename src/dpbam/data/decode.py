@@ -127,6 +127,10 @@ class FileImages(DecodedImages):
     def describe(self, index: int) -> str:
         return str(self._shown / self._paths[index])
 
+    @property
+    def paths(self) -> Sequence[str]:
+        return self._paths
+
     def identities(self) -> list[bytes]:
         return [path.encode("utf-8", "surrogateescape") for path in self._paths]
 

@@ -167,12 +167,12 @@ def _images(root: Path, paths: list[str], argument: str, options: Options) -> Fi
     return FileImages(root, paths, size, channels, resize, window, Path(argument))
 
 
-def _read_patients(root: Path, listing: Listing, options: Options) -> str:
-    """Add the column ``patient`` of DICOM files; return the unit that is meant by default."""
+def _read_patients(root: Path, listing: Listing, options: Options) -> str | None:
+    """Add the column ``patient`` of DICOM files, who are their unit of privacy by default."""
     records = listing.records
     kinds = {is_dicom(root / record.path) for record in records if record.path}
     if kinds == {False}:
-        return "record"
+        return None
     with options.collecting():
         if len(kinds) > 1:
             raise DataError(

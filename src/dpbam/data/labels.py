@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpbam._names import did_you_mean
 from dpbam.data.base import DataError, for_each
+from dpbam.data.dataset import TASKS
 
 Arrays = Mapping[str, NDArray[Any]]
 Numbered = tuple[dict[str, NDArray[Any]], tuple[str, ...]]
@@ -46,6 +48,8 @@ def number_labels(
     Returns:
         The labels of each split as a data set holds them, and the class names.
     """
+    if task not in (None, *TASKS):
+        raise DataError(f"task {task!r} is unknown: {did_you_mean(task, TASKS)}")
     labels = for_each(_plain, splits)
     task = task or _task_of(labels)
     if task == "segmentation":

@@ -113,6 +113,32 @@ class Engine(Protocol):
         """
 
 
+def check_direction(direction: object, theta: Mapping[str, Tensor]) -> None:
+    """Refuse a unit's direction that has not the names and shapes of theta, or is not real.
+
+    Guarantee: the norm of a direction is that of what is added to the sum. An entry of another
+    shape would be broadcast there: a scalar per parameter then moves the sum by sqrt(d) times its
+    norm.
+
+    Assumptions: an engine calls it for every direction that a method's code returns.
+
+    Proof: equal names and shapes, so that adding broadcasts nothing.
+    """
+    if not isinstance(direction, Mapping) or set(direction) != set(theta):
+        names = sorted(map(str, direction)) if isinstance(direction, Mapping) else direction
+        raise ArgumentError(
+            "a method's direction must return a dict with an entry for each trained parameter, "
+            f"{sorted(theta)}, got {names}"
+        )
+    for name, d in direction.items():
+        if not isinstance(d, Tensor) or not d.is_floating_point() or d.shape != theta[name].shape:
+            kind = f"{d.dtype} {tuple(d.shape)}" if isinstance(d, Tensor) else type(d).__name__
+            raise ArgumentError(
+                f"a method's direction must have the shapes of the parameters: {name} is "
+                f"{theta[name].dtype} {tuple(theta[name].shape)}, its direction {kind}"
+            )
+
+
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     """Return model(x), model(*tuple) or model(**dict)."""
     if isinstance(inputs, tuple | list):

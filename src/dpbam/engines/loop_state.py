@@ -4,6 +4,7 @@
 :class:`Modules`       attributes and buffers of the modules that ran, and containers inside them
 :class:`Surroundings`  the original model, class attributes, closures of hooks, of methods and of
                        losses, and globals that these name
+:class:`MethodState`   attributes of the method, its classes' attributes and closures
 :class:`Kept`          tensors computed from a record that are still alive, wherever they are kept
 =====================  =============================================================================
 
@@ -31,6 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from dpbam.engines.base import Loss, StatefulModelError
 from dpbam.engines.generators import GENERATORS, generator_state
+from dpbam.methods import Method
 
 _VALUES = bool | int | float | complex | str | bytes | None
 _CONTAINERS: Any = list | tuple | set | frozenset | deque
@@ -40,6 +42,8 @@ _MOST_LEVELS = 8
 
 class _Watched:
     """A snapshot of named state, to compare with later."""
+
+    whose = "the forward pass"
 
     def __init__(self, read: Callable[[], dict[str, Any]], *, parameters: bool) -> None:
         self._read = read
@@ -51,7 +55,7 @@ class _Watched:
         for name in {**self._same, **now}:
             if name not in self._same or name not in now or not self._same[name](now[name]):
                 raise StatefulModelError(
-                    f"the forward pass changed {name}, so that one record could reach the next and "
+                    f"{self.whose} changed {name}, so that one record could reach the next and "
                     "the released model: compute it from the inputs, or keep it in eval mode only"
                 )
 
@@ -69,6 +73,18 @@ class Surroundings(_Watched):
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         def read() -> dict[str, Any]:
             return _Walk().modules(model, loss).code(model, loss).found
+
+        super().__init__(read, parameters=True)
+
+
+class MethodState(_Watched):
+    """The state of a method, and of the code of its direction."""
+
+    whose = "the method's direction"
+
+    def __init__(self, method: Method) -> None:
+        def read() -> dict[str, Any]:
+            return _Walk().method(method).found
 
         super().__init__(read, parameters=True)
 
@@ -101,6 +117,14 @@ class _Walk:
         for name, p in model.named_parameters():
             self._value(f"a hook of parameter {name!r}", p._backward_hooks, 1)
         for cls in {*classes, *type(loss).__mro__}:
+            if not _foreign(cls):
+                for name, value in list(vars(cls).items()):
+                    self._value(f"class attribute {cls.__name__}.{name}", value, 1)
+        return self
+
+    def method(self, method: Method) -> _Walk:
+        self._value("the method", method, 0)
+        for cls in type(method).__mro__:
             if not _foreign(cls):
                 for name, value in list(vars(cls).items()):
                     self._value(f"class attribute {cls.__name__}.{name}", value, 1)
@@ -168,7 +192,7 @@ def _same_tensor(before: Tensor, version: int | None, copy: Tensor | None, now: 
     """Whether it is the same object, not written to, not even through ``.data``."""
     if now is not before or _version(now) != version:
         return False
-    return copy is None or _bits_equal(copy, now.detach())
+    return copy is None or bits_equal(copy, now.detach())
 
 
 def _same_value(before: Any, now: Any) -> bool:
@@ -181,7 +205,7 @@ def _version(t: Tensor) -> int | None:
     return None if t.is_inference() else t._version
 
 
-def _bits_equal(a: Tensor, b: Tensor) -> bool:
+def bits_equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 

@@ -127,8 +127,8 @@ class PublicEncoder(nn.Module):
 
     def _constants(self, height: int, width: int) -> None:
         p = self.preprocessing
-        rows = _resizing(height, p.height, p.resample)  # [H', H]
-        columns = _resizing(width, p.width, p.resample)  # [W', W]
+        rows = resizing(height, p.height, p.resample)  # [H', H]
+        columns = resizing(width, p.width, p.resample)  # [W', W]
         mean, std = (torch.tensor(v)[:, None, None] for v in (p.mean, p.std))
         # (u - mean) / std for u = (x + 1) / 2 in [0, 1]
         values = {"resize_rows": rows, "resize_columns": columns, "scale": 0.5 / std,
@@ -396,7 +396,7 @@ def _check_channels(images: int, model: int, constants: int) -> None:
         )
 
 
-def _resizing(old: int, new: int, mode: str) -> Tensor:
+def resizing(old: int, new: int, mode: str) -> Tensor:
     """Return A [new, old], so that A x is x resized along an axis, antialiased."""
     identity = torch.eye(old)[None, None]
     if old == new:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dpbam import _validate
 from dpbam.errors import ArgumentError
-from dpbam.params import Params, accumulation_dtype
+from dpbam.params import Params, accumulation_dtype, elementwise, separated
 from dpbam.privacy.randomness import Randomness
 
 BLOCK = 2**16  # coordinates of one generator
@@ -105,10 +105,9 @@ class GaussianNoise:
             return dict(sums)
         if any(s.is_complex() for s in sums.values()):
             raise ArgumentError("complex parameters cannot be trained privately: use real ones")
-        sizes = [s.numel() for s in sums.values()]
-        noise = torch.from_numpy(_normal(self.randomness, std, stream, step, start, sum(sizes)))
-        parts = zip(sums.items(), torch.split(noise, sizes), strict=True)
-        return {name: s + _placed(part, s) for (name, s), part in parts}
+        count = sum(s.numel() for s in sums.values())
+        noise = torch.from_numpy(_normal(self.randomness, std, stream, step, start, count))
+        return elementwise(lambda s, z: s + _placed(z, s), sums, separated(noise, sums))
 
     def charged(self, noise_multiplier: float) -> float:
         return noise_multiplier
@@ -139,5 +138,5 @@ def _normal(
 
 
 def _placed(part: Tensor, like: Tensor) -> Tensor:
-    """Give draws the shape and device of ``like``, and its dtype or float32 if that is wider."""
-    return part.view(like.shape).to(accumulation_dtype(like.dtype)).to(like.device)
+    """Give draws the device of ``like``, and its dtype or float32 if that is wider."""
+    return part.to(accumulation_dtype(like.dtype)).to(like.device)

@@ -76,7 +76,9 @@ class StepReport:
         step: steps done, from 1.
         steps: in all.
         epoch: expected passes done.
-        epsilon: an upper bound of what is spent by now, one of about ten values per run.
+        charged: steps paid for, replays after a crash included.
+        epsilon_at_most: a bound of what is spent by now, one of about ten values per run. What is
+            spent, ``plan.epsilon(step, charged - step)``, takes some 50 ms: too long for each step.
         seconds: since this process began to train.
         seconds_left: until the end at the current pace.
         non_private_batch_size: the realised number of rows.
@@ -86,7 +88,8 @@ class StepReport:
     step: int
     steps: int
     epoch: float
-    epsilon: float
+    charged: int
+    epsilon_at_most: float
     lr: float
     seconds: float
     seconds_left: float

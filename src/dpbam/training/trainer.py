@@ -33,7 +33,7 @@ Ending = Literal["complete", "stopped", "budget ended"]
 
 _LOSS_EVERY = 10  # steps between measurements of the training loss
 _LOSS_ROWS = 64  # rows of the batch that such a measurement takes
-_POINTS = 10  # epsilons that a run computes for its display, and evaluations by default
+_POINTS = 10  # bounds on epsilon that a run computes for its steps, and evaluations by default
 
 
 class Trainer:
@@ -157,7 +157,8 @@ class Trainer:
             step=step,
             steps=plan.steps,
             epoch=step * plan.sampling_rate,
-            epsilon=self._curve.bound(self.charged),
+            charged=self.charged,
+            epsilon_at_most=self._curve.bound(self.charged),
             lr=lr,
             seconds=elapsed,
             seconds_left=elapsed / (step - first) * (plan.steps - step),

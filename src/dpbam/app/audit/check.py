@@ -168,7 +168,7 @@ def _ledger(e: Evidence) -> Iterator[Finding]:
 
 def _mechanism(e: Evidence) -> Iterator[Finding]:
     s, f, private = e.statement, e.facts, e.config.private
-    rate = e.config.batch_size / int(f["n"])
+    rate = e.config.expected_batch(int(f["n"])) / int(f["n"])
     sigmas = {float(x["noise_multiplier"]) for x in e.steps}
     before = [(float(x["noise_multiplier"]), float(x["sampling_rate"]))
               for x in e.entries if str(x["stream"]).endswith(BEFORE)]  # fmt: skip

@@ -318,7 +318,7 @@ def _shadow(config: RunConfig, sigma: float, k: int, shadows: int, send: Send) -
     whole = prepare(quiet, noise_multiplier=sigma or None)
     everyone = _everyone(whole)
     own = everyone.subset(np.flatnonzero(halves(len(everyone), shadows)[k]))
-    quiet = quiet.replace(batch_size=min(config.batch_size, len(own)))
+    quiet = quiet.replace(batch_size=min(whole.plan.batch_size, len(own)))
     plan = quiet.plan(len(own), noise_multiplier=sigma or None)
     shadow = replace(whole, config=quiet, train=own, plan=plan)
     trainer = shadow.trainer(shadow.oracle(), Reporter())

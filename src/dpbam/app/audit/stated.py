@@ -113,21 +113,26 @@ def texts(folder: RunFolder, statement: dict[str, Any]) -> Iterator[Finding]:
     yield Finding("the model card promises what the statement does", same, folder.card.name)
 
 
+SIGNATURE = (
+    "the statement is signed, if a key was given", "the signature is the statement's",
+    "the signature is the operator's",
+)  # fmt: skip
+
+
 def signature(folder: RunFolder, operator: str | None) -> Iterator[Finding]:
     """The operator's key, if one is expected, signed what is in the folder."""
     if not signed_files(folder)[1].exists():
-        what = "the statement is signed, if a key was given"
-        yield Finding(what, operator is None, "no signature: the operator is not verified")
+        yield Finding(SIGNATURE[0], operator is None, "no signature: the operator is not verified")
         return
     try:
         key = verified(folder)
     except RunError as error:
-        yield Finding("the signature is the statement's", False, str(error))
+        yield Finding(SIGNATURE[1], False, str(error))
         return
     note = "" if operator else "; compare the key with the one that the operator published"
-    yield Finding("the signature is the statement's", True, f"by the owner of key {key}{note}")
+    yield Finding(SIGNATURE[1], True, f"by the owner of key {key}{note}")
     if operator is not None:
-        yield Finding("the signature is the operator's", key == operator, operator)
+        yield Finding(SIGNATURE[2], key == operator, operator)
 
 
 def _read(path: Path) -> str:

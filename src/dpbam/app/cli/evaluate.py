@@ -29,6 +29,7 @@ from dpbam.app.cli.output import (
 )
 from dpbam.app.cli.progress import counting
 from dpbam.app.runs import RunModel, load_run_model, stored_config
+from dpbam.app.runs.escaping import cell
 from dpbam.app.runs.files import read_json, write_atomic, write_json
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.metrics import Metrics, Proportion, Scores
@@ -366,10 +367,10 @@ def _csv(predictions: Sequence[Prediction], model: RunModel, kind: str) -> str:
     shown = {"probabilities": "p({})", "shares": "share({})"}.get(kind, "{}")
     labelled = kind != "values"  # a value is its own label
     first = ["file", "label"] if labelled else ["file"]
-    writer.writerow([*first, *(shown.format(name) for name in model.class_names)])
+    writer.writerow([*first, *(cell(shown.format(name)) for name in model.class_names)])
     for one in predictions:
         values = (f"{one.values[name]:.6f}" for name in model.class_names)
-        writer.writerow([one.file, *([one.label] if labelled else []), *values])
+        writer.writerow([cell(one.file), *([cell(one.label)] if labelled else []), *values])
     return text.getvalue()
 
 

@@ -77,7 +77,9 @@ def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines
     elif quiet:
         spent = up(result.epsilon)
         value = metric_text(result.metric, result.score)
-        print(f"{metric_label(result.metric)} {value}, epsilon {spent}: {result.out}")
+        say(f"{metric_label(result.metric)} {value}, epsilon {spent}: {result.out}")
+        if result.status != "complete":
+            note(result.ending)
     else:
         say(facts(_summary(result, settings)))
 
@@ -175,7 +177,7 @@ def _end(result: RunResult) -> dict[str, Any]:
 def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
     last = result.evaluations[-1]
     rows: dict[str, object] = {
-        "status": result.status,
+        "status": result.ending,
         **{metric_label(name): metric_text(name, value) for name, value in last.scores.items()},
     }
     rows[metric_label(last.metric)] = (

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbam.app.report.records import ReportError
+from dpbam.app.runs.escaping import cell
 
 Row = dict[str, Any]
 Spec = dict[str, Any]
@@ -261,6 +262,8 @@ def mean(values: Iterable[float]) -> float:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return cell(value)
     return "" if rounded(value) is None else value
 
 

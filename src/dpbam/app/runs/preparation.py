@@ -255,7 +255,7 @@ def prepare(
         label_columns=config.label_columns,
         dicom_window=config.dicom_window,
     )
-    unit = config.unit or train.unit
+    unit = train.chosen_unit(config.unit)
     if not config.allow_shared_units:
         _refuse_shared(train, test, unit)
     units = _units(unit, train)
@@ -295,7 +295,7 @@ def counted(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: in
     physical = next(batch.split(rows, oracle.views, device))
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
-        return counted(oracle.engine, physical, oracle.method.per_unit, oracle.lam())
+        return counted(oracle.engine, physical, oracle.method, oracle.lam())
 
 
 def _check_cache(folder: Path) -> None:

@@ -71,7 +71,6 @@ class TensorBoard(Reporter):
         self._writer = SummaryWriter(str(self._folder), purge_step=report.step + 1)
 
     def on_step(self, report: StepReport) -> None:
-        self._writer.add_scalar("epsilon", report.epsilon, report.step)
         self._writer.add_scalar("lr", report.lr, report.step)
         self._writer.add_scalar(
             "non_private/batch_size", report.non_private_batch_size, report.step
@@ -80,6 +79,7 @@ class TensorBoard(Reporter):
             self._writer.add_scalar("non_private/loss", report.non_private_loss, report.step)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
+        self._writer.add_scalar("epsilon", report.epsilon, report.step)
         for name, value in report.scores.items():
             self._writer.add_scalar(f"test/{name}", value, report.step)
         self._writer.add_scalar("test/loss", report.loss, report.step)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpbam.engines.fused.collect import Collected
 from dpbam.engines.fused.ghost_norm import Factors
-from dpbam.engines.fused.gradients import Gradient, Joined, Materialised, Norm
+from dpbam.engines.fused.gradients import Gradient, Joined, Materialised, Norm, settle
 from dpbam.engines.precision import measured
 from dpbam.params import Params, accumulation_dtype, zeros
 
@@ -40,13 +40,14 @@ class FusedDirections:
         known = collected.gradients
         self.parts = joined(known, groups) if norms is None else known
         self._norms = norms
+        self._ordinary = False  # whether no unit can make a sum infinite, as far as is known
         self.plain: FusedDirections | None = None
 
     @measured
     def each_norm(self) -> list[Norm]:
         """Return the norm of each gradient, small ones joined at the end, computed once."""
         if self._norms is None:
-            self._norms = [gradient.norm() for gradient in self.parts]
+            self._norms, self._ordinary = settle(self.parts)
         return self._norms
 
     @measured

@@ -1,0 +1,73 @@
+"""Kernels and host reads of a private step stay within limits: what a GPU waits for.
+
+``benchmarks/kernels.py`` counts. The limits are what was reached, never more than the least that
+was asked for where that is met; a change that needs more kernels has to say why here.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import kernels
+
+PER_PLAIN = {  # kernels of a whole step, as multiples of the plain forward and backward pass
+    ("convolutions", "dp-sgd"): 22.5,
+    ("convolutions", "bam"): 26.0,
+    ("convolutions", "bam-exact"): 43.0,
+    ("resnet9", "dp-sgd"): 12.0,
+    ("resnet9", "bam"): 19.0,
+    ("resnet9", "bam-exact"): 28.5,
+    ("vit", "dp-sgd"): 8.0,
+    ("vit", "bam"): 10.5,
+    ("vit", "bam-exact"): 19.0,
+    ("lstm", "dp-sgd"): 66.0,  # torch runs a plain LSTM as one kernel
+    ("lstm", "bam"): 133.0,
+    ("lstm", "bam-exact"): 200.0,
+}
+READS = 235  # per logical batch of one physical batch
+QUICK = [key for key in PER_PLAIN if key[0] == "convolutions"]
+SLOW = [key for key in PER_PLAIN if key[0] != "convolutions"]
+
+
+def check(net: str, method: str) -> None:
+    rows = kernels.ROWS[net]
+    plain = kernels.counted(kernels.plain_step(net, rows), private=False).kernels
+    count = kernels.counted(kernels.private_step("fused", method, net, rows))
+    assert count.reads <= READS
+    assert count.kernels <= PER_PLAIN[net, method] * plain
+
+
+@pytest.mark.parametrize(("net", "method"), QUICK)
+def test_kernels_and_reads_stay_within_limits(net: str, method: str) -> None:
+    check(net, method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("net", "method"), SLOW)
+def test_kernels_and_reads_stay_within_limits_on_other_nets(net: str, method: str) -> None:
+    check(net, method)
+
+
+def test_counter_sees_kernels_and_every_kind_of_read() -> None:
+    """Without this the limits above could hold because nothing is counted."""
+    x = torch.arange(4.0)
+    with kernels.Kernels() as count:
+        (x + 1).view(2, 2).detach()
+    assert (count.kernels, count.reads) == (1, 0)
+    reads = (
+        lambda t: t.item(), lambda t: t.tolist(), lambda t: t.numpy(), lambda t: t.nonzero(),
+        lambda t: t.cpu(), lambda t: bool(t.sum()), lambda t: torch.equal(t, t),
+        lambda t: t[t > 1], lambda t: np.asarray(t),
+    )  # fmt: skip
+    for number, read in enumerate(reads):
+        with kernels.Kernels() as count:
+            read(x[:1])
+        assert count.reads >= 1, number
+    assert "tolist" not in vars(Tensor)  # the counter leaves torch as it was
