@@ -96,6 +96,15 @@ def _same_start(request: pytest.FixtureRequest) -> None:
     _ENTROPY.restart(request.node.nodeid)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_left(_same_start: None) -> Iterator[None]:
+    """Fail a test that leaves the process in another state for the next."""
+    from tests import surroundings
+
+    with surroundings.unchanged():
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--processor-time FILE``: a table of each file's tests and their processor time."""
     parser.addoption("--processor-time", type=Path, metavar="FILE", help=_KEY + " per test file")

@@ -455,9 +455,7 @@ def _plain(value: object) -> object:
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def check_factors(
-    clipping: Clipping, norms: Tensor, factors: Tensor, extra: Tensor | None = None
-) -> None:
+def check_factors(clipping: Clipping, measured: list[Tensor]) -> None:
     """Refuse factors that let a unit move the sum by more than the clipping's sensitivity.
 
     For each unit i, over the groups g and the extra coordinates k:
@@ -465,29 +463,61 @@ def check_factors(
         sqrt(sum_g (f_gi |d_gi|)^2 + sum_k e_ki^2) <= sensitivity (1 + 1e-6),
 
     every f finite and not negative, and 0 where the norm is not finite. It synchronises with the
-    device once. It cannot detect factors that depend on other units of the batch.
+    device once for all physical batches of a step. It cannot detect factors that depend on other
+    units of the batch.
 
     Guarantee: with these norms every unit's contribution is within the sensitivity, up to the
     stated rounding; else nothing is charged or released.
 
     Assumptions: the engine's norms are right (tests compare engines), and a factor depends on its
-    own unit.
+    own unit; it is called before the step's sum is released or charged.
 
     Proof: it is the inequality itself.
+
+    Args:
+        clipping: what computed the factors.
+        measured: what :func:`contributions` returned for each physical batch.
+
+    Example:
+        >>> from dpbam.privacy.clipping import FlatClipping
+        >>> flat, norms = FlatClipping(1.0), torch.tensor([[4.0]])
+        >>> check_factors(flat, [contributions(flat, norms, torch.tensor([[0.25]]))])
+        >>> check_factors(flat, [contributions(flat, norms, torch.tensor([[1.0]]))])
+        Traceback (most recent call last):
+        ...
+        dpbam.checks.PlanViolationError: FlatClipping lets a unit through with norm 4, ...
+    """
+    if not measured:
+        return
+    unsound, exceeding, largest = torch.stack(measured).amax(0).tolist()
+    name = type(clipping).__name__
+    if unsound:
+        raise PlanViolationError(
+            f"{name} returned a factor that is negative, not finite, or not 0 for a norm that is "
+            "not finite: a factor is a finite number from 0 on, and a unit with NaN or infinity "
+            "in it contributes nothing"
+        )
+    if exceeding:
+        raise PlanViolationError(
+            f"{name} lets a unit through with norm {largest:.6g}, above its sensitivity "
+            f"{clipping.sensitivity:g}, to which the noise is calibrated: factor times norm, over "
+            "all groups and extra coordinates together, must be at most the sensitivity"
+        )
+
+
+def contributions(
+    clipping: Clipping, norms: Tensor, factors: Tensor, extra: Tensor | None = None
+) -> Tensor:
+    """Return what :func:`check_factors` decides by, on the device, without waiting for it: [3].
+
+    Whether a factor is unsound, whether a unit exceeds the sensitivity, and the largest norm that a
+    unit contributes.
 
     Args:
         clipping: what computed the factors.
         norms: [G, U] of G clipping groups and U units. Not private.
         factors: [G, U].
         extra: [K, U], the clipping's extra coordinates; None: it has none.
-
-    Example:
-        >>> from dpbam.privacy.clipping import FlatClipping
-        >>> check_factors(FlatClipping(1.0), torch.tensor([[4.0]]), torch.tensor([[0.25]]))
-        >>> check_factors(FlatClipping(1.0), torch.tensor([[4.0]]), torch.tensor([[1.0]]))
-        Traceback (most recent call last):
-        ...
-        dpbam.checks.PlanViolationError: FlatClipping lets a unit through with norm 4, ...
     """
     name = type(clipping).__name__
     if factors.shape != norms.shape:
@@ -505,22 +535,12 @@ def check_factors(
                 f"({clipping.coordinates}, {norms.shape[1]}): return one row per coordinate"
             )
         joint = torch.cat([joint, extra.to(wide)])  # [G + K, U]
-    kept = joint.norm(dim=0)  # [U]
+    if not norms.shape[1]:
+        return torch.zeros(3, dtype=wide, device=norms.device)
+    lengths = joint.norm(dim=0)  # [U]
     sound = factors.isfinite() & (factors >= 0) & (finite | (factors == 0))
-    within = sound.all(dim=0) & (kept <= clipping.sensitivity * (1 + ROUNDING))
-    if bool(within.all()):
-        return
-    if not bool(sound.all()):
-        raise PlanViolationError(
-            f"{name} returned a factor that is negative, not finite, or not 0 for a norm that is "
-            "not finite: a factor is a finite number from 0 on, and a unit with NaN or infinity "
-            "in it contributes nothing"
-        )
-    raise PlanViolationError(
-        f"{name} lets a unit through with norm {float(kept.max()):.6g}, above its sensitivity "
-        f"{clipping.sensitivity:g}, to which the noise is calibrated: factor times norm, over all "
-        "groups and extra coordinates together, must be at most the sensitivity"
-    )
+    within = lengths <= clipping.sensitivity * (1 + ROUNDING)  # False for NaN
+    return torch.stack([(~sound.all()).to(wide), (~within.all()).to(wide), lengths.max()])
 
 
 def check_groups(groups: Mapping[str, int], names: list[str]) -> None:

@@ -157,7 +157,7 @@ class Computation:
 
     def is_whole(self, batch: LogicalBatch) -> bool:
         fits = len(batch.ids) * self.views.multiplicity <= self._most_rows
-        return fits and len(torch.unique(batch.counts)) <= 1
+        return fits and batch.regular
 
     def plain_sum(self, batch: LogicalBatch) -> Params:
         """sum_i g_i, neither clipped nor noised."""

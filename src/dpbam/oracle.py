@@ -37,6 +37,7 @@ from dpbam.checks import (
     check_step,
     check_unchanged,
     check_units,
+    contributions,
 )
 from dpbam.compute import Computation, Compute
 from dpbam.distributed import Ranks
@@ -326,7 +327,7 @@ class PrivateGradientOracle:
             self._sizes.check(size)
         batch = batch.keyed(self.randomness, self.step)
         if self.physical_batch_size is None and len(batch.ids):
-            self._computation.fit_or_fall_back(inputs, targets, self._present, self.lam())
+            self._computation.fit_or_fall_back(inputs, targets, method, lam)
         ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         seen = watched or releasing
         facts = StepFacts(
@@ -434,7 +435,7 @@ class PrivateGradientOracle:
         total = sum_of_none(summed)
         wants_plain = self.observer in watchers and self.observer.wants_plain
         method, phi = self._present, self.plan.clip_factor_at(self.step)
-        sensitivity = self.clipping.sensitivity
+        sensitivity, measured = self.clipping.sensitivity, list[Tensor]()
         for physical in self._computation.physical(batch):
             directions = self._computation.directions(physical, method, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
@@ -443,13 +444,15 @@ class PrivateGradientOracle:
             if phi < 1:  # a norm below this one may be too small to be right: it is not raised
                 factors = torch.where(norms < LEAST_NORM, factors.clamp(max=1.0), factors)
             extra = self._extra(scaled, factors)
-            check_factors(self.clipping, scaled, factors, extra)
+            measured.append(contributions(self.clipping, scaled, factors, extra))
             if extra is not None:
                 total[_EXTRA] += phi * extra.to(total[_EXTRA].dtype).sum(1)
-            for some in portions(factors):
-                add_into(total, directions.weighted_sum(some))
+            for portion, span in portions(factors):
+                add_into(total, directions.weighted_sum(portion, span))
             for watcher in watchers:  # copies: none changes what the next one sees
                 watcher.observe(directions, norms.clone(), factors.clone())
+        # once for all physical batches, so that a GPU waits once; a refusal discards the sums
+        check_factors(self.clipping, measured)
         check_fixed(self.clipping, sensitivity)
         return total
 
@@ -519,10 +522,10 @@ class PrivateGradientOracle:
             units: likewise.
         """
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
-        if self.physical_batch_size is None:
-            self._computation.fit_or_fall_back(inputs, targets, self._present, self.lam())
         method = present(self.method, self._public_history())
         lam = self._lam_of(method)
+        if self.physical_batch_size is None:
+            self._computation.fit_or_fall_back(inputs, targets, method, lam)
         ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         with shifted(trainable(self.model), ascent):
             keyed = batch.keyed(self.randomness, self.step)
@@ -530,7 +533,7 @@ class PrivateGradientOracle:
                 each(self._computation.directions(physical, method, lam))
                 for physical in self._computation.physical(keyed)
             ]
-        return PerSample.joined(found, batch.counts.argsort(stable=True))
+        return PerSample.joined(found, torch.from_numpy(batch.counts.argsort(kind="stable")))
 
     def fit(self, inputs: Any, targets: Any) -> Fit:
         """Choose the physical batch size, if it was not given, so that a step stays in memory.

@@ -380,7 +380,7 @@ def test_every_nth_step_is_measured_and_the_others_cost_nothing(monkeypatch) -> 
     monkeypatch.setattr(
         FunctionalDirections,
         "weighted_sum",
-        lambda self, factors: (calls.append(1), right(self, factors))[1],
+        lambda self, factors, span=None: (calls.append(1), right(self, factors))[1],
     )
     model, (x, y) = smooth_net(), samples(9)
     lens = BiasLens(every=3)

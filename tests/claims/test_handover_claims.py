@@ -30,12 +30,13 @@ def oracle_of(
     *,
     sampling: str = "poisson",
     engine: str = "auto",
+    rows: int = 64,
     **fields: Any,
 ) -> PrivateGradientOracle:
     plan = private_plan(**{"n": N, "batch_size": L, "steps": 60, **fields})
     return PrivateGradientOracle(
         smooth_net(), cross_entropy, plan, clipping=clipping, sampling=sampling, seed=0,
-        compute=Compute(engine=engine, physical_batch_size=64),
+        compute=Compute(engine=engine, physical_batch_size=rows),
     )  # fmt: skip
 
 
@@ -161,6 +162,26 @@ def check_a_clipping_keeps_its_sensitivity() -> None:
         oracle = oracle_of(make(0.01), clip_norm=0.01)
         words = f"{make.__name__} lets a unit through with norm"
         assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
+
+
+class LenientAtFirst(FlatClipping):
+    """Clips nothing of the first physical batch."""
+
+    seen: ClassVar[int] = 0
+
+    def scales(self, norms: Tensor) -> Tensor:
+        LenientAtFirst.seen += 1
+        if LenientAtFirst.seen == 1:
+            return torch.ones_like(norms)
+        return super().scales(norms)
+
+
+def check_every_physical_batch() -> None:
+    LenientAtFirst.seen = 0
+    oracle = oracle_of(LenientAtFirst(0.01), clip_norm=0.01, rows=2)
+    words = "LenientAtFirst lets a unit through with norm"
+    assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
+    assert LenientAtFirst.seen > 1
 
 
 class Following(FlatClipping):
@@ -301,19 +322,24 @@ def counts_rows(original: Any) -> Any:
 def group_by_group(original: Any) -> Any:
     """Each group against the whole sensitivity."""
 
-    def check(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> None:
-        for one, scale in zip(norms, factors, strict=True):
-            original(clipping, one[None], scale[None])
+    def measure(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> Tensor:
+        groups = zip(norms, factors, strict=True)
+        each = [original(clipping, one[None], scale[None]) for one, scale in groups]
+        return torch.stack(each).amax(0)
 
-    return check
+    return measure
 
 
 def finite_units_alone(original: Any) -> Any:
-    def check(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> None:
+    def measure(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> Tensor:
         fine = norms.isfinite().all(dim=0)
-        original(clipping, norms[:, fine], factors[:, fine])
+        return original(clipping, norms[:, fine], factors[:, fine])
 
-    return check
+    return measure
+
+
+def last_physical_batch_alone(original: Any) -> Any:
+    return lambda clipping, measured: original(clipping, measured[-1:])
 
 
 MISTAKES = {
@@ -348,11 +374,14 @@ MISTAKES = {
     "factors as they come": Mistake(
         check_a_clipping_keeps_its_sensitivity, oracle_module, "check_factors", nothing
     ),
+    "factors of the last physical batch alone": Mistake(
+        check_every_physical_batch, oracle_module, "check_factors", last_physical_batch_alone
+    ),
     "each group against the whole C": Mistake(
-        check_a_clipping_keeps_its_sensitivity, oracle_module, "check_factors", group_by_group
+        check_a_clipping_keeps_its_sensitivity, oracle_module, "contributions", group_by_group
     ),
     "NaN left out of the check": Mistake(
-        check_bad_units_have_factor_zero, oracle_module, "check_factors", finite_units_alone
+        check_bad_units_have_factor_zero, oracle_module, "contributions", finite_units_alone
     ),
 }
 

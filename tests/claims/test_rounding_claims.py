@@ -175,7 +175,7 @@ def in_float32(original):
 
 
 def in_one_portion(original):
-    return lambda factors: iter([factors])
+    return lambda factors: iter([(factors, slice(0, factors.shape[1]))])
 
 
 def none(original):

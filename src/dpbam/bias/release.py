@@ -30,7 +30,7 @@ from dpbam.bias.decomposition import dot, flat
 from dpbam.engines import PerSampleDirections
 from dpbam.errors import ArgumentError
 from dpbam.observers import StepFacts
-from dpbam.params import Params, doubled
+from dpbam.params import Params, add_into, doubled
 from dpbam.privacy.clipping import portions
 
 
@@ -142,9 +142,8 @@ class PrivateStatistics:
         self._counts += self._binned(lengths)
         if self.bias_bound is not None:
             weights = removed(norms, factors, self.bias_bound)
-            for some in portions(weights):
-                for name, part in directions.weighted_sum(some).items():
-                    self._residual[name] += part
+            for portion, span in portions(weights):
+                add_into(self._residual, directions.weighted_sum(portion, span))
 
     def sums(self) -> dict[str, tuple[Params, float]]:
         """Return the counts with sigma_1, and the bias sum with sigma_2 B."""

@@ -102,9 +102,12 @@ def number_known(
 def as_images(array: NDArray[Any], where: str) -> Pixels:
     """View uint8 [N, H, W], [N, H, W, C] or [N, C, H, W] as [N, C, H, W]."""
     if array.dtype != np.uint8:
+        example = "(255 * x).round().astype('uint8') for x in [0, 1]"
+        if array.dtype.kind in "iu":
+            example = "(x / 257).round().astype('uint8') for 16 bits, x // 16 for 12"
         raise DataError(
             f"images of {where} are {array.dtype}, but must be uint8 with values 0..255: "
-            "convert them first, for example (255 * x).round().astype('uint8') for x in [0, 1]"
+            f"convert them first, for example {example}"
         )
     if array.ndim == 3:
         return array[:, None]

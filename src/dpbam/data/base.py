@@ -135,6 +135,13 @@ class Images(ABC):
         for start in range(0, len(todo), rows):
             yield todo[start : start + rows]
 
+    def used_bits(self, index: int) -> int | None:
+        """Return how many of a file's 16 bits per pixel its largest value needs; None if it has 8.
+
+        A file of 16 bits is scaled by its full range, whatever it uses.
+        """
+        return None
+
     def unreadable(self, indices: Indices) -> list[str]:
         """Return the errors of those records that cannot be read."""
         problems: list[str] = []

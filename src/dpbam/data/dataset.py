@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -51,6 +51,8 @@ class DataSet:
         unit: whom privacy is promised to: "record", or a column. None: nothing was chosen; the
             record, unless the set names owners (:mod:`dpbam.data.owners`): then it has to be.
         masks: of a segmentation: uint8 [N, 1, H, W], the class of each pixel.
+        table: the file that lists the records, for messages; empty if there is none.
+        lines: the line of each record in it, from 1; empty if there is none.
 
     Example:
         >>> from dpbam.data import load
@@ -70,6 +72,8 @@ class DataSet:
     notes: tuple[str, ...] = ()
     masks: Images | None = None
     unit: str | None = None
+    table: str = ""
+    lines: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -209,6 +213,18 @@ class DataSet:
             return np.bincount(self.labels, minlength=self.num_classes)
         return np.asarray((self.class_shares() > 0).sum(axis=0))
 
+    def place(self, index: int) -> str:
+        """Return where a record is to be found: its line in the table, else its path or number.
+
+        Example:
+            >>> from dpbam.data import from_arrays
+            >>> from_arrays(np.zeros((2, 8, 8), np.uint8), [0, 1]).place(1)
+            'record 1'
+        """
+        if len(self.lines) != len(self):
+            return self.images.describe(index)
+        return f"line {self.lines[index]} of {self.table}"
+
     def column(self, name: str) -> NDArray[Any]:
         """Return the column ``name``, or raise an error that lists the columns."""
         if name not in self.columns:
@@ -253,6 +269,8 @@ class DataSet:
             notes=self.notes,
             masks=None if self.masks is None else self.masks.select(indices),
             unit=self.unit,
+            table=self.table,
+            lines=[self.lines[k] for k in indices] if len(self.lines) else (),
         )
 
     def fingerprint(self) -> str:
@@ -330,6 +348,8 @@ def _check_types(data: DataSet) -> None:
             raise DataError(f"{field_name} of {name} must be a list or tuple of texts, got {kind}")
     if not isinstance(data.columns, Mapping) or not all(isinstance(k, str) for k in data.columns):
         raise DataError(f"columns of {name} must be a dict from names to values")
+    if not isinstance(data.table, str) or not isinstance(data.lines, list | tuple):
+        raise DataError(f"{name} must have its table as text, and its lines as a list of numbers")
     if not isinstance(data.unit, str | None):
         kind = type(data.unit).__name__
         raise DataError(f"unit of {name} must be 'record', a column's name or None, got {kind}")

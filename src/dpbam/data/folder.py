@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -52,7 +53,8 @@ from dpbam.data.masks import MaskFiles, number_masks
 from dpbam.data.sources import Openers, Options
 
 _SPLITS = ("train", "val", "test")
-_LISTS = ("labels.csv", "classes.txt")
+TABLE = "labels.csv"
+_LISTS = (TABLE, "classes.txt")
 _SYNONYMS = {
     "file": ("path", "filename", "file_name", "filepath", "file_path", "image", "image_path",
              "image_file", "image_index", "img", "dicom", "dicom_path"),
@@ -65,13 +67,17 @@ _SYNONYMS = {
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One image: its path relative to the folder, its labels, its split, its columns, its mask."""
+    """One image: its path relative to the folder, its labels, its split, its columns, its mask.
+
+    ``line`` is its line in ``labels.csv``, from 1, as an editor counts; 0 if there is no table.
+    """
 
     path: str
     labels: tuple[str, ...]
     split: str
     columns: dict[str, str]
     mask: str | None = None
+    line: int = 0
 
 
 @dataclass
@@ -84,6 +90,11 @@ class Listing:
     notes: tuple[str, ...] = ()
     unknown: bool = False  # while a set is checked: a table of labels that cannot be read
 
+    def place(self, index: int) -> str:
+        """Return where a record is to be found: its line in the table, else its path."""
+        record = self.records[index]
+        return f"line {record.line} of {TABLE}" if record.line else record.path
+
     def leave_out(self, count: int, which: str) -> None:
         """Note images that were ignored."""
         if count:
@@ -93,7 +104,7 @@ class Listing:
 def open_folder(argument: str, options: Options) -> Openers:
     """Return the splits of an image folder."""
     root = Path(argument).expanduser().resolve()
-    table = root / "labels.csv"
+    table = root / TABLE
     listing: Listing | None = None
     if table.is_file():
         with options.collecting():
@@ -137,7 +148,7 @@ def _labels(listing: Listing, call: str, task: str | None) -> tuple[NDArray[Any]
     elif len(listing.columns) > 1 or (listing.columns and task == "regression"):
         given = listing.columns
     raw = np.array([record.labels for record in listing.records])
-    numbers, names = number_labels({call: raw}, given, task)
+    numbers, names = number_labels({call: raw}, given, task, place=listing.place)
     return numbers[call], names
 
 
@@ -243,9 +254,10 @@ def _check_agreement(root: Path, tags: list[str], named: list[str]) -> None:
 
 def _load(name: str, split: str, listing: Listing, everything: DataSet) -> DataSet:
     chosen = np.array([k for k, r in enumerate(listing.records) if r.split == split], np.int64)
-    columns = _columns([listing.records[k] for k in chosen])
+    records = [listing.records[k] for k in chosen]
+    lines = [record.line for record in records] if all(record.line for record in records) else ()
     part = everything.subset(chosen, name=name)
-    return replace(part, columns=columns, notes=listing.notes)
+    return replace(part, columns=_columns(records), notes=listing.notes, table=TABLE, lines=lines)
 
 
 def _columns(records: Sequence[ImageRecord]) -> dict[str, NDArray[Any]]:
@@ -337,7 +349,7 @@ def _from_csv(root: Path, table: Path, options: Options) -> Listing:
         with options.collecting():
             spelling = row.pop("file")
             record = _record(root, f"line {line} of {table}", spelling, row, options)
-            listing.records.append(record)
+            listing.records.append(replace(record, line=line))
             files.append((root / record.path, f"{spelling} (line {line})"))
     with options.collecting():
         _refuse_repeats(files, table)
@@ -411,14 +423,21 @@ def read_labels(
             needed = ("file", *(options.label_columns or label))
             _check_header(table, names, needed)
             for row in reader:
+                line = _first_line(reader.line_num, row)
                 with options.collecting():
-                    _check_row(table, reader.line_num, row, needed, options.task)
-                    yield reader.line_num, row
+                    _check_row(table, line, row, needed, options.task)
+                    yield line, row
     except (UnicodeDecodeError, csv.Error) as error:
         with options.collecting():  # the rows before it are checked
             raise DataError(f"{table} is not a readable CSV file in UTF-8 ({error})") from error
     except OSError as error:
         raise DataError(f"cannot read {table}: {error.strerror}") from error
+
+
+def _first_line(last: int, row: Mapping[Any, Any]) -> int:
+    """The line on which a row begins: a value in quotes may hold further ones."""
+    texts = (text for value in row.values() for text in (value if type(value) is list else [value]))
+    return last - sum(len(re.findall(r"\r\n|\r|\n", text)) for text in texts if text)
 
 
 def _standard(table: Path, names: list[str], options: Options) -> list[str]:

@@ -170,8 +170,12 @@ class FunctionalDirections:
         return {name: _rows(d).square().sum(1).sqrt() for name, d in self._d.items()}
 
     @measured
-    def weighted_sum(self, factors: Tensor) -> Params:
-        return {name: _contract(factors[self._groups[name]], d) for name, d in self._d.items()}
+    def weighted_sum(self, factors: Tensor, span: slice | None = None) -> Params:
+        some_removed = not bool((factors != 0).all())  # read once, not for every parameter
+        return {
+            name: _contract(factors[self._groups[name]], d, some_removed=some_removed)
+            for name, d in self._d.items()
+        }
 
     @measured
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
@@ -186,10 +190,9 @@ def _rows(d: Tensor) -> Tensor:
     return d.reshape(d.shape[0], -1)
 
 
-def _contract(factors: Tensor, d: Tensor) -> Tensor:
-    kept = factors != 0
-    if not bool(kept.all()):
-        d = torch.where(kept.view(-1, *(1 for _ in d.shape[1:])), d, 0.0)  # 0 * NaN would be NaN
+def _contract(factors: Tensor, d: Tensor, *, some_removed: bool) -> Tensor:
+    if some_removed:  # 0 * NaN would be NaN
+        d = torch.where((factors != 0).view(-1, *(1 for _ in d.shape[1:])), d, 0.0)
     return (factors.to(d.dtype) @ _rows(d)).reshape(d.shape[1:])
 
 
@@ -198,7 +201,10 @@ def _by_unit(batch: PhysicalBatch) -> _Unit:
 
     The padding repeats a row of the same unit, so that units stay separate.
     """
-    rows = (batch.inputs, batch.targets, batch.weights, batch.keys)
+    rows = (batch.inputs, batch.targets, batch.weights, batch.row_keys())
+    if (regular := batch.rows_per_unit) is not None:
+        by_unit: _Unit = map_rows(lambda t: t.reshape(-1, regular, *t.shape[1:]), rows)
+        return by_unit
     counts = torch.bincount(batch.unit, minlength=batch.units)  # [U]
     starts = counts.cumsum(0) - counts
     slots = torch.arange(int(counts.max()), device=counts.device)  # [R]

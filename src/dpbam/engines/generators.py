@@ -1,8 +1,8 @@
 """Generators of random numbers that a pass must not move: they would count the passes.
 
 Their number follows the size of the batch. Under a public seed, a model that draws from Python's or
-NumPy's generator draws other numbers in the next step if one record more was in this one: measured,
-that moved the next clipped sum by 8 C. Draws by torch's functions are keyed by the record.
+NumPy's generator draws other numbers in the next step if one record more was in this one. Draws by
+torch's functions are keyed by the record.
 """
 
 from __future__ import annotations

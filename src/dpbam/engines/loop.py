@@ -206,7 +206,7 @@ class _Unit:
     def _row(self, i: int) -> Tensor:
         batch = self._batch
         inputs, targets = map_rows(lambda t: t[i : i + 1], (batch.inputs, batch.targets))
-        with self._kept.watching((inputs, targets)), KeyedDraws(batch.keys[i]):
+        with self._kept.watching((inputs, targets)), KeyedDraws(batch.row_keys()[i]):
             output = call_model(self._model, inputs)
             value = per_row_loss(self._loss, output, targets, 1)
         return (value * batch.weights[i].to(value.dtype)).sum()
@@ -273,7 +273,7 @@ class LoopDirections:
     def parameter_norms(self) -> dict[str, Tensor]:
         return {n: torch.stack([norm({n: d[n]}) for d in self._units]) for n in self._units[0]}
 
-    def weighted_sum(self, factors: Tensor) -> Params:
+    def weighted_sum(self, factors: Tensor, span: slice | None = None) -> Params:
         total = {n: torch.zeros_like(d) for n, d in self._units[0].items()}
         for i, direction in enumerate(self._units):
             for name, d in direction.items():

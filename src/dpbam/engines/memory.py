@@ -263,7 +263,7 @@ def _repeated(sample: PhysicalBatch, units: int) -> PhysicalBatch:
     """Return the first unit of ``sample``, ``units`` times."""
     index = (sample.unit == 0).nonzero()[:, 0].repeat(units)
     each = index.shape[0] // units
-    rows = (sample.inputs, sample.targets, sample.weights, sample.keys)
+    rows = (sample.inputs, sample.targets, sample.weights, sample.row_keys())
     inputs, targets, weights, keys = select_rows(rows, index)
     unit = torch.arange(units, device=sample.unit.device).repeat_interleave(each)
     return PhysicalBatch(inputs, targets, unit, units, weights, keys)

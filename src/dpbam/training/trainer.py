@@ -172,11 +172,13 @@ class Trainer:
             model = spare(self.model) or self.model
             kept, targets, losses = summarise(model, self.test, self.task)
         plan, step = self.oracle.plan, self.oracle.step
+        summaries, labels = kept.double().numpy(), targets.numpy()
         result = EvaluationReport(
             step=step,
             epoch=step * plan.sampling_rate,
             epsilon=self._epsilon(),
-            scores=self.task.scores(kept.double().numpy(), targets.numpy()),
+            scores=self.task.scores(summaries, labels),
+            compared=self.task.compared(summaries, labels),
             loss=float(losses.double().mean()),
             records=len(losses),
         )

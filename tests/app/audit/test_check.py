@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -270,6 +271,30 @@ def test_the_command_signs_off_or_fails(run: Path, capsys: pytest.CaptureFixture
     edit_json(run / "privacy-statement.json", epsilon=1.0)
     assert main(["audit", str(run)]) == 1
     assert "not signed off" in capsys.readouterr().out
+
+
+def test_an_audit_lists_what_is_wrong_or_missing_and_the_rest_on_request(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["audit", str(run)]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert row.split()[1] == "missing"
+    assert "no signature" in row
+    edit_json(run / "privacy-statement.json", epsilon=1.0)
+    assert main(["audit", str(run), "--all"]) == 1
+    shown = capsys.readouterr().out
+    states = [line.split()[1] for line in shown.splitlines() if line.startswith("│")]
+    states = [state for state in states if state in ("WRONG", "missing", "right")]
+    assert states == sorted(states, key=["WRONG", "missing", "right"].index)
+    assert {*states} == {"WRONG", "missing", "right"}
+    assert len(states) > 30
+    cells = [line for line in shown.splitlines() if "q is batch size / n" in line]
+    assert len(cells) == 2
+    assert not [line for line in cells if re.search(r"[0-9]\.[0-9]{7}", line)]
+    main(["audit", str(run), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert {f["state"] for f in answer["findings"]} == {"wrong", "missing", "right"}
 
 
 def keys(folder: Path, name: str) -> tuple[Path, Path]:

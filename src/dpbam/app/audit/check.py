@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpbam.app.audit.accountant import bracket, profile
-from dpbam.app.audit.evidence import Evidence, Finding
+from dpbam.app.audit.evidence import Evidence, Finding, digits
 from dpbam.app.audit.stated import STATED, signature
 from dpbam.app.runs.config import RunConfig, read_file
 from dpbam.app.runs.facts import difference
@@ -101,7 +101,8 @@ def _checked(
 def _epsilon(e: Evidence) -> Iterator[Finding]:
     stated, delta = _number(e.statement["epsilon"]), float(e.statement["delta"])
     first = total_epsilon(e.charges, delta, accountant=e.config.accountant)
-    yield _same("the statement's epsilon is the ledger's", stated, first)
+    seen = "; ".join(dict.fromkeys([up(stated, 7), up(first, 7)]))
+    yield _same("the statement's epsilon is the ledger's", stated, first)._replace(seen=seen)
     low, high = bracket(e.charges, delta)
     yield Finding(
         "a second accountant agrees",
@@ -174,18 +175,18 @@ def _mechanism(e: Evidence) -> Iterator[Finding]:
               for x in e.entries if str(x["stream"]).endswith(BEFORE)]  # fmt: skip
     paid = [] if e.config.release_counts is None else [(e.config.release_counts, 1.0)]
     yield Finding("class counts are charged once, at q = 1, where they are released",
-                  before == paid, f"{before}; {paid}")  # fmt: skip
+                  before == paid, f"{len(before)} charged, {len(paid)} released")  # fmt: skip
     expected = _charged(float(f["noise_multiplier"]), e.config.joint_noise_multipliers)
     planned = [expected * factor for factor in e.config.noise_schedule]
     yield Finding(
         "the ledger's sigma is the run's",
         all(any(math.isclose(x, y, rel_tol=1e-9) for y in planned) for x in sigmas),
-        f"{sorted(sigmas)}; {expected}",
+        digits(*sorted(sigmas), expected),
     )
     yield _same("the statement's charged sigma is the ledger's",
                 _number(s["charged_noise_multiplier"]), expected)  # fmt: skip
     rates = {float(x["sampling_rate"]) for x in e.steps}
-    yield Finding("the ledger's q is batch size / n", rates <= {rate}, f"{sorted(rates)}; {rate}")
+    yield Finding("the ledger's q is batch size / n", rates <= {rate}, digits(*sorted(rates), rate))
     yield _same("the statement's sigma is the run's", _number(s["noise_multiplier"]),
                 float(f["noise_multiplier"]))  # fmt: skip
     yield _same("the statement's q is batch size / n", float(s["sampling_rate"]), rate)
@@ -337,4 +338,4 @@ def _number(value: Any) -> float:
 
 
 def _same(check: str, one: float, other: float) -> Finding:
-    return Finding(check, math.isclose(one, other, rel_tol=1e-9), f"{one!r}; {other!r}")
+    return Finding(check, math.isclose(one, other, rel_tol=1e-9), digits(one, other))

@@ -147,7 +147,7 @@ def predict(
     of the pixels of each class and, with --masks, a mask per image.
 
     Image files are resized to what the model takes; a folder stands for all image files in it.
-    Nothing is written if one cannot be read.
+    A file that cannot be read is reported and left out; exit code 1.
 
     Examples:
         $ dpbam predict runs/scans one.png two.png
@@ -160,11 +160,18 @@ def predict(
         raise ArgumentError(f"--masks is for a segmentation, not for {loaded.task.name}")
     at = _thresholds(run, loaded, threshold, threshold_from, None, None)
     paths = files_in(files)
-    predictions = []
+    predictions: list[Prediction] = []
+    unreadable: list[DataError] = []
     with counting("images", len(paths)) as update:
-        for one in predict_files(loaded, paths, at):
+        for one in predict_files(loaded, paths, at, unreadable.append):
             predictions.append(one)
             update(len(predictions), max(len(paths), len(predictions)))
+    if not predictions and len(unreadable) == 1:
+        raise unreadable[0]
+    for error in unreadable:
+        note(f"warning: {' '.join(str(error).split())}")
+    if not predictions:
+        raise DataError(f"none of the {len(paths)} files could be read: nothing was written")
     if masks is not None:
         _write_masks(predictions, masks)
         note(f"{len(predictions)} masks in {masks}, pixels of class numbers from 0")
@@ -175,6 +182,9 @@ def predict(
     else:
         write_atomic(out, text)
         note(f"{len(predictions)} images predicted, written to {out}")
+    if unreadable:
+        note(f"{len(unreadable)} of {len(paths)} files could not be read, and are left out")
+        raise typer.Exit(1)
 
 
 COMMANDS = {"evaluate": evaluate, "predict": predict}
@@ -217,8 +227,10 @@ def _load(
     if config is not None and not columns:
         columns = list(config.label_columns)
     channels, height, width = model.image_shape
+    # images are converted to grey or RGB alone; other channels, as of arrays, must be the model's
+    convertible = channels if channels in (1, 3) else None
     part = partial(
-        load, str(data), split=split, root=root, image_size=(height, width), channels=channels,
+        load, str(data), split=split, root=root, image_size=(height, width), channels=convertible,
         task=model.task.name, label_columns=columns or (), dicom_window=model.dicom_window,
     )  # fmt: skip
     if unit is None and config is not None and config.unit is not None:

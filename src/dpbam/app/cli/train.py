@@ -72,6 +72,8 @@ COMMANDS = {"train": with_flags(_train)}
 
 
 def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines: bool) -> None:
+    if result.evaluations[-1].useless:
+        note(f"warning: {_uselessness(result, settings)}")
     if json_lines:
         print_json({"event": "end", **_end(result)})
     elif quiet:
@@ -163,10 +165,31 @@ def _new_folder(settings: RunConfig) -> Path:
     return Path("runs") / f"{name}-{now}"
 
 
+def _uselessness(result: RunResult, settings: RunConfig) -> str:
+    """Say plainly that the model has learned nothing, and what to try."""
+    scores = ", ".join(
+        f"{metric_label(name)} {metric_text(name, score.own)} against "
+        f"{metric_text(name, score.constant)}"
+        for name, score in result.evaluations[-1].compared.items()
+    )
+    encoder = "" if settings.encoder else ", a public encoder (--model hf:NAME --train head)"
+    private = f"a larger --epsilon or --batch-size, more --epochs{encoder}, or more data"
+    way = private if settings.private else "more --epochs"
+    return (
+        "this model is useless: it is not better than the best constant answer by more than chance "
+        f"({scores}, on the test records). Next: check the labels with dpbam data check, then try "
+        f"another --lr, {way}"
+    )
+
+
 def _end(result: RunResult) -> dict[str, Any]:
+    last = result.evaluations[-1]
     return {
         "status": result.status,
-        **result.evaluations[-1].scores,
+        **last.scores,
+        **{name: one.own for name, one in last.compared.items()},
+        "best_constant": {name: one.constant for name, one in last.compared.items()},
+        "useless": last.useless,
         "epsilon": result.epsilon,
         "delta": result.delta,
         "steps": result.steps,
@@ -177,11 +200,17 @@ def _end(result: RunResult) -> dict[str, Any]:
 def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
     last = result.evaluations[-1]
     rows: dict[str, object] = {
-        "status": result.ending,
+        "status": "complete" if result.status == "complete" else result.ending,
         **{metric_label(name): metric_text(name, value) for name, value in last.scores.items()},
     }
     rows[metric_label(last.metric)] = (
         f"{metric_text(last.metric, last.score)} of {last.records} test records"
+    )
+    for name, one in last.compared.items():
+        rows.setdefault(metric_label(name), metric_text(name, one.own))
+    rows["best constant"] = ", ".join(
+        f"{metric_label(name)} {metric_text(name, one.constant)}"
+        for name, one in last.compared.items()
     )
     if settings.private:
         budget = f" of {up(settings.epsilon)}" if settings.epsilon else ""

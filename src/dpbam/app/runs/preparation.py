@@ -260,7 +260,7 @@ def prepare(
         _refuse_shared(train, test, unit)
     units = _units(unit, train)
     if units is not None:
-        _validate.owners(unit, units)
+        _validate.owners(unit, units, train.place)
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
     task = build.task_of(config, train, model)

@@ -67,9 +67,12 @@ class FusedDirections:
         return {name: square.clamp_min(0).sqrt() for name, square in squares.items()}
 
     @measured
-    def weighted_sum(self, factors: Tensor) -> Params:
+    def weighted_sum(self, factors: Tensor, span: slice | None = None) -> Params:
         total: Params = {}
-        by_group = [Factors.of(each) for each in factors]
+        if span is not None and self._ordinary:  # 0 times any of these numbers is 0
+            by_group = [Factors(each[span], span) for each in factors]
+        else:
+            by_group = [Factors.of(each) for each in factors]
         known: Sequence[Norm | None] = self._norms or [None] * len(self.parts)
         for gradient, found in zip(self.parts, known, strict=True):
             parts = gradient.weighted_sum(by_group[self._groups[gradient.name]], found)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError
+from dpbam.engines.batching import on_all_rows
 from dpbam.engines.decomposed import Decompose
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.fused.ascent import Ascent
@@ -173,14 +174,17 @@ class FusedEngine:
         parameters = self._parameters
         capture = Capture(parameters, batch.unit.shape[0], generic, twice=twice, ascent=ascent)
 
-        def row(given: tuple[Any, Any, Tensor]) -> Tensor:
-            inputs, targets, key = given
+        def key() -> Tensor:
+            return on_all_rows(batch.row_keys, capture.rows)
+
+        def row(given: tuple[Any, Any]) -> Tensor:
+            inputs, targets = given
             with watch.around(capture, KeyedDraws(key), Decompose()):
                 return row_loss(self._model, self._loss, inputs, targets)
 
         kernels = [SDPBackend.MATH] if twice else _ANY_KERNEL
         with torch.enable_grad(), sdpa_kernel(kernels):
-            given = map_rows(Tensor.detach, (batch.inputs, batch.targets, batch.keys))
+            given = map_rows(Tensor.detach, (batch.inputs, batch.targets))
             losses = over_rows(row, given)
         _check_captured(losses, parameters)
         capture.tape.check_untouched()

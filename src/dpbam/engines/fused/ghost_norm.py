@@ -54,7 +54,7 @@ class Factors:
         count = len(index)
         if count == len(factors):
             return cls(factors, slice(None))
-        first, last = (int(index[0]), int(index[-1])) if count else (0, -1)
+        first, last = index[[0, -1]].tolist() if count else (0, -1)
         kept = slice(first, last + 1) if last - first + 1 == count else index
         return cls(factors[kept], kept)
 

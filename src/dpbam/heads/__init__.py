@@ -1,0 +1,33 @@
+"""Private linear heads on fixed features: by gradient descent, and in closed form.
+
+Both release through :class:`~dpbam.oracle.PrivateGradientOracle`, on its ledger.
+"""
+
+from dpbam.heads.base import LinearHead
+from dpbam.heads.closed_form import (
+    Moments,
+    bounded_targets,
+    class_means,
+    class_shares,
+    class_targets,
+    classifier,
+    closed_form_plan,
+    regressor,
+    release_moments,
+)
+from dpbam.heads.descent import Descent, fit_by_descent
+
+__all__ = [
+    "Descent",
+    "LinearHead",
+    "Moments",
+    "bounded_targets",
+    "class_means",
+    "class_shares",
+    "class_targets",
+    "classifier",
+    "closed_form_plan",
+    "fit_by_descent",
+    "regressor",
+    "release_moments",
+]
