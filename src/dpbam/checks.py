@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import Method, check_declared
-from dpbam.params import digest
+from dpbam.params import digest, trainable
 from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
@@ -296,6 +296,52 @@ def check_unchanged(names: list[str], parameters: Iterable[str]) -> None:
             "the model's trainable parameters are not those that the oracle was made for: "
             "make a new oracle after freezing or unfreezing, with the same ledger"
         )
+
+
+def check_interceptable(model: nn.Module, loss: object) -> None:
+    """Refuse compiled and scripted code, and trained parameters that are complex.
+
+    Guarantee: no module of the model or the loss hides its operations from the engines, or keeps
+    tensors of records in compiled code.
+
+    Assumptions: a function under ``torch.compile`` that forward calls is not seen here; what it
+    keeps is refused after the pass.
+
+    Proof: every module is looked at, before anything runs.
+
+    Example:
+        >>> check_interceptable(torch.jit.script(nn.Linear(2, 2)), None)
+        Traceback (most recent call last):
+        ...
+        dpbam.errors.ArgumentError: the model is TorchScript (RecursiveScriptModule), whose ...
+    """
+    roots = {"the model": model} | ({"the loss": loss} if isinstance(loss, nn.Module) else {})
+    for root, tree in roots.items():
+        for path, module in tree.named_modules():
+            where = f"layer {path!r} of {root}" if path else root
+            if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+                raise ArgumentError(
+                    f"{where} is compiled, which hides its operations from the engines and is no "
+                    "faster there: compile nothing (of compiled = torch.compile(model) pass "
+                    "model, or compiled._orig_mod)"
+                )
+            if isinstance(module, torch.jit.ScriptModule):
+                raise ArgumentError(
+                    f"{where} is TorchScript ({type(module).__name__}), whose operations cannot be "
+                    "intercepted: pass the module that torch.jit.script or torch.jit.trace was "
+                    "given"
+                )
+    if isinstance(loss, torch.jit.ScriptFunction):
+        raise ArgumentError(
+            "the loss is TorchScript, whose operations cannot be intercepted: pass the function "
+            "that torch.jit.script was given"
+        )
+    for name, parameter in trainable(model).items():
+        if parameter.is_complex():
+            raise ArgumentError(
+                f"parameter {name} is complex, and clipping and noise are for real numbers: keep "
+                "real and imaginary part in a real parameter, and use torch.view_as_complex of it"
+            )
 
 
 def check_ascent(plan: PrivacyPlan, method: Method) -> None:

@@ -29,6 +29,7 @@ from dpbam.checks import (
     check_factors,
     check_fixed,
     check_groups,
+    check_interceptable,
     check_made,
     check_new,
     check_parts,
@@ -207,6 +208,7 @@ class PrivateGradientOracle:
             )
         check_model(model)
         check_trainable(model)
+        check_interceptable(model, loss)
         self.model, self.plan = model, plan
         self.method = DPSGD() if method is None else method
         self.clipping = plan.clipper() if clipping is None else clipping
