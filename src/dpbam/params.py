@@ -38,9 +38,9 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @cache
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype, least: torch.dtype = torch.float32) -> torch.dtype:
     """Return the dtype of norms and sums: float32 or better, since a float16 norm underflows."""
-    return torch.promote_types(dtype, torch.float32)
+    return torch.promote_types(dtype, least)
 
 
 def zeros(tree: Mapping[str, Tensor]) -> Params:
@@ -52,9 +52,8 @@ def sum_of_none(tree: Mapping[str, Tensor]) -> Params:
     """Return zeros in float64 (on MPS as :func:`zeros`), as views of one vector per device."""
     kinds: dict[Any, Params] = {}
     for name, t in tree.items():
-        mps = t.device.type == "mps"
-        dtype = accumulation_dtype(t.dtype) if mps else torch.promote_types(t.dtype, torch.float64)
-        kinds.setdefault((t.device, dtype), {})[name] = t
+        least = torch.float32 if t.device.type == "mps" else torch.float64
+        kinds.setdefault((t.device, accumulation_dtype(t.dtype, least)), {})[name] = t
     totals: Params = {}
     for (device, dtype), like in kinds.items():
         size = sum(t.numel() for t in like.values())

@@ -20,6 +20,7 @@ import numpy as np
 import test_accounting_claims as accounting_claims
 import test_bits_claims as bits_claims
 import test_first_use_claims as first_use_claims
+import test_generator_claims as generator_claims
 import test_gradient_claims as gradient_claims
 import test_handover_claims as handover_claims
 import test_head_claims as head_claims
@@ -343,6 +344,7 @@ CLAIMS = {
     "what the oracle is handed": handover_claims.MISTAKES,
     "interruptions": interruption_claims.MISTAKES,
     "first use": first_use_claims.MISTAKES,
+    "generators": generator_claims.MISTAKES,
     "the closed-form head": head_claims.MISTAKES,
     "what is published": publishing_claims.MISTAKES,
 }

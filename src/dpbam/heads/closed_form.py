@@ -15,8 +15,8 @@ checks are those of training.
     z x^T = (a x x^T, y x^T)                Euclidean norm |z| |x| <= sqrt(a^2 + 1) = C
 
 The noise on x x^T has standard deviation sigma C / (a n) in each entry; the matrix is made
-symmetric, (M + M^T) / 2, which halves the variance off the diagonal. That is the same release as the upper
-triangle with off-diagonal entries times the root of two.
+symmetric, (M + M^T) / 2, which halves the variance off the diagonal. That is the same
+release as the upper triangle with off-diagonal entries times the root of two.
 """
 
 from __future__ import annotations
