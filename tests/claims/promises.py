@@ -173,6 +173,13 @@ PROMISES = (
              "check_keys_have_256_bits")),
     Promise("files from others run no code",
             ("check_arrays_run_nothing", "check_files_run_no_code")),
+    Promise("what is published is text: names of classes, columns, files and people are escaped; "
+            "the digest of the settings depends on no path",
+            ("check_names_are_text", "check_settings_hide_paths",
+             "test_no_published_file_of_a_run_obeys_a_name",
+             "test_no_command_lets_a_name_control_the_terminal")),
+    Promise("a statement is checked against ledger and model before it is signed",
+            ("check_what_is_signed_was_checked",)),
     Promise("the statement is the run's: epsilon, attacks, files, settings, signature",
             ("test_an_honest_run_is_signed_off",
              "test_a_signature_vouches_for_the_statement_as_it_is"),
