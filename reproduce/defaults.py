@@ -89,15 +89,17 @@ def _key(record: Record) -> tuple[Any, ...]:
 
 
 @lru_cache(2)
-def load(folder: Path, source: str, kind: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return standardised features and labels to train on, and held out."""
+def load(
+    folder: Path, source: str, kind: str, most: int = MOST_HELD_OUT
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return standardised features and labels to train on, and of at most ``most`` held out."""
     parts = []
     for part in ("train", "test"):
         labels = np.load(folder / f"{source}-{part}-labels.npy")
         values = np.load(folder / f"{source}-{part}-{kind}.npy", mmap_mode="r")
         count = min(len(values), len(labels))
         if part == "test":
-            count = min(count, MOST_HELD_OUT)
+            count = min(count, most)
         parts += [standardise_rows(torch.tensor(values[:count])), torch.tensor(labels[:count])]
     return parts[0], parts[1], parts[2], parts[3]
 
