@@ -32,6 +32,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor
 
+from dpbam import auto
+from dpbam.auto import LONGEST, PATH, SHORTEST
 from dpbam.features import standardise_rows
 from dpbam.heads.closed_form import BOUND, GRAM_WEIGHT, class_targets
 from dpbam.privacy.plan import default_delta
@@ -51,6 +53,7 @@ SIZES = {
     "icons": (500, 2355), "faces": (120,), "letters": (2000,),
 }  # fmt: skip
 FEATURES = ("mobilenet", "scattering")
+HEADS = ("rule", "descent", "closed-form")  # the rule's own setting, and two grids
 
 
 def cells(folder: Path) -> Iterator[Record]:
@@ -70,9 +73,7 @@ def run(folder: Path, results: Path) -> None:
     """Compute all cells that have no record yet; one line per finished cell and head."""
     known = {_key(json.loads(line)) for line in results.open()} if results.exists() else set()
     for cell in cells(folder):
-        wanted = [
-            head for head in ("descent", "closed-form") if _key(cell | {"head": head}) not in known
-        ]
+        wanted = [head for head in HEADS if _key(cell | {"head": head}) not in known]
         if not wanted:
             continue
         data = load(folder, cell["source"], cell["features"])
@@ -108,7 +109,7 @@ def simulated(data: tuple[Tensor, ...], cell: Record, head: str) -> Record:
     """Return the accuracies of one head over its grid: by setting, one value per seed."""
     x, y, held_x, held_y = data
     classes = int(torch.cat([y, held_y]).max()) + 1
-    grid = PATHS if head == "descent" else RIDGES
+    grid: Sequence[float] = {"descent": PATHS, "closed-form": RIDGES, "rule": (PATH,)}[head]
     scores: dict[str, list[list[float]]] = {str(g): [] for g in grid}
     n = min(cell["n"], len(x))
     seeds = SEEDS if n < 20_000 else SEEDS[:1]
@@ -117,7 +118,7 @@ def simulated(data: tuple[Tensor, ...], cell: Record, head: str) -> Record:
         start = seed * n if (seed + 1) * n <= len(x) else 0
         rows = slice(start, start + n)
         sigma = gaussian_sigma(cell["epsilon"], default_delta(n))
-        fit = descend if head == "descent" else solve
+        fit = {"descent": descend, "closed-form": solve, "rule": follow}[head]
         for setting, (weight, bias) in fit(x[rows], y[rows], classes, sigma, grid, seed):
             scores[str(setting)].append(_scores(held_x @ weight + bias, held_y, classes))
     return {"d": x.shape[1], "classes": classes, "trained_on": n, "scores": scores}
@@ -154,9 +155,19 @@ def descend(
         yield path, descend_once(x, y, classes, sigma, path, seed)
 
 
+def follow(
+    x: Tensor, y: Tensor, classes: int, sigma: float, share: Sequence[float], seed: int
+) -> Iterator[tuple[float, Head]]:
+    """Simulate the descent with the settings of :mod:`dpbam.auto`."""
+    for path in share:
+        length = min(LONGEST, max(SHORTEST, path * len(x) / sigma))
+        yield path, descend_once(x, y, classes, sigma, length, seed, auto.STEPS, auto.AVERAGE)
+
+
 def descend_once(
-    x: Tensor, y: Tensor, classes: int, sigma: float, path: float, seed: int, steps: int = STEPS
-) -> Head:
+    x: Tensor, y: Tensor, classes: int, sigma: float, path: float, seed: int, steps: int = STEPS,
+    average: float = AVERAGE,
+) -> Head:  # fmt: skip
     """Simulate the descent: weight [D, K] and bias [K]."""
     generator = torch.Generator().manual_seed(seed)
     n, d = x.shape
@@ -165,7 +176,7 @@ def descend_once(
     norms = inputs.norm(dim=1)
     lr, std = path / (steps * CLIP), sigma * math.sqrt(steps) * CLIP
     weight, velocity, mean = (torch.zeros(d + 1, classes) for _ in range(3))
-    first = round(steps * (1 - AVERAGE))
+    first = round(steps * (1 - average))
     for step in range(steps):
         residual = torch.softmax(inputs @ weight, 1) - targets
         factors = (CLIP / (residual.norm(dim=1) * norms).clamp(min=1e-12)).clamp(max=1.0)

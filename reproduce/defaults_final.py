@@ -59,7 +59,13 @@ def run(
         )  # fmt: skip
         ledger = plan.ledger()
         fitted = fit_by_descent(
-            x, y, classes, plan, Descent(lr=choice.lr), seed=seed, ledger=ledger
+            x,
+            y,
+            classes,
+            plan,
+            Descent(lr=choice.lr, average=choice.average or 0.3),
+            seed=seed,
+            ledger=ledger,
         )
         heads = {"plain": fitted}
     seconds = time.process_time() - began
@@ -79,7 +85,7 @@ def _spent(ledger: Ledger) -> float:
 def _scores(head: LinearHead, x: torch.Tensor, y: torch.Tensor) -> list[float]:
     """Return accuracy and balanced accuracy, in per cent."""
     right = (head.predict(x) == y).double()
-    by_class = torch.stack([right[y == c].mean() for c in y.unique()])
+    by_class = torch.stack([right[y == c].mean() for c in sorted(set(y.tolist()))])
     return [round(100 * right.mean().item(), 2), round(100 * by_class.mean().item(), 2)]
 
 
