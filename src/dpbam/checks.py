@@ -517,6 +517,12 @@ def contributions(
     Whether a factor is unsound, whether a unit exceeds the sensitivity, and the largest norm that a
     unit contributes.
 
+    Guarantee: none by itself; :func:`check_factors` decides by it.
+
+    Assumptions: as for :func:`check_factors`.
+
+    Proof: that of :func:`check_factors`; the maximum over physical batches loses no violation.
+
     Args:
         clipping: what computed the factors.
         norms: [G, U] of G clipping groups and U units. Not to be shared.
