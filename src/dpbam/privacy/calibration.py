@@ -56,7 +56,7 @@ def noise_multiplier(
     _validate.count("steps", steps)
     if _validate.positive("epsilon", epsilon) > _MOST_EPSILON:
         raise ArgumentError(
-            f"epsilon must be at most {_MOST_EPSILON:g}, got {epsilon}, which promises nothing: "
+            f"epsilon must be at most {_MOST_EPSILON:g}: a larger one promises nothing; "
             "training without privacy is PrivacyPlan.non_private(...)"
         )
 
