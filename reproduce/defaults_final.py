@@ -1,5 +1,8 @@
 """Runs of the real oracle by :mod:`dpbam.auto`'s choice: the final figures of the study.
 
+CIFAR-10's test records also served to choose the number of steps, C and the share of averaged
+weights, so that its figures are slightly optimistic.
+
 python -m reproduce.defaults_final FEATURES RESULTS SOURCE KIND N EPSILON SEED [DELTA] [HEAD]
 """
 

@@ -2,7 +2,10 @@
 
     python -m reproduce.defaults_page results/defaults.jsonl
 
-The rule is judged where its own setting was computed, next to both grids.
+The rule is judged where its own setting was computed, next to both grids; it is one of the
+alternatives, so regret is zero where validation records select it. The grids have 50 steps and the
+mean of the last 60% of the weights, where the rule has 100 and 30%: an alternative tuned in those,
+too, would be better than what is called the best here, and this regret is a lower bound.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import numpy as np
 
 from reproduce.defaults import Record
 
-FITTED = ("cifar10",)  # the rule's constants come from these; pneumonia was looked at, too
+# the path, the steps and the clip come from CIFAR-10; the others were looked at when the share of
+# averaged weights was chosen, so they do not count as left out
+FITTED = ("cifar10", "emoji", "icons", "pneumonia")
 
 
 def regrets(records: list[Record]) -> dict[tuple[str, str, int, float], float]:
