@@ -22,9 +22,9 @@ import test_bits_claims as bits_claims
 import test_first_use_claims as first_use_claims
 import test_gradient_claims as gradient_claims
 import test_handover_claims as handover_claims
+import test_head_claims as head_claims
 import test_interruption_claims as interruption_claims
 import test_ledger_claims as ledger_claims
-import test_head_claims as head_claims
 import test_noise_claims as noise_claims
 import test_owner_claims as owner_claims
 import test_post_processing as post_processing
@@ -127,7 +127,9 @@ AUDITED = {
     "no noise on one parameter": Mistake(
         attack(ONE_STEP), GaussianNoise, "add", missing_on_the_first
     ),
-    "noise that is known": Mistake(attack(ONE_STEP), Randomness, "generator", a_constant_noise),
+    "noise that is known": Mistake(
+        attack(ONE_STEP), Randomness, "noise_generator", a_constant_noise
+    ),
 }
 
 

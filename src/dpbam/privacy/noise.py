@@ -69,11 +69,12 @@ class GaussianNoise:
     Guarantee: sums + N(0, std^2 I), independent for each coordinate, step and stream; unseeded,
     across processes too.
 
-    Assumptions: Philox's numbers pass for independent uniform ones; the key is unknown; attacks on
+    Assumptions: SFC64's numbers pass for independent uniform ones; the key is unknown; attacks on
     the last bits of floats are out of scope (secure noise is for them).
 
-    Proof: numpy's ziggurat of Philox 4x64 (Salmon et al. 2011), a new key of system entropy per
-    step and block; distribution and independence are tested, tests/claims/test_noise_claims.py.
+    Proof: numpy's ziggurat of SFC64 (Doty-Humphrey, PractRand), a new key of 192 bits of system
+    entropy per step and block; distribution and independence are tested,
+    tests/claims/test_noise_claims.py, and the bits of the key, tests/claims/test_bits_claims.py.
 
     Args:
         randomness: the source of the draws; unseeded, the operating system's entropy.
@@ -132,7 +133,9 @@ def _normal(
     """
     noise = np.empty(count)
     edges = [0, *range(BLOCK - start % BLOCK, count, BLOCK), count]  # of blocks, in this part
-    generators = [randomness.generator(stream, step, (start + e) // BLOCK) for e in edges[:-1]]
+    generators = [
+        randomness.noise_generator(stream, step, (start + e) // BLOCK) for e in edges[:-1]
+    ]
     skipped = [start % BLOCK, *[0] * len(generators)]  # a block is drawn from its beginning
 
     def fill(k: int) -> None:
