@@ -146,8 +146,8 @@ def a_constant_key(original):
 
 def torchs_generator(original):
     return lambda randomness, std, stream, step, start, count, sums=0.0: (
-        sums + std * torch.randn(count).double().numpy()
-    )
+        sums + std * torch.randn(count).double()
+    ).numpy()
 
 
 def skips_an_empty_batch(original):

@@ -110,7 +110,7 @@ class GaussianNoise:
         count = sum(s.numel() for s in sums.values())
         draw = partial(_normal, self.randomness, std, stream, step, start, count)
         if all(s.dtype == torch.float64 and s.device.type == "cpu" for s in sums.values()):
-            return separated(torch.from_numpy(draw(joined(sums).detach().numpy())), sums)
+            return separated(torch.from_numpy(draw(joined(sums).detach())), sums)
         noise = torch.from_numpy(draw())
         return elementwise(lambda s, z: s + _placed(z, s), sums, separated(noise, sums))
 
@@ -125,7 +125,7 @@ def _normal(
     step: int,
     start: int,
     count: int,
-    sums: NDArray[np.float64] | None = None,
+    sums: Tensor | None = None,
 ) -> NDArray[np.float64]:
     """Draw N(0, std^2) for the coordinates from ``start`` on: [count], in double precision.
 
@@ -144,7 +144,7 @@ def _normal(
         generators[k].standard_normal(out=part)
         part *= std
         if sums is not None:
-            part += sums[edges[k] : edges[k + 1]]
+            torch.from_numpy(part).add_(sums[edges[k] : edges[k + 1]])
 
     if len(generators) == 1 or torch.get_num_threads() == 1:
         for k in range(len(generators)):
