@@ -129,7 +129,9 @@ AUDITED = {
     "no noise on one parameter": Mistake(
         attack(ONE_STEP), GaussianNoise, "add", missing_on_the_first
     ),
-    "noise that is known": Mistake(attack(ONE_STEP), Randomness, "generator", a_constant_noise),
+    "noise that is known": Mistake(
+        attack(ONE_STEP), Randomness, "noise_generator", a_constant_noise
+    ),
 }
 
 

@@ -69,11 +69,12 @@ class GaussianNoise:
     Guarantee: sums + N(0, std^2 I), independent for each coordinate, step and stream; unseeded,
     across processes too.
 
-    Assumptions: Philox's numbers pass for independent uniform ones; the key is unknown; attacks on
+    Assumptions: SFC64's numbers pass for independent uniform ones; the key is unknown; attacks on
     the last bits of floats are out of scope (secure noise is for them).
 
-    Proof: numpy's ziggurat of Philox 4x64 (Salmon et al. 2011), a new key of system entropy per
-    step and block; distribution and independence are tested, tests/claims/test_noise_claims.py.
+    Proof: numpy's ziggurat of SFC64 (Doty-Humphrey, PractRand), a new key of 192 bits of system
+    entropy per step and block; distribution and independence are tested,
+    tests/claims/test_noise_claims.py, and the bits of the key, tests/claims/test_bits_claims.py.
 
     Args:
         randomness: the source of the draws; unseeded, the operating system's entropy.
@@ -109,7 +110,7 @@ class GaussianNoise:
         count = sum(s.numel() for s in sums.values())
         draw = partial(_normal, self.randomness, std, stream, step, start, count)
         if all(s.dtype == torch.float64 and s.device.type == "cpu" for s in sums.values()):
-            return separated(torch.from_numpy(draw(joined(sums).detach().numpy())), sums)
+            return separated(torch.from_numpy(draw(joined(sums).detach())), sums)
         noise = torch.from_numpy(draw())
         return elementwise(lambda s, z: s + _placed(z, s), sums, separated(noise, sums))
 
@@ -124,7 +125,7 @@ def _normal(
     step: int,
     start: int,
     count: int,
-    sums: NDArray[np.float64] | None = None,
+    sums: Tensor | None = None,
 ) -> NDArray[np.float64]:
     """Draw N(0, std^2) for the coordinates from ``start`` on: [count], in double precision.
 
@@ -132,7 +133,9 @@ def _normal(
     """
     noise = np.empty(count)
     edges = [0, *range(BLOCK - start % BLOCK, count, BLOCK), count]  # of blocks, in this part
-    generators = [randomness.generator(stream, step, (start + e) // BLOCK) for e in edges[:-1]]
+    generators = [
+        randomness.noise_generator(stream, step, (start + e) // BLOCK) for e in edges[:-1]
+    ]
     skipped = [start % BLOCK, *[0] * len(generators)]  # a block is drawn from its beginning
 
     def fill(k: int) -> None:
@@ -141,7 +144,7 @@ def _normal(
         generators[k].standard_normal(out=part)
         part *= std
         if sums is not None:
-            part += sums[edges[k] : edges[k + 1]]
+            torch.from_numpy(part).add_(sums[edges[k] : edges[k + 1]])
 
     if len(generators) == 1 or torch.get_num_threads() == 1:
         for k in range(len(generators)):
