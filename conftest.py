@@ -9,9 +9,7 @@ import secrets
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
-from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -84,64 +82,6 @@ def _present_devices() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _read_once() -> Iterator[None]:
-    """Parse scikit-learn's digits once: else a quarter of a tiny training."""
-    from dpbam.data import digits
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digits, "_split", cache(digits._split))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _accounted_once() -> Iterator[None]:
-    """Compute dp_accounting's Renyi divergence of a step once per rate, sigma and order.
-
-    Its only part in pure Python: a tenth of a second per epsilon, which tests ask for at each step.
-    """
-    from dp_accounting.rdp import rdp_privacy_accountant
-
-    name = "_compute_log_a"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            rdp_privacy_accountant,
-            name,
-            lru_cache(maxsize=2**17)(getattr(rdp_privacy_accountant, name)),
-        )
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _measured_once() -> Iterator[None]:
-    """Measure the memory of a step once per kind of step: else two thirds of a tiny training.
-
-    Only for models made of torch's and our own layers, which are told apart by what they print.
-    """
-    from torch.utils._pytree import tree_leaves
-
-    from dpbam import compute
-
-    fit_rows, known = compute.fit_rows, {}
-
-    def once(make: Any, sample: Any, method: Any, lam: float, **options: Any) -> Any:
-        engine, model, loss, groups = make.args
-        layers = {type(module).__module__.partition(".")[0] for module in model.modules()}
-        if layers - {"torch", "dpbam"}:
-            return fit_rows(make, sample, method, lam, **options)
-        tensors = [*model.parameters(), *tree_leaves((sample.inputs, sample.targets, sample.unit))]
-        sizes = [(t.shape, t.dtype, t.requires_grad) for t in tensors]
-        modes = [m.training for m in model.modules()], getattr(loss, "reduction", None)
-        facts = (engine, model, modes, groups, sizes, loss, method, lam, options)
-        if (key := repr(facts)) not in known:  # kept with what has no name but its address
-            known[key] = (fit_rows(make, sample, method, lam, **options), loss, method)
-        return known[key][0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compute, "fit_rows", once)
-        yield
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
@@ -154,6 +94,15 @@ def pytest_fixture_setup(
 @pytest.fixture(autouse=True)
 def _same_start(request: pytest.FixtureRequest) -> None:
     _ENTROPY.restart(request.node.nodeid)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(_same_start: None) -> Iterator[None]:
+    """Fail a test that leaves the process in another state for the next."""
+    from tests import surroundings
+
+    with surroundings.unchanged():
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -205,10 +206,24 @@ def efficientnet() -> nn.Module:
     )  # fmt: skip
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
-    )
+def convolutions() -> nn.Module:
+    """Ten convolutions 16 to 16 with group norm and ReLU, one linear layer: 42 parameters."""
+    layers: list[nn.Module] = []
+    for _ in range(10):
+        layers += [nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+
+
+def _layers(*sizes: int) -> nn.Module:
+    """Linear layers of these sizes with ReLU between."""
+    layers: list[nn.Module] = []
+    for fan, out in itertools.pairwise(sizes):
+        layers += [nn.Linear(fan, out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _vectors(size: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    return lambda n: (torch.randn(n, size), torch.arange(n) % 10)
 
 
 def _images(n: int, side: int = 32) -> tuple[Tensor, Tensor]:
@@ -248,12 +263,17 @@ NETS = {
     "gpt2": Net(GPT2, 8, _next_tokens),
     "unet": Net(UNet, 16, _pixels),
     "lstm": Net(LSTM, 32, lambda n: (_text(n, 32), torch.arange(n) % 10)),
-    "mlp": Net(mlp, 4096, lambda n: (torch.randn(n, 784), torch.arange(n) % 10)),
+    "mlp": Net(lambda: _layers(784, 256, 256, 10), 4096, _vectors(784)),
     "efficientnet": Net(efficientnet, 32),
 }  # fmt: skip
 TEN = tuple(NETS)
 NETS["resnet9-64"] = Net(lambda: ResNet9(3, 10), 32)
 NETS["resnet9-16"] = Net(lambda: ResNet9(3, 10, width=0.25), 64)
+NETS["mlp-tiny"] = Net(lambda: _layers(32, 64, 10), 64, _vectors(32))
+NETS["mlp-large"] = Net(lambda: _layers(784, 2048, 2048, 1792, 10), 32, _vectors(784))  # 9.5 M
+NETS["convolutions"] = Net(
+    convolutions, 64, lambda n: (torch.randn(n, 16, 8, 8), torch.arange(n) % 10)
+)
 
 
 def loss(output: Any, targets: Tensor) -> Tensor:

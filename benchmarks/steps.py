@@ -27,17 +27,19 @@ METHODS: dict[str, tuple[Method, float]] = {
     "bam": (BAM(0.02), 0.02),
     "bam-exact": (BAM(0.02, exact=True), 0.02),
 }
-__all__ = ["METHODS", "NETS", "step"]
+__all__ = ["METHODS", "NETS", "opacus_step", "private_step", "step"]
 ENGINES = {"fused": FusedEngine, "functional": FunctionalEngine, "loop": LoopEngine}
 
 
-def step(engine: str, method: str, net: str, rows: int) -> Step:
-    """Return a step: the sum of clipped directions of ``rows`` samples, without noise."""
+def step(engine: str, method: str, net: str, rows: int, *, noise: bool = False) -> Step:
+    """Return a step: the sum of clipped directions of ``rows`` samples; ``noise``: released."""
+    if noise and not engine.startswith(("plain", "opacus")):
+        return private_step(engine, method, net, rows)
     model, x, y = make(net, rows)
     if engine.startswith("plain"):
         return _plain(model, x, y, ours=engine == "plain-ours")
     if engine.startswith("opacus"):
-        return _opacus(engine.split("-")[1], model, x, y)
+        return opacus_step(engine.split("-")[1], model, x, y, noise=float(noise))
     if engine == "auto":
         return _auto(method, model, x, y)
     return _ours(engine, method, model, x, y)
@@ -107,15 +109,35 @@ def _auto(method: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     return lambda: oracle._clipped_sum(batch, lam, [])
 
 
-def _opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Per-sample clipping by Opacus, without noise, on the model as its validator fixes it."""
+def private_step(
+    engine: str, method: str, net: str, rows: int, *, parts: int = 1, seed: int | None = None
+) -> Step:
+    """Return a whole ``backward`` of an oracle, noise included, of ``parts`` physical batches."""
+    model, x, y = make(net, rows)
+    plan = PrivacyPlan(n=100 * rows, batch_size=rows, steps=9999, noise_multiplier=1.0, delta=1e-7)
+    compute = Compute(engine=engine, physical_batch_size=-(-rows // parts))
+    oracle = PrivateGradientOracle(
+        model, loss, plan, METHODS[method][0], seed=seed, sampling="unchecked", compute=compute
+    )
+    optimiser = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def run() -> None:
+        oracle.backward(x, y)
+
+    run()
+    optimiser.step()
+    return run
+
+
+def opacus_step(mode: str, model: nn.Module, x: Tensor, y: Tensor, noise: float = 0.0) -> Step:
+    """Per-sample clipping by Opacus, on the model as its validator fixes it."""
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
     from opacus.validators import ModuleValidator
 
     model = ModuleValidator.fix(copy.deepcopy(model)).train()
-    options = {"noise_multiplier": 0.0, "max_grad_norm": 1.0, "expected_batch_size": len(y)}
+    options = {"noise_multiplier": noise, "max_grad_norm": 1.0, "expected_batch_size": len(y)}
     if mode == "ghost":
         wrapped = GradSampleModuleFastGradientClipping(
             model, max_grad_norm=1.0, use_ghost_clipping=True
@@ -128,6 +150,8 @@ def _opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
         def ghost() -> None:
             optimiser.zero_grad()
             criterion(wrapped(x), y).backward()
+            if noise:
+                optimiser.pre_step()
 
         return ghost
     wrapped = GradSampleModule(model, force_functorch=mode == "functorch")
@@ -136,7 +160,10 @@ def _opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     def hooks() -> None:
         optimiser.zero_grad()
         loss(wrapped(x), y).mean().backward()
-        optimiser.clip_and_accumulate()
+        if noise:
+            optimiser.pre_step()
+        else:
+            optimiser.clip_and_accumulate()
 
     return hooks
 

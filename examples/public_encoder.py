@@ -9,7 +9,7 @@ same epsilon, with three seeds. Images are averaged to 16x16, so that all of it 
     python examples/public_encoder.py compare    # three seeds of each arm
     python examples/public_encoder.py table      # prints the table of docs/encoders.md
 
-Work is in ``runs/public-encoder``, one small record per run in ``results/encoders``.
+Work is in ``runs/public-encoder``, one line per run in ``results/encoders.jsonl``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dpbam.app.runs import RunConfig, execute
 from dpbam.data import DataSet, from_arrays, load, to_float
 
 ROOT = Path(__file__).parents[1]
-WORK, RECORDS = ROOT / "runs" / "public-encoder", ROOT / "results" / "encoders"
+WORK, RECORDS = ROOT / "runs" / "public-encoder", ROOT / "results" / "encoders.jsonl"
 PUBLIC, PRIVATE = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 PER_CLASS, SEEDS, TUNING_SEED = 1000, (0, 1, 2), 100
 EPOCHS = 6  # of the encoder
@@ -104,21 +104,22 @@ def train_encoder() -> None:
 
 
 def write(name: str, record: dict) -> None:
-    """Write a record, and print what counts."""
-    RECORDS.mkdir(parents=True, exist_ok=True)
-    (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    """Append a record, and print what counts."""
+    with RECORDS.open("a") as file:
+        file.write(json.dumps({"run": name, **record}) + "\n")
     print(name, {k: v for k, v in record.items() if k in ("accuracy", "epsilon", "seconds")})
 
 
 def records(kind: str) -> list[dict]:
     """Return the records of a part of the study."""
-    return [json.loads(path.read_text()) for path in sorted(RECORDS.glob(f"{kind}-*.json"))]
+    rows = map(json.loads, RECORDS.read_text().splitlines()) if RECORDS.exists() else ()
+    return [row for row in rows if row["run"].startswith(kind)]
 
 
 def run(kind: str, arm: str, lr: float, seed: int) -> None:
     """Train one arm, unless there is a record of it."""
     name = f"{kind}-{arm.replace(', ', '-').replace(' ', '-')}-lr-{lr:g}-seed-{seed}"
-    if (RECORDS / f"{name}.json").exists():
+    if any(record["run"] == name for record in records(kind)):
         return
     model, part, _ = ARMS[arm]
     if model == "hf:untrained":

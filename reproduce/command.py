@@ -27,7 +27,7 @@ def run(
     experiment: Annotated[
         str,
         typer.Argument(
-            help="table1, fig1 to fig7, exact, lambda, flatness, tuning, or all; bias-methods.",
+            help="table1, pooled, fig1 to fig7, exact, lambda, flatness, tuning, all or others.",
             metavar="EXPERIMENT",
         ),
     ],
@@ -77,8 +77,8 @@ def run(
 
     Each finished run leaves a small record; the same command again, also after a kill, keeps those
     and resumes unfinished runs. A claim is reproduced, not reproduced, or inconclusive by the 95% t
-    interval of paired differences. With n machines, each takes --shard i/n; collect their records
-    in one folder.
+    interval of paired differences. With n machines, each takes --shard i/n; concatenate their
+    files of records.
 
     Examples:
         $ python -m reproduce fig2

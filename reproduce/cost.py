@@ -26,7 +26,7 @@ from dpbam.app.runs import Prepared, RunConfig, RunSpec, prepare
 from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS
 from dpbam.training.events import Reporter
 from reproduce.recipes import Recipe
-from reproduce.records import find_record, records_folder
+from reproduce.records import find_record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,9 +100,9 @@ def recipe_costs(recipe: Recipe, out: Path, seeds: int | None = None) -> list[Co
 
 
 def _cost(name: str, runs: Sequence[RunSpec], step: Step, recipe: Recipe, out: Path) -> Cost:
-    config, folder = runs[0].config, records_folder(recipe, out)
+    config = runs[0].config
     plan = config.plan(recipe.images)
-    done = sum(find_record(folder, run) is not None for run in runs)
+    done = sum(find_record(recipe, run, out) is not None for run in runs)
     passes = float(plan.steps * plan.batch_size * max(1, config.augment_multiplicity))
     return Cost(name, len(runs), done, plan.steps, plan.noise_multiplier, passes, step)
 
@@ -151,7 +151,7 @@ def _blank(recipe: Recipe, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Taken:
-    """A few steps: rows, losses on some images of each batch (not private), and their epsilon."""
+    """A few steps: rows, losses on images of each batch (not to be shared), and their epsilon."""
 
     rows: list[int]
     losses: list[tuple[float, float]]

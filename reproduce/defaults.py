@@ -32,8 +32,9 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor
 
-from dpbam import auto
+from dpbam.auto import AVERAGE as RULE_AVERAGE
 from dpbam.auto import LONGEST, PATH, SHORTEST
+from dpbam.auto import STEPS as RULE_STEPS
 from dpbam.features import standardise_rows
 from dpbam.heads.closed_form import BOUND, GRAM_WEIGHT, class_targets
 from dpbam.privacy.plan import default_delta
@@ -161,7 +162,7 @@ def follow(
     """Simulate the descent with the settings of :mod:`dpbam.auto`."""
     for path in share:
         length = min(LONGEST, max(SHORTEST, path * len(x) / sigma))
-        yield path, descend_once(x, y, classes, sigma, length, seed, auto.STEPS, auto.AVERAGE)
+        yield path, descend_once(x, y, classes, sigma, length, seed, RULE_STEPS, RULE_AVERAGE)
 
 
 def descend_once(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbam.app.runs import ConfigError
-from reproduce import accuracy_claims, bias_claims, laptop_page, rivals, tuning, when
+from reproduce import accuracy_claims, bias_claims, laptop_page, pooled, rivals, tuning, when
 from reproduce.depth import Timing, figure3, measure
 from reproduce.outcome import Outcome, Study
 from reproduce.recipes import SCALES, Recipe, check_scale, did_you_mean, load_recipe
@@ -66,6 +66,18 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fig5": _of("batch-size", bias_claims.figure5),
     "fig6": _of("batch-size", bias_claims.figure6),
     "fig7": _of("methods", bias_claims.figure7),
+    "pooled": Experiment(
+        pooled.pooled,
+        desk=(
+            "table1-cifar10",
+            "table1-pneumonia",
+            "when-mlp",
+            "share-pneumonia",
+            "other-digits",
+            "other-small-cnn",
+            "long-small-cnn",
+        ),
+    ),
     "exact": _of("exact", accuracy_claims.exact),
     "lambda": _of("lambda", accuracy_claims.sweep),
     "flatness": Experiment(bias_claims.flatness, pocket=("methods",), full=("methods",)),
@@ -101,7 +113,7 @@ def chosen(name: str, scale: str = "pocket") -> list[str]:
 
     Example:
         >>> chosen("fig2"), len(chosen("all")), len(chosen("all", "desk"))
-        (['fig2'], 12, 9)
+        (['fig2'], 12, 10)
         >>> chosen("fig8")
         Traceback (most recent call last):
         dpbam.app.runs.config.ConfigError: there is no experiment 'fig8': did you mean 'fig7'?

@@ -1,20 +1,20 @@
-"""Trains what is missing of recipes, and keeps one small JSON file per finished run.
+"""Trains what is missing of recipes, and appends one line per finished run to a file per study.
 
-``RECORDS/NAME.json`` is a :class:`~dpbam.app.runs.RunRecord`: configuration, plan, accuracy,
-digests of what paired runs must share, the machine, and the bias and flatness where measured. The
-data of recipes are public: the measurements are without noise, and must not be made on private
-data. An unfinished run has a run folder and resumes from its last checkpoint, so the same call
-again, after any interruption, does what is missing. With n machines, each does one shard.
+Each line of ``OUT/SCALE/RECIPE.jsonl`` is the name of a run and its
+:class:`~dpbam.app.runs.RunRecord`: configuration, plan, accuracy, digests of what paired runs must
+share, the machine, and the bias and flatness where measured. The data of recipes are public: the
+measurements are without noise, and must not be made on private data. An unfinished run has a run
+folder and resumes from its last checkpoint, so the same call again, after any interruption, does
+what is missing. With n machines, each does one shard.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -34,7 +34,7 @@ from dpbam.app.runs import (
     load_run_model,
 )
 from dpbam.app.runs.bias import measure
-from dpbam.app.runs.files import current_config, plain, read_json_lines, write_atomic
+from dpbam.app.runs.files import append_json_line, current_config, plain, read_json_lines
 from dpbam.app.runs.pool import Watcher, train_all
 from dpbam.data import load
 from dpbam.training.evaluation import predict_logits
@@ -50,23 +50,46 @@ _PACKAGES = ("torch", "numpy", "dp-accounting", "safetensors")
 Job = tuple[Recipe, RunSpec]
 
 
-def records_folder(recipe: Recipe, out: Path) -> Path:
-    return out / recipe.scale / recipe.records
+def records_file(recipe: Recipe, out: Path) -> Path:
+    return out / recipe.scale / f"{recipe.records}.jsonl"
 
 
-def find_record(folder: Path, run: RunSpec) -> RunRecord | None:
+def read_records(path: Path) -> dict[str, RunRecord]:
+    """Read the records of a study by the names of their runs; a missing file has none."""
+    records: dict[str, RunRecord] = {}
+    for number, row in enumerate(read_json_lines(path), 1):
+        try:
+            name = row.pop("run")
+            record = RunRecord(**row)
+            config = current_config(record.config)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path} line {number} is no record of a run ({error}): restore it"
+            ) from None
+        if name in records:  # two machines trained it, or a file was appended twice
+            raise ConfigError(f"{path} has {name} twice, line {number} again: remove one of them")
+        records[name] = replace(record, config=config)
+    return records
+
+
+def find_record(recipe: Recipe, run: RunSpec, out: Path) -> RunRecord | None:
     """Return the record of a run, None if it is still to be done."""
-    path = folder / f"{run.name}.json"
-    if not path.exists():
+    path = records_file(recipe, out)
+    return _checked(path, read_records(path), run)
+
+
+def _checked(path: Path, records: Mapping[str, RunRecord], run: RunSpec) -> RunRecord | None:
+    """Return the record of a run; refuse one of other settings than the recipe's."""
+    record = records.get(run.name)
+    if record is None:
         return None
-    record = read_record(path)
     stored = RunConfig.from_mapping(record.config)
     for name in RunConfig.model_fields:
         before, now = (_value(config, name) for config in (stored, run.config))
         if name not in _FREE and before != now:
             raise ConfigError(
-                f"{path} is of a run with {name} {before}, but the recipe says {now}: move it "
-                "away, or choose another --out"
+                f"{run.name} in {path} is of a run with {name} {before}, but the recipe says "
+                f"{now}: move the line away, or choose another --out"
             )
     return record
 
@@ -76,20 +99,12 @@ def _value(config: RunConfig, name: str) -> Any:
     return _UNSET.get(name) if value is None else value
 
 
-def read_record(path: Path) -> RunRecord:
-    """Read a record."""
-    try:
-        record = RunRecord(**json.loads(path.read_text(encoding="utf-8")))
-        return replace(record, config=current_config(record.config))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"the record {path} cannot be read ({error}): restore it") from None
-
-
 def finished(recipe: Recipe, out: Path, seeds: int | None = None) -> list[RunRecord]:
     """Return the records of a recipe, in its order."""
-    folder = records_folder(recipe, out)
-    found = [find_record(folder, run) for run in recipe.runs(seeds)]
-    records = [record for record in found if record is not None]
+    path = records_file(recipe, out)
+    stored = read_records(path)
+    by_run = [_checked(path, stored, run) for run in recipe.runs(seeds)]
+    records = [record for record in by_run if record is not None]
     for cell in recipe.cells():
         check_pairs([record for record in records if record.cell == cell])
     return records
@@ -107,7 +122,7 @@ def missing(
 
     Args:
         recipes: what was asked for.
-        out: the folder of the records.
+        out: the folder of the studies' records.
         seeds: in place of the recipes'.
         only: shell patterns, one of which a run's name must match; all runs without any.
         shard: (i, n): every n-th run, from the i-th on. It does not depend on what is finished, so
@@ -117,16 +132,17 @@ def missing(
     jobs: dict[tuple[Path, str], Job] = {}
     for recipe in recipes:
         for run in recipe.runs(seeds, work):
-            jobs.setdefault((records_folder(recipe, out), run.name), (recipe, run))
+            jobs.setdefault((records_file(recipe, out), run.name), (recipe, run))
     _check_patterns(only, [run.name for _, run in jobs.values()])
     wanted = {
-        (folder, name): job
-        for (folder, name), job in jobs.items()
+        (path, name): job
+        for (path, name), job in jobs.items()
         if not only or any(fnmatch.fnmatchcase(name, pattern) for pattern in only)
     }
     first, machines = shard
     mine = list(wanted.items())[first - 1 :: machines]
-    return [job for (folder, _), job in mine if find_record(folder, job[1]) is None]
+    stored = {path: read_records(path) for path in {path for (path, _), _ in mine}}
+    return [job for (path, _), job in mine if _checked(path, stored[path], job[1]) is None]
 
 
 def _check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
@@ -138,7 +154,7 @@ def _check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
 def carry_out(
     jobs: Sequence[Job], out: Path, *, processes: int = 1, watcher: Watcher | None = None
 ) -> None:
-    """Train the runs; the record of each is written under ``out`` as soon as it is finished."""
+    """Train the runs; the record of each is appended under ``out`` as soon as it is finished."""
     if jobs:
         train_all([run for _, run in jobs], processes, _Recording(jobs, out, watcher))
 
@@ -155,11 +171,10 @@ class _Recording:
 
     def finished(self, index: int, result: RunResult) -> None:
         recipe, run = self._jobs[index]
-        record = _record(run, recipe)
-        text = json.dumps(_rounded(plain(asdict(record))), separators=(",", ":")) + "\n"
-        folder = records_folder(recipe, self._out)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / f"{run.name}.json", text)
+        path = records_file(recipe, self._out)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        row = {"run": run.name, **_rounded(plain(asdict(_record(run, recipe))))}
+        append_json_line(path, row)
         if self._watcher:
             self._watcher.finished(index, result)
 

@@ -40,10 +40,45 @@ def chromium(profile: Path) -> Iterator[Driver]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.set_script_timeout(_FOREVER)
     try:
         yield driver
     finally:
         driver.quit()
+
+
+def reset(driver: Driver, downloads: Path) -> None:
+    """Undo what a test may have left but its page: what is emulated, where the pointer is.
+
+    What is downloaded from now on goes to ``downloads``.
+    """
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": 0, "y": 0})
+    place = {"behavior": "allow", "downloadPath": str(downloads)}
+    driver.execute_cdp_cmd("Browser.setDownloadBehavior", place)
+    driver.downloads = downloads
+
+
+def blemishes(driver: Driver) -> list[str]:
+    """What a page shows that is no value: NaN and its kind in texts and attributes.
+
+    Not in addresses: the picture that a figure exports is a link of 75 thousand letters, in which
+    "NaN" turns up by chance.
+    """
+    return driver.execute_script(_BLEMISHES)
+
+
+_BLEMISHES = """
+const bad = /NaN|undefined|Infinity/, seen = [];
+for (const element of document.querySelectorAll("body, body :not(script, style)")) {
+  for (const { name, value } of element.attributes)
+    if (name !== "href" && bad.test(value)) seen.push(`${element.tagName} ${name}=${value}`);
+  for (const child of element.childNodes)
+    if (child.nodeType === Node.TEXT_NODE && bad.test(child.data)) seen.push(child.data);
+}
+return seen;
+"""
 
 
 def waited(find: Callable[[], Any]) -> Any:

@@ -47,7 +47,7 @@ def test_keys_do_not_depend_on_the_split(units: list[int], most_rows: int) -> No
     def keys(parts: list[PhysicalBatch]) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         for part in parts:
-            for row, key in zip(part.inputs.tolist(), part.keys.tolist(), strict=True):
+            for row, key in zip(part.inputs.tolist(), part.row_keys().tolist(), strict=True):
                 found.setdefault(row, []).append(key)
         return found
 
@@ -59,7 +59,7 @@ def test_keys_do_not_depend_on_the_split(units: list[int], most_rows: int) -> No
 
 def test_keys_change_from_step_to_step() -> None:
     batch = LogicalBatch.of(torch.zeros(4, 1), torch.zeros(4), None, 1)
-    first, second = (batch.keyed(Randomness(1), step).keys for step in (0, 1))
+    first, second = (batch.keyed(Randomness(1), step).keys() for step in (0, 1))
     assert not torch.isin(first, second).any()
 
 
@@ -67,7 +67,7 @@ def test_augmentation_draws_are_not_the_dropout_draws() -> None:
     seen: list[torch.Tensor] = []
     views = Views(augment=lambda x, keys: (seen.append(keys), x)[1], multiplicity=2)
     (part,) = split([0, 1, 2], 100, views)
-    assert not torch.isin(seen[0], part.keys).any()
+    assert not torch.isin(seen[0], part.row_keys()).any()
 
 
 def test_targets_follow_their_views() -> None:

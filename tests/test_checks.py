@@ -18,6 +18,7 @@ from dpbam.checks import (
     BatchSizes,
     PlanViolationError,
     check_factors,
+    contributions,
     probability,
     two_sided_tail,
 )
@@ -170,9 +171,14 @@ def test_the_librarys_clippings_pass(make: Callable[[float], Clipping], dtype: t
     norms[0, :4] = torch.tensor([0.0, 1e18, math.inf, math.nan])
     for bound in (1e-8, 1.0, 1e6):
         clipping = make(bound)
-        check_factors(clipping, norms, clipping.factors(norms))
-    check_factors(FlatClipping(math.inf), norms, FlatClipping(math.inf).factors(norms))
-    check_factors(make(1.0), norms[:, :0], norms[:, :0])  # an empty batch
+        check(clipping, norms, clipping.factors(norms))
+    check(FlatClipping(math.inf), norms, FlatClipping(math.inf).factors(norms))
+    check(make(1.0), norms[:, :0], norms[:, :0])  # an empty batch
+    check_factors(make(1.0), [])  # an empty logical batch
+
+
+def check(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
+    check_factors(clipping, [contributions(clipping, norms, factors)])
 
 
 @pytest.mark.parametrize(
@@ -192,11 +198,19 @@ def test_the_librarys_clippings_pass(make: Callable[[float], Clipping], dtype: t
 )  # fmt: skip
 def test_factors_beyond_the_sensitivity_are_refused(norms, factors, words) -> None:
     with pytest.raises(PlanViolationError, match=f"^FlatClipping .*{words}"):
-        check_factors(FlatClipping(1.0), norms, factors)
+        check(FlatClipping(1.0), norms, factors)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_one_physical_batch_beyond_the_sensitivity_is_enough_to_refuse(place: int) -> None:
+    flat = FlatClipping(1.0)
+    measured = [contributions(flat, norms_of([0.5]), norms_of([1.0])) for _ in range(3)]
+    check_factors(flat, measured)
+    measured[place] = contributions(flat, norms_of([0.5, 4.0]), norms_of([1.0, 1.0]))
+    with pytest.raises(PlanViolationError, match="with norm 4, above"):
+        check_factors(flat, measured)
 
 
 def test_rounding_of_one_millionth_passes() -> None:
     """The negative control is 0.500001 above: 1.000002."""
-    check_factors(
-        FlatClipping(1.0), norms_of([2.0]).double(), norms_of([0.5]).double() * (1 + 9e-7)
-    )
+    check(FlatClipping(1.0), norms_of([2.0]).double(), norms_of([0.5]).double() * (1 + 9e-7))

@@ -6,7 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, SHARE, Method, Relative, WarmUp
+from dpbam.methods import (
+    BAM,
+    DPSAT,
+    DPSGD,
+    SAM,
+    SGD,
+    SHARE,
+    Ascended,
+    DiSK,
+    Method,
+    Penalised,
+    Relative,
+    WarmUp,
+    form_of,
+)
 from dpbam.params import Params
 
 H = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
@@ -72,12 +86,14 @@ def test_what_each_method_says_of_itself() -> None:
     ]  # fmt: skip
 
 
-def test_norm_penalties() -> None:
-    """Only what is a gradient of L + p |g| may say so."""
-    assert DPSGD().norm_penalty(0.0) == DPSAT(0.3).norm_penalty(0.3) == 0
-    assert BAM(0.3, exact=True).norm_penalty(0.3) == 0.3
-    assert BAM(0.3).norm_penalty(0.3) is None
-    assert BAM(0.0).norm_penalty(0.0) == 0
+def test_declared_forms() -> None:
+    """Only what is a gradient of L + p |g|, or BAM's ascent step, declares it."""
+    assert form_of(DPSGD(), 0.0) == form_of(DPSAT(0.3), 0.3) == form_of(SAM(0.3), 0.3)
+    assert form_of(BAM(0.0), 0.0) == Penalised(0.0)
+    assert form_of(BAM(0.3, exact=True), 0.3) == Penalised(0.3)
+    assert form_of(BAM(0.3), 0.3) == Ascended(0.3)
+    assert form_of(DiSK(0.5, inner=BAM(0.3)), 0.3) == Ascended(0.3)
+    assert form_of(DiSK(0.5, gamma=0.3), 0.0) is None  # two gradients
 
 
 def test_a_schedule_is_a_function_of_the_step() -> None:

@@ -29,3 +29,13 @@ def test_nothing_is_reported_when_all_move() -> None:
         oracle.backward(*samples(size))
         optimizer.step()
     assert oracle.unmoved() == []
+
+
+def test_a_write_through_data_counts_as_a_move() -> None:
+    """Some optimisers write to ``.data``, which torch does not count as a change."""
+    model = smooth_net()
+    oracle = sized_oracle(model, cross_entropy, private_plan(), seed=0)
+    oracle.backward(*samples(9))
+    for parameter in model[0].parameters():
+        parameter.data.add_(parameter.grad)
+    assert oracle.unmoved() == ["2.weight", "2.bias"]

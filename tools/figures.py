@@ -2,7 +2,7 @@
 
 Three panels. The first two are a drawing: three gradients and what clipping makes of their mean,
 and the same three with the long one shorter. Everything in them is computed from the arrows. The
-third is measured: the length of the bias over training, from the records in results/pocket/methods.
+third is measured: the length of the bias over training, from results/pocket/methods.jsonl.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "assets" / "figures"
-RECORDS = ROOT / "results" / "pocket" / "methods"
+RECORDS = ROOT / "results" / "pocket" / "methods.jsonl"
 C = 1.0
 PLAIN = np.array([[-0.4, 3.2], [0.95, -0.2], [0.9, 0.25]])
 PENALISED = np.array([[-0.15, 1.4], [0.9, -0.15], [0.85, 0.25]])
@@ -96,12 +96,13 @@ def measured(curves: dict[str, tuple[Array, Array, int]]) -> str:
 
 def curves_of(records: Path) -> dict[str, tuple[Array, Array, int]]:
     """The mean over seeds of the bias against the plain gradient, for each arm on record."""
-    found = {}
+    rows = [json.loads(line) for line in records.read_text().splitlines()]
+    curves = {}
     for arm in ARMS:
-        runs = [json.loads(path.read_text()) for path in sorted(records.glob(f"{arm}-seed-*.json"))]
+        runs = [row for row in rows if row["run"].startswith(f"{arm}-seed-")]
         if runs:
-            found[arm] = _mean_curve([run["non_private_bias"] for run in runs])
-    return found
+            curves[arm] = _mean_curve([run["non_private_bias"] for run in runs])
+    return curves
 
 
 def _mean_curve(runs: Sequence[Sequence[dict[str, dict[str, float]]]]) -> tuple[Array, Array, int]:

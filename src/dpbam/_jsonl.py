@@ -37,11 +37,11 @@ def append(path: Path, *rows: Mapping[str, Any]) -> None:
 
 
 def append_durably(path: Path, *rows: Mapping[str, Any]) -> None:
-    """Append as :func:`append` does. On return they survive a loss of power, too."""
-    new = not path.exists()
+    """Append as :func:`append` does. On return they survive a loss of power, too.
+
+    Who creates the file calls :func:`sync_folder`: its name must be on disk as well.
+    """
     _append(path, rows, sync=True)
-    if new:  # the file's name must be on disk, too
-        sync_folder(path.parent)
 
 
 def _append(path: Path, rows: tuple[Mapping[str, Any], ...], *, sync: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from numbers import Real
 
 from dpbam._names import did_you_mean
@@ -58,8 +59,13 @@ def count(name: str, value: object, *, least: int = 1, hint: str = "") -> int:
     return k
 
 
-def owners(name: str, labels: object) -> None:
-    """Refuse records without an owner (an empty name, NaN, None): together they would be a unit."""
+def owners(
+    name: str, labels: object, place: Callable[[int], str] = lambda index: f"record {index}"
+) -> None:
+    """Refuse records without an owner (an empty name, NaN, None): together they would be a unit.
+
+    ``place`` returns where a record is to be found, for the message.
+    """
     import numpy as np
 
     values = np.asarray(labels)
@@ -69,7 +75,7 @@ def owners(name: str, labels: object) -> None:
         lost = (values != values).tolist()  # NaN and NaT are the values unlike themselves
     if any(lost):
         raise ArgumentError(
-            f"{sum(lost)} of {len(lost)} records have no {name}, record {lost.index(True)} first: "
+            f"{sum(lost)} of {len(lost)} records have no {name}, {place(lost.index(True))} first: "
             f"together they would count as one {name}, and the guarantee would not hold for them; "
             "fill the column, or leave those records out"
         )

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from dpbam import _validate
 from dpbam.errors import ArgumentError
 from dpbam.privacy.plan import default_delta
+from dpbam.privacy.rounding import up
 
 SCATTERING = "scattering"
 PATH = 0.2  # the noise in a weight at the end, in units of what a record adds to it
@@ -181,7 +182,7 @@ def _about_features(facts: Facts) -> str:
 def _about_descent(facts: Facts) -> str:
     return (
         f"a linear head by {STEPS} full-batch steps: most of what {facts.n} units at epsilon "
-        f"{facts.epsilon:g} can teach"
+        f"{up(facts.epsilon)} can teach"
     )
 
 

@@ -14,10 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from dpbam import _validate
 from dpbam.engines.base import PhysicalBatch
@@ -25,6 +29,7 @@ from dpbam.errors import ArgumentError
 from dpbam.params import map_rows, rows, select_rows
 from dpbam.privacy.randomness import Randomness, derive
 
+Keys = Callable[[], Tensor]  # keys of rows, computed where a draw needs them
 _AUGMENT = 1 << 20  # separates a view's augmentation draws from its dropout draws
 
 
@@ -45,20 +50,25 @@ class Views:
     def __post_init__(self) -> None:
         _validate.count("multiplicity", self.multiplicity)
 
-    def of(self, inputs: Any, keys: Tensor) -> tuple[Any, Tensor]:
-        """Map [N] rows to [N K] views, each with its own key."""
+    def of(self, inputs: Any, keys: Keys) -> Any:
+        """Map [N] rows to [N K] views; ``keys`` are those of the views (:meth:`keys_of`)."""
         k = self.multiplicity
-        keys = torch.stack([derive(keys, view) for view in range(k)], dim=1).flatten()
         if k > 1:
             inputs = map_rows(lambda t: t.repeat_interleave(k, dim=0), inputs)
         if self.augment is not None:
-            inputs = self.augment(inputs, derive(keys, _AUGMENT))
-            if rows(inputs) != len(keys):
+            row_keys = keys()
+            inputs = self.augment(inputs, derive(row_keys, _AUGMENT))
+            if rows(inputs) != len(row_keys):
                 raise ArgumentError(
-                    f"augment returned {rows(inputs)} rows for {len(keys)}: it must change each "
-                    "row by itself, and neither add nor drop any"
+                    f"augment returned {rows(inputs)} rows for {len(row_keys)}: it must change "
+                    "each row by itself, and neither add nor drop any"
                 )
-        return inputs, keys
+        return inputs
+
+    def keys_of(self, keys: Tensor) -> Tensor:
+        """Map the keys of [N] rows to those of their views, [N K]."""
+        each = [derive(keys, view) for view in range(self.multiplicity)]
+        return torch.stack(each, dim=1).flatten()
 
 
 @dataclass(frozen=True)
@@ -70,14 +80,16 @@ class LogicalBatch:
         targets: leading axis N.
         ids: [N] ascending; the unit of each row, a number that stays the same from step to step.
         places: [N] the row's place within its unit.
-        keys: [N] the keys of the rows' random draws.
+        counts: [U] the number of rows of each unit, in the order of the units. Not to be shared.
+        keys: returns [N] the keys of the rows' random draws, computed where one is needed.
     """
 
     inputs: Any
     targets: Any
     ids: Tensor
     places: Tensor
-    keys: Tensor
+    counts: NDArray[np.int64]
+    keys: Keys
 
     @classmethod
     def of(cls, inputs: Any, targets: Any, units: Tensor | None, max_records: int) -> LogicalBatch:
@@ -85,43 +97,42 @@ class LogicalBatch:
         n = rows(inputs)
         if rows(targets) != n:
             raise ArgumentError(f"{n} inputs but {rows(targets)} targets: one target each")
-        given = torch.arange(n) if units is None else torch.as_tensor(units)
-        if n and (given.is_floating_point() or given.is_complex()):
-            raise ArgumentError(
-                f"units must be whole numbers, got {given.dtype}, of which two could round to one: "
-                "number the units"
-            )
-        ids = given.long().cpu()
+        ids = np.arange(n) if units is None else _whole_numbers(torch.as_tensor(units))
         if ids.shape != (n,):
             raise ArgumentError(f"units must have shape ({n},), got {tuple(ids.shape)}")
-        order = torch.argsort(ids, stable=True)
-        if not torch.equal(order, torch.arange(n)):
+        if (ids[1:] < ids[:-1]).any():
+            order = np.argsort(ids, kind="stable")
             ids = ids[order]
-            inputs, targets = select_rows((inputs, targets), order)
-        places = torch.arange(n) - torch.searchsorted(ids, ids)
-        if n and int(places.max()) >= max_records:
-            worst = int(ids[int(places.argmax())])
+            inputs, targets = select_rows((inputs, targets), torch.from_numpy(order))
+        places = np.arange(n) - np.searchsorted(ids, ids)
+        if n and places.max() >= max_records:
             raise ArgumentError(
-                f"unit {worst} has {int(places.max()) + 1} rows in one batch, but the plan allows "
-                f"{max_records}: a sample may enter a step once; raise the plan's max_records if "
-                "units have several records"
+                f"unit {ids[places.argmax()]} has {places.max() + 1} rows in one batch, but the "
+                f"plan allows {max_records}: a sample may enter a step once; raise the plan's "
+                "max_records if units have several records"
             )
-        return cls(inputs, targets, ids, places, torch.zeros_like(ids))
-
-    @property
-    def counts(self) -> Tensor:
-        """The number of rows of each unit, [U], in the order of the units. Not private."""
-        counts: Tensor = torch.unique_consecutive(self.ids, return_counts=True)[1]
-        return counts
+        counts = np.unique(ids, return_counts=True)[1]
+        placed = torch.from_numpy(ids), torch.from_numpy(places)
+        return cls(inputs, targets, *placed, counts, partial(torch.zeros, n, dtype=torch.int64))
 
     @property
     def size(self) -> int:
-        """The number of units. Not private."""
+        """The number of units. Not to be shared."""
         return len(self.counts)
+
+    @property
+    def regular(self) -> bool:
+        """Whether all units have the same number of rows. Not to be shared."""
+        return len(np.unique(self.counts)) <= 1
 
     def keyed(self, randomness: Randomness, step: int) -> LogicalBatch:
         """Return the batch with row keys of (seed, step, unit, place)."""
-        return replace(self, keys=derive(randomness.keys("rows", step, self.ids), self.places))
+
+        @cache
+        def keys() -> Tensor:
+            return derive(randomness.keys("rows", step, self.ids), self.places)
+
+        return replace(self, keys=keys)
 
     def split(self, most_rows: int, views: Views, device: torch.device) -> Iterator[PhysicalBatch]:
         """Split into physical batches of whole units: at most ``most_rows`` views, or one unit.
@@ -129,50 +140,85 @@ class LogicalBatch:
         Units come by their number of rows, and those with the same number in their order.
         """
         _validate.count("physical_batch_size", most_rows)
-        counts = self.counts
-        rows_of_unit = counts.repeat_interleave(counts)  # [N]
+        # for the logical batch at once, and so in one read; augmented inputs when they are there
+        augmented = views.augment is not None
+        inputs, targets = within_reach((None if augmented else self.inputs, self.targets))
+        batch = replace(self, inputs=self.inputs if augmented else inputs, targets=targets)
+        rows_of_unit = self.counts.repeat(self.counts)  # [N]
         allowed = max(1, most_rows // views.multiplicity)
-        for count in torch.unique(counts).tolist():
-            alike = (rows_of_unit == count).nonzero().flatten()
-            for some in alike.split(max(1, allowed // count) * count):
-                yield self._physical(some, count, views, device)
+        for count in np.unique(self.counts):
+            alike = (rows_of_unit == count).nonzero()[0]
+            length = max(1, allowed // int(count)) * int(count)
+            for start in range(0, len(alike), length):
+                yield batch._physical(alike[start : start + length], int(count), views, device)
 
     def _physical(
-        self, some: Tensor, count: int, views: Views, device: torch.device
+        self, chosen: NDArray[np.int64], count: int, views: Views, device: torch.device
     ) -> PhysicalBatch:
-        """Return the rows ``some`` of units that have ``count`` rows each."""
-        k, units = views.multiplicity, len(some) // count
-        first, last = int(some[0]), int(some[-1])
-        chosen = slice(first, last + 1) if last - first + 1 == len(some) else some  # no copy
-        inputs, targets, keys = map_rows(
-            lambda t: t[chosen].to(device), (self.inputs, self.targets, self.keys)
-        )
-        inputs, keys = views.of(inputs, keys)
-        inputs, targets = map_rows(_within_reach, (inputs, targets))
+        """Return the rows ``chosen`` of units that have ``count`` rows each."""
+        k, units = views.multiplicity, len(chosen) // count
+        first, last = int(chosen[0]), int(chosen[-1])
+        consecutive = last - first + 1 == len(chosen)
+        index = slice(first, last + 1) if consecutive else torch.from_numpy(chosen)  # no copy
+
+        @cache
+        def keys() -> Tensor:
+            return views.keys_of(self.keys()[index].to(device))
+
+        inputs, targets = map_rows(lambda t: t[index].to(device), (self.inputs, self.targets))
+        inputs = views.of(inputs, keys)
+        if views.augment is not None:
+            inputs = within_reach(inputs)
         if k > 1:
             targets = map_rows(lambda t: t.repeat_interleave(k, dim=0), targets)
         if views.augment_targets is not None:
-            targets = views.augment_targets(targets, derive(keys, _AUGMENT))
+            targets = views.augment_targets(targets, derive(keys(), _AUGMENT))
         unit = torch.arange(units, device=device).repeat_interleave(count * k)
         weights = torch.full((len(unit),), 1 / (count * k), dtype=torch.float64, device=device)
-        return PhysicalBatch(inputs, targets, unit, units, weights, keys)
+        return PhysicalBatch(inputs, targets, unit, units, weights, keys, regular=count * k)
 
 
-def _within_reach(t: Tensor) -> Tensor:
+def _whole_numbers(units: Tensor) -> NDArray[np.int64]:
+    """Return units on the host, where they are ordered and counted."""
+    if len(units) and (units.is_floating_point() or units.is_complex()):
+        raise ArgumentError(
+            f"units must be whole numbers, got {units.dtype}, of which two could round to one: "
+            "number the units"
+        )
+    numbers: NDArray[np.int64] = units.long().cpu().numpy()
+    return numbers
+
+
+def within_reach(batch: Any) -> Any:
     """Replace numbers beyond the fourth root of the largest float by NaN, which drops their unit.
 
     Fourth powers of all other numbers are finite. Otherwise an engine's products could overflow, or
     not, by the shape of the whole batch; this rule depends on the unit alone. Infinity and the
     largest number stay: as inputs they are masks.
     """
-    if not t.is_floating_point():
-        return t
-    largest = torch.finfo(t.dtype).max
-    reach = torch.finfo(torch.float64 if t.dtype == torch.float64 else torch.float32).max ** 0.25
-    if largest <= reach:  # float16
-        return t
-    if t.numel():
+    leaves = [t for t in tree_leaves(batch) if isinstance(t, Tensor) and t.numel() and _reach(t)]
+    inside = []
+    for t in leaves:
         low, high = torch.aminmax(t)
-        if bool((low >= -reach) & (high <= reach)):  # the usual case, in one pass; not if NaN
-            return t
-    return torch.where((t.abs() > reach) & (t.abs() < largest), torch.nan, t)
+        inside.append((low >= -_reach(t)) & (high <= _reach(t)))  # False for NaN
+    if len({t.device for t in leaves}) == 1:
+        inside = [torch.stack(inside).all()]  # read once
+    if all(map(bool, inside)):  # the usual case, in one pass
+        return batch
+    return map_rows(_cut, batch)
+
+
+def _reach(t: Tensor) -> float:
+    """Return the largest number that stays, or 0 for a dtype without larger ones."""
+    if not t.is_floating_point():
+        return 0.0
+    reach = torch.finfo(torch.float64 if t.dtype == torch.float64 else torch.float32).max ** 0.25
+    return 0.0 if torch.finfo(t.dtype).max <= reach else reach  # float16
+
+
+def _cut(t: Tensor) -> Tensor:
+    reach = _reach(t)
+    if not reach:
+        return t
+    size = t.abs()
+    return torch.where((size > reach) & (size < torch.finfo(t.dtype).max), torch.nan, t)

@@ -26,17 +26,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dpbam.errors import ArgumentError, DPBAMError
-from dpbam.methods import Method
-from dpbam.params import digest
+from dpbam.methods import Method, check_declared
+from dpbam.params import digest, trainable
 from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
@@ -80,7 +81,7 @@ class BatchSizes:
     3. At q = 1 the size is one of n - 1, n, n + 1; runs are not checked.
 
     The run is kept in memory and starts again when a training is resumed: a realised batch size is
-    not private, so it is not in a checkpoint.
+    not protected by privacy, so it is not in a checkpoint.
 
     Guarantee: sizes that are refused could not come, within the false-alarm rates above, from
     Poisson sampling of the plan or of a neighbour; a refusal charges nothing.
@@ -169,7 +170,9 @@ class GivenBatches:
 
     @classmethod
     def of(cls, ledger: Ledger) -> GivenBatches:
-        """Return the object of a ledger."""
+        """Return the object of a ledger; several ledgers on one file are one."""
+        if ledger.path is not None:
+            return _GIVEN_BY_FILE.setdefault(ledger.path.resolve(), cls())
         return _GIVEN.setdefault(ledger, cls())
 
     def has(self, inputs: object, units: Tensor | None) -> bool:
@@ -186,6 +189,7 @@ class GivenBatches:
 
 
 _GIVEN: WeakKeyDictionary[Ledger, GivenBatches] = WeakKeyDictionary()
+_GIVEN_BY_FILE: dict[Path, GivenBatches] = {}  # of weak references alone: a name per ledger file
 
 
 def _tensors(given: object) -> list[Tensor]:
@@ -298,11 +302,57 @@ def check_unchanged(names: list[str], parameters: Iterable[str]) -> None:
         )
 
 
+def check_interceptable(model: nn.Module, loss: object) -> None:
+    """Refuse compiled and scripted code, and trained parameters that are complex.
+
+    Guarantee: no module of the model or the loss hides its operations from the engines, or keeps
+    tensors of records in compiled code.
+
+    Assumptions: a function under ``torch.compile`` that forward calls is not seen here; what it
+    keeps is refused after the pass.
+
+    Proof: every module is looked at, before anything runs.
+
+    Example:
+        >>> check_interceptable(torch.jit.script(nn.Linear(2, 2)), None)
+        Traceback (most recent call last):
+        ...
+        dpbam.errors.ArgumentError: the model is TorchScript (RecursiveScriptModule), whose ...
+    """
+    roots = {"the model": model} | ({"the loss": loss} if isinstance(loss, nn.Module) else {})
+    for root, tree in roots.items():
+        for path, module in tree.named_modules():
+            where = f"layer {path!r} of {root}" if path else root
+            if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+                raise ArgumentError(
+                    f"{where} is compiled, which hides its operations from the engines and is no "
+                    "faster there: compile nothing (of compiled = torch.compile(model) pass "
+                    "model, or compiled._orig_mod)"
+                )
+            if isinstance(module, torch.jit.ScriptModule):
+                raise ArgumentError(
+                    f"{where} is TorchScript ({type(module).__name__}), whose operations cannot be "
+                    "intercepted: pass the module that torch.jit.script or torch.jit.trace was "
+                    "given"
+                )
+    if isinstance(loss, torch.jit.ScriptFunction):
+        raise ArgumentError(
+            "the loss is TorchScript, whose operations cannot be intercepted: pass the function "
+            "that torch.jit.script was given"
+        )
+    for name, parameter in trainable(model).items():
+        if parameter.is_complex():
+            raise ArgumentError(
+                f"parameter {name} is complex, and clipping and noise are for real numbers: keep "
+                "real and imaginary part in a real parameter, and use torch.view_as_complex of it"
+            )
+
+
 def check_ascent(plan: PrivacyPlan, method: Method) -> None:
     """Refuse an ascent along the batch gradient under a private plan."""
     if plan.private:
         raise ArgumentError(
-            f"{method.name} asks for the batch gradient, which is not private: ascend along the "
+            f"{method.name} asks for the batch gradient, which has no noise: ascend along the "
             "previous private gradient, or use PrivacyPlan.non_private(...)"
         )
 
@@ -409,9 +459,7 @@ def _plain(value: object) -> object:
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def check_factors(
-    clipping: Clipping, norms: Tensor, factors: Tensor, extra: Tensor | None = None
-) -> None:
+def check_factors(clipping: Clipping, measured: list[Tensor]) -> None:
     """Refuse factors that let a unit move the sum by more than the clipping's sensitivity.
 
     For each unit i, over the groups g and the extra coordinates k:
@@ -419,29 +467,67 @@ def check_factors(
         sqrt(sum_g (f_gi |d_gi|)^2 + sum_k e_ki^2) <= sensitivity (1 + 1e-6),
 
     every f finite and not negative, and 0 where the norm is not finite. It synchronises with the
-    device once. It cannot detect factors that depend on other units of the batch.
+    device once for all physical batches of a step. It cannot detect factors that depend on other
+    units of the batch.
 
     Guarantee: with these norms every unit's contribution is within the sensitivity, up to the
     stated rounding; else nothing is charged or released.
 
     Assumptions: the engine's norms are right (tests compare engines), and a factor depends on its
-    own unit.
+    own unit; it is called before the step's sum is released or charged.
 
     Proof: it is the inequality itself.
 
     Args:
         clipping: what computed the factors.
-        norms: [G, U] of G clipping groups and U units. Not private.
-        factors: [G, U].
-        extra: [K, U], the clipping's extra coordinates; None: it has none.
+        measured: what :func:`contributions` returned for each physical batch.
 
     Example:
         >>> from dpbam.privacy.clipping import FlatClipping
-        >>> check_factors(FlatClipping(1.0), torch.tensor([[4.0]]), torch.tensor([[0.25]]))
-        >>> check_factors(FlatClipping(1.0), torch.tensor([[4.0]]), torch.tensor([[1.0]]))
+        >>> flat, norms = FlatClipping(1.0), torch.tensor([[4.0]])
+        >>> check_factors(flat, [contributions(flat, norms, torch.tensor([[0.25]]))])
+        >>> check_factors(flat, [contributions(flat, norms, torch.tensor([[1.0]]))])
         Traceback (most recent call last):
         ...
         dpbam.checks.PlanViolationError: FlatClipping lets a unit through with norm 4, ...
+    """
+    if not measured:
+        return
+    unsound, exceeding, largest = torch.stack(measured).amax(0).tolist()
+    name = type(clipping).__name__
+    if unsound:
+        raise PlanViolationError(
+            f"{name} returned a factor that is negative, not finite, or not 0 for a norm that is "
+            "not finite: a factor is a finite number from 0 on, and a unit with NaN or infinity "
+            "in it contributes nothing"
+        )
+    if exceeding:
+        raise PlanViolationError(
+            f"{name} lets a unit through with norm {largest:.6g}, above its sensitivity "
+            f"{clipping.sensitivity:g}, to which the noise is calibrated: factor times norm, over "
+            "all groups and extra coordinates together, must be at most the sensitivity"
+        )
+
+
+def contributions(
+    clipping: Clipping, norms: Tensor, factors: Tensor, extra: Tensor | None = None
+) -> Tensor:
+    """Return what :func:`check_factors` decides by, on the device, without waiting for it: [3].
+
+    Whether a factor is unsound, whether a unit exceeds the sensitivity, and the largest norm that a
+    unit contributes.
+
+    Guarantee: none by itself; :func:`check_factors` decides by it.
+
+    Assumptions: as for :func:`check_factors`.
+
+    Proof: that of :func:`check_factors`; the maximum over physical batches loses no violation.
+
+    Args:
+        clipping: what computed the factors.
+        norms: [G, U] of G clipping groups and U units. Not to be shared.
+        factors: [G, U].
+        extra: [K, U], the clipping's extra coordinates; None: it has none.
     """
     name = type(clipping).__name__
     if factors.shape != norms.shape:
@@ -459,22 +545,12 @@ def check_factors(
                 f"({clipping.coordinates}, {norms.shape[1]}): return one row per coordinate"
             )
         joint = torch.cat([joint, extra.to(wide)])  # [G + K, U]
-    kept = joint.norm(dim=0)  # [U]
+    if not norms.shape[1]:
+        return torch.zeros(3, dtype=wide, device=norms.device)
+    lengths = joint.norm(dim=0)  # [U]
     sound = factors.isfinite() & (factors >= 0) & (finite | (factors == 0))
-    within = sound.all(dim=0) & (kept <= clipping.sensitivity * (1 + ROUNDING))
-    if bool(within.all()):
-        return
-    if not bool(sound.all()):
-        raise PlanViolationError(
-            f"{name} returned a factor that is negative, not finite, or not 0 for a norm that is "
-            "not finite: a factor is a finite number from 0 on, and a unit with NaN or infinity "
-            "in it contributes nothing"
-        )
-    raise PlanViolationError(
-        f"{name} lets a unit through with norm {float(kept.max()):.6g}, above its sensitivity "
-        f"{clipping.sensitivity:g}, to which the noise is calibrated: factor times norm, over all "
-        "groups and extra coordinates together, must be at most the sensitivity"
-    )
+    within = lengths <= clipping.sensitivity * (1 + ROUNDING)  # False for NaN
+    return torch.stack([(~sound.all()).to(wide), (~within.all()).to(wide), lengths.max()])
 
 
 def check_groups(groups: Mapping[str, int], names: list[str]) -> None:
@@ -492,6 +568,25 @@ def check_groups(groups: Mapping[str, int], names: list[str]) -> None:
             "the clipping's groups must give each of the trained parameters one of the numbers "
             f"0 .. G - 1, and leave none of these numbers out; got {dict(groups)}"
         )
+
+
+def check_coordinates(clipping: Clipping) -> None:
+    """Refuse a clipping whose ``extra`` or ``update`` would never be called.
+
+    Guarantee: a clipping that adapts by released coordinates has them, or is refused before a step.
+
+    Assumptions: the number of coordinates is known when the oracle is made.
+
+    Proof: the oracle calls both where ``coordinates`` is positive, which is compared with what is
+    overridden.
+    """
+    for part in ("extra", "update"):
+        function = getattr(getattr(clipping, part), "__func__", None)
+        if not clipping.coordinates and function is not getattr(Clipping, part):
+            raise ArgumentError(
+                f"{type(clipping).__name__} overrides {part} and has no extra coordinates, so that "
+                "it would never be called: set coordinates to their number"
+            )
 
 
 def check_fixed(clipping: Clipping, sensitivity: float) -> None:
@@ -520,6 +615,8 @@ def check_parts(
     filtered: bool = False,
 ) -> None:
     """Refuse parts of an oracle that do not fit together; ``filtered``: a filter was given."""
+    check_declared(method)
+    check_coordinates(clipping)
     if filtered and method.filter() is not None:
         raise ArgumentError(f"{method.name} has a filter of its own: leave filter out")
     if plan.private and not method.private:
@@ -527,7 +624,7 @@ def check_parts(
             f"{method.name} uses the batch without noise, so it cannot be private: "
             "use it with PrivacyPlan.non_private(...)"
         )
-    joint = release.noise_multipliers if release else ()
+    joint = () if release is None else release.noise_multipliers
     if joint != plan.joint_noise_multipliers:
         raise ArgumentError(
             f"the plan has joint_noise_multipliers={plan.joint_noise_multipliers} but the "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,8 +13,12 @@ from torch import nn
 
 from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
-from dpbam.engines import Loss, PhysicalBatch, make_engine
-from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS, Fit, fit_rows
+from dpbam.engines import Loss, PerSampleDirections, PhysicalBatch, make_engine
+from dpbam.engines.auto import ORDER
+from dpbam.engines.memory import LIMIT_BYTES, LOOP_ROWS, MOST_ROWS, Fit, changed_engine, fit_rows
+from dpbam.engines.structure import describe
+from dpbam.engines.synthetic import synthetic_rows
+from dpbam.errors import DPBAMError
 from dpbam.methods import DPSGD, Method
 from dpbam.params import Params, device_of, trainable, zeros
 from dpbam.privacy.clipping import unclipped
@@ -45,6 +50,10 @@ class Compute:
         _validate.count("memory_limit", self.memory_limit)
 
 
+_MEASURED: dict[Hashable, Fit] = {}  # by all that a step's memory and work depend on
+_MOST_MEASURED = 1024
+
+
 class Computation:
     """The engine of one oracle, and the physical batches that it is given.
 
@@ -63,30 +72,98 @@ class Computation:
         views: Views,
     ) -> None:
         self._make = partial(make_engine, compute.engine, model, loss, groups)
-        self._model, self.views, self._limit = model, views, compute.memory_limit
+        self._model, self._loss, self.views = model, loss, views
+        self._limit = compute.memory_limit
+        self._settings = (compute, tuple(groups.items()))
         self.engine = self._make()
         self.rows = compute.physical_batch_size
+        self._tried_on: str | None = None  # the engine that served on synthetic rows
+        self._failed = False
 
     def fit(self, inputs: Any, targets: Any, method: Method, lam: float) -> Fit:
-        """Choose ``rows``, if it is None, so that a step stays within the memory limit."""
-        batch = LogicalBatch.of(inputs, targets, None, 1)
-        sample = next(batch.split(1, self.views, device_of(self._model)))
-        found = fit_rows(self._make, sample, method, lam, rows=self.rows, limit_bytes=self._limit)
-        self.rows = found.rows
-        return found
+        """Choose ``rows``, if it is None, so that a step stays within the memory limit.
+
+        Of ``inputs`` and ``targets`` only shapes and types are read: the model runs on rows without
+        a record (:mod:`dpbam.engines.synthetic`).
+        """
+        device = device_of(self._model)
+        samples = [
+            next(LogicalBatch.of(*row, None, 1).split(1, self.views, device))
+            for row in synthetic_rows(inputs, targets)
+        ]
+        fit = self._measure(samples, method, lam)
+        self.rows, self._tried_on = fit.rows, fit.engine
+        return fit
+
+    def _measure(self, samples: list[PhysicalBatch], method: Method, lam: float) -> Fit:
+        """Return what was measured on a model of the same layers in this process, or measure it.
+
+        Measuring takes ten times as long as a step of a small model.
+        """
+        measure = partial(
+            fit_rows, self._make, samples, method, lam, rows=self.rows, limit_bytes=self._limit
+        )
+        structure = describe(self._model, self._loss, method, samples)
+        if structure is None:
+            return measure()
+        key = (structure, self._settings, self.rows, lam)
+        if key not in _MEASURED:
+            while len(_MEASURED) >= _MOST_MEASURED:
+                del _MEASURED[next(iter(_MEASURED))]  # the oldest
+            _MEASURED[key] = measure()
+        return _MEASURED[key]
+
+    @property
+    def tried(self) -> bool:
+        """Whether the model has run on rows without a record, or failed on them."""
+        return self._tried_on is not None or self._failed
+
+    def fit_or_fall_back(self, inputs: Any, targets: Any, method: Method, lam: float) -> None:
+        """Choose ``rows``; few, with a warning, for a model that runs on records only."""
+        try:
+            self.fit(inputs, targets, method, lam)
+        except (DPBAMError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            self._failed = True
+            if self.rows is not None:
+                return
+            self.rows = LOOP_ROWS
+            warnings.warn(
+                "memory is measured on rows without a record (numbers between 0 and 1, and whole "
+                f"numbers 0 or 1), and the model fails on them ({type(error).__name__}: {error}): "
+                f"{LOOP_ROWS} rows are computed at once; pass "
+                "compute=dpbam.Compute(physical_batch_size=...) for more",
+                stacklevel=4,
+            )
+
+    def directions(
+        self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
+    ) -> PerSampleDirections:
+        """Return the directions of a physical batch.
+
+        Raises:
+            StatefulModelError: if an engine serves that did not on rows without a record: then a
+                pass has changed something that the model reads.
+        """
+        directions = self.engine.directions(batch, method, lam, plain=plain)
+        serves, tried_on = self.engine.name, self._tried_on
+        if tried_on is not None and ORDER.index(serves) < ORDER.index(tried_on):
+            raise changed_engine(tried_on, serves)
+        return directions
 
     def physical(self, batch: LogicalBatch) -> Iterator[PhysicalBatch]:
         return batch.split(self._most_rows, self.views, device_of(self._model))
 
     def is_whole(self, batch: LogicalBatch) -> bool:
         fits = len(batch.ids) * self.views.multiplicity <= self._most_rows
-        return fits and len(torch.unique(batch.counts)) <= 1
+        return fits and batch.regular
 
     def plain_sum(self, batch: LogicalBatch) -> Params:
         """sum_i g_i, neither clipped nor noised."""
         total = zeros(trainable(self._model))
         for physical in self.physical(batch):
-            directions = self.engine.directions(physical, DPSGD(), 0.0)
+            directions = self.directions(physical, DPSGD(), 0.0)
             for name, part in directions.weighted_sum(unclipped(directions.norms())).items():
                 total[name] += part
         return total

@@ -67,6 +67,7 @@ class PoissonBatches:
         self._sampler, self._num_workers = sampler, num_workers
         self._share = share or UnitShare()
         self._index = _unit_index(plan, units, len(self._dataset))
+        _refuse_weaker_unit(plan, dataset)
         refuse_repeated(dataset, units)
         n = self._index.n if self._index else len(self._dataset)
         if n != plan.n:
@@ -240,6 +241,30 @@ def refuse_sampler(loader: DataLoader[Any]) -> None:
             f"the loader's {type(sampler).__name__} may leave records of the data set out, and "
             "the Poisson samples that replace it would not: pass torch.utils.data.Subset(dataset, "
             "indices), with the records to train on, and no sampler"
+        )
+
+
+def _refuse_weaker_unit(plan: PrivacyPlan, dataset: Any) -> None:
+    """Refuse a promise per record where a :class:`dpbam.data.DataSet` names another unit.
+
+    Nothing is known of other data: their owners are what ``units`` says.
+    """
+    owner = getattr(dataset, "owner", None)
+    if plan.unit != "record" or not callable(owner) or not hasattr(dataset, "unit"):
+        return
+    sign, unit = f"the unit {dataset.unit!r}", dataset.unit
+    if unit is None:
+        if (named := owner()) is None:
+            return
+        sign, unit = named.sign, named.column
+    whole = f"unit={unit!r}, and pass units=data.column({unit!r})"
+    if unit is None:
+        whole = "another unit, and pass units=, the owner of each record"
+    if unit != "record":
+        raise ArgumentError(
+            f"the data set has {sign}, but the plan's unit is the record, which protects less: "
+            f"make the plan with {whole}; or choose single records by loading with unit='record', "
+            "or by dataclasses.replace(data, unit='record')"
         )
 
 

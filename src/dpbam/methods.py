@@ -5,6 +5,12 @@ privacy (the mean over its augmented views, or over a patient's records, where i
 lambda the weight of the regulariser. A method sees one unit at a time and never the batch, so
 clipping its result to C bounds the sum's sensitivity by C: every method costs what DP-SGD costs.
 
+What an engine may replace. ``direction`` is the definition of a method, and an engine calls it,
+unless that very function declares a form that the engine computes by itself
+(:func:`computed_as`). The declaration belongs to the function and to nothing else: a subclass, a
+mixin, an instance attribute or a patch that puts another ``direction`` in its place has none, and
+what was put there is called, or refused by an engine that cannot call it.
+
 =================  =====================================================  ====================
 method             direction of unit i                                    where in the paper
 =================  =====================================================  ====================
@@ -14,7 +20,7 @@ method             direction of unit i                                    where 
 ``BAM(exact)``     g_i + lambda H_i g_i / |g_i|                           Eq. 11
 ``DiSK``           a d_i(theta + gamma v) + (1 - a) d_i(theta),           Zhang et al. 2025
                    v = theta_t - theta_(t-1), d_i of another method
-``SGD``, ``SAM``   references, not private                                App. B.2
+``SGD``, ``SAM``   references without privacy                             App. B.2
 =================  =====================================================  ====================
 """
 
@@ -25,7 +31,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from dpbam import _validate
 from dpbam.errors import ArgumentError
@@ -100,6 +106,100 @@ class History:
 _BY_SHARE = Relative(SHARE)
 
 
+@dataclass(frozen=True)
+class Penalised:
+    """The form of a direction that is the exact gradient of L_i + penalty |g_i|; g_i itself at 0.
+
+    Example:
+        >>> Penalised(0.3).weight
+        0.3
+    """
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        _validate.non_negative("penalty", self.penalty)
+
+    @property
+    def weight(self) -> float:
+        """The lambda of the regulariser lambda |g_i|."""
+        return self.penalty
+
+
+@dataclass(frozen=True)
+class Ascended:
+    """The form of a direction that is g_i(theta + step g_i / |g_i|).
+
+    Example:
+        >>> Ascended(0.3).weight  # of the regulariser, to first order
+        0.3
+    """
+
+    step: float
+
+    def __post_init__(self) -> None:
+        _validate.non_negative("step", self.step)
+
+    @property
+    def weight(self) -> float:
+        """The lambda of the regulariser lambda |g_i|, to first order."""
+        return self.step
+
+
+Form = Penalised | Ascended
+_Direction = TypeVar("_Direction", bound=Callable[..., Any])
+
+
+def computed_as(form: Callable[[Any, float], Form | None]) -> Callable[[_Direction], _Direction]:
+    """Declare the form of the ``direction`` below, so that an engine need not call it.
+
+    The author of the function vouches for it: the fused and the loop engine compute the form, the
+    functional engine calls the function, and the results must agree.
+
+    Args:
+        form: (method, lambda) -> the form at that lambda, or None where there is none.
+
+    Example: twice BAM's penalty.
+        >>> class Twice(BAM):
+        ...     @computed_as(lambda method, lam: Penalised(2 * lam))
+        ...     def direction(self, grad, theta, lam):
+        ...         return super().direction(grad, theta, 2 * lam)
+        >>> form_of(Twice(0.1, exact=True), 0.1)
+        Penalised(penalty=0.2)
+    """
+
+    def declare(direction: _Direction) -> _Direction:
+        # the function is named, since functools.wraps copies attributes to another one
+        direction._declared_form = (direction, form)  # type: ignore[attr-defined]
+        return direction
+
+    return declare
+
+
+def form_of(method: Method, lam: float) -> Form | None:
+    """Return the form that ``method.direction`` declares at ``lam``; None: it has to be called.
+
+    Guarantee: the form is that of the function that ``method.direction(...)`` would run.
+
+    Assumptions: the function's author declared it rightly.
+
+    Proof: the declaration names its function, which must be the one that is bound to ``method``.
+
+    Example:
+        >>> class Negative(DPSGD):
+        ...     def direction(self, grad, theta, lam):
+        ...         return {name: -g for name, g in grad(theta).items()}
+        >>> form_of(DPSGD(), 0.0), form_of(Negative(), 0.0)
+        (Penalised(penalty=0.0), None)
+    """
+    bound = method.direction
+    function = getattr(bound, "__func__", None)
+    if function is None or getattr(bound, "__self__", None) is not method:
+        return None
+    declared, form = getattr(function, "_declared_form", (None, None))
+    return form(method, lam) if form is not None and declared is function else None
+
+
 class Method(ABC):
     """Defines a unit's direction. Subclass it and write :meth:`direction` to make your own.
 
@@ -119,10 +219,15 @@ class Method(ABC):
         0.02
     """
 
-    name: ClassVar[str] = "method"
+    name: ClassVar[str] = "method"  # of a subclass: that of the class, unless it gives another
     private: ClassVar[bool] = True  # False: uses the batch without noise; a reference only
-    needs_previous: ClassVar[bool] = False  # True: ascends along the previous private gradient
+    needs_previous: ClassVar[bool] = False  # True: :meth:`ascent` gets the last private gradient
     remembers: ClassVar[int] = 0  # how many earlier steps :meth:`at` gets
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in vars(cls):  # a record must not name the class that it was derived from
+            cls.name = cls.__name__
 
     def __init__(self, lam: float | Schedule = 0.0) -> None:
         if not callable(lam):
@@ -141,17 +246,16 @@ class Method(ABC):
         """Return a shift of theta for the whole logical batch, or None.
 
         It must be a function of what was released before (``previous``, the last private gradient).
-        ``batch_gradient`` is not private; only a method with ``private = False`` may call it.
+        Privacy does not protect ``batch_gradient``: it is for methods with ``private = False``. A
+        class that overrides this says whether it ``needs_previous``; without it there is none.
         """
         return None
 
     def at(self, history: History) -> Method:
-        """Return this step's method, which may depend on public history; by default itself."""
-        return self
+        """Return this step's method, which may depend on public history; by default itself.
 
-    @property
-    def per_unit(self) -> Method:
-        """The method of each unit once theta is shifted; an engine computes it."""
+        A class that overrides this says how many steps it ``remembers``, 0 included.
+        """
         return self
 
     def filter(self) -> Filter | None:
@@ -162,16 +266,10 @@ class Method(ABC):
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
         """Return the direction of one unit, given the gradient function of its own loss.
 
-        Runs under ``torch.func.vmap``: use torch operations, no Python branches on values.
+        Runs under ``torch.func.vmap``: use torch operations, no Python branches on values. The
+        result has the names and shapes of theta, which is not to be changed. An engine that has no
+        per-sample gradients computes what :func:`computed_as` declares, and refuses the rest.
         """
-
-    def norm_penalty(self, lam: float) -> float | None:
-        """Return p if the direction is the exact gradient of L_i + p |g_i|, else None.
-
-        The fused engine needs it: it computes directions without per-sample gradients, and without
-        calling :meth:`direction`.
-        """
-        return None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(lam={self.lam!r})"
@@ -190,11 +288,9 @@ class DPSGD(Method):
     def __init__(self) -> None:
         super().__init__(lam=0.0)
 
+    @computed_as(lambda method, lam: Penalised(0.0))
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
         return grad(theta)
-
-    def norm_penalty(self, lam: float) -> float | None:
-        return 0.0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -226,11 +322,9 @@ class DPSAT(Method):
 
         return {name: lam * u for name, u in unit_vector(previous).items()}
 
+    @computed_as(lambda method, lam: Penalised(0.0))
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
         return grad(theta)  # the oracle has shifted theta
-
-    def norm_penalty(self, lam: float) -> float | None:
-        return 0.0
 
 
 class BAM(Method):
@@ -260,6 +354,7 @@ class BAM(Method):
         super().__init__(lam)
         self.exact = exact
 
+    @computed_as(lambda method, lam: Penalised(lam) if method.exact or lam == 0 else Ascended(lam))
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
         from torch.func import jvp
 
@@ -271,11 +366,8 @@ class BAM(Method):
         g, hvp = jvp(grad, (theta,), (u,))[:2]  # g_i and H_i u in one sweep
         return add(g, hvp, lam)  # g_i + lambda H_i u
 
-    def norm_penalty(self, lam: float) -> float | None:
-        return lam if self.exact or lam == 0 else None
-
     def __repr__(self) -> str:
-        return f"BAM(lam={self.lam!r}, exact={self.exact})"
+        return f"{type(self).__name__}(lam={self.lam!r}, exact={self.exact})"
 
 
 class DiSK(Method):
@@ -304,16 +396,21 @@ class DiSK(Method):
     """
 
     name = "disk"
+    needs_previous = False
     remembers = 1
 
     def __init__(
         self, kappa: float = 0.7, gamma: float | None = None, inner: Method | None = None
     ) -> None:
-        self.kappa, self.inner = _validate.probability("kappa", kappa), inner or DPSGD()
-        if self.inner.needs_previous or self.inner.remembers or not self.inner.private:
+        self.kappa = _validate.probability("kappa", kappa)
+        self.inner = DPSGD() if inner is None else inner
+        # of the method inside, direction and lam_at are used: nothing else of it may matter
+        ignored = [part for part in ("at", "ascent", "filter") if overrides(self.inner, part)]
+        if ignored or self.inner.needs_previous or not self.inner.private:
+            reason = f" (it has its own {' and '.join(ignored)})" if ignored else ""
             raise ArgumentError(
-                f"DiSK shifts theta itself, so {self.inner.name} cannot be inside it: take DP-SGD "
-                "or BAM"
+                f"DiSK shifts theta itself, so {self.inner.name} cannot be inside it{reason}: take "
+                "DP-SGD or BAM"
             )
         whole = (1 - kappa) / kappa
         self.gamma = whole if gamma is None else _validate.positive("gamma", gamma)
@@ -328,9 +425,13 @@ class DiSK(Method):
         made._velocity = {n: t - before[n] for n, t in history.theta.items()}
         return made
 
+    def lam_at(self, step: int, theta: Params) -> float:
+        return self.inner.lam_at(step, theta)
+
     @property
-    def per_unit(self) -> Method:
-        return self.inner if math.isclose(self.share, 1.0) else self
+    def _one_gradient(self) -> bool:
+        """Whether a = 1, so that the oracle shifts theta and the gradient at theta is not used."""
+        return math.isclose(self.share, 1.0)
 
     def filter(self) -> Filter | None:
         return KalmanStep(self.kappa)
@@ -339,42 +440,42 @@ class DiSK(Method):
         self, lam: float, previous: Params | None, batch_gradient: Callable[[], Params]
     ) -> Params | None:
         """Return gamma v where one gradient is enough."""
-        if self.per_unit is self or self._velocity is None:
+        if not self._one_gradient or self._velocity is None:
             return None
         return {n: self.gamma * v for n, v in self._velocity.items()}
 
+    @computed_as(lambda method, lam: form_of(method.inner, lam) if method._one_gradient else None)
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
         from dpbam.params import add
 
         here = self.inner.direction(grad, theta, lam)
-        if self.per_unit is not self:
+        if self._one_gradient:
             return here  # the oracle has shifted theta
         there = theta if self._velocity is None else add(theta, self._velocity, self.gamma)
         ahead = self.inner.direction(grad, there, lam)
         return add({n: self.share * d for n, d in ahead.items()}, here, 1 - self.share)
 
-    def norm_penalty(self, lam: float) -> float | None:
-        return None if self.per_unit is self else self.inner.norm_penalty(lam)
-
     def __repr__(self) -> str:
-        return f"DiSK(kappa={self.kappa:g}, gamma={self.gamma:g}, inner={self.inner!r})"
+        name = type(self).__name__
+        return f"{name}(kappa={self.kappa:g}, gamma={self.gamma:g}, inner={self.inner!r})"
 
 
 class SGD(DPSGD):
-    """SGD, not private: it needs a non-private plan."""
+    """SGD, without privacy: it needs ``PrivacyPlan.non_private``."""
 
     name = "sgd"
     private = False
 
 
 class SAM(Method):
-    """Sharpness-aware minimisation, not private: ascend along the current batch gradient.
+    """Sharpness-aware minimisation, without privacy: ascend along the current batch gradient.
 
     It is the reference for the ascent directions of DP-SAT and BAM (App. B.2).
     """
 
     name = "sam"
     private = False
+    needs_previous = False
 
     def ascent(
         self, lam: float, previous: Params | None, batch_gradient: Callable[[], Params]
@@ -384,11 +485,82 @@ class SAM(Method):
 
         return {name: lam * u for name, u in unit_vector(batch_gradient()).items()}
 
+    @computed_as(lambda method, lam: Penalised(0.0))
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
         return grad(theta)  # the oracle has shifted theta
 
-    def norm_penalty(self, lam: float) -> float | None:
-        return 0.0
+
+def overrides(method: Method, part: str) -> bool:
+    """Whether ``method`` has a ``part`` other than that of :class:`Method`.
+
+    Example:
+        >>> overrides(DPSAT(0.1), "ascent"), overrides(DPSGD(), "ascent")
+        (True, False)
+    """
+    return _function(method, part) is not getattr(Method, part)
+
+
+def _function(method: Method, part: str) -> object:
+    """Return the function that ``method.part(...)`` runs, without the object it is bound to."""
+    bound = getattr(method, part)
+    return getattr(bound, "__func__", bound)
+
+
+def check_declared(method: Method) -> None:
+    """Refuse a method that overrides what it is not given the values for.
+
+    Guarantee: an ``ascent`` that never gets a previous gradient, or an ``at`` without a history, is
+    what the author of it asked for.
+
+    Example:
+        >>> class Ascending(DPSGD):
+        ...     def ascent(self, lam, previous, batch_gradient):
+        ...         return previous
+        >>> check_declared(Ascending())
+        Traceback (most recent call last):
+        ...
+        dpbam.errors.ArgumentError: Ascending overrides ascent and does not declare ...
+    """
+    for part, name, meaning in (
+        ("ascent", "needs_previous", "True if it uses the previous private gradient"),
+        ("at", "remembers", "the number of earlier steps that it uses"),
+    ):
+        if overrides(method, part) and not _declared_with(method, part, name):
+            raise ArgumentError(
+                f"{type(method).__name__} overrides {part} and does not declare {name}: set "
+                f"{name} next to it, {meaning}, else it would never get any"
+            )
+
+
+def _declared_with(method: Method, part: str, name: str) -> bool:
+    """Whether ``name`` is set where ``part`` is, or by a class derived from that one."""
+    places = [vars(method), *map(vars, type(method).__mro__)]
+    first = {key: next(i for i, place in enumerate(places) if key in place) for key in (part, name)}
+    return first[name] <= first[part]
+
+
+def present(method: Method, history: History) -> Method:
+    """Return ``method.at(history)``, and refuse one that has other needs than ``method``.
+
+    The filter, the previous gradient and the history of a training are those of the method that
+    the oracle was made with; a method that asks for others would not get them.
+    """
+    now = method.at(history)
+    if now is method:
+        return now
+    check_declared(now)
+    needs = {
+        "needs_previous": now.needs_previous and not method.needs_previous,
+        "remembers": now.remembers > method.remembers,
+        "private": method.private and not now.private,
+        "filter": _function(now, "filter") is not _function(method, "filter"),
+    }
+    if wanting := [name for name, missing in needs.items() if missing]:
+        raise ArgumentError(
+            f"{method.name}.at returned {now.name}, whose {' and '.join(wanting)} the oracle was "
+            f"not made with: give {method.name} the same"
+        )
+    return now
 
 
 METHODS: dict[str, type[Method]] = {
@@ -397,7 +569,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def is_private(name: object) -> bool:
-    """Whether the method called ``name`` is private; an unknown name counts as private.
+    """Whether the method called ``name`` gives privacy; an unknown name counts as one that does.
 
     Example:
         >>> is_private("bam"), is_private("sam")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from dpbam.checks import (
     check_factors,
     check_fixed,
     check_groups,
+    check_interceptable,
     check_made,
     check_new,
     check_parts,
@@ -35,6 +37,7 @@ from dpbam.checks import (
     check_step,
     check_unchanged,
     check_units,
+    contributions,
 )
 from dpbam.compute import Computation, Compute
 from dpbam.distributed import Ranks
@@ -43,23 +46,26 @@ from dpbam.engines.memory import Fit
 from dpbam.errors import ArgumentError
 from dpbam.filters import Filter
 from dpbam.loading import PoissonBatches
-from dpbam.methods import DPSGD, History, Method
+from dpbam.methods import DPSGD, History, Method, present
 from dpbam.nn import check_model, check_trainable
 from dpbam.observers import JointRelease, Observer, PerSample, StepFacts, each, watching
 from dpbam.params import (
     Params,
+    Snapshot,
+    add_into,
+    cast,
     device_of,
     digest,
-    doubled,
+    elementwise,
     joint_digest,
-    moments,
     shifted,
+    sum_of_none,
     trainable,
     zeros,
 )
 from dpbam.privacy.clipping import LEAST_NORM, Clipping, portions
 from dpbam.privacy.ledger import BEFORE, Ledger
-from dpbam.privacy.noise import NoiseMechanism
+from dpbam.privacy.noise import GaussianNoise, NoiseMechanism
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.randomness import Randomness, SecureRandomness
 from dpbam.privacy.sampling import PoissonSampler
@@ -67,6 +73,31 @@ from dpbam.privacy.secure_noise import make_noise
 
 SAMPLINGS = ("poisson", "unchecked")
 _EXTRA = "clipping/extra"  # in a sum; no parameter has a slash in its name
+
+
+@dataclass
+class _Attempt:
+    """A step on its way from the clipped sum to ``.grad``.
+
+    Attributes:
+        step: its number.
+        size: the units of its batch, over all ranks.
+        records: inputs and units, as they were handed over.
+        replays: whether the ledger had the step before.
+        noise_std: of each entry of the gradient.
+        charged: whether this attempt has charged it.
+        published: the statistics that are released with the gradient.
+        written: whether ``.grad`` holds its gradient.
+    """
+
+    step: int
+    size: int
+    records: tuple[Any, Tensor | None]
+    replays: bool
+    noise_std: float
+    charged: bool = False
+    published: Params = field(default_factory=dict)
+    written: bool = False
 
 
 class PrivateGradientOracle:
@@ -177,13 +208,15 @@ class PrivateGradientOracle:
             )
         check_model(model)
         check_trainable(model)
-        self.model, self.plan, self.method = model, plan, method or DPSGD()
-        self.clipping = clipping or plan.clipper()
+        check_interceptable(model, loss)
+        self.model, self.plan = model, plan
+        self.method = DPSGD() if method is None else method
+        self.clipping = plan.clipper() if clipping is None else clipping
         self.sampling = _validate.one_of("sampling", sampling, SAMPLINGS)
         self.randomness = Randomness(seed)
         own_seed = seed if noise_seed is None else noise_seed
         self.noise = make_noise(noise, own_seed) if isinstance(noise, str) else noise
-        self.filter = filter or self.method.filter()
+        self.filter = self.method.filter() if filter is None else filter
         self.ledger = plan.ledger() if ledger is None else ledger
         self.statistics, self.observer, self.ranks = statistics, observer, ranks or Ranks()
         self.step = 0
@@ -191,7 +224,9 @@ class PrivateGradientOracle:
         self.before = f"{self.stream}{BEFORE}"  # of the release that the plan has before step 0
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
         self._noise_std = 0.0
-        self._moments: dict[str, tuple[float, float]] = {}  # of the parameters, after a step
+        self._attempt: _Attempt | None = None  # a step that was interrupted, until it is settled
+        self._spare: Params | None = None  # memory for the next sum
+        self._written: Snapshot | None = None  # the parameters when ``.grad`` was written
         self._warned = False
         self._present = self.method  # as it is at this step's history
         self._history: list[tuple[Params, Params]] = []  # released gradient, and theta there
@@ -248,6 +283,7 @@ class PrivateGradientOracle:
 
     def sampler(self) -> PoissonSampler:
         """Return a DataLoader's ``batch_sampler`` that draws as :meth:`batches`, for all ranks."""
+        self._settle()
         return self.plan.sampler(seed=self.randomness.seed, start=self.step, secure=self.secure)
 
     def backward(self, inputs: Any, targets: Any, units: Tensor | None = None) -> None:
@@ -258,10 +294,18 @@ class PrivateGradientOracle:
             targets: [N, ...] likewise.
             units: [N] the unit of privacy of each row; None: every row is a unit of its own.
 
+        Model, loss, method and clipping run before the step is charged: if they raise, or the
+        observer does while it watches, nothing is charged, and the same batch may be handed over
+        again. Once the step is charged it is taken. The clipping then adapts, the filter turns the
+        released gradient into ``.grad``, the statistics are published, and the observer gets copies
+        of the sums, in this order. If one of these raises, or Ctrl-C comes, the error has a note on
+        what ``.grad`` holds: this step's gradient, or None; the next batch is the next step.
+
         Raises:
             dpbam.checks.PlanViolationError: what was handed over is not what the plan accounts for;
                 nothing was charged.
         """
+        self._settle()
         check_step(self.plan, self.step)
         if self.ranks.leads:  # who has the ledger
             check_before(self.plan, self.ledger, self.before)
@@ -269,7 +313,8 @@ class PrivateGradientOracle:
         check_unchanged(self._names, trainable(self.model))
         self._warn_unmoved()
         check_units(self.plan, units, self.ranks)
-        lam = self.lam()
+        self._present = method = present(self.method, self._public_history())
+        lam = self._lam_of(method)
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
         watched, releasing = self.observer is not None, self.statistics is not None
         given = GivenBatches.of(self.ledger)
@@ -283,12 +328,14 @@ class PrivateGradientOracle:
             self._sizes.check(size)
         batch = batch.keyed(self.randomness, self.step)
         if self.physical_batch_size is None and len(batch.ids):
-            self.fit(inputs, targets)
-        self._present = method = self.method.at(self._public_history())
+            self._computation.fit_or_fall_back(inputs, targets, method, lam)
         ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
+        seen = watched or releasing
         facts = StepFacts(
-            self.step, self.plan, method, lam, self._previous, self._sensitivity(),
-            shifted=ascent is not None,
+            self.step, self.plan, method, lam,
+            previous=_copied(self._previous) if seen and self._previous else None,
+            sensitivity=self.clipping.sensitivity * self.plan.clip_factor_at(self.step),
+            shift=None if ascent is None or not seen else _copied(ascent),
             whole=self.ranks.world == 1 and self._computation.is_whole(batch),
             zeros=lambda: zeros(trainable(self.model)),
             batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
@@ -296,15 +343,80 @@ class PrivateGradientOracle:
         watchers = watching(facts, self.observer, self.statistics)
         with shifted(trainable(self.model), ascent):  # theta + ascent; theta again afterwards
             clipped = self._clipped_sum(batch, lam, watchers)  # sum_i clip(d_i)
-        sigma = self.plan.noise_multiplier_at(self.step)
-        self._noise_std = sigma * self._sensitivity() / self.plan.batch_size
-        released = self._privatised(clipped)
-        self._adapt(clipped, released)
-        if self.observer in watchers:
-            self.observer.finish(self.ranks.total(clipped), released)
+        std = self.plan.noise_multiplier_at(self.step) * self._sensitivity()
+        attempt = _Attempt(
+            self.step, size, (inputs, units), bool(replays), std / self.plan.batch_size
+        )
+        self._attempt = attempt
+        try:
+            released = self._privatised(clipped)
+            attempt.charged = True
+            self._leave(clipped)
+            self._settle()
+            self._hand_out(attempt, clipped, released, watched=self.observer in watchers)
+        except BaseException as error:
+            self._explain(attempt, error)
+            raise
+
+    def _settle(self) -> None:
+        """Count the latest attempt as a step if it was charged, also if it was interrupted then.
+
+        Nothing of a step that was interrupted right after its charge has left the oracle, and its
+        noise is not drawn again here. A state that is saved before the training continues does not
+        count it: a run that resumes from there takes the step again, as after a crash.
+        """
+        attempt = self._attempt
+        if attempt is None:
+            return
+        if self._is_charged(attempt):
+            GivenBatches.of(self.ledger).add(*attempt.records)
+            self._sizes.count(attempt.size)
+            self._noise_std = attempt.noise_std
+            self.step = attempt.step + 1  # last: an interrupt before it leaves the attempt open
+        elif not self.noise.randomness.seeded:
+            # a charge that failed may be on disk all the same: its name is not used again
+            self.stream = self._new_stream()
+        self._attempt = None
+
+    def _is_charged(self, attempt: _Attempt) -> bool:
+        """Whether the attempt has charged its step: the ledger knows, whatever interrupted it."""
+        recorded = self.ledger.entry(self.stream, attempt.step) is not None
+        return attempt.charged or (recorded and not attempt.replays)
+
+    def _hand_out(
+        self, attempt: _Attempt, clipped: Params, released: Params, *, watched: bool
+    ) -> None:
+        """Give what was released to those who use it, the user's own code last.
+
+        The step is charged and counted: whatever raises here, the next one is possible.
+        """
+        extra = released.pop(_EXTRA, None)
+        clipped.pop(_EXTRA, None)
+        total = self.ranks.total(clipped) if watched else {}
+        self._remember(released)
+        if extra is not None:
+            factor = self.plan.clip_factor_at(attempt.step)
+            self.clipping.update((extra / factor).cpu())
         self._write(released)
-        self._sizes.count(size)
-        given.add(inputs, units)
+        attempt.written = True
+        if self.statistics is not None:
+            self.statistics.publish(attempt.published)
+        if watched and self.observer:
+            self.observer.finish(total, _copied(released))
+
+    def _explain(self, attempt: _Attempt, error: BaseException) -> None:
+        """Note on an error after the charge what became of the step."""
+        if self.step == attempt.step and not self._is_charged(attempt):
+            self._settle()
+            return
+        if not attempt.written:
+            for parameter in trainable(self.model).values():
+                parameter.grad = None
+        holds = "holds its private gradient" if attempt.written else "is None"
+        error.add_note(
+            f"step {attempt.step} is charged and counts as taken, and .grad {holds}: continue with "
+            "the next batch, not with this one"
+        )
 
     @property
     def _drawn(self) -> bool:
@@ -318,31 +430,54 @@ class PrivateGradientOracle:
 
         A clip schedule scales both by phi: with norms / phi, a unit's part is at most phi C.
         """
-        total = doubled(zeros(trainable(self.model)))
+        summed: dict[str, Tensor] = dict(trainable(self.model))
         if self.clipping.coordinates:
-            empty = torch.zeros(self.clipping.coordinates, device=device_of(self.model))
-            total |= doubled({_EXTRA: empty})
+            extra_sum = torch.zeros(self.clipping.coordinates, device=device_of(self.model))
+            summed[_EXTRA] = extra_sum
+        total = self._zeros(summed)
         wants_plain = self.observer in watchers and self.observer.wants_plain
-        per_unit, phi = self._present.per_unit, self.plan.clip_factor_at(self.step)
-        sensitivity = self.clipping.sensitivity
+        method, phi = self._present, self.plan.clip_factor_at(self.step)
+        sensitivity, measured = self.clipping.sensitivity, list[Tensor]()
         for physical in self._computation.physical(batch):
-            directions = self.engine.directions(physical, per_unit, lam, plain=wants_plain)
+            directions = self._computation.directions(physical, method, lam, plain=wants_plain)
             norms = directions.norms()  # [G, U]
             scaled = norms / phi if phi != 1 else norms
             factors = self.clipping.factors(scaled)  # [G, U]
             if phi < 1:  # a norm below this one may be too small to be right: it is not raised
                 factors = torch.where(norms < LEAST_NORM, factors.clamp(max=1.0), factors)
             extra = self._extra(scaled, factors)
-            check_factors(self.clipping, scaled, factors, extra)
+            measured.append(contributions(self.clipping, scaled, factors, extra))
             if extra is not None:
                 total[_EXTRA] += phi * extra.to(total[_EXTRA].dtype).sum(1)
-            for some in portions(factors):
-                for name, part in directions.weighted_sum(some).items():
-                    total[name] += part
-            for watcher in watchers:
-                watcher.observe(directions, norms, factors)
+            for portion, span in portions(factors):
+                add_into(total, directions.weighted_sum(portion, span))
+            for watcher in watchers:  # copies: none changes what the next one sees
+                watcher.observe(directions, norms.clone(), factors.clone())
+        # once for all physical batches, so that a GPU waits once; a refusal discards the sums
+        check_factors(self.clipping, measured)
         check_fixed(self.clipping, sensitivity)
         return total
+
+    def _zeros(self, summed: dict[str, Tensor]) -> Params:
+        """Return zeros to sum into: in the memory of the step before, if that was left."""
+        total, self._spare = self._spare, None
+        alike = total is not None and all(
+            n in total and total[n].shape == t.shape for n, t in summed.items()
+        )
+        if total is None or not alike or len(total) != len(summed):
+            return sum_of_none(summed)
+        torch._foreach_zero_(list(total.values()))
+        return total
+
+    def _leave(self, clipped: Params) -> None:
+        """Leave the memory of a sum that is released to the next step, on a processor.
+
+        New memory is mapped page by page, which takes as long as the noise of a large model. It is
+        kept where an observer, or a noise mechanism of the user's own, may still hold it.
+        """
+        here = all(t.device.type == "cpu" for t in clipped.values())
+        if here and self.observer is None and isinstance(self.noise, GaussianNoise):
+            self._spare = dict(clipped)
 
     def _extra(self, norms: Tensor, factors: Tensor) -> Tensor | None:
         """Return the clipping's extra coordinates [K, U]; 0 for a unit that is not finite."""
@@ -351,12 +486,6 @@ class PrivateGradientOracle:
         finite = norms.isfinite().all(dim=0)
         kept = torch.where(finite, norms, 0.0)
         return torch.where(finite, self.clipping.extra(kept, factors), 0.0)
-
-    def _adapt(self, clipped: Params, released: Params) -> None:
-        """Hand the released extra coordinates to the clipping, and take them out."""
-        if clipped.pop(_EXTRA, None) is not None:
-            extra = released.pop(_EXTRA) / self.plan.clip_factor_at(self.step)
-            self.clipping.update(extra.cpu())
 
     def unmoved(self) -> list[str]:
         """Return the trained parameters that nothing has changed since the last ``backward``.
@@ -374,8 +503,7 @@ class PrivateGradientOracle:
             >>> oracle.unmoved()
             ['bias']
         """
-        now = moments(trainable(self.model))
-        return [name for name, value in self._moments.items() if now.get(name) == value]
+        return [] if self._written is None else self._written.unmoved(trainable(self.model))
 
     def _warn_unmoved(self) -> None:
         """Warn once if a step of the optimiser has moved some trained parameters, not others."""
@@ -395,14 +523,18 @@ class PrivateGradientOracle:
 
     def lam(self) -> float:
         """Return lambda at the present step and parameters; public, as they are."""
-        return self.method.lam_at(self.step, self._theta())
+        return self._lam_of(present(self.method, self._public_history()))
+
+    def _lam_of(self, method: Method) -> float:
+        lam = method.lam_at(self.step, self._theta())  # a schedule, or a method of the user's own
+        return _validate.non_negative(f"lam of {method.name} at step {self.step}", lam)
 
     def _public_history(self) -> History:
         gradients, parameters = zip(*self._history, strict=True) if self._history else ((), ())
         return History(tuple(gradients), tuple(parameters), self._theta())
 
     def per_sample(self, inputs: Any, targets: Any, units: Tensor | None = None) -> PerSample:
-        """Return each unit's direction and its norm as tensors: **not private**, for the operator.
+        """Return each unit's direction and its norm as tensors: **not to be shared**.
 
         Nothing is clipped, noised, charged or written. Views and dropout are drawn as in the next
         step. It holds one gradient per unit in memory.
@@ -413,25 +545,36 @@ class PrivateGradientOracle:
             units: likewise.
         """
         batch = LogicalBatch.of(inputs, targets, units, self.plan.max_records)
+        method = present(self.method, self._public_history())
+        lam = self._lam_of(method)
         if self.physical_batch_size is None:
-            self.fit(inputs, targets)
-        lam, method = self.lam(), self.method.at(self._public_history())
+            self._computation.fit_or_fall_back(inputs, targets, method, lam)
         ascent = method.ascent(lam, self._previous, lambda: self._for_ascent(batch))
         with shifted(trainable(self.model), ascent):
             keyed = batch.keyed(self.randomness, self.step)
             found = [
-                each(self.engine.directions(physical, method.per_unit, lam))
+                each(self._computation.directions(physical, method, lam))
                 for physical in self._computation.physical(keyed)
             ]
-        return PerSample.joined(found, batch.counts.argsort(stable=True))
+        return PerSample.joined(found, torch.from_numpy(batch.counts.argsort(kind="stable")))
 
     def fit(self, inputs: Any, targets: Any) -> Fit:
         """Choose the physical batch size, if it was not given, so that a step stays in memory.
 
-        It is measured on copies of the first sample, whose values do not matter. The first batch
-        does this by itself; the same model and limit give the same size on every machine.
+        Of the batch only shapes and types are read: the model is measured on rows without a record,
+        numbers between 0 and 1 and whole numbers 0 or 1 (:mod:`dpbam.engines.synthetic`). The first
+        batch does this by itself; the same model and limit give the same size on every machine.
         """
-        return self._computation.fit(inputs, targets, self.method.per_unit, self.lam())
+        return self._computation.fit(inputs, targets, self._present, self.lam())
+
+    def try_model(self, inputs: Any, targets: Any) -> None:
+        """Run the model on rows without a record, once, before other code gives it a batch.
+
+        What a model fixes at its first use is then not taken from a record. :meth:`backward` does
+        this by itself; call it if you evaluate training data before the first step.
+        """
+        if not self._computation.tried:
+            self._computation.fit_or_fall_back(inputs, targets, self._present, self.lam())
 
     def _for_ascent(self, batch: LogicalBatch) -> Params:
         """Return g_hat for SAM's ascent; refuse it under a private plan."""
@@ -450,19 +593,26 @@ class PrivateGradientOracle:
         when the leader has charged the step are the parts put together.
         """
         std = self.plan.noise_multiplier_at(self.step) * self._sensitivity()  # sigma_t C_t
-        noised = self._noised(clipped, std, "noise").items()  # once per logical batch
-        own = {n: s / self.plan.batch_size for n, s in noised}  # never the realised
+        noised = self._noised(clipped, std, "noise")  # once per logical batch
+        own = elementwise(self._averaged, noised)
         del noised
-        sums = self.statistics.sums() if self.statistics else {}
+        sums = {} if self.statistics is None else self.statistics.sums()
         if sums:
             check_deviations(self.ranks, {k: std for k, (_, std) in sums.items()})
         extra = {k: self._noised(*sums[k], f"statistics-{k}") for k in sums}
         replayed = self._replayed([own, *extra.values()])
         self.ranks.from_leader(lambda: self._charge(replayed))  # the others wait for it
-        if self.statistics:
-            whole = {k: self.ranks.gathered(extra[k], sums[k][0]) for k in sums}
-            self.statistics.publish({n: s for part in whole.values() for n, s in part.items()})
+        if self._attempt:
+            self._attempt.charged = True  # also on the ranks without the ledger
+            for k in sums:
+                self._attempt.published |= self.ranks.gathered(extra[k], sums[k][0])
         return self.ranks.gathered(own, clipped)
+
+    def _averaged(self, noised: Tensor) -> Tensor:
+        """Divide by the expected batch size, never by the realised one."""
+        if isinstance(self.noise, GaussianNoise) and self.plan.noise_multiplier:
+            return noised.div_(self.plan.batch_size)  # the mechanism's own memory, used once
+        return noised / self.plan.batch_size
 
     def _noised(self, sums: Params, std: float, stream: str) -> Params:
         """Return this rank's part of the sum over all ranks + N(0, std^2 I)."""
@@ -487,18 +637,24 @@ class PrivateGradientOracle:
             release=replayed,
         )
 
-    def _write(self, released: Params) -> None:
-        """Write into ``.grad`` what is on the ledger, filtered."""
-        written = self.filter.apply(released) if self.filter else released
-        for name, parameter in trainable(self.model).items():
-            parameter.grad = written[name].to(parameter.dtype)
-        self._moments = moments(trainable(self.model))
+    def _remember(self, released: Params) -> None:
+        """Keep what later steps of the method depend on."""
         if self.method.needs_previous:
-            self._previous = {n: g.clone() for n, g in released.items()}
+            self._previous = _copied(released)
         if self.method.remembers:
-            theta = {n: p.detach().clone() for n, p in trainable(self.model).items()}
-            self._history = [*self._history, ({**released}, theta)][-self.method.remembers :]
-        self.step += 1
+            theta = _copied(self._theta())
+            self._history = [*self._history, (_copied(released), theta)][-self.method.remembers :]
+
+    def _write(self, released: Params) -> None:
+        """Write into ``.grad`` what is on the ledger, filtered: of all parameters or of none."""
+        parameters = trainable(self.model)
+        for parameter in parameters.values():
+            parameter.grad = None
+        self._written = Snapshot(parameters)
+        written = released if self.filter is None else self.filter.apply(_copied(released))
+        gradients = cast(written, parameters)
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[name]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step, the previous private gradient where the method uses it, and ``parts``.
@@ -507,7 +663,7 @@ class PrivateGradientOracle:
         is ``before``, the ledger's name for the release that the plan has before the first step.
         """
         parts = {f"clipping/{k}": v for k, v in self.clipping.state_dict().items()}
-        if self.filter:
+        if self.filter is not None:
             parts |= {f"filter/{k}": v for k, v in self.filter.state_dict().items()}
         for k, (gradient, theta) in enumerate(self._history):
             parts |= {f"history/{k}/gradient/{n}": g for n, g in gradient.items()}
@@ -524,13 +680,13 @@ class PrivateGradientOracle:
         step = _validate.count("the state's step", state["step"], least=0)
         if self.ranks.leads:  # who has the ledger
             check_resumed(self.plan, self.ledger, step)
-        self.step = step
+        self.step, self._attempt = step, None
         self._previous, self._sizes = state["previous"], BatchSizes(self.plan)
-        self._moments = {}
+        self._written = None
         parts = state.get("parts", {})
         if clipping := _below(parts, "clipping/"):
             self.clipping.load_state_dict(clipping)
-        if self.filter:
+        if self.filter is not None:
             self.filter.load_state_dict(_below(parts, "filter/"))
         pairs = [_below(parts, f"history/{k}/") for k in range(self.method.remembers)]
         self._history = [(_below(p, "gradient/"), _below(p, "theta/")) for p in pairs if p]
@@ -552,6 +708,11 @@ class PrivateGradientOracle:
         if not self.plan.noise_multiplier:
             return 0.0
         return self.clipping.sensitivity * self.plan.clip_factor_at(self.step)
+
+
+def _copied(tree: Params) -> Params:
+    """Copy what others get, so that they cannot change what the oracle uses."""
+    return elementwise(torch.clone, tree)
 
 
 def _below(parts: Mapping[str, Tensor], prefix: str) -> Params:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -37,9 +38,9 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @cache
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype, least: torch.dtype = torch.float32) -> torch.dtype:
     """Return the dtype of norms and sums: float32 or better, since a float16 norm underflows."""
-    return torch.promote_types(dtype, torch.float32)
+    return torch.promote_types(dtype, least)
 
 
 def zeros(tree: Mapping[str, Tensor]) -> Params:
@@ -47,9 +48,100 @@ def zeros(tree: Mapping[str, Tensor]) -> Params:
     return {n: torch.zeros_like(t, dtype=accumulation_dtype(t.dtype)) for n, t in tree.items()}
 
 
+def sum_of_none(tree: Mapping[str, Tensor]) -> Params:
+    """Return zeros in float64 (on MPS as :func:`zeros`), as views of one vector per device."""
+    kinds: dict[Any, Params] = {}
+    for name, t in tree.items():
+        least = torch.float32 if t.device.type == "mps" else torch.float64
+        kinds.setdefault((t.device, accumulation_dtype(t.dtype, least)), {})[name] = t
+    totals: Params = {}
+    for (device, dtype), like in kinds.items():
+        size = sum(t.numel() for t in like.values())
+        totals |= separated(torch.zeros(size, dtype=dtype, device=device), like)
+    return {name: totals[name] for name in tree}
+
+
 def doubled(tree: Mapping[str, Tensor]) -> Params:
     """Convert to float64; unchanged on MPS, which has no float64."""
     return {n: t if t.device.type == "mps" else t.double() for n, t in tree.items()}
+
+
+def joined(tree: Mapping[str, Tensor]) -> Tensor:
+    """Return all entries one after another, as one vector; a view where they are that already.
+
+    Example:
+        >>> joined({"w": torch.ones(1, 2), "b": torch.zeros(1)})
+        tensor([1., 1., 0.])
+    """
+    parts = list(tree.values())
+    first, size, end = parts[0], 0, parts[0].data_ptr()
+    storage = first.untyped_storage().data_ptr()
+    for t in parts:
+        follows = t.data_ptr() == end and t.untyped_storage().data_ptr() == storage
+        if not (follows and t.dtype == first.dtype and t.is_contiguous()):
+            return torch.cat([t.reshape(-1) for t in parts])
+        size, end = size + t.numel(), end + t.numel() * t.element_size()
+    return first.as_strided((size,), (1,), first.storage_offset())
+
+
+def separated(vector: Tensor, like: Mapping[str, Tensor]) -> Params:
+    """Return views of the vector, shaped as ``like``: the inverse of :func:`joined`."""
+    parts = torch.split(vector, [t.numel() for t in like.values()])
+    return {name: t.view(like[name].shape) for name, t in zip(like, parts, strict=True)}
+
+
+def elementwise(
+    function: Callable[..., Tensor], tree: Mapping[str, Tensor], *others: Mapping[str, Tensor]
+) -> Params:
+    """Return ``function`` of the entries, for all entries of one kind (device, dtype) at once.
+
+    One operation in place of one per parameter; the results are views of one vector per kind.
+
+    Example:
+        >>> elementwise(torch.add, {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 2.0])})
+        {'w': tensor([2., 3.])}
+    """
+    results: Params = {}
+    for names in _kinds(tree):
+        trees = [{name: each[name] for name in names} for each in (tree, *others)]
+        results |= separated(function(*map(joined, trees)), trees[0])
+    return {name: results[name] for name in tree}
+
+
+def _kinds(tree: Mapping[str, Tensor]) -> list[list[str]]:
+    """Return the names of entries of one device and dtype together."""
+    kinds: dict[Any, list[str]] = {}
+    for name, t in tree.items():
+        kinds.setdefault((t.device, t.dtype), []).append(name)
+    return list(kinds.values())
+
+
+def cast(tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Params:
+    """Return the entries in the dtypes of ``like``, in one operation per dtype."""
+    results: Params = {}
+    for dtype in {t.dtype for t in like.values()}:
+        alike = {name: tree[name] for name, t in like.items() if t.dtype == dtype}
+        results |= elementwise(partial(Tensor.to, dtype=dtype, copy=True), alike)
+    return {name: results[name] for name in like}
+
+
+def add_into(total: Params, parts: Mapping[str, Tensor]) -> None:
+    """Add parts, in their dtype or a narrower one, to the entries of ``total``, in place.
+
+    By one operation: on a processor without a copy, elsewhere on one vector, since torch's own
+    operation on lists would run one kernel per parameter where dtypes differ.
+    """
+    targets = {name: total[name] for name in parts}
+    if all(t.device.type == "cpu" for t in targets.values()):
+        torch._foreach_add_(list(targets.values()), list(parts.values()))
+        return
+    for names in _kinds(targets):
+        vector = joined({name: targets[name] for name in names})
+        if vector.data_ptr() == targets[names[0]].data_ptr():  # a view
+            vector += joined({name: parts[name] for name in names})
+        else:
+            for name in names:
+                targets[name] += parts[name]
 
 
 def norm(tree: Mapping[str, Tensor]) -> Tensor:
@@ -125,16 +217,52 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def digest(tree: Mapping[str, Tensor]) -> str:
     """Hash names and values, to distinguish the replay of a release from another release."""
     state = hashlib.blake2b(digest_size=16)
-    for name, g in tree.items():
+    values: dict[str, Any] = {}
+    for names in _kinds(tree):  # one transfer for all of a kind
+        vector = joined({name: tree[name].detach() for name in names}).cpu().numpy()
+        ends = list(accumulate(tree[name].numel() for name in names))
+        values |= {n: vector[b - tree[n].numel() : b] for n, b in zip(names, ends, strict=True)}
+    for name in tree:
         state.update(name.encode())
-        state.update(g.detach().cpu().contiguous().numpy().tobytes())
+        state.update(values[name].data)
     return state.hexdigest()
 
 
-def moments(tree: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
-    """Return the sum and the sum of squares of each entry: other values have others."""
-    wide = doubled({name: t.detach() for name, t in tree.items()})
-    return {name: (float(t.sum()), float(t.square().sum())) for name, t in wide.items()}
+class Snapshot:
+    """Recognises parameters that were not written to since, without a copy or a pass over them.
+
+    By torch's count of in-place changes; a write through ``.data``, which is not counted, shows in
+    the first entry, since a private gradient moves every entry. Good enough for a warning.
+
+    Example:
+        >>> w, b = torch.zeros(3), torch.zeros(2)
+        >>> before = Snapshot({"w": w, "b": b})
+        >>> _ = w.add_(1)
+        >>> before.unmoved({"w": w, "b": b})
+        ['b']
+    """
+
+    def __init__(self, tree: Mapping[str, Tensor]) -> None:
+        self._versions = {name: t._version for name, t in tree.items()}
+        self._first = _first_entries(tree)
+
+    def unmoved(self, tree: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of those that are as they were."""
+        still = [n for n, t in tree.items() if self._versions.get(n) == t._version]
+        if not still:  # the usual case: the device is not asked
+            return still
+        same = (_first_entries(tree) == self._first).tolist()
+        moved = {n for n, as_before in zip(_not_empty(tree), same, strict=True) if not as_before}
+        return [n for n in still if n not in moved]
+
+
+def _not_empty(tree: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, t in tree.items() if t.numel()]
+
+
+def _first_entries(tree: Mapping[str, Tensor]) -> Tensor:
+    first = [tree[name].detach()[(0,) * tree[name].ndim] for name in _not_empty(tree)]
+    return torch.stack([t.to(first[0].device) for t in first]) if first else torch.zeros(0)
 
 
 def joint_digest(*digests: str) -> str:

@@ -402,3 +402,19 @@ def test_a_release_survives_json() -> None:
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         statistics(**options)
+
+
+def test_norms_are_counted_above_the_clipping_norm_of_their_step() -> None:
+    """With a schedule C_t differs from the plan's C, and so does the share that is clipped."""
+    model, (x, y) = smooth_net(), samples(9)
+    statistics = PrivateStatistics([0.5], noise_multiplier=20.0)
+    plan = private_plan(
+        clip_norm=0.3, steps=2, clip_schedule=(1.0, 0.5),
+        joint_noise_multipliers=statistics.noise_multipliers,
+    )  # fmt: skip
+    oracle = sized_oracle(model, cross_entropy, plan, statistics=statistics, seed=0)
+    for _ in range(2):
+        oracle.backward(x.clone(), y)
+    expected = [0.3 * plan.clip_factor_at(step) for step in range(2)]
+    assert [released.clip_norm for released in statistics.released] == expected
+    assert [released.thresholds[0] for released in statistics.released] == expected

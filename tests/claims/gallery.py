@@ -19,11 +19,17 @@ from typing import Any
 import numpy as np
 import test_accounting_claims as accounting_claims
 import test_bits_claims as bits_claims
+import test_first_use_claims as first_use_claims
+import test_generator_claims as generator_claims
 import test_gradient_claims as gradient_claims
 import test_handover_claims as handover_claims
 import test_head_claims as head_claims
+import test_interruption_claims as interruption_claims
+import test_ledger_claims as ledger_claims
 import test_noise_claims as noise_claims
+import test_owner_claims as owner_claims
 import test_post_processing as post_processing
+import test_publishing_claims as publishing_claims
 import test_rank_claims as rank_claims
 import test_reading_claims as reading_claims
 import test_rounding_claims as rounding_claims
@@ -123,7 +129,9 @@ AUDITED = {
     "no noise on one parameter": Mistake(
         attack(ONE_STEP), GaussianNoise, "add", missing_on_the_first
     ),
-    "noise that is known": Mistake(attack(ONE_STEP), Randomness, "generator", a_constant_noise),
+    "noise that is known": Mistake(
+        attack(ONE_STEP), Randomness, "noise_generator", a_constant_noise
+    ),
 }
 
 
@@ -332,9 +340,15 @@ CLAIMS = {
     "rounding": rounding_claims.MISTAKES,
     "ranks": rank_claims.MISTAKES,
     "reading": reading_claims.MISTAKES,
+    "owners": owner_claims.MISTAKES,
     "sampling and accounting": accounting_claims.MISTAKES,
+    "a ledger's file": ledger_claims.MISTAKES,
     "what the oracle is handed": handover_claims.MISTAKES,
+    "interruptions": interruption_claims.MISTAKES,
+    "first use": first_use_claims.MISTAKES,
+    "generators": generator_claims.MISTAKES,
     "the closed-form head": head_claims.MISTAKES,
+    "what is published": publishing_claims.MISTAKES,
 }
 GALLERY: dict[str, dict[str, Mistake]] = {
     **CLAIMS,

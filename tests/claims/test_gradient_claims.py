@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -12,9 +14,12 @@ from torch import nn
 from dpbam import BAM, DPSAT, DPSGD, Method, PrivateGradientOracle, params
 from dpbam import oracle as oracle_module
 from dpbam.batches import LogicalBatch, Views
-from dpbam.engines import functional
+from dpbam.engines import UnsupportedModelError, functional, loop
 from dpbam.engines.base import PhysicalBatch
 from dpbam.engines.draws import KeyedDraws
+from dpbam.engines.fused import engine as fused_engine
+from dpbam.engines.loop_state import MethodState
+from dpbam.params import Params
 from dpbam.privacy.randomness import derive, keyed_uniform
 from planting import Mistake, catches
 from support import (
@@ -180,7 +185,122 @@ def check_dp_sat() -> None:
     assert_close(second, flat(gradients(model)))
 
 
+# --- a method of the user's own
+
+
+class Negative(DPSGD):
+    def direction(self, grad, theta, lam):
+        return {name: -g for name, g in grad(theta).items()}
+
+
+class Wrapped(DPSGD):
+    @functools.wraps(DPSGD.direction)
+    def direction(self, grad, theta, lam):
+        return {name: -g for name, g in grad(theta).items()}
+
+
+def check_the_direction_in_force_is_summed() -> None:
+    """Whatever engine is chosen, a subclass is never trained as the class that it derives from."""
+    model, (x, y) = smooth_net(), samples(4)
+    expected = -clip_and_sum(each_gradient(model, x, y), 0.5) / L
+    for method in (Negative(), Wrapped()):
+        for engine in ("fused", "loop"):
+            with contextlib.suppress(UnsupportedModelError):
+                found = one_step(model, quiet_plan(0.5), x, y, method=method, engine=engine)
+                assert_close(flat(found), expected)
+
+
+class Averaging(Method):
+    """One number per parameter, which would be added to each of its entries."""
+
+    def direction(self, grad, theta, lam):
+        return {name: g.mean() for name, g in grad(theta).items()}
+
+
+def check_a_direction_is_summed_as_it_was_measured() -> None:
+    for engine in ("functional", "loop"):
+        model, (x, y) = smooth_net(), samples(1)
+        with contextlib.suppress(ValueError):
+            moved = one_step(model, quiet_plan(0.01), x, y, method=Averaging(), engine=engine)
+            assert float(flat(moved).norm()) * L <= 0.01 * (1 + 1e-6)
+
+
+class Writing(Method):
+    """Adds a record's gradient to theta itself, not to a copy."""
+
+    def direction(self, grad, theta, lam):
+        g = grad(theta)
+        for name, t in theta.items():
+            t.add_(g[name])
+        return g
+
+
+def check_a_method_writes_nothing_into_the_model() -> None:
+    model, (x, y) = smooth_net(), samples(3)
+    before = flat(dict(model.named_parameters()))
+    with contextlib.suppress(ValueError):
+        one_step(model, private_plan(), x, y, method=Writing(), engine="loop")
+    assert torch.equal(before, flat(dict(model.named_parameters())))
+
+
+class Carrying(Method):
+    """Adds the gradient of the unit before to that of the unit."""
+
+    last: Params | None = None
+
+    def direction(self, grad, theta, lam):
+        before, self.last = self.last, grad(theta)
+        return self.last if before is None else params.add(self.last, before)
+
+
+def check_a_method_carries_nothing_from_unit_to_unit() -> None:
+    """With the first unit gone, the direction of the second is what it was."""
+    model, (x, y) = smooth_net(), samples(2)
+    with contextlib.suppress(ValueError):
+        both = [
+            flat(one_step(model, quiet_plan(), x[k:], y[k:], method=Carrying(), engine="loop"))
+            for k in (0, 1)
+        ]
+        first = flat(each_gradient(model, x[:1], y[:1])[0]) / L
+        assert_close(both[0] - both[1], first)
+
+
 # --- the mistakes
+
+
+def inherited(original):
+    """The rule that was wrong: a class has the form of whatever class it derives from."""
+
+    def form_of(method, lam):
+        for cls in type(method).__mro__:
+            declared = getattr(vars(cls).get("direction"), "_declared_form", None)
+            if declared is not None:
+                return declared[1](method, lam)
+        return None
+
+    return form_of
+
+
+def whatever_was_copied(original):
+    """A declaration that does not name its function: functools.wraps copies it."""
+
+    def form_of(method, lam):
+        declared = getattr(method.direction, "_declared_form", None)
+        return None if declared is None else declared[1](method, lam)
+
+    return form_of
+
+
+def unseen(original):
+    return lambda *args: None
+
+
+def its_own_values(original):
+    def init(self, model):
+        original(self, model)
+        self.public = self.values
+
+    return init
 
 
 def by_the_realised_batch(original):
@@ -197,7 +317,9 @@ def each_view_clipped(original):
         total = params.zeros(params.trainable(self.model))
         for physical in self._computation.physical(batch):
             n = len(physical.unit)
-            views = replace(physical, unit=torch.arange(n), units=n, weights=torch.ones(n).double())
+            views = replace(
+                physical, unit=torch.arange(n), units=n, weights=torch.ones(n).double(), regular=1
+            )
             directions = self.engine.directions(views, self.method, lam)
             factors = self.clipping.factors(directions.norms()) * physical.weights
             for name, part in directions.weighted_sum(factors).items():
@@ -220,7 +342,7 @@ def as_it_comes(original):
 
 
 def plain_product(original):
-    return lambda factors, d: (factors @ functional._rows(d)).reshape(d.shape[1:])
+    return lambda factors, d, **_: (factors @ functional._rows(d)).reshape(d.shape[1:])
 
 
 def divided_by_zero(original):
@@ -233,7 +355,7 @@ def divided_by_zero(original):
 
 def keyed_by_place_in_the_micro_batch(original):
     def of(self, inputs, keys):
-        return original(self, inputs, torch.arange(len(keys)))
+        return original(self, inputs, lambda: torch.arange(len(keys())))
 
     return of
 
@@ -328,6 +450,27 @@ MISTAKES = {
     ),
     "DP-SAT along the gradient without noise": Mistake(
         check_dp_sat, Oracle, "_write", along_the_sum_without_noise
+    ),
+    "the form of a class for its subclasses": Mistake(
+        check_the_direction_in_force_is_summed, fused_engine, "form_of", inherited
+    ),
+    "the form of a class for its subclasses, loop": Mistake(
+        check_the_direction_in_force_is_summed, loop, "form_of", inherited
+    ),
+    "a form that functools.wraps has copied": Mistake(
+        check_the_direction_in_force_is_summed, fused_engine, "form_of", whatever_was_copied
+    ),
+    "a direction that is broadcast": Mistake(
+        check_a_direction_is_summed_as_it_was_measured, functional, "check_direction", unseen
+    ),
+    "a direction that is broadcast, loop": Mistake(
+        check_a_direction_is_summed_as_it_was_measured, loop, "check_direction", unseen
+    ),
+    "a method that gets theta itself": Mistake(
+        check_a_method_writes_nothing_into_the_model, loop._Theta, "__init__", its_own_values
+    ),
+    "a method with a state": Mistake(
+        check_a_method_carries_nothing_from_unit_to_unit, MethodState, "check", unseen
     ),
     "DP-SAT's ascent undone by subtraction": Mistake(
         check_dp_sat, oracle_module, "shifted", undone_by_subtraction

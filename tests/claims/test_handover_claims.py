@@ -6,7 +6,9 @@ ranks in ``tests/distributed/test_oracle.py``. Each claim fails with the check o
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -16,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpbam import Clipping, Compute, FlatClipping, PerLayerClipping, PrivateGradientOracle
 from dpbam import oracle as oracle_module
-from dpbam.checks import BatchSizes, PlanViolationError
+from dpbam.checks import BatchSizes, GivenBatches, PlanViolationError
 from dpbam.errors import ArgumentError
 from dpbam.privacy import clipping as clipping_module
 from planting import Mistake, catches
@@ -30,12 +32,13 @@ def oracle_of(
     *,
     sampling: str = "poisson",
     engine: str = "auto",
+    rows: int = 64,
     **fields: Any,
 ) -> PrivateGradientOracle:
     plan = private_plan(**{"n": N, "batch_size": L, "steps": 60, **fields})
     return PrivateGradientOracle(
         smooth_net(), cross_entropy, plan, clipping=clipping, sampling=sampling, seed=0,
-        compute=Compute(engine=engine, physical_batch_size=64),
+        compute=Compute(engine=engine, physical_batch_size=rows),
     )  # fmt: skip
 
 
@@ -118,6 +121,18 @@ def check_a_batch_is_part_of_one_step() -> None:
     other.backward(*first[:2])
 
 
+def check_ledgers_on_one_file_share_their_batches() -> None:
+    """Two objects of one file count as one ledger, and so do the batches that they were given."""
+    with tempfile.TemporaryDirectory() as folder:
+        oracle, other = oracle_of(), oracle_of()
+        for each in (oracle, other):
+            each.ledger = each.plan.ledger(Path(folder) / "ledger.jsonl")
+        other.stream = "another"
+        batch = next(oracle.batches(samples(N)))
+        oracle.backward(*batch)
+        assert steps_until_refused(other, [batch], "was part of a step before") == 0
+
+
 def check_a_state_comes_with_its_ledger() -> None:
     """A resumed training whose ledger is empty would report what the last steps cost."""
     oracle = oracle_of(steps=3)
@@ -161,6 +176,26 @@ def check_a_clipping_keeps_its_sensitivity() -> None:
         oracle = oracle_of(make(0.01), clip_norm=0.01)
         words = f"{make.__name__} lets a unit through with norm"
         assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
+
+
+class LenientAtFirst(FlatClipping):
+    """Clips nothing of the first physical batch."""
+
+    seen: ClassVar[int] = 0
+
+    def scales(self, norms: Tensor) -> Tensor:
+        LenientAtFirst.seen += 1
+        if LenientAtFirst.seen == 1:
+            return torch.ones_like(norms)
+        return super().scales(norms)
+
+
+def check_every_physical_batch() -> None:
+    LenientAtFirst.seen = 0
+    oracle = oracle_of(LenientAtFirst(0.01), clip_norm=0.01, rows=2)
+    words = "LenientAtFirst lets a unit through with norm"
+    assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
+    assert LenientAtFirst.seen > 1
 
 
 class Following(FlatClipping):
@@ -301,19 +336,29 @@ def counts_rows(original: Any) -> Any:
 def group_by_group(original: Any) -> Any:
     """Each group against the whole sensitivity."""
 
-    def check(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> None:
-        for one, scale in zip(norms, factors, strict=True):
-            original(clipping, one[None], scale[None])
+    def measure(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> Tensor:
+        groups = zip(norms, factors, strict=True)
+        each = [original(clipping, one[None], scale[None]) for one, scale in groups]
+        return torch.stack(each).amax(0)
 
-    return check
+    return measure
 
 
 def finite_units_alone(original: Any) -> Any:
-    def check(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> None:
+    def measure(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> Tensor:
         fine = norms.isfinite().all(dim=0)
-        original(clipping, norms[:, fine], factors[:, fine])
+        return original(clipping, norms[:, fine], factors[:, fine])
 
-    return check
+    return measure
+
+
+def last_physical_batch_alone(original: Any) -> Any:
+    return lambda clipping, measured: original(clipping, measured[-1:])
+
+
+def one_per_object(original):
+    known = {}
+    return lambda ledger: known.setdefault(id(ledger), GivenBatches())
 
 
 MISTAKES = {
@@ -342,17 +387,23 @@ MISTAKES = {
     "a batch for many steps": Mistake(
         check_a_batch_is_part_of_one_step, oracle_module, "check_new", nothing
     ),
+    "a batch twice by two objects of one ledger": Mistake(
+        check_ledgers_on_one_file_share_their_batches, GivenBatches, "of", one_per_object
+    ),
     "a state without its ledger": Mistake(
         check_a_state_comes_with_its_ledger, oracle_module, "check_resumed", nothing
     ),
     "factors as they come": Mistake(
         check_a_clipping_keeps_its_sensitivity, oracle_module, "check_factors", nothing
     ),
+    "factors of the last physical batch alone": Mistake(
+        check_every_physical_batch, oracle_module, "check_factors", last_physical_batch_alone
+    ),
     "each group against the whole C": Mistake(
-        check_a_clipping_keeps_its_sensitivity, oracle_module, "check_factors", group_by_group
+        check_a_clipping_keeps_its_sensitivity, oracle_module, "contributions", group_by_group
     ),
     "NaN left out of the check": Mistake(
-        check_bad_units_have_factor_zero, oracle_module, "check_factors", finite_units_alone
+        check_bad_units_have_factor_zero, oracle_module, "contributions", finite_units_alone
     ),
 }
 

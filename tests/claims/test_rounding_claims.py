@@ -171,11 +171,11 @@ def check_large_sigma() -> None:
 
 
 def in_float32(original):
-    return lambda tree: tree
+    return lambda tree: {name: t.float() for name, t in original(tree).items()}
 
 
 def in_one_portion(original):
-    return lambda factors: iter([factors])
+    return lambda factors: iter([(factors, slice(0, factors.shape[1]))])
 
 
 def none(original):
@@ -190,7 +190,7 @@ def rounded_first(original):
 
 MISTAKES = {
     "physical batches added in float32": Mistake(
-        check_many_physical_batches, oracle, "doubled", in_float32
+        check_many_physical_batches, oracle, "sum_of_none", in_float32
     ),
     "65,536 units added in float32": Mistake(
         check_one_physical_batch, oracle, "portions", in_one_portion

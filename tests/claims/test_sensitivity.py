@@ -145,7 +145,9 @@ def parts_of(clipping: str):
 
 def factor_times_nan(original):
     """0 * NaN is NaN: behind the oracle's check of the factors, which are right."""
-    return lambda self, factors: original(self, torch.where(factors == 0, torch.nan, factors))
+    return lambda self, factors, span=None: original(
+        self, torch.where(factors == 0, torch.nan, factors)
+    )
 
 
 def clips_what_it_does_not_sum(original):
@@ -155,7 +157,7 @@ def clips_what_it_does_not_sum(original):
         total = params.zeros(params.trainable(self.model))
         for physical in self._computation.physical(batch):
             plain = self.engine.directions(physical, DPSGD(), 0.0).norms()
-            perturbed = self.engine.directions(physical, self._present.per_unit, lam)
+            perturbed = self.engine.directions(physical, self._present, lam)
             for name, part in perturbed.weighted_sum(self.clipping.factors(plain)).items():
                 total[name] += part
         return total
@@ -166,9 +168,12 @@ def clips_what_it_does_not_sum(original):
 def one_norm_a_parameter(original):
     """Every parameter clipped to C by itself: the whole may reach C sqrt(parameters)."""
 
-    def weighted_sum(self, factors):
+    def weighted_sum(self, factors, span=None):
         own = {n: functional._rows(d).norm(dim=1) for n, d in self._d.items()}
-        return {n: functional._contract((C / own[n]).clamp(max=1), d) for n, d in self._d.items()}
+        return {
+            n: functional._contract((C / own[n]).clamp(max=1), d, some_removed=False)
+            for n, d in self._d.items()
+        }
 
     return weighted_sum
 
@@ -181,13 +186,13 @@ def every_record_a_unit(original):
 
 
 def no_clipping(original):
-    return lambda self, factors: original(self, torch.ones_like(factors))
+    return lambda self, factors, span=None: original(self, torch.ones_like(factors))
 
 
 def batch_mean_removed(original):
     """A direction that depends on the other samples too."""
 
-    def weighted_sum(self, factors):
+    def weighted_sum(self, factors, span=None):
         mean = {n: d.mean(0) for n, d in self._d.items()}
         return {n: t - len(d) * 3 * mean[n] for (n, t), d in
                 zip(original(self, factors).items(), self._d.values(), strict=True)}  # fmt: skip

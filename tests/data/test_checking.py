@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
+from PIL import Image
 
-from dpbam.data import DataError, check, from_arrays, load_pair
+from dpbam.data import DataError, check, from_arrays, load, load_pair
 from dpbam.data.registry import inspect
 from dpbam.data.sources import Options
 from dpbam.data.summary import summary
@@ -82,7 +85,65 @@ def test_records_without_a_unit_of_privacy():
 def test_nearly_black_images_are_named():
     dark = from_arrays(random_pixels(6, 0, (8, 8)) // 16, np.arange(6) % 2, name="dark")
     (problem,) = check(dark)
-    assert problem.startswith("the brightest pixel of dark is 15 of 255")
+    assert problem.startswith("dark has 6 images without a pixel above 31 of 255, nearly black")
+
+
+def test_each_image_is_looked_at_not_the_brightest_of_all():
+    pixels = random_pixels(6, 0, (8, 8))
+    pixels[4] //= 16
+    pixels[1] = 0
+    (problem,) = check(from_arrays(pixels, np.arange(6) % 2, name="dark"))
+    assert problem.startswith("dark has 2 images without a pixel above 31 of 255")
+    assert problem.endswith("(record 1, record 4)")
+
+
+def deep_folder(folder, largest, bright=0):
+    """Six images of 16 bits up to ``largest``, and ``bright`` ones of the full range."""
+    for k in range(6 + bright):
+        high = largest if k < 6 else 2**16 - 1
+        values = np.random.default_rng(k).integers(0, high + 1, (8, 8), dtype=np.uint16)
+        values[0, 0] = high
+        place = folder / "ab"[k % 2]
+        place.mkdir(exist_ok=True)
+        Image.fromarray(values).save(place / f"{k}.png")
+    return load(str(folder), split="all")
+
+
+@pytest.mark.parametrize(("bits", "bright"), [(12, 0), (12, 4), (10, 4), (14, 0)])
+def test_files_of_16_bits_that_use_fewer(tmp_path, bits, bright):
+    (problem,) = check(deep_folder(tmp_path, 2**bits - 1, bright))
+    assert f"has 6 images of 16 bits with only {bits} in use" in problem
+    assert f"too dark by a factor of {2 ** (16 - bits)}: multiply the values by it" in problem
+    assert "a/0.png" in problem
+    assert "6.png" not in problem
+
+
+@pytest.mark.parametrize(("bits", "bright"), [(16, 0), (14, 4)])
+def test_files_of_16_bits_that_use_them(tmp_path, bits, bright):
+    assert check(deep_folder(tmp_path, 2**bits - 1, bright)) == []
+
+
+def test_multiplied_as_advised_they_are_no_problem(tmp_path):
+    problem = check(deep_folder(tmp_path, 4095))[0]
+    factor = int(re.findall(r"a factor of (\d+)", problem)[0])
+    for path in tmp_path.rglob("*.png"):
+        Image.fromarray(np.asarray(Image.open(path)) * np.uint16(factor)).save(path)
+    assert check(load(str(tmp_path), split="all")) == []
+
+
+def test_a_record_without_an_owner_is_named_by_its_line(tmp_path):
+    """As an editor counts: the header, an empty line and a value of two lines included."""
+    for k in range(6):
+        write_image(tmp_path / f"{k}.png", seed=k)
+    rows = ["file,label,who,note", "0.png,a,ann,x", "", '1.png,b,ann,"two', 'lines"',
+            "2.png,a,bob,",
+            '3.png,b,,"two', 'lines"', "4.png,a,,", "5.png,b,cid,"]  # fmt: skip
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    data = load(str(tmp_path), split="all", unit="who")
+    (problem,) = check(data, unit="who")
+    assert problem.startswith("2 of 6 records have no who, line 7 of labels.csv first")
+    assert rows[7 - 1].startswith("3.png")
+    assert [data.place(k) for k in (0, 5)] == ["line 2 of labels.csv", "line 10 of labels.csv"]
 
 
 def test_many_broken_images_are_summed_up(tmp_path):
@@ -175,7 +236,8 @@ def test_every_problem_of_an_npz_file_is_listed(tmp_path):
          "x.npz/train: record 1 has 3 for finding 1", "x.npz/test: record 0 has -1",
          "x.npz/test: record 2 has -1 for finding 0", "x.npz/test: record 2 has -1 for finding 1",
          "x.npz/test: record 1 has 2 for finding 1", "column train_age of",
-         "has 1 image more than once", "share 1 value of 'patient' (d)"], problems,
+         "has 1 image more than once", "share 1 value of 'patient' (d)",
+         "has the column 'patient', which says whose each record is"], problems,
     )  # fmt: skip
     assert {name: len(part) for name, part in parts.items()} == {"train": 4, "test": 4}
     assert parts["train"].notes == ("ignored the arrays stray",)
@@ -252,3 +314,14 @@ def test_a_unit_that_is_no_column_does_not_hide_the_rest(tmp_path):
     assert len(findings.problems) == 1
     assert "no column 'patient'" in findings.problems[0]
     assert len(parts["train"]) == 6
+
+
+def test_a_table_in_another_encoding_is_one_sentence(tmp_path):
+    for k in range(4):
+        write_image(tmp_path / f"{k}.png", seed=k)
+    rows = [f"{k}.png,{'größer' if k % 2 else 'a'}" for k in range(4)]
+    (tmp_path / "labels.csv").write_bytes("\n".join(["file,label", *rows]).encode("latin-1"))
+    problems, parts = listed(tmp_path)
+    every(["is not a readable CSV file in UTF-8"], problems)
+    assert problems[0].endswith("save it as UTF-8")
+    assert sum(map(len, parts.values())) == 4

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import sklearn.datasets
 from sklearn.datasets import load_digits
 
-from dpbam.data import load, load_pair
+from dpbam.data import digits, load, load_pair
 
 
 def test_it_is_all_of_scikit_learns_digits():
@@ -34,3 +36,33 @@ def test_one_split_is_that_of_the_pair():
     train, test = load_pair("digits")
     assert load("digits").fingerprint() == train.fingerprint()
     assert load("digits", split="test").fingerprint() == test.fingerprint()
+
+
+def test_the_file_is_read_once_per_process(monkeypatch):
+    calls = []
+
+    def counting():
+        calls.append(1)
+        return load_digits()
+
+    monkeypatch.setattr(sklearn.datasets, "load_digits", counting)
+    digits._splits.cache_clear()
+    try:
+        load_pair("digits")
+        load("digits")
+        load("digits", split="test")
+    finally:
+        digits._splits.cache_clear()
+    assert len(calls) == 1
+
+
+def test_what_one_caller_changes_no_other_sees():
+    first, fingerprint = load("digits"), load("digits").fingerprint()
+    images, labels = first.batch(np.arange(5))
+    images.zero_()
+    labels.zero_()
+    with pytest.raises(ValueError, match="read-only"):
+        first.labels[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        first.images._images._array[0] = 1
+    assert load("digits").fingerprint() == fingerprint

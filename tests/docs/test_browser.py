@@ -59,6 +59,7 @@ def test_search_works_from_disk(browser: Driver, site: Path) -> None:
 
 def test_a_formula_has_a_size(browser: Driver, site: Path) -> None:
     """MathML is laid out: a fraction is taller than a line."""
+    resized(browser, 1280)
     browser.get((site / "method.html").as_uri())
     heights = browser.execute_script(
         "return [...document.querySelectorAll('.formula math')]"

@@ -56,9 +56,10 @@ def test_what_is_drawn_is_clipping(figures: ModuleType) -> None:
 def test_the_measured_curve_is_the_mean_of_the_records(figures: ModuleType, tmp_path: Path) -> None:
     for seed, bias in enumerate((1.0, 3.0)):
         steps = [{"step": s, "non_private_against_plain": {"bias": bias + s}} for s in (0, 5)]
-        path = tmp_path / f"dp-sgd-seed-{seed}.json"
-        path.write_text(json.dumps({"non_private_bias": steps}))
-    curves = figures.curves_of(tmp_path)
+        row = {"run": f"dp-sgd-seed-{seed}", "non_private_bias": steps}
+        with (tmp_path / "methods.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    curves = figures.curves_of(tmp_path / "methods.jsonl")
     assert list(curves) == ["dp-sgd"]
     steps, mean, seeds = curves["dp-sgd"]
     assert steps.tolist() == [0.0, 5.0]

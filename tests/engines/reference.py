@@ -23,7 +23,7 @@ def one_at_a_time(
         for i in (batch.unit == u).nonzero()[:, 0].tolist():
             inputs, targets = tree_map(lambda t: t[i : i + 1], (batch.inputs, batch.targets))  # noqa: B023
             with (
-                KeyedDraws(batch.keys[i]),
+                KeyedDraws(batch.row_keys()[i]),
                 torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
             ):
                 if isinstance(inputs, tuple):

@@ -109,6 +109,42 @@ def test_sum_moves_by_more_than_C_without_recomputing(
     assert worst_move("differences of 1 at 1e4", DPSGD()) > 1.1 * C
 
 
+def test_sum_moves_by_more_than_C_without_the_joint_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def trusting(doubts: list[gradients.Doubt]) -> Tensor:
+        return torch.ones(len(doubts), dtype=torch.bool)
+
+    monkeypatch.setattr(gradients, "_sound", trusting)
+    assert worst_move("differences of 1 at 1e4", DPSGD()) > 1.1 * C
+
+
+class Layers(nn.Module):
+    """Three layers, of which the parts of one cancel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.difference, self.first, self.last = Difference(), nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(self.difference(x)).tanh())
+
+
+@pytest.mark.parametrize("method", [DPSGD(), BAM(0.1, exact=True)], ids=["dp-sgd", "exact"])
+def test_only_layers_in_doubt_are_repaired(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    repaired: list[str] = []
+    original = gradients.Factored.repaired
+
+    def noted(self: gradients.Factored, norm: gradients.Norm, **how: bool) -> gradients.Norm:
+        repaired.append(self.name)
+        return original(self, norm, **how)
+
+    monkeypatch.setattr(gradients.Factored, "repaired", noted)
+    clipped_sum(Layers(), pairs(1e4), method)
+    assert set(repaired) == {"difference.layer.weight"}
+
+
 def test_cancelling_record_leaves_the_sum_of_the_others_unchanged() -> None:
     torch.manual_seed(0)
     model, x = Difference(), pairs(1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 import pytest
 import torch
 from reference import make_batch, one_at_a_time
@@ -161,6 +163,63 @@ def test_custom_method_is_supported() -> None:
     engine, batch = engine_and_batch(1)
     half, whole = engine.directions(batch, Half(), 0.0), engine.directions(batch, DPSGD(), 0.0)
     assert torch.allclose(half.norms() * 2, whole.norms())
+
+
+class Hidden(nn.Module):
+    """Parameters inside a named tuple, which no torch function mode looks into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.randn(5, 3).double()) for _ in range(2))
+        self.bias = nn.Parameter(torch.zeros(3).double())
+
+    def forward(self, x):
+        return x @ torch.stack(namedtuple("Pair", "a b")(self.a, self.b)).sum(0) + self.bias
+
+
+class Ahead(Method):
+    def direction(self, grad, theta, lam):
+        return grad({n: t + 1 for n, t in theta.items()})
+
+
+class ForwardMode(Method):
+    def direction(self, grad, theta, lam):
+        return torch.func.jvp(grad, (theta,), (theta,))[1]
+
+
+class WithGraph(Method):
+    """Shifts theta by a tensor that requires a gradient."""
+
+    def direction(self, grad, theta, lam):
+        step = torch.ones((), dtype=torch.float64, requires_grad=True)
+        return grad({n: t + step for n, t in theta.items()})
+
+
+class Constant(Method):
+    def direction(self, grad, theta, lam):
+        return {n: 2 * t for n, t in theta.items()}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [DPSGD(), BAM(0.1), BAM(0.1, exact=True), Ahead(), ForwardMode(), WithGraph(), Constant()],
+    ids=lambda m: repr(m),
+)
+def test_a_parameter_that_is_not_substituted_is_refused_wherever_a_method_begins(method) -> None:
+    batch = make_batch(torch.randn(6, 5).double(), torch.arange(6) % 3, 6)
+    with pytest.raises(UnsupportedModelError, match="cannot be intercepted"):
+        FunctionalEngine(Hidden(), loss).directions(batch, method, 0.1)
+
+
+@pytest.mark.parametrize("method", [Ahead(), ForwardMode(), WithGraph(), Constant()])
+def test_methods_that_never_ask_for_the_gradient_at_theta(method) -> None:
+    """Their plain gradients, for measurements, are those at theta all the same."""
+    engine, batch = engine_and_batch(1)
+    handle = engine.directions(batch, method, 0.1, plain=True)
+    expected = engine.directions(batch, DPSGD(), 0.0).norms()
+    assert torch.allclose(handle.plain.norms(), expected, rtol=1e-5)
+    assert not torch.allclose(handle.norms(), expected, rtol=1e-2)
+    assert not any(t.requires_grad for t in handle.weighted_sum(torch.ones_like(expected)).values())
 
 
 def test_both_of_bams_gradients_have_the_same_dropout_mask() -> None:

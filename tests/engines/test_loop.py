@@ -340,7 +340,7 @@ def test_custom_method_is_supported_and_one_with_jvp_refused() -> None:
     parts = directions(model, batch, DPSGD()), directions(model, batch, BAM(LAM))
     for found, g, there in zip(both, *parts, strict=True):
         torch.testing.assert_close(found, add(g, there))
-    with pytest.raises(UnsupportedModelError, match="norm_penalty"):
+    with pytest.raises(UnsupportedModelError, match="computed_as"):
         directions(model, batch, ForwardMode(LAM))
 
 

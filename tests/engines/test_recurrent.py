@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from reference import make_batch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
+from dpbam.engines import FusedEngine, LoopEngine
 from dpbam.engines.decomposed.recurrent import DECOMPOSED
+from dpbam.methods import BAM
 
 # torch's own inversion of a permutation, of one number per row
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -278,3 +282,30 @@ def test_packed_rows_of_unknown_length_are_refused() -> None:
         vmap(mean_of_steps)(x, LENGTHS)
     with Decomposed(), pytest.raises(AttributeError, match="computes with the packed steps"):
         vmap(method)(x, LENGTHS)
+
+
+class TwoConstantBiases(nn.Module):
+    """One weight with two biases that are not trained, at so many positions that G_u is cheaper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4) / 2)
+        self.shift = nn.Parameter(torch.randn(4))
+        self.register_buffer("first", torch.randn(4))
+        self.register_buffer("second", 3 + torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.linear(F.linear(x, self.weight, self.first).tanh(), self.weight, self.second)
+        x = F.linear(x.tanh(), self.weight, self.shift)
+        return F.linear(x.tanh(), self.weight, self.shift).mean(1)
+
+
+def test_moved_weights_are_kept_for_a_pass_and_constant_biases_are_not() -> None:
+    torch.manual_seed(0)
+    model, x = TwoConstantBiases().double(), torch.randn(3, 40, 4).double()
+    batch = make_batch(x, torch.tensor([0, 1, 2]), 3, dtype=torch.float64)
+    loss = nn.CrossEntropyLoss(reduction="none")
+    found, wanted = (
+        made(model, loss).directions(batch, BAM(0.3), 0.3) for made in (FusedEngine, LoopEngine)
+    )
+    torch.testing.assert_close(found.norms(), wanted.norms(), rtol=1e-9, atol=0)

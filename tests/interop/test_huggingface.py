@@ -16,6 +16,7 @@ from violations import LONG, VIOLATIONS, draw_with
 
 from dpbam import BAM, DPSAT, Compute, Ledger, PrivacyPlan, PrivateGradientOracle
 from dpbam.checks import PlanViolationError
+from dpbam.interop import trainers
 from dpbam.interop.huggingface import PrivateTrainer, causal_loss, sequence_loss, token_loss
 
 N, T, VOCABULARY, STEPS = 40, 6, 20, 8  # five steps per epoch
@@ -95,7 +96,7 @@ def plain_loop(model: Any, method: Any, seed: int) -> Tensor:
     return weights(model)
 
 
-@pytest.mark.parametrize("make", [bert, lora])
+@pytest.mark.parametrize("make", [bert, pytest.param(lora, marks=pytest.mark.slow)])
 def test_training_equals_a_plain_loop(tmp_path: Path, make: Any) -> None:
     """At the same seed, for all weights or LoRA's alone; and the epsilon is the plan's."""
     ours = trainer(tmp_path, make(), oracle_options={"seed": 5})
@@ -155,16 +156,160 @@ def test_steps_after_the_checkpoint_are_never_forgotten(tmp_path: Path) -> None:
     assert resumed.oracle.ledger.epsilon() > PLAN.epsilon()
 
 
-def test_a_checkpoint_alone_knows_what_it_cost(tmp_path: Path) -> None:
+def test_a_checkpoint_without_its_ledger_is_refused(tmp_path: Path) -> None:
+    """It does not know what was released after it: two steps here."""
     with pytest.raises(KeyboardInterrupt):
         trainer(tmp_path, callbacks=[Crash()]).train()
-    (tmp_path / "ledger.jsonl").unlink()
-    resumed = trainer(tmp_path)
+    moved = (tmp_path / "ledger.jsonl").rename(tmp_path / "moved.jsonl")
+    with pytest.raises(ValueError, match=r"is not there or not whole: what was released after"):
+        trainer(tmp_path).train(resume_from_checkpoint=True)
+    resumed = trainer(tmp_path, ledger=moved)
     resumed.train(resume_from_checkpoint=True)
-    assert resumed.oracle.ledger.epsilon() == PLAN.epsilon()
+    assert len(resumed.oracle.ledger) == 5 + STEPS - 3
     (tmp_path / "checkpoint-6" / "dpbam.pt").unlink()
     with pytest.raises(ValueError, match="the checkpoint has no ledger"):
         trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+
+
+@pytest.mark.parametrize("how", ["elsewhere", "a copy", "moved"])
+def test_resuming_elsewhere_keeps_what_was_released_after_the_checkpoint(
+    tmp_path: Path, how: str
+) -> None:
+    """Eight steps, then five from the third on, with another ledger: 13 are charged."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    trainer(first).train()
+    if how == "a copy":  # of the time of the checkpoint
+        second.mkdir()
+        lines = (first / "ledger.jsonl").read_text().splitlines(keepends=True)
+        (second / "ledger.jsonl").write_text("".join(lines[:3]))
+    elif how == "moved":
+        first.rename(second)
+        first = second
+    resumed = trainer(second)
+    resumed.train(resume_from_checkpoint=str(first / "checkpoint-3"))
+    assert len(resumed.oracle.ledger) == len(Ledger(1e-2, path=second / "ledger.jsonl")) == 13
+
+
+def test_a_checkpoint_whose_ledger_was_in_memory_is_refused(tmp_path: Path) -> None:
+    ours = trainer(tmp_path, ledger=PLAN.ledger())
+    ours.train()
+    with pytest.raises(ValueError, match="the ledger of this checkpoint was in memory"):
+        trainer(tmp_path, ledger=PLAN.ledger()).train(resume_from_checkpoint=True)
+    ours.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))  # the same ledger
+    assert len(ours.oracle.ledger) == STEPS + STEPS - 3
+
+
+class OwnStep(PrivateTrainer):
+    """Trains on the records themselves, as many examples of ``Trainer`` do."""
+
+    def training_step(self, model: Any, inputs: Any, *args: Any) -> Tensor:
+        loss = model(**inputs).loss
+        loss.backward()
+        return loss.detach()
+
+
+class OwnLoss(PrivateTrainer):
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+class Mixes(PrivateTrainer):
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return super()._prepare_inputs({k: v.flip(0) for k, v in inputs.items()})
+
+
+class OwnEpoch:
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+class Inherits(OwnEpoch, PrivateTrainer):
+    pass
+
+
+class Behind(PrivateTrainer, type("Other", (hf.Trainer,), {"_run_epoch": OwnEpoch._run_epoch})):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (OwnStep, "OwnStep overrides training_step.*leave it to PrivateTrainer"),
+        (OwnLoss, "OwnLoss overrides compute_loss.*per_sample_loss="),
+        (Mixes, "Mixes overrides _prepare_inputs.*change each record in the data set"),
+        (Inherits, "OwnEpoch overrides _run_epoch"),
+        (Behind, "Other overrides _run_epoch"),
+    ],
+)
+def test_what_would_go_past_the_oracle_is_refused(tmp_path: Path, kind: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        kind(bert(), arguments(tmp_path), train_dataset=Texts(), plan=PLAN)
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_a_method_set_on_the_trainer_is_refused(tmp_path: Path) -> None:
+    ours = trainer(tmp_path)
+    ours.training_step = OwnStep.training_step.__get__(ours)
+    with pytest.raises(ValueError, match="this PrivateTrainer overrides training_step"):
+        ours.train()
+
+
+def test_a_step_without_the_oracle_is_refused_before_the_optimiser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second guard; and, without both, the attack: weights that move at epsilon 0."""
+    monkeypatch.setattr(PrivateTrainer, "_check_overrides", lambda self: None)
+    ours = OwnStep(bert(), arguments(tmp_path), train_dataset=Texts(), plan=PLAN)
+    before = weights(ours.model)
+    with pytest.raises(PlanViolationError, match="a gradient that is not the oracle's"):
+        ours.train()
+    assert torch.equal(weights(ours.model), before)
+    monkeypatch.setattr(trainers.PrivateSteps, "check", lambda self: None)
+    ours.train()
+    assert not torch.equal(weights(ours.model), before)
+    assert ours.oracle.ledger.epsilon() == 0
+
+
+class Evaluates(PrivateTrainer):
+    """What may be overridden: evaluation, the optimiser, logs; and methods of its own."""
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        return self.optimizer
+
+    def log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
+        super().log({**logs, "own": self.figure()}, *args, **kwargs)
+
+    def figure(self) -> float:
+        return 1.0
+
+
+def test_what_sees_no_training_data_may_be_overridden(tmp_path: Path) -> None:
+    ours = Evaluates(
+        bert(),
+        arguments(tmp_path),
+        train_dataset=Texts(),
+        plan=PLAN,
+        oracle_options={"compute": Compute(physical_batch_size=64)},
+    )
+    ours.train()
+    assert ours.oracle.ledger.epsilon() == PLAN.epsilon()
+    assert ours.state.log_history[-1]["own"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"compute_loss_func": lambda *args, **kwargs: None}, "compute_loss_func would not be"),
+        ({"model_init": lambda: bert(), "model": None}, "model_init makes a new model"),
+    ],
+)
+def test_arguments_that_would_be_ignored_are_refused(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    usual = {"model": bert(), "args": arguments(tmp_path), "train_dataset": Texts(), "plan": PLAN}
+    with pytest.raises(ValueError, match=words):
+        PrivateTrainer(**{**usual, **options})
 
 
 def test_logs_tell_epsilon_and_nothing_of_the_training_data(tmp_path: Path) -> None:
@@ -211,6 +356,8 @@ def test_padding_to_the_longest_is_refused(tmp_path: Path) -> None:
         ({"bf16": True}, "bf16=True is not supported"),
         ({"label_smoothing_factor": 0.1}, "smooth it there"),
         ({"include_num_input_tokens_seen": True}, "how many samples were drawn"),
+        ({"train_sampling_strategy": "group_by_length"}, "the plan's Poisson samples"),
+        ({"optim": "galore_adamw_layerwise"}, "steps inside the backward pass"),
     ],
 )
 def test_unsupported_settings_are_refused(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateFinder
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from violations import LONG, VIOLATIONS, draw_with
 
 from dpbam import BAM, DPSAT, Compute, Ledger, PrivacyPlan, PrivateGradientOracle
 from dpbam.checks import PlanViolationError
+from dpbam.interop import lightning
 from dpbam.interop.lightning import make_private
 
 pytestmark = [
@@ -87,7 +91,9 @@ def plain_loop(method: Any, seed: int) -> Tensor:
     return weights(model)
 
 
-@pytest.mark.parametrize("method", [BAM(0.02), DPSAT(0.1)])
+@pytest.mark.parametrize(
+    "method", [BAM(0.02), pytest.param(DPSAT(0.1), marks=pytest.mark.slow)], ids=["bam", "dp-sat"]
+)
 def test_training_equals_a_plain_loop(tmp_path: Path, method: Any) -> None:
     """At the same seed; and the epsilon is the plan's."""
     model = fit(tmp_path, method=method, seed=5)
@@ -134,12 +140,15 @@ def test_steps_after_the_checkpoint_are_never_forgotten(tmp_path: Path) -> None:
     assert resumed.oracle.ledger.epsilon() > PLAN.epsilon()
 
 
-def test_a_checkpoint_alone_knows_what_it_cost(tmp_path: Path) -> None:
+def test_a_checkpoint_without_its_ledger_is_refused(tmp_path: Path) -> None:
+    """It does not know what was released after it."""
     fit(tmp_path, epochs=1)
-    (tmp_path / "ledger.jsonl").unlink()
-    model = fit(tmp_path, tmp_path / "last.ckpt")
+    moved = (tmp_path / "ledger.jsonl").rename(tmp_path / "moved.jsonl")
+    with pytest.raises(ValueError, match="is not there or not whole: what was released after"):
+        fit(tmp_path, tmp_path / "last.ckpt")
+    model = fit(tmp_path, tmp_path / "last.ckpt", ledger=moved)
     assert model.oracle.ledger.epsilon() == PLAN.epsilon()
-    assert len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == STEPS
+    assert len(Ledger(1e-2, path=moved)) == STEPS
 
 
 def test_the_users_class_loads_the_checkpoint(tmp_path: Path) -> None:
@@ -204,6 +213,20 @@ class ByHand(Classifier):
     automatic_optimization = False
 
 
+class ByHandLater(Classifier):
+    def on_train_start(self) -> None:
+        self.automatic_optimization = False
+
+
+class OwnBackward(Classifier):
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        loss.backward()
+
+
+class WithRate(Classifier):
+    lr = 0.1
+
+
 class Normed(Classifier):
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +246,15 @@ def test_a_training_loss_is_not_logged(tmp_path: Path) -> None:
         (Mean, {}, "the loss returned a scalar, but private training needs one value per sample"),
         (ByHand, {}, "uses manual optimisation"),
         (Normed, {}, "mixes the samples of a batch"),
-        (Classifier, {"accumulate_grad_batches": 2}, "the oracle splits it itself"),
+        (Classifier, {"accumulate_grad_batches": 2}, "the oracle splits a batch itself"),
+        (OwnBackward, {}, "OwnBackward overrides backward"),
+        (ByHandLater, {}, "uses manual optimisation"),
+        (
+            Classifier,
+            {"callbacks": [GradientAccumulationScheduler({1: 2})]},
+            "GradientAccumulationScheduler is not supported.*the oracle splits a batch itself",
+        ),
+        (WithRate, {"callbacks": [LearningRateFinder()]}, "LearningRateFinder trains on the data"),
         (Classifier, {"precision": "bf16-mixed"}, "precision bf16-mixed is not supported"),
     ],
 )
@@ -234,6 +265,70 @@ def test_unsupported_settings_are_refused(
     with pytest.raises(ValueError, match=words):
         trainer(tmp_path, max_epochs=1, **options).fit(model, loader)
     assert len(Ledger(1e-2, path=tmp_path / "ledger.jsonl")) == 0
+
+
+def test_other_strategies_are_refused(tmp_path: Path) -> None:
+    model, loader = private(tmp_path)
+    try:
+        with (
+            mock.patch.dict(os.environ),
+            pytest.raises(ValueError, match="strategy DDPStrategy is not supported"),
+        ):
+            trainer(tmp_path, max_epochs=1, strategy="ddp").fit(model, loader)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class Accumulates(L.Callback):
+    def on_train_batch_start(self, ours: Any, module: Any, batch: Any, index: int) -> None:
+        ours.accumulate_grad_batches = 1 + (index > 1)
+
+
+def test_accumulation_that_a_callback_begins_is_refused(tmp_path: Path) -> None:
+    """Two steps were charged for each of the optimiser's, which saw the second gradient alone."""
+    model, loader = private(tmp_path)
+    with pytest.raises(ValueError, match="accumulate_grad_batches must be 1"):
+        trainer(tmp_path, max_epochs=2, callbacks=[Accumulates()]).fit(model, loader)
+    assert model.oracle.step == model.trainer.global_step == 2
+
+
+def test_accumulation_is_noticed_before_the_optimisers_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightning, "_check_accumulation", lambda trainer: None)
+    model, loader = private(tmp_path)
+    with pytest.raises(PlanViolationError, match="2 steps for one of the optimiser"):
+        trainer(tmp_path, max_epochs=2, callbacks=[Accumulates()]).fit(model, loader)
+
+
+class Hooks(Classifier):
+    """What may be overridden: hooks, of which these see the private gradient, and optimisation."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.norms = [*getattr(self, "norms", []), float(self.net[0].weight.grad.norm())]
+
+    def optimizer_step(self, epoch: int, index: int, optimizer: Any, closure: Any) -> None:
+        optimizer.step(closure=closure)
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self.clip_gradients(optimizer, gradient_clip_val=1.0, gradient_clip_algorithm="norm")
+
+
+def test_hooks_of_the_private_gradient_are_used(tmp_path: Path) -> None:
+    model = fit(tmp_path, module=Hooks(), epochs=1)
+    assert len(model.norms) == len(model.oracle.ledger) == 5
+    assert min(model.norms) > 0
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed from")
+def test_resuming_elsewhere_keeps_what_was_released_after_the_checkpoint(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    fit(first, epochs=1)
+    model, loader = private(first)
+    trainer(first, max_epochs=2).fit(model, loader, ckpt_path=first / "last.ckpt")
+    assert len(model.oracle.ledger) == 10
+    elsewhere = fit(second, first / "last.ckpt")
+    assert len(elsewhere.oracle.ledger) == 10 + STEPS - 5
 
 
 def test_another_loader_is_refused(tmp_path: Path) -> None:

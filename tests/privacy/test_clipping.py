@@ -121,9 +121,12 @@ def test_the_least_gamma_does_not_round_away(clip_norm: float) -> None:
 
 def test_portions_have_each_factor_once() -> None:
     factors = torch.rand(2, 2 * MOST_SUMMED + 5)
-    parts = list(portions(factors))
+    parts, spans = zip(*portions(factors), strict=True)
     assert [int((part != 0).any(0).sum()) for part in parts] == [MOST_SUMMED, MOST_SUMMED, 5]
     assert torch.equal(torch.stack(parts).sum(0), factors)
+    for part, span in zip(parts, spans, strict=True):
+        assert bool((part[:, span] != 0).all())
     for whole in (factors[:, :MOST_SUMMED], factors.double()):
-        (part,) = portions(whole)
+        ((part, span),) = portions(whole)
         assert part is whole
+        assert span == slice(0, whole.shape[1])

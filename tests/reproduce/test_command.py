@@ -45,8 +45,9 @@ def test_only_trains_what_matches(place, reproduce):
     one_sentence(ended, "'*-seed-7' matches no run")
     ended = reproduce("fig2", "--only", "dp-sgd-*")
     assert ended.code == 0, ended.err
-    records = place.glob("results/pocket/methods/*.json")
-    assert [path.stem for path in records] == ["dp-sgd-clip_norm-1-seed-0"]
+    lines = (place / "results/pocket/methods.jsonl").read_text().splitlines()
+    records = map(json.loads, lines)
+    assert [record["run"] for record in records] == ["dp-sgd-clip_norm-1-seed-0"]
 
 
 def test_a_dry_run_trains_nothing(place, reproduce):

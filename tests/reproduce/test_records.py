@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from dpbam.app.runs import ConfigError
+from dpbam.app.runs.files import append_json_line
 from reproduce import records as kept
 from reproduce.outcome import Study
-from reproduce.records import carry_out, missing, read_record, records_folder
+from reproduce.records import carry_out, missing, read_records, records_file
 from reproduce.records import finished as done
 from tests.forked import started
 from tests.reproduce.tiny import dies, machine, tiny
@@ -31,9 +32,9 @@ def test_each_run_leaves_one_small_record(finished):
     folder, recipe = finished
     records = done(recipe, folder / "results")
     assert len(records) == len(recipe.runs()) == 6
-    for path in records_folder(recipe, folder / "results").iterdir():
-        assert path.suffix == ".json"
-        assert path.stat().st_size < 20_000
+    (path,) = (folder / "results" / "pocket").iterdir()
+    assert path == records_file(recipe, folder / "results")
+    assert all(len(line) < 20_000 for line in path.read_text().splitlines())
     for record in records:
         assert record.config["seed"] == record.seed
         assert record.plan["noise_multiplier"] == 1.0
@@ -54,8 +55,7 @@ def test_a_record_of_an_average_has_the_accuracy_of_the_last_weights_too(finishe
     for run in (averaged, last):
         recipe_of = replace(recipe, setting={}, arms={run.arm: {}})
         carry_out([(recipe_of, run)], tmp_path / run.out.name)
-        (path,) = records_folder(recipe_of, tmp_path / run.out.name).iterdir()
-        records.append(read_record(path))
+        records += read_records(records_file(recipe_of, tmp_path / run.out.name)).values()
     assert records[0].last_accuracy == records[1].accuracy != records[0].accuracy
     assert records[1].last_accuracy is None
 
@@ -89,14 +89,13 @@ def test_runs_of_one_seed_are_pairs_and_a_planted_one_is_refused(finished, tmp_p
     by_seed = [{json.dumps(r.pairing) for r in records if r.seed == seed} for seed in (0, 1)]
     assert [len(found) for found in by_seed] == [1, 1]
     assert by_seed[0] != by_seed[1]
-    there = records_folder(recipe, folder / "results")
-    here = records_folder(recipe, tmp_path)
-    here.mkdir(parents=True)
-    for path in there.iterdir():
-        values = json.loads(path.read_text())
-        if path.name == "bam-clip_norm-1-seed-1.json":
+    rows = map(json.loads, records_file(recipe, folder / "results").read_text().splitlines())
+    here = records_file(recipe, tmp_path)
+    here.parent.mkdir(parents=True)
+    for values in rows:
+        if values["run"] == "bam-clip_norm-1-seed-1":
             values["pairing"]["data"] = "better data"
-        (here / path.name).write_text(json.dumps(values))
+        append_json_line(here, values)
     with pytest.raises(ConfigError, match="bam and dp-sgd of seed 1 do not share their training"):
         done(recipe, tmp_path)
 
@@ -106,10 +105,20 @@ def test_a_record_of_other_settings_is_refused(finished, tmp_path):
     other = tiny(tmp_path, epochs=0.3)
     with pytest.raises(ConfigError, match=r"run with epochs 0.2, but the recipe says 0.3"):
         missing([other], folder / "results")
-    broken = tmp_path / "broken.json"
-    broken.write_text('{"arm": 1}')
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_record(broken)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"arm": 1}\n')
+    with pytest.raises(ConfigError, match="line 1 is no record"):
+        read_records(broken)
+
+
+def test_a_run_that_is_recorded_twice_is_refused(finished, tmp_path):
+    """Two machines may have trained it: which of the two counts is not for us to choose."""
+    folder, recipe = finished
+    lines = records_file(recipe, folder / "results").read_text()
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text(lines + lines.splitlines()[0] + "\n")
+    with pytest.raises(ConfigError, match="dp-sgd-clip_norm-1-seed-0 twice, line 7 again"):
+        read_records(twice)
 
 
 def test_a_study_gathers_by_arm_and_place(finished):
@@ -138,18 +147,18 @@ def test_a_killed_study_ends_like_an_undisturbed_one(tmp_path):
         recipe = tiny(folder, epochs=0.6)
         assert recipe.runs()[0].config.plan(recipe.images).steps == STEPS
     run = killed_in_the_middle(disturbed)
-    first = disturbed / "results" / "pocket" / "tiny" / "dp-sgd-clip_norm-1-seed-0.json"
-    kept = first.stat().st_mtime_ns
+    path = Path("results", "pocket", "tiny.jsonl")
+    (first,) = (disturbed / path).read_text().splitlines()
+    assert '"dp-sgd-clip_norm-1-seed-0"' in first
     ledger = disturbed / "runs" / "pocket" / "tiny" / run / "ledger.jsonl"
     begun = ledger.read_text()
-    assert not first.with_name("dp-sat-clip_norm-1-seed-0.json").exists()
     for folder in (disturbed, whole):
         machine(folder, 1)
-    assert first.stat().st_mtime_ns == kept
+    assert (disturbed / path).read_text().startswith(first + "\n")
     assert ledger.read_text().startswith(begun.rpartition("\n")[0])  # gone on with, not begun anew
+    ended, undisturbed = (read_records(folder / path) for folder in (disturbed, whole))
     for name in ("dp-sgd", "dp-sat", "bam"):
-        path = Path("results", "pocket", "tiny", f"{name}-clip_norm-1-seed-0.json")
-        one, other = read_record(disturbed / path), read_record(whole / path)
+        one, other = (records[f"{name}-clip_norm-1-seed-0"] for records in (ended, undisturbed))
         assert (one.accuracy, one.pairing) == (other.accuracy, other.pairing)
         assert one.non_private_bias == other.non_private_bias
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,21 @@ from reproduce.index import PAPERS, outcomes
 from reproduce.outcome import Study
 from reproduce.recipes import load_recipe, recipe_names
 from reproduce.records import finished as done
-from reproduce.records import records_folder
+from reproduce.records import read_records, records_file
 from reproduce.results_page import PAGE_SCALES, page, section
 from tests.reproduce.tuned import best_lambda, best_rate, best_trial
 
 ROOT = Path(__file__).parents[2]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+
+
+@cache
+def runs_by_records(scale):
+    """The names of the runs of all recipes, by where their records are."""
+    names = defaultdict(set)
+    for recipe in (load_recipe(name, scale) for name in recipe_names(scale)):
+        names[recipe.records] |= {run.name for run in recipe.runs()}
+    return names
 
 
 @pytest.mark.parametrize(
@@ -27,10 +38,9 @@ RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 def test_committed_records_fit_their_recipe(scale, name):
     recipe = load_recipe(name, scale)
     records = done(recipe, RESULTS)  # refuses other settings, and runs that are no pair
-    folder = records_folder(recipe, RESULTS)
-    others = [load_recipe(other, scale) for other in recipe_names(scale)]
-    known = {run.name for o in others if o.records == recipe.records for run in o.runs()}
-    assert {path.stem for path in folder.glob("*.json")} <= known
+    assert (
+        set(read_records(records_file(recipe, RESULTS))) <= runs_by_records(scale)[recipe.records]
+    )
     for record in records:
         assert record.epsilon <= record.config["epsilon"] + 1e-6
         assert 0 < record.accuracy < 1

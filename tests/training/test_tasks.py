@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dpbam.app.runs.metrics import evaluate
 from dpbam.data import from_arrays
 from dpbam.data.dataset import TASKS as DATA_TASKS
 from dpbam.errors import ArgumentError
 from dpbam.nn import UNet
 from dpbam.training.evaluation import summarise
-from dpbam.training.tasks import TASKS, MultiLabel, Regression, Segmentation, make_task
+from dpbam.training.tasks import TASKS, MultiLabel, Regression, Segmentation, SingleLabel, make_task
 
 NAMES = ("a", "b", "c")
 
@@ -189,3 +190,65 @@ def test_a_model_with_other_outputs_is_refused():
         Segmentation(NAMES).check_output(torch.zeros(1, 3), images)
     with pytest.raises(ArgumentError, match=r"unet is for segmentation"):
         MultiLabel(NAMES).check_output(torch.zeros(1, 3, 8, 8), images)
+
+
+def outputs_that(say, labels, classes=3):
+    """Return outputs whose largest is at the class that ``say`` gives for each label."""
+    return np.eye(classes)[[say(k, y) for k, y in enumerate(labels)]]
+
+
+SKEWED = np.array([0] * 180 + [1] * 15 + [2] * 5)
+
+
+@pytest.mark.parametrize(
+    ("say", "useless"),
+    [
+        (lambda k, y: 0, True),  # the most frequent class
+        (lambda k, y: k % 3, True),  # any class, whatever the image
+        (lambda k, y: y, False),
+        (lambda k, y: 0 if y == 0 and k % 10 else 1, False),  # less accurate, and knows the ill
+    ],
+)
+def test_a_model_that_knows_nothing_is_useless(say, useless):
+    found = SingleLabel(["well", "ill", "odd"]).compared(outputs_that(say, SKEWED), SKEWED)
+    assert found["accuracy"].constant == pytest.approx(0.9)
+    assert found["balanced_accuracy"].constant == pytest.approx(1 / 3)
+    assert any(score.better for score in found.values()) is not useless
+
+
+def test_balanced_accuracy_is_the_one_of_the_metrics():
+    rng = np.random.default_rng(0)
+    outputs, labels = rng.normal(size=(60, 3)), rng.integers(0, 2, 60)  # the third never occurs
+    p = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+    expected = evaluate(p, labels, ["a", "b", "c"]).scores
+    found = SingleLabel(["a", "b", "c"]).compared(outputs, labels)
+    assert found["balanced_accuracy"].own == pytest.approx(expected.balanced_accuracy)
+    assert found["accuracy"].own == pytest.approx(expected.accuracy.value)
+    assert found["balanced_accuracy"].constant == 0.5
+
+
+def test_chance_is_the_spread_of_models_that_know_nothing():
+    rng = np.random.default_rng(1)
+    task, scores = SingleLabel(["a", "b", "c"]), []
+    for _ in range(2000):
+        found = task.compared(rng.random((len(SKEWED), 3)), SKEWED)
+        scores.append(found["balanced_accuracy"].own)
+    # the sample deviation of 2,000 has a relative error of 1.6%: six of them are 10%
+    assert np.std(scores) == pytest.approx(found["balanced_accuracy"].chance, rel=0.1)
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_other_tasks_have_a_constant_to_beat(knows):
+    rng = np.random.default_rng(2)
+    findings = rng.integers(0, 2, (100, 2))
+    noise = rng.normal(size=(100, 2))
+    compared = MultiLabel(["x", "y"]).compared(noise + 3 * findings * knows, findings)["auc"]
+    assert (compared.constant, compared.better) == (0.5, knows)
+    ages = rng.uniform(0, 100, 100)
+    told = (ages if knows else np.full(100, ages.mean()))[:, None]
+    compared = Regression(["age"], target_range=(0, 100)).compared(told, ages)["r2"]
+    assert (compared.constant, compared.better) == (0.0, knows)
+    pixels = np.array([[[60, 0], [0, 40]]] if knows else [[[0, 60], [0, 40]]])
+    compared = Segmentation(["back", "disc"]).compared(pixels, np.zeros(1))["dice"]
+    assert compared.constant == pytest.approx(80 / 140)
+    assert compared.better is knows

@@ -1,4 +1,5 @@
 import math
+import os
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from dpbam.training.trainer import EpsilonCurve, Trainer, augmentation, evaluati
 
 DIGITS = load("digits").subset(np.arange(200))
 TEST = load("digits", split="test").subset(np.arange(50))
+_SCALE = "DPBAM_TEST_SCALE"
 
 
 class Listening(Reporter):
@@ -69,7 +71,7 @@ def test_every_step_is_reported_and_charged_once():
     assert trainer.run() == "complete"
     assert [r.step for r in heard.steps] == [1, 2, 3, 4, 5, 6]
     assert len(trainer.oracle.ledger) == 6
-    assert heard.steps[-1].epsilon == trainer.oracle.plan.epsilon()
+    assert heard.steps[-1].epsilon_at_most == trainer.oracle.plan.epsilon()
     assert heard.steps[-1].seconds_left == 0
     assert heard.steps[0].non_private_loss == pytest.approx(math.log(10), rel=0.5)
     assert heard.steps[1].non_private_loss is None
@@ -164,16 +166,31 @@ class KeepsInEval(nn.Module):
         return self.last(x if self.seen is None else x - self.seen)
 
 
-def moved_by_one_record(monkeypatch):
+class FixesAScale(nn.Module):
+    """Divides by a number that it took from what it saw first, and keeps where no check looks."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x):
+        if _SCALE not in os.environ:
+            os.environ[_SCALE] = str(math.sin(1e3 * float(x.sum())))
+        return self.last(x.flatten(1) / float(os.environ[_SCALE]))
+
+
+def moved_by_one_record(monkeypatch, model=KeepsInEval, engine="auto"):
     """How far the first record of a step moves the clipped sum of a trainer, in units of C."""
     sums = []
     for start in (0, 1):
+        monkeypatch.setenv(_SCALE, "")  # so that what the model sets is undone
+        monkeypatch.delenv(_SCALE)
         torch.manual_seed(0)
         plan = PrivacyPlan(n=200, batch_size=40, steps=1, noise_multiplier=1.0, delta=1e-3,
                            clip_norm=0.01, accountant="rdp")  # fmt: skip
         oracle = PrivateGradientOracle(
-            KeepsInEval(), nn.CrossEntropyLoss(reduction="none"), plan, augment=augmentation(),
-            seed=0, compute=Compute(physical_batch_size=64),
+            model(), nn.CrossEntropyLoss(reduction="none"), plan, augment=augmentation(),
+            seed=0, compute=Compute(physical_batch_size=64, engine=engine),
         )  # fmt: skip
         drawn = [tuple(part[start:] for part in batch) for batch in oracle.batches(DIGITS)]
         monkeypatch.setattr(oracle, "batches", lambda *args, drawn=drawn, **options: iter(drawn))
@@ -194,6 +211,15 @@ def test_what_eval_mode_keeps_of_the_training_data_reaches_no_step(monkeypatch):
 def test_the_measured_loss_would_reach_the_step_through_the_model(monkeypatch):
     monkeypatch.setattr(trainer_module, "spare", lambda model: model)
     assert moved_by_one_record(monkeypatch) > 1.5
+
+
+def test_the_measured_loss_does_not_fix_a_number(monkeypatch):
+    assert moved_by_one_record(monkeypatch, FixesAScale, "loop") <= 1 + 1e-5
+
+
+def test_the_measured_loss_would_fix_a_number(monkeypatch):
+    monkeypatch.setattr(PrivateGradientOracle, "try_model", lambda *args: None)
+    assert moved_by_one_record(monkeypatch, FixesAScale, "loop") > 1.5
 
 
 def test_a_logical_batch_stays_uint8_until_its_physical_batch_is_computed():
@@ -267,7 +293,7 @@ def test_a_reference_trains_without_privacy():
     heard = Listening()
     trainer = make(method=SAM(0.05), plan=plan, reporter=heard)
     trainer.run()
-    assert heard.steps[-1].epsilon == trainer.evaluations[-1].epsilon == math.inf
+    assert heard.steps[-1].epsilon_at_most == trainer.evaluations[-1].epsilon == math.inf
 
 
 def test_the_displayed_epsilon_is_an_upper_bound_on_a_coarse_grid():

@@ -20,7 +20,7 @@ MODULES = {
     "Clipping": ("dpbam.privacy.clipping", "dpbam.privacy.adaptive_clipping"),
     "Noise": ("dpbam.privacy.noise", "dpbam.privacy.secure_noise", "dpbam.privacy.randomness"),
     "Joint release of statistics": ("dpbam.bias.release",),
-    "Ledger": ("dpbam.privacy.ledger",),
+    "Ledger": ("dpbam.privacy.ledger", "dpbam.privacy.writer_lock"),
     "Accounting": (
         "dpbam.privacy.accounting", "dpbam.privacy.composition", "dpbam.privacy.calibration",
         "dpbam.privacy.tradeoff",
@@ -34,7 +34,7 @@ HELPERS = {
     "check_alike", "check_parts", "replace_quietly", "epoch_steps", "default_delta", "unclipped",
     "check_norm", "make_clipping", "make_noise", "ReleasedStatistics", "Charge", "checked",
     "accountant_version", "quiet", "Losses", "GaussianBound", "Entry", "preview", "note",
-    "release_reservation", "stored_ledger", "check_steps",
+    "release_reservation", "stored_ledger", "check_steps", "WriterLock", "identify",
 }  # fmt: skip
 _HEAD = """# Guarantees
 

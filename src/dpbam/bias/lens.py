@@ -3,11 +3,14 @@
 While the oracle clips and sums, the lens computes from the same handles, per physical batch,
 
     own        sum_i d_i           the method's own unclipped gradient
-    plain      sum_i g_i           BAM only: for the others it is the own one
+    plain      sum_i g_i           where the directions are not the g_i themselves
     ascent     sum_i g_i / |g_i|   BAM only: mean_i cos(g_i, g_hat) = <ascent, g_hat> / (U |g_hat|)
 
-It keeps a few vectors shaped like theta and one norm per unit; never batch x parameters. Nothing
-that it sees is private.
+The plain gradients are those at theta. Where theta is shifted for the step (DP-SAT, DiSK), the same
+pass has them at the shifted theta only, so that g_hat takes a pass of its own.
+
+It keeps a few vectors shaped like theta and one norm per unit; never batch x parameters. What it
+sees is not protected by privacy: do not share it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dpbam import _validate
 from dpbam.bias.record import BiasRecord
 from dpbam.bias.tally import Tally
 from dpbam.engines import PerSampleDirections
+from dpbam.methods import Penalised, form_of
 from dpbam.observers import StepFacts
 from dpbam.params import Params
 
@@ -35,9 +39,10 @@ class BiasLens:
         every: N, to measure the steps 0, N, 2N, ...
         eta: compute a from the eta_i where the logical batch is one physical batch, at the cost of
             a forward pass of the layers; else a = <g_clip, r> / |r|^2.
-        plain: for DP-SAT, compute g_hat at the unshifted theta by a pass of its own, which costs
-            about as much as the step. Without it there is neither a reading against g_hat nor an
-            alignment. Other methods get g_hat from the same pass.
+        plain: for methods that shift theta (DP-SAT, SAM, DiSK), compute g_hat at the unshifted
+            theta by a pass of its own, which costs about as much as a step of DP-SGD. Without it
+            there is neither a reading against g_hat nor an alignment. Other methods get g_hat from
+            the same pass.
         layers: measure norms and bias of each layer, too.
 
     Example:
@@ -75,10 +80,12 @@ class BiasLens:
     def begin(self, facts: StepFacts) -> bool:
         if facts.step % self.every:
             return False
-        plain_directions = facts.method.norm_penalty(facts.lam) == 0  # d_i = g_i, or shifted
-        self.wants_plain = not plain_directions
-        self._tally = Tally(facts, own_is_plain=plain_directions and not facts.shifted)
-        if facts.shifted and self.plain:
+        form = form_of(facts.method, facts.lam)
+        own_is_plain = form == Penalised(0.0) and facts.shift is None  # d_i = g_i(theta)
+        # a shifted pass has no gradient at theta to offer
+        self.wants_plain = facts.shift is None and not own_is_plain
+        self._tally = Tally(facts, form, own_is_plain=own_is_plain)
+        if facts.shift is not None and self.plain:
             self._tally.plain = facts.batch_gradient()
         return True
 

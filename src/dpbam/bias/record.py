@@ -99,23 +99,25 @@ class BiasRecord:
         step: from 0.
         method: its name.
         lam: lambda.
-        clip_norm: C.
+        clip_norm: C_t, the clipping's sensitivity at this step.
         batch_size: l, the expected batch size.
         noise_multiplier: sigma.
         noise_norm: sigma C sqrt(d) / l, the noise's expected length (its root mean square).
         non_private_units: units in the batch.
         non_private_broken: units whose direction was not finite, and was replaced by zero.
         non_private_against_plain: against g_hat at theta, the paper's Eq. 1. None where it takes
-            another pass that was not asked for (DP-SAT).
+            another pass that was not asked for (methods that shift theta).
         non_private_against_own: against the method's own unclipped gradient.
         non_private_lemma2_bound: (1/l) sum_i |1 - f_i| |d_i|, which the bias against the method's
             own gradient cannot exceed; for flat clipping (1/l) sum_i max(0, |d_i| - C).
         non_private_norms: of the directions d_i, which are what is clipped.
-        non_private_plain_norms: of the plain gradients g_i, where the method has both.
+        non_private_plain_norms: of the plain gradients g_i at theta, where the pass has both.
         non_private_clip_share: share of units that were shortened.
-        non_private_alignment: cosine of the method's ascent direction with g_hat, SAM's. DP-SAT:
-            cos(previous private gradient, g_hat). BAM: mean_i cos(g_i, g_hat).
-        non_private_flatness_slack: lambda (mean_i |g_i| - |mean_i g_i|) = L_BAO - L_Z >= 0.
+        non_private_alignment: cosine of the method's ascent direction with g_hat, SAM's. Where
+            theta is shifted: cos(shift, g_hat); for DP-SAT the shift is along the previous private
+            gradient. BAM: mean_i cos(g_i, g_hat). None: not measured, or the method does not
+            declare along what it ascends.
+        non_private_flatness_slack: lambda (mean_i |g_i| - |mean_i g_i|) = L_BAO - L_Z >= 0, of BAM.
         non_private_layers: by name.
     """
 

@@ -30,7 +30,7 @@ from dpbam.bias.decomposition import dot, flat
 from dpbam.engines import PerSampleDirections
 from dpbam.errors import ArgumentError
 from dpbam.observers import StepFacts
-from dpbam.params import Params, doubled
+from dpbam.params import Params, add_into, doubled
 from dpbam.privacy.clipping import portions
 
 
@@ -142,9 +142,8 @@ class PrivateStatistics:
         self._counts += self._binned(lengths)
         if self.bias_bound is not None:
             weights = removed(norms, factors, self.bias_bound)
-            for some in portions(weights):
-                for name, part in directions.weighted_sum(some).items():
-                    self._residual[name] += part
+            for portion, span in portions(weights):
+                add_into(self._residual, directions.weighted_sum(portion, span))
 
     def sums(self) -> dict[str, tuple[Params, float]]:
         """Return the counts with sigma_1, and the bias sum with sigma_2 B."""
@@ -164,7 +163,7 @@ class PrivateStatistics:
                 thresholds=self._thresholds(),
                 counts=tuple(counts.tolist()),
                 count_std=self._std(0),
-                clip_norm=facts.plan.clip_norm,
+                clip_norm=facts.sensitivity,
                 bias=bias,
                 bias_square_std=error,
             )
@@ -185,15 +184,14 @@ class PrivateStatistics:
         return math.sqrt(square), error
 
     def _std(self, k: int) -> float:
-        """Return sigma_k times the sum's sensitivity; 0 under a plan that is not private."""
+        """Return sigma_k times the sum's sensitivity; 0 under a plan without privacy."""
         if not self._now().plan.private:
             return 0.0
         sensitivity = 1.0 if k == 0 else self.bias_bound or 0.0
         return self.noise_multipliers[k] * sensitivity
 
     def _thresholds(self) -> tuple[float, ...]:
-        clip_norm = self._now().plan.clip_norm
-        return tuple(sorted({*self.given, clip_norm} - {math.inf}))
+        return tuple(sorted({*self.given, self._now().sensitivity} - {math.inf}))
 
     def _now(self) -> StepFacts:
         if self._facts is None:

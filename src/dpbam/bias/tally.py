@@ -17,6 +17,7 @@ from torch import Tensor
 from dpbam.bias.decomposition import cosine, decompose, dot, flat, norm, ratio
 from dpbam.bias.record import EDGES, QUANTILES, BiasRecord, Layer, Norms, Reading
 from dpbam.engines import PerSampleDirections
+from dpbam.methods import Form
 from dpbam.observers import StepFacts
 from dpbam.params import Params, doubled, map_rows
 from dpbam.privacy.clipping import unclipped
@@ -28,11 +29,13 @@ class Tally:
 
     Attributes:
         facts: what is known before the step.
+        form: what the method declares its direction to be, if anything.
         own_is_plain: the directions are the plain gradients at theta.
-        plain: g_hat at theta, divided by l, where it has a pass of its own (DP-SAT).
+        plain: g_hat at theta, divided by l, where it has a pass of its own (theta is shifted).
     """
 
     facts: StepFacts
+    form: Form | None
     own_is_plain: bool
     plain: Params | None = None
     _own: Params = field(default_factory=dict)  # sum_i d_i
@@ -41,6 +44,7 @@ class Tally:
     _norms: list[Tensor] = field(default_factory=list)  # |d_i|: [U] per physical batch
     _plain_norms: list[Tensor] = field(default_factory=list)  # |g_i|
     _lost: list[Tensor] = field(default_factory=list)  # |1 - f_i| |d_i|
+    _shortened: list[Tensor] = field(default_factory=list)  # f_i < 1: [U], True or False
     _layer_norms: list[dict[str, Tensor]] = field(default_factory=list)
     _a_own: float | None = None
     _a_plain: float | None = None
@@ -59,6 +63,7 @@ class Tally:
         _accumulate(self._own, directions.weighted_sum(kept))
         self._norms.append(_total(norms))
         self._lost.append(_total(torch.where(kept != 0, (1 - factors).abs() * norms, 0.0)))
+        self._shortened.append((factors < 1).any(0))
         if directions.plain is not None and not self.own_is_plain:
             self._add_plain(directions.plain)
         if layers:
@@ -93,12 +98,12 @@ class Tally:
         """Compare the clipped sum and the released gradient with what was accumulated."""
         self._join()
         facts, plan = self.facts, self.facts.plan
-        sigma, bound = plan.noise_multiplier_at(facts.step), facts.sensitivity or plan.clip_norm
+        sigma, bound = plan.noise_multiplier_at(facts.step), facts.sensitivity
         std = sigma * bound if sigma else 0.0  # sigma_t C_t
         variance = sum(g.numel() for g in clipped.values()) * (std / plan.batch_size) ** 2
         own, plain, g_hat = self._readings(clipped, released, variance)
         norms, lost = _joined(self._norms), _joined(self._lost)
-        finite = norms.isfinite()
+        finite, shortened = norms.isfinite(), _joined(self._shortened)
         return BiasRecord(
             step=facts.step,
             method=facts.method.name,
@@ -114,7 +119,7 @@ class Tally:
             non_private_lemma2_bound=float(lost[finite].sum()) / plan.batch_size,
             non_private_norms=summary(norms, bound),
             non_private_plain_norms=summary(_joined(self._plain_norms)) if self._plain else None,
-            non_private_clip_share=ratio(int((lost[finite] > 0).sum()), int(finite.sum())),
+            non_private_clip_share=ratio(int(shortened[finite].sum()), int(finite.sum())),
             non_private_alignment=self._alignment(g_hat),
             non_private_flatness_slack=self._slack(g_hat),
             non_private_layers=self._layers(clipped),
@@ -126,7 +131,7 @@ class Tally:
         if ranks.world == 1:
             return
         own: list[list[Any]]
-        own = [self._norms, self._plain_norms, self._lost, self._layer_norms]
+        own = [self._norms, self._plain_norms, self._lost, self._shortened, self._layer_norms]
         every = ranks.collected(map_rows(Tensor.cpu, own))
         for mine, theirs in zip(own, zip(*every, strict=True), strict=True):
             mine[:] = [part for parts in theirs for part in parts]
@@ -158,21 +163,27 @@ class Tally:
 
     def _alignment(self, g_hat: Tensor | None) -> float | None:
         """Compare the ascent direction with SAM's; see :class:`BiasRecord`."""
-        if g_hat is None or self.own_is_plain:
+        if g_hat is None:
             return None
-        if self.facts.shifted:
-            previous = self.facts.previous
-            return None if previous is None else cosine(flat(previous), g_hat)
+        if self.facts.shift is not None:
+            return cosine(flat({n: self.facts.shift[n] for n in self._own}), g_hat)
+        if not self._regularised:  # the method does not say along what it ascends, if it does
+            return None
         units = int(_joined(self._plain_norms).isfinite().sum())
         return ratio(dot(flat(self._ascent), g_hat), units * norm(g_hat))  # mean_i cos(g_i, g_hat)
 
     def _slack(self, g_hat: Tensor | None) -> float | None:
         """Return L_BAO - L_Z = lambda ((1/l) sum_i |g_i| - |g_hat|)."""
-        if g_hat is None or not self._plain_norms:
+        if g_hat is None or self.form is None or not self._regularised:
             return None
         norms = _joined(self._plain_norms)
         mean = float(norms[norms.isfinite()].sum()) / self.facts.plan.batch_size
-        return self.facts.lam * (mean - norm(g_hat))
+        return self.form.weight * (mean - norm(g_hat))
+
+    @property
+    def _regularised(self) -> bool:
+        """Whether the method is BAM, by its form, and the |g_i| of this step are known."""
+        return self.form is not None and self.form.weight > 0 and bool(self._plain_norms)
 
     def _layers(self, clipped: Params) -> dict[str, Layer]:
         if not self._layer_norms:

@@ -11,13 +11,14 @@ columns      [N] numbers or strings.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpbam.data.base import ArrayImages, DataError, Images, Pixels, for_each
-from dpbam.data.dataset import UNKNOWN, DataSet
+from dpbam.data.dataset import UNKNOWN, DataSet, to_array
 from dpbam.data.labels import number_labels
 from dpbam.data.masks import mask_array, number_masks
 from dpbam.data.sources import Options
@@ -33,6 +34,7 @@ def from_arrays(
     class_names: Sequence[str] | None = None,
     columns: Mapping[str, ArrayLike] | None = None,
     task: str | None = None,
+    unit: str | None = None,
 ) -> DataSet:
     """Make a data set of arrays, which may be memory-mapped: they are not copied.
 
@@ -43,14 +45,17 @@ def from_arrays(
         class_names: one per class or finding; None: those that occur.
         columns: further facts about each record.
         task: what the labels mean; None: what they can mean.
+        unit: whom privacy is promised to: "record", or a column.
 
     Example:
         >>> scans = from_arrays(np.zeros((3, 8, 8), np.uint8), ["ill", "well", "ill"])
         >>> scans.class_names, scans.labels
         (('ill', 'well'), array([0, 1, 0]))
     """
-    numbers, masks, names = number_any({name: np.asanyarray(labels)}, class_names, task)
-    return numbered(images, numbers[name], masks.get(name), name, names, columns)
+    raw = {name: to_array(labels, f"labels of {name}")}
+    numbers, masks, names = number_any(raw, class_names, task)
+    data = numbered(images, numbers[name], masks.get(name), name, names, columns)
+    return data if unit is None else replace(data, unit=unit)
 
 
 def numbered(
@@ -59,15 +64,15 @@ def numbered(
     masks: Images | None,
     name: str,
     class_names: Sequence[str],
-    columns: Mapping[str, ArrayLike] | None,
+    columns: Mapping[str, Any] | None,
 ) -> DataSet:
     """Make a data set of arrays whose labels :func:`number_any` has numbered."""
     return DataSet(
         name=name,
-        images=ArrayImages(as_images(np.asanyarray(images), name)),
+        images=ArrayImages(as_images(to_array(images, f"images of {name}"), name)),
         labels=labels,
         class_names=tuple(class_names),
-        columns={key: as_column(value, f"{name}: {key}") for key, value in (columns or {}).items()},
+        columns={} if columns is None else columns,
         masks=masks,
     )
 
@@ -91,15 +96,18 @@ def number_known(
     """Number labels or masks; while a set is checked, those that cannot be used are unknown."""
     with options.collecting():
         return number_any(splits, class_names, options.task)
-    return {where: np.zeros(len(y), np.int64) for where, y in splits.items()}, {}, UNKNOWN
+    return {where: np.zeros(y.shape[:1], np.int64) for where, y in splits.items()}, {}, UNKNOWN
 
 
 def as_images(array: NDArray[Any], where: str) -> Pixels:
     """View uint8 [N, H, W], [N, H, W, C] or [N, C, H, W] as [N, C, H, W]."""
     if array.dtype != np.uint8:
+        example = "(255 * x).round().astype('uint8') for x in [0, 1]"
+        if array.dtype.kind in "iu":
+            example = "(x / 257).round().astype('uint8') for 16 bits, x // 16 for 12"
         raise DataError(
             f"images of {where} are {array.dtype}, but must be uint8 with values 0..255: "
-            "convert them first, for example (255 * x).round().astype('uint8') for x in [0, 1]"
+            f"convert them first, for example {example}"
         )
     if array.ndim == 3:
         return array[:, None]
@@ -117,16 +125,3 @@ def as_images(array: NDArray[Any], where: str) -> Pixels:
         f"images of {where} have shape {list(array.shape)}, but must be [N, H, W], [N, H, W, C] or "
         "[N, C, H, W] with C = 1 (grey) or 3 (RGB)"
     )
-
-
-def as_column(values: ArrayLike, where: str) -> NDArray[Any]:
-    """Return a column [N] of numbers or strings."""
-    column = np.asarray(values)
-    if column.dtype.kind == "S":
-        column = np.char.decode(column, "utf-8")
-    if column.dtype.kind not in "biufU" or column.ndim != 1:
-        raise DataError(
-            f"column {where} must hold one number or string per record, "
-            f"got {column.dtype} {list(column.shape)}"
-        )
-    return column

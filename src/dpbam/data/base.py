@@ -66,6 +66,16 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+def in_short(error: BaseException) -> str:
+    """Return the type and the text of an error of a user's own code, on one line.
+
+    Example:
+        >>> in_short(ValueError("no such table"))
+        'ValueError: no such table'
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+
+
 class Images(ABC):
     """Random access to the N images of a set.
 
@@ -90,6 +100,11 @@ class Images(ABC):
     def describe(self, index: int) -> str:
         """Return the name of a record in messages: its path if it has one."""
         return f"record {index}"
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The file of each record, relative to the set's folder; empty if they have none."""
+        return ()
 
     def identities(self) -> list[bytes]:
         """Return what identifies each record at any position: its path, else its pixels' hash."""
@@ -119,6 +134,13 @@ class Images(ABC):
         rows = max(1, _CHUNK // int(np.prod(self.shape[1:])))
         for start in range(0, len(todo), rows):
             yield todo[start : start + rows]
+
+    def used_bits(self, index: int) -> int | None:
+        """Return how many of a file's 16 bits per pixel its largest value needs; None if it has 8.
+
+        A file of 16 bits is scaled by its full range, whatever it uses.
+        """
+        return None
 
     def unreadable(self, indices: Indices) -> list[str]:
         """Return the errors of those records that cannot be read."""

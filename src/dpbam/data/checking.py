@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam import _validate
-from dpbam.data.base import DataError, Images, Pixels, counted
+from dpbam.data.base import DataError, Images, Pixels, counted, in_short
 from dpbam.data.dataset import UNKNOWN, DataSet
+from dpbam.data.owners import person_columns
 from dpbam.errors import DPBAMError
 
 _NAMED = 3  # examples in a sentence
 _LISTED = 20  # images that cannot be read, one sentence each
 _DARK = 32  # of 255
+_DIM = 64  # of 255: what 14 of 16 bits reach
 
 
 def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = None) -> list[str]:
@@ -34,7 +36,7 @@ def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = N
 
     Example:
         >>> from dpbam.data import from_arrays
-        >>> check(from_arrays(np.zeros((2, 8, 8), np.uint8), [0, 1]))
+        >>> check(from_arrays(np.full((2, 8, 8), 255, np.uint8), [0, 1]))
         ['arrays has 1 image more than once (record 0 = record 1)']
     """
     problems, hashes = _walk(dataset)
@@ -49,7 +51,7 @@ def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = N
 
 
 def shared_units(train: DataSet, test: DataSet, unit: str | None) -> dict[str, NDArray[Any]]:
-    """Return the units of privacy, and the patients, that are in both sets, by column.
+    """Return the units of privacy, and the persons, that are in both sets, by column.
 
     Example:
         >>> from dpbam.data import from_arrays
@@ -59,7 +61,7 @@ def shared_units(train: DataSet, test: DataSet, unit: str | None) -> dict[str, N
         >>> shared_units(train, test, "record")["patient"].tolist()
         ['b']
     """
-    names = [str(n) for n in dict.fromkeys((unit, "patient"))]
+    names = [str(n) for n in dict.fromkeys((unit, *person_columns(train.columns)))]
     there = [n for n in names if n in train.columns and n in test.columns]
     both = {n: np.intersect1d(train.columns[n], test.columns[n]) for n in there}
     named = {name: values[values != ""] for name, values in both.items()}
@@ -70,32 +72,60 @@ def _owners(dataset: DataSet, unit: str | None) -> list[str]:
     if unit is None or unit == "record":
         return []
     try:
-        _validate.owners(unit, dataset.column(unit))
+        _validate.owners(unit, dataset.column(unit), dataset.place)
     except DPBAMError as error:
         return [str(error)]
     return []
 
 
 def _walk(dataset: DataSet) -> tuple[list[str], dict[int, bytes]]:
-    """The errors of broken images, and a hash of each of the others by position."""
+    """The problems of single images, and a hash of each that can be read, by position."""
     broken: list[str] = []
     hashes: dict[int, bytes] = {}
-    brightest = 0
+    brightest: dict[int, int] = {}
     for index, found in _each(dataset.images):
         if isinstance(found, DataError):
             broken.append(str(found))
         else:
             hashes[index] = hashlib.sha256(found.tobytes()).digest()
-            brightest = max(brightest, int(found.max()))
+            brightest[index] = int(found.max())
     if len(broken) > _LISTED:
         rest = f"{dataset.name} has {len(broken) - _LISTED} more images that cannot be read"
         broken = [*broken[:_LISTED], rest]
-    if 0 < brightest < _DARK:
-        broken.append(
-            f"the brightest pixel of {dataset.name} is {brightest} of 255: if the files have 16 "
-            "bits of which fewer are used, scale them to the full range first"
+    return broken + _dark(dataset, brightest), hashes
+
+
+def _dark(dataset: DataSet, brightest: dict[int, int]) -> list[str]:
+    """Name images that are nearly black, those whose files leave bits unused apart.
+
+    A file of 16 bits is scaled by its full range, so that one which uses 12 of them is nearly
+    black. Where no image of a set is brighter than 14 bits, all of its files are looked at.
+    """
+    dark = [index for index, most in brightest.items() if most < _DARK]
+    dim = max(brightest.values(), default=255) <= _DIM
+    looked_at = list(brightest) if dim else dark
+    used = {k: bits for k in looked_at if (bits := dataset.images.used_bits(k)) is not None}
+    plain = [k for k in dark if k not in used]
+    problems = []
+    if used:
+        bits = max(1, *used.values())
+        problems.append(
+            f"{dataset.name} has {counted(len(used), 'image')} of 16 bits with only {bits} in use, "
+            f"too dark by a factor of {2 ** (16 - bits)}: multiply the values by it, the same for "
+            f"all files ({_names(list(used), dataset)})"
         )
-    return broken, hashes
+    if plain:
+        problems.append(
+            f"{dataset.name} has {counted(len(plain), 'image')} without a pixel above {_DARK - 1} "
+            "of 255, nearly black: scale all files by one public factor, or leave out those "
+            f"without content ({_names(plain, dataset)})"
+        )
+    return problems
+
+
+def _names(indices: list[int], dataset: DataSet) -> str:
+    more = ", ..." if len(indices) > _NAMED else ""
+    return ", ".join(dataset.images.describe(k) for k in indices[:_NAMED]) + more
 
 
 def _each(images: Images) -> Iterator[tuple[int, Pixels | DataError]]:
@@ -103,7 +133,7 @@ def _each(images: Images) -> Iterator[tuple[int, Pixels | DataError]]:
     for part in images.chunks():
         try:
             pixels = images.read(part)
-        except DataError:
+        except Exception:  # a user's own Images can fail in any way
             yield from ((int(i), _single(images, int(i))) for i in part)
         else:
             yield from zip(part.tolist(), pixels, strict=True)
@@ -114,6 +144,8 @@ def _single(images: Images, index: int) -> Pixels | DataError:
         return images.read(np.array([index], dtype=np.int64))
     except DataError as error:
         return error
+    except Exception as error:
+        return DataError(f"{images.describe(index)} cannot be read: {in_short(error)}")
 
 
 def _classes(dataset: DataSet) -> list[str]:

@@ -1,10 +1,10 @@
 """A data set: uint8 images, labels, columns, a fingerprint.
 
-What is public and what is private:
+What is public and what is confidential:
 
 ====================================  ==========================================================
 public, fixed by the source           ``name``, ``len()``, ``shape``, ``class_names``, column names
-private                               pixels, labels, the columns' values
+confidential                          pixels, labels, the columns' values
 mapping to float (:func:`to_float`)   public: the same for every set, never fitted to the data
 ====================================  ==========================================================
 """
@@ -12,7 +12,8 @@ mapping to float (:func:`to_float`)   public: the same for every set, never fitt
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -20,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.base import DataError, Images, Indices
-from dpbam.errors import ArgumentTypeError
+from dpbam.data.base import DataError, Images, Indices, for_each, in_short
+from dpbam.data.owners import SINGLE, Owner, find_owner
+from dpbam.errors import ArgumentTypeError, DPBAMError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,8 +48,11 @@ class DataSet:
         columns: further facts about each record ([N] each): a patient, a sex, a folder level.
             They serve as units of privacy and as sub-groups to evaluate.
         notes: remarks from loading, for the operator.
-        unit: whom privacy is promised to where no unit is named: "record", or a column.
+        unit: whom privacy is promised to: "record", or a column. None: nothing was chosen; the
+            record, unless the set names owners (:mod:`dpbam.data.owners`): then it has to be.
         masks: of a segmentation: uint8 [N, 1, H, W], the class of each pixel.
+        table: the file that lists the records, for messages; empty if there is none.
+        lines: the line of each record in it, from 1; empty if there is none.
 
     Example:
         >>> from dpbam.data import load
@@ -66,16 +71,25 @@ class DataSet:
     columns: Columns = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     masks: Images | None = None
-    unit: str = "record"
+    unit: str | None = None
+    table: str = ""
+    lines: Sequence[int] = ()
 
     def __post_init__(self) -> None:
+        _check_types(self)
+        plain = {
+            "labels": _number_array(self.labels, self.name),
+            "class_names": tuple(map(str, self.class_names)),
+            "columns": MappingProxyType(_plain_columns(self.columns, self.name)),
+            "notes": tuple(map(str, self.notes)),
+        }
+        for key, value in plain.items():
+            object.__setattr__(self, key, value)
+        self._check()
         types: dict[Task, Any] = {"multi-label": np.uint8, "regression": np.float32}
-        dtype = types.get(self.task, np.int64)
-        labels = np.ascontiguousarray(self.labels, dtype=dtype).copy()
+        labels = np.ascontiguousarray(self.labels, types.get(self.task, np.int64)).copy()
         labels.setflags(write=False)
         object.__setattr__(self, "labels", labels)
-        object.__setattr__(self, "columns", MappingProxyType(_stripped(self.columns)))
-        self._check()
 
     def _check(self) -> None:
         if not len(self.images):
@@ -85,7 +99,7 @@ class DataSet:
 
     def _label_problems(self) -> Iterator[str]:
         n, k = len(self.images), len(self.class_names)
-        if len(self.labels) != n or self.labels.ndim > 2:
+        if len(self.labels) != n:
             yield f"{self.name} has {n} images but {len(self.labels)} labels"
         if self.task == "multi-label" and self.labels.shape[1] != k:
             yield f"{self.name} has {self.labels.shape[1]} labels per record for {k} findings"
@@ -98,6 +112,8 @@ class DataSet:
             self.task, (0, k - 1)
         )
         bad = ~((self.labels >= low) & (self.labels <= high) & np.isfinite(self.labels))
+        if self.task != "regression":  # a cast to whole numbers would round
+            bad |= self.labels != np.round(self.labels)
         if bad.any():
             first = int(np.argwhere(bad)[0, 0])
             yield (
@@ -161,13 +177,24 @@ class DataSet:
         where = np.asarray(raw, dtype=np.int64).reshape(-1)
         if where.size and not (where.min() >= 0 and where.max() < len(self)):
             raise IndexError(f"{self.name} has records 0..{len(self) - 1}, asked for {where}")
-        targets = self.labels[where] if self.masks is None else self.masks.read(where)[:, 0]
-        return torch.from_numpy(self.images.read(where)), torch.from_numpy(targets)
+        try:
+            targets = self.labels[where] if self.masks is None else self.masks.read(where)[:, 0]
+            images = torch.from_numpy(self.images.read(where))
+        except (DPBAMError, MemoryError):
+            raise
+        except Exception as error:  # of a user's own Images
+            raise DataError(f"records of {self.name} cannot be read: {in_short(error)}") from error
+        if images.shape != (len(where), *self.shape):
+            raise DataError(
+                f"images of {self.name} are read as {list(images.shape)}, not as "
+                f"{[len(where), *self.shape]}: correct the shape of its Images"
+            )
+        return images, torch.from_numpy(targets)
 
     def class_shares(self) -> NDArray[np.float64]:
         """Return [N, num_classes]: the classes of each record, its findings, or shares of pixels.
 
-        Not private. A regression has none.
+        Not protected by privacy: do not share. A regression has none.
         """
         if self.masks is not None:
             every = range(self.num_classes)
@@ -181,10 +208,22 @@ class DataSet:
         return one_hot
 
     def class_counts(self) -> NDArray[np.int64]:
-        """Return [num_classes]: how many records have each class. Not private."""
+        """Return [num_classes]: how many records have each class. Not to be shared."""
         if self.task == "single-label":
             return np.bincount(self.labels, minlength=self.num_classes)
         return np.asarray((self.class_shares() > 0).sum(axis=0))
+
+    def place(self, index: int) -> str:
+        """Return where a record is to be found: its line in the table, else its path or number.
+
+        Example:
+            >>> from dpbam.data import from_arrays
+            >>> from_arrays(np.zeros((2, 8, 8), np.uint8), [0, 1]).place(1)
+            'record 1'
+        """
+        if len(self.lines) != len(self):
+            return self.images.describe(index)
+        return f"line {self.lines[index]} of {self.table}"
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the column ``name``, or raise an error that lists the columns."""
@@ -192,6 +231,32 @@ class DataSet:
             there = ", ".join(sorted(self.columns)) or "none"
             raise DataError(f"{self.name} has no column {name!r}: its columns are {there}")
         return self.columns[name]
+
+    def owner(self) -> Owner | None:
+        """Return what says whose a record is, where no unit was chosen; None without such a sign.
+
+        Example:
+            >>> from dpbam.data import from_arrays
+            >>> images, patients = np.zeros((2, 8, 8), np.uint8), {"patient": ["a", "a"]}
+            >>> from_arrays(images, [0, 1], columns=patients).owner().column
+            'patient'
+            >>> from_arrays(images, [0, 1], columns=patients, unit="record").owner() is None
+            True
+        """
+        if self.unit is not None:
+            return None
+        return find_owner(self.columns, self.class_names, self.images.paths)
+
+    def chosen_unit(self, named: str | None = None) -> str:
+        """Return the unit of privacy: the one that is named, else the set's, else the record.
+
+        Raises:
+            DataError: if nothing was chosen and the set names owners: a promise per record would
+                be weaker than one per owner.
+        """
+        if named is None and (owner := self.owner()) is not None:
+            raise DataError(f"{self.name} has {owner.sign}: {_ways_to_choose(owner)}")
+        return named or self.unit or "record"
 
     def subset(self, indices: Indices, *, name: str | None = None) -> DataSet:
         """Return the records at ``indices``, in that order, as a set; nothing is read."""
@@ -204,6 +269,8 @@ class DataSet:
             notes=self.notes,
             masks=None if self.masks is None else self.masks.select(indices),
             unit=self.unit,
+            table=self.table,
+            lines=[self.lines[k] for k in indices] if len(self.lines) else (),
         )
 
     def fingerprint(self) -> str:
@@ -211,8 +278,8 @@ class DataSet:
 
         SHA-256 over the shape, the class names, all labels, all columns, the paths and sizes of
         files, and pixels of images and masks: all of them up to 256 MiB; of a larger set 4096
-        records, evenly spaced; of images that must be decoded, 256. It is derived from private
-        data without noise: store it with the data, do not publish it.
+        records, evenly spaced; of images that must be decoded, 256. It is derived from the
+        data without noise: store it with the data, do not share it.
 
         Example:
             >>> from dpbam.data import load
@@ -257,6 +324,77 @@ def to_float(images: Tensor) -> Tensor:
     return images.float().mul_(1 / 127.5).sub_(1.0)
 
 
-def _stripped(columns: Columns) -> dict[str, NDArray[Any]]:
-    """The columns, text without space around it: "ann" and "ann " are one patient."""
-    return {k: np.char.strip(v) if v.dtype.kind in "SU" else v for k, v in columns.items()}
+def _ways_to_choose(owner: Owner) -> str:
+    if owner.column is None:
+        return f"name the owners in a column patient of labels.csv, or pass {SINGLE}"
+    if not owner.column.isprintable():
+        return f"rename it to patient, and pass --unit patient, or pass {SINGLE}"
+    whole = f"--unit {shlex.quote(owner.column)} to protect all records of one owner together"
+    return f"pass {whole}, or {SINGLE}"
+
+
+def _check_types(data: DataSet) -> None:
+    """Refuse fields of a wrong type, which a user's own function may return."""
+    name = data.name
+    if not isinstance(name, str):
+        raise DataError(f"the name of a DataSet must be text, got {type(name).__name__}")
+    for field_name, images in (("images", data.images), ("masks", data.masks)):
+        if not isinstance(images, Images) and not (field_name == "masks" and images is None):
+            raise DataError(
+                f"{field_name} of {name} must be a dpbam.data.Images, got "
+                f"{type(images).__name__}: dpbam.data.from_arrays makes a DataSet of arrays"
+            )
+    for field_name, texts in (("class_names", data.class_names), ("notes", data.notes)):
+        if not isinstance(texts, list | tuple) or not all(isinstance(x, str) for x in texts):
+            kind = type(texts).__name__
+            raise DataError(f"{field_name} of {name} must be a list or tuple of texts, got {kind}")
+    if not isinstance(data.columns, Mapping) or not all(isinstance(k, str) for k in data.columns):
+        raise DataError(f"columns of {name} must be a dict from names to values")
+    if not isinstance(data.table, str) or not isinstance(data.lines, list | tuple):
+        raise DataError(f"{name} must have its table as text, and its lines as a list of numbers")
+    if not isinstance(data.unit, str | None):
+        kind = type(data.unit).__name__
+        raise DataError(f"unit of {name} must be 'record', a column's name or None, got {kind}")
+
+
+def _number_array(labels: Any, name: str) -> NDArray[Any]:
+    """Labels as an array of numbers [N] or [N, L], of their own type."""
+    array = to_array(labels, f"labels of {name}")
+    if array.dtype.kind not in "biuf" or array.ndim not in (1, 2):
+        raise DataError(
+            f"labels of {name} must be numbers, [N] or [N, L], got {array.dtype} "
+            f"{list(array.shape)}: dpbam.data.from_arrays numbers texts"
+        )
+    return array
+
+
+def to_array(values: Any, where: str) -> NDArray[Any]:
+    """Return an array; texts that are kept as objects, as pandas does, become texts.
+
+    Raises:
+        DataError: if numpy cannot make one, as of rows of different lengths.
+    """
+    try:
+        array = np.asanyarray(values)
+        if array.dtype.kind == "O" and all(isinstance(x, str) for x in array.flat):
+            array = array.astype(np.str_)
+        return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+    except Exception as error:  # numpy calls methods of what it is given
+        raise DataError(f"{where} cannot be read as an array ({in_short(error)})") from error
+
+
+def as_column(values: Any, where: str) -> NDArray[Any]:
+    """Return a column [N] of numbers or strings."""
+    column = to_array(values, f"column {where}")
+    if column.dtype.kind not in "biufU" or column.ndim != 1:
+        raise DataError(
+            f"column {where} must hold one number or string per record, "
+            f"got {column.dtype} {list(column.shape)}"
+        )
+    return column
+
+
+def _plain_columns(columns: Mapping[str, Any], name: str) -> dict[str, NDArray[Any]]:
+    """The columns as arrays, text without space around it: "ann" and "ann " are one patient."""
+    arrays = for_each(lambda v, key: as_column(v, f"{name}: {key}"), dict(columns))
+    return {k: np.char.strip(v) if v.dtype.kind == "U" else v for k, v in arrays.items()}

@@ -67,6 +67,10 @@ class DecodedImages(Images):
         """Return an opened image as uint8 [C, H, W]."""
         return to_pixels(image, self.shape[1:], self._resize, where)
 
+    def used_bits(self, index: int) -> int | None:
+        with bombs_refused(), self.open(index) as image:
+            return int(np.asarray(image).max()).bit_length() if _has_sixteen(image) else None
+
     def read(self, indices: Indices) -> Pixels:
         """Decode the images not decoded before; keep them if the whole set is small enough."""
         if np.prod(self.shape, dtype=np.float64) > KEPT_BYTES:
@@ -126,6 +130,10 @@ class FileImages(DecodedImages):
 
     def describe(self, index: int) -> str:
         return str(self._shown / self._paths[index])
+
+    @property
+    def paths(self) -> Sequence[str]:
+        return self._paths
 
     def identities(self) -> list[bytes]:
         return [path.encode("utf-8", "surrogateescape") for path in self._paths]
@@ -211,7 +219,7 @@ def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, whe
         where: the image's name in an error.
     """
     channels, size = shape[0], shape[1:]
-    if image.mode in _SIXTEEN or (image.mode == "I" and image.format == "PNG"):
+    if _has_sixteen(image):
         image = Image.fromarray((np.asarray(image) / 257.0).round().astype(np.uint8))  # 65535 / 255
     if image.mode.startswith(_DEEP):
         raise DataError(
@@ -227,6 +235,11 @@ def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, whe
         converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     pixels: Pixels = np.asarray(converted, dtype=np.uint8)
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _has_sixteen(image: Image.Image) -> bool:
+    """Whether an image is grey of 16 bits; some versions of Pillow open such a PNG as of 32."""
+    return image.mode in _SIXTEEN or (image.mode == "I" and image.format == "PNG")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -16,13 +17,15 @@ _LEVELS = 16  # scikit-learn counts ink in 0..16
 
 def open_digits(argument: str, options: Options) -> Openers:
     """Return a fixed stratified split: 80% to train, 20% to test."""
-    return {"train": lambda: _split(0), "test": lambda: _split(1)}
+    return {"train": lambda: _splits()[0], "test": lambda: _splits()[1]}
 
 
-def _split(which: int) -> DataSet:
+@cache  # parsed once per process: a data set cannot be changed, so that all callers may share it
+def _splits() -> tuple[DataSet, DataSet]:
     from sklearn.datasets import load_digits
 
     raw = load_digits()
     pixels = (raw.images * (255 / _LEVELS)).round().astype(np.uint8)
-    part = held_out(from_arrays(pixels, raw.target, name="digits"))[which]
-    return replace(part, name=("digits/train", "digits/test")[which])
+    pixels.setflags(write=False)
+    train, test = held_out(from_arrays(pixels, raw.target, name="digits"))
+    return replace(train, name="digits/train"), replace(test, name="digits/test")

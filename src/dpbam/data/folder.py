@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -52,7 +53,8 @@ from dpbam.data.masks import MaskFiles, number_masks
 from dpbam.data.sources import Openers, Options
 
 _SPLITS = ("train", "val", "test")
-_LISTS = ("labels.csv", "classes.txt")
+TABLE = "labels.csv"
+_LISTS = (TABLE, "classes.txt")
 _SYNONYMS = {
     "file": ("path", "filename", "file_name", "filepath", "file_path", "image", "image_path",
              "image_file", "image_index", "img", "dicom", "dicom_path"),
@@ -65,13 +67,17 @@ _SYNONYMS = {
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One image: its path relative to the folder, its labels, its split, its columns, its mask."""
+    """One image: its path relative to the folder, its labels, its split, its columns, its mask.
+
+    ``line`` is its line in ``labels.csv``, from 1, as an editor counts; 0 if there is no table.
+    """
 
     path: str
     labels: tuple[str, ...]
     split: str
     columns: dict[str, str]
     mask: str | None = None
+    line: int = 0
 
 
 @dataclass
@@ -84,6 +90,11 @@ class Listing:
     notes: tuple[str, ...] = ()
     unknown: bool = False  # while a set is checked: a table of labels that cannot be read
 
+    def place(self, index: int) -> str:
+        """Return where a record is to be found: its line in the table, else its path."""
+        record = self.records[index]
+        return f"line {record.line} of {TABLE}" if record.line else record.path
+
     def leave_out(self, count: int, which: str) -> None:
         """Note images that were ignored."""
         if count:
@@ -93,12 +104,13 @@ class Listing:
 def open_folder(argument: str, options: Options) -> Openers:
     """Return the splits of an image folder."""
     root = Path(argument).expanduser().resolve()
-    table = root / "labels.csv"
+    table = root / TABLE
     listing: Listing | None = None
     if table.is_file():
         with options.collecting():
             listing = _from_csv(root, table, options)
-        listing = listing or _unlisted(root)
+        if listing is None or (not listing.records and options.findings):
+            listing = _unlisted(root)
     elif options.task in (None, "segmentation") and _mask_folders(root):
         listing = _from_mask_tree(root, options)
     else:
@@ -137,7 +149,7 @@ def _labels(listing: Listing, call: str, task: str | None) -> tuple[NDArray[Any]
     elif len(listing.columns) > 1 or (listing.columns and task == "regression"):
         given = listing.columns
     raw = np.array([record.labels for record in listing.records])
-    numbers, names = number_labels({call: raw}, given, task)
+    numbers, names = number_labels({call: raw}, given, task, place=listing.place)
     return numbers[call], names
 
 
@@ -167,12 +179,12 @@ def _images(root: Path, paths: list[str], argument: str, options: Options) -> Fi
     return FileImages(root, paths, size, channels, resize, window, Path(argument))
 
 
-def _read_patients(root: Path, listing: Listing, options: Options) -> str:
-    """Add the column ``patient`` of DICOM files; return the unit that is meant by default."""
+def _read_patients(root: Path, listing: Listing, options: Options) -> str | None:
+    """Add the column ``patient`` of DICOM files, who are their unit of privacy by default."""
     records = listing.records
     kinds = {is_dicom(root / record.path) for record in records if record.path}
     if kinds == {False}:
-        return "record"
+        return None
     with options.collecting():
         if len(kinds) > 1:
             raise DataError(
@@ -243,9 +255,10 @@ def _check_agreement(root: Path, tags: list[str], named: list[str]) -> None:
 
 def _load(name: str, split: str, listing: Listing, everything: DataSet) -> DataSet:
     chosen = np.array([k for k, r in enumerate(listing.records) if r.split == split], np.int64)
-    columns = _columns([listing.records[k] for k in chosen])
+    records = [listing.records[k] for k in chosen]
+    lines = [record.line for record in records] if all(record.line for record in records) else ()
     part = everything.subset(chosen, name=name)
-    return replace(part, columns=columns, notes=listing.notes)
+    return replace(part, columns=_columns(records), notes=listing.notes, table=TABLE, lines=lines)
 
 
 def _columns(records: Sequence[ImageRecord]) -> dict[str, NDArray[Any]]:
@@ -337,7 +350,7 @@ def _from_csv(root: Path, table: Path, options: Options) -> Listing:
         with options.collecting():
             spelling = row.pop("file")
             record = _record(root, f"line {line} of {table}", spelling, row, options)
-            listing.records.append(record)
+            listing.records.append(replace(record, line=line))
             files.append((root / record.path, f"{spelling} (line {line})"))
     with options.collecting():
         _refuse_repeats(files, table)
@@ -411,19 +424,29 @@ def read_labels(
             needed = ("file", *(options.label_columns or label))
             _check_header(table, names, needed)
             for row in reader:
+                line = _first_line(reader.line_num, row)
                 with options.collecting():
-                    _check_row(table, reader.line_num, row, needed, options.task)
-                    yield reader.line_num, row
+                    _check_row(table, line, row, needed, options.task)
+                    yield line, row
     except (UnicodeDecodeError, csv.Error) as error:
         with options.collecting():  # the rows before it are checked
-            raise DataError(f"{table} is not a readable CSV file in UTF-8 ({error})") from error
+            way_out = ": save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+            raise DataError(
+                f"{table} is not a readable CSV file in UTF-8 ({error}){way_out}"
+            ) from error
     except OSError as error:
         raise DataError(f"cannot read {table}: {error.strerror}") from error
 
 
+def _first_line(last: int, row: Mapping[Any, Any]) -> int:
+    """The line on which a row begins: a value in quotes may hold further ones."""
+    texts = (text for value in row.values() for text in (value if type(value) is list else [value]))
+    return last - sum(len(re.findall(r"\r\n|\r|\n", text)) for text in texts if text)
+
+
 def _standard(table: Path, names: list[str], options: Options) -> list[str]:
     """The names of a table's columns, synonyms replaced where no column has the name itself."""
-    plain = [name.strip().lower().replace(" ", "_").replace("-", "_") for name in names]
+    plain = [re.sub(r"[\s-]", "_", name.strip().lower()) for name in names]
     found = list(names)
     for standard, synonyms in _SYNONYMS.items():
         chosen = standard in ("label", "mask") and bool(options.label_columns)
@@ -443,8 +466,11 @@ def _standard(table: Path, names: list[str], options: Options) -> list[str]:
 
 def _renamed(table: Path, options: Options) -> tuple[str, ...]:
     """Note which columns of a table are read under another name."""
-    with table.open(encoding="utf-8-sig", newline="") as file:
-        names = list(csv.DictReader(file).fieldnames or [])
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as file:
+            names = list(csv.DictReader(file).fieldnames or [])
+    except (UnicodeDecodeError, csv.Error):  # while a set is checked: reported already
+        return ()
     pairs = zip(names, _standard(table, names, options), strict=True)
     changed = [f"{given!r} as {name}" for given, name in pairs if given != name]
     return (f"{table.name}: reading the column {', '.join(changed)}",) if changed else ()
@@ -454,8 +480,8 @@ def _check_header(table: Path, names: list[str], needed: Sequence[str]) -> None:
     if missing := [name for name in needed if name not in names]:
         raise DataError(
             f"{table} has no column {' and no column '.join(map(repr, missing))}: its first line "
-            f"must name the columns, {','.join(needed)} and further ones; it has "
-            f"{','.join(names) or 'nothing'}"
+            f"must name the columns, {','.join(needed)} and further ones, with commas between "
+            f"them; it has {','.join(names) or 'nothing'}"
         )
 
 

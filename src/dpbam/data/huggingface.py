@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dpbam.data.arrays import as_column, number_known
+from dpbam.data.arrays import number_known
 from dpbam.data.base import DataError
-from dpbam.data.dataset import DataSet
+from dpbam.data.dataset import DataSet, as_column
 from dpbam.data.decode import DecodedImages, common_format, opened
+from dpbam.data.owners import SINGLE, names_person
 from dpbam.data.sources import Openers, Options
 
 _IMAGE_NAMES = ("image", "img")
@@ -38,6 +39,8 @@ def open_huggingface(argument: str, options: Options) -> Openers:
     if "train" not in sets:
         raise DataError(f"hf:{argument} has no split called train")
     image, label, names = _schema(sets["train"], argument)
+    with options.collecting():
+        _refuse_nested_owners(sets["train"], argument, options)
     calls = {split: f"hf:{argument}/{split}" for split in sets}
     raw = {calls[split]: np.asarray(rows[label]) for split, rows in sets.items()}
     numbers, masks, classes = number_known(raw, names, options)
@@ -175,6 +178,16 @@ def _columns(rows: Any, taken: set[str]) -> dict[str, NDArray[Any]]:
         for name, feature in rows.features.items()
         if name not in taken and _is_plain(feature)
     }
+
+
+def _refuse_nested_owners(rows: Any, argument: str, options: Options) -> None:
+    """Refuse persons in a column that cannot be read, unless the unit was chosen without them."""
+    names = [n for n, kind in rows.features.items() if names_person(n) and not _is_plain(kind)]
+    if names and options.unit is None:
+        raise DataError(
+            f"hf:{argument} has the column {names[0]!r}, which says whose each record is, but does "
+            f"not hold one number or string per row: convert it, or pass {SINGLE}"
+        )
 
 
 def _is_plain(feature: Any) -> bool:

@@ -17,24 +17,35 @@ Masks of a segmentation are in :mod:`dpbam.data.masks`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpbam._names import did_you_mean
 from dpbam.data.base import DataError, for_each
+from dpbam.data.dataset import TASKS
 
 Arrays = Mapping[str, NDArray[Any]]
 Numbered = tuple[dict[str, NDArray[Any]], tuple[str, ...]]
+Place = Callable[[int], str]
 
 SEPARATOR = "|"
 _NONE = ("", "no finding")
 _LISTED = 20  # records of a split whose labels cannot be used, one sentence each
 
 
+def _record(index: int) -> str:
+    return f"record {index}"
+
+
 def number_labels(
-    splits: Arrays, class_names: Sequence[str] | None = None, task: str | None = None
+    splits: Arrays,
+    class_names: Sequence[str] | None = None,
+    task: str | None = None,
+    *,
+    place: Place = _record,
 ) -> Numbered:
     """Number the labels of all splits of a source by one list of classes.
 
@@ -42,16 +53,19 @@ def number_labels(
         splits: the labels of each split, by the name to use in an error.
         class_names: the classes, if they are known; then some may be absent.
         task: None takes it from the labels.
+        place: returns where a record is to be found, for an error.
 
     Returns:
         The labels of each split as a data set holds them, and the class names.
     """
+    if task not in (None, *TASKS):
+        raise DataError(f"task {task!r} is unknown: {did_you_mean(task, TASKS)}")
     labels = for_each(_plain, splits)
     task = task or _task_of(labels)
     if task == "segmentation":
         raise DataError(f"{' and '.join(splits)} have labels, but segmentation needs masks")
     readers = {"multi-label": _findings, "regression": _values}
-    return readers.get(task, _classes)(labels, class_names)
+    return readers.get(task, _classes)(labels, class_names, place)
 
 
 def class_order(names: Iterable[str]) -> list[str]:
@@ -113,12 +127,12 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _classes(splits: Arrays, class_names: Sequence[str] | None) -> Numbered:
+def _classes(splits: Arrays, class_names: Sequence[str] | None, place: Place) -> Numbered:
     flat = for_each(_one_class, splits)
     if all(labels.dtype.kind == "U" for labels in flat.values()):
         names = tuple(class_names or class_order({str(x) for y in flat.values() for x in set(y)}))
         return for_each(lambda labels, where: _look_up(labels, names, where), flat), names
-    whole = for_each(_whole, flat)
+    whole = for_each(lambda labels, where: _whole(labels, where, place), flat)
     return whole, tuple(class_names) if class_names else _count_classes(whole)
 
 
@@ -134,7 +148,7 @@ def _one_class(labels: NDArray[Any], where: str) -> NDArray[Any]:
     return np.asarray(labels.argmax(axis=1))
 
 
-def _whole(labels: NDArray[Any], where: str) -> NDArray[np.int64]:
+def _whole(labels: NDArray[Any], where: str, place: Place) -> NDArray[np.int64]:
     fractional = labels.dtype.kind == "f" and not (labels == np.round(labels)).all()
     if labels.dtype.kind not in "biuf" or fractional:
         raise DataError(
@@ -142,7 +156,7 @@ def _whole(labels: NDArray[Any], where: str) -> NDArray[np.int64]:
         )
     if labels.size and labels.min() < 0:
         raise DataError(
-            f"labels of {where} are out of range: record {int(labels.argmin())} has "
+            f"labels of {where} are out of range: {place(int(labels.argmin()))} has "
             f"{labels.min()}, but classes are numbered from 0"
         )
     return labels.astype(np.int64)
@@ -170,10 +184,10 @@ def _look_up(labels: NDArray[Any], names: Sequence[str], where: str) -> NDArray[
     return np.array([number[label] for label in labels.tolist()], dtype=np.int64)
 
 
-def _findings(splits: Arrays, class_names: Sequence[str] | None) -> Numbered:
+def _findings(splits: Arrays, class_names: Sequence[str] | None, place: Place) -> Numbered:
     if all(labels.dtype.kind == "U" and labels.ndim == 1 for labels in splits.values()):
         return _listed(splits, class_names)
-    tables = for_each(_zero_one, splits)
+    tables = for_each(lambda labels, where: _zero_one(labels, where, place), splits)
     widths = {table.shape[1] for table in tables.values()}
     if len(widths) > 1 or (class_names and len(class_names) not in widths):
         raise DataError(
@@ -203,27 +217,27 @@ def _listed(splits: Arrays, class_names: Sequence[str] | None) -> Numbered:
     }, names
 
 
-def _zero_one(labels: NDArray[Any], where: str) -> NDArray[np.uint8]:
+def _zero_one(labels: NDArray[Any], where: str, place: Place) -> NDArray[np.uint8]:
     table = labels[:, None] if labels.ndim == 1 else labels
     wrong = ~np.isin(table, (0, 1) if table.dtype.kind != "U" else ("0", "1", "0.0", "1.0"))
     if wrong.any():
         raise DataError(*(
-            f"labels of {where}: record {row} has {table[row, column].item() or 'nothing'} for "
-            f"finding {column}, but a finding is 0 or 1: decide those that are uncertain or "
+            f"labels of {where}: {place(int(row))} has {table[row, column].item() or 'nothing'} "
+            f"for finding {column}, but a finding is 0 or 1: decide those that are uncertain or "
             "missing first, or leave the record out"
             for row, column in np.argwhere(wrong)[:_LISTED]
         ))  # fmt: skip
     return table.astype(np.float64).astype(np.uint8)
 
 
-def _values(splits: Arrays, class_names: Sequence[str] | None) -> Numbered:
+def _values(splits: Arrays, class_names: Sequence[str] | None, place: Place) -> Numbered:
     if class_names and len(class_names) != 1:
         raise DataError(f"a regression has one value per record, but {len(class_names)} names")
-    found = for_each(_floats, splits)
+    found = for_each(lambda labels, where: _floats(labels, where, place), splits)
     return found, tuple(class_names or ("value",))
 
 
-def _floats(labels: NDArray[Any], where: str) -> NDArray[np.float32]:
+def _floats(labels: NDArray[Any], where: str, place: Place) -> NDArray[np.float32]:
     if labels.ndim == 2:
         raise DataError(
             f"labels of {where} have {labels.shape[1]} values per record, but a regression "
@@ -235,7 +249,7 @@ def _floats(labels: NDArray[Any], where: str) -> NDArray[np.float32]:
     if not odd:
         raise DataError(f"labels of {where} are true or false: a regression needs numbers")
     raise DataError(*(
-        f"labels of {where}: record {k} has {labels[k].item()!r}, which is not a number: a "
+        f"labels of {where}: {place(k)} has {labels[k].item()!r}, which is not a number: a "
         "regression needs one per record"
         for k in odd[:_LISTED]
     ))  # fmt: skip

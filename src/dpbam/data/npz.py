@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 import shutil
 import zipfile
 import zlib
@@ -34,10 +35,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.arrays import as_column, number_known, numbered
+from dpbam.data.arrays import number_known, numbered
 from dpbam.data.base import DataError
-from dpbam.data.dataset import DataSet
+from dpbam.data.dataset import DataSet, as_column
 from dpbam.data.fetch import atomic
+from dpbam.data.owners import SINGLE, names_person
 from dpbam.data.sources import Openers, Options
 
 _IMAGES = {
@@ -77,6 +79,8 @@ def open_npz(argument: str, options: Options) -> Openers:
             f"{file.path} has the arrays {', '.join(file.names)}, but training needs images (any "
             f"of {', '.join(_IMAGES['train'])}) and labels (any of {', '.join(labels['train'])})"
         )
+    with options.collecting():
+        _refuse_ignored_owners(file, set(splits), options)
     given = [str(x) for x in file.read("class_names")] if "class_names" in file.names else None
     raw = {split: file.images(labels) for split, (_, labels) in splits.items()}
     calls = {f"{file.path.name}/{split}": split for split in splits}
@@ -138,9 +142,24 @@ def _others(file: NpzFile) -> list[str]:
 
 def _ignored(file: NpzFile, splits: set[str]) -> tuple[str, ...]:
     """Note the arrays that belong to no split."""
-    every = set(_IMAGES)
-    names = [n for n in _others(file) if not any(_column(n, s, splits) for s in every)]
+    names = _strays(file, splits)
     return (f"ignored the arrays {', '.join(names)}",) if names else ()
+
+
+def _strays(file: NpzFile, splits: set[str]) -> list[str]:
+    """The arrays that belong to no split."""
+    return [n for n in _others(file) if not any(_column(n, s, splits) for s in set(_IMAGES))]
+
+
+def _refuse_ignored_owners(file: NpzFile, splits: set[str], options: Options) -> None:
+    """Refuse persons that belong to no split, unless the unit was chosen without them."""
+    owners = [name for name in _strays(file, splits) if names_person(name)]
+    if owners and options.unit is None:
+        raise DataError(
+            f"{file.path} has the array {owners[0]!r}, which says whose each record is, but not of "
+            f"which split: name it train_{owners[0]} (and test_{owners[0]}) and pass --unit "
+            f"{shlex.quote(owners[0])}, or pass {SINGLE}"
+        )
 
 
 class NpzFile:

@@ -20,6 +20,7 @@ from dpbam.data.folder import open_folder
 from dpbam.data.huggingface import open_huggingface
 from dpbam.data.imagenet32 import open_imagenet32
 from dpbam.data.npz import open_npz
+from dpbam.data.owners import person_columns
 from dpbam.data.sources import Findings, Openers, Options, Source
 from dpbam.data.split import held_out
 from dpbam.data.user import open_user
@@ -115,7 +116,9 @@ def load(
         image_size: the size to which images of a folder or a Hugging Face set are resized: (H, W),
             or one number for a square. None: they must agree.
         channels: 1 (grey) or 3 (RGB), to which those images are converted. None: grey if they are.
-        unit: the column that holds the unit of privacy: a held-out split keeps units whole.
+        unit: the column that holds the unit of privacy: a held-out split keeps units whole. Or
+            "record": a set that names owners (:mod:`dpbam.data.owners`) is trained on only if its
+            unit was chosen.
         download: whether a missing archive may be downloaded.
         progress: show a progress bar of a download on standard error.
         task: "single-label", "multi-label", "regression" or "segmentation"; None: from the labels.
@@ -140,7 +143,7 @@ def load(
     openers = _with_test(_open(spec, options), options)
     if split not in openers:
         raise DataError(f"{spec} has no split {split!r}: it has {', '.join(openers)}")
-    dataset = openers[split]()
+    dataset = _with_unit(openers[split](), options)
     return _fit_to_train_on(dataset) if split == "train" else dataset
 
 
@@ -172,7 +175,8 @@ def load_pair(
     )  # fmt: skip
     _check_columns(spec, options)
     openers = _with_test(_open(spec, options), options)
-    train, test = _fit_to_train_on(openers["train"]()), openers["test"]()
+    train, test = (_with_unit(openers[split](), options) for split in ("train", "test"))
+    _fit_to_train_on(train)
     _same_shape(train, test)
     _check_window(train, options)
     if options.unit_column is not None:
@@ -194,14 +198,16 @@ def inspect(spec: str, options: Options) -> tuple[Findings, dict[str, DataSet]]:
         openers = _with_test(openers, options) if "train" in openers else openers
         for split in (split for split in ("train", "test") if split in openers):
             with options.collecting():
-                parts[split] = openers[split]()
+                parts[split] = _with_unit(openers[split](), options)
         if not parts and "all" in openers:
-            parts["train"] = openers["all"]()
+            parts["train"] = _with_unit(openers["all"](), options)
     with options.collecting():
         _check_columns(spec, options)
     if "train" in parts:
         with options.collecting():
             _check_window(parts["train"], options)
+        with options.collecting():
+            parts["train"].chosen_unit(options.unit)
     if len(parts) == 2:
         with options.collecting():
             _same_shape(parts["train"], parts["test"])
@@ -242,15 +248,21 @@ def _with_test(openers: Openers, options: Options) -> Openers:
     return {"train": lambda: pair()[0], "test": lambda: pair()[1], "all": openers["train"]}
 
 
+def _with_unit(dataset: DataSet, options: Options) -> DataSet:
+    """Note on a set the unit that is named, if it has it."""
+    known = options.unit == "record" or options.unit in dataset.columns
+    return replace(dataset, unit=options.unit) if known else dataset
+
+
 def _held_out(dataset: DataSet, options: Options) -> tuple[DataSet, DataSet]:
     """Hold out whole units: of the column that is named, else of the data set's own.
 
-    Patients stay together whatever the unit is: they may not be in both sets.
+    Persons stay together whatever the unit is: they may not be in both sets.
     """
-    unit = dataset.unit if options.unit is None else options.unit
-    patients = dataset.columns.get("patient")
-    if unit == "record" and patients is not None and np.all(patients != ""):
-        unit = "patient"
+    unit = options.unit or dataset.unit or "record"
+    if unit == "record":
+        complete = [c for c in person_columns(dataset.columns) if np.all(dataset.column(c) != "")]
+        unit = complete[0] if complete else unit
     return held_out(dataset, unit=None if unit == "record" else unit)
 
 

@@ -16,7 +16,7 @@ _KINDS = {1: "grey", 3: "colour"}
 
 
 def summary(parts: Mapping[str, DataSet], findings: Findings, unit: str | None) -> dict[str, Any]:
-    """Return counts of images, sizes, classes, units and columns; of private data, without noise.
+    """Return counts of images, sizes, classes, units and columns, without noise: not to be shared.
 
     Args:
         parts: the splits that could be loaded.
@@ -31,7 +31,7 @@ def summary(parts: Mapping[str, DataSet], findings: Findings, unit: str | None) 
     streams = first.images.decodes and largest > KEPT_BYTES
     values: dict[str, Any] = {
         "images": {split: len(part) for split, part in parts.items()},
-        "kind": f"{_KINDS[channels]}, {height}x{width}",
+        "kind": f"{_KINDS.get(channels, f'{channels} channels')}, {height}x{width}",
         "sizes": {f"{h}x{w}": count for (h, w), count in findings.sizes.most_common()},
         "task": None if first.class_names == UNKNOWN else first.task,
         "classes": _classes(parts),

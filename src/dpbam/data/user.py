@@ -9,15 +9,14 @@ such split (then a part of train is held out). The arrays are those of
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from dpbam._names import load_function
 from dpbam.data.arrays import number_known, numbered
-from dpbam.data.base import DataError, for_each
-from dpbam.data.dataset import DataSet
+from dpbam.data.base import DataError, for_each, in_short
+from dpbam.data.dataset import DataSet, to_array
 from dpbam.data.sources import Openers, Options
 from dpbam.errors import ArgumentError
 
@@ -42,7 +41,10 @@ def _same(dataset: DataSet) -> DataSet:
 
 def _from_arrays(argument: str, results: dict[str, Any], options: Options) -> dict[str, DataSet]:
     parts = {split: _parts(argument, value) for split, value in results.items()}
-    labels = {f"{argument}/{split}": np.asarray(part[1]) for split, part in parts.items()}
+    labels = for_each(
+        lambda part, call: to_array(part[1], f"labels of {call}"),
+        {f"{argument}/{split}": part for split, part in parts.items()},
+    )
     numbers, masks, names = number_known(labels, None, options)
 
     def part(value: tuple[Any, Any, dict[str, Any]], split: str) -> DataSet:
@@ -57,21 +59,23 @@ def _parts(argument: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:
         return (*value, {})
     if isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], dict):
         return value
+    kind = f"tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
+    if isinstance(value, DataSet):
+        kind = "DataSet for one split and arrays for the other"
     raise DataError(
         f"{argument} must return (images, labels), (images, labels, columns) or a DataSet for "
-        f"every split, got {type(value).__name__}"
+        f"every split, got {kind}"
     )
 
 
 def _call(function: Callable[[str], Any], argument: str, split: str) -> Any:
     try:
-        return function(split)
+        result = function(split)
     except DataError:
         raise
-    except Exception as error:
-        raise DataError(
-            f"{argument}({split!r}) failed with {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise DataError(f"{argument}({split!r}) failed with {in_short(error)}") from error
+    return replace(result) if isinstance(result, DataSet) else result  # checked again
 
 
 def _import(argument: str) -> Callable[[str], Any]:
@@ -83,6 +87,4 @@ def _import(argument: str) -> Callable[[str], Any]:
     except ModuleNotFoundError as error:
         raise DataError(f"importing {module} failed: {error}") from error
     except Exception as error:
-        raise DataError(
-            f"importing {module} failed with {type(error).__name__}: {error}"
-        ) from error
+        raise DataError(f"importing {module} failed with {in_short(error)}") from error

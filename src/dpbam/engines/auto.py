@@ -32,6 +32,9 @@ _SLOWER = {
 }
 
 
+ORDER = (FusedEngine.name, FunctionalEngine.name, LoopEngine.name)  # the fastest first
+
+
 class AutoEngine:
     """The fused engine, else the functional one, else the loop; one warning gives the reason.
 
@@ -80,7 +83,7 @@ class AutoEngine:
         if reasons:
             warnings.warn(
                 f"{'; '.join(reasons)}. The {engine.name} engine is used, which "
-                f"{_SLOWER[engine.name]}; for speed, change the model there",
+                f"{_SLOWER[engine.name]}; for speed, change what is named here",
                 stacklevel=2,
             )
         return found

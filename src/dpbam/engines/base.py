@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -44,7 +45,8 @@ class PhysicalBatch:
         unit: [N] int64, the unit of each row, 0..U-1, non-decreasing; every unit has a row.
         units: U.
         weights: [N] float, a row's share of its unit's loss; they sum to 1 over a unit.
-        keys: [N] int64, on which a row's random draws depend.
+        keys: [N] int64, on which a row's random draws depend, or a function that returns them.
+        regular: R, if it is known that every unit has R rows; None: it is looked up.
     """
 
     inputs: Any
@@ -52,12 +54,19 @@ class PhysicalBatch:
     unit: Tensor
     units: int
     weights: Tensor
-    keys: Tensor
+    keys: Tensor | Callable[[], Tensor]
+    regular: int | None = None
 
-    @property
+    def row_keys(self) -> Tensor:
+        """Return the keys of the rows."""
+        return self.keys if isinstance(self.keys, Tensor) else self.keys()
+
+    @cached_property
     def rows_per_unit(self) -> int | None:
         """R if every unit has R rows, else None."""
         n = self.unit.shape[0]
+        if self.regular is not None:
+            return self.regular
         if n % self.units:
             return None
         expected = torch.arange(self.units, device=self.unit.device)
@@ -71,15 +80,20 @@ class PerSampleDirections(Protocol):
     def norms(self) -> Tensor:
         """Return |d_i| by clipping group, [G, U]: float32 or better, non-finite where d_i is."""
 
-    def weighted_sum(self, factors: Tensor) -> Params:
+    def weighted_sum(self, factors: Tensor, span: slice | None = None) -> Params:
         """Return sum_i factors[g, i] * d_i for each parameter of group g; factors [G, U].
 
         A factor of exactly 0 removes the unit, even one that is NaN or infinite. Sums are float32
         or better.
+
+        Args:
+            factors: [G, U].
+            span: units outside of which all factors are 0, if the caller knows: then the device
+                need not be asked which are.
         """
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        """Return <d_i, vector>, for measurements (not private): [U]."""
+        """Return <d_i, vector>, for measurements, not to be shared: [U]."""
 
     def parameter_norms(self) -> dict[str, Tensor]:
         """Return the norms of d_i's entries by parameter, for measurements: [U] each."""
@@ -111,6 +125,32 @@ class Engine(Protocol):
             UnsupportedModelError: if this engine does not support the method or the model.
             StatefulModelError: if a forward pass leaves state that the next could read.
         """
+
+
+def check_direction(direction: object, theta: Mapping[str, Tensor]) -> None:
+    """Refuse a unit's direction that has not the names and shapes of theta, or is not real.
+
+    Guarantee: the norm of a direction is that of what is added to the sum. An entry of another
+    shape would be broadcast there: a scalar per parameter then moves the sum by sqrt(d) times its
+    norm.
+
+    Assumptions: an engine calls it for every direction that a method's code returns.
+
+    Proof: equal names and shapes, so that adding broadcasts nothing.
+    """
+    if not isinstance(direction, Mapping) or set(direction) != set(theta):
+        names = sorted(map(str, direction)) if isinstance(direction, Mapping) else direction
+        raise ArgumentError(
+            "a method's direction must return a dict with an entry for each trained parameter, "
+            f"{sorted(theta)}, got {names}"
+        )
+    for name, d in direction.items():
+        if not isinstance(d, Tensor) or not d.is_floating_point() or d.shape != theta[name].shape:
+            kind = f"{d.dtype} {tuple(d.shape)}" if isinstance(d, Tensor) else type(d).__name__
+            raise ArgumentError(
+                f"a method's direction must have the shapes of the parameters: {name} is "
+                f"{theta[name].dtype} {tuple(theta[name].shape)}, its direction {kind}"
+            )
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:

@@ -38,11 +38,16 @@ def differs_by_row(t: Tensor) -> bool:
     return False
 
 
-def version(t: Tensor) -> int:
-    """Return how often a tensor's memory was changed in place, also for a wrapped tensor."""
+def innermost(t: Tensor) -> Tensor:
+    """Return the tensor under all wrappers of vmap, grad and jvp, which hide ``requires_grad``."""
     while is_wrapped(t):
         t = get_unwrapped(t)
-    return t._version
+    return t
+
+
+def version(t: Tensor) -> int:
+    """Return how often a tensor's memory was changed in place, also for a wrapped tensor."""
+    return innermost(t)._version
 
 
 def depth() -> int:

@@ -16,7 +16,8 @@ from torch.func import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError
+from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError, check_direction
+from dpbam.engines.batching import innermost
 from dpbam.engines.decomposed import Decompose
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
@@ -47,32 +48,38 @@ class FunctionalEngine:
         parameters = trainable(self._model)
         theta = {n: p.detach() for n, p in parameters.items()}
 
-        def direction(rows: _Unit, unit_loss: Any) -> tuple[Params, Params, Tensor]:
-            seen: list[Params] = []  # the first is the plain gradient
-            losses: list[Tensor] = []
+        def direction(rows: _Unit, unit_loss: Any) -> tuple[Params, Params]:
+            at_theta: Params = {}
+            hidden: list[bool] = []  # of calls whose values have no graph of their own
 
-            def gradient(theta: Params) -> Params:
-                g, value = grad(unit_loss, has_aux=True)(theta, rows)
-                seen.append(g)
-                losses.append(value)
-                return seen[-1]
+            def gradient(values: Params) -> Params:
+                g, value = grad(unit_loss, has_aux=True)(values, rows)
+                if not any(innermost(v).requires_grad for v in values.values()):
+                    hidden.append(innermost(value).requires_grad)
+                # the same tensors, in whatever dict: a method may begin elsewhere than at theta
+                if plain and not at_theta and all(values[n] is t for n, t in theta.items()):
+                    at_theta.update({n: t.clone() for n, t in g.items()})  # d may overwrite g
+                return dict(g)
 
-            d = method.direction(gradient, theta, lam)
-            return d, (seen[0] if plain else {}), losses[0]
+            d = method.direction(gradient, dict(theta), lam)
+            check_direction(d, theta)
+            if not hidden or (plain and not at_theta):
+                gradient(theta)
+            if any(hidden):  # the loss depends on a parameter itself, not on its substitute
+                raise UnsupportedModelError(
+                    "a parameter is used where torch functions cannot be intercepted"
+                )
+            return dict(d), at_theta
 
-        def run(watch: Isolation) -> tuple[Params, Params, Tensor]:
+        def run(watch: Isolation) -> tuple[Params, Params]:
             unit_loss = self._unit_loss(parameters, watch)
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-                found: tuple[Params, Params, Tensor] = over_rows(
+                found: tuple[Params, Params] = over_rows(
                     lambda unit: direction(unit, unit_loss), _by_unit(batch)
                 )
             return found
 
-        d, g, losses = isolated(self._model, self._loss, run)
-        if losses.requires_grad:  # by a parameter itself, not by its substitute
-            raise UnsupportedModelError(
-                "a parameter is used where torch functions cannot be intercepted"
-            )
+        d, g = isolated(self._model, self._loss, run)
         plain_directions = FunctionalDirections(g, self._groups) if plain else None
         return FunctionalDirections(d, self._groups, plain_directions)
 
@@ -147,7 +154,7 @@ class FunctionalDirections:
         groups: Mapping[str, int],
         plain: FunctionalDirections | None = None,
     ) -> None:
-        self._d = {n: d.to(accumulation_dtype(d.dtype)) for n, d in directions.items()}
+        self._d = {n: d.detach().to(accumulation_dtype(d.dtype)) for n, d in directions.items()}
         self._groups, self.plain = groups, plain
 
     @measured
@@ -163,8 +170,12 @@ class FunctionalDirections:
         return {name: _rows(d).square().sum(1).sqrt() for name, d in self._d.items()}
 
     @measured
-    def weighted_sum(self, factors: Tensor) -> Params:
-        return {name: _contract(factors[self._groups[name]], d) for name, d in self._d.items()}
+    def weighted_sum(self, factors: Tensor, span: slice | None = None) -> Params:
+        some_removed = not bool((factors != 0).all())  # read once, not for every parameter
+        return {
+            name: _contract(factors[self._groups[name]], d, some_removed=some_removed)
+            for name, d in self._d.items()
+        }
 
     @measured
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
@@ -179,10 +190,9 @@ def _rows(d: Tensor) -> Tensor:
     return d.reshape(d.shape[0], -1)
 
 
-def _contract(factors: Tensor, d: Tensor) -> Tensor:
-    kept = factors != 0
-    if not bool(kept.all()):
-        d = torch.where(kept.view(-1, *(1 for _ in d.shape[1:])), d, 0.0)  # 0 * NaN would be NaN
+def _contract(factors: Tensor, d: Tensor, *, some_removed: bool) -> Tensor:
+    if some_removed:  # 0 * NaN would be NaN
+        d = torch.where((factors != 0).view(-1, *(1 for _ in d.shape[1:])), d, 0.0)
     return (factors.to(d.dtype) @ _rows(d)).reshape(d.shape[1:])
 
 
@@ -191,7 +201,10 @@ def _by_unit(batch: PhysicalBatch) -> _Unit:
 
     The padding repeats a row of the same unit, so that units stay separate.
     """
-    rows = (batch.inputs, batch.targets, batch.weights, batch.keys)
+    rows = (batch.inputs, batch.targets, batch.weights, batch.row_keys())
+    if (regular := batch.rows_per_unit) is not None:
+        by_unit: _Unit = map_rows(lambda t: t.reshape(-1, regular, *t.shape[1:]), rows)
+        return by_unit
     counts = torch.bincount(batch.unit, minlength=batch.units)  # [U]
     starts = counts.cumsum(0) - counts
     slots = torch.arange(int(counts.max()), device=counts.device)  # [R]

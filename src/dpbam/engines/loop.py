@@ -8,7 +8,9 @@ the tests.
 Isolation. The model gets one row at a time, on a copy of its modules that no other unit has used;
 the copies share the parameters. State that a forward pass could leave is refused, by name: see
 :mod:`dpbam.engines.loop_state`. The first unit's loss is computed before all others and after
-them, and must be the same bit for bit; otherwise state outside the model carries over.
+them, and must be the same bit for bit; otherwise state outside the model carries over. Before the
+first record an engine runs a row without one (:mod:`dpbam.engines.synthetic`): what a model fixes
+at its first use, where no check sees it, is then not taken from a record.
 
 The direction, with g_i the gradient of unit i's loss by ``torch.autograd``:
 
@@ -39,12 +41,15 @@ from dpbam.engines.base import (
     StatefulModelError,
     UnsupportedModelError,
     call_model,
+    check_direction,
     per_row_loss,
 )
 from dpbam.engines.batching import is_wrapped
 from dpbam.engines.draws import KeyedDraws, OnlyKeyedDraws
-from dpbam.engines.loop_state import Kept, Modules, Surroundings
-from dpbam.methods import DPSGD, Method
+from dpbam.engines.generators import GlobalGenerators
+from dpbam.engines.loop_state import Kept, MethodState, Modules, Surroundings, bits_equal
+from dpbam.engines.synthetic import synthetic_units
+from dpbam.methods import Method, Penalised, form_of
 from dpbam.params import Params, accumulation_dtype, add, inner, map_rows, norm, unit_vector
 
 _passes, _lock = 0, threading.Lock()
@@ -64,12 +69,40 @@ class LoopEngine:
     def __init__(self, model: nn.Module, loss: Loss, groups: Mapping[str, int] | None = None):
         self._model, self._loss = model, loss
         self._groups = groups or {n: 0 for n, p in model.named_parameters() if p.requires_grad}
+        self._used = False
 
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> LoopDirections:
+        if not self._used:
+            self._use_first(batch, method, lam, plain=plain)
+            self._used = True
+        return self._compute(batch, method, lam, plain=plain)
+
+    def _use_first(self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool) -> None:
+        """Run a unit without a record, or raise what the model raises on each of them."""
+        errors: list[Exception] = []
+        for unit in synthetic_units(batch):
+            try:
+                self._compute(unit, method, lam, plain=plain)
+            except (StatefulModelError, torch.OutOfMemoryError, MemoryError):
+                raise
+            except Exception as error:
+                errors.append(error)
+            else:
+                return
+        errors[0].add_note(
+            "this was a row without a record (numbers between 0 and 1, and whole numbers 0 or 1), "
+            "on which a model must run before the loop engine gives it a record"
+        )
+        raise errors[0]
+
+    def _compute(
+        self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
+    ) -> LoopDirections:
         theta = _Theta(self._model)
-        surroundings = Surroundings(self._model, self._loss)
+        surroundings, generators = Surroundings(self._model, self._loss), GlobalGenerators()
+        state = MethodState(method)
         found: list[Params] = []
         gradients: list[Params] = []
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), theta.kept(), _no_accumulation():
@@ -78,9 +111,12 @@ class LoopEngine:
                 with self._unit(u, batch, theta) as unit:
                     found.append(_direction(unit, method, lam))
                     if plain:
-                        gradients.append(_direction(unit, DPSGD(), 0.0))
+                        gradients.append(_widened(unit.gradient(theta.public)))
             after = self._loss_of(0, batch, theta)
+            generators.check()
             surroundings.check()
+            state.check()
+            theta.check(method)
         _check_repeatable(before, after)
         plain_directions = LoopDirections(gradients, self._groups) if plain else None
         return LoopDirections(found, self._groups, plain_directions)
@@ -105,12 +141,23 @@ class _Theta:
     """The trainable parameters by identity, and their values at the start.
 
     Other values are written into the parameters' own storage, so that every use moves with them,
-    in the model and in the loss, tied or detached.
+    in the model and in the loss, tied or detached. A method gets copies, ``public``: what it wrote
+    into the values themselves would reach the model, unclipped and without noise.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.values = {n: p.detach().clone() for n, p in self.parameters.items()}
+        self.public = {n: t.clone() for n, t in self.values.items()}
+
+    def check(self, method: Method) -> None:
+        """Refuse a method that wrote into its theta."""
+        for name, value in self.values.items():
+            if not bits_equal(self.public[name], value):
+                raise StatefulModelError(
+                    f"the direction of {method.name} changes {name} of theta in place, where the "
+                    "next unit reads it: compute new tensors, such as params.add(theta, shift)"
+                )
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -123,13 +170,14 @@ class _Theta:
     @contextmanager
     def at(self, values: Params) -> Iterator[None]:
         """Set the parameters to ``values`` in the block; restore them, bit for bit, after it."""
-        if values is self.values:
+        if all(values[n] is t for n, t in self.public.items()):
             yield
             return
         if any(map(is_wrapped, values.values())):
             raise UnsupportedModelError(
                 "the loop engine gives a method gradients that torch.func cannot differentiate: "
-                "give the method a norm_penalty, or use engine='functional'"
+                "declare the form of its direction (dpbam.methods.computed_as), or use "
+                "engine='functional'"
             )
         with self.kept():
             self._write(values)
@@ -158,7 +206,7 @@ class _Unit:
     def _row(self, i: int) -> Tensor:
         batch = self._batch
         inputs, targets = map_rows(lambda t: t[i : i + 1], (batch.inputs, batch.targets))
-        with self._kept.watching((inputs, targets)), KeyedDraws(batch.keys[i]):
+        with self._kept.watching((inputs, targets)), KeyedDraws(batch.row_keys()[i]):
             output = call_model(self._model, inputs)
             value = per_row_loss(self._loss, output, targets, 1)
         return (value * batch.weights[i].to(value.dtype)).sum()
@@ -195,13 +243,16 @@ class _Unit:
 
 
 def _direction(unit: _Unit, method: Method, lam: float) -> Params:
-    penalty = method.norm_penalty(lam)
-    if penalty is None:
-        d = method.direction(unit.gradient, unit.theta.values, lam)
-    elif penalty == 0:
-        d = unit.gradient(unit.theta.values)
-    else:
-        d = unit.penalised(penalty)
+    form = form_of(method, lam)
+    if isinstance(form, Penalised):  # BAM's own formula has a jvp, which this engine has not
+        exact = form.penalty > 0
+        return _widened(unit.penalised(form.penalty) if exact else unit.gradient(unit.theta.public))
+    d = method.direction(unit.gradient, dict(unit.theta.public), lam)
+    check_direction(d, unit.theta.values)
+    return _widened(d)
+
+
+def _widened(d: Params) -> Params:
     return {n: t.detach().to(accumulation_dtype(t.dtype)) for n, t in d.items()}
 
 
@@ -222,7 +273,7 @@ class LoopDirections:
     def parameter_norms(self) -> dict[str, Tensor]:
         return {n: torch.stack([norm({n: d[n]}) for d in self._units]) for n in self._units[0]}
 
-    def weighted_sum(self, factors: Tensor) -> Params:
+    def weighted_sum(self, factors: Tensor, span: slice | None = None) -> Params:
         total = {n: torch.zeros_like(d) for n, d in self._units[0].items()}
         for i, direction in enumerate(self._units):
             for name, d in direction.items():

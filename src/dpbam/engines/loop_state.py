@@ -4,6 +4,7 @@
 :class:`Modules`       attributes and buffers of the modules that ran, and containers inside them
 :class:`Surroundings`  the original model, class attributes, closures of hooks, of methods and of
                        losses, and globals that these name
+:class:`MethodState`   attributes of the method, its classes' attributes and closures
 :class:`Kept`          tensors computed from a record that are still alive, wherever they are kept
 =====================  =============================================================================
 
@@ -20,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import FunctionType, MethodType, SimpleNamespace
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from dpbam.engines.base import Loss, StatefulModelError
+from dpbam.engines.generators import GENERATORS, generator_state
+from dpbam.methods import Method
 
 _VALUES = bool | int | float | complex | str | bytes | None
 _CONTAINERS: Any = list | tuple | set | frozenset | deque
@@ -39,6 +42,8 @@ _MOST_LEVELS = 8
 
 class _Watched:
     """A snapshot of named state, to compare with later."""
+
+    whose = "the forward pass"
 
     def __init__(self, read: Callable[[], dict[str, Any]], *, parameters: bool) -> None:
         self._read = read
@@ -50,7 +55,7 @@ class _Watched:
         for name in {**self._same, **now}:
             if name not in self._same or name not in now or not self._same[name](now[name]):
                 raise StatefulModelError(
-                    f"the forward pass changed {name}, so that one record could reach the next and "
+                    f"{self.whose} changed {name}, so that one record could reach the next and "
                     "the released model: compute it from the inputs, or keep it in eval mode only"
                 )
 
@@ -68,6 +73,18 @@ class Surroundings(_Watched):
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         def read() -> dict[str, Any]:
             return _Walk().modules(model, loss).code(model, loss).found
+
+        super().__init__(read, parameters=True)
+
+
+class MethodState(_Watched):
+    """The state of a method, and of the code of its direction."""
+
+    whose = "the method's direction"
+
+    def __init__(self, method: Method) -> None:
+        def read() -> dict[str, Any]:
+            return _Walk().method(method).found
 
         super().__init__(read, parameters=True)
 
@@ -105,6 +122,14 @@ class _Walk:
                     self._value(f"class attribute {cls.__name__}.{name}", value, 1)
         return self
 
+    def method(self, method: Method) -> _Walk:
+        self._value("the method", method, 0)
+        for cls in type(method).__mro__:
+            if not _foreign(cls):
+                for name, value in list(vars(cls).items()):
+                    self._value(f"class attribute {cls.__name__}.{name}", value, 1)
+        return self
+
     def _module(self, owner: str, module: nn.Module) -> None:
         for name, value in list(vars(module).items()):
             if name == "_buffers":
@@ -116,6 +141,9 @@ class _Walk:
     def _value(self, name: str, value: Any, level: int) -> None:
         if isinstance(value, Tensor | np.ndarray | _VALUES):
             self.found[name] = value
+            return
+        if isinstance(value, GENERATORS):
+            self.found[name] = generator_state(value)
             return
         self.found[name] = _size(value)
         if id(value) in self._seen or level > _MOST_LEVELS:
@@ -164,7 +192,7 @@ def _same_tensor(before: Tensor, version: int | None, copy: Tensor | None, now: 
     """Whether it is the same object, not written to, not even through ``.data``."""
     if now is not before or _version(now) != version:
         return False
-    return copy is None or _bits_equal(copy, now.detach())
+    return copy is None or bits_equal(copy, now.detach())
 
 
 def _same_value(before: Any, now: Any) -> bool:
@@ -177,12 +205,12 @@ def _version(t: Tensor) -> int | None:
     return None if t.is_inference() else t._version
 
 
-def _bits_equal(a: Tensor, b: Tensor) -> bool:
+def bits_equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, by name, except classes, modules and foreign objects."""
+    """Yield what an object or a class holds, by name, except modules and foreign objects."""
     if isinstance(value, Mapping):
         yield from ((repr(key), part) for key, part in list(value.items()))
     elif isinstance(value, _CONTAINERS):
@@ -195,6 +223,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield "function", value.__func__
     elif isinstance(value, property):
         yield "function", value.fget
+    elif isinstance(value, type):
+        yield from (() if _foreign(value) else list(vars(value).items()))
     elif isinstance(value, SimpleNamespace | nn.Module) or not _foreign(type(value)):
         yield from ((key, part) for key, part in list(getattr(value, "__dict__", {}).items()))
 
@@ -207,20 +237,45 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield "keyword-only default arguments", function.__kwdefaults__
     yield from (("attribute " + name, part) for name, part in list(vars(function).items()))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name == "__class__":  # of super(): the class that the function was found in
+            continue
         try:
             yield "closure variable " + name, cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    for name in function.__code__.co_names:
+    names = function.__code__.co_names
+    for name in names:
         part = function.__globals__.get(name)
-        own = isinstance(part, FunctionType) and part.__module__ == function.__module__
-        if own or isinstance(part, Tensor | np.ndarray | _VALUES | _CONTAINERS | dict):
-            yield "global " + name, part
+        if isinstance(part, ModuleType) and not _belongs_to_libraries(part.__name__):
+            read = [(f"{name}.{key}", vars(part)[key]) for key in names if key in vars(part)]
+        else:
+            read = [(name, part)]
+        yield from (("global " + key, value) for key, value in read if _can_change(function, value))
+
+
+def _can_change(function: FunctionType, value: Any) -> bool:
+    """Whether a global of a function may hold state: a value, a container, an object, a namespace.
+
+    Of functions only those of the same module are followed.
+    """
+    if isinstance(value, FunctionType):
+        return value.__module__ == function.__module__
+    if isinstance(value, Tensor | np.ndarray | _VALUES | _CONTAINERS | dict | SimpleNamespace):
+        return True
+    if isinstance(value, GENERATORS):
+        return True
+    return not isinstance(value, ModuleType) and not _foreign(
+        value if isinstance(value, type) else type(value)
+    )
 
 
 def _foreign(definition: Any) -> bool:
     """Whether a class or function belongs to Python, torch or numpy: trusted to keep nothing."""
-    return (definition.__module__ or "").partition(".")[0] in _FOREIGN
+    return _belongs_to_libraries(definition.__module__ or "")
+
+
+def _belongs_to_libraries(module: str) -> bool:
+    return module.partition(".")[0] in _FOREIGN
 
 
 class Kept(TorchFunctionMode):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpbam.engines.base import Engine, PhysicalBatch
+from dpbam.engines.base import Engine, PhysicalBatch, StatefulModelError
 from dpbam.methods import Method
 from dpbam.params import select_rows
 
@@ -168,7 +168,7 @@ class Fit(NamedTuple):
 
 def fit_rows(
     make: Callable[[], Engine],
-    sample: PhysicalBatch,
+    samples: Sequence[PhysicalBatch],
     method: Method,
     lam: float,
     *,
@@ -177,14 +177,13 @@ def fit_rows(
 ) -> Fit:
     """Return the rows to compute at once within ``limit_bytes``; or, given ``rows``, the bytes.
 
-    ``make`` creates an engine for the trial only, so that it does not affect the one in use. The
-    unit ``sample`` is repeated.
+    ``make`` creates an engine for the trial only, so that it does not affect the one in use. Each
+    of ``samples`` is a unit that no record is part of; the first that suits the model is repeated.
     """
-    each = sample.unit.shape[0]
     with warnings.catch_warnings():  # the engine in use will warn
         warnings.simplefilter("ignore")
-        engine = make()
-        engine.directions(sample, method, lam)  # selects the engine
+        engine, sample = _select(make, samples, method, lam)
+        each = sample.unit.shape[0]
         if rows is None:
             most = max(1, LOOP_ROWS // each)
             if engine.name != "loop":
@@ -193,6 +192,60 @@ def fit_rows(
             rows = each * physical_batch_size(engine, sample, method, lam, limit_bytes, most=most)
         taken = _estimated_bytes(engine, sample, method, lam, max(1, rows // each))
     return Fit(rows, engine.name, taken)
+
+
+def _select(
+    make: Callable[[], Engine], samples: Sequence[PhysicalBatch], method: Method, lam: float
+) -> tuple[Engine, PhysicalBatch]:
+    """Return the engine that serves, and the sample: one on which it is the first choice, if any.
+
+    A model may fail on a sample, or compute NaN, that no record is like: a sequence of length 0, a
+    mask that leaves nothing.
+
+    Raises:
+        Exception: that of the first sample, if the model fails on all.
+    """
+    errors: list[Exception] = []
+    choices: list[tuple[bool, bool, Engine, PhysicalBatch]] = []
+    for sample in samples:
+        engine = make()
+        first_choice = engine.name
+        try:
+            norms = engine.directions(sample, method, lam).norms()
+        except (StatefulModelError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            errors.append(error)
+            continue
+        slower, broken = engine.name != first_choice, not bool(norms.isfinite().all())
+        if not slower and not broken:
+            return engine, sample
+        if slower:
+            _check_repeats(make(), sample, method, lam, engine.name)
+        choices.append((slower, broken, engine, sample))
+    if not choices:
+        raise errors[0]
+    *_, engine, sample = min(choices, key=lambda choice: choice[:2])
+    return engine, sample
+
+
+def _check_repeats(
+    engine: Engine, sample: PhysicalBatch, method: Method, lam: float, served: str
+) -> None:
+    """Refuse a model whose first use changes which engine serves the same sample."""
+    engine.directions(sample, method, lam)
+    if engine.name != served:
+        raise changed_engine(served, engine.name)
+
+
+def changed_engine(before: str, now: str) -> StatefulModelError:
+    """Return the refusal of a model that ran on one engine at first, and then on a faster one."""
+    return StatefulModelError(
+        f"the model ran on the {before} engine alone when it was first tried, without a record, "
+        f"and runs on the {now} engine now: a pass has changed something outside the model that it "
+        "reads, such as a number that is fixed at first use; set it before the training, to a "
+        "value that is public"
+    )
 
 
 def _estimated_bytes(
@@ -210,7 +263,7 @@ def _repeated(sample: PhysicalBatch, units: int) -> PhysicalBatch:
     """Return the first unit of ``sample``, ``units`` times."""
     index = (sample.unit == 0).nonzero()[:, 0].repeat(units)
     each = index.shape[0] // units
-    rows = (sample.inputs, sample.targets, sample.weights, sample.keys)
+    rows = (sample.inputs, sample.targets, sample.weights, sample.row_keys())
     inputs, targets, weights, keys = select_rows(rows, index)
     unit = torch.arange(units, device=sample.unit.device).repeat_interleave(each)
     return PhysicalBatch(inputs, targets, unit, units, weights, keys)

@@ -34,7 +34,7 @@ from dpbam.privacy.plan import PrivacyPlan
 
 try:
     import accelerate  # noqa: F401
-    from transformers import Trainer
+    from transformers import Trainer, TrainerCallback
 except ImportError as error:
     raise ImportError(
         "dpbam.interop.huggingface needs the packages transformers, accelerate and peft: "
@@ -70,6 +70,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             ``compute``.
         options: further arguments of ``Trainer``.
 
+    A subclass may override what concerns evaluation, logging, saving, optimiser and scheduler, and
+    add methods of its own. Whatever else it overrides of ``Trainer`` is refused: it would replace a
+    part of the private step, or be ignored by it.
+
     The data set and the collator see one record at a time, so all records must be padded to one
     length: with padding to the longest sample of a batch, one sample would change the others.
     """
@@ -87,7 +91,15 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         args = _arguments(args, plan)
+        _check_options(options)
+        self._check_overrides()
         super().__init__(model=model, args=args, **options)
+        if self.accelerator.mixed_precision != "no":  # by accelerate's own configuration
+            raise ArgumentError(
+                f"accelerate computes in {self.accelerator.mixed_precision}, which is not "
+                "supported: private gradients are computed in the parameters' own precision; set "
+                "its mixed precision to 'no'"
+            )
         given = Path(args.output_dir) / "ledger.jsonl" if ledger is None else ledger
         self._given: Ledger | Path | str = given
         self.oracle = PrivateGradientOracle(
@@ -95,12 +107,14 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             ledger=trainers.open_ledger(plan, given), **(oracle_options or {}),
         )  # fmt: skip
         self._sampler = trainers.EpochSampler(plan, lambda: self.oracle)
+        self.add_callback(_PrivateSteps(self.oracle))
         self._shapes: dict[str, torch.Size] = {}
         if self.train_dataset is not None:
             self.get_train_dataloader()  # refuses what cannot be trained on, before a step
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as ``Trainer`` does, on a ledger without another run's entries."""
+        self._check_overrides()  # what was set on the object since it was made, too
         if not resume_from_checkpoint:
             how = "trainer.train(resume_from_checkpoint=True)"
             trainers.check_fresh(self.oracle.ledger, self._given, how)
@@ -110,12 +124,6 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         """Return a loader of Poisson batches."""
         if self.train_dataset is None:
             raise ArgumentError("training needs a train_dataset: PrivateTrainer(train_dataset=...)")
-        if type(self)._get_train_sampler is not Trainer._get_train_sampler:
-            raise ArgumentError(
-                f"{type(self).__name__} overrides _get_train_sampler, which the plan's Poisson "
-                "samples of the whole data set replace: pass train_dataset="
-                "torch.utils.data.Subset(dataset, indices), with the records to train on"
-            )
         collate = self._get_collator_with_removed_columns(self.data_collator, "training")
         return trainers.poisson_loader(
             self.train_dataset, collate, self.oracle.plan, self._sampler,
@@ -139,6 +147,16 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self.oracle.backward(inputs, targets if len(targets) > 1 else next(iter(targets.values())))
         return torch.tensor(math.nan, device=self.args.device)
 
+    def _check_overrides(self) -> None:
+        for name, owner in trainers.overrides(self, PrivateTrainer):
+            if name not in _MAY_OVERRIDE:
+                way = _INSTEAD.get(name, "leave it to PrivateTrainer, or write the loop yourself, "
+                                         "with oracle.backward")  # fmt: skip
+                raise ArgumentError(
+                    f"{owner} overrides {name}, which is a part of the private step or replaced by "
+                    f"it: {way}"
+                )
+
     def _check_shapes(self, inputs: dict[str, Any]) -> None:
         """Refuse batches of different lengths: a sample's padding would depend on the others."""
         for name, t in inputs.items():
@@ -155,7 +173,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         return 0
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log epsilon in place of what is not private."""
+        """Log epsilon in place of what is not protected by privacy."""
         of_training = [logs.pop(name) for name in _PRIVATE if name in logs]
         if of_training:
             logs["epsilon"] = self.oracle.ledger.epsilon()
@@ -172,6 +190,19 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         path = Path(checkpoint) / _FILE
         state = torch.load(path, weights_only=True) if path.exists() else None
         trainers.restore(self.oracle, state)
+
+
+class _PrivateSteps(TrainerCallback):  # type: ignore[misc]
+    """Refuses a step of the optimiser on a gradient that is not the oracle's."""
+
+    def __init__(self, oracle: PrivateGradientOracle) -> None:
+        self._steps = trainers.PrivateSteps(oracle)
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._steps.begin()
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self._steps.check()
 
 
 def sequence_loss(output: Any, labels: Tensor) -> Tensor:
@@ -233,6 +264,28 @@ def _mean_over_tokens(logits: Tensor, labels: Tensor) -> Tensor:
     return each.sum(1) / (labels != _IGNORED).sum(1).clamp(min=1)
 
 
+_LOSS = (
+    "pass per_sample_loss=, a function of the model's output and the labels, one loss per sample"
+)
+#: Methods of ``Trainer`` that see no training data, or only what was released.
+_MAY_OVERRIDE = {
+    "evaluate", "evaluation_loop", "predict", "prediction_step", "get_eval_dataloader",
+    "get_test_dataloader", "_get_eval_sampler", "_evaluate", "_determine_best_metric",
+    "create_optimizer", "create_scheduler", "create_optimizer_and_scheduler",
+    "get_optimizer_cls_and_kwargs", "get_decay_parameter_names", "_get_learning_rate",
+    "get_learning_rates", "get_num_trainable_parameters", "get_optimizer_group",
+    "log", "log_metrics", "metrics_format", "save_metrics", "save_state", "save_model", "_save",
+    "init_hf_repo", "create_model_card", "push_to_hub", "_push_from_checkpoint",
+    "_finish_current_push", "_set_signature_columns_if_needed",
+}  # fmt: skip
+_INSTEAD = {
+    "compute_loss": _LOSS,
+    "_get_train_sampler": "the plan's Poisson samples of the whole data set replace it; pass "
+    "train_dataset=torch.utils.data.Subset(dataset, indices), with the records to train on",
+    "get_train_dataloader": "pass the data as train_dataset= and data_collator=",
+    "_prepare_inputs": "change each record in the data set or the collator, or pass augment= in "
+    "oracle_options",
+}
 _SPLIT = "oracle_options={'compute': dpbam.Compute(physical_batch_size=...)}"
 _UNSUPPORTED = {
     "gradient_accumulation_steps": (1, f"the oracle splits a batch itself: pass {_SPLIT}"),
@@ -244,7 +297,21 @@ _UNSUPPORTED = {
     "gradient_checkpointing": (False, f"pass {_SPLIT} instead"),
     "torch_compile": (False, "the engine needs access to the model's layers"),
     "auto_find_batch_size": (False, "the oracle measures how many rows fit"),
+    "use_liger_kernel": (False, "the engine needs the model's own layers"),
+    "deepspeed": (None, "the private gradient is computed on one device, without DeepSpeed"),
+    "train_sampling_strategy": ("random", "the plan's Poisson samples are drawn instead"),
 }  # fmt: skip
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Refuse arguments of ``Trainer`` that would be ignored."""
+    if options.get("compute_loss_func") is not None:
+        raise ArgumentError(f"compute_loss_func would not be used: {_LOSS}")
+    if options.get("model_init") is not None:
+        raise ArgumentError(
+            "model_init makes a new model in every train(), which the oracle does not train: pass "
+            "the model itself"
+        )
 
 
 def _arguments(args: Any, plan: PrivacyPlan) -> Any:
@@ -252,6 +319,14 @@ def _arguments(args: Any, plan: PrivacyPlan) -> Any:
     for name, (wanted, why) in _UNSUPPORTED.items():
         if getattr(args, name, wanted) != wanted:
             raise ArgumentError(f"{name}={getattr(args, name)} is not supported: {why}")
+    if getattr(args, "fsdp", None):
+        raise ArgumentError("fsdp is not supported: the private gradient is computed on one device")
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if "layerwise" in optimizer or "lomo" in optimizer:
+        raise ArgumentError(
+            f"optim={optimizer} steps inside the backward pass, before there is a private "
+            "gradient: choose another optimiser"
+        )
     if args.world_size > 1 or args.n_gpu > 1:
         raise ArgumentError(
             f"{max(args.world_size, args.n_gpu)} devices are used, but the private gradient is "

@@ -36,6 +36,12 @@ from dpbam.reading import Join
 
 try:
     from lightning.pytorch import LightningModule
+    from lightning.pytorch.callbacks import (
+        BatchSizeFinder,
+        GradientAccumulationScheduler,
+        LearningRateFinder,
+    )
+    from lightning.pytorch.strategies import SingleDeviceStrategy
 except ImportError as error:
     raise ImportError(
         "dpbam.interop.lightning needs the package lightning: pip install 'dpbam[lightning]'"
@@ -45,6 +51,16 @@ __all__ = ["PrivateModule", "make_private"]
 
 _KEY = "dpbam"  # in Lightning's checkpoint
 _PRECISIONS = {"32-true": None, "64-true": torch.float64, "bf16-true": torch.bfloat16}
+_ACCUMULATION = (
+    "it adds up the gradients of several batches, but each one's is written alone, and the oracle "
+    "splits a batch itself: pass compute=dpbam.Compute(physical_batch_size=...) to make_private"
+)
+_MAY_OVERRIDE = {
+    "prepare_data", "setup", "teardown", "optimizer_zero_grad", "clip_gradients", "log", "log_dict",
+    "print", "freeze", "unfreeze", "example_input_array", "automatic_optimization",
+    "strict_loading", "hparams", "to_onnx", "to_torchscript", "to_tensorrt",
+    "load_from_checkpoint",
+}  # fmt: skip
 _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -99,6 +115,7 @@ class _Private:
     options: dict[str, Any]
     loader: DataLoader[Any] | None = None
     oracle: PrivateGradientOracle | None = None
+    steps: trainers.PrivateSteps | None = None
     restored: dict[str, Any] = field(default_factory=dict)  # the checkpoint, if resumed
     batch: Any = None  # of the current training step
     computing: bool = False
@@ -116,6 +133,12 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
             raise ArgumentError("there is no oracle before trainer.fit(model, loader) has begun")
         return self._private.oracle
 
+    def setup(self, stage: str) -> None:
+        """Refuse callbacks before they train."""
+        super().setup(stage)
+        if stage == "fit":
+            _check_callbacks(self.trainer)
+
     def on_fit_start(self) -> None:
         """Create the oracle and restore the checkpoint."""
         super().on_fit_start()
@@ -132,10 +155,12 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
         if state.restored:
             trainers.restore(state.oracle, state.restored.get(_KEY))
             state.restored = {}
+        state.steps = trainers.PrivateSteps(state.oracle)
 
     def on_train_start(self) -> None:
         """Refuse batches that are not the plan's."""
         super().on_train_start()
+        _check_optimisation(self)  # again: hooks may have changed it
         if self.trainer.train_dataloader is not self._private.loader:
             raise ArgumentError(
                 "trainer.fit got another loader than the one that make_private returned, whose "
@@ -143,7 +168,7 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
             )
 
     def training_step(self, batch: Any, *args: Any) -> Any:
-        """Store the batch. Lightning sees a loss of 0, since the true one is not private.
+        """Store the batch. Lightning sees a loss of 0: privacy does not protect the true one.
 
         A batch of other data, such as ``validation_step`` may pass on, gets the user's own step.
         """
@@ -155,6 +180,7 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Write the private gradient of the stored batch to ``.grad``."""
         state, oracle = self._private, self.oracle
+        _check_accumulation(self.trainer)  # which a callback may change at any time
         trainers.warn_unmoved(oracle)
         batch, state.batch, state.computing = state.batch, None, True
         try:
@@ -163,6 +189,12 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
             state.computing = False
         if oracle.step >= state.plan.steps:
             self.trainer.should_stop = True
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Refuse a gradient that is not the oracle's; what a hook makes of one is public."""
+        if self._private.steps is not None:
+            self._private.steps.check()
+        super().on_before_optimizer_step(optimizer)
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Log, except from ``training_step``, whose values come from the training data."""
@@ -268,14 +300,47 @@ def _loader(given: Any, plan: PrivacyPlan, sampler: trainers.EpochSampler) -> Da
     )  # fmt: skip
 
 
-def _check_trainer(trainer: Any, module: Any) -> None:
-    """Refuse settings of the Trainer that the oracle replaces or does not support."""
+def _may_override(name: str) -> bool:
+    """Whether a part of a LightningModule sees no batch, or is used by the private step."""
+    usual = name.startswith(("on_", "configure_")) or name.endswith(("_dataloader", "_step"))
+    return usual or name in _MAY_OVERRIDE or hasattr(nn.Module, name)
+
+
+def _check_optimisation(module: Any) -> None:
     if not module.automatic_optimization:
         raise ArgumentError(
             "the module uses manual optimisation (automatic_optimization = False), whose "
             "manual_backward would not be private: use automatic optimisation, or your own loop "
             "with oracle.backward"
         )
+
+
+def _check_accumulation(trainer: Any) -> None:
+    if trainer.accumulate_grad_batches != 1:
+        raise ArgumentError(f"accumulate_grad_batches must be 1: {_ACCUMULATION}")
+
+
+def _check_callbacks(trainer: Any) -> None:
+    for callback in trainer.callbacks:
+        if isinstance(callback, GradientAccumulationScheduler):
+            raise ArgumentError(f"GradientAccumulationScheduler is not supported: {_ACCUMULATION}")
+        if isinstance(callback, LearningRateFinder | BatchSizeFinder):
+            raise ArgumentError(
+                f"{type(callback).__name__} trains on the data to look at its loss, which is not "
+                "released: leave it out, and set the value yourself"
+            )
+
+
+def _check_trainer(trainer: Any, module: Any) -> None:
+    """Refuse settings of the Trainer that the oracle replaces or does not support."""
+    _check_optimisation(module)
+    for name, owner in trainers.overrides(module, PrivateModule):
+        if name not in _BATCH_HOOKS and not _may_override(name):
+            raise ArgumentError(
+                f"{owner} overrides {name}, which is a part of the private step or replaced by it: "
+                "leave it out (on_after_backward and on_before_optimizer_step see the private "
+                "gradient), or write the loop yourself, with oracle.backward"
+            )
     for hook in _BATCH_HOOKS:
         usual = getattr(LightningModule, hook)
         if any(getattr(type(o), hook, usual) is not usual for o in (module, trainer.datamodule)):
@@ -288,11 +353,12 @@ def _check_trainer(trainer: Any, module: Any) -> None:
             f"the Trainer has {trainer.world_size} processes, but the private gradient is computed "
             "by one: Trainer(devices=1)"
         )
-    if trainer.accumulate_grad_batches != 1:
+    if not isinstance(trainer.strategy, SingleDeviceStrategy):
         raise ArgumentError(
-            "accumulate_grad_batches splits a batch, but the oracle splits it itself: leave it at "
-            "1 and pass compute=dpbam.Compute(physical_batch_size=...) to make_private"
+            f"the strategy {type(trainer.strategy).__name__} is not supported: the private "
+            "gradient is computed by one process; leave strategy out"
         )
+    _check_accumulation(trainer)
     if str(trainer.precision) not in _PRECISIONS:
         raise ArgumentError(
             f"precision {trainer.precision} is not supported: private gradients are computed in "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from dpbam.checks import PlanViolationError
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.loading import refuse_repeated
 from dpbam.oracle import PrivateGradientOracle
@@ -106,18 +107,85 @@ def check_fresh(ledger: Ledger, given: Ledger | Path | str, how_to_resume: str) 
         )
 
 
+def overrides(user: object, private: type) -> Iterator[tuple[str, str]]:
+    """Yield what a user's classes, or the object itself, replace of the trainer: name and class.
+
+    Args:
+        user: an object of ``private``, or of a class that derives from it.
+        private: our class, which derives from the other library's.
+    """
+    for cls in type(user).__mro__:
+        if cls not in private.__mro__:
+            names = (name for name in vars(cls) if not name.startswith("__"))
+            yield from ((name, cls.__name__) for name in names if hasattr(private, name))
+    for name in vars(user):
+        if callable(getattr(private, name, None)):
+            yield name, f"this {type(user).__name__}"
+
+
+class PrivateSteps:
+    """Refuses a step of the optimiser for which the oracle has not written a gradient."""
+
+    def __init__(self, oracle: PrivateGradientOracle) -> None:
+        self._oracle = oracle
+        self.begin()
+
+    def begin(self) -> None:
+        """Start from the oracle's present step, which a checkpoint may have set."""
+        self._taken = self._oracle.step
+
+    def check(self) -> None:
+        """Refuse, unless the oracle has taken one step since the optimiser's last one."""
+        new, self._taken = self._oracle.step - self._taken, self._oracle.step
+        if new == 0:
+            raise PlanViolationError(
+                "the optimiser is about to step on a gradient that is not the oracle's, which "
+                "has no privacy: leave the training step to the private trainer"
+            )
+        if new != 1:
+            raise PlanViolationError(
+                f"the oracle has taken {new} steps for one of the optimiser, which sees the last "
+                "gradient alone: leave gradient accumulation out"
+            )
+
+
 def saved(oracle: PrivateGradientOracle) -> dict[str, Any]:
-    """Return what a checkpoint stores: the oracle's state and all entries of the ledger."""
-    return {"oracle": oracle.state_dict(), "ledger": oracle.ledger.entries()}
+    """Return what a checkpoint stores: the oracle's state, the ledger's entries and its file."""
+    path = oracle.ledger.path
+    return {
+        "oracle": oracle.state_dict(),
+        "ledger": oracle.ledger.entries(),
+        "ledger_file": None if path is None else str(path),
+    }
 
 
 def restore(oracle: PrivateGradientOracle, state: Mapping[str, Any] | None) -> None:
-    """Restore the state of :func:`saved`; later entries in the ledger's file are kept."""
+    """Restore the state of :func:`saved`, with all that was charged after it.
+
+    What was released after the checkpoint is in the ledger's file alone. It is looked for where it
+    was, whichever ledger the resumed training has, and in that ledger itself, to which it may have
+    been moved; one of them must hold what the checkpoint does.
+    """
     if state is None:
         raise ArgumentError(
             "the checkpoint has no ledger, so the privacy cost of its weights is unknown: resume "
             "from a checkpoint of a private training; load weights that were trained without "
             "private data into the model first"
         )
-    oracle.ledger.merge(state["ledger"])
+    ledgers = [oracle.ledger]
+    if (file := state["ledger_file"]) is not None and Path(file).is_file():
+        ledgers.append(Ledger(oracle.ledger.delta, oracle.ledger.accountant, file))
+    complete = [ledger for ledger in ledgers if _holds(ledger, state["ledger"])]
+    if not complete:
+        where = "was in memory" if file is None else f"was {file}, which is not there or not whole"
+        raise ArgumentError(
+            f"the ledger of this checkpoint {where}: what was released after the checkpoint is not "
+            "known; restore the file, or resume with ledger= the file that has it now"
+        )
+    for ledger in complete:
+        oracle.ledger.merge(ledger.entries())
     oracle.load_state_dict(state["oracle"])
+
+
+def _holds(ledger: Ledger, entries: Iterable[dict[str, Any]]) -> bool:
+    return all(ledger.entry(entry["stream"], entry["step"]) == entry for entry in entries)

@@ -19,6 +19,9 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dpbam import _validate
 from dpbam.errors import ArgumentError
 from dpbam.privacy.composition import Losses, composed, epsilon_at, self_composed, step_losses
@@ -250,12 +253,26 @@ _step_losses = lru_cache(maxsize=32)(step_losses)
 def _by_rdp(spent: Sequence[Charge], delta: float) -> float:
     import dp_accounting
 
+    divergences = [charge.steps * _step_rdp(*charge[:2]) for charge in spent]
+    orders = dp_accounting.rdp.RdpAccountant().orders
+    return float(dp_accounting.rdp.compute_epsilon(orders, sum(divergences), delta)[0])
+
+
+@lru_cache(maxsize=4096)
+def _step_rdp(sigma: float, q: float) -> NDArray[np.float64]:
+    """Return the Renyi divergences of one step, at dp-accounting's default orders.
+
+    dp-accounting computes them in pure Python, a tenth of a second per step kind, while epsilon is
+    asked for after every step of a training. Composition only adds them up.
+    """
+    import dp_accounting
+
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=relation)
-    for sigma, q, steps in spent:
-        step = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
-        accountant.compose(step, steps)
-    return float(accountant.get_epsilon(delta))
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)))
+    divergences: NDArray[np.float64] = accountant.rdp
+    divergences.setflags(write=False)  # it is shared by all who ask
+    return divergences
 
 
 @contextmanager

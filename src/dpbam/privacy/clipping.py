@@ -120,10 +120,10 @@ def unclipped(norms: Tensor) -> Tensor:
     return FlatClipping(math.inf).factors(norms)
 
 
-def portions(factors: Tensor) -> Iterator[Tensor]:
+def portions(factors: Tensor) -> Iterator[tuple[Tensor, slice]]:
     """Split [G, U] factors into [G, U] factors of at most MOST_SUMMED units each, 0 elsewhere.
 
-    Float64 factors are not split.
+    Each comes with the slice of those units. Float64 factors are not split.
 
     Guarantee: at most MOST_SUMMED units are added in float32; the rest is added in float64.
 
@@ -134,12 +134,13 @@ def portions(factors: Tensor) -> Iterator[Tensor]:
     """
     units = factors.shape[1]
     if factors.dtype == torch.float64 or units <= MOST_SUMMED:
-        yield factors
+        yield factors, slice(0, units)
         return
     for start in range(0, units, MOST_SUMMED):
-        part = torch.zeros_like(factors)
-        part[:, start : start + MOST_SUMMED] = factors[:, start : start + MOST_SUMMED]
-        yield part
+        span = slice(start, min(start + MOST_SUMMED, units))
+        portion = torch.zeros_like(factors)
+        portion[:, span] = factors[:, span]
+        yield portion, span
 
 
 def bounded(norms: Tensor, bound: float) -> Tensor:

@@ -12,18 +12,28 @@ unseeded                          cannot happen: each process has a stream of it
 ================================  =============================================================
 
 So after a crash the count may include steps since the last checkpoint twice; it is never too low.
+
+A ledger's file has one writer at a time. From its first charge on a process holds a lock on it, and
+another process is refused; objects and threads of one process share the file. Reading needs no
+lock: whatever is asked of a ledger, it first reads what was added to its file. A file that no
+longer begins with what was read from it or written to it, because it was deleted, cut or replaced,
+is refused, and never continued.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dpbam import _jsonl, _validate
 from dpbam.errors import ArgumentError, ArgumentTypeError
+from dpbam.privacy import writer_lock
 from dpbam.privacy.accounting import ACCOUNTANTS, Charge, checked, total_epsilon
 
 BEFORE = "/before"  # ends the stream of a release before the first step
@@ -35,19 +45,24 @@ class Ledger:
     """Records private releases, append-only, and computes their epsilon.
 
     Guarantee: a step is on disk before ``charge`` returns; its count is never too low, after any
-    crash; the same noise is never charged for two different releases; all entries protect the same
-    unit of privacy.
+    crash, and includes what other objects and processes wrote to the file; the same noise is never
+    charged for two different releases; all entries protect the same unit of privacy.
 
-    Assumptions: the disk keeps what was synchronised, and the file is not edited or deleted
-    (``dpbam audit`` compares it with the checkpoint, the budget with both).
+    Assumptions: the disk keeps what was synchronised, the file system's locks work, and the file is
+    not edited or deleted while no process has it open (``dpbam audit`` compares it with the
+    checkpoint, the budget with both).
 
-    Proof: append and fsync come before the entry counts; the table above; crash tests in
+    Proof: append and fsync come before the entry counts; the table above; the file is locked before
+    it is read for a charge, and read again whenever it has changed; crash tests in
     tests/end_to_end.
 
     Args:
         delta: the default of :meth:`epsilon`.
         accountant: ``"pld"`` or ``"rdp"``.
-        path: a JSON-lines file to append to, created if missing; None keeps it in memory.
+        path: a JSON-lines file to append to, created if missing; None keeps it in memory, where a
+            process forked later must not charge it.
+
+    A copy of a ledger (``copy.deepcopy``) is the ledger itself.
 
     Example:
         >>> ledger = Ledger(delta=1e-5)
@@ -57,19 +72,28 @@ class Ledger:
         8.0
     """
 
-    def __init__(self, delta: float, accountant: str = "pld", path: Path | None = None) -> None:
+    def __init__(
+        self, delta: float, accountant: str = "pld", path: Path | str | None = None
+    ) -> None:
         self.delta = _validate.probability("delta", delta)
         self.accountant = _validate.one_of("accountant", accountant, ACCOUNTANTS)
-        self.path = path
-        self._releases: dict[tuple[str, int], dict[str, Any]] = {}
+        # absolute: after os.chdir a relative path would be another file
+        self.path = None if path is None else Path(path).absolute()
+        self._releases: dict[tuple[str, int], dict[str, Any]] = {}  # in the file's order
         self._counts: Counter[tuple[float, float]] = Counter()
         self._steps = 0
-        self.unit: str | None = None  # of privacy; None before the first entry
-        if path is not None and path.exists():
-            entries = _read(path)
-            self._check_unit(entries)
-            for entry in entries:
-                self._remember(entry)
+        self._unit: str | None = None
+        self._process = os.getpid()
+        self._lock: writer_lock.WriterLock | None = None
+        self._status: tuple[int, ...] | None = None  # of the file, when it was last read
+        self._torn = False  # whether its last line had no line end then
+        self._refresh()
+
+    @property
+    def unit(self) -> str | None:
+        """The unit of privacy; None before the first entry."""
+        self._refresh()
+        return self._unit
 
     def charge(
         self,
@@ -99,21 +123,37 @@ class Ledger:
             "unit": unit,
             "release": release,
         })  # fmt: skip
-        self._check_unit([entry])
         key = (stream, step)
-        if key in self._releases:
-            if release is not None and release == self._releases[key]["release"]:
-                return
-            raise ArgumentError(
-                f"the noise of step {step} (stream {stream}) was already used for another release: "
-                "two sums with the same noise reveal their difference; use another seed, or none"
-            )
-        if self.path is not None:
-            _jsonl.append_durably(self.path, entry)
-        self._remember(entry)
+        with self._writing():
+            self._check_unit([entry])
+            if key in self._releases:
+                if release is not None and release == self._releases[key]["release"]:
+                    return
+                raise ArgumentError(
+                    f"the noise of step {step} (stream {stream}) was already used for another "
+                    "release: two sums with the same noise reveal their difference; use another "
+                    "seed, or none"
+                )
+            self._append([entry])
+
+    def close(self) -> None:
+        """Let another process write to the file; a later charge takes the lock again.
+
+        The end of the process does the same, and so does the end of all its objects on the file.
+
+        Example:
+            >>> import tempfile
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> ledger = Ledger(delta=1e-5, path=Path(folder.name) / "ledger.jsonl")
+            >>> ledger.charge("stream", 0, noise_multiplier=1.0, sampling_rate=0.1)
+            >>> ledger.close()
+            >>> folder.cleanup()
+        """
+        self._lock = None
 
     def entries(self) -> list[dict[str, Any]]:
         """Return everything recorded, as plain values that a checkpoint can hold."""
+        self._refresh()
         return [dict(entry) for entry in self._releases.values()]
 
     def merge(self, entries: Iterable[dict[str, Any]]) -> None:
@@ -125,24 +165,23 @@ class Ledger:
         Raises:
             ValueError: if an entry contradicts one that is here; then nothing has changed.
         """
+        others = list(map(_checked, entries))
         new: dict[tuple[str, int], dict[str, Any]] = {}
-        given = list(map(_checked, entries))
-        self._check_unit(given)
-        for entry in given:
-            key = (entry["stream"], entry["step"])
-            known = self._releases.get(key) or new.setdefault(key, entry)
-            if known != entry:
-                raise ArgumentError(
-                    f"step {key[1]} of {key[0]} is on the ledger with other values: these are two "
-                    "runs, which need different names"
-                )
-        if self.path is not None and new:
-            _jsonl.append_durably(self.path, *new.values())
-        for entry in new.values():
-            self._remember(entry)
+        with self._writing():
+            self._check_unit(others)
+            for entry in others:
+                key = (entry["stream"], entry["step"])
+                known = self._releases.get(key) or new.setdefault(key, entry)
+                if known != entry:
+                    raise ArgumentError(
+                        f"step {key[1]} of {key[0]} is on the ledger with other values: these are "
+                        "two runs, which need different names"
+                    )
+            self._append(list(new.values()))
 
     def charges(self) -> list[Charge]:
         """Return what was spent, equal steps counted together."""
+        self._refresh()
         return [Charge(sigma, q, count) for (sigma, q), count in sorted(self._counts.items())]
 
     def epsilon(self, delta: float | None = None) -> float:
@@ -152,21 +191,92 @@ class Ledger:
 
     def released_before(self) -> list[str]:
         """Return the streams of releases before the first step: they end in ``/before``."""
+        self._refresh()
         return [stream for stream, _ in self._releases if stream.endswith(BEFORE)]
 
     def entry(self, stream: str, step: int) -> dict[str, Any] | None:
         """Return what was recorded of a step, or None."""
-        found = self._releases.get((stream, step))
-        return None if found is None else dict(found)
+        self._refresh()
+        recorded = self._releases.get((stream, step))
+        return None if recorded is None else dict(recorded)
 
     def __len__(self) -> int:
         """Return the number of steps; releases before the first step are none."""
+        self._refresh()
         return self._steps
+
+    def __copy__(self) -> Ledger:
+        return self  # two copies would each count a part of what was spent
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ledger:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_lock": None}  # the lock is this process's
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Hold the file's lock, with everything read that is in it."""
+        with writer_lock.turn:
+            self._refresh()  # before the lock, which would create a file that was deleted
+            if self.path is None:
+                self._check_process()
+            else:
+                self._lock = writer_lock.hold(self.path, create=not self._releases)
+                self._refresh()  # what was written before the lock was taken
+                if self._torn:
+                    _jsonl.repair(self.path, _is_entry)
+            yield
+
+    def _append(self, entries: list[dict[str, Any]]) -> None:
+        """Write entries to the file and to the disk; only then do they count."""
+        if self.path is not None and self._lock is not None and entries:
+            _jsonl.append_durably(self.path, *entries)
+            written = self.path.stat()
+            if writer_lock.identify(written) != self._lock.identity:
+                raise self._lost()
+            self._status, self._torn = _status(written), False
+        for entry in entries:
+            self._remember(entry)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ArgumentError(
+                "this ledger is in the memory of another process, which would not know of what is "
+                "charged here: give it a file, plan.ledger(path)"
+            )
+
+    def _refresh(self) -> None:
+        """Read what was added to the file, if it has changed since it was last read."""
+        if self.path is None:
+            return
+        with writer_lock.turn:
+            try:
+                status = _status(self.path.stat())
+            except FileNotFoundError:
+                status = None
+            if status == self._status:
+                return
+            entries, torn = _read(self.path) if status else ([], False)
+            known = len(self._releases)
+            if entries[:known] != list(self._releases.values()):
+                raise self._lost()
+            self._check_unit(entries)
+            for entry in entries[known:]:
+                self._remember(entry)
+            self._status, self._torn = status, torn
+
+    def _lost(self) -> ArgumentError:
+        return ArgumentError(
+            f"{self.path} does not hold the {len(self._releases)} entries that this process has "
+            "seen in it: it was deleted, cut or replaced meanwhile; restore it from a backup; "
+            "without it what was spent is not known"
+        )
 
     def _check_unit(self, entries: Iterable[dict[str, Any]]) -> None:
         units: set[str] = {entry["unit"] for entry in entries}
-        if self.unit is not None:
-            units.add(self.unit)
+        if self._unit is not None:
+            units.add(self._unit)
         if len(units) > 1:
             raise ArgumentError(
                 f"a ledger counts what is spent per unit of privacy, and these steps protect a "
@@ -174,24 +284,43 @@ class Ledger:
             )
 
     def _remember(self, entry: dict[str, Any]) -> None:
-        self.unit = entry["unit"]
+        self._unit = entry["unit"]
         self._releases[(entry["stream"], entry["step"])] = entry
         self._counts[(entry["noise_multiplier"], entry["sampling_rate"])] += 1
         self._steps += not entry["stream"].endswith(BEFORE)
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Return all entries; a torn last line is removed, since its step was never released."""
-    entries = []
-    for number, line in enumerate(_jsonl.repair(path, _is_entry), 1):
+def _status(status: os.stat_result) -> tuple[int, ...]:
+    """Return what changes whenever a file does."""
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return (*writer_lock.identify(status), status.st_size, *times)
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Return all entries, and whether the last line has no line end.
+
+    Such a line counts if it is an entry, whose line end an editor may have removed. Else another
+    process is writing it, or has died doing so: its step was not released.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ArgumentError(f"the ledger {path} is no plain file: give a file")
+    *lines, tail = path.read_bytes().split(b"\n")
+    if tail and _is_entry(tail):
+        lines.append(tail)
+    entries: dict[tuple[str, int], dict[str, Any]] = {}
+    for number, line in enumerate(lines, 1):
         try:
-            entries.append(_parsed(line))
+            entry = _parsed(line)
+            key = (entry["stream"], entry["step"])
+            if key in entries:
+                raise ArgumentError(f"step {key[1]} of stream {key[0]} is on an earlier line, too")
         except _INVALID as error:
             raise ArgumentError(
                 f"{path} line {number} is not a ledger entry ({error}): restore the file from a "
                 "backup; without it what was spent is not known"
             ) from None
-    return entries
+        entries[key] = entry
+    return list(entries.values()), bool(tail)
 
 
 def _is_entry(line: bytes) -> bool:
@@ -203,7 +332,15 @@ def _is_entry(line: bytes) -> bool:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    return _checked(json.loads(line))
+    return _checked(json.loads(line, object_pairs_hook=_object))
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object in which no name occurs twice: readers differ in which one counts."""
+    names = dict(pairs)
+    if len(names) < len(pairs):
+        raise ArgumentError("a name occurs twice in it")
+    return names
 
 
 def _checked(entry: dict[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,14 @@ with ``non_private`` are for the operator only: they come from the training data
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dpbam.privacy.plan import PrivacyPlan
+    from dpbam.training.tasks import Compared
 
 
 _LABELS = {
@@ -39,7 +40,7 @@ def metric_text(name: str, value: float) -> str:
         >>> metric_text("accuracy", 0.9234), metric_text("r2", -0.25)
         ('92.3%', '-0.250')
     """
-    return f"{value:.1%}" if name == "accuracy" else f"{value:.3f}"
+    return f"{value:.1%}" if name.endswith("accuracy") else f"{value:.3f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,9 @@ class StepReport:
         step: steps done, from 1.
         steps: in all.
         epoch: expected passes done.
-        epsilon: an upper bound of what is spent by now, one of about ten values per run.
+        charged: steps paid for, replays after a crash included.
+        epsilon_at_most: a bound of what is spent by now, one of about ten values per run. What is
+            spent, ``plan.epsilon(step, charged - step)``, takes some 50 ms: too long for each step.
         seconds: since this process began to train.
         seconds_left: until the end at the current pace.
         non_private_batch_size: the realised number of rows.
@@ -86,7 +89,8 @@ class StepReport:
     step: int
     steps: int
     epoch: float
-    epsilon: float
+    charged: int
+    epsilon_at_most: float
     lr: float
     seconds: float
     seconds_left: float
@@ -104,6 +108,8 @@ class EvaluationReport:
         epsilon: spent by now.
         scores: the task's metrics by name, the main one first, such as the accuracy.
         loss: mean over all ``records``.
+        compared: scores next to those of the best constant answer. For the operator: no file that
+            may be published has them.
     """
 
     step: int
@@ -112,6 +118,7 @@ class EvaluationReport:
     scores: Mapping[str, float]
     loss: float
     records: int
+    compared: Mapping[str, Compared] = field(default_factory=dict)
 
     @property
     def metric(self) -> str:
@@ -121,6 +128,11 @@ class EvaluationReport:
     @property
     def score(self) -> float:
         return self.scores[self.metric]
+
+    @property
+    def useless(self) -> bool:
+        """Whether no score is better than the best constant's by more than chance."""
+        return bool(self.compared) and not any(one.better for one in self.compared.values())
 
     def to_dict(self) -> dict[str, float]:
         """Return one flat row of plain values.

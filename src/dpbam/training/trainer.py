@@ -33,7 +33,7 @@ Ending = Literal["complete", "stopped", "budget ended"]
 
 _LOSS_EVERY = 10  # steps between measurements of the training loss
 _LOSS_ROWS = 64  # rows of the batch that such a measurement takes
-_POINTS = 10  # epsilons that a run computes for its display, and evaluations by default
+_POINTS = 10  # bounds on epsilon that a run computes for its steps, and evaluations by default
 
 
 class Trainer:
@@ -128,6 +128,8 @@ class Trainer:
                 return "budget ended"
             if asked:
                 return "stopped"
+            if len(images):
+                oracle.try_model(images, labels)  # before a record is measured
             loss = self._non_private_loss(images, labels)
             lr = self._set_learning_rate()
             oracle.backward(images, labels, units)  # on the ledger, then into .grad
@@ -155,7 +157,8 @@ class Trainer:
             step=step,
             steps=plan.steps,
             epoch=step * plan.sampling_rate,
-            epsilon=self._curve.bound(self.charged),
+            charged=self.charged,
+            epsilon_at_most=self._curve.bound(self.charged),
             lr=lr,
             seconds=elapsed,
             seconds_left=elapsed / (step - first) * (plan.steps - step),
@@ -169,11 +172,13 @@ class Trainer:
             model = spare(self.model) or self.model
             kept, targets, losses = summarise(model, self.test, self.task)
         plan, step = self.oracle.plan, self.oracle.step
+        summaries, labels = kept.double().numpy(), targets.numpy()
         result = EvaluationReport(
             step=step,
             epoch=step * plan.sampling_rate,
             epsilon=self._epsilon(),
-            scores=self.task.scores(kept.double().numpy(), targets.numpy()),
+            scores=self.task.scores(summaries, labels),
+            compared=self.task.compared(summaries, labels),
             loss=float(losses.double().mean()),
             records=len(losses),
         )

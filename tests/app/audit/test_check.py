@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -17,11 +18,12 @@ from safetensors.torch import load_file, save_file
 
 from dpbam.app.audit import accountant, check_run, exported
 from dpbam.app.audit.check import signed_off
+from dpbam.app.audit.vouching import sign
 from dpbam.app.cli import main
 from dpbam.app.runs import RunConfig, RunError, execute
 from dpbam.app.runs.export import export
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.identity import config_digest, file_digest, sign
+from dpbam.app.runs.identity import config_digest, file_digest, write_signature
 from dpbam.app.runs.statement import write_statement
 from dpbam.errors import ArgumentError
 
@@ -173,7 +175,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "a checkpoint is there"),
     "private facts published": (
         lambda run: edit_json(run / "model.json", non_private_loss=1.0),
-        "nothing non-private is in them",
+        "nothing unprotected is in them",
     ),
     "weaker attacks": (
         lambda run: edit_json(run / "privacy-statement.json", trade_off={
@@ -271,6 +273,30 @@ def test_the_command_signs_off_or_fails(run: Path, capsys: pytest.CaptureFixture
     assert "not signed off" in capsys.readouterr().out
 
 
+def test_an_audit_lists_what_is_wrong_or_missing_and_the_rest_on_request(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["audit", str(run)]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert row.split()[1] == "missing"
+    assert "no signature" in row
+    edit_json(run / "privacy-statement.json", epsilon=1.0)
+    assert main(["audit", str(run), "--all"]) == 1
+    shown = capsys.readouterr().out
+    states = [line.split()[1] for line in shown.splitlines() if line.startswith("│")]
+    states = [state for state in states if state in ("WRONG", "missing", "right")]
+    assert states == sorted(states, key=["WRONG", "missing", "right"].index)
+    assert {*states} == {"WRONG", "missing", "right"}
+    assert len(states) > 30
+    cells = [line for line in shown.splitlines() if "q is batch size / n" in line]
+    assert len(cells) == 2
+    assert not [line for line in cells if re.search(r"[0-9]\.[0-9]{7}", line)]
+    main(["audit", str(run), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert {f["state"] for f in answer["findings"]} == {"wrong", "missing", "right"}
+
+
 def keys(folder: Path, name: str) -> tuple[Path, Path]:
     """A private and a public key, in PEM."""
     private = Ed25519PrivateKey.generate()
@@ -315,7 +341,7 @@ def swap(folder: Path) -> None:
 
 def signed_again(folder: Path) -> None:
     swap(folder)
-    sign(RunFolder(folder), keys(folder.parent, "attacker")[0])
+    write_signature(RunFolder(folder), keys(folder.parent, "attacker")[0])
 
 
 EXPORTS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -361,13 +387,37 @@ def test_an_export_is_signed_as_a_whole(
 def test_an_export_that_was_changed_is_not_signed(run: Path, tmp_path: Path, change: str) -> None:
     key, _ = keys(tmp_path, "operator")
     out, _ = export(run, "safetensors", tmp_path / "out")
-    sign(RunFolder(out), key)
-    sign(RunFolder(out), key)  # its own signature is no change
+    sign(out, key)
+    sign(out, key)  # its own signature is no change
     (out / "exported.sig").unlink()
     EXPORTS[change][0](out)
-    with pytest.raises(RunError, match=r"is not as exported\.json lists it, so nothing was signed"):
-        sign(RunFolder(out), key)
+    with pytest.raises(RunError, match=r"nothing was signed: in .*it does not hold that"):
+        sign(out, key)
     assert not (out / "exported.sig").exists()
+
+
+@pytest.mark.parametrize("name", ["lower epsilon", "another model", "a step less", "other words"])
+def test_a_run_that_does_not_hold_is_not_signed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    key, _ = keys(tmp_path, "operator")
+    changes: dict[str, Callable[[], object]] = {
+        "lower epsilon": lambda: edit_json(run / "privacy-statement.json", epsilon=0.1),
+        "another model": lambda: other_weights(run),
+        "a step less": lambda: edit_ledger(run, lambda entries: entries.pop()),
+        "other words": lambda: (run / "privacy-statement.md").write_text("All is well.\n"),
+    }
+    changes[name]()
+    assert main(["sign", str(run), "--key", str(key)]) == 2
+    assert "nothing was signed" in capsys.readouterr().err
+    assert not (run / "privacy-statement.sig").exists()
+
+
+def test_an_older_signature_is_replaced(run: Path, tmp_path: Path) -> None:
+    key, public = keys(tmp_path, "operator")
+    (run / "privacy-statement.sig").write_text("{}")
+    assert main(["sign", str(run), "--key", str(key)]) == 0
+    assert wrong_after(run, public) == []
 
 
 def test_openssl_accepts_the_signature(run: Path, tmp_path: Path) -> None:
@@ -386,17 +436,50 @@ def test_what_is_no_key_is_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.pem").write_text("nonsense")
     for path in (tmp_path / "bad.pem", tmp_path / "missing.pem"):
         with pytest.raises(ArgumentError, match="cannot be read"):
-            sign(RunFolder(run), path)
+            sign(run, path)
         with pytest.raises(ArgumentError, match="cannot be read"):
             check_run(run, path)
-    with pytest.raises(RunError, match="finish the run first"):
-        sign(RunFolder(tmp_path), keys(tmp_path, "a")[0])
+    with pytest.raises(RunError, match="needs the folder of a finished run"):
+        sign(tmp_path, keys(tmp_path, "a")[0])
 
 
 def test_the_digest_of_the_settings_does_not_depend_on_seeds_and_paths() -> None:
     same = CONFIG.replace(seed=3, noise_seed=4, data_root=Path("elsewhere"))
     assert config_digest(same) == config_digest(CONFIG)
     assert config_digest(CONFIG.replace(lr=0.1)) != config_digest(CONFIG)
+
+
+def in_folder(folder: str) -> RunConfig:
+    """Every setting that can name a file, below one folder."""
+    return RunConfig(
+        epsilon=3, data=f"{folder}/scans", data_root=Path(folder), budget=Path(folder, "b.json"),
+        model="nets:make", init=Path(folder, "w.safetensors"),
+        model_options={"weights": f"{folder}/w.pt", "paths": [f"{folder}/a"]},
+        method="mine:Method", method_options={"table": f"{folder}/t.csv"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [
+    in_folder, lambda folder: RunConfig(epsilon=3, model=f"hf:{folder}/tiny-vit", train="head",
+                                        feature_cache=Path(folder), data=f"hf:{folder}/x.parquet"),
+])  # fmt: skip
+def test_no_path_changes_the_digest_of_the_settings(config: Callable[[str], RunConfig]) -> None:
+    digests = {config_digest(config(folder)) for folder in ("/home/ann", "/srv/b/c", "../x")}
+    assert len(digests) == 1
+    here, elsewhere = config("/home/ann"), config("/srv/b/c")
+    named = {k for k, v in here.to_mapping().items() if v != elsewhere.to_mapping()[k]}
+    with_paths = {json.dumps(c.to_mapping(), default=str) for c in (here, elsewhere)}
+    assert len(with_paths) == 2  # the settings themselves differ: a digest of them would
+    assert {"data", "feature_cache"} <= named or {"data", "data_root", "budget", "init"} <= named
+
+
+def test_every_setting_that_is_a_path_is_left_out_of_the_digest() -> None:
+    for name, field in RunConfig.model_fields.items():
+        if "Path" in str(field.annotation):
+            one, two = (
+                RunConfig.model_construct(**{**dict(CONFIG), name: Path(p)}) for p in ("/a", "/b")
+            )
+            assert config_digest(one) == config_digest(two), name
 
 
 def test_a_statement_of_an_older_format_is_refused(run: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_column_of_sub_groups_may_be_added(place, dpbam):
 
 
 OTHERS = {
-    "another unit": ({"person": PEOPLE}, 0, ["--unit", "record"]),
+    "another unit": ({"person": PEOPLE, "room": PEOPLE // 3}, 0, ["--unit", "room"]),
     "without persons": ({}, 0, []),
     "other persons": ({"person": PEOPLE[::-1]}, 0, []),
     "persons less": ({"person": PEOPLE}, 40, []),

@@ -88,7 +88,8 @@ def test_a_flag_takes_the_place_of_its_alternative_in_the_file(tmp_path):
 def test_the_help_shows_the_configurations_own_defaults(dpbam):
     text = " ".join(dpbam("train", "--help").out.replace("│", " ").split())
     assert f"Learning rate [{RunConfig(epsilon=1).lr:g}]" in text
-    assert f"Expected units per step [{RunConfig(epsilon=1).batch_size}]" in text
+    assert f"Expected passes over the data [{RunConfig(epsilon=1).epochs:g}]" in text
+    assert "Expected units per step [the largest power of two" in text
 
 
 def test_a_command_may_leave_flags_out():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import tempfile
@@ -22,7 +23,9 @@ from dpbam.app.runs.preparation import Prepared
 from dpbam.data import load
 from dpbam.distributed import Ranks
 from dpbam.engines.memory import Fit
-from dpbam.training.events import Several, StepReport
+from dpbam.privacy.rounding import up
+from dpbam.training.events import EvaluationReport, Several, StartReport, StepReport
+from planting import Mistake
 from support import private_plan
 
 
@@ -32,8 +35,9 @@ def check_a_jobs_output(seconds: float = 2.0, rows: int = 97) -> None:
     other = {"seconds": seconds + 1, "seconds_left": 9.0, "non_private_batch_size": rows + 31}
     for changed in ({}, {**other, "non_private_loss": 0.1}):
         report = StepReport(**{
-            "step": 3, "steps": 10, "epoch": 0.3, "epsilon": 1.0, "lr": 0.1, "seconds": seconds,
-            "seconds_left": 5.0, "non_private_batch_size": rows, "non_private_loss": 2.5, **changed,
+            "step": 3, "steps": 10, "epoch": 0.3, "charged": 3, "epsilon_at_most": 1.0, "lr": 0.1,
+            "seconds": seconds, "seconds_left": 5.0, "non_private_batch_size": rows,
+            "non_private_loss": 2.5, **changed,
         })  # fmt: skip
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
@@ -73,8 +77,8 @@ def test_json_lines_tell_neither_batch_sizes_nor_times() -> None:
 
 def test_json_lines_leave_out_what_is_not_private(capsys: pytest.CaptureFixture[str]) -> None:
     report = StepReport(
-        step=3, steps=10, epoch=0.3, epsilon=1.0, lr=0.1, seconds=2.0, seconds_left=5.0,
-        non_private_batch_size=97, non_private_loss=2.5,
+        step=3, steps=10, epoch=0.3, charged=3, epsilon_at_most=1.0, lr=0.1, seconds=2.0,
+        seconds_left=5.0, non_private_batch_size=97, non_private_loss=2.5,
     )  # fmt: skip
     JsonLinesReporter().on_step(report)
     line = json.loads(capsys.readouterr().out)
@@ -101,10 +105,21 @@ def test_the_last_json_line_has_no_time(tmp_path: Path, capsys: pytest.CaptureFi
     assert not [key for key in last if "second" in key or "time" in key]
 
 
+PLAN = private_plan(n=100, batch_size=10, steps=10, noise_multiplier=1.0, delta=1e-4)
+
+
+def start() -> StartReport:
+    return StartReport(
+        plan=PLAN, step=0, epsilon=3.0, method="dp-sgd", model="mlp", parameters=9,
+        physical_batch_size=8, engine="fused", device="cpu", seeded=False,
+    )  # fmt: skip
+
+
 def report(**changed: float) -> StepReport:
     return StepReport(**{
-        "step": 3, "steps": 10, "epoch": 0.3, "epsilon": 1.0, "lr": 0.1, "seconds": 2.0,
-        "seconds_left": 5.0, "non_private_batch_size": 97, "non_private_loss": 2.5, **changed,
+        "step": 3, "steps": 10, "epoch": 0.3, "charged": 3, "epsilon_at_most": 1.0, "lr": 0.1,
+        "seconds": 2.0, "seconds_left": 5.0, "non_private_batch_size": 97, "non_private_loss": 2.5,
+        **changed,
     })  # fmt: skip
 
 
@@ -133,9 +148,48 @@ def test_a_log_does_not_contain_the_loss(capsys: pytest.CaptureFixture[str]) -> 
     live = LiveReporter()
     live._bar._ended = Minutes()
     live._bar._print()
-    live._task = live._bar.add_task("", total=10, epoch="0", epsilon="", loss="")
+    live.on_start(start())
     live.on_step(report(non_private_loss=2.5))
+    capsys.readouterr()
     live._bar._ended = Minutes()
     live._bar._print()
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["preparing"] * 2 + ["step 3 of 10, epoch 0.3/0, epsilon 1 of infinite"] * 2
+    spent = up(PLAN.epsilon(3))
+    assert lines == [f"step 3 of 10, epoch 0.3/1, epsilon {spent} of 3"] * 2
+
+
+def check_the_line_of_a_log(step: int) -> None:
+    """Epsilon in a line of a log is what an evaluation at that step prints."""
+    text = io.StringIO()
+    with contextlib.redirect_stderr(text):
+        live = LiveReporter()
+        live.on_start(start())
+        live.on_step(report(step=step, charged=step, epsilon_at_most=PLAN.epsilon()))
+        assert isinstance(live._bar, LoggedProgress)
+        live._bar._ended = Minutes()
+        live._bar._print()
+        live.on_evaluation(EvaluationReport(
+            step=step, epoch=0.3, epsilon=PLAN.epsilon(step), scores={"accuracy": 0.5}, loss=1.0,
+            records=10,
+        ))  # fmt: skip
+    line, evaluated = text.getvalue().splitlines()[-2:]
+    spent = evaluated.partition("epsilon ")[2]
+    assert f"step {step} of 10" in line
+    assert line.endswith(f"epsilon {spent} of 3"), (line, evaluated)
+
+
+@pytest.mark.parametrize("step", [1, 3, 10])
+def test_a_log_shows_the_epsilon_of_its_step(step: int) -> None:
+    check_the_line_of_a_log(step)
+
+
+def test_the_epsilon_of_a_later_step_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = lambda live, report: f"{up(report.epsilon_at_most)} of 3"  # noqa: E731
+    check = functools.partial(check_the_line_of_a_log, 3)
+    Mistake(check, LiveReporter, "_spent_at", lambda real: later).catch(monkeypatch)
+
+
+def test_steps_lost_in_a_crash_count_in_what_is_shown() -> None:
+    live = LiveReporter()
+    live.on_start(start())
+    assert live._spent_at(report(step=3, charged=7)) == f"{up(PLAN.epsilon(3, 4))} of 3"

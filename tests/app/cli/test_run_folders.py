@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from dpbam.app.cli import main
 
@@ -309,3 +310,54 @@ def test_a_disk_that_really_fills_up(dpbam, small_disk, tmp_path):
     assert dpbam("train", "--resume", "--out", out, "--quiet").code == 0
     statement = json.loads((out / "privacy-statement.json").read_text())
     assert statement["charged_steps"] >= spent
+
+
+@pytest.mark.parametrize(("lr", "useless"), [("1e-9", True), ("0.5", False)])
+def test_a_useless_model_is_called_useless(dpbam, tmp_path, lr, useless):
+    flags = ["--data", "digits", "--model", "mlp", "--noise-multiplier", "0.5", "--accountant",
+             "rdp", "--batch-size", "200", "--epochs", "2", "--seed", "1", "--lr", lr,
+             "--optimizer", "sgd", "--out", tmp_path / "run"]  # fmt: skip
+    ended = dpbam("train", *flags)
+    assert ended.code == 0
+    assert "best constant      accuracy 1" in ended.out  # of ten classes, 10 to 11%
+    assert ("warning: this model is useless: it is not better" in ended.err) is useless
+    assert ("try another --lr" in " ".join(ended.err.split())) is useless
+    assert "warning: this model is useless" not in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_predict_reports_a_damaged_file_and_continues(dpbam, run, tmp_path):
+    folder, out = tmp_path / "new", tmp_path / "p.csv"
+    folder.mkdir()
+    for k in range(4):
+        Image.fromarray(np.full((8, 8), k, np.uint8)).save(folder / f"{k}.png")
+    (folder / "1.png").write_bytes(b"damaged")
+    ended = dpbam("predict", run, folder, "--out", out)
+    assert ended.code == 1
+    assert "1.png" in ended.err
+    assert "1 of 4 files could not be read, and are left out" in ended.err
+    rows = out.read_text().splitlines()[1:]
+    assert [Path(row.partition(",")[0]).name for row in rows] == ["0.png", "2.png", "3.png"]
+    for path in folder.iterdir():
+        path.write_bytes(b"damaged")
+    ended = dpbam("predict", run, folder, "--out", tmp_path / "none.csv")
+    assert ended.code == 2
+    assert "none of the 4 files could be read: nothing was written" in ended.err
+    assert not (tmp_path / "none.csv").exists()
+
+
+def test_evaluate_takes_what_train_takes(dpbam, tmp_path, monkeypatch):
+    """Images of 24 channels, from a function of the user's own."""
+    (tmp_path / "spectra.py").write_text(
+        "import numpy as np\nfrom dpbam.data import DataSet\n"
+        "from dpbam.data.base import ArrayImages\n\n\n"
+        "def load(split):\n"
+        "    rng = np.random.default_rng(len(split))\n"
+        "    images = ArrayImages(rng.integers(0, 255, (40, 24, 8, 8), dtype=np.uint8))\n"
+        "    return DataSet(f'spectra/{split}', images, np.arange(40) % 2, ('a', 'b'))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    flags = [*QUICK, "--batch-size", "20", "--quiet", "--out", tmp_path / "run"]
+    assert dpbam("train", "--data", "spectra:load", *flags).code == 0
+    ended = dpbam("evaluate", tmp_path / "run", "--data", "spectra:load", "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["test_set_of_the_run"] is True

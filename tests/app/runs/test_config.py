@@ -1,11 +1,13 @@
 import json
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpbam.app.runs import ConfigError, RunConfig
+from dpbam.app.runs.config import default_batch_size
 from dpbam.errors import ArgumentError
 from dpbam.privacy.plan import PrivacyPlan, default_delta
 
@@ -39,6 +41,22 @@ def test_a_wrong_value_is_named_in_one_sentence(values, says):
         RunConfig(**values)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 100, 321, 546, 1365, 1366, 1438, 50_000])
+def test_the_default_batch_fits_any_data_set(n):
+    plan = RunConfig(noise_multiplier=4.0).plan(n)
+    assert plan.batch_size == default_batch_size(n)
+    assert plan.batch_size == 1 or plan.batch_size <= 3 * n / 8
+    assert plan.steps >= min(53, 20 * n)
+    assert plan.batch_size == 512 or 2 * plan.batch_size > 3 * n / 8, "the largest"
+
+
+def test_a_batch_above_n_is_refused_with_one_that_works():
+    with pytest.raises(ConfigError) as refused:
+        RunConfig(noise_multiplier=4.0, batch_size=512).plan(321)
+    (size,) = re.findall(r"which means (\d+) here", str(refused.value))
+    assert RunConfig(noise_multiplier=4.0, batch_size=int(size)).plan(321).batch_size == 64
 
 
 def test_toml_and_json_read_back_the_same(tmp_path):

@@ -13,7 +13,7 @@ from dpbam.app.report import write_report
 from dpbam.app.runs import execute, load_run_model, stored_config
 from dpbam.app.runs.export import export
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.predict import _chunks, files_in
+from dpbam.app.runs.predict import _chunks, _raise, files_in
 from dpbam.data import read_images
 
 pytest.importorskip("pydicom")
@@ -57,7 +57,7 @@ def test_what_reads_dicom_files_for_a_run_uses_its_window(tiny, tmp_path):
     model = load_run_model(tmp_path / "out")
     assert model.dicom_window == (100.0, 50.0)
     files = files_in([tmp_path / "scans"])[:3]
-    windowed = next(_chunks(files, model))[1]
+    windowed = next(_chunks(files, model, _raise))[1]
     assert (windowed == read_images(files, model.image_shape, (100, 50))).all()
     assert (windowed != read_images(files, model.image_shape)).any()  # each file has its own
     data = _load(tmp_path / "out", model, None, "train", None, None, None)

@@ -146,7 +146,7 @@ def test_every_method_trains(tiny, tmp_path, method):
         tiny.replace(method=method, noise_multiplier=4.0 if private else None), tmp_path / "run"
     )
     assert (result.epsilon < 1) if private else (result.epsilon == float("inf"))
-    assert ("not private" in (result.out / "privacy-statement.md").read_text()) != private
+    assert ("gives no privacy" in (result.out / "privacy-statement.md").read_text()) != private
     assert result.score > 0
 
 
@@ -171,12 +171,14 @@ def test_a_dry_run_writes_nothing_and_shows_the_plan(tiny, tmp_path, monkeypatch
     phases = []
     summary = prepare(tiny, on_phase=phases.append).summary(phases.append)
     assert phases == [
-        "reading the data", "calibrating the noise", "measuring the memory of a step"
+        "reading the data", "calibrating the noise", "measuring the memory of a step",
+        "measuring the time of a step",
     ]  # fmt: skip
     assert summary["steps"] == 8
     assert summary["n"] == 1438
     assert summary["trained_parameters"] == 64 * 8 + 8 + 8 * 10 + 10
     assert summary["estimated_memory_bytes"] > 4 * summary["parameters"]
+    assert summary["estimated_seconds"] > 0
     assert list(tmp_path.iterdir()) == []
 
 

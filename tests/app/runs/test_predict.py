@@ -110,6 +110,16 @@ def test_a_file_that_cannot_be_read_is_named(kind, says, model, tmp_path):
         list(predict_files(model, [good, bad_file(kind, tmp_path)]))
 
 
+@pytest.mark.parametrize("kind", ["text", "npz", "shape", "names", "pickled", "float"])
+def test_a_file_that_cannot_be_read_is_left_out_and_reported(kind, model, tmp_path):
+    goods = [save(tmp_path / f"{k}.png", 5) for k in range(5)]
+    errors = []
+    files = [*goods[:3], bad_file(kind, tmp_path), *goods[3:]]
+    got = list(predict_files(model, files, on_unreadable=errors.append))
+    assert [p.file for p in got] == [str(path) for path in goods]
+    assert len(errors) == 1
+
+
 def test_a_data_set(model):
     images = np.concatenate([grey(250, 3), grey(5, 2)])
     data = from_arrays(images, [1, 1, 1, 0, 1], class_names=["dark", "light"])

@@ -1,4 +1,5 @@
 import json
+import shutil
 import sys
 from types import ModuleType
 
@@ -68,8 +69,29 @@ def test_evaluations_are_counted_across_restarts(tiny, tmp_path, monkeypatch, se
     with pytest.raises(RuntimeError, match="dead"):
         execute(config, out)
     monkeypatch.undo()
+    shutil.rmtree(out / "checkpoints")  # the crash came before the first
     for _ in range(2):  # a finished run that is resumed evaluates nothing anew
         execute(stored_config(out), out, resume=True)
         statement = json.loads((out / "privacy-statement.json").read_text())
         assert statement["evaluated_on"]["times"] == times
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 8
+
+
+@pytest.mark.parametrize("text", ["balanced_accuracy", "constant", "chance"])
+def test_the_comparison_with_a_constant_is_for_the_operator_alone(tiny, tmp_path, text):
+    """It is computed from the test records, and no file outside non-private/ has it."""
+    result = execute(tiny, tmp_path / "run")
+    assert {*result.evaluations[-1].compared} == {"accuracy", "balanced_accuracy"}
+    files = [path for path in result.out.rglob("*") if path.is_file()]
+    public = [p for p in files if "non-private" not in p.parts and "checkpoints" not in p.parts]
+    having = [p.name for p in public if f'"{text}":' in p.read_text(errors="replace")]
+    assert having == []
+    rows = (result.out / "non-private" / "evaluations.jsonl").read_text()
+    assert f'"{text}":' in rows  # the search finds it where it is
+
+
+def test_a_resumed_run_knows_the_comparison(tiny, tmp_path):
+    first = execute(tiny, tmp_path / "run").evaluations[-1]
+    again = execute(tiny, tmp_path / "run", resume=True).evaluations[-1]
+    assert first.compared
+    assert again.compared == first.compared

@@ -6,13 +6,26 @@ import shutil
 import numpy as np
 import pytest
 
-from dpbam.app.runs import Budget, RunError, execute, stored_config
+from dpbam.app.runs import (
+    Budget,
+    RunError,
+    RunFolder,
+    checkpoint,
+    execute,
+    execution,
+    prepare,
+    stored_config,
+)
 from dpbam.app.runs.budget import by_kind
+from dpbam.app.runs.execution import _Session
+from dpbam.distributed import Ranks
 from dpbam.filters import KalmanStep, LowPass
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.privacy.adaptive_clipping import AdaptiveClipping
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.noise import GaussianNoise
+from dpbam.privacy.rounding import up
+from dpbam.training.events import Reporter
 from dpbam.training.trainer import Trainer
 
 
@@ -78,7 +91,7 @@ def die_after_charging(config, out, step):
     real = PrivateGradientOracle._write
 
     def write(self, released):
-        if self.step == step:
+        if self.step == step + 1:
             raise RuntimeError("dead")
         real(self, released)
 
@@ -86,6 +99,68 @@ def die_after_charging(config, out, step):
         patch.setattr(PrivateGradientOracle, "_write", write)
         with pytest.raises(RuntimeError, match="dead"):
             execute(config, out)
+
+
+class Messages(Reporter):
+    def __init__(self):
+        self.messages = []
+
+    def on_message(self, message):
+        self.messages.append(message)
+
+
+def resumed_after_a_crash(config, out):
+    """Lose four of eight steps, and return what the resumed run says, and its result."""
+    die_after_charging(config.replace(checkpoint_every=3600.0), out, 4)
+    heard = Messages()
+    result = execute(stored_config(out), out, resume=True, reporter=heard)
+    return heard.messages, result
+
+
+def test_the_first_checkpoint_comes_after_a_tenth_of_the_steps(tiny, tmp_path):
+    die_after_charging(tiny.replace(checkpoint_every=3600.0), tmp_path / "run", 4)
+    (saved,) = checkpoint.listed(tmp_path / "run" / "checkpoints")
+    assert saved.name.startswith("step-00000001.")
+
+
+def test_the_first_checkpoint_comes_after_a_minute(tiny, tmp_path, monkeypatch):
+    config = tiny.replace(checkpoint_every=3600.0, epochs=30)
+    session = _Session(RunFolder(tmp_path), {}, prepare(config), Reporter(), Ranks())
+    began = session._saved[0]
+    due = []
+    for seconds, first in ((59, True), (60, True), (60, False), (3600, False)):
+        monkeypatch.setattr(execution.time, "monotonic", lambda at=seconds: began + at)
+        session._has_checkpoint = not first
+        due.append(session._is_due(step=3))
+    assert due == [False, True, False, True]
+
+
+def test_a_resumed_run_says_what_was_lost_and_where_it_will_end(tiny, tmp_path):
+    config = tiny.replace(seed=None, noise_multiplier=None, epsilon=3.0)
+    (message,), result = resumed_after_a_crash(config, tmp_path / "run")
+    plan = result.plan
+    assert message.startswith("4 steps on the ledger are not in the model, whose last checkpoint ")
+    assert f"epsilon {up(plan.epsilon(5))} of 3 is spent" in message
+    assert f"and {up(plan.epsilon(1))} would be without" in message
+    assert f"training will end at step {result.steps} of 8" in message
+    assert result.status == "budget ended"
+    assert 1 < result.steps < 8
+    assert result.ending.startswith(
+        f"the privacy budget ended at step {result.steps} of 8: 4 steps"
+    )
+
+
+def test_a_seeded_run_repeats_what_was_lost_and_says_so(tiny, tmp_path):
+    (message,), result = resumed_after_a_crash(tiny, tmp_path / "run")
+    assert "They are repeated with the same noise, at no further cost" in message
+    assert (result.status, result.charged) == ("complete", 8)
+
+
+def test_a_run_that_lost_nothing_says_nothing(tiny, tmp_path):
+    execute(tiny, tmp_path / "run")
+    heard = Messages()
+    execute(stored_config(tmp_path / "run"), tmp_path / "run", resume=True, reporter=heard)
+    assert heard.messages == []
 
 
 def reserved_and_spent(tiny, folder, epsilon=3.5):
@@ -229,6 +304,7 @@ def test_a_ledger_of_another_mechanism_is_refused(begun):
 
 def test_without_checkpoints_the_run_starts_over_and_pays_for_what_was_lost(begun):
     out = begun(seed=None, checkpoint_every=1000)
+    shutil.rmtree(out / "checkpoints")
     result = resume(out)
     assert (result.steps, result.charged) == (8, 12)
     assert result.epsilon == result.plan.epsilon(12)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpbam.app.audit.accountant import bracket, profile
-from dpbam.app.audit.evidence import Evidence, Finding
+from dpbam.app.audit.evidence import Evidence, Finding, digits
 from dpbam.app.audit.stated import STATED, signature
 from dpbam.app.runs.config import RunConfig, read_file
 from dpbam.app.runs.facts import difference
@@ -101,7 +101,8 @@ def _checked(
 def _epsilon(e: Evidence) -> Iterator[Finding]:
     stated, delta = _number(e.statement["epsilon"]), float(e.statement["delta"])
     first = total_epsilon(e.charges, delta, accountant=e.config.accountant)
-    yield _same("the statement's epsilon is the ledger's", stated, first)
+    seen = "; ".join(dict.fromkeys([up(stated, 7), up(first, 7)]))
+    yield _same("the statement's epsilon is the ledger's", stated, first)._replace(seen=seen)
     low, high = bracket(e.charges, delta)
     yield Finding(
         "a second accountant agrees",
@@ -168,24 +169,24 @@ def _ledger(e: Evidence) -> Iterator[Finding]:
 
 def _mechanism(e: Evidence) -> Iterator[Finding]:
     s, f, private = e.statement, e.facts, e.config.private
-    rate = e.config.batch_size / int(f["n"])
+    rate = e.config.expected_batch(int(f["n"])) / int(f["n"])
     sigmas = {float(x["noise_multiplier"]) for x in e.steps}
     before = [(float(x["noise_multiplier"]), float(x["sampling_rate"]))
               for x in e.entries if str(x["stream"]).endswith(BEFORE)]  # fmt: skip
     paid = [] if e.config.release_counts is None else [(e.config.release_counts, 1.0)]
     yield Finding("class counts are charged once, at q = 1, where they are released",
-                  before == paid, f"{before}; {paid}")  # fmt: skip
+                  before == paid, f"{len(before)} charged, {len(paid)} released")  # fmt: skip
     expected = _charged(float(f["noise_multiplier"]), e.config.joint_noise_multipliers)
     planned = [expected * factor for factor in e.config.noise_schedule]
     yield Finding(
         "the ledger's sigma is the run's",
         all(any(math.isclose(x, y, rel_tol=1e-9) for y in planned) for x in sigmas),
-        f"{sorted(sigmas)}; {expected}",
+        digits(*sorted(sigmas), expected),
     )
     yield _same("the statement's charged sigma is the ledger's",
                 _number(s["charged_noise_multiplier"]), expected)  # fmt: skip
     rates = {float(x["sampling_rate"]) for x in e.steps}
-    yield Finding("the ledger's q is batch size / n", rates <= {rate}, f"{sorted(rates)}; {rate}")
+    yield Finding("the ledger's q is batch size / n", rates <= {rate}, digits(*sorted(rates), rate))
     yield _same("the statement's sigma is the run's", _number(s["noise_multiplier"]),
                 float(f["noise_multiplier"]))  # fmt: skip
     yield _same("the statement's q is batch size / n", float(s["sampling_rate"]), rate)
@@ -205,6 +206,7 @@ def _configuration(e: Evidence) -> Iterator[Finding]:
     before, now = began.to_mapping(), e.config.to_mapping()
     before["delta"] = float(e.facts["delta"])
     before.setdefault("unit", e.facts.get("unit", e.statement["unit_name"]))  # the data set's own
+    before.setdefault("batch_size", began.expected_batch(int(e.facts["n"])))
     names = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
     yield Finding("config.toml is what the run began with", not names, ", ".join(names) or "same")
 
@@ -279,7 +281,7 @@ def _published(e: Evidence) -> Iterator[Finding]:
                           (e.folder.statistics, e.folder.class_counts)),
                   ", ".join(sorted(paid)) or "none")  # fmt: skip
     marked = [n for n in sorted(allowed) if _mentions(e.folder.path / n, b"non_private")]
-    yield Finding("nothing non-private is in them", not marked, ", ".join(marked) or "nothing")
+    yield Finding("nothing unprotected is in them", not marked, ", ".join(marked) or "nothing")
 
 
 _CHECKS = (
@@ -337,4 +339,4 @@ def _number(value: Any) -> float:
 
 
 def _same(check: str, one: float, other: float) -> Finding:
-    return Finding(check, math.isclose(one, other, rel_tol=1e-9), f"{one!r}; {other!r}")
+    return Finding(check, math.isclose(one, other, rel_tol=1e-9), digits(one, other))

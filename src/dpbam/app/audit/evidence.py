@@ -13,11 +13,36 @@ from dpbam.privacy.ledger import BEFORE
 
 
 class Finding(NamedTuple):
-    """One check: what was asked, whether it is right, and what was seen."""
+    """One check: what was asked, whether it is right, and what was seen.
+
+    Attributes:
+        missing: nothing is wrong, but there was nothing to check, such as no signature.
+    """
 
     check: str
     right: bool
     seen: str
+    missing: bool = False
+
+    @property
+    def state(self) -> str:
+        """What to show: "right", "wrong" or "missing"."""
+        if not self.right:
+            return "wrong"
+        return "missing" if self.missing else "right"
+
+
+def digits(*values: float) -> str:
+    """Return numbers with six significant digits; with all where six would hide a difference.
+
+    Example:
+        >>> digits(1.4400783973845355, 1.4400783973845355), digits(1.0, 1.0000001)
+        ('1.44008', '1.0; 1.0000001')
+    """
+    short = [f"{value:.6g}" for value in values]
+    if len({*values}) > len({*short}):
+        return "; ".join(map(repr, values))
+    return "; ".join(dict.fromkeys(short))
 
 
 class Evidence(NamedTuple):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbam._version import __version__
-from dpbam.app.audit.evidence import Evidence, Finding, restored
+from dpbam.app.audit.evidence import Evidence, Finding, digits, restored
 from dpbam.app.runs.budget import Budget, by_kind
 from dpbam.app.runs.card import model_card
 from dpbam.app.runs.files import read_json_lines
@@ -56,7 +56,7 @@ def _settings(e: Evidence) -> Iterator[Finding]:
 def _evaluations(e: Evidence) -> Iterator[Finding]:
     what = "the statement's evaluations are the run's"
     if "test" not in e.facts:
-        yield Finding(what, True, "not compared: the run began before they were recorded")
+        yield Finding(what, True, "not compared: the run began before they were recorded", True)
         return
     steps = [x.get("step") for x in read_json_lines(e.folder.non_private / "evaluations.jsonl")]
     times = len(steps) if e.config.seed is None else len(set(steps))
@@ -75,7 +75,7 @@ def _budget(e: Evidence) -> Iterator[Finding]:
         return
     what = "the budget counts this run as its ledger does"
     if not path.is_file():
-        yield Finding(what, True, f"not compared: {path} is not on this machine")
+        yield Finding(what, True, f"not compared: {path} is not on this machine", True)
         return
     try:
         budget = Budget(path)
@@ -88,12 +88,13 @@ def _budget(e: Evidence) -> Iterator[Finding]:
     seen = f"{sum(c.total() for c in counted)} releases; {len(e.entries)} on the ledger"
     yield Finding(what, counted == [by_kind(e.charges)], seen)
     yield Finding("the statement's budget is the file's",
-                  total == (stated["epsilon"], stated["delta"]), f"{total}")  # fmt: skip
+                  total == (stated["epsilon"], stated["delta"]),
+                  f"epsilon {total[0]:g} at delta {total[1]:g}")  # fmt: skip
     least = total_epsilon(e.charges, total[1], accountant="pld")  # the least of all
     unknown = {r["run"] for r in stated["other_runs"]} - {entry.run for entry in entries}
     yield Finding("what the budget had given by then holds this run",
                   stated["taken"] >= least * (1 - 1e-6) and not unknown,
-                  f"{stated['taken']}; at least {least}")  # fmt: skip
+                  f"{digits(stated['taken'])}; at least {digits(least)}")  # fmt: skip
 
 
 def _texts(e: Evidence) -> Iterator[Finding]:
@@ -113,21 +114,27 @@ def texts(folder: RunFolder, statement: dict[str, Any]) -> Iterator[Finding]:
     yield Finding("the model card promises what the statement does", same, folder.card.name)
 
 
+SIGNATURE = (
+    "the statement is signed, if a key was given", "the signature is the statement's",
+    "the signature is the operator's",
+)  # fmt: skip
+
+
 def signature(folder: RunFolder, operator: str | None) -> Iterator[Finding]:
     """The operator's key, if one is expected, signed what is in the folder."""
     if not signed_files(folder)[1].exists():
-        what = "the statement is signed, if a key was given"
-        yield Finding(what, operator is None, "no signature: the operator is not verified")
+        seen = "no signature: who vouches for the statement is not known"
+        yield Finding(SIGNATURE[0], operator is None, seen, missing=True)
         return
     try:
         key = verified(folder)
     except RunError as error:
-        yield Finding("the signature is the statement's", False, str(error))
+        yield Finding(SIGNATURE[1], False, str(error))
         return
     note = "" if operator else "; compare the key with the one that the operator published"
-    yield Finding("the signature is the statement's", True, f"by the owner of key {key}{note}")
+    yield Finding(SIGNATURE[1], True, f"by the owner of key {key}{note}")
     if operator is not None:
-        yield Finding("the signature is the operator's", key == operator, operator)
+        yield Finding(SIGNATURE[2], key == operator, operator)
 
 
 def _read(path: Path) -> str:

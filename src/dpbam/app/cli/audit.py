@@ -13,6 +13,7 @@ from dpbam.privacy.rounding import down, up
 
 if TYPE_CHECKING:
     from dpbam.app.audit import AuditResult, MembershipResult, Target
+    from dpbam.app.audit.evidence import Finding
     from dpbam.app.audit.membership import Rate
 
 
@@ -50,6 +51,9 @@ def audit(
     public_key: Annotated[
         Path | None, option("Of RUN's operator (PEM): the statement must be signed with it.")
     ] = None,
+    every: Annotated[
+        bool, option("List every check of RUN, also those that are right.", "--all")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Attack the private mechanism and bound its epsilon from below; or check a finished run.
@@ -61,9 +65,9 @@ def audit(
     With RUN: epsilon is computed again from the ledger by a second accountant, and configuration,
     ledger, statement, checkpoint and model are checked against one another, buffers and frozen
     parameters against their record from before training, files against their digests, and the
-    operator's signature if there is one; exit code 1 if anything is wrong. The verdict says what it
-    means, and what it does not. The folder of an exported model is checked likewise, against its
-    list of digests.
+    operator's signature if there is one; exit code 1 if anything is wrong. What is wrong or missing
+    is listed, --all lists the rest too. The verdict says what it means, and what it does not. The
+    folder of an exported model is checked likewise, against its list of digests.
 
     With RUN and --attack: an attacker who has the released model decides of each training and test
     record whether it was trained on, by its loss and its gradient, with shadow models and without.
@@ -85,7 +89,7 @@ def audit(
         _membership(folder, shadows, confidence, jobs, out, own_code, as_json=json)
         return
     if folder is not None:
-        _check(folder, public_key, json)
+        _check(folder, public_key, json, every)
         return
     from dpbam.app.audit import Target
 
@@ -149,7 +153,7 @@ def _show(result: AuditResult, out: Path | None) -> None:
     say(facts(rows))
 
 
-def _check(folder: Path, operator: Path | None, as_json: bool) -> None:
+def _check(folder: Path, operator: Path | None, as_json: bool, every: bool) -> None:
     from dpbam.app.audit import check, exported
     from dpbam.app.runs.folder import RunFolder
     from dpbam.app.runs.identity import is_export
@@ -159,11 +163,11 @@ def _check(folder: Path, operator: Path | None, as_json: bool) -> None:
     good = check.signed_off(findings)
     if as_json:
         meaning = {"means": kind.MEANS, "does_not_mean": kind.DOES_NOT_MEAN} if good else {}
-        print_json({"signed_off": good, **meaning, "findings": [f._asdict() for f in findings]})
+        rows = [{"check": f.check, "state": f.state, "seen": f.seen} for f in findings]
+        print_json({"signed_off": good, **meaning, "findings": rows})
     else:
-        rows = [("right" if f.right else "WRONG", f.check, f.seen) for f in findings]
-        say(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
         wrong = sum(not f.right for f in findings)
+        _show_findings(folder, findings, every)
         if good:
             say(f"signed off. This means that {kind.MEANS}.")
             say(f"It does not mean {kind.DOES_NOT_MEAN}.")
@@ -172,6 +176,18 @@ def _check(folder: Path, operator: Path | None, as_json: bool) -> None:
                 "is explained: a changed or lost file looks the same as a forged one.")  # fmt: skip
     if not good:
         raise typer.Exit(1)
+
+
+def _show_findings(folder: Path, findings: list[Finding], every: bool) -> None:
+    """List what is wrong, then what is missing, then, if asked for, what is right."""
+    states = ("wrong", "missing", "right") if every else ("wrong", "missing")
+    shown = [f for state in states for f in findings if f.state == state]
+    rows = [(f.state.upper() if f.state == "wrong" else f.state, f.check, f.seen) for f in shown]
+    if rows:
+        say(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
+    right = sum(f.state == "right" for f in findings)
+    rest = "" if every else ": --all lists them"
+    say(f"{right} of {len(findings)} checks of {folder} are right{rest}.")
 
 
 def _membership(
@@ -209,7 +225,8 @@ def _show_membership(result: MembershipResult, place: Path) -> None:
         for rate in result.rates(attack)
     ]
     header = ("attack", "false positives at most", "members found", "at least", "best possible")
-    say(table(header, rows, title=f"attack on the model of {result.run}; not private"))
+    title = f"attack on the model of {result.run}; not protected by privacy: do not share"
+    say(table(header, rows, title=title))
     one = result.attacks[0]
     say(facts({
         "records": f"{len(one.members)} members, {len(one.others)} non-members",

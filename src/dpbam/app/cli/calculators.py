@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from dpbam import _validate
 from dpbam.app.cli.flags import with_flags
 from dpbam.app.cli.output import Json, option, print_facts
+from dpbam.app.runs.config import default_batch_size
 from dpbam.app.runs.settings import setting
 from dpbam.errors import ArgumentError
 from dpbam.privacy import accounting, calibration
@@ -39,7 +40,8 @@ class Mechanism(BaseModel):
         _validate.count("--batch-size", batch_size)
         if batch_size > n:
             raise ArgumentError(
-                f"--batch-size {batch_size} exceeds --n {n}: it is at most the number of units"
+                f"--batch-size {batch_size} exceeds --n {n}, the number of units: give a smaller "
+                f"one, such as a run's default of {default_batch_size(n)}"
             )
         return batch_size / n
 

@@ -29,6 +29,7 @@ from dpbam.app.cli.output import (
 )
 from dpbam.app.cli.progress import counting
 from dpbam.app.runs import RunModel, load_run_model, stored_config
+from dpbam.app.runs.escaping import cell
 from dpbam.app.runs.files import read_json, write_atomic, write_json
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.metrics import Metrics, Proportion, Scores
@@ -47,7 +48,7 @@ from dpbam.errors import ArgumentError
 from dpbam.training.events import metric_label, metric_text
 
 CAVEAT = (
-    "These figures come from the records themselves, without noise: on private held-out records "
+    "These figures come from the records themselves, without noise: on records that are not public "
     "they are a release of their own, which the run's epsilon does not cover."
 )
 FORMATS = ("csv", "json")
@@ -146,7 +147,7 @@ def predict(
     of the pixels of each class and, with --masks, a mask per image.
 
     Image files are resized to what the model takes; a folder stands for all image files in it.
-    Nothing is written if one cannot be read.
+    A file that cannot be read is reported and left out; exit code 1.
 
     Examples:
         $ dpbam predict runs/scans one.png two.png
@@ -159,11 +160,18 @@ def predict(
         raise ArgumentError(f"--masks is for a segmentation, not for {loaded.task.name}")
     at = _thresholds(run, loaded, threshold, threshold_from, None, None)
     paths = files_in(files)
-    predictions = []
+    predictions: list[Prediction] = []
+    unreadable: list[DataError] = []
     with counting("images", len(paths)) as update:
-        for one in predict_files(loaded, paths, at):
+        for one in predict_files(loaded, paths, at, unreadable.append):
             predictions.append(one)
             update(len(predictions), max(len(paths), len(predictions)))
+    if not predictions and len(unreadable) == 1:
+        raise unreadable[0]
+    for error in unreadable:
+        note(f"warning: {' '.join(str(error).split())}")
+    if not predictions:
+        raise DataError(f"none of the {len(paths)} files could be read: nothing was written")
     if masks is not None:
         _write_masks(predictions, masks)
         note(f"{len(predictions)} masks in {masks}, pixels of class numbers from 0")
@@ -174,6 +182,9 @@ def predict(
     else:
         write_atomic(out, text)
         note(f"{len(predictions)} images predicted, written to {out}")
+    if unreadable:
+        note(f"{len(unreadable)} of {len(paths)} files could not be read, and are left out")
+        raise typer.Exit(1)
 
 
 COMMANDS = {"evaluate": evaluate, "predict": predict}
@@ -216,8 +227,10 @@ def _load(
     if config is not None and not columns:
         columns = list(config.label_columns)
     channels, height, width = model.image_shape
+    # images are converted to grey or RGB alone; other channels, as of arrays, must be the model's
+    convertible = channels if channels in (1, 3) else None
     part = partial(
-        load, str(data), split=split, root=root, image_size=(height, width), channels=channels,
+        load, str(data), split=split, root=root, image_size=(height, width), channels=convertible,
         task=model.task.name, label_columns=columns or (), dicom_window=model.dicom_window,
     )  # fmt: skip
     if unit is None and config is not None and config.unit is not None:
@@ -366,10 +379,10 @@ def _csv(predictions: Sequence[Prediction], model: RunModel, kind: str) -> str:
     shown = {"probabilities": "p({})", "shares": "share({})"}.get(kind, "{}")
     labelled = kind != "values"  # a value is its own label
     first = ["file", "label"] if labelled else ["file"]
-    writer.writerow([*first, *(shown.format(name) for name in model.class_names)])
+    writer.writerow([*first, *(cell(shown.format(name)) for name in model.class_names)])
     for one in predictions:
         values = (f"{one.values[name]:.6f}" for name in model.class_names)
-        writer.writerow([one.file, *([one.label] if labelled else []), *values])
+        writer.writerow([cell(one.file), *([cell(one.label)] if labelled else []), *values])
     return text.getvalue()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,9 +31,10 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(*things: str | Table, screen: Console | None = None) -> None:
-    """Print tables, and lines as they are, wrapped by the terminal alone."""
+    """Print tables, and lines, wrapped by the terminal alone; no text controls the terminal."""
     for thing in things:
-        (screen or console()).print(thing, markup=False, soft_wrap=isinstance(thing, str))
+        shown = printable(thing) if isinstance(thing, str) else thing
+        (screen or console()).print(shown, markup=False, soft_wrap=isinstance(thing, str))
 
 
 def note(text: str) -> None:
@@ -61,9 +61,10 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
         >>> to_json({"epsilon": float("inf")})
         '{"epsilon": "infinite"}'
     """
+    from dpbam.app.runs.escaping import json_text
     from dpbam.app.runs.files import plain
 
-    return json_.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json_text(plain(value), indent=indent)
 
 
 def printable(text: str) -> str:
@@ -77,8 +78,10 @@ def printable(text: str) -> str:
 
 
 def facts(rows: Mapping[str, object], *, title: str | None = None) -> Table:
-    """Return a table of names and values, without lines."""
+    """Return a table of names and values, each in one paragraph, without lines."""
     from rich.table import Table
+
+    from dpbam.app.runs.escaping import visible
 
     grid = Table(
         title=_title(title), show_header=False, box=None, pad_edge=False, title_justify="left"
@@ -86,7 +89,7 @@ def facts(rows: Mapping[str, object], *, title: str | None = None) -> Table:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in rows.items():
-        grid.add_row(name, _text(_shown(name, value)))
+        grid.add_row(_text(name), _text(visible(str(_shown(name, value)))))
     return grid
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
 from rich.progress import (
@@ -27,8 +28,9 @@ from rich.progress import (
 )
 
 from dpbam.app.cli.boundary import INTERRUPTED
-from dpbam.app.cli.output import console, note, number, print_json, say
+from dpbam.app.cli.output import console, note, number, print_json, printable, say
 from dpbam.app.runs import RunConfig, RunResult
+from dpbam.app.runs.escaping import visible
 from dpbam.app.runs.pool import StoppedError
 from dpbam.privacy.rounding import up
 from dpbam.training.events import (
@@ -39,6 +41,9 @@ from dpbam.training.events import (
     metric_label,
     metric_text,
 )
+
+if TYPE_CHECKING:
+    from dpbam.privacy.plan import PrivacyPlan
 
 _MINUTE = 60.0  # seconds
 _COST = {"bam": 2.2, "sam": 2.0}  # of a step, relative to DP-SGD's
@@ -124,7 +129,7 @@ class RunsDisplay:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[now]}[/dim]"),
+            TextColumn("{task.fields[now]}", style="dim", markup=False),
             line=lambda task: f"{task.fields['count']} runs finished, now {task.fields['now']}",
             speed_estimate_period=600,
         )
@@ -156,7 +161,8 @@ class RunsDisplay:
         return f"{self._finished}/{len(self._names)}"
 
     def _update(self, now: str) -> None:
-        self._bar.update(self._task, completed=sum(self._done), count=self._count, now=now)
+        shown = printable(now)
+        self._bar.update(self._task, completed=sum(self._done), count=self._count, now=shown)
 
 
 def cost(config: RunConfig) -> float:
@@ -166,7 +172,12 @@ def cost(config: RunConfig) -> float:
 
 
 class LiveReporter(Reporter):
-    """One run's bar: epoch, step, time left, epsilon, and the loss, marked non-private."""
+    """One run's bar: epoch, step, time left, epsilon, and the loss, marked as not to be shared.
+
+    Epsilon is what is spent at the step that it is shown with. It takes some 50 ms to compute, so
+    the bar names the step, and computes it for at most a twentieth of the time; a line of a log,
+    once a minute, computes it for its own step.
+    """
 
     def __init__(self) -> None:
         self._bar = bar(
@@ -176,9 +187,12 @@ class LiveReporter(Reporter):
             TimeRemainingColumn(),
             TextColumn("epsilon {task.fields[epsilon]}"),
             TextColumn("[dim]{task.fields[loss]}[/dim]"),
-            line=_step,
+            line=self._line,
         )
         self._task: TaskID | None = None
+        self._plan: PrivacyPlan | None = None
+        self._latest: StepReport | None = None
+        self._next_epsilon = 0.0  # the time from which the bar may compute it again
         self._epsilon = math.inf
         self._epochs = 0.0
 
@@ -192,10 +206,10 @@ class LiveReporter(Reporter):
 
     def on_start(self, report: StartReport) -> None:
         plan = report.plan
-        self._epsilon, self._epochs = report.epsilon, plan.epochs
+        self._epsilon, self._epochs, self._plan = report.epsilon, plan.epochs, plan
         self._say(
             f"{report.method} on {report.model}: {report.parameters:,} parameters, "
-            f"{plan.steps} steps of {plan.batch_size} of {plan.n} {plan.unit}s, "
+            f"{plan.steps} steps of {plan.batch_size} of {plan.n} {visible(plan.unit)}s, "
             f"sigma {number(plan.noise_multiplier)}, C {number(plan.clip_norm)}, {report.device}"
         )
         if report.step:
@@ -210,14 +224,29 @@ class LiveReporter(Reporter):
     def on_step(self, report: StepReport) -> None:
         if self._task is None:
             return
-        loss = report.non_private_loss
-        self._bar.update(
-            self._task,
-            completed=report.step,
-            epoch=f"{report.epoch:.1f}/{self._epochs:.0f}",
-            epsilon=_spent(report.epsilon, self._epsilon),
-            loss="" if loss is None else f"loss {loss:.3f} (non-private)",
-        )
+        self._latest, loss = report, report.non_private_loss
+        fields: dict[str, Any] = {
+            "epoch": f"{report.epoch:.1f}/{self._epochs:.0f}",
+            "loss": "" if loss is None else f"loss {loss:.3f} (do not share)",
+        }
+        began = time.monotonic()
+        if not isinstance(self._bar, LoggedProgress) and began >= self._next_epsilon:
+            fields["epsilon"] = f"{self._spent_at(report)} at step {report.step}"
+            self._next_epsilon = began + max(1.0, 20 * (time.monotonic() - began))
+        self._bar.update(self._task, completed=report.step, **fields)
+
+    def _line(self, task: Task) -> str:
+        """Return a line about the latest step, without the loss, which privacy does not protect."""
+        report = self._latest
+        if report is None:
+            return f"step {task.completed:.0f} of {task.total:.0f}"
+        epoch, spent = f"{report.epoch:.1f}/{self._epochs:.0f}", self._spent_at(report)
+        return f"step {report.step} of {report.steps}, epoch {epoch}, epsilon {spent}"
+
+    def _spent_at(self, report: StepReport) -> str:
+        """Return what is spent at this step, and the budget."""
+        assert self._plan is not None  # known since the start, which comes before any step
+        return _spent(self._plan.epsilon(report.step, report.charged - report.step), self._epsilon)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         self._say(
@@ -239,7 +268,7 @@ class LiveReporter(Reporter):
 class JsonLinesReporter(Reporter):
     """One JSON object per line on stdout, each with its ``event``.
 
-    Schedulers keep what a job prints, so nothing non-private is printed: no loss, no batch size,
+    Schedulers keep what a job prints, so nothing unprotected is printed: no loss, no batch size,
     no notes of the data, which count its files, and no times, which depend on the batch size.
     """
 
@@ -268,12 +297,5 @@ def _event(name: str, report: Any) -> None:
     print_json({"event": name, **values})
 
 
-def _step(task: Task) -> str:
-    """Return a line about a step, without the loss, which is not private."""
-    epsilon = f", epsilon {task.fields['epsilon']}" if task.fields["epsilon"] else ""
-    epoch = task.fields["epoch"]
-    return f"step {task.completed:.0f} of {task.total:.0f}, epoch {epoch}{epsilon}"
-
-
 def _spent(spent: float, budget: float) -> str:
-    return "none: not private" if math.isinf(spent) else f"{up(spent)} of {up(budget)}"
+    return "none: no privacy" if math.isinf(spent) else f"{up(spent)} of {up(budget)}"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpbam.app.cli.output import note, option
+from dpbam.app.cli.output import note, option, say
 from dpbam.errors import ArgumentError
 
 _NAMES = (
@@ -24,7 +24,7 @@ def report(
         option("The page. By default in the run's folder, or here for several."),
     ] = None,
     publishable: Annotated[
-        bool, option("Leave out everything that is not private.", "--publishable")
+        bool, option("Leave out everything that privacy does not protect.", "--publishable")
     ] = False,
     public_test_data: Annotated[
         bool,
@@ -50,7 +50,7 @@ def report(
         folders, out or _place(folders, publishable), publishable=publishable,
         public_test_data=public_test_data, title=title, figures=figures,
     )  # fmt: skip
-    print(page)
+    say(str(page))
     if not publishable:
         note("For the operator only; --publishable writes a page that may be published.")
 
@@ -79,7 +79,7 @@ def plot(
         raise ArgumentError("plot needs --out, the file: a .pdf, .svg or .png, or .csv for data")
     from dpbam.app.report import draw
 
-    print(draw(figure, _folders(runs or []), out))
+    say(str(draw(figure, _folders(runs or []), out)))
 
 
 COMMANDS = {"report": report, "plot": plot}

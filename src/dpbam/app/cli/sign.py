@@ -18,6 +18,9 @@ def sign(
 ) -> None:
     r"""Sign a run's privacy statement, which names the model's digest, with the operator's key.
 
+    Everything that dpbam audit RUN checks is checked first; if anything is wrong, nothing is signed
+    (exit code 2).
+
     The signature is written to privacy-statement.sig, which may be published. For the folder of an
     exported model it is exported.sig, and covers all files. dpbam audit RUN verifies it. It needs
     the extra sign: pip install 'dpbam\[sign]'.
@@ -28,12 +31,12 @@ def sign(
         $ dpbam sign runs/digits --key operator.pem
         $ dpbam audit runs/digits --public-key operator-public.pem
     """
+    from dpbam.app.audit.vouching import sign
     from dpbam.app.runs.folder import RunFolder
-    from dpbam.app.runs.identity import sign, signed_files
+    from dpbam.app.runs.identity import signed_files
 
     run = RunFolder(folder)
-    run.check_links()
-    public = sign(run, key)
+    public = sign(folder, key)
     say(facts({"signature": signed_files(run)[1], "public key": public}))
 
 

@@ -20,6 +20,7 @@ from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, p
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.spending import preview
 from dpbam.app.runs.statement import released_files
+from dpbam.app.runs.timing import duration
 from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
@@ -32,7 +33,7 @@ def _train(
     out: Annotated[Path | None, option("The run folder. By default a new one in runs/.")] = None,
     resume: Annotated[bool, option("Resume the run in --out.", "--resume")] = False,
     dry_run: Annotated[
-        bool, option("Print the plan: sigma, steps, epsilon, memory.", "--dry-run")
+        bool, option("Print the plan: sigma, steps, epsilon, memory, time.", "--dry-run")
     ] = False,
     quiet: Annotated[bool, option("One line, at the end.", "--quiet", "-q")] = False,
     json_lines: Annotated[
@@ -72,12 +73,16 @@ COMMANDS = {"train": with_flags(_train)}
 
 
 def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines: bool) -> None:
+    if result.evaluations[-1].useless:
+        note(f"warning: {_uselessness(result, settings)}")
     if json_lines:
         print_json({"event": "end", **_end(result)})
     elif quiet:
         spent = up(result.epsilon)
         value = metric_text(result.metric, result.score)
-        print(f"{metric_label(result.metric)} {value}, epsilon {spent}: {result.out}")
+        say(f"{metric_label(result.metric)} {value}, epsilon {spent}: {result.out}")
+        if result.status != "complete":
+            note(result.ending)
     else:
         say(facts(_summary(result, settings)))
 
@@ -145,10 +150,15 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
         print_json(summary)
         return
     memory = summary.pop("estimated_memory_bytes") / 2**20
+    seconds = summary.pop("estimated_seconds")
     rows = {name.replace("_", " "): value for name, value in summary.items()}
     if settings.physical_batch_size is None:
         rows["physical batch size"] = f"about {summary['physical_batch_size']}, chosen to fit"
     rows["estimated memory"] = f"{memory:.0f} MiB"
+    rows["estimated time"] = (
+        f"about {duration(seconds)} on this machine, as steps on blank images take; reading files "
+        "may add to it"
+    )
     say(facts(rows, title="the plan (nothing was trained or written)"))
     say(*filter(None, [method_advice(settings.method, averaged=settings.averaged)]))
 
@@ -161,10 +171,31 @@ def _new_folder(settings: RunConfig) -> Path:
     return Path("runs") / f"{name}-{now}"
 
 
+def _uselessness(result: RunResult, settings: RunConfig) -> str:
+    """Say plainly that the model has learned nothing, and what to try."""
+    scores = ", ".join(
+        f"{metric_label(name)} {metric_text(name, score.own)} against "
+        f"{metric_text(name, score.constant)}"
+        for name, score in result.evaluations[-1].compared.items()
+    )
+    encoder = "" if settings.encoder else ", a public encoder (--model hf:NAME --train head)"
+    private = f"a larger --epsilon or --batch-size, more --epochs{encoder}, or more data"
+    way = private if settings.private else "more --epochs"
+    return (
+        "this model is useless: it is not better than the best constant answer by more than chance "
+        f"({scores}, on the test records). Next: check the labels with dpbam data check, then try "
+        f"another --lr, {way}"
+    )
+
+
 def _end(result: RunResult) -> dict[str, Any]:
+    last = result.evaluations[-1]
     return {
         "status": result.status,
-        **result.evaluations[-1].scores,
+        **last.scores,
+        **{name: one.own for name, one in last.compared.items()},
+        "best_constant": {name: one.constant for name, one in last.compared.items()},
+        "useless": last.useless,
         "epsilon": result.epsilon,
         "delta": result.delta,
         "steps": result.steps,
@@ -175,11 +206,17 @@ def _end(result: RunResult) -> dict[str, Any]:
 def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
     last = result.evaluations[-1]
     rows: dict[str, object] = {
-        "status": result.status,
+        "status": "complete" if result.status == "complete" else result.ending,
         **{metric_label(name): metric_text(name, value) for name, value in last.scores.items()},
     }
     rows[metric_label(last.metric)] = (
         f"{metric_text(last.metric, last.score)} of {last.records} test records"
+    )
+    for name, one in last.compared.items():
+        rows.setdefault(metric_label(name), metric_text(name, one.own))
+    rows["best constant"] = ", ".join(
+        f"{metric_label(name)} {metric_text(name, one.constant)}"
+        for name, one in last.compared.items()
     )
     if settings.private:
         budget = f" of {up(settings.epsilon)}" if settings.epsilon else ""
@@ -191,6 +228,7 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
         rows["publish"] = ", ".join([*PUBLISHABLE, *released_files(settings)])
         rows["keep"] = "everything else, above all non-private/, is for the operator only"
         rows["note"] = (
-            f"{metric_label(last.metric)} on private held-out records is a release of its own"
+            f"{metric_label(last.metric)} on held-out records is a release of its own, unless they "
+            "are public"
         )
     return rows

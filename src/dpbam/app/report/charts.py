@@ -201,7 +201,9 @@ def confusion_matrix(title: str, cells: Sequence[Cell]) -> Panel:
     count = len({row for row, _, _ in cells})
     if count <= 20:
         ink = {"condition": {"test": "datum.share > 0.55", "value": "white"}, "value": "#17202b"}
-        numbers = {"text": quantity("value"), "color": ink}
+        # the number lies above the cell and would hide its values from the pointer
+        tooltip = view["layer"][0]["encoding"]["tooltip"]
+        numbers = {"text": quantity("value"), "color": ink, "tooltip": tooltip}
         view["layer"].append({"mark": {"type": "text", "fontSize": 10}, "encoding": numbers})
     total = {"joinaggregate": [{"op": "sum", "field": "value", "as": "total"}], "groupby": ["row"]}
     share = {"calculate": "datum.value / max(datum.total, 1)", "as": "share"}

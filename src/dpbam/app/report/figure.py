@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from dpbam.app.report.records import ReportError
+from dpbam.app.runs.escaping import cell
 
 Row = dict[str, Any]
 Spec = dict[str, Any]
 
 MARKS = {
-    "training": "not private: operator only",
+    "training": "not protected by privacy: do not share",
     "test": "test records: publish only if public",
     "public": "",
 }
@@ -261,6 +262,8 @@ def mean(values: Iterable[float]) -> float:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return cell(value)
     return "" if rounded(value) is None else value
 
 

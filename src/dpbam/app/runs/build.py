@@ -102,7 +102,7 @@ def _check_weighted(config: RunConfig, train: DataSet) -> None:
     """Refuse weights that would have no effect, or no classes."""
     if config.release_counts is not None and train.task == "regression":
         raise ConfigError("release_counts cannot be used: a regression has no classes")
-    unit = config.unit or train.unit
+    unit = train.chosen_unit(config.unit)
     weighted = config.class_weights or config.focal or config.release_counts
     normalised = config.clipping in ("automatic", "normalised") and unit == "record"
     if weighted and normalised and train.task == "single-label":

@@ -7,10 +7,10 @@ sets that everyone has.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from dpbam.app.runs.escaping import each_text, json_text, markdown, visible
 from dpbam.privacy.rounding import up
 
 _NO_METRICS = ("step", "epoch", "epsilon", "loss", "records")  # of a row of metrics.jsonl
@@ -64,16 +64,17 @@ def model_card(
     shown = None
     if metrics is not None and statement["evaluated_on"].get("public"):
         shown = {k: v for k, v in metrics.items() if k not in _NO_METRICS and v is not None}
+    stated = each_text(statement, markdown)
     return _TEMPLATE.format(
         matter=_front_matter(statement, model, shown),
-        title=f"{model['model']}, trained with {statement['method']}",
+        title=f"{markdown(str(model['model']))}, trained with {stated['method']}",
         shape=" x ".join(map(str, model["image_shape"])),
         gives=_of_task(_GIVES, model),
         outputs=_of_task(_OUTPUTS, model),
         loading=_LOADING["dpbam"],
-        metrics=_evaluation(statement, shown),
-        privacy=_privacy(statement),
-        weights=statement["initial_weights"],
+        metrics=_evaluation(stated, shown),
+        privacy=_privacy(stated),
+        weights=stated["initial_weights"],
     )
 
 
@@ -86,7 +87,7 @@ def exported_card(card: str, library: str) -> str:
 
 def _of_task(texts: Mapping[str, str], model: Mapping[str, Any]) -> str:
     low, high = model.get("target_range") or (0.0, 0.0)
-    names = ", ".join(map(str, model["class_names"]))
+    names = ", ".join(markdown(str(name)) for name in model["class_names"])
     text = texts[model.get("task", "single-label")]
     return text.format(names=names, low=low, high=high, width=high - low)
 
@@ -94,7 +95,7 @@ def _of_task(texts: Mapping[str, str], model: Mapping[str, Any]) -> str:
 def _front_matter(
     statement: Mapping[str, Any], model: Mapping[str, Any], metrics: Mapping[str, Any] | None
 ) -> str:
-    """Return YAML: its values are written as JSON, which YAML includes."""
+    """Return YAML: its values are written as JSON, which YAML includes, in one line each."""
     tag = _TAGS.get(model.get("task", "single-label"))
     values: dict[str, Any] = {
         "library_name": "dpbam",
@@ -111,7 +112,8 @@ def _front_matter(
         result = {"task": {"type": tag or "other"}, "dataset": {"name": name, "type": name},
                   "metrics": scores}  # fmt: skip
         values["model-index"] = [{"name": str(model["model"]), "results": [result]}]
-    return "\n".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
+    shown = each_text(values, visible)
+    return "\n".join(f"{name}: {json_text(value)}" for name, value in shown.items())
 
 
 def _evaluation(statement: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> str:

@@ -9,9 +9,10 @@ released.
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,13 +39,17 @@ from dpbam.app.runs.run import RunError, RunInterruptedError, RunResult, RunSpec
 from dpbam.app.runs.statement import statement, write_statement
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks
 from dpbam.privacy.plan import replace_quietly
+from dpbam.privacy.rounding import up
 from dpbam.training.events import Reporter, Several, StartReport
 
 if TYPE_CHECKING:
     from dpbam.bias import BiasLens, BiasRecord
     from dpbam.engines.memory import Fit
     from dpbam.privacy.ledger import Ledger
+    from dpbam.privacy.plan import PrivacyPlan
     from dpbam.training.trainer import Ending, Trainer
+
+_FIRST = 60.0  # seconds until the first checkpoint, at most
 
 
 def execute(
@@ -159,18 +164,23 @@ class _Session:
         board = [TensorBoard(folder)] if prepared.config.tensorboard else []
         self.reporter = Several(self.recorder, *board, reporter)
         self._saved = (time.monotonic(), -1)  # when, and at which step
+        self._has_checkpoint = False
 
     def run(self) -> RunResult:
+        with closing(self._ledger()) as ledger:  # another process may then resume the run
+            return self._run(ledger)
+
+    def _run(self, ledger: Ledger) -> RunResult:
         from dpbam.app.runs import checkpoint
 
         config, plan = self.prepared.config, self.prepared.plan
         latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
-        ledger = self._ledger()
         lens = _lens(self.prepared, self.recorder.on_bias)
         oracle = self.prepared.oracle(ledger, lens, self.recorder.on_release, self.ranks)
         fit = self.prepared.fit(oracle)
         self.facts["physical_batch_size"] = fit.rows
         trainer = self.prepared.trainer(oracle, self.reporter)
+        self._has_checkpoint = latest is not None
         if latest:
             self._load(trainer, ledger, latest.state)
             check_unchanged(trainer.model, self.facts)
@@ -187,6 +197,8 @@ class _Session:
 
         began = time.monotonic()
         self._announce(oracle.step, fit)
+        if lost := _lost_steps(config, plan, ledger, oracle.step, trainer.max_charges):
+            self.reporter.on_message(lost)
         with graceful(self.reporter.on_message if self.ranks.world == 1 else _silent) as stop:
             try:
                 ending = self._train(trainer, stop)
@@ -240,9 +252,9 @@ class _Session:
         write_atomic(self.folder.config, self._resolved().to_toml())
 
     def _resolved(self) -> RunConfig:
-        """Return the configuration as asked for, with the delta and the unit that were chosen."""
-        asked = RunConfig.from_mapping(self.facts["config"])
-        return asked.replace(delta=self.prepared.plan.delta, unit=self.prepared.plan.unit)
+        """Return the configuration as asked for, with what was chosen in place of defaults."""
+        asked, plan = RunConfig.from_mapping(self.facts["config"]), self.prepared.plan
+        return asked.replace(delta=plan.delta, unit=plan.unit, batch_size=plan.batch_size)
 
     def _reserve(self, charges: int, ledger: Ledger, step: int) -> None:
         """Reserve what the run may take; which kind of step a lost one was is not known here."""
@@ -277,10 +289,8 @@ class _Session:
         )
 
     def _train(self, trainer: Trainer, stop: Callable[[], bool]) -> Ending:
-        every = self.prepared.config.checkpoint_every
-
         def after_step() -> None:
-            if stop() or time.monotonic() - self._saved[0] >= every:
+            if stop() or self._is_due(trainer.oracle.step):
                 self._save(trainer)
 
         try:
@@ -295,6 +305,17 @@ class _Session:
         self._save_once(trainer)
         return ending
 
+    def _is_due(self, step: int) -> bool:
+        """Whether it is time for a checkpoint.
+
+        The first comes after a minute or a tenth of the steps, whichever is earlier: a crash before
+        it loses all steps, which are paid for.
+        """
+        every, elapsed = self.prepared.config.checkpoint_every, time.monotonic() - self._saved[0]
+        if self._has_checkpoint:
+            return elapsed >= every
+        return elapsed >= min(every, _FIRST) or step >= math.ceil(self.prepared.plan.steps / 10)
+
     def _save_once(self, trainer: Trainer) -> None:
         if self._saved[1] != trainer.oracle.step:
             self._save(trainer)
@@ -305,7 +326,7 @@ class _Session:
         check_unchanged(trainer.model, self.facts)
         spending.note(self.prepared.config.budget, self.facts["run"], trainer.oracle.ledger)
         path = checkpoint.save(self.folder.checkpoints, trainer.state_dict(), self.facts)
-        self._saved = (time.monotonic(), trainer.oracle.step)
+        self._saved, self._has_checkpoint = (time.monotonic(), trainer.oracle.step), True
         self.reporter.on_checkpoint(path, trainer.oracle.step)
 
     def _finish(self, trainer: Trainer, ending: Ending, seconds: float) -> RunResult | None:
@@ -313,7 +334,7 @@ class _Session:
         if ending == "stopped":
             return None
         prepared, config, ledger = self.prepared, self.prepared.config, trainer.oracle.ledger
-        step, steps = trainer.oracle.step, prepared.plan.steps
+        step = trainer.oracle.step
         signed = self.folder.withdraw_statement()  # no new weights next to an old one
         with trainer.averaged():
             check_unchanged(prepared.model, self.facts)
@@ -327,8 +348,7 @@ class _Session:
         write_statement(self.folder, values)
         if signed and signed[0] == self.folder.statement_json.read_bytes():
             write_atomic(self.folder.signature, signed[1])
-        self.reporter.on_end(_ending(ending, step, steps, len(ledger)))
-        return RunResult(
+        result = RunResult(
             spec=RunSpec(config.method, config, self.folder.path),
             status=ending,
             plan=prepared.plan,
@@ -340,14 +360,35 @@ class _Session:
             seconds=seconds,
             pairing=self.folder.pairing(),
         )
+        self.reporter.on_end(result.ending)
+        return result
 
 
-def _ending(ending: str, step: int, steps: int, charged: int) -> str:
-    if ending == "complete":
-        return f"complete: {step} steps"
+def _lost_steps(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int, most: int) -> str:
+    """Describe the steps on the ledger that the model does not contain; empty if there are none.
+
+    Args:
+        config: the run's.
+        plan: the run's.
+        ledger: what was charged.
+        step: that of the checkpoint.
+        most: the most steps that the ledger may hold.
+    """
+    lost = len(ledger) - step
+    if lost <= 0:
+        return ""
+    where = f"whose last checkpoint is of step {step}" if step else "which has no checkpoint yet"
+    began = f"{lost} steps on the ledger are not in the model, {where}: a crash lost them. "
+    if config.seed is not None or not plan.private:
+        same = "They are repeated with the same noise, at no further cost"
+        return began + (same if plan.private else "They are taken again")
+    left, planned = max(0, min(plan.steps - step, most - len(ledger))), plan.steps - step
+    budget = "" if config.epsilon is None else f" of {up(config.epsilon)}"
+    end = "" if left == planned else f", so training will end at step {step + left} of {plan.steps}"
     return (
-        f"the privacy budget ended at step {step} of {steps}: {charged - step} steps were lost in "
-        "crashes and are paid for; the model is that of the last step"
+        f"{began}They are paid for, since new noise cannot repeat them: epsilon "
+        f"{up(ledger.epsilon())}{budget} is spent, and {up(plan.epsilon(step))} would be without "
+        f"them. Of the {planned} steps to go, {left} can be paid for{end}"
     )
 
 

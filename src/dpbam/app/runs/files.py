@@ -60,7 +60,8 @@ def disk_error(path: Path, error: OSError) -> RunError:
 
 
 def write_json(path: Path, values: Any) -> None:
-    write_atomic(path, json.dumps(plain(values), indent=2) + "\n")
+    text = json.dumps(plain(values), indent=2).replace("\x7f", "\\u007f")  # the rest is ASCII
+    write_atomic(path, text + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class RunFolder:
             "data": facts["non_private_fingerprint"][:16],
             "test_data": facts["non_private_test_fingerprint"][:16],
             "initial_weights": facts["initial_weights"][:16],
-            "batch_size": str(facts["config"].get("batch_size")),
+            "batch_size": str(round(facts["sampling_rate"] * facts["n"])),
             "batches": hashlib.sha256(repr(sizes).encode()).hexdigest()[:16],
         }
 

@@ -16,9 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpbam.app.runs.escaping import each_text
 from dpbam.app.runs.facts import versions
 from dpbam.app.runs.files import read_json, write_json
 from dpbam.app.runs.run import RunError
+from dpbam.app.runs.settings import settings
 from dpbam.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -26,8 +28,11 @@ if TYPE_CHECKING:
     from dpbam.app.runs.folder import RunFolder
 
 EXPORTED = "exported.json"
-# A digest of the seed would let anyone try out seeds, and subtract the noise; the others are paths.
-_LEFT_OUT = {"seed", "noise_seed", "data_root", "budget"}
+# A digest of the seed would let anyone try out seeds, and subtract the noise.
+_SEEDS = {"seed", "noise_seed"}
+# Names of data, models and options, which may be paths: their last part is a name in any case.
+_PERHAPS_PATHS = ("data", "model", "model_options", "method_options", "clipping_options",
+                  "filter_options")  # fmt: skip
 
 
 def identity(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
@@ -53,9 +58,27 @@ def file_digest(path: Path) -> str:
 
 
 def config_digest(config: RunConfig) -> str:
-    """Return SHA-256 of the settings as JSON, keys sorted, without seeds and paths."""
-    kept = {k: v for k, v in config.to_mapping().items() if k not in _LEFT_OUT}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    """Return SHA-256 of the settings as JSON, keys sorted, without seeds and paths.
+
+    A path would differ between machines, and let anyone try out names of users and folders.
+    Settings of the type ``Path`` are left out, ``/home/ann/scans`` as data becomes ``scans``.
+    What the files were is known by their content, as ``public_weights`` of the statement.
+    """
+    paths = {one.name for one in settings(type(config)) if one.type is Path}
+    digested = {k: v for k, v in config.to_mapping().items() if k not in paths | _SEEDS}
+    digested |= {k: each_text(digested[k], _last_part) for k in _PERHAPS_PATHS if k in digested}
+    return hashlib.sha256(json.dumps(digested, sort_keys=True).encode()).hexdigest()
+
+
+def _last_part(name: str) -> str:
+    """Return a name without the folders before it; a prefix such as ``hf:`` stays.
+
+    Example:
+        >>> _last_part("hf:/home/ann/tiny-vit"), _last_part("./scans/"), _last_part("net:make")
+        ('hf:tiny-vit', 'scans', 'net:make')
+    """
+    prefix, colon, rest = name.rpartition(":")
+    return f"{Path(prefix).name}{colon}{Path(rest).name}"
 
 
 def signed_files(folder: RunFolder) -> tuple[Path, Path]:
@@ -78,32 +101,19 @@ def exported_files(folder: RunFolder) -> dict[str, str]:
     return {n: file_digest(p) for n, p in sorted(files.items()) if n not in own and p.is_file()}
 
 
-def _check_exported(folder: RunFolder) -> None:
-    """Refuse to vouch for an export whose files are not those that its list names."""
-    listed, there = read_json(folder.path / EXPORTED).get("files"), exported_files(folder)
-    if not isinstance(listed, dict):
-        raise RunError(f"{folder.path / EXPORTED} lists no files: export the run anew")
-    for name in sorted({*listed, *there}):
-        if listed.get(name) != there.get(name):
-            raise RunError(
-                f"{name} in {folder.path} is not as {EXPORTED} lists it, so nothing was signed: "
-                "export the run anew"
-            )
-
-
-def sign(folder: RunFolder, key: Path) -> str:
+def write_signature(folder: RunFolder, key: Path) -> str:
     """Sign the statement, or an export's digests, with an Ed25519 key (PEM); return the public key.
 
+    It looks at nothing but that file: :func:`dpbam.app.audit.vouching.sign` checks before.
+
     Raises:
-        RunError: if there is no statement, or an export's files are not those that were exported.
+        RunError: if there is no statement.
         ArgumentError: if there is no such key, or no package for it.
     """
     ed25519, serialization = _cryptography()
     covered, target = signed_files(folder)
     if not covered.is_file():
         raise RunError(f"there is no statement in {folder.path}: finish the run first")
-    if is_export(folder):
-        _check_exported(folder)
     make_one = "make one with openssl genpkey -algorithm ed25519 -out operator.pem"
     try:
         private = serialization.load_pem_private_key(key.read_bytes(), password=None)

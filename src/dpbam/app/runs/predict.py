@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,19 +58,28 @@ def _files(place: Path) -> list[Path]:
 
 
 def predict_files(
-    model: RunModel, files: Sequence[str | Path], thresholds: Mapping[str, float] | None = None
+    model: RunModel,
+    files: Sequence[str | Path],
+    thresholds: Mapping[str, float] | None = None,
+    on_unreadable: Callable[[DataError], None] | None = None,
 ) -> Iterator[Prediction]:
     """Predict image files (resized and converted to what the model takes) and ``.npz`` arrays.
 
-    A missing file is refused before the first is predicted. Findings are those whose probability
-    reaches their threshold, 0.5 by default.
+    A missing file is refused before the first is predicted.
+
+    Args:
+        model: of a run.
+        files: image files and ``.npz`` arrays.
+        thresholds: of findings: those whose probability reaches theirs are listed. Default: 0.5.
+        on_unreadable: called with the error of a file that cannot be read, which is left out; None
+            raises it.
     """
     paths = [Path(file) for file in files]
     for path in paths:
         if not path.is_file():
             kind = "a folder, not a file" if path.is_dir() else "not there"
             raise DataError(f"{path} is {kind}: give image files or .npz files")
-    for names, pixels in _chunks(paths, model):
+    for names, pixels in _chunks(paths, model, on_unreadable or _raise):
         for name, row in zip(names, _predictions(model, pixels), strict=True):
             yield _prediction(model, name, row, thresholds or {})
 
@@ -179,23 +188,50 @@ def _array_of(predictions: Tensor) -> NDArray[Any]:
     return np.asarray(predictions.cpu().numpy())
 
 
-def _chunks(paths: Sequence[Path], model: RunModel) -> Iterator[tuple[list[str], Pixels]]:
+def _chunks(
+    paths: Sequence[Path], model: RunModel, on_unreadable: Callable[[DataError], None]
+) -> Iterator[tuple[list[str], Pixels]]:
     """Yield names and pixels, at most some hundred images at once, in the order given."""
-    shape, window = model.image_shape, model.dicom_window
     waiting: list[Path] = []
     for path in paths:
         if path.suffix != ".npz":
             waiting.append(path)
         if waiting and (path.suffix == ".npz" or len(waiting) == _ROWS):
-            yield [str(p) for p in waiting], read_images(waiting, shape, window)
+            yield from _read(waiting, model, on_unreadable)
             waiting = []
         if path.suffix == ".npz":
-            pixels = _array(path, shape)
+            try:
+                pixels = _array(path, model.image_shape)
+            except DataError as error:
+                on_unreadable(error)
+                continue
             for start in range(0, len(pixels), _ROWS):
-                part = np.ascontiguousarray(pixels[start : start + _ROWS])
-                yield [f"{path}[{start + k}]" for k in range(len(part))], part
-    if waiting:
-        yield [str(p) for p in waiting], read_images(waiting, shape, window)
+                rows = np.ascontiguousarray(pixels[start : start + _ROWS])
+                yield [f"{path}[{start + k}]" for k in range(len(rows))], rows
+    yield from _read(waiting, model, on_unreadable)
+
+
+def _read(
+    paths: Sequence[Path], model: RunModel, on_unreadable: Callable[[DataError], None]
+) -> Iterator[tuple[list[str], Pixels]]:
+    """Yield the images that can be read: all at once, or half by half around one that cannot."""
+    if not paths:
+        return
+    try:
+        pixels = read_images(paths, model.image_shape, model.dicom_window)
+    except DataError as error:
+        if len(paths) == 1:
+            on_unreadable(error)
+            return
+        middle = len(paths) // 2
+        yield from _read(paths[:middle], model, on_unreadable)
+        yield from _read(paths[middle:], model, on_unreadable)
+        return
+    yield [str(path) for path in paths], pixels
+
+
+def _raise(error: DataError) -> None:
+    raise error
 
 
 def _array(path: Path, shape: tuple[int, int, int]) -> Pixels:

@@ -100,7 +100,7 @@ class Prepared:
 
         Args:
             ledger: where steps are recorded; None: in memory.
-            observer: watches the steps; nothing it sees is private.
+            observer: watches the steps; what it sees is not protected by privacy.
             on_release: called with the statistics that are released with each gradient.
             ranks: the processes that train together.
         """
@@ -130,7 +130,7 @@ class Prepared:
         )
 
     def fit(self, oracle: PrivateGradientOracle) -> Fit:
-        """Choose the oracle's physical batch size, unless it is given; measured on a blank image.
+        """Choose the oracle's physical batch size, unless it is given; no image is read for it.
 
         Raises:
             dpbam.errors.DPBAMError: if no step is possible: a shift too large for the images.
@@ -183,10 +183,13 @@ class Prepared:
 
     def summary(self, on_phase: Phase = lambda phase: None) -> dict[str, Any]:
         """Return the plan in plain values, in the order to show them."""
+        from dpbam.app.runs.timing import estimated_seconds
         from dpbam.params import count_trainable
 
         on_phase("measuring the memory of a step")
         plan, fit = self.plan, self.estimated_fit()
+        on_phase("measuring the time of a step")
+        seconds = estimated_seconds(self, fit.rows)
         parameters = sum(p.numel() for p in self.model.parameters())
         trained = count_trainable(self.model)
         return {
@@ -215,6 +218,7 @@ class Prepared:
             "estimated_memory_bytes": 4 * (6 * trained + parameters)
             + plan.batch_size * plan.max_records * math.prod(self.train.shape)
             + fit.bytes,
+            "estimated_seconds": seconds,
             "seeded": self.config.seed is not None,
         }
 
@@ -255,12 +259,12 @@ def prepare(
         label_columns=config.label_columns,
         dicom_window=config.dicom_window,
     )
-    unit = config.unit or train.unit
+    unit = train.chosen_unit(config.unit)
     if not config.allow_shared_units:
         _refuse_shared(train, test, unit)
     units = _units(unit, train)
     if units is not None:
-        _validate.owners(unit, units)
+        _validate.owners(unit, units, train.place)
     n = len(train) if units is None else len(np.unique(units))
     model = build.make_model(config, train)
     task = build.task_of(config, train, model)
@@ -295,7 +299,7 @@ def counted(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: in
     physical = next(batch.split(rows, oracle.views, device))
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
-        return counted(oracle.engine, physical, oracle.method.per_unit, oracle.lam())
+        return counted(oracle.engine, physical, oracle.method, oracle.lam())
 
 
 def _check_cache(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from dpbam.app.runs.files import append_json_line, keep_json_lines, read_json_lines
@@ -11,6 +11,7 @@ from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepR
 
 if TYPE_CHECKING:
     from dpbam.bias import BiasRecord, ReleasedStatistics
+    from dpbam.training.tasks import Compared
 
 
 class Recorder(Reporter):
@@ -29,7 +30,16 @@ class Recorder(Reporter):
         for path in (self._bias, self._folder.statistics):
             keep_json_lines(path, step - 1)  # their steps are counted from 0
         lines = keep_json_lines(self._folder.metrics, step)
-        return [EvaluationReport.from_dict(_finite(line)) for line in lines]
+        reports = [EvaluationReport.from_dict(_finite(line)) for line in lines]
+        return [replace(report, compared=self._compared(report.step)) for report in reports]
+
+    def _compared(self, step: int) -> dict[str, Compared]:
+        """Return the comparison with the best constant of the latest evaluation of ``step``."""
+        from dpbam.training.tasks import Compared
+
+        rows = [row for row in read_json_lines(self._looks) if row.get("step") == step]
+        stored = rows[-1].get("compared", {}) if rows else {}
+        return {k: Compared(**_finite(scores)) for k, scores in stored.items()}
 
     def on_step(self, report: StepReport) -> None:
         names = ("step", "lr", "seconds", "non_private_batch_size", "non_private_loss")
@@ -43,7 +53,9 @@ class Recorder(Reporter):
         append_json_line(self._folder.statistics, asdict(released))
 
     def on_evaluation(self, report: EvaluationReport) -> None:
-        append_json_line(self._looks, {"step": report.step})  # counted before it is shown
+        compared = {name: scores._asdict() for name, scores in report.compared.items()}
+        # counted before it is shown
+        append_json_line(self._looks, {"step": report.step, "compared": compared})
         append_json_line(self._folder.metrics, report.to_dict())
 
     def evaluated(self, *, seeded: bool) -> int:
@@ -71,7 +83,6 @@ class TensorBoard(Reporter):
         self._writer = SummaryWriter(str(self._folder), purge_step=report.step + 1)
 
     def on_step(self, report: StepReport) -> None:
-        self._writer.add_scalar("epsilon", report.epsilon, report.step)
         self._writer.add_scalar("lr", report.lr, report.step)
         self._writer.add_scalar(
             "non_private/batch_size", report.non_private_batch_size, report.step
@@ -80,6 +91,7 @@ class TensorBoard(Reporter):
             self._writer.add_scalar("non_private/loss", report.non_private_loss, report.step)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
+        self._writer.add_scalar("epsilon", report.epsilon, report.step)
         for name, value in report.scores.items():
             self._writer.add_scalar(f"test/{name}", value, report.step)
         self._writer.add_scalar("test/loss", report.loss, report.step)

@@ -145,6 +145,17 @@ class RunResult:
         return self.plan.charges(self.steps, self.charged - self.steps)
 
     @property
+    def ending(self) -> str:
+        """How it ended, and why not at the planned step."""
+        if self.status == "complete":
+            return f"complete: {self.steps} steps"
+        return (
+            f"the privacy budget ended at step {self.steps} of {self.plan.steps}: "
+            f"{self.charged - self.steps} steps were lost in crashes and are paid for; the model "
+            "is that of the last step"
+        )
+
+    @property
     def score(self) -> float:
         """The task's main metric on the test set, such as the accuracy: more is better."""
         return self.evaluations[-1].score

@@ -11,11 +11,18 @@ import math
 import re
 from typing import Any
 
+from dpbam.app.runs.escaping import each_text, markdown
 from dpbam.privacy.rounding import up
+
+_ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")  # a character that Markdown is to show as it is
 
 
 def to_markdown(s: dict[str, Any]) -> str:
-    """Format a statement, as :func:`dpbam.app.runs.statement.statement` returns it."""
+    """Format a statement, as :func:`dpbam.app.runs.statement.statement` returns it.
+
+    Every text in it is escaped first: names of columns, files, data sets and people stay text.
+    """
+    s = each_text(s, markdown)
     parts = [
         "# Privacy statement",
         *(["**Research only**: the run was seeded (see Noise)."] if s["seeded"] else []),
@@ -64,7 +71,8 @@ def to_markdown(s: dict[str, Any]) -> str:
 def to_html(markdown: str) -> str:
     r"""Format the Markdown of a statement as a page without scripts or outside references.
 
-    It knows what :func:`to_markdown` writes: headings, paragraphs, lists, tables, bold and code.
+    It knows what :func:`to_markdown` writes: headings, paragraphs, lists, tables, bold, code and
+    escaped characters.
 
     Example:
         >>> to_html("# A\n\n- **b** <c>").partition("<body>")[2]
@@ -110,17 +118,20 @@ def _block(block: str) -> str:
 
 
 def _row(tag: str, cells: list[str]) -> str:
-    texts = [_inline(cell.strip().replace("\\|", "|")) for cell in cells]
+    texts = [_inline(cell.strip()) for cell in cells]
     return "<tr>" + "".join(f"<{tag}>{text}</{tag}>" for text in texts) + "</tr>"
 
 
 def _inline(text: str) -> str:
-    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", html.escape(text))
-    return re.sub(r"`(.+?)`", r"<code>\1</code>", text)
+    # an escaped character is set aside as its number between controls, which no text contains
+    text = html.escape(_ESCAPED.sub(lambda mark: f"\0{ord(mark[1])}\1", text))
+    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
+    text = re.sub(r"`(.+?)`", r"<code>\1</code>", text)
+    return re.sub("\0([0-9]+)\1", lambda mark: html.escape(chr(int(mark[1]))), text)
 
 
 _NOT_PRIVATE = (
-    "**This model is not private.** It was trained without noise, as a reference: epsilon is "
+    "**This model gives no privacy.** It was trained without noise, as a reference: epsilon is "
     "infinite. Publishing it may reveal its training data."
 )
 
@@ -299,7 +310,8 @@ def _identity(s: dict[str, Any]) -> list[tuple[str, str]]:
     identity = s["identity"]
     return [
         ("Day on which this statement was written (UTC)", identity["date"]),
-        *((f"SHA-256 of {name}", f"`{value}`") for name, value in identity["files"].items()),
+        *((f"SHA-256 of {markdown(name)}", f"`{value}`")
+          for name, value in identity["files"].items()),
         ("SHA-256 of the configuration, without seeds and paths",
          f"`{identity['configuration_sha256']}`"),
         ("Made with", ", ".join(f"{k} {v}" for k, v in identity["versions"].items())),
@@ -338,7 +350,7 @@ def _table(rows: list[tuple[str, str]], *header: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return " ".join(text.split())
 
 
 def _files(names: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ The interval of the main one is the 95% percentile bootstrap over records: 200 r
 fixed seed. It takes the records as independent: with several per patient it is too narrow.
 
 A finding is predicted where its probability reaches a threshold: 0.5, the user's, or the one of
-the highest F1 on a set that is declared public. Chosen on private records, it would be a release.
+the highest F1 on a set that is declared public. Chosen on others, it would be a release.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def evaluate_task(
         metric=task.metric,
         scores=task.scores(kept, targets),
         interval=_bootstrap(task, kept, targets),
-        trivial=_trivial(task, kept),
+        trivial=task.compared(kept, targets)[task.metric].constant,
         count=len(targets),
         classes=classes,
         groups={
@@ -167,15 +167,6 @@ def _at_thresholds(
             "specificity": float((~said[~true]).mean()) if not true.all() else math.nan,
         }
     return found
-
-
-def _trivial(task: Task, kept: Floats) -> float:
-    """Return the main metric of the best constant: AUC 1/2, R2 0, Dice of one class everywhere."""
-    if task.name != "segmentation":
-        return {"auc": 0.5, "r2": 0.0}[task.metric]
-    masks = kept.sum(axis=(0, 2))  # pixels of each class
-    dice = 2 * masks / (masks + masks.sum())  # of a class that is predicted everywhere
-    return float(dice[1:].max() / max(1, (masks[1:] > 0).sum()))
 
 
 def _bootstrap(task: Task, kept: Floats, targets: NDArray[Any]) -> tuple[float, float]:

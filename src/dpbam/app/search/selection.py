@@ -16,13 +16,14 @@ mean m and shape eta (1: geometric)   log(1/gamma) / b) + log(m) / (a - 1)
 dp-accounting's RDP accountant computes both, as its ``RepeatAndSelectDpEvent``. The theorem
 assumes, and a search enforces, that trials are independent and identically distributed (no sampler
 or pruner that looks at others), that K is not published, and that the score by which the best is
-chosen is public or private itself.
+chosen is public or protected itself.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dpbam import _validate
@@ -114,6 +115,7 @@ class Repetitions:
         return f"truncated negative binomial, shape {self.shape:g}, mean {self.mean:g}"
 
 
+@lru_cache(maxsize=1024)  # dp-accounting's Renyi divergences take a tenth of a second
 def search_epsilon(
     charge: Charge,
     delta: float,

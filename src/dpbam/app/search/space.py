@@ -17,11 +17,12 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from dpbam._names import did_you_mean
 from dpbam.app.runs.config import ConfigError, RunConfig, read_file
 from dpbam.app.runs.own_code import check_code
+from dpbam.app.runs.settings import settings
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -122,8 +123,7 @@ def parse_space(texts: Iterable[str], file: Path | None = None) -> dict[str, Dom
 
 
 def _is_whole(name: str) -> bool:
-    kind = RunConfig.model_fields[name].annotation
-    return kind is int or int in get_args(kind)
+    return any(one.type is int for one in settings(RunConfig) if one.name == name)
 
 
 def _value(text: str) -> Any:

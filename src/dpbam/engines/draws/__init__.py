@@ -48,8 +48,9 @@ class KeyedDraws(TorchFunctionMode):
     """Run one forward pass of one row with keyed draws.
 
     Args:
-        key: int64 scalar, the row's key; under vmap it is batched. A second pass over the same row
-            creates a new ``KeyedDraws`` with the same key, and so gets the same draws.
+        key: int64 scalar, the row's key, or a function that returns it, called at the first draw;
+            under vmap it is batched. A second pass over the same row creates a new ``KeyedDraws``
+            with the same key, and so gets the same draws.
 
     Without ``vmap(randomness="error")``, which refuses all other draws, run forward and backward
     under :class:`OnlyKeyedDraws` as well.
@@ -63,7 +64,7 @@ class KeyedDraws(TorchFunctionMode):
         True
     """
 
-    def __init__(self, key: Tensor) -> None:
+    def __init__(self, key: Tensor | Callable[[], Tensor]) -> None:
         super().__init__()
         self._row = RowDraws(key)
 

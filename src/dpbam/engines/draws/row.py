@@ -21,10 +21,11 @@ class RowDraws:
     """Draw for one row: draw number n at position i is a hash of (key, n, i).
 
     Args:
-        key: int64 scalar; under vmap it is batched, and so is every draw.
+        key: int64 scalar; under vmap it is batched, and so is every draw. A function is called
+            at the first draw.
     """
 
-    def __init__(self, key: Tensor) -> None:
+    def __init__(self, key: Tensor | Callable[[], Tensor]) -> None:
         self._key = key
         self._number = 0
 
@@ -36,7 +37,7 @@ class RowDraws:
                 "checkpointing), where they would differ from those of forward: set its "
                 "dropout to 0, or switch checkpointing off"
             )
-        key = derive(self._key.to(device), self._number)
+        key = derive(self._known_key().to(device), self._number)
         self._number += 1
         return keyed_bits(key, shape, digits)
 
@@ -73,7 +74,13 @@ class RowDraws:
 
     def empty(self, like: Tensor) -> Tensor:
         """Return zeros into which draws can be written: under vmap one tensor per row."""
-        return self._key.new_zeros(like.shape, dtype=like.dtype, device=like.device)
+        key = self._known_key()
+        return key.new_zeros(like.shape, dtype=like.dtype, device=like.device)
+
+    def _known_key(self) -> Tensor:
+        if not isinstance(self._key, Tensor):
+            self._key = self._key()
+        return self._key
 
 
 def fill(func: Callable[..., Any], tensor: Tensor, values: Tensor) -> Tensor:

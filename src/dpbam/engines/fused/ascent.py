@@ -49,6 +49,8 @@ class Ascent:
     def __init__(self, plain: FusedDirections, steps: Tensor, fold: Fold) -> None:
         self._plain, self._norms, self._steps = plain.collected, plain.each_norm(), steps
         self._fold = fold
+        self._computed: dict[tuple[str, int], tuple[Weight, Tensor]] = {}
+        self._scaled: dict[int, list[Pair]] = {}
         self._matrix_uses = 0  # of this pass: the n-th is the n-th of the plain pass
         self._large = {g.name: g for g in plain.parts if isinstance(g, Materialised)}
         self._small: Params = {}  # eps_u g_u of joined gradients: [U, *shape]
@@ -87,24 +89,52 @@ class Ascent:
     def _moved_layer(self, use: MatrixUse, x: Tensor, g: Tensor, bias: Bias) -> Tensor:
         """Return f(D + eps_u G_u, x) + bias + its step: one layer whose groups are the units."""
         with full_precision():
-            shared = use.weight.tensor.detach().to(g.dtype)
-            weights = torch.addcmul(shared, g, per_unit(self._steps, g))
-            offset = None if bias.value is None else bias.value.flatten().to(g.dtype)
-            step = None if bias.weight is None else self._step_by_unit(bias.weight)
-            if offset is not None and step is not None:
-                offset = offset + step.flatten(1)
+            weights = self._once("weight", use.weight, lambda: self._moved_weight(use.weight, g))
+            if bias.weight is None:  # a constant one may differ from use to use
+                offset = None if bias.value is None else bias.value.flatten().to(g.dtype)
+            else:
+                offset = self._once("offset", bias.weight, lambda: self._moved_offset(bias, g))
             form = use.layer.right_form if use.swap else use.layer.left_form
             given = form(self._fold(x))
             y: Tensor = apply(Each, given, use.layer, weights, offset, use.swap)
             return self._fold.undo(y, _row_of(use, x, y)).to(x.dtype)
 
+    def _once(self, kind: str, weight: Weight, compute: Callable[[], Tensor]) -> Tensor:
+        """Return what was computed for this weight in this pass: a recurrent layer uses it often.
+
+        Weights live as long as the capture of the pass, so that no id is used twice in it.
+        """
+        key = kind, id(weight)
+        if key not in self._computed:
+            self._computed[key] = weight, compute()
+        return self._computed[key][1]
+
+    def _moved_weight(self, weight: Weight, g: Tensor) -> Tensor:
+        """Return D + eps_u G_u: [U, *D]."""
+        shared = weight.tensor.detach().to(g.dtype)
+        return torch.addcmul(shared, g, per_unit(self._steps, g))
+
+    def _moved_offset(self, bias: Bias, g: Tensor) -> Tensor:
+        """Return a trained bias, plus its step: [out] or [U, out]."""
+        assert bias.value is not None
+        assert bias.weight is not None
+        offset, step = bias.value.flatten().to(g.dtype), self._step_by_unit(bias.weight)
+        return offset if step is None else offset + step.flatten(1)
+
     def _by_gram(self, use: MatrixUse, gradient: Factored, x: Tensor) -> Tensor:
         """Return sum_t (eps_u b_t) <a_t, x_s>."""
         with full_precision():
-            pairs = [(c, b * per_unit(self._steps, b)) for c, b in gradient.pairs]
+            pairs = self._scaled_pairs(gradient)
             a = use.layer.left_form(self._fold(x))
             more: Tensor = apply(Ascend, a, gradient.layer, pairs)
         return more
+
+    def _scaled_pairs(self, gradient: Factored) -> list[Pair]:
+        """Return the pairs of eps_u G_u, computed once per pass."""
+        key = id(gradient)  # the plain pass holds it
+        if key not in self._scaled:
+            self._scaled[key] = [(c, b * per_unit(self._steps, b)) for c, b in gradient.pairs]
+        return self._scaled[key]
 
     def _added_layer(self, use: MatrixUse, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """Return y + f(weights_u, x)."""

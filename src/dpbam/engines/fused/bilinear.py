@@ -26,6 +26,7 @@ from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
 Purpose = Literal["sum", "ascent", "derivative"]  # what follows a norm
+SHORTEST, LONGEST = 1e-12, 1e15  # between them the squares of a float32 vector add up rightly
 
 
 class Layer(Protocol):
@@ -58,8 +59,18 @@ class Layer(Protocol):
     def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
         """Return the gradient in c of sum weights * gram(c, a), weights [U, T, T]."""
 
+    @property
+    def overlap(self) -> float:
+        """The most by which sqrt(sum_t |a_t|^2) exceeds the length of the layer's input."""
+        return 1.0
+
     def size(self, a: Tensor) -> Tensor:
-        """Return a bound on sqrt(sum_t |a_t|^2), of the uncentred input: [U]."""
+        """Return a bound on sqrt(sum_t |a_t|^2), of the uncentred input, in float64: [U]."""
+        return lengths(a) * self.overlap
+
+    def short_size(self, a: Tensor) -> Tensor:
+        """Return size / overlap in a's own dtype, where it may under- or overflow: [U]."""
+        return short_lengths(a)
 
     def mean(self, a: Tensor) -> Tensor:
         """Return the mean of a_t's entries, for centred weights: [U, T]."""
@@ -114,13 +125,24 @@ def lengths(x: Tensor) -> Tensor:
 
     Units whose squares could under- or overflow in x's own dtype are computed in float64.
     """
-    flat, wide = x.flatten(1), x.dtype if x.device.type == "mps" else torch.float64
-    short: Tensor = torch.linalg.vector_norm(flat, dim=1)
+    wide = widest(x)
+    short = short_lengths(x)
     found = short.to(wide)
-    again = ~((short > 1e-12) & (short < 1e15))
+    again = ~((short > SHORTEST) & (short < LONGEST))
     if bool(again.any()):
-        found[again] = torch.linalg.vector_norm(flat[again], dim=1, dtype=wide)
+        found[again] = torch.linalg.vector_norm(x.flatten(1)[again], dim=1, dtype=wide)
     return found
+
+
+def short_lengths(x: Tensor) -> Tensor:
+    """Return |x_u| in x's own dtype; right between SHORTEST and LONGEST: [U, ...] -> [U]."""
+    short: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    return short
+
+
+def widest(x: Tensor) -> torch.dtype:
+    """Return float64, which MPS does not have."""
+    return x.dtype if x.device.type == "mps" else torch.float64
 
 
 _ENTRY = 60  # an entry of a Gram matrix takes the time of this many products

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpbam.engines.fused.collect import Collected
 from dpbam.engines.fused.ghost_norm import Factors
-from dpbam.engines.fused.gradients import Gradient, Joined, Materialised, Norm
+from dpbam.engines.fused.gradients import Gradient, Joined, Materialised, Norm, settle
 from dpbam.engines.precision import measured
 from dpbam.params import Params, accumulation_dtype, zeros
 
@@ -40,13 +40,14 @@ class FusedDirections:
         known = collected.gradients
         self.parts = joined(known, groups) if norms is None else known
         self._norms = norms
+        self._ordinary = False  # whether no unit can make a sum infinite, as far as is known
         self.plain: FusedDirections | None = None
 
     @measured
     def each_norm(self) -> list[Norm]:
         """Return the norm of each gradient, small ones joined at the end, computed once."""
         if self._norms is None:
-            self._norms = [gradient.norm() for gradient in self.parts]
+            self._norms, self._ordinary = settle(self.parts)
         return self._norms
 
     @measured
@@ -66,9 +67,12 @@ class FusedDirections:
         return {name: square.clamp_min(0).sqrt() for name, square in squares.items()}
 
     @measured
-    def weighted_sum(self, factors: Tensor) -> Params:
+    def weighted_sum(self, factors: Tensor, span: slice | None = None) -> Params:
         total: Params = {}
-        by_group = [Factors.of(each) for each in factors]
+        if span is not None and self._ordinary:  # 0 times any of these numbers is 0
+            by_group = [Factors(each[span], span) for each in factors]
+        else:
+            by_group = [Factors.of(each) for each in factors]
         known: Sequence[Norm | None] = self._norms or [None] * len(self.parts)
         for gradient, found in zip(self.parts, known, strict=True):
             parts = gradient.weighted_sum(by_group[self._groups[gradient.name]], found)

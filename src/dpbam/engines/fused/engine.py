@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError
+from dpbam.engines.batching import on_all_rows
 from dpbam.engines.decomposed import Decompose
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.fused.ascent import Ascent
@@ -31,7 +32,7 @@ from dpbam.engines.fused.collect import Collected, PlainPass, collect
 from dpbam.engines.fused.directions import FusedDirections
 from dpbam.engines.fused.fold import Fold
 from dpbam.engines.fused.generic import generic
-from dpbam.engines.fused.gradients import Norm
+from dpbam.engines.fused.gradients import Norm, settle
 from dpbam.engines.fused.layers import (  # they register their rules
     attention,
     conv,
@@ -47,7 +48,7 @@ from dpbam.engines.fused.tape import Capture, Tape
 from dpbam.engines.fused.uses import Flow, RecordedUse
 from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
 from dpbam.engines.precision import full_precision
-from dpbam.methods import BAM, Method
+from dpbam.methods import Ascended, Method, form_of
 from dpbam.params import map_rows
 
 _ = attention, conv, elementwise, embedding, group_norm, linear, mish, norm, pool
@@ -93,17 +94,18 @@ class FusedEngine:
     ) -> FusedDirections:
         """Return the directions of every unit, factored."""
         self._parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
-        penalty = method.norm_penalty(lam)
-        if penalty is None and type(method) is not BAM:
+        form = form_of(method, lam)
+        if form is None:
             raise UnsupportedModelError(
-                f"{method!r} is neither a gradient of L + p |g| nor BAM's ascent step"
+                f"{method!r} has a direction that is not declared to be a gradient of L + p |g| or "
+                "BAM's ascent step (dpbam.methods.computed_as)"
             )
 
         def run(watch: Isolation) -> FusedDirections:
-            if penalty is None:
-                return self._ascended(batch, lam, watch, plain=plain)
-            if penalty > 0:
-                return self._exact(batch, penalty, watch, plain=plain)
+            if isinstance(form, Ascended):
+                return self._ascended(batch, form.step, watch, plain=plain)
+            if form.penalty > 0:
+                return self._exact(batch, form.penalty, watch, plain=plain)
             made = self._plain(batch, watch)
             made.plain = made if plain else None
             return made
@@ -172,14 +174,17 @@ class FusedEngine:
         parameters = self._parameters
         capture = Capture(parameters, batch.unit.shape[0], generic, twice=twice, ascent=ascent)
 
-        def row(given: tuple[Any, Any, Tensor]) -> Tensor:
-            inputs, targets, key = given
+        def key() -> Tensor:
+            return on_all_rows(batch.row_keys, capture.rows)
+
+        def row(given: tuple[Any, Any]) -> Tensor:
+            inputs, targets = given
             with watch.around(capture, KeyedDraws(key), Decompose()):
                 return row_loss(self._model, self._loss, inputs, targets)
 
         kernels = [SDPBackend.MATH] if twice else _ANY_KERNEL
         with torch.enable_grad(), sdpa_kernel(kernels):
-            given = map_rows(Tensor.detach, (batch.inputs, batch.targets, batch.keys))
+            given = map_rows(Tensor.detach, (batch.inputs, batch.targets))
             losses = over_rows(row, given)
         _check_captured(losses, parameters)
         capture.tape.check_untouched()
@@ -199,7 +204,7 @@ class _Backward:
     def again(self, tape: Tape, penalty: float) -> tuple[PlainPass, Flow]:
         """Return the plain pass and BAM's flow: steps 3 and 4."""
         plain = collect(tape.uses, self.flow)
-        norms = [gradient.norm(differentiable=True) for gradient in plain.gradients]
+        norms, _ = settle(plain.gradients, differentiable=True)
         root, inverse = _safe_root(torch.stack([norm.square for norm in norms]).sum(0))
         objective = self.total + penalty * root.sum()  # sum_u L_u + p |g_u|
         recorded = [use for use in tape.uses if isinstance(use, RecordedUse)]

@@ -54,7 +54,7 @@ class Factors:
         count = len(index)
         if count == len(factors):
             return cls(factors, slice(None))
-        first, last = (int(index[0]), int(index[-1])) if count else (0, -1)
+        first, last = index[[0, -1]].tolist() if count else (0, -1)
         kept = slice(first, last + 1) if last - first + 1 == count else index
         return cls(factors[kept], kept)
 
@@ -82,7 +82,10 @@ def frobenius(left: Tensor, right: Tensor) -> Tensor:
     As sums of products, which are faster and more accurate than products of matrices with one row;
     some units at a time, so that the products stay in the processor's cache.
     """
-    count = -(-left.numel() // _CACHED) or 1
+    count = -(-left.numel() // _CACHED)
+    if count <= 1:
+        product: Tensor = torch.linalg.vecdot(left.flatten(1), right.flatten(1))
+        return product
     parts = zip(left.flatten(1).chunk(count), right.flatten(1).chunk(count), strict=True)
     return torch.cat([torch.linalg.vecdot(a, b) for a, b in parts])
 
@@ -108,11 +111,11 @@ def grams_of(layer: Layer, pairs: Sequence[Pair], known: Grams) -> Grams:
 def ghost_norm(layer: Layer, pairs: Sequence[Pair], known: Grams) -> tuple[Tensor, Grams]:
     """Return |G_u|^2: [U], and the Gram matrices K and S."""
     grams = grams_of(layer, pairs, known)
-    parts = (
-        frobenius(left, grams["right", j, k]) * (1 if j == k else 2)
-        for (side, j, k), left in grams.items()
-        if side == "left"
-    )
+    parts = []
+    for (side, j, k), left in grams.items():
+        if side == "left":
+            product = frobenius(left, grams["right", j, k])
+            parts.append(product if j == k else 2 * product)
     return reduce(torch.add, parts), grams
 
 
@@ -129,12 +132,15 @@ class GhostNorm(torch.autograd.Function):
         ctx.save_for_backward(*flat, *matrices)
         ctx.given = layer, tuple(grams), len(flat)
         ctx.mark_non_differentiable(*matrices)
+        ctx.set_materialize_grads(False)  # else zeros of the matrices' size
         return (square, *matrices)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *grams_unused: Any) -> Any:
+    def backward(ctx: Any, grad: Tensor | None, *grams_unused: Any) -> Any:
         layer, keys, count = ctx.given
+        if grad is None:
+            return (None,) * (1 + count)
         pairs = _paired(ctx.saved_tensors[:count])
         grams = dict(zip(keys, ctx.saved_tensors[count:], strict=True))
         out: list[Any] = [None]

@@ -14,13 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from typing import Protocol
+from functools import lru_cache, reduce
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from dpbam.engines.fused.bilinear import Layer, Pair, Purpose, lengths
+from dpbam.engines.fused.bilinear import (
+    LONGEST,
+    SHORTEST,
+    Layer,
+    Pair,
+    Purpose,
+    lengths,
+    short_lengths,
+    widest,
+)
 from dpbam.engines.fused.fold import per_unit
 from dpbam.engines.fused.ghost_norm import (
     Factors,
@@ -67,7 +76,13 @@ class Gradient(Protocol):
         """Return the same without the graph."""
 
     def norm(self, *, differentiable: bool = False) -> Norm:
-        """Return |d_u|^2; ``differentiable``: in the pairs."""
+        """Return |d_u|^2, not repaired (:func:`settle`); ``differentiable``: in the pairs."""
+
+    def doubt(self, norm: Norm, *, differentiable: bool) -> Doubt | None:
+        """Return what shows whether parts of a unit cancel in the norm; None: they cannot."""
+
+    def repaired(self, norm: Norm, *, differentiable: bool) -> Norm:
+        """Return the norm with the units computed another way whose parts cancel, or overflow."""
 
     def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
         """Return sum_u c_u d_u."""
@@ -88,6 +103,12 @@ class Materialised:
 
     def norm(self, *, differentiable: bool = False) -> Norm:
         return Norm(self._flat().square().sum(1))
+
+    def doubt(self, norm: Norm, *, differentiable: bool) -> None:
+        return None
+
+    def repaired(self, norm: Norm, *, differentiable: bool) -> Norm:
+        return norm
 
     def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
         return {self.name: factors.contract(self.values)}
@@ -123,6 +144,12 @@ class Joined:
 
     def norm(self, *, differentiable: bool = False) -> Norm:
         return Norm(squared_lengths(self.values))
+
+    def doubt(self, norm: Norm, *, differentiable: bool) -> None:
+        return None
+
+    def repaired(self, norm: Norm, *, differentiable: bool) -> Norm:
+        return norm
 
     def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
         sums = torch.split_with_sizes(factors.contract(self.values), self._sizes)
@@ -170,12 +197,6 @@ class Factored:
         return replace(self, pairs=[(a.detach(), b.detach()) for a, b in self.pairs])
 
     def norm(self, *, differentiable: bool = False) -> Norm:
-        """Return |G_u|^2; units whose parts cancel are recomputed."""
-        norm = self.raw_norm(differentiable=differentiable)
-        exact = differentiable or norm.materialised is not None
-        return norm if exact else recompute_cancelling(norm, self.sizes(), self.some)
-
-    def raw_norm(self, *, differentiable: bool = False) -> Norm:
         """Return |G_u|^2 of D's gradient, by the cheaper of Gram matrices and materialising G_u."""
         by_gram = self.prefers_gram("derivative" if differentiable else self.purpose)
         if differentiable:
@@ -183,6 +204,26 @@ class Factored:
         if by_gram:
             return Norm(self._in_parts(self._bytes()[0], self._ghost), by_gram=True)
         return self._materialised_norm()
+
+    def doubt(self, norm: Norm, *, differentiable: bool) -> Doubt | None:
+        if norm.materialised is not None or (differentiable and not norm.grams):
+            return None
+        pairs = [(a.detach(), b.detach()) for a, b in self.pairs]
+        return Doubt(
+            [(self.layer.short_size(a), short_lengths(b)) for a, b in pairs],
+            self.layer.overlap,
+            norm.square.detach(),
+        )
+
+    def repaired(self, norm: Norm, *, differentiable: bool) -> Norm:
+        if not differentiable:
+            return recompute_cancelling(norm, self.sizes(), self.some)
+        lost = ill_conditioned(self.detached().sizes(), norm.square.detach())
+        if not len(lost):
+            return norm
+        flat = [t[lost] for pair in self.pairs for t in pair]
+        redone = MaterialisedNorm.apply(self.layer, *flat)  # type: ignore[no-untyped-call]
+        return replace(norm, square=norm.square.index_put((lost,), redone))
 
     def prefers_gram(self, purpose: Purpose) -> bool:
         """Whether Gram matrices are cheaper, within the memory limit."""
@@ -282,15 +323,105 @@ class Factored:
         if not by_gram:
             return Norm(MaterialisedNorm.apply(self.layer, *flat))  # type: ignore[no-untyped-call]
         square, *matrices = GhostNorm.apply(self.layer, *flat)  # type: ignore[no-untyped-call]
-        lost = ill_conditioned(self.detached().sizes(), square.detach())
-        if len(lost):
-            some = [t[lost] for t in flat]
-            redone = MaterialisedNorm.apply(self.layer, *some)  # type: ignore[no-untyped-call]
-            square = square.index_put((lost,), redone)
         return Norm(square, grams=dict(zip(blocks(self.pairs), matrices, strict=True)))
 
 
 # --- units whose parts cancel
+
+
+class Doubt(NamedTuple):
+    """What shows whether a norm is ill-conditioned, in the dtype of the pairs.
+
+    Attributes:
+        lengths: of a, without the layer's overlap, and of b, for each pair: [U] each.
+        overlap: the layer's.
+        square: |G_u|^2: [U].
+        bound: from the sizes of G_u, float64 [U], to those of the gradient; None: the same.
+    """
+
+    lengths: list[tuple[Tensor, Tensor]]
+    overlap: float
+    square: Tensor
+    bound: Callable[[Tensor], Tensor] | None = None
+
+
+def settle(
+    gradients: Sequence[Gradient], *, differentiable: bool = False
+) -> tuple[list[Norm], bool]:
+    """Return the norm of each gradient, and whether all numbers behind them are ordinary.
+
+    That is: finite, and neither so small nor so large that squares under- or overflow; then no
+    unit has to be left out of a sum to keep the sum finite.
+
+    Whether parts of a unit cancel is seen on the device for all gradients together, and read once:
+    a read per layer would make a GPU wait as often. The few gradients in doubt are then repaired
+    one by one, each by a decision in float64 (:func:`ill_conditioned`), which is the same for all
+    units that are not in doubt.
+    """
+    norms = [gradient.norm(differentiable=differentiable) for gradient in gradients]
+    doubts: dict[int, Doubt] = {}
+    for i, (gradient, norm) in enumerate(zip(gradients, norms, strict=True)):
+        doubt = gradient.doubt(norm, differentiable=differentiable)
+        if doubt is not None:
+            doubts[i] = doubt
+    exact = [norm.square.detach() for i, norm in enumerate(norms) if i not in doubts]
+    flags = [_stacked(exact).isfinite().all().view(1)] if exact else []
+    kinds: dict[torch.dtype, list[int]] = {}
+    for i, doubt in doubts.items():
+        kinds.setdefault(doubt.square.dtype, []).append(i)
+    flags += [_sound([doubts[i] for i in kind]) for kind in kinds.values()]
+    sound: list[bool] = torch.cat(flags).tolist() if flags else []
+    order = [i for kind in kinds.values() for i in kind]
+    answers = sound[len(sound) - len(order) :]
+    for i in (i for i, answer in zip(order, answers, strict=True) if not answer):
+        norms[i] = gradients[i].repaired(norms[i], differentiable=differentiable)
+    return norms, all(sound)
+
+
+def _stacked(values: Sequence[Tensor]) -> Tensor:
+    wide = reduce(torch.promote_types, {t.dtype for t in values})
+    return torch.stack([t.to(wide) for t in values])
+
+
+def _sound(doubts: Sequence[Doubt]) -> Tensor:
+    """Return whether all lengths of a gradient are ordinary and no unit's parts cancel: [L]."""
+    square = torch.stack([doubt.square for doubt in doubts])  # [L, U]
+    short = torch.stack([t for doubt in doubts for pair in doubt.lengths for t in pair])  # [2 P, U]
+    counts = tuple(len(doubt.lengths) for doubt in doubts)  # of pairs
+    overlaps = tuple(d.overlap for d in doubts for _ in d.lengths)
+    owner, overlap = _constants(counts, overlaps, widest(short), short.device)
+    low, high = torch.aminmax(short.view(len(overlaps), -1), dim=1)  # NaN if one is
+    ordinary = (low > SHORTEST) & (high < LONGEST)  # [P]
+    left, right = short.to(widest(short)).view(len(overlaps), 2, -1).unbind(1)
+    sizes = left * overlap * right  # [P, U], to be added up by gradient
+    if len(overlaps) > len(doubts):
+        empty = sizes.new_zeros(square.shape)
+        sizes = empty.index_add(0, owner, sizes)
+        ordinary = empty.new_zeros(len(doubts)).index_add(0, owner, (~ordinary).to(sizes)) == 0
+    if any(doubt.bound is not None for doubt in doubts):
+        rows = zip(doubts, sizes.unbind(), strict=True)
+        sizes = torch.stack([s if d.bound is None else d.bound(s) for d, s in rows])
+    sound: Tensor = ordinary & _well_conditioned(sizes, square).all(1)
+    return sound
+
+
+@lru_cache(maxsize=64)
+def _constants(
+    counts: tuple[int, ...], overlaps: tuple[float, ...], wide: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of each pair, [P], and the overlaps, [P, 1], on the device."""
+    owner = [i for i, count in enumerate(counts) for _ in range(count)]
+    return (
+        torch.tensor(owner, device=device),
+        torch.tensor(overlaps, dtype=wide, device=device)[:, None],
+    )
+
+
+def _well_conditioned(sizes: Tensor, square: Tensor) -> Tensor:
+    """Whether |G_u|^2 > 3 sqrt(eps) sizes^2, and is finite."""
+    least = 3 * torch.finfo(square.dtype).eps ** 0.5 * sizes.square()
+    well: Tensor = (square > least) & square.isfinite()
+    return well
 
 
 def recompute_cancelling(norm: Norm, sizes: Tensor, some: Callable[[Tensor], Tensor]) -> Norm:
@@ -317,9 +448,8 @@ def ill_conditioned(sizes: Tensor, square: Tensor) -> Tensor:
     :data:`dpbam.privacy.clipping.ROUNDING`. ``sizes`` is in float64, where nothing of float32
     under- or overflows, so that 0 means that the gradient is zero.
     """
-    least = 3 * torch.finfo(square.dtype).eps ** 0.5 * sizes.square()
-    well = (square > least) & square.isfinite()
-    lost: Tensor = (~(well | (sizes == 0))).nonzero()[:, 0]
+    well = _well_conditioned(sizes, square) | (sizes == 0)
+    lost: Tensor = (~well).nonzero()[:, 0]
     return lost
 
 

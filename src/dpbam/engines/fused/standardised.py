@@ -26,7 +26,13 @@ from torch import Tensor
 
 from dpbam.engines.fused.bilinear import Layer
 from dpbam.engines.fused.ghost_norm import Factors, grams_of
-from dpbam.engines.fused.gradients import Factored, Norm, recompute_cancelling, sum_with_recomputed
+from dpbam.engines.fused.gradients import (
+    Doubt,
+    Factored,
+    Norm,
+    recompute_cancelling,
+    sum_with_recomputed,
+)
 from dpbam.params import Params
 
 
@@ -114,15 +120,28 @@ class ScaledGradient:
             kappa = kappa + self.along
         layer = self.base.layer
         pairs = [(a, b * layer.channels(r, b).to(b.dtype)) for a, b in self.base.pairs]
-        first = replace(self.base, pairs=pairs).raw_norm(differentiable=differentiable).square
-        norm = Norm(first + (2 * r * kappa * rho + kappa.square() * v2).sum(1))
-        return norm if differentiable else recompute_cancelling(norm, self._sizes(), self._some)
+        scaled = replace(self.base, pairs=pairs)
+        inner = scaled.norm(differentiable=differentiable)
+        if differentiable:
+            inner = scaled.repaired(inner, differentiable=True) if inner.grams else inner
+        return Norm(inner.square + (2 * r * kappa * rho + kappa.square() * v2).sum(1))
 
-    def _sizes(self) -> Tensor:
-        """Return a bound on |H_u| if nothing cancelled, by the largest r: [U]."""
+    def doubt(self, norm: Norm, *, differentiable: bool) -> Doubt | None:
+        if differentiable:  # the norm has repaired its parts
+            return None
+        doubt = self.base.doubt(norm, differentiable=False)
+        return None if doubt is None else doubt._replace(bound=self._bound)
+
+    def repaired(self, norm: Norm, *, differentiable: bool) -> Norm:
+        if differentiable:
+            return norm
+        return recompute_cancelling(norm, self._bound(self.base.sizes()), self._some)
+
+    def _bound(self, sizes: Tensor) -> Tensor:
+        """Return a bound on |H_u| if nothing cancelled, by the largest r and |G_u|'s: [U]."""
         _, _, r, v2 = self._stats
         along = 0.0 if self.along is None else (self.along.abs() * v2.sqrt()).sum(1)
-        return r.max() * self.base.sizes() + along
+        return r.max() * sizes + along
 
     def _some(self, units: Tensor) -> Tensor:
         """Return H_u of some units, materialised: [k, *theta]."""

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpbam.engines.batching import apply
-from dpbam.engines.fused.bilinear import MATRIX_ENTRY, Costs, Layer, Purpose, lengths
+from dpbam.engines.fused.bilinear import MATRIX_ENTRY, Costs, Layer, Purpose
 from dpbam.engines.fused.fold import cached_slices, split_axis
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.rules import Call, ready, rule, use_matrix
@@ -117,14 +117,14 @@ class Conv(Layer):
             _sliced(total, first, second, write).add_(piece)
         return total
 
-    def size(self, a: Tensor) -> Tensor:
-        """Return |A| sqrt(c), where a pixel is in at most c = prod ceil(k gcd(s, d) / s) patches.
+    @cached_property
+    def overlap(self) -> float:
+        """Return sqrt(c), where a pixel is in at most c = prod ceil(k gcd(s, d) / s) patches.
 
         Of the k offsets of an axis, every (s / gcd(s, d))-th reads the same pixel.
         """
         axes = zip(self.shape[2:], self.stride, self.dilation, strict=True)
-        overlap = [-(-k * math.gcd(s, d) // s) for k, s, d in axes]
-        return lengths(a) * math.sqrt(math.prod(overlap))
+        return math.sqrt(math.prod([-(-k * math.gcd(s, d) // s) for k, s, d in axes]))
 
     def mean(self, a: Tensor) -> Tensor:
         """Return the patches' means: a box filter over the mean channel."""

@@ -39,6 +39,9 @@ class Embedding(Layer):
         most = a.mode(1).values
         return (a == most[:, None]).sum(1).sqrt()
 
+    def short_size(self, a: Tensor) -> Tensor:
+        return self.size(a)
+
     def materialise(self, a: Tensor, b: Tensor) -> Tensor:
         units = a.shape[0]
         offset = torch.arange(units, device=a.device)[:, None] * self.shape[0]

@@ -101,15 +101,17 @@ class _GroupNormBack(torch.autograd.Function):
         s, v = _Stats(scale, mean, r, groups, x), v.contiguous()
         sum_v, sum_vh = s.sums(v, x)
         sum_gv = _dot(g, v)
-        scale, r, m = s.scale, s.r, s.mean_over_group
-        mean_u, a = m(scale * sum_g), m(scale * sum_gh)
-        mean_v, c = m(sum_v), m(sum_vh)
-        mean_uv, mean_p, mean_ph = m(scale * sum_gv), m(sbar * sum_g), m(sbar * sum_gh)
-        record(r * (sum_gv - mean_v * sum_g - c * sum_gh), None)  # scale's second use
-        gbar = s.combine([(scale * r, v)], sbar - scale * r * c, x, tbar - scale * r * mean_v)
-        on_xhat = r**2 * (3 * a * c - mean_uv + mean_u * mean_v) - r * mean_ph
-        constant = r**2 * (a * mean_v + c * mean_u) - r * mean_p
-        xbar = s.combine([(-(r**2) * a, v), (r * sbar - r**2 * c * scale, g)], on_xhat, x, constant)
+        scale, r = s.scale, s.r
+        of_g = torch.stack([sum_g, sum_gh, sum_gv])
+        sums = torch.cat([scale * of_g, sbar * of_g[:2], torch.stack([sum_v, sum_vh])])
+        mean_u, a, mean_uv, mean_p, mean_ph, mean_v, c = s.means_over_groups(sums).unbind()
+        # scale's second use
+        record(r * (sum_gv - mean_v * sum_g - c * sum_gh), None)
+        by_scale, r2 = scale * r, r**2
+        gbar = s.combine([(by_scale, v)], sbar - by_scale * c, x, tbar - by_scale * mean_v)
+        on_xhat = r2 * (3 * a * c - mean_uv + mean_u * mean_v) - r * mean_ph
+        constant = r2 * (a * mean_v + c * mean_u) - r * mean_p
+        xbar = s.combine([(-r2 * a, v), (r * sbar - r2 * c * scale, g)], on_xhat, x, constant)
         return gbar, xbar, None, None, None, None, None
 
 
@@ -144,11 +146,11 @@ class _Stats:
         plain = _positions(t).sum(2, dtype=self.r.dtype)
         return plain, self.r * (_dot(t, x) - self.mean * plain)
 
-    def mean_over_group(self, sums: Tensor) -> Tensor:
-        """Return the mean over a group from sums over its channels: [n, channels]."""
-        n, channels = sums.shape
-        by_group = sums.view(n, self._groups, -1).sum(2) / self._size
-        return by_group.repeat_interleave(channels // self._groups, dim=1)
+    def means_over_groups(self, sums: Tensor) -> Tensor:
+        """Return means over a group from sums over its channels: [k, n, channels]."""
+        by_group = split_axis(sums, 2, (self._groups, -1))  # [k, n, groups, channels of a group]
+        means = by_group.sum(3, keepdim=True) / self._size
+        return means.expand(by_group.shape).reshape(sums.shape)
 
     def combine(
         self, parts: list[tuple[Tensor, Tensor]], on_xhat: Tensor, x: Tensor, constant: Tensor

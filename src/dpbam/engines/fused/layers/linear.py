@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.fused.bilinear import MATRIX_ENTRY, Costs, Layer, Purpose, lengths
+from dpbam.engines.fused.bilinear import MATRIX_ENTRY, Costs, Layer, Purpose
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.rules import Call, ready, rule, use_matrix
 from dpbam.engines.fused.tape import Capture
@@ -29,9 +29,6 @@ class Linear(Layer):
 
     def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
         return weights @ a
-
-    def size(self, a: Tensor) -> Tensor:
-        return lengths(a)
 
     def mean(self, a: Tensor) -> Tensor:
         return a.mean(-1)

@@ -1,0 +1,274 @@
+"""BAM against DP-SGD over all settings at once: a random-effects meta-analysis.
+
+Setting i has k_i paired seeds: a mean difference d_i with the variance v_i = s_i^2 / k_i. The
+settings differ, so their true differences may, too: d_i ~ N(mu, tau^2 + v_i). With weights
+w_i = 1 / (v_i + tau^2),
+
+    mu = sum w_i d_i / sum w_i,        Q(tau^2) = sum w_i (d_i - mu)^2,
+
+tau^2 >= 0 solves Q(tau^2) = m - 1 for m settings (Paule and Mandel 1982), and the interval of mu is
+that of Hartung and Knapp (2001): t with m - 1 degrees of freedom, variance
+max(1, Q / (m - 1)) / sum w_i. The factor is never taken below one, which would make the interval
+shorter than with tau^2 = 0 and known v_i.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from dpbam.app.compare.statistics import LEVEL, Estimate, estimate
+from dpbam.app.report.charts import Series, dots
+from dpbam.app.report.figure import Figure
+from dpbam.app.runs import RunRecord
+from dpbam.errors import ArgumentError
+from dpbam.privacy.rounding import up
+from reproduce.accuracy_claims import last_accuracy
+from reproduce.claims import Claim
+from reproduce.outcome import Outcome, Reading, Study, TextTable, accuracy, difference_of, points
+
+READINGS: dict[str, Reading] = {"last weights": last_accuracy, "averaged weights": accuracy}
+_PLANNED = "long-"  # recipes whose plan stands in them: judged alone, not pooled
+_NOTES = (
+    """\
+    Exploratory: that the settings would be pooled, and by which reading, was decided after their
+    accuracies had been seen. The settings are all those at desk scale in which BAM, with its
+    default or its tuned lambda, was trained with the seeds of DP-SGD. They share data and nets, so
+    they are not independent. Random effects: the mean of the settings' true differences, its 95%
+    interval by Hartung and Knapp, and tau, the standard deviation of the true differences between
+    settings, by Paule and Mandel. I^2 is the share of the variance between settings that chance
+    within them does not explain.""",
+    """\
+    Last weights are what the paper reads; averaged weights are those of the same runs, averaged
+    over the second half, which costs neither privacy nor time. SD is from seed to seed.""",
+)
+
+
+class Setting(NamedTuple):
+    """DP-SGD and BAM with the same seeds, at one place of a recipe."""
+
+    name: str
+    dp_sgd: dict[int, RunRecord]
+    bam: dict[int, RunRecord]
+
+    def gain(self, reading: Reading) -> Estimate:
+        return difference_of(self.bam, self.dp_sgd, reading)
+
+    def spreads(self, reading: Reading) -> tuple[float, float]:
+        """Return the standard deviation over the seeds of DP-SGD, and of BAM."""
+        by_arm = ([reading(r) for r in arm.values()] for arm in (self.dp_sgd, self.bam))
+        first, second = map(stdev, by_arm)
+        return first, second
+
+
+class Pooled(NamedTuple):
+    """The mean true difference over settings, with its interval and their heterogeneity.
+
+    Attributes:
+        mean: mu.
+        low: the lower end of its 95% interval.
+        high: the upper end.
+        tau: the standard deviation of the true differences between settings.
+        q: Cochran's Q = Q(0).
+        p_value: of Q under tau = 0.
+        i_squared: max(0, (Q - (m - 1)) / Q).
+        settings: m.
+    """
+
+    mean: float
+    low: float
+    high: float
+    tau: float
+    q: float
+    p_value: float
+    i_squared: float
+    settings: int
+
+    def as_estimate(self) -> Estimate:
+        """Return what a claim is judged by; its deviation is that of one setting of average weight.
+
+        Example:
+            >>> pool([0.1, 0.3, 0.2], [0.01, 0.01, 0.01]).as_estimate().count
+            3
+        """
+        from scipy.stats import t
+
+        half = (self.high - self.low) / 2
+        error = half / float(t.ppf((1 + LEVEL) / 2, self.settings - 1))
+        return Estimate(
+            self.mean, error * math.sqrt(self.settings), self.low, self.high, self.settings
+        )
+
+
+def pool(differences: Sequence[float], variances: Sequence[float]) -> Pooled:
+    """Combine the settings' mean differences d_i, of variances v_i > 0, by random effects.
+
+    Example: three settings that agree within their errors.
+        >>> found = pool([0.1, 0.3, 0.2], [0.01, 0.01, 0.01])
+        >>> round(found.mean, 6), found.tau, round(found.q, 6)
+        (0.2, 0.0, 2.0)
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import chi2, t
+
+    count = len(differences)
+    if count < 2 or len(variances) != count or min(variances) <= 0:
+        raise ArgumentError("pooling needs two or more settings, each with a variance above zero")
+
+    def weighted(tau_squared: float) -> tuple[float, float, float]:
+        weights = [1 / (v + tau_squared) for v in variances]
+        mean = math.fsum(w * d for w, d in zip(weights, differences, strict=True)) / sum(weights)
+        q = math.fsum(w * (d - mean) ** 2 for w, d in zip(weights, differences, strict=True))
+        return mean, q, sum(weights)
+
+    q = weighted(0.0)[1]
+    tau_squared = 0.0
+    if q > count - 1:  # Q falls with tau^2, and is below m - 1 once tau^2 exceeds the whole spread
+        beyond = sum((d - fmean(differences)) ** 2 for d in differences) + max(variances)
+        tau_squared = float(brentq(lambda x: weighted(x)[1] - (count - 1), 0.0, beyond, xtol=1e-18))
+    mean, q_at_tau, total = weighted(tau_squared)
+    error = math.sqrt(max(1.0, q_at_tau / (count - 1)) / total)
+    half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * error
+    return Pooled(
+        mean, mean - half, mean + half, math.sqrt(tau_squared),
+        q, float(chi2.sf(q, count - 1)), max(0.0, 1 - (count - 1) / q) if q else 0.0, count,
+    )  # fmt: skip
+
+
+def pooled(studies: Sequence[Study]) -> Outcome:
+    """Pool BAM's gain over DP-SGD by both readings; judge planned studies by themselves."""
+    explored = settings([s for s in studies if not s.recipe.name.startswith(_PLANNED)])
+    planned = settings([s for s in studies if s.recipe.name.startswith(_PLANNED)])
+    return Outcome(
+        "pooled",
+        "BAM against DP-SGD over all settings",
+        tables=[table for table in (_means(explored), _each([*explored, *planned])) if table.rows],
+        figures=[_forest(explored, planned)] if explored else [],
+        claims=[*_pooled_claims(explored), *_planned_claims(planned)],
+        notes=_NOTES,
+        studies=studies,
+    )
+
+
+def settings(studies: Sequence[Study]) -> list[Setting]:
+    """Return every place of the recipes with two or more pairs of BAM and DP-SGD."""
+    places = []
+    for study in studies:
+        for cell in study.recipe.cells():
+            arms = study.arms(cell)
+            dp_sgd, bam = arms.get("dp-sgd", {}), arms.get("bam", {})
+            seeds = sorted(set(dp_sgd) & set(bam))
+            if len(seeds) > 1:
+                pairs = ({seed: arm[seed] for seed in seeds} for arm in (dp_sgd, bam))
+                places.append(Setting(_name(study, cell), *pairs))
+    return places
+
+
+def _name(study: Study, cell: dict[str, object]) -> str:
+    """Name the net, the data and the place in the grid."""
+    setting = study.recipe.setting
+    data = str(setting["data"]).rpartition(":")[2].replace("_", " ")
+    name = f"{setting['model']}, {data}"
+    if "at" in cell:
+        return f"{name}, {cell['at']}"
+    epsilon = cell.get("epsilon", setting.get("epsilon"))
+    steps = f", {study.records[0].plan['steps']} steps" if _is_planned(study) else ""
+    return f"{name}, epsilon {up(float(str(epsilon)))}{steps}"
+
+
+def _is_planned(study: Study) -> bool:
+    return study.recipe.name.startswith(_PLANNED)
+
+
+def combine(places: Sequence[Setting], reading: Reading) -> Pooled:
+    gains = [place.gain(reading) for place in places]
+    return pool([e.mean for e in gains], [e.deviation**2 / e.count for e in gains])
+
+
+def spread_ratio(places: Sequence[Setting], reading: Reading) -> Estimate:
+    """Estimate the mean over the settings of ln(SD of BAM / SD of DP-SGD)."""
+    ratios = [bam / dp_sgd for dp_sgd, bam in (p.spreads(reading) for p in places)]
+    return estimate([math.log(ratio) for ratio in ratios])
+
+
+def _means(places: Sequence[Setting]) -> TextTable:
+    """One row per reading: the pooled gain, its heterogeneity, the spread over seeds."""
+    rows = []
+    for name, reading in READINGS.items() if len(places) > 1 else ():
+        found, spread = combine(places, reading), spread_ratio(places, reading)
+        smaller = sum(bam < dp_sgd for dp_sgd, bam in (p.spreads(reading) for p in places))
+        rows.append((
+            name, points(found.as_estimate(), signed=True, digits=2), f"{100 * found.tau:.2f}",
+            f"{found.q:.1f} ({found.p_value:.2g})", f"{100 * found.i_squared:.0f}%",
+            "{:.2f} [{:.2f}, {:.2f}]".format(
+                *(math.exp(x) for x in (spread.mean, spread.low, spread.high))),
+            f"{smaller} of {len(places)}", str(sum(len(p.bam) for p in places)),
+        ))  # fmt: skip
+    header = ("reading", "BAM against DP-SGD", "tau", "Q (p)", "I^2", "SD of BAM / SD of DP-SGD",
+              "smaller in", "pairs")  # fmt: skip
+    return TextTable(header, rows)
+
+
+def _each(places: Sequence[Setting]) -> TextTable:
+    """One row per setting: gain and spreads by both readings."""
+    rows = []
+    for place in places:
+        columns: list[str] = []
+        for reading in READINGS.values():
+            spreads = " / ".join(f"{100 * s:.2f}" for s in place.spreads(reading))
+            columns += [points(place.gain(reading), signed=True, digits=2), spreads]
+        rows.append((place.name, *columns, str(len(place.bam))))
+    header = ["setting"]
+    for name in READINGS:
+        header += [f"BAM against DP-SGD, {name}", "SD of DP-SGD / BAM"]
+    return TextTable((*header, "seeds"), rows)
+
+
+def _pooled_claims(places: Sequence[Setting]) -> list[Claim]:
+    if len(places) < 2:
+        return []
+    claims = []
+    for name, reading in READINGS.items():
+        text = f"All settings, {name} (exploratory): BAM is more accurate than DP-SGD"
+        found = combine(places, reading).as_estimate()
+        claims.append(Claim(text, "above", found, "points", over="settings"))
+        if name == "averaged weights":
+            text = f"All settings, {name} (exploratory): they differ by less than half a point"
+            claims.append(Claim(text, "same", found, "points", margin=0.005, over="settings"))
+    return claims
+
+
+def _planned_claims(places: Sequence[Setting]) -> list[Claim]:
+    """Judge both readings of a planned study, and whether averaging takes away the gain."""
+    claims = []
+    for place in places:
+        for name, reading in READINGS.items():
+            text = f"{place.name}, {name}: BAM is more accurate than DP-SGD"
+            claims.append(Claim(text, "above", place.gain(reading), "points"))
+        text = f"{place.name}: BAM gains more with the last than with averaged weights"
+        lost = place.gain(lambda record: last_accuracy(record) - accuracy(record))
+        claims.append(Claim(text, "above", lost, "points"))
+    return claims
+
+
+def _forest(explored: Sequence[Setting], planned: Sequence[Setting]) -> Figure:
+    """Draw each setting's paired difference and, below, the pooled one, by both readings."""
+    series = []
+    for colour, (name, reading) in enumerate(READINGS.items()):
+        rows = [(f"{p.name} ({len(p.bam)})", p.gain(reading)) for p in explored]
+        if len(explored) > 1:
+            rows.append(("pooled, random effects", combine(explored, reading).as_estimate()))
+        rows += [(f"planned: {p.name} ({len(p.bam)})", p.gain(reading)) for p in planned]
+        series.append(Series(
+            name, colour, [label for label, _ in rows], tuple(100 * e.mean for _, e in rows),
+            tuple(100 * e.low for _, e in rows), tuple(100 * e.high for _, e in rows),
+        ))  # fmt: skip
+    panel = dots("", "points above DP-SGD", series, percent=False)
+    return Figure(
+        "pooled", "BAM against DP-SGD, setting by setting",
+        "Paired differences in test accuracy, mean and 95% interval, number of seeds in brackets; "
+        "by the last weights, as in the paper, and by weights averaged over the second half.",
+        "public", [panel],
+    )  # fmt: skip

@@ -1,0 +1,341 @@
+"""Code of the user that raises, or Ctrl-C, at every point of a step.
+
+Before the charge nothing is spent, and the same batch may be handed over again; after it the step
+is taken, and the next one is possible. Each claim fails with a mistake planted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpbam import DPSAT, Ledger, PrivateGradientOracle
+from dpbam import oracle as oracle_module
+from dpbam.bias import PrivateStatistics
+from dpbam.checks import PlanViolationError
+from dpbam.filters import Exponential
+from planting import Mistake, catches
+from support import cross_entropy, flat, gradients, private_plan, samples, sized_oracle, smooth_net
+
+N, L = 400, 40
+Oracle = PrivateGradientOracle
+
+
+class Watcher:
+    """An observer that sees everything and changes nothing."""
+
+    wants_plain = False
+
+    def begin(self, facts: Any) -> bool:
+        return True
+
+    def observe(self, directions: Any, norms: Tensor, factors: Tensor) -> None:
+        pass
+
+    def finish(self, clipped: Any, released: Any) -> None:
+        pass
+
+
+def oracle_of(seed: int | None, ledger: Ledger | None = None) -> PrivateGradientOracle:
+    """An oracle with all parts that a user may have written."""
+    statistics = PrivateStatistics([0.5], noise_multiplier=20.0)
+    plan = private_plan(
+        n=N, batch_size=L, steps=6, clipping="quantile", accountant="rdp",
+        joint_noise_multipliers=statistics.noise_multipliers,
+    )  # fmt: skip
+    return sized_oracle(
+        smooth_net(), cross_entropy, plan, DPSAT(0.1), seed=seed, filter=Exponential(0.5),
+        statistics=statistics, observer=Watcher(), physical_batch_size=16, ledger=ledger,
+    )  # fmt: skip
+
+
+@contextmanager
+def raising(owner: Any, name: str, error: type[BaseException], *, late: bool) -> Iterator[None]:
+    """Let ``owner.name`` raise, at its beginning or after it has done what it does."""
+    real = getattr(owner, name)
+
+    def call(*args: Any, **options: Any) -> Any:
+        if late:
+            real(*args, **options)
+        raise error("a mistake of the user's own")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, call)
+        yield
+
+
+#: the part of an oracle, its function, and whether that raises after it has run
+Point = tuple[Callable[[PrivateGradientOracle], Any], str, bool]
+BEFORE: dict[str, Point] = {
+    "observer.begin": (lambda o: o.observer, "begin", True),
+    "observer.observe": (lambda o: o.observer, "observe", True),
+    "statistics.begin": (lambda o: o.statistics, "begin", True),
+    "statistics.observe": (lambda o: o.statistics, "observe", True),
+    "statistics.sums": (lambda o: o.statistics, "sums", True),
+    "the model": (lambda o: o.model[2], "forward", True),
+    "the method": (lambda o: o.method, "lam_at", True),
+    "the clipping": (lambda o: o.clipping, "factors", True),
+    "the noise": (lambda o: o.noise, "add", True),
+    "the ledger, not written": (lambda o: o.ledger, "charge", False),
+}
+AFTER: dict[str, Point] = {
+    "the ledger, written": (lambda o: o.ledger, "charge", True),
+    "the other ranks": (lambda o: o.ranks, "gathered", False),
+    "clipping.update": (lambda o: o.clipping, "update", False),
+    "the filter": (lambda o: o.filter, "apply", False),
+    "the filter, applied": (lambda o: o.filter, "apply", True),
+    "statistics.publish": (lambda o: o.statistics, "publish", False),
+    "observer.finish": (lambda o: o.observer, "finish", False),
+}
+_WRITTEN = {"statistics.publish", "observer.finish"}
+
+
+def interrupted(
+    oracle: PrivateGradientOracle, point: Point, error: type[BaseException], batch: Any
+) -> list[str]:
+    """Take a step with ``error`` raised at ``point``; return the notes for the user."""
+    owner, name, late = point
+    notes: list[str] | None = None
+    with raising(owner(oracle), name, error, late=late):
+        try:
+            oracle.backward(*batch)
+        except error as raised:
+            notes = getattr(raised, "__notes__", [])
+    assert notes is not None, f"{name} was not called"
+    return notes
+
+
+def steps(oracle: PrivateGradientOracle, count: int) -> list[Any]:
+    """The next ``count`` batches of an oracle."""
+    return list(itertools.islice(oracle.batches(samples(N)), count))
+
+
+def check_what_raises_before_the_charge_costs_nothing() -> None:
+    """The same batch again is the step of a run without an interruption, bit for bit."""
+    undisturbed = oracle_of(0)
+    one, two = steps(undisturbed, 2)
+    for batch in (one, two):
+        undisturbed.backward(*batch)
+    for name, point in BEFORE.items():
+        oracle = oracle_of(0)
+        oracle.backward(*one)
+        notes = interrupted(oracle, point, KeyboardInterrupt, two)
+        assert not any("charged" in note for note in notes), name
+        assert (oracle.step, len(oracle.ledger)) == (1, 1), name
+        oracle.backward(*two)
+        assert (oracle.step, len(oracle.ledger)) == (2, 2), name
+        assert torch.equal(flat(gradients(oracle.model)), flat(gradients(undisturbed.model))), name
+
+
+def check_what_raises_after_the_charge_leaves_a_step_that_is_taken() -> None:
+    """With a seed and without one in turn."""
+    for k, name in enumerate(AFTER):
+        check_the_step_is_taken(name, None if k % 2 else 0)
+
+
+def check_the_step_is_taken(name: str, seed: int | None) -> None:
+    """Ledger, step, sampler and state agree, the next step is possible, no noise comes twice."""
+    oracle, noised = oracle_of(seed), []
+    add = oracle.noise.add
+
+    def adding(*args: Any, stream: str = "noise", **more: Any) -> Any:
+        noised.append((stream, args[2]))
+        return add(*args, stream=stream, **more)
+
+    oracle.noise.add = adding
+    one, two, three = steps(oracle, 3)
+    oracle.backward(*one)
+    notes = interrupted(oracle, AFTER[name], KeyboardInterrupt, two)
+    written = name in ("statistics.publish", "observer.finish")
+    holds = "holds its private gradient" if written else "is None"
+    sentence = f"step 1 is charged and counts as taken, and .grad {holds}: continue with the next"
+    assert [note for note in notes if note.startswith(sentence)], name
+    assert all((p.grad is not None) == written for p in oracle.model.parameters()), name
+    assert oracle.sampler().start == oracle.step == len(oracle.ledger) == 2, name
+    refused = False
+    try:
+        oracle.backward(*two)
+    except PlanViolationError:
+        refused = True
+    assert refused, f"{name}: the batch of a step that is taken, again"
+    oracle.backward(*three)
+    assert all(p.grad is not None for p in oracle.model.parameters())
+    assert len(noised) == len(set(noised)) == 6, name  # gradient and counts of three steps
+    assert oracle.ledger.epsilon() == pytest.approx(oracle.plan.epsilon(steps=3))
+    resumed = oracle_of(seed, oracle.ledger)
+    resumed.load_state_dict(oracle.state_dict())
+    resumed.backward(*steps(resumed, 1)[0])
+    assert resumed.step == len(resumed.ledger) == 4, name
+
+
+def check_a_charged_step_is_taken_again_on_resume() -> None:
+    """By a state that is saved then: it has the parameters of before that step."""
+    undisturbed, oracle = oracle_of(0), oracle_of(0)
+    for batch in steps(undisturbed, 2):
+        undisturbed.backward(*batch)
+    one, two = steps(oracle, 2)
+    oracle.backward(*one)
+    interrupted(oracle, AFTER["the other ranks"], KeyboardInterrupt, two)
+    resumed = oracle_of(0, oracle.ledger)
+    resumed.load_state_dict(oracle.state_dict())
+    (replay,) = steps(resumed, 1)
+    resumed.backward(*replay)
+    assert (resumed.step, len(resumed.ledger)) == (2, 2)
+    assert torch.equal(flat(gradients(resumed.model)), flat(gradients(undisturbed.model)))
+
+
+def check_a_replay_that_is_interrupted_is_replayed() -> None:
+    """A seeded step that the ledger has from before is not taken until it is computed again."""
+    ledger = oracle_of(0).plan.ledger()
+    for attempt in range(2):
+        oracle = oracle_of(0, ledger)
+        batch = next(oracle.batches(samples(N)))
+        if attempt:
+            interrupted(oracle, BEFORE["observer.observe"], ValueError, batch)
+            interrupted(oracle, BEFORE["statistics.sums"], ValueError, batch)
+            assert oracle.step == 0
+        oracle.backward(*batch)
+        assert (oracle.step, len(ledger)) == (1, 1)
+
+
+class Spoiler(Watcher):
+    """Writes zeros over everything that it is given."""
+
+    def begin(self, facts: Any) -> bool:
+        for tensor in (facts.previous or {}).values():
+            tensor.zero_()
+        return True
+
+    def observe(self, directions: Any, norms: Tensor, factors: Tensor) -> None:
+        norms.zero_()
+        factors.zero_()
+
+    def finish(self, clipped: Any, released: Any) -> None:
+        for tensor in (*clipped.values(), *released.values()):
+            tensor.zero_()
+
+
+def check_observers_and_filters_get_copies() -> None:
+    """One that writes over what it gets changes no gradient, no history and no statistics."""
+    runs = []
+    for observer in (Watcher(), Spoiler()):
+        oracle = oracle_of(0)
+        oracle.observer = observer
+        if isinstance(observer, Spoiler):
+            apply = oracle.filter.apply
+            oracle.filter.apply = lambda g, apply=apply: (
+                apply({n: t.clone() for n, t in g.items()}),
+                [t.zero_() for t in g.values()],
+            )[0]
+        for batch in steps(oracle, 3):
+            oracle.backward(*batch)
+        runs.append((flat(gradients(oracle.model)), oracle.statistics.released))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert runs[0][1] == runs[1][1]
+
+
+# --- the claims themselves, point by point
+
+
+@pytest.mark.parametrize("seed", [0, None])
+@pytest.mark.parametrize("name", AFTER)
+@pytest.mark.slow
+def test_what_raises_after_the_charge_leaves_a_step_that_is_taken(
+    name: str, seed: int | None
+) -> None:
+    check_the_step_is_taken(name, seed)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_filter_that_raises_leaves_no_gradient(error: type[BaseException]) -> None:
+    oracle = oracle_of(0)
+    for batch in steps(oracle, 2):
+        interrupted(oracle, AFTER["the filter"], error, batch)
+        assert all(p.grad is None for p in oracle.model.parameters())
+    assert oracle.step == len(oracle.ledger) == 2
+
+
+def test_a_filter_that_leaves_a_parameter_out_writes_none() -> None:
+    oracle = oracle_of(0)
+    (batch,) = steps(oracle, 1)
+    oracle.filter.apply = lambda gradient: {"0.weight": gradient["0.weight"]}
+    with pytest.raises(KeyError) as raised:
+        oracle.backward(*batch)
+    assert "step 0 is charged" in raised.value.__notes__[-1]
+    assert all(p.grad is None for p in oracle.model.parameters())
+
+
+def test_a_charge_that_fails_without_a_seed_uses_no_name_twice() -> None:
+    """It may be on disk though it failed: the next attempt has another name."""
+    oracle = oracle_of(None)
+    batch, name = next(oracle.batches(samples(N))), oracle.stream
+    interrupted(oracle, BEFORE["the ledger, not written"], OSError, batch)
+    assert oracle.stream != name
+    oracle.backward(*batch)
+    assert oracle.step == len(oracle.ledger) == 1
+
+
+def test_a_charged_step_is_taken_again_on_resume() -> None:
+    check_a_charged_step_is_taken_again_on_resume()
+
+
+def test_a_replay_that_is_interrupted_is_replayed() -> None:
+    check_a_replay_that_is_interrupted_is_replayed()
+
+
+# --- the mistakes
+
+
+def taken_at_its_end(original: Any) -> Any:
+
+    def settle(self: PrivateGradientOracle) -> None:
+        if self._attempt is not None and self._attempt.written:
+            original(self)
+
+    return settle
+
+
+def taken_before_the_charge(original: Any) -> Any:
+    def settle(self: PrivateGradientOracle) -> None:
+        if self._attempt is not None:
+            self._attempt.charged = True
+        original(self)
+
+    return settle
+
+
+def silent(original: Any) -> Any:
+    return lambda self, attempt, error: None
+
+
+def as_it_is(original: Any) -> Any:
+    return lambda tree: tree
+
+
+MISTAKES = {
+    "a step that counts when its gradient is written": Mistake(
+        check_what_raises_after_the_charge_leaves_a_step_that_is_taken, Oracle, "_settle",
+        taken_at_its_end,
+    ),
+    "a step that counts before its charge": Mistake(
+        check_what_raises_before_the_charge_costs_nothing, Oracle, "_settle",
+        taken_before_the_charge,
+    ),
+    "the gradient of the step before stays": Mistake(
+        check_what_raises_after_the_charge_leaves_a_step_that_is_taken, Oracle, "_explain", silent
+    ),
+    "observers and filters get the originals": Mistake(
+        check_observers_and_filters_get_copies, oracle_module, "_copied", as_it_is
+    ),
+}  # fmt: skip
+
+
+@catches(MISTAKES)
+def test_the_check_catches(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake.catch(monkeypatch)
