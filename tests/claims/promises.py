@@ -180,6 +180,8 @@ PROMISES = (
     Promise("at every sigma: sums are not rounded before the noise, and its allowance covers "
             "float32",
             ("check_large_sigma", "check_allowance")),
+    Promise("standard noise has a key of 192 bits, and all are used",
+            ("check_noise_uses_all_bits_of_its_key",)),
     Promise("secure bits are as many as stated, and all are used",
             ("check_words_have_64_bits", "check_secure_uniform_numbers_have_53_bits",
              "check_keys_have_256_bits")),
