@@ -8,8 +8,8 @@
 # ## The data
 #
 # Handwritten digits from scikit-learn: 1,797 images of 8x8 pixels, a fifth of them held out. They
-# are public, so we may look at everything. With private data, what is not private says so in its
-# name.
+# are public, so we may look at everything. With confidential data, what is not protected says so in
+# its name.
 
 # %%
 import tempfile
@@ -108,7 +108,7 @@ main(
 # ## The report
 #
 # One HTML page with the bias, its parts, norms, accuracy and the privacy statement of every run. It
-# opens from disk. `--publishable` would leave out all that is not private.
+# opens from disk. `--publishable` would leave out all that privacy does not protect.
 
 # %%
 page = runs.parent / "report.html"

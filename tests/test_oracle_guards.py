@@ -145,7 +145,7 @@ class Peeker(Method):
 
 def test_a_method_that_peeks_at_the_batch_is_refused() -> None:
     model, (x, y) = smooth_net(), samples(4)
-    with pytest.raises(ValueError, match="peeker asks for the batch gradient, which is not priv"):
+    with pytest.raises(ValueError, match="peeker asks for the batch gradient, which has no noise"):
         one_step(model, private_plan(), x, y, method=Peeker())
     assert one_step(model, quiet_plan(1.0), x, y, method=Peeker(), engine="functional")
 

@@ -80,7 +80,7 @@ class LogicalBatch:
         targets: leading axis N.
         ids: [N] ascending; the unit of each row, a number that stays the same from step to step.
         places: [N] the row's place within its unit.
-        counts: [U] the number of rows of each unit, in the order of the units. Not private.
+        counts: [U] the number of rows of each unit, in the order of the units. Not to be shared.
         keys: returns [N] the keys of the rows' random draws, computed where one is needed.
     """
 
@@ -117,12 +117,12 @@ class LogicalBatch:
 
     @property
     def size(self) -> int:
-        """The number of units. Not private."""
+        """The number of units. Not to be shared."""
         return len(self.counts)
 
     @property
     def regular(self) -> bool:
-        """Whether all units have the same number of rows. Not private."""
+        """Whether all units have the same number of rows. Not to be shared."""
         return len(np.unique(self.counts)) <= 1
 
     def keyed(self, randomness: Randomness, step: int) -> LogicalBatch:

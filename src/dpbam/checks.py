@@ -26,17 +26,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import Method, check_declared
-from dpbam.params import digest
+from dpbam.params import digest, trainable
 from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
@@ -80,7 +81,7 @@ class BatchSizes:
     3. At q = 1 the size is one of n - 1, n, n + 1; runs are not checked.
 
     The run is kept in memory and starts again when a training is resumed: a realised batch size is
-    not private, so it is not in a checkpoint.
+    not protected by privacy, so it is not in a checkpoint.
 
     Guarantee: sizes that are refused could not come, within the false-alarm rates above, from
     Poisson sampling of the plan or of a neighbour; a refusal charges nothing.
@@ -169,7 +170,9 @@ class GivenBatches:
 
     @classmethod
     def of(cls, ledger: Ledger) -> GivenBatches:
-        """Return the object of a ledger."""
+        """Return the object of a ledger; several ledgers on one file are one."""
+        if ledger.path is not None:
+            return _GIVEN_BY_FILE.setdefault(ledger.path.resolve(), cls())
         return _GIVEN.setdefault(ledger, cls())
 
     def has(self, inputs: object, units: Tensor | None) -> bool:
@@ -186,6 +189,7 @@ class GivenBatches:
 
 
 _GIVEN: WeakKeyDictionary[Ledger, GivenBatches] = WeakKeyDictionary()
+_GIVEN_BY_FILE: dict[Path, GivenBatches] = {}  # of weak references alone: a name per ledger file
 
 
 def _tensors(given: object) -> list[Tensor]:
@@ -298,11 +302,57 @@ def check_unchanged(names: list[str], parameters: Iterable[str]) -> None:
         )
 
 
+def check_interceptable(model: nn.Module, loss: object) -> None:
+    """Refuse compiled and scripted code, and trained parameters that are complex.
+
+    Guarantee: no module of the model or the loss hides its operations from the engines, or keeps
+    tensors of records in compiled code.
+
+    Assumptions: a function under ``torch.compile`` that forward calls is not seen here; what it
+    keeps is refused after the pass.
+
+    Proof: every module is looked at, before anything runs.
+
+    Example:
+        >>> check_interceptable(torch.jit.script(nn.Linear(2, 2)), None)
+        Traceback (most recent call last):
+        ...
+        dpbam.errors.ArgumentError: the model is TorchScript (RecursiveScriptModule), whose ...
+    """
+    roots = {"the model": model} | ({"the loss": loss} if isinstance(loss, nn.Module) else {})
+    for root, tree in roots.items():
+        for path, module in tree.named_modules():
+            where = f"layer {path!r} of {root}" if path else root
+            if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+                raise ArgumentError(
+                    f"{where} is compiled, which hides its operations from the engines and is no "
+                    "faster there: compile nothing (of compiled = torch.compile(model) pass "
+                    "model, or compiled._orig_mod)"
+                )
+            if isinstance(module, torch.jit.ScriptModule):
+                raise ArgumentError(
+                    f"{where} is TorchScript ({type(module).__name__}), whose operations cannot be "
+                    "intercepted: pass the module that torch.jit.script or torch.jit.trace was "
+                    "given"
+                )
+    if isinstance(loss, torch.jit.ScriptFunction):
+        raise ArgumentError(
+            "the loss is TorchScript, whose operations cannot be intercepted: pass the function "
+            "that torch.jit.script was given"
+        )
+    for name, parameter in trainable(model).items():
+        if parameter.is_complex():
+            raise ArgumentError(
+                f"parameter {name} is complex, and clipping and noise are for real numbers: keep "
+                "real and imaginary part in a real parameter, and use torch.view_as_complex of it"
+            )
+
+
 def check_ascent(plan: PrivacyPlan, method: Method) -> None:
     """Refuse an ascent along the batch gradient under a private plan."""
     if plan.private:
         raise ArgumentError(
-            f"{method.name} asks for the batch gradient, which is not private: ascend along the "
+            f"{method.name} asks for the batch gradient, which has no noise: ascend along the "
             "previous private gradient, or use PrivacyPlan.non_private(...)"
         )
 
@@ -467,9 +517,15 @@ def contributions(
     Whether a factor is unsound, whether a unit exceeds the sensitivity, and the largest norm that a
     unit contributes.
 
+    Guarantee: none by itself; :func:`check_factors` decides by it.
+
+    Assumptions: as for :func:`check_factors`.
+
+    Proof: that of :func:`check_factors`; the maximum over physical batches loses no violation.
+
     Args:
         clipping: what computed the factors.
-        norms: [G, U] of G clipping groups and U units. Not private.
+        norms: [G, U] of G clipping groups and U units. Not to be shared.
         factors: [G, U].
         extra: [K, U], the clipping's extra coordinates; None: it has none.
     """

@@ -20,7 +20,7 @@ method             direction of unit i                                    where 
 ``BAM(exact)``     g_i + lambda H_i g_i / |g_i|                           Eq. 11
 ``DiSK``           a d_i(theta + gamma v) + (1 - a) d_i(theta),           Zhang et al. 2025
                    v = theta_t - theta_(t-1), d_i of another method
-``SGD``, ``SAM``   references, not private                                App. B.2
+``SGD``, ``SAM``   references without privacy                             App. B.2
 =================  =====================================================  ====================
 """
 
@@ -246,7 +246,7 @@ class Method(ABC):
         """Return a shift of theta for the whole logical batch, or None.
 
         It must be a function of what was released before (``previous``, the last private gradient).
-        ``batch_gradient`` is not private; only a method with ``private = False`` may call it. A
+        Privacy does not protect ``batch_gradient``: it is for methods with ``private = False``. A
         class that overrides this says whether it ``needs_previous``; without it there is none.
         """
         return None
@@ -461,14 +461,14 @@ class DiSK(Method):
 
 
 class SGD(DPSGD):
-    """SGD, not private: it needs a non-private plan."""
+    """SGD, without privacy: it needs ``PrivacyPlan.non_private``."""
 
     name = "sgd"
     private = False
 
 
 class SAM(Method):
-    """Sharpness-aware minimisation, not private: ascend along the current batch gradient.
+    """Sharpness-aware minimisation, without privacy: ascend along the current batch gradient.
 
     It is the reference for the ascent directions of DP-SAT and BAM (App. B.2).
     """
@@ -569,7 +569,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def is_private(name: object) -> bool:
-    """Whether the method called ``name`` is private; an unknown name counts as private.
+    """Whether the method called ``name`` gives privacy; an unknown name counts as one that does.
 
     Example:
         >>> is_private("bam"), is_private("sam")

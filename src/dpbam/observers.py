@@ -34,7 +34,7 @@ class StepFacts:
             None: it is not.
         whole: whether the logical batch is computed as one physical batch, by one process.
         zeros: returns zeros for each trainable parameter: a sum with nothing in it yet.
-        batch_gradient: returns g_hat at the unshifted theta, by a pass of its own. Not private.
+        batch_gradient: returns g_hat at the unshifted theta, by a pass of its own. Do not share.
         ranks: the processes that train together; an observer sees the units of its own.
     """
 
@@ -52,7 +52,7 @@ class StepFacts:
 
 
 class Observer(Protocol):
-    """Measures steps. What it sees is not private.
+    """Measures steps. What it sees is not protected by privacy: do not share it.
 
     Of several ranks each has one, of the same settings, which sees the units of its rank.
     """
@@ -118,7 +118,7 @@ def watching(
 
 @dataclass(frozen=True)
 class PerSample:
-    """The directions of a batch's units before clipping: **not private**.
+    """The directions of a batch's units before clipping: **not to be shared**.
 
     Attributes:
         non_private_norms: [U], in the order of the units.

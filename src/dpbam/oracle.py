@@ -29,6 +29,7 @@ from dpbam.checks import (
     check_factors,
     check_fixed,
     check_groups,
+    check_interceptable,
     check_made,
     check_new,
     check_parts,
@@ -207,6 +208,7 @@ class PrivateGradientOracle:
             )
         check_model(model)
         check_trainable(model)
+        check_interceptable(model, loss)
         self.model, self.plan = model, plan
         self.method = DPSGD() if method is None else method
         self.clipping = plan.clipper() if clipping is None else clipping
@@ -532,7 +534,7 @@ class PrivateGradientOracle:
         return History(tuple(gradients), tuple(parameters), self._theta())
 
     def per_sample(self, inputs: Any, targets: Any, units: Tensor | None = None) -> PerSample:
-        """Return each unit's direction and its norm as tensors: **not private**, for the operator.
+        """Return each unit's direction and its norm as tensors: **not to be shared**.
 
         Nothing is clipped, noised, charged or written. Views and dropout are drawn as in the next
         step. It holds one gradient per unit in memory.

@@ -20,6 +20,7 @@ import numpy as np
 import test_accounting_claims as accounting_claims
 import test_bits_claims as bits_claims
 import test_first_use_claims as first_use_claims
+import test_generator_claims as generator_claims
 import test_gradient_claims as gradient_claims
 import test_handover_claims as handover_claims
 import test_head_claims as head_claims
@@ -28,6 +29,7 @@ import test_ledger_claims as ledger_claims
 import test_noise_claims as noise_claims
 import test_owner_claims as owner_claims
 import test_post_processing as post_processing
+import test_publishing_claims as publishing_claims
 import test_rank_claims as rank_claims
 import test_reading_claims as reading_claims
 import test_rounding_claims as rounding_claims
@@ -344,7 +346,9 @@ CLAIMS = {
     "what the oracle is handed": handover_claims.MISTAKES,
     "interruptions": interruption_claims.MISTAKES,
     "first use": first_use_claims.MISTAKES,
+    "generators": generator_claims.MISTAKES,
     "the closed-form head": head_claims.MISTAKES,
+    "what is published": publishing_claims.MISTAKES,
 }
 GALLERY: dict[str, dict[str, Mistake]] = {
     **CLAIMS,

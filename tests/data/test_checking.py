@@ -314,3 +314,14 @@ def test_a_unit_that_is_no_column_does_not_hide_the_rest(tmp_path):
     assert len(findings.problems) == 1
     assert "no column 'patient'" in findings.problems[0]
     assert len(parts["train"]) == 6
+
+
+def test_a_table_in_another_encoding_is_one_sentence(tmp_path):
+    for k in range(4):
+        write_image(tmp_path / f"{k}.png", seed=k)
+    rows = [f"{k}.png,{'größer' if k % 2 else 'a'}" for k in range(4)]
+    (tmp_path / "labels.csv").write_bytes("\n".join(["file,label", *rows]).encode("latin-1"))
+    problems, parts = listed(tmp_path)
+    every(["is not a readable CSV file in UTF-8"], problems)
+    assert problems[0].endswith("save it as UTF-8")
+    assert sum(map(len, parts.values())) == 4

@@ -98,6 +98,9 @@ def test_the_refusal_names_the_column_and_both_ways():
         scans().chosen_unit()
     with pytest.raises(DataError, match=r"--unit 'Patient No'"):
         replace(scans(), columns={"Patient No": np.arange(12)}).chosen_unit()
+    with pytest.raises(DataError, match=r"rename it to patient") as refused:
+        replace(scans(), columns={"patient\n\x1b[31m": np.arange(12)}).chosen_unit()
+    assert str(refused.value).isprintable()
     assert scans().chosen_unit("record") == scans(unit="record").chosen_unit() == "record"
     assert scans().chosen_unit("patient") == scans(unit="patient").chosen_unit() == "patient"
     assert replace(scans(), columns={}).chosen_unit() == "record"
@@ -129,7 +132,7 @@ def test_files_of_persons_leave_no_column_to_name(tmp_path):
     for k in range(6):
         write_image(tmp_path / "ab"[k % 2] / f"person{k // 2}_{k}.png", seed=k)
     data = load(str(tmp_path), split="all")
-    with pytest.raises(DataError, match=r"names have 'person 0'.*column patient of labels.csv"):
+    with pytest.raises(DataError, match=r"names have 'person' with.*column patient of labels.csv"):
         data.chosen_unit()
     with pytest.raises(ArgumentError, match=r"pass units=, the owner of each record"):
         oracle(plan(n=6, batch_size=3)).batches(data)

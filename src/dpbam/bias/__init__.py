@@ -1,7 +1,7 @@
 """The bias of clipping: measurement, decomposition, flatness, advice, and a private release.
 
-What is here is computed from the data without noise, is not private, is for the operator only, and
-has ``non_private`` in its names. Two names are exceptions: :class:`PrivateStatistics` adds noise,
+What is here is computed from the data without noise: not protected by privacy, do not share. It has
+``non_private`` in its names. Two names are exceptions: :class:`PrivateStatistics` adds noise,
 and :func:`method_advice` reads no data.
 """
 

@@ -12,8 +12,8 @@ steps (Adam and its variants), is about
     cos(mu_c, mu) |mu_c| / sqrt(|mu_c|^2 + (m - |mu_c|^2) / l + p (sigma C / l)^2)
 
 A small C makes the bias large and the noise small; the best cosine is in between. |mu_c|^2 is
-estimated without bias, (|S|^2 / N - m) / (N - 1) for the sum S over N units. None of this is
-private: a choice based on it uses private data.
+estimated without bias, (|S|^2 / N - m) / (N - 1) for the sum S over N units. Not protected
+by privacy, do not share: a choice based on it uses the data, which no epsilon covers.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from dpbam.privacy.clipping import unclipped
 from dpbam.privacy.plan import PrivacyPlan, replace_quietly
 
 WARNING = (
-    "Not private: this was computed from the data without noise. Choosing a setting by it uses "
-    "private data, which the privacy statement of the run does not cover."
+    "Not protected by privacy: do not share. This was computed from the data without noise. "
+    "Choosing a setting by it uses those data, which the run's privacy statement does not cover."
 )
 SIZES = (0.25, 0.5, 1.0, 2.0, 4.0)  # candidates for l, as multiples of the plan's
 BOUNDS = (0.05, 0.25, 0.5, 0.75, 0.95)  # candidates for C, as quantiles of the norms

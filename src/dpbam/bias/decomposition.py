@@ -3,7 +3,8 @@
     g_clip = a r + c,   a = (1/l) sum_i f_i eta_i,   eta_i = <d_i, r> / |r|^2,   <c, r> = 0
 
 with f_i = 1 / M_i = min(1, C / |d_i|) the clip factor (the paper prints the inverse of M_i), r the
-reference gradient and l the expected batch size. The bias is (a - 1) r + c. None of it is private.
+reference gradient and l the expected batch size. The bias is (a - 1) r + c.
+Not protected by privacy: do not share.
 
 a is computed from the eta_i where the logical batch is one physical batch, so that r is known while
 the d_i are available; by linearity as a = <g_clip, r> / |r|^2 otherwise.

@@ -4,7 +4,7 @@
 
 The slack lambda (mean_i |g_i| - |mean_i g_i|) is the gap between the two objectives. The largest
 eigenvalue of the Hessian of L, by Lanczos' method with products H v, tests what the paper infers
-from the bound: that BAM finds flatter minima. None of it is private.
+from the bound: that BAM finds flatter minima. Not protected by privacy: do not share.
 """
 
 from __future__ import annotations

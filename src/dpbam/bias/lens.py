@@ -9,8 +9,8 @@ While the oracle clips and sums, the lens computes from the same handles, per ph
 The plain gradients are those at theta. Where theta is shifted for the step (DP-SAT, DiSK), the same
 pass has them at the shifted theta only, so that g_hat takes a pass of its own.
 
-It keeps a few vectors shaped like theta and one norm per unit; never batch x parameters. Nothing
-that it sees is private.
+It keeps a few vectors shaped like theta and one norm per unit; never batch x parameters. What it
+sees is not protected by privacy: do not share it.
 """
 
 from __future__ import annotations

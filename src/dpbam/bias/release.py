@@ -184,7 +184,7 @@ class PrivateStatistics:
         return math.sqrt(square), error
 
     def _std(self, k: int) -> float:
-        """Return sigma_k times the sum's sensitivity; 0 under a plan that is not private."""
+        """Return sigma_k times the sum's sensitivity; 0 under a plan without privacy."""
         if not self._now().plan.private:
             return 0.0
         sensitivity = 1.0 if k == 0 else self.bias_bound or 0.0

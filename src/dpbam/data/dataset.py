@@ -1,10 +1,10 @@
 """A data set: uint8 images, labels, columns, a fingerprint.
 
-What is public and what is private:
+What is public and what is confidential:
 
 ====================================  ==========================================================
 public, fixed by the source           ``name``, ``len()``, ``shape``, ``class_names``, column names
-private                               pixels, labels, the columns' values
+confidential                          pixels, labels, the columns' values
 mapping to float (:func:`to_float`)   public: the same for every set, never fitted to the data
 ====================================  ==========================================================
 """
@@ -194,7 +194,7 @@ class DataSet:
     def class_shares(self) -> NDArray[np.float64]:
         """Return [N, num_classes]: the classes of each record, its findings, or shares of pixels.
 
-        Not private. A regression has none.
+        Not protected by privacy: do not share. A regression has none.
         """
         if self.masks is not None:
             every = range(self.num_classes)
@@ -208,7 +208,7 @@ class DataSet:
         return one_hot
 
     def class_counts(self) -> NDArray[np.int64]:
-        """Return [num_classes]: how many records have each class. Not private."""
+        """Return [num_classes]: how many records have each class. Not to be shared."""
         if self.task == "single-label":
             return np.bincount(self.labels, minlength=self.num_classes)
         return np.asarray((self.class_shares() > 0).sum(axis=0))
@@ -278,8 +278,8 @@ class DataSet:
 
         SHA-256 over the shape, the class names, all labels, all columns, the paths and sizes of
         files, and pixels of images and masks: all of them up to 256 MiB; of a larger set 4096
-        records, evenly spaced; of images that must be decoded, 256. It is derived from private
-        data without noise: store it with the data, do not publish it.
+        records, evenly spaced; of images that must be decoded, 256. It is derived from the
+        data without noise: store it with the data, do not share it.
 
         Example:
             >>> from dpbam.data import load
@@ -327,8 +327,10 @@ def to_float(images: Tensor) -> Tensor:
 def _ways_to_choose(owner: Owner) -> str:
     if owner.column is None:
         return f"name the owners in a column patient of labels.csv, or pass {SINGLE}"
-    whole = f"--unit {shlex.quote(owner.column)} to protect all records of one {owner.column}"
-    return f"pass {whole} together, or {SINGLE}"
+    if not owner.column.isprintable():
+        return f"rename it to patient, and pass --unit patient, or pass {SINGLE}"
+    whole = f"--unit {shlex.quote(owner.column)} to protect all records of one owner together"
+    return f"pass {whole}, or {SINGLE}"
 
 
 def _check_types(data: DataSet) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ def download(url: str, md5: str, folder: Path, *, progress: bool = False) -> Pat
     import pooch
 
     _make_folder(folder)
+    if progress:
+        _share_bars_among_threads()
     pooch.get_logger().setLevel("WARNING")
     name = url.rpartition("/")[2]
     downloader = pooch.HTTPDownloader(progressbar=progress, chunk_size=_BLOCK, timeout=_TIMEOUT)
@@ -39,6 +42,17 @@ def download(url: str, md5: str, folder: Path, *, progress: bool = False) -> Pat
         raise DataError(
             f"cannot download {url} ({error}): get {name} by other means and put it into {folder}"
         ) from error
+
+
+def _share_bars_among_threads() -> None:
+    """Give tqdm a lock of threads, unless it has one.
+
+    Its own is one of processes too, which would fix the way in which the caller starts processes.
+    """
+    from tqdm import tqdm
+
+    if not hasattr(tqdm, "_lock"):
+        tqdm.set_lock(threading.RLock())
 
 
 def verify(path: Path, md5: str) -> None:

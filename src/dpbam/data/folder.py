@@ -109,7 +109,8 @@ def open_folder(argument: str, options: Options) -> Openers:
     if table.is_file():
         with options.collecting():
             listing = _from_csv(root, table, options)
-        listing = listing or _unlisted(root)
+        if listing is None or (not listing.records and options.findings):
+            listing = _unlisted(root)
     elif options.task in (None, "segmentation") and _mask_folders(root):
         listing = _from_mask_tree(root, options)
     else:
@@ -429,7 +430,10 @@ def read_labels(
                     yield line, row
     except (UnicodeDecodeError, csv.Error) as error:
         with options.collecting():  # the rows before it are checked
-            raise DataError(f"{table} is not a readable CSV file in UTF-8 ({error})") from error
+            way_out = ": save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+            raise DataError(
+                f"{table} is not a readable CSV file in UTF-8 ({error}){way_out}"
+            ) from error
     except OSError as error:
         raise DataError(f"cannot read {table}: {error.strerror}") from error
 
@@ -442,7 +446,7 @@ def _first_line(last: int, row: Mapping[Any, Any]) -> int:
 
 def _standard(table: Path, names: list[str], options: Options) -> list[str]:
     """The names of a table's columns, synonyms replaced where no column has the name itself."""
-    plain = [name.strip().lower().replace(" ", "_").replace("-", "_") for name in names]
+    plain = [re.sub(r"[\s-]", "_", name.strip().lower()) for name in names]
     found = list(names)
     for standard, synonyms in _SYNONYMS.items():
         chosen = standard in ("label", "mask") and bool(options.label_columns)
@@ -462,8 +466,11 @@ def _standard(table: Path, names: list[str], options: Options) -> list[str]:
 
 def _renamed(table: Path, options: Options) -> tuple[str, ...]:
     """Note which columns of a table are read under another name."""
-    with table.open(encoding="utf-8-sig", newline="") as file:
-        names = list(csv.DictReader(file).fieldnames or [])
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as file:
+            names = list(csv.DictReader(file).fieldnames or [])
+    except (UnicodeDecodeError, csv.Error):  # while a set is checked: reported already
+        return ()
     pairs = zip(names, _standard(table, names, options), strict=True)
     changed = [f"{given!r} as {name}" for given, name in pairs if given != name]
     return (f"{table.name}: reading the column {', '.join(changed)}",) if changed else ()
@@ -473,8 +480,8 @@ def _check_header(table: Path, names: list[str], needed: Sequence[str]) -> None:
     if missing := [name for name in needed if name not in names]:
         raise DataError(
             f"{table} has no column {' and no column '.join(map(repr, missing))}: its first line "
-            f"must name the columns, {','.join(needed)} and further ones; it has "
-            f"{','.join(names) or 'nothing'}"
+            f"must name the columns, {','.join(needed)} and further ones, with commas between "
+            f"them; it has {','.join(names) or 'nothing'}"
         )
 
 

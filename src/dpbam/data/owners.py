@@ -100,15 +100,16 @@ def find_owner(
         True
     """
     for name in [*person_columns(columns), *filter(None, [_identifier(columns)])]:
-        return Owner(f"the column {name!r}, which says whose each record is", name)
+        what = "the folder level" if _FOLDER.fullmatch(name) else "the column"
+        return Owner(f"{what} {name!r}, which says whose each record is", name)
     numbered = [name for name in class_names if _numbered_person(name)]
     if 2 * len(numbered) > len(class_names):
         return Owner(f"classes that are named like persons, such as {numbered[0]!r}", None)
     stems = (PurePosixPath(path).stem for path in paths)
     repeated = Counter(filter(None, map(_person_in, stems))).most_common(1)
     if repeated and repeated[0][1] > 1:
-        who = " ".join(repeated[0][0])
-        return Owner(f"{repeated[0][1]} files whose names have {who!r}", None)
+        word = repeated[0][0][0]  # without the number: a message names no person
+        return Owner(f"files whose names have {word!r} with the same number", None)
     return None
 
 

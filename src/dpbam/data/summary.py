@@ -16,7 +16,7 @@ _KINDS = {1: "grey", 3: "colour"}
 
 
 def summary(parts: Mapping[str, DataSet], findings: Findings, unit: str | None) -> dict[str, Any]:
-    """Return counts of images, sizes, classes, units and columns; of private data, without noise.
+    """Return counts of images, sizes, classes, units and columns, without noise: not to be shared.
 
     Args:
         parts: the splits that could be loaded.

@@ -61,7 +61,7 @@ class Ranks:
         """Sum ``own`` over all ranks; return this rank's part, and its first coordinate's number.
 
         The coordinates of all entries, one after another, are a vector, of which every rank has a
-        part of the same length; a part of an entry is flat. Not private.
+        part of the same length; a part of an entry is flat. Not to be shared.
         """
         return own, 0
 
@@ -73,7 +73,7 @@ class Ranks:
         return part
 
     def total(self, own: Params) -> Params:
-        """Return the sum of ``own`` over all ranks, on every rank. Not private."""
+        """Return the sum of ``own`` over all ranks, on every rank. Not to be shared."""
         return own
 
     def sums(self, *values: float) -> list[float]:

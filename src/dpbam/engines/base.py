@@ -93,7 +93,7 @@ class PerSampleDirections(Protocol):
         """
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        """Return <d_i, vector>, for measurements (not private): [U]."""
+        """Return <d_i, vector>, for measurements, not to be shared: [U]."""
 
     def parameter_norms(self) -> dict[str, Tensor]:
         """Return the norms of d_i's entries by parameter, for measurements: [U] each."""

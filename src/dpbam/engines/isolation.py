@@ -14,13 +14,15 @@ rule, nested transforms
 hooks on gradients             refused: the engines would ignore them
 printing a tensor              prints the shape only
 random draws                   keyed by the row (:mod:`dpbam.engines.draws`)
+generators of random numbers   the global ones of Python, NumPy and torch, and those that modules
+                               hold, must not move (:mod:`dpbam.engines.generators`)
 =============================  ==================================================================
 
-Not detected: Python numbers, numpy arrays, iterators, generators of random numbers and tensors
-without rows that a model keeps outside its modules (under vmap a tensor's values cannot become
-either; they can count passes), TorchScript functions that a model calls without holding them as
-modules, and code that circumvents the checks on purpose (``torch.func.debug_unwrap``, a
-``TorchDispatchMode``, ``gc.freeze``).
+Not detected: Python numbers, numpy arrays, iterators, generators of random numbers other than the
+global ones and tensors without rows that a model keeps outside its modules (under vmap a tensor's
+values cannot become either; they can count passes), TorchScript functions that a model calls
+without holding them as modules, and code that circumvents the checks on purpose
+(``torch.func.debug_unwrap``, a ``TorchDispatchMode``, ``gc.freeze``).
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ from dpbam.engines.base import (
     per_row_loss,
 )
 from dpbam.engines.batching import depth, is_wrapped
+from dpbam.engines.generators import GENERATORS, GlobalGenerators, generator_state
 from dpbam.params import map_rows
 
 _PRINTING = {Tensor.__repr__, Tensor.__format__}
@@ -68,6 +71,7 @@ _VMAP_WORDS = ("vmap", "functorch", "atching rule", "transform", "saved tensor")
 _FREEZING = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 _SPECIAL = _PRINTING | _GRADIENTS | _HOOKS | _FREEZING
 _ORDINARY = {type(torch.relu), type(Tensor.relu), type(F.relu)}  # not operators
+_COMPILED = "; if it calls a function under torch.compile, which keeps tensors, compile nothing"
 _Result = TypeVar("_Result")
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _UNTRACKED = {*_PLAIN}
@@ -175,6 +179,7 @@ def check_nothing_kept(since: int) -> None:
             f"the model keeps a tensor of shape {tuple(kept[0].shape)} that was computed from the "
             "samples (in an attribute, a list, a global, a closure or a hook), where another step "
             "could read it: compute it anew in each forward pass"
+            + (_COMPILED if "torch._dynamo" in sys.modules else "")
         )
 
 
@@ -295,7 +300,7 @@ def _mutable(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
         if type(value) in _UNTRACKED or isinstance(value, nn.Module | type) or id(value) in seen:
             continue
         parts = _parts(value)
-        if parts is None and not isinstance(value, Tensor | np.ndarray):
+        if parts is None and not isinstance(value, (Tensor, np.ndarray, *GENERATORS)):
             continue
         seen[id(value)] = value
         if type(value) is not tuple:
@@ -331,6 +336,8 @@ def _state(value: Any) -> Any:
     """Return what changes when a container, an object, a tensor or an array does."""
     if isinstance(value, Tensor):
         return None if value.is_inference() else value._version
+    if isinstance(value, GENERATORS):
+        return generator_state(value)
     return value.tobytes() if isinstance(value, np.ndarray) else _shallow(value)
 
 
@@ -377,6 +384,7 @@ def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) 
     if reason := _hidden_code(model, loss):
         raise UnsupportedModelError(reason)
     state, collecting = ModelState(model, loss), gc.isenabled()
+    generators = GlobalGenerators()
     gc.disable()
     since = _collections()
     try:
@@ -385,9 +393,11 @@ def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) 
     except BaseException as error:  # the next engine must not read what this pass left
         _forget_frames(error)
         _check(model, state, since)
+        generators.check()
         raise _explained(error) from None
     else:
         _check(model, state, since)
+        generators.check()
         return result
     finally:
         if collecting:

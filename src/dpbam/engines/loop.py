@@ -46,6 +46,7 @@ from dpbam.engines.base import (
 )
 from dpbam.engines.batching import is_wrapped
 from dpbam.engines.draws import KeyedDraws, OnlyKeyedDraws
+from dpbam.engines.generators import GlobalGenerators
 from dpbam.engines.loop_state import Kept, MethodState, Modules, Surroundings, bits_equal
 from dpbam.engines.synthetic import synthetic_units
 from dpbam.methods import Method, Penalised, form_of
@@ -100,7 +101,7 @@ class LoopEngine:
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> LoopDirections:
         theta = _Theta(self._model)
-        surroundings = Surroundings(self._model, self._loss)
+        surroundings, generators = Surroundings(self._model, self._loss), GlobalGenerators()
         state = MethodState(method)
         found: list[Params] = []
         gradients: list[Params] = []
@@ -112,6 +113,7 @@ class LoopEngine:
                     if plain:
                         gradients.append(_widened(unit.gradient(theta.public)))
             after = self._loss_of(0, batch, theta)
+            generators.check()
             surroundings.check()
             state.check()
             theta.check(method)

@@ -31,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from dpbam.engines.base import Loss, StatefulModelError
+from dpbam.engines.generators import GENERATORS, generator_state
 from dpbam.methods import Method
 
 _VALUES = bool | int | float | complex | str | bytes | None
@@ -140,6 +141,9 @@ class _Walk:
     def _value(self, name: str, value: Any, level: int) -> None:
         if isinstance(value, Tensor | np.ndarray | _VALUES):
             self.found[name] = value
+            return
+        if isinstance(value, GENERATORS):
+            self.found[name] = generator_state(value)
             return
         self.found[name] = _size(value)
         if id(value) in self._seen or level > _MOST_LEVELS:
@@ -257,6 +261,8 @@ def _can_change(function: FunctionType, value: Any) -> bool:
     if isinstance(value, FunctionType):
         return value.__module__ == function.__module__
     if isinstance(value, Tensor | np.ndarray | _VALUES | _CONTAINERS | dict | SimpleNamespace):
+        return True
+    if isinstance(value, GENERATORS):
         return True
     return not isinstance(value, ModuleType) and not _foreign(
         value if isinstance(value, type) else type(value)

@@ -1,7 +1,7 @@
 """Scattering features: fixed, for any image size and number of channels; nothing is downloaded.
 
 DP-SGD's noise grows with the number of weights, so it helps to learn fewer of them (Tramèr and
-Boneh 2021). From private records one linear layer is learnt, and nothing else:
+Boneh 2021). From confidential records one linear layer is learnt, and nothing else:
 
 1. Images are resized, if need be, to sides that are multiples of the cell (:func:`working_size`).
 2. Scattering maps of each image (:mod:`dpbam.features.wavelets`), by channel and cell.

@@ -173,7 +173,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         return 0
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log epsilon in place of what is not private."""
+        """Log epsilon in place of what is not protected by privacy."""
         of_training = [logs.pop(name) for name in _PRIVATE if name in logs]
         if of_training:
             logs["epsilon"] = self.oracle.ledger.epsilon()

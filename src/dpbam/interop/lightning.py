@@ -168,7 +168,7 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
             )
 
     def training_step(self, batch: Any, *args: Any) -> Any:
-        """Store the batch. Lightning sees a loss of 0, since the true one is not private.
+        """Store the batch. Lightning sees a loss of 0: privacy does not protect the true one.
 
         A batch of other data, such as ``validation_step`` may pass on, gets the user's own step.
         """

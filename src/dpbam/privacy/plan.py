@@ -266,7 +266,7 @@ class PrivacyPlan:
 
     @property
     def charged_noise_multiplier(self) -> float:
-        """The sigma that a step is charged at, joint with the statistics'; 0 if not private."""
+        """The sigma that a step is charged at, joint with the statistics'; 0 without privacy."""
         if not self.private:
             return 0.0
         return accounting.joint_noise_multiplier(

@@ -175,7 +175,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "a checkpoint is there"),
     "private facts published": (
         lambda run: edit_json(run / "model.json", non_private_loss=1.0),
-        "nothing non-private is in them",
+        "nothing unprotected is in them",
     ),
     "weaker attacks": (
         lambda run: edit_json(run / "privacy-statement.json", trade_off={

@@ -313,10 +313,11 @@ def test_figures_export(opened: Driver) -> None:
         saved = downloaded(opened, f"bias.{kind}")
         assert saved.startswith(b"<svg" if kind == "svg" else b"\x89PNG")
     svg = downloaded(opened, "bias.svg").decode()
-    assert "not private: operator only" in svg
+    assert "not protected by privacy: do not share" in svg
     assert "var(--" not in svg  # it stands alone
     part(opened, "bias", "figcaption a").click()
-    assert downloaded(opened, "bias.csv").startswith(b"# not private: operator only\npanel,series")
+    mark = b"# not protected by privacy: do not share\n"
+    assert downloaded(opened, "bias.csv").startswith(mark + b"panel,series")
 
 
 def test_the_pages_csv_is_the_files(shared: Driver, page: Path) -> None:

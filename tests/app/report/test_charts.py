@@ -79,13 +79,13 @@ def test_csv_has_a_head_and_one_row_a_number(kind: str) -> None:
 def test_a_specification_is_json_without_nan_and_compiles(kind: str) -> None:
     spec = figure(PANELS[kind], "training").spec()
     assert json.loads(json.dumps(spec, allow_nan=False))["concat"]
-    assert spec["title"]["text"] == "not private: operator only"
+    assert spec["title"]["text"] == "not protected by privacy: do not share"
     assert vl_convert.vegalite_to_vega(spec)["marks"]
 
 
 def test_marks_go_with_the_data() -> None:
     panel = PANELS["lines"]
-    assert figure(panel, "training").to_csv().startswith("# not private: operator")
+    assert figure(panel, "training").to_csv().startswith("# not protected by privacy: do")
     assert figure(panel, "test").to_csv().startswith("# test records")
     assert figure(panel).to_csv().startswith("panel,")
 

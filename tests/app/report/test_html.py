@@ -42,7 +42,7 @@ def test_every_panel_is_there_with_its_data_and_its_mark(run: Run) -> None:
         card = text[text.index(f'id="figure-{name}"') :]
         head = card[: card.index("</header>")]
         about_test = name in ("accuracy", "classes", "confusion", "groups")
-        mark = "test records: publish only if public" if about_test else "not private: operator"
+        mark = "test records: publish only if public" if about_test else "not protected by privacy"
         assert (mark in head) == (name not in PUBLIC), name
         assert page.data[name]["title"]["text"].startswith(mark) == (name not in PUBLIC), name
 
@@ -52,7 +52,7 @@ def test_publishable_leaves_out_panels_and_their_data(run: Run) -> None:
     assert set(Page(text).data) == PUBLIC
     for leak in ("non_private", "decomposition", "clip-share", *CLASSES, run.name, "/home/alice"):
         assert leak not in text, leak
-    assert "not private: operator only" not in text.split("<script")[0]
+    assert "not protected by privacy: do not share" not in text.split("<script")[0]
 
 
 def test_the_leaks_looked_for_are_in_the_operators_page(run: Run) -> None:

@@ -52,6 +52,6 @@ def test_warnings_come_first(tmp_path: Path) -> None:
     assert [title for title, _ in seeded.warnings] == ["Research only"]
     reference = privacy(groups([read_run(write_run(tmp_path / "b", method="sgd"))]))
     assert (reference.epsilon, reference.share) == ("∞", None)
-    assert [title for title, _ in reference.warnings] == ["Not private"]
+    assert [title for title, _ in reference.warnings] == ["No privacy"]
     half = privacy(groups([read_run(write_run(tmp_path / "c", finished=False))]))
     assert [title for title, _ in half.warnings] == ["Not finished"]

@@ -25,7 +25,7 @@ def test_each_figure_is_written_as_pdf_and_csv(tmp_path: Path) -> None:
 def test_data_are_written_in_full(tmp_path: Path) -> None:
     long = write_run(tmp_path / "long", epochs=50)
     csv = draw("bias", [long], tmp_path / "bias.csv").read_text()
-    assert csv.startswith("# not private: operator only\npanel,series,x,y,low,high\n")
+    assert csv.startswith("# not protected by privacy: do not share\npanel,series,x,y,low,high\n")
     assert len(csv.splitlines()) == 2 + 2 * 500  # two readings of every step, none thinned
 
 
@@ -58,9 +58,9 @@ def test_one_figure_alone(folder: Path, tmp_path: Path, file: str, magic: bytes)
 
 def test_a_drawing_carries_its_mark_and_is_reproducible(folder: Path, tmp_path: Path) -> None:
     first = draw("bias", [folder], tmp_path / "a.svg").read_text()
-    assert "not private: operator only" in first
+    assert "not protected by privacy: do not share" in first
     assert draw("bias", [folder], tmp_path / "b.svg").read_text() == first
-    assert "not private" not in draw("clipping", [], tmp_path / "c.svg").read_text()
+    assert "not protected" not in draw("clipping", [], tmp_path / "c.svg").read_text()
 
 
 def test_what_cannot_be_drawn_is_said(folder: Path, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_comparisons_page_lies_beside_its_runs(tmp_path: Path) -> None:
 def test_the_plot_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plots" / "bias.csv"
     assert main(["plot", "bias", str(folder), "--out", str(out)]) == 0
-    assert out.read_text().startswith("# not private")
+    assert out.read_text().startswith("# not protected by privacy")
     assert main(["plot", "bais", str(folder), "--out", str(out)]) == 2
     assert "did you mean 'bias'" in capsys.readouterr().err
 

@@ -76,7 +76,7 @@ def test_the_command_shows_and_warns(tiny, tmp_path, capsys):
     out = execute(tiny, tmp_path / "run").out
     assert main(["bias", str(out), "--batches", "2"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Not private" in shown
+    assert "do not share" in shown
     assert "against the plain gradient" in shown
     assert main(["bias", str(out), "--batches", "1", "--clip-norm", "2.5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

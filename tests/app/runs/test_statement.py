@@ -116,7 +116,7 @@ def test_a_reference_promises_nothing(tiny):
     values = made(tiny.replace(method="sgd", noise_multiplier=None))
     assert values["private"] is False
     assert values["epsilon"] == float("inf")
-    assert "**This model is not private.**" in to_markdown(values)
+    assert "**This model gives no privacy.**" in to_markdown(values)
     assert "differentially private" not in to_markdown(values)
     assert values["may_be_published"] == []
     assert values["may_be_published_if_the_test_records_are_not_sensitive"] == []

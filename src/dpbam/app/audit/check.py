@@ -206,6 +206,7 @@ def _configuration(e: Evidence) -> Iterator[Finding]:
     before, now = began.to_mapping(), e.config.to_mapping()
     before["delta"] = float(e.facts["delta"])
     before.setdefault("unit", e.facts.get("unit", e.statement["unit_name"]))  # the data set's own
+    before.setdefault("batch_size", began.expected_batch(int(e.facts["n"])))
     names = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
     yield Finding("config.toml is what the run began with", not names, ", ".join(names) or "same")
 
@@ -280,7 +281,7 @@ def _published(e: Evidence) -> Iterator[Finding]:
                           (e.folder.statistics, e.folder.class_counts)),
                   ", ".join(sorted(paid)) or "none")  # fmt: skip
     marked = [n for n in sorted(allowed) if _mentions(e.folder.path / n, b"non_private")]
-    yield Finding("nothing non-private is in them", not marked, ", ".join(marked) or "nothing")
+    yield Finding("nothing unprotected is in them", not marked, ", ".join(marked) or "nothing")
 
 
 _CHECKS = (

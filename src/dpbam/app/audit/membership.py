@@ -13,7 +13,7 @@ gradient                -log |g|, g the record's gradient at the released weight
 ======================  =========================================================================
 
 Shadow models are trained by the run's own configuration on random halves of all records. They, the
-scores and the curves are not private, and are for the operator only.
+scores and the curves are not protected by privacy: they are for the operator only.
 
 Guarantee: with probability ``confidence``, no lower limit exceeds the true positive rate of its
 attack at that false positive rate, at all levels and for all attacks together (Clopper-Pearson and
@@ -89,7 +89,7 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack: the scores of members and of non-members, not private."""
+    """One attack: the scores of members and of non-members, not to be shared."""
 
     name: str
     members: Scores = field(repr=False)
@@ -118,7 +118,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class MembershipResult:
-    """The outcome of the attacks on one released model. Not private.
+    """The outcome of the attacks on one released model. Not to be shared.
 
     Attributes:
         run: the folder.

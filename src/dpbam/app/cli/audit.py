@@ -225,7 +225,8 @@ def _show_membership(result: MembershipResult, place: Path) -> None:
         for rate in result.rates(attack)
     ]
     header = ("attack", "false positives at most", "members found", "at least", "best possible")
-    say(table(header, rows, title=f"attack on the model of {result.run}; not private"))
+    title = f"attack on the model of {result.run}; not protected by privacy: do not share"
+    say(table(header, rows, title=title))
     one = result.attacks[0]
     say(facts({
         "records": f"{len(one.members)} members, {len(one.others)} non-members",

@@ -49,7 +49,7 @@ def _bias(
 
     With RUN: the model of a finished run, or the latest checkpoint of one that has not ended, on
     the run's own data; flags change the run's settings. Without: a model with new weights on
-    --data. None of what is shown is private.
+    --data. What is shown is not protected by privacy: do not share it.
 
     Examples:
         $ dpbam bias runs/digits

@@ -60,8 +60,8 @@ def fetch(name: Spec, root: Root = None) -> None:
 def check(data: Spec, flags: dict[str, Any], root: Root = None, json: Json = False) -> None:
     """Read every image of a data set; list what it holds and all that is wrong with it.
 
-    Exit code 2 if anything is. What it prints is about private records: for the operator, not for
-    publication.
+    Exit code 2 if anything is. What it prints is not protected by privacy: for the operator, do not
+    share it.
 
     Examples:
         $ dpbam data check digits

@@ -68,12 +68,12 @@ def headline(result: Comparison) -> str:
     *methods, reference = (f"{value} with {name}" for name, value in accuracy.items())
     return (
         f"Test accuracy at epsilon {up(private.epsilon)}, delta {number(private.delta)}: "
-        f"{', '.join(methods)}; {reference}, which is not private."
+        f"{', '.join(methods)}; {reference}, which gives no privacy."
     )
 
 
 def bias_sentence(result: Comparison) -> str:
-    """Return what BAM did to the length of the clipping bias, paired by seed. Not private."""
+    """Return what BAM did to the length of the clipping bias, paired by seed. Not to be shared."""
     baseline, bam = result.names[0], next(name for name in result.names if name.startswith("bam"))
     before, after = (_biases(result, name) for name in (baseline, bam))
     change = mean(after.values()) / mean(before.values()) - 1

@@ -48,7 +48,7 @@ from dpbam.errors import ArgumentError
 from dpbam.training.events import metric_label, metric_text
 
 CAVEAT = (
-    "These figures come from the records themselves, without noise: on private held-out records "
+    "These figures come from the records themselves, without noise: on records that are not public "
     "they are a release of their own, which the run's epsilon does not cover."
 )
 FORMATS = ("csv", "json")

@@ -172,7 +172,7 @@ def cost(config: RunConfig) -> float:
 
 
 class LiveReporter(Reporter):
-    """One run's bar: epoch, step, time left, epsilon, and the loss, marked non-private.
+    """One run's bar: epoch, step, time left, epsilon, and the loss, marked as not to be shared.
 
     Epsilon is what is spent at the step that it is shown with. It takes some 50 ms to compute, so
     the bar names the step, and computes it for at most a twentieth of the time; a line of a log,
@@ -227,7 +227,7 @@ class LiveReporter(Reporter):
         self._latest, loss = report, report.non_private_loss
         fields: dict[str, Any] = {
             "epoch": f"{report.epoch:.1f}/{self._epochs:.0f}",
-            "loss": "" if loss is None else f"loss {loss:.3f} (non-private)",
+            "loss": "" if loss is None else f"loss {loss:.3f} (do not share)",
         }
         began = time.monotonic()
         if not isinstance(self._bar, LoggedProgress) and began >= self._next_epsilon:
@@ -236,7 +236,7 @@ class LiveReporter(Reporter):
         self._bar.update(self._task, completed=report.step, **fields)
 
     def _line(self, task: Task) -> str:
-        """Return a line about the latest step, without the loss, which is not private."""
+        """Return a line about the latest step, without the loss, which privacy does not protect."""
         report = self._latest
         if report is None:
             return f"step {task.completed:.0f} of {task.total:.0f}"
@@ -268,7 +268,7 @@ class LiveReporter(Reporter):
 class JsonLinesReporter(Reporter):
     """One JSON object per line on stdout, each with its ``event``.
 
-    Schedulers keep what a job prints, so nothing non-private is printed: no loss, no batch size,
+    Schedulers keep what a job prints, so nothing unprotected is printed: no loss, no batch size,
     no notes of the data, which count its files, and no times, which depend on the batch size.
     """
 
@@ -298,4 +298,4 @@ def _event(name: str, report: Any) -> None:
 
 
 def _spent(spent: float, budget: float) -> str:
-    return "none: not private" if math.isinf(spent) else f"{up(spent)} of {up(budget)}"
+    return "none: no privacy" if math.isinf(spent) else f"{up(spent)} of {up(budget)}"

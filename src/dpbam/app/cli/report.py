@@ -24,7 +24,7 @@ def report(
         option("The page. By default in the run's folder, or here for several."),
     ] = None,
     publishable: Annotated[
-        bool, option("Leave out everything that is not private.", "--publishable")
+        bool, option("Leave out everything that privacy does not protect.", "--publishable")
     ] = False,
     public_test_data: Annotated[
         bool,

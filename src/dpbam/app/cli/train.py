@@ -228,6 +228,7 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
         rows["publish"] = ", ".join([*PUBLISHABLE, *released_files(settings)])
         rows["keep"] = "everything else, above all non-private/, is for the operator only"
         rows["note"] = (
-            f"{metric_label(last.metric)} on private held-out records is a release of its own"
+            f"{metric_label(last.metric)} on held-out records is a release of its own, unless they "
+            "are public"
         )
     return rows

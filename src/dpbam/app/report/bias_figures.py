@@ -1,4 +1,4 @@
-"""Figures of the bias that clipping causes, over training. None of them is private.
+"""Figures of the bias that clipping causes, over training. Not to be shared.
 
 A row is one line of ``non-private/bias.jsonl``; names are those of
 :class:`dpbam.bias.record.BiasRecord`.

@@ -1,6 +1,6 @@
 """Figures of the finished model on held-out data: by class, by sub-group, confusion, by task.
 
-They come from the records without noise, and held-out records may be as private as the others.
+They come from the records without noise, and held-out records may be as confidential as the others.
 """
 
 from __future__ import annotations

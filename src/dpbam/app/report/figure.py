@@ -31,7 +31,7 @@ Row = dict[str, Any]
 Spec = dict[str, Any]
 
 MARKS = {
-    "training": "not private: operator only",
+    "training": "not protected by privacy: do not share",
     "test": "test records: publish only if public",
     "public": "",
 }

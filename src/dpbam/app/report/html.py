@@ -56,7 +56,7 @@ def render(
 
     Args:
         runs: at least one, as :func:`dpbam.app.report.records.read_run` gives them.
-        publishable: leave out everything that is not private, data included.
+        publishable: leave out everything that privacy does not protect, data included.
         public_test_data: the test records are not sensitive, so that accuracy may be published.
         title: the page's title.
         written: a date to print; None prints none.

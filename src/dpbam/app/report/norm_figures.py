@@ -1,6 +1,7 @@
 """Figures of the per-sample norms: how long gradients are, how many are clipped, in which layers.
 
-None of them is private, but for those of :mod:`dpbam.app.report.released_figures`.
+Not protected by privacy: do not share, but for those of
+:mod:`dpbam.app.report.released_figures`.
 """
 
 from __future__ import annotations

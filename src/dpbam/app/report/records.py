@@ -70,9 +70,9 @@ class Run:
         config: the configuration, as written.
         statement: the privacy statement.
         metrics: evaluations over training, in order.
-        evaluation: by class and sub-group; None if there is none. Not private.
-        steps: per-step rows. Not private.
-        bias: measured steps. Not private.
+        evaluation: by class and sub-group; None if there is none. Not to be shared.
+        steps: per-step rows. Not to be shared.
+        bias: measured steps. Not to be shared.
         environment: versions and machine.
         statistics: what was released next to the gradients, with noise.
     """
@@ -111,7 +111,7 @@ class Run:
         return next((name for name in last if name not in _NO_METRICS), "accuracy")
 
     def publishable(self, *, public_test_data: bool) -> Run:
-        """The same run without anything that is not private, named by its statement.
+        """The same run without anything that privacy does not protect, named by its statement.
 
         A folder's name is the operator's, and often contains the seed; so do the settings. An
         evaluation is left out unless ``dpbam evaluate`` found its records to be the run's test set.

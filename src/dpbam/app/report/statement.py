@@ -65,7 +65,7 @@ def privacy(groups: Sequence[Group]) -> Privacy:
 def _one(run: Run) -> tuple[str, str]:
     s = run.statement
     if not s.get("private", True):
-        return "∞", "This model is not private: it was trained without noise, as a reference."
+        return "∞", "This model gives no privacy: it was trained without noise, as a reference."
     return up(_epsilon(s)), f"at δ = {shown(s.get('delta'))}, for every {s.get('unit', 'record')}"
 
 
@@ -126,7 +126,7 @@ def _warnings(runs: Sequence[Run]) -> tuple[tuple[str, str], ...]:
     cases = (
         ("Research only", "seeded: an attacker who knows the seed can subtract the noise. Do "
          "not publish such a model of sensitive data", lambda s: s.get("seeded")),
-        ("Not private", "trained without noise, as a reference: publishing such a model may "
+        ("No privacy", "trained without noise, as a reference: publishing such a model may "
          "reveal its training data", lambda s: not s.get("private", True)),
         ("Not finished", "there is no privacy statement yet; epsilon is what was spent at the "
          "last evaluation", lambda s: s.get("unfinished")),

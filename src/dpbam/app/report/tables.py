@@ -23,7 +23,7 @@ class Table:
         heads: of the columns.
         rows: texts.
         differing: so many of the first rows differ between runs.
-        marked: heads of columns that are not private.
+        marked: heads of columns that privacy does not protect.
     """
 
     heads: tuple[str, ...]

@@ -74,7 +74,7 @@ def _middle(u: Point, v: Point) -> Point:
 
 
 def decomposition(groups: Sequence[Group]) -> Figure:
-    """The paper's Figure 7 with the run's own numbers. Not private."""
+    """The paper's Figure 7 with the run's own numbers. Not to be shared."""
     scenes = [scene for g in groups if (scene := _decomposed(g)) is not None]
     return Figure(
         "decomposition",

@@ -1,6 +1,6 @@
 """Measures the clipping bias of a run's model, or of a new one, on batches of its training data.
 
-Nothing here is private: it reads the data without noise, and writes no ledger. For the operator.
+Not protected by privacy, do not share: it reads the data without noise, and writes no ledger.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dpbam.bias import Advice, BiasRecord, Flatness
 
 NOTE = (
-    "Not private: computed from the training data without noise, for the operator only. Choosing "
-    "settings by it uses private data."
+    "Not protected by privacy: do not share. Computed from the training data without noise, for "
+    "the operator only. Choosing settings by it uses those data, which no epsilon covers."
 )
 _ADVICE_UNITS = 256  # samples that advice and flatness look at
 READING = (

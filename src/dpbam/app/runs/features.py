@@ -1,4 +1,4 @@
-"""Features of a frozen public encoder: computed once per record, kept with what is not private.
+"""Features of a frozen public encoder: computed once per record, and not to be shared.
 
 A record's features are a function of that record alone and of public constants: the encoder runs
 in eval on one row at a time (by vmap), with the resizing and normalisation of its own files. So the

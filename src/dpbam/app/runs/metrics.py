@@ -12,7 +12,7 @@ calibration error     ECE: sum_b |B_b|/N * |accuracy(B_b) - confidence(B_b)|, 15
 confusion             [K, K] counts: rows the label, columns the prediction
 ====================  ==========================================================================
 
-All are functions of the records: on private held-out records each is a release of its own, which
+All are functions of the records: on records that are not public each is a release of its own, which
 training's epsilon does not cover. Intervals take the records as independent: with several records
 per patient they are too narrow.
 """

@@ -100,7 +100,7 @@ class Prepared:
 
         Args:
             ledger: where steps are recorded; None: in memory.
-            observer: watches the steps; nothing it sees is private.
+            observer: watches the steps; what it sees is not protected by privacy.
             on_release: called with the statistics that are released with each gradient.
             ranks: the processes that train together.
         """

@@ -131,7 +131,7 @@ def _inline(text: str) -> str:
 
 
 _NOT_PRIVATE = (
-    "**This model is not private.** It was trained without noise, as a reference: epsilon is "
+    "**This model gives no privacy.** It was trained without noise, as a reference: epsilon is "
     "infinite. Publishing it may reveal its training data."
 )
 

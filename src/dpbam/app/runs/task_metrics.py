@@ -5,7 +5,7 @@ The interval of the main one is the 95% percentile bootstrap over records: 200 r
 fixed seed. It takes the records as independent: with several per patient it is too narrow.
 
 A finding is predicted where its probability reaches a threshold: 0.5, the user's, or the one of
-the highest F1 on a set that is declared public. Chosen on private records, it would be a release.
+the highest F1 on a set that is declared public. Chosen on others, it would be a release.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ class Search:
         for config in configs:
             if not config.private:
                 raise ConfigError(
-                    f"method {config.method} is not private, so its trials cannot be accounted: "
+                    f"method {config.method} gives no privacy, so its trials cannot be accounted: "
                     "leave it out"
                 )
         if configs[0].noise_schedule != (1.0,):

@@ -1,0 +1,190 @@
+"""The best private model without tuning: settings from public facts alone.
+
+Tuning on private data costs privacy, so the defaults decide what a user gets. They follow from
+facts that are public anyway, by a rule that was fitted on public data sets and judged on others
+(``reproduce/defaults.py``). Nothing here reads a record, and nothing imports torch.
+
+**Features.** The encoder that the user names, who thereby declares it public; scattering if none is
+named.
+
+**The descent's path.** With features of norm 1, sigma_1 the noise multiplier of a single release
+within the budget, and n units, the noise in a weight after a path of length L is about
+L sigma_1 / n, for any number of steps. The study's best L is where that noise reaches a fixed
+level:
+
+    L = PATH n / sigma_1,   at most LONGEST,      lr = L / (C T)
+
+**The head.** Descent, except where the task is a regression, which the closed form serves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpbam import _validate
+from dpbam.errors import ArgumentError
+from dpbam.privacy.plan import default_delta
+from dpbam.privacy.rounding import up
+
+SCATTERING = "scattering"
+PATH = 0.2  # the noise in a weight at the end, in units of what a record adds to it
+SHORTEST, LONGEST = 5.0, 3000.0
+CLIP_NORM = 0.3  # below nearly all gradient norms: every record has the same weight
+STEPS = 100
+MOMENTUM = 0.9
+AVERAGE = 0.3
+TASKS = ("single-label", "regression")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Public facts about a training; the choice uses nothing else.
+
+    Attributes:
+        n: the number of units of privacy.
+        epsilon: the budget.
+        delta: None takes :func:`~dpbam.privacy.plan.default_delta`.
+        image_shape: (C, H, W).
+        task: ``"single-label"`` or ``"regression"``.
+        classes: the number of classes; 1 for a regression.
+        encoder: ``hf:...`` or ``onnx:FILE`` that the user declares public; None: none.
+        gradients: whether the user asks for gradients (a method, or the measurement of bias), which
+            the closed form does not have.
+    """
+
+    n: int
+    epsilon: float
+    image_shape: tuple[int, int, int]
+    classes: int
+    delta: float | None = None
+    task: str = "single-label"
+    encoder: str | None = None
+    gradients: bool = False
+
+    def __post_init__(self) -> None:
+        _validate.count("n", self.n)
+        _validate.positive("epsilon", self.epsilon)
+        _validate.one_of("task", self.task, TASKS)
+        _validate.count("classes", self.classes)
+        for side in self.image_shape:
+            _validate.count("each of image_shape", side)
+        if self.delta is not None:
+            _validate.probability("delta", self.delta)
+        if self.task == "regression" and self.gradients:
+            raise ArgumentError(
+                "the default for a regression is the closed form, which has no gradients: leave "
+                "out the method and the measurement of bias, or name a model"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What was chosen, and why.
+
+    Attributes:
+        features: a name for :func:`dpbam.features.make_features`.
+        head: ``"descent"`` or ``"closed-form"``.
+        batch_size: all n units.
+        steps: T; 1 in closed form.
+        clip_norm: C; None in closed form, whose moments have a bound of their own.
+        lr: the learning rate; None in closed form.
+        momentum: None in closed form.
+        average: the share of the steps whose weights are averaged; None in closed form.
+        delta: as given, or the default.
+        reason: two lines for the user.
+    """
+
+    features: str
+    head: str
+    batch_size: int
+    steps: int
+    clip_norm: float | None
+    lr: float | None
+    momentum: float | None
+    average: float | None
+    delta: float
+    reason: tuple[str, str]
+
+
+def choose(facts: Facts) -> Choice:
+    """Choose features, head and settings for any number of units, however small.
+
+    Example:
+        >>> facts = Facts(n=50_000, epsilon=1, image_shape=(3, 32, 32), classes=10)
+        >>> choice = choose(facts)
+        >>> choice.features, choice.head, choice.steps
+        ('scattering', 'descent', 100)
+        >>> print(choice.reason[1])
+        a linear head by 100 full-batch steps: most of what 50000 units at epsilon 1 can teach
+    """
+    delta = default_delta(facts.n) if facts.delta is None else facts.delta
+    features = facts.encoder or SCATTERING
+    if _in_closed_form(facts):
+        return Choice(
+            features=features, head="closed-form", batch_size=facts.n, steps=1, clip_norm=None,
+            lr=None, momentum=None, average=None, delta=delta,
+            reason=(_about_features(facts), _about_closed_form(facts)),
+        )  # fmt: skip
+    return Choice(
+        features=features, head="descent", batch_size=facts.n, steps=STEPS, clip_norm=CLIP_NORM,
+        lr=float(f"{path_length(facts.n, facts.epsilon, delta) / (CLIP_NORM * STEPS):.3g}"),
+        momentum=MOMENTUM, average=AVERAGE, delta=delta,
+        reason=(_about_features(facts), _about_descent(facts)),
+    )  # fmt: skip
+
+
+def _in_closed_form(facts: Facts) -> bool:
+    return facts.task == "regression"
+
+
+def path_length(n: int, epsilon: float, delta: float) -> float:
+    """Return L = lr C T: longer with more units and with more epsilon, within bounds.
+
+    Example:
+        >>> round(path_length(2000, 1.0, 1e-5))
+        107
+    """
+    return min(LONGEST, max(SHORTEST, PATH * n / single_release_sigma(epsilon, delta)))
+
+
+def single_release_sigma(epsilon: float, delta: float) -> float:
+    """Return the noise multiplier of one Gaussian release within (epsilon, delta), to 1e-3.
+
+    By the exact formula (Balle and Wang 2018). It decides on a learning rate, not on privacy: the
+    noise itself is calibrated by the accountant.
+
+    Example:
+        >>> round(single_release_sigma(1.0, 1e-5), 2)
+        3.73
+    """
+    low, high = 1e-3, 1e6
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if _delta_of(middle, epsilon) <= delta else (middle, high)
+    return high
+
+
+def _delta_of(sigma: float, epsilon: float) -> float:
+    """Return Phi(1/2s - e s) - exp(e) Phi(-1/2s - e s), without overflow at large epsilon."""
+    a, b = 0.5 / sigma, epsilon * sigma
+    tail = math.erfc((a + b) / math.sqrt(2)) / 2
+    second = math.exp(epsilon + math.log(tail)) if tail > 0 else 0.0
+    return math.erfc((b - a) / math.sqrt(2)) / 2 - second
+
+
+def _about_features(facts: Facts) -> str:
+    if facts.encoder:
+        return f"features of {facts.encoder}, which you declare public, scaled within the record"
+    return "scattering features: fixed, nothing downloaded; a public encoder would gain most"
+
+
+def _about_descent(facts: Facts) -> str:
+    return (
+        f"a linear head by {STEPS} full-batch steps: most of what {facts.n} units at epsilon "
+        f"{up(facts.epsilon)} can teach"
+    )
+
+
+def _about_closed_form(facts: Facts) -> str:
+    return f"a head in closed form, released once: nothing to tune with {facts.n} units"

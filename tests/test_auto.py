@@ -1,0 +1,81 @@
+"""The choice of settings: total, from public facts alone, and sane in its trends."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from dpbam.auto import Facts, choose, path_length, single_release_sigma
+from dpbam.errors import ArgumentError
+
+SHAPES = st.tuples(st.integers(1, 16), st.integers(1, 2000), st.integers(1, 2000))
+FACTS = st.builds(
+    Facts, n=st.integers(1, 10**9), epsilon=st.floats(1e-3, 1e3), image_shape=SHAPES,
+    classes=st.integers(1, 10**4), delta=st.one_of(st.none(), st.floats(1e-30, 0.5)),
+    task=st.sampled_from(["single-label", "regression"]),
+    encoder=st.sampled_from([None, "hf:google/vit-base", "onnx:net.onnx"]),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(FACTS)
+def test_every_fact_has_a_choice(facts: Facts) -> None:
+    choice = choose(facts)
+    assert choice.features == (facts.encoder or "scattering")
+    assert choice.batch_size == facts.n
+    assert choice.steps >= 1
+    assert 0 < choice.delta < 1
+    assert (choice.lr is None) == (choice.head == "closed-form")
+    if choice.lr is not None:
+        assert 0 < choice.lr < math.inf
+    assert len(choice.reason) == 2
+    assert all("\n" not in line and len(line) < 200 for line in choice.reason)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 10**7), st.floats(0.01, 100), st.floats(1.01, 10))
+def test_more_units_and_epsilon_never_shorten_the_path(n: int, epsilon: float, k: float) -> None:
+    base = path_length(n, epsilon, 1e-6)
+    assert path_length(math.ceil(n * k), epsilon, 1e-6) >= base * (1 - 1e-9)
+    assert path_length(n, epsilon * k, 1e-6) >= base * (1 - 2e-3)  # sigma is known to 1e-3
+
+
+@pytest.mark.parametrize("n", [1, 2, 20, 100])
+def test_a_few_images_are_not_refused(n: int) -> None:
+    assert choose(Facts(n=n, epsilon=1, image_shape=(1, 28, 28), classes=2)).lr
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 50.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-7, 1e-12])
+def test_sigma_of_a_single_release_is_the_exact_one(epsilon: float, delta: float) -> None:
+    sigma = single_release_sigma(epsilon, delta)
+    a, b = 0.5 / sigma, epsilon * sigma
+    reached = norm.cdf(a - b) - math.exp(epsilon + norm.logcdf(-a - b))
+    assert reached <= delta * (1 + 1e-6)
+    lower = sigma / 1.002
+    a, b = 0.5 / lower, epsilon * lower
+    assert norm.cdf(a - b) - math.exp(epsilon + norm.logcdf(-a - b)) > delta
+
+
+def test_a_regression_with_gradients_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ArgumentError, match="closed form, which has no gradients"):
+        Facts(
+            n=9, epsilon=1, image_shape=(1, 8, 8), classes=1, task="regression", gradients=True
+        )  # fmt: skip
+
+
+def test_a_method_is_never_served_in_closed_form() -> None:
+    for n in (20, 2000, 200_000):
+        facts = Facts(n=n, epsilon=1, image_shape=(1, 28, 28), classes=2, gradients=True)
+        assert choose(facts).head == "descent"
+
+
+def test_the_choice_does_not_import_torch() -> None:
+    code = "import sys, dpbam.auto; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
