@@ -69,10 +69,11 @@ from dpbam.privacy.noise import GaussianNoise, NoiseMechanism
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.randomness import Randomness, SecureRandomness
 from dpbam.privacy.sampling import PoissonSampler
-from dpbam.privacy.secure_noise import make_noise
+from dpbam.privacy.secure_noise import SecureGaussianNoise, make_noise
 
 SAMPLINGS = ("poisson", "unchecked")
 _EXTRA = "clipping/extra"  # in a sum; no parameter has a slash in its name
+_NOISES = (GaussianNoise, SecureGaussianNoise)  # they keep neither sums nor what they return
 
 
 @dataclass
@@ -351,9 +352,9 @@ class PrivateGradientOracle:
         try:
             released = self._privatised(clipped)
             attempt.charged = True
-            self._leave(clipped)
             self._settle()
             self._hand_out(attempt, clipped, released, watched=self.observer in watchers)
+            self._leave(clipped)
         except BaseException as error:
             self._explain(attempt, error)
             raise
@@ -391,8 +392,7 @@ class PrivateGradientOracle:
         The step is charged and counted: whatever raises here, the next one is possible.
         """
         extra = released.pop(_EXTRA, None)
-        clipped.pop(_EXTRA, None)
-        total = self.ranks.total(clipped) if watched else {}
+        total = self.ranks.total(_without_extra(clipped)) if watched else {}
         self._remember(released)
         if extra is not None:
             factor = self.plan.clip_factor_at(attempt.step)
@@ -459,24 +459,26 @@ class PrivateGradientOracle:
         return total
 
     def _zeros(self, summed: dict[str, Tensor]) -> Params:
-        """Return zeros to sum into: in the memory of the step before, if that was left."""
+        """Return zeros to sum into: the memory that the step before left, if it did."""
         total, self._spare = self._spare, None
         alike = total is not None and all(
             n in total and total[n].shape == t.shape for n, t in summed.items()
         )
         if total is None or not alike or len(total) != len(summed):
             return sum_of_none(summed)
-        torch._foreach_zero_(list(total.values()))
         return total
 
     def _leave(self, clipped: Params) -> None:
         """Leave the memory of a sum that is released to the next step, on a processor.
 
         New memory is mapped page by page, which takes as long as the noise of a large model. It is
-        kept where an observer, or a noise mechanism of the user's own, may still hold it.
+        not used again where an observer, or a noise mechanism of the user's own, may still hold it.
         """
         here = all(t.device.type == "cpu" for t in clipped.values())
-        if here and self.observer is None and isinstance(self.noise, GaussianNoise):
+        if here and self.observer is None and type(self.noise) in _NOISES:
+            # zeroed now, not when it is used: a copy of the oracle, or a file that it is pickled
+            # into, would hold the sum without its noise
+            torch._foreach_zero_(list(clipped.values()))
             self._spare = dict(clipped)
 
     def _extra(self, norms: Tensor, factors: Tensor) -> Tensor | None:
@@ -610,7 +612,7 @@ class PrivateGradientOracle:
 
     def _averaged(self, noised: Tensor) -> Tensor:
         """Divide by the expected batch size, never by the realised one."""
-        if isinstance(self.noise, GaussianNoise) and self.plan.noise_multiplier:
+        if type(self.noise) in _NOISES and self.plan.noise_multiplier:
             return noised.div_(self.plan.batch_size)  # the mechanism's own memory, used once
         return noised / self.plan.batch_size
 
@@ -713,6 +715,10 @@ class PrivateGradientOracle:
 def _copied(tree: Params) -> Params:
     """Copy what others get, so that they cannot change what the oracle uses."""
     return elementwise(torch.clone, tree)
+
+
+def _without_extra(tree: Params) -> Params:
+    return {name: t for name, t in tree.items() if name != _EXTRA}
 
 
 def _below(parts: Mapping[str, Tensor], prefix: str) -> Params:

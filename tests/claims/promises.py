@@ -89,6 +89,8 @@ PROMISES = (
             ("check_scale",)),
     Promise("its scale to 2%, its tails beyond 3 sigma, parameters of one element; standard and "
             "secure", ("check_scale_and_tails", "check_one_element_parameters")),
+    Promise("no sum without noise outlives its step, in the oracle or in a file of it",
+            ("check_no_sum_without_noise_outlives_its_step",)),
     Promise("noise is independent across parameters, steps, resumes",
             ("check_independence", "check_resume_draws_anew", "check_own_generator",
              "check_secure_noise_is_new")),
