@@ -145,9 +145,9 @@ def a_constant_key(original):
 
 
 def torchs_generator(original):
-    return lambda randomness, std, stream, step, start, count: (
-        std * torch.randn(count).double().numpy()
-    )
+    return lambda randomness, std, stream, step, start, count, sums=0.0: (
+        sums + std * torch.randn(count).double()
+    ).numpy()
 
 
 def skips_an_empty_batch(original):
@@ -170,10 +170,10 @@ MISTAKES = {
         check_independence, GaussianNoise, "add", the_same_in_every_leaf
     ),
     "the same at two steps": Mistake(
-        check_independence, Randomness, "generator", the_same_at_every_step
+        check_independence, Randomness, "noise_generator", the_same_at_every_step
     ),
     "the same after a resume": Mistake(
-        check_resume_draws_anew, Randomness, "generator", a_constant_key
+        check_resume_draws_anew, Randomness, "noise_generator", a_constant_key
     ),
     "from torch's generator": Mistake(
         check_own_generator, noise_module, "_normal", torchs_generator
