@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dpbam.privacy.plan import PrivacyPlan
-    from dpbam.training.tasks import Compared
 
 
 _LABELS = {
@@ -96,6 +95,30 @@ class StepReport:
     seconds_left: float
     non_private_batch_size: int
     non_private_loss: float | None
+
+
+class Compared(NamedTuple):
+    """A model's score next to that of the best constant answer, on the same records.
+
+    Attributes:
+        own: the model's.
+        constant: what the best answer that ignores the image would have.
+        chance: the standard error of the score of a model that knows nothing.
+    """
+
+    own: float
+    constant: float
+    chance: float
+
+    @property
+    def better(self) -> bool:
+        """Whether it is better by more than two standard errors; NaN never is.
+
+        Example:
+            >>> Compared(0.55, 0.5, 0.03).better, Compared(0.6, 0.5, 0.03).better
+            (False, True)
+        """
+        return self.own > self.constant + 2 * self.chance
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,33 +34,10 @@ from torch import Tensor, nn
 from dpbam import _validate
 from dpbam._names import did_you_mean
 from dpbam.errors import ArgumentError
+from dpbam.training.events import Compared
 
 Scores = dict[str, float]
 Floats = NDArray[np.float64]
-
-
-class Compared(NamedTuple):
-    """A model's score next to that of the best constant answer, on the same records.
-
-    Attributes:
-        own: the model's.
-        constant: what the best answer that ignores the image would have.
-        chance: the standard error of the score of a model that knows nothing.
-    """
-
-    own: float
-    constant: float
-    chance: float
-
-    @property
-    def better(self) -> bool:
-        """Whether it is better by more than two standard errors; NaN never is.
-
-        Example:
-            >>> Compared(0.55, 0.5, 0.03).better, Compared(0.6, 0.5, 0.03).better
-            (False, True)
-        """
-        return self.own > self.constant + 2 * self.chance
 
 
 class Task(nn.Module, ABC):

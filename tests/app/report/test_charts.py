@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpbam.app.report.arrows import Arrow, Scene, arrow_panels, clipping_norm
 from dpbam.app.report.catalogue import BUILDERS, build
-from dpbam.app.report.charts import Series, confusion_matrix, dots, grid, lines
+from dpbam.app.report.charts import Series, confusion_matrix, dots, forest, grid, lines
 from dpbam.app.report.figure import Figure, Panel, thinned
 from dpbam.app.report.groups import groups
 from dpbam.app.report.records import read_run
@@ -55,6 +55,8 @@ PANELS: dict[str, Panel] = {
     "band": lines("p", "x", "y", [Series("a", 0, (1.0, 2.0), (), (0.0, 1.0), (1.0, 2.0))]),
     "dots": dots("p", "accuracy", [Series("a", 0, ("cat", "dog"), (1.0, 2.0), (0.0, 1.0),
                                           (2.0, 3.0))]),
+    "forest": forest("", "points", [{"setting": "a", "difference": 1.0, "low": 0.0, "high": 2.0,
+                                     "seeds": 3}], ["#3b78c4"]),
     "grid": grid("p", "layer", [("r", "c", 1.0), ("r", "d", math.nan)], "cosine"),
     "confusion": confusion_matrix("p", [("r", "r", 1.0)]),
     "arrows": arrow_panels([SCENE])[0],

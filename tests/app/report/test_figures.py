@@ -47,7 +47,9 @@ def table(panel: Panel) -> dict[str, dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted({*BUILDERS} - {"batch-size", "clipping", *TASK_FIGURES}))
+@pytest.mark.parametrize(
+    "name", sorted({*BUILDERS} - {"differences", "batch-size", "clipping", *TASK_FIGURES})
+)
 def test_every_figure_has_panels_and_a_place(name: str, three: tuple[Group, ...]) -> None:
     figure = build(name, three)
     assert figure.name == name
@@ -68,7 +70,7 @@ def test_only_figures_of_public_facts_may_be_published(three: tuple[Group, ...])
         "clipping", "released-norms", "released-clipping",
     }  # fmt: skip
     assert {n for n, a in about.items() if a == "test"} == {
-        "accuracy", "classes", "confusion", "groups", *TASK_FIGURES,
+        "differences", "accuracy", "classes", "confusion", "groups", *TASK_FIGURES,
     }  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def test_patients_are_called_patients(run: Run) -> None:
     assert unit_of([run, patients]) == "units"
     for name in BUILDERS:
         figure = build(name, groups([patients]))
-        assert not re.search("samples?[ ,.']", f"{figure.title} {figure.caption} {figure.meaning}")
+        assert not re.search("samples?[ ,.']", f"{figure.title} {figure.caption} {figure.meaning} ")
         assert "samples" not in str([panel.view for panel in figure.panels])
     assert "100 patients per batch" in render([patients])
 
@@ -97,23 +97,85 @@ def test_every_figure_of_a_run_says_what_it_means(run: Run) -> None:
     drawn = {name: build(name, groups([run])) for name in BUILDERS}
     silent = {name for name, figure in drawn.items() if figure.panels and not figure.meaning}
     assert silent == {"clipping"}  # the sketch, of no run
-    for figure in drawn.values():
-        assert not re.search("nan|inf|None|[ĝλεσ]", figure.meaning), figure.meaning
-        assert figure.meaning == "" or figure.meaning.endswith(".")
+    for sentence in (sentence for figure in drawn.values() for sentence in figure.meaning):
+        assert not re.search("nan|inf|None|[ĝλεσ]", sentence), sentence
+        assert sentence.endswith(".")
 
 
 def test_a_sentence_is_computed_from_the_run(run: Run) -> None:
     rows = ({"epoch": 1.0, "accuracy": 0.9}, {"epoch": 2.0, "accuracy": 0.8})
-    text = build("accuracy", groups([replace(run, metrics=rows)])).meaning
+    (text,) = build("accuracy", groups([replace(run, metrics=rows)])).meaning
     assert text == "the accuracy ends at 80.0%, the highest on the way was 90.0% at epoch 1."
-    other = build("accuracy", groups([replace(run, metrics=rows[:1])])).meaning
+    (other,) = build("accuracy", groups([replace(run, metrics=rows[:1])])).meaning
     assert other == "the accuracy ends at 90.0%, its highest."
 
 
 def test_several_groups_are_named(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / method, method=method)) for method in ("dp-sgd", "bam")]
-    text = build("clip-share", groups(runs)).meaning
-    assert re.fullmatch(r"DP-SGD: .* at last; BAM.*: .* at last\.", text)
+    first, second = build("clip-share", groups(runs)).meaning  # never strung into one
+    assert re.fullmatch(r"DP-SGD: .* at last\.", first)
+    assert re.fullmatch(r"BAM.*: .* at last\.", second)
+
+
+def test_sentences_speak_of_all_seeds_and_not_of_the_first(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / str(seed), seed=seed)) for seed in (1, 2, 3)]
+    values = (0.90, 0.92, 0.94)
+    known = [
+        replace(run, metrics=({"step": 1, "epoch": 1.0, "accuracy": value},))
+        for run, value in zip(runs, values, strict=True)
+    ]
+    assert build("accuracy", groups(known)).meaning == (
+        "the accuracy ends at 92.0% [87.0%, 97.0%].",  # t of 2 degrees of freedom: 4.303
+    )
+    for name in BUILDERS:
+        assert build(name, groups(known)).meaning == build(name, groups(known[::-1])).meaning
+
+
+@pytest.mark.parametrize(("own", "useless"), [(0.699, True), (0.72, True), (0.80, False)])
+def test_a_model_that_learned_nothing_has_no_large_number(
+    run: Run, own: float, useless: bool
+) -> None:
+    row = {"step": 9, "epoch": 1.0, "accuracy": own, "records": 1000}
+    compared = {"accuracy": {"own": own, "constant": 0.712, "chance": 0.0143}}
+    known = replace(run, metrics=(row,), compared=({"step": 9, "compared": compared},))
+    top = headline(known)
+    assert (top.score == "useless") is useless
+    assert f"{own:.1%}" in (top.quality if useless else top.score)
+    assert "The best constant answer would have 71.2%." in top.quality
+    assert (f'<p class="number">{own:.1%}</p>' in render([known])) is not useless
+
+
+def test_the_best_constant_is_a_line_in_the_picture(run: Run) -> None:
+    scores = {"accuracy": {"own": 0.8, "constant": 0.4, "chance": 0.1}}
+    compared = ({"step": run.metrics[-1]["step"], "compared": scores},)
+    known = replace(run, compared=compared)
+    for panel in build("accuracy", groups([known])).panels:
+        named = [layer for layer in panel.view["layer"] if "text" in layer["mark"]]
+        (line,) = [(one["encoding"]["y"]["datum"], one["mark"]["text"]) for one in named]
+        assert line == (0.4, "best constant answer 40.0%")
+    assert "answer 40.0%" in render([known])
+    assert "40.0%" not in render([known], publishable=True, public_test_data=True)
+
+
+@pytest.mark.parametrize("seeds", [(None,), (1, 2)])
+def test_the_page_opens_with_the_picture_and_folds_facts(
+    tmp_path: Path, seeds: tuple[int | None, ...]
+) -> None:
+    methods = ("bam",) if seeds == (None,) else ("dp-sgd", "bam")
+    folders = [
+        write_run(tmp_path / f"{m}-{seed}", method=m, seed=seed) for m in methods for seed in seeds
+    ]
+    runs = [read_run(folder) for folder in folders]
+    page = render(runs)
+    body = page[page.index("<body>") : page.index('<script type="application/json"')]
+    picture = "accuracy" if len(runs) == 1 else "differences"
+    first = body.index(f'id="figure-{picture}"')
+    assert first < body.index("<table" if len(runs) > 1 else 'class="summary"')
+    assert first < body.index(runs[0].statement["run"])
+    shown = re.sub(r"<details.*?</details>", "", body, flags=re.S)
+    for fact in (runs[0].statement["run"], "2.13.0", "batch_size"):
+        assert fact in body
+        assert fact not in shown
 
 
 def test_what_was_not_recorded_is_out_of_the_way(tmp_path: Path) -> None:
@@ -122,7 +184,8 @@ def test_what_was_not_recorded_is_out_of_the_way(tmp_path: Path) -> None:
     assert 'id="clipping-bias"' not in body  # no empty sections
     assert body.index('id="configuration"') < body.index("Figures that were not recorded")
     assert body.count("--measure-bias every=10") >= 1
-    assert body.index('id="summary"') < body.index('id="privacy"') < body.index('id="quality"')
+    assert 'id="quality"' not in body  # its one figure is the page's first
+    assert body.index('id="figure-accuracy"') < body.index('id="privacy"')
 
 
 @pytest.mark.parametrize("top", [1e-6, 0.0012, 0.03, 0.7, 1.0])

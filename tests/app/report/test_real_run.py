@@ -33,7 +33,7 @@ def test_every_figure_that_one_run_can_have_is_there(run: Run) -> None:
     built = {name: build(groups([run])) for s in SECTIONS.values() for name, build in s.items()}
     empty = {name for name, figure in built.items() if not figure.panels}
     # more runs, columns of sub-groups, and other tasks
-    assert empty == {"batch-size", "groups", "roc", "predicted"}
+    assert empty == {"differences", "batch-size", "groups", "roc", "predicted"}
     assert [row["step"] for row in run.bias] == [0, 2, 4]
 
 

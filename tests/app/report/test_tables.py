@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from dpbam.app.report.catalogue import build
 from dpbam.app.report.groups import groups
+from dpbam.app.report.html import render
 from dpbam.app.report.records import Run, read_run
 from dpbam.app.report.tables import results, side_by_side
+from dpbam.app.runs.effects import used_settings
 from tests.app.report.synthetic import write_run
 
 
@@ -34,16 +40,61 @@ def test_every_epsilon_is_rounded_up() -> None:
     assert rows["budget"] == "epsilon 1.001, taken 1"
 
 
-def test_results_are_means_with_their_spread(tmp_path: Path) -> None:
+def test_results_are_means_with_their_intervals(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     runs = [read_run(folder) for folder in folders]
     table = results(groups(runs))
     last = [run.metrics[-1]["accuracy"] for run in runs]
-    spread = abs(last[0] - last[1]) / 2**0.5
-    assert table.rows[0][2] == f"{sum(last) / 2:.1%} ± {spread:.1%}"
-    assert [head in table.marked for head in table.heads] == [False, False, False, True, True]
+    mean, half = sum(last) / 2, 12.7062 * abs(last[0] - last[1]) / 2  # t of one degree of freedom
+    assert table.rows[0][2] == f"{mean:.1%} [{mean - half:.1%}, {mean + half:.1%}]"
+    assert [head for head in table.heads if head in table.marked] == list(table.marked)
 
 
 def test_results_without_measurements_have_no_columns_for_them(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "a", measured=False))
-    assert results(groups([run])).heads == ("setting", "runs", "final accuracy")
+    assert results(groups([run])).heads == ("setting", "runs", "final accuracy", "ε of one run")
+
+
+def test_a_comparison_has_paired_differences_and_its_constant() -> None:
+    scores = {"dp-sgd": (0.80, 0.90), "bam": (0.82, 0.94), "sgd": (0.95, 0.97)}
+    constant = {"accuracy": {"own": 0.9, "constant": 0.25, "chance": 0.1}}
+    runs = [
+        Run(
+            f"{method}-{seed}", {"method": method, "seed": seed}, {"epsilon": 2.9991},
+            ({"step": 1, "epoch": 1.0, "accuracy": accuracy},),
+            compared=({"step": 1, "compared": constant},),
+        )
+        for method, accuracies in scores.items()
+        for seed, accuracy in enumerate(accuracies)
+    ]  # fmt: skip
+    table = results(groups(runs))
+    rows = {row[0]: dict(zip(table.heads, row, strict=True)) for row in table.rows}
+    assert rows["BAM"]["difference to DP-SGD"] == "+3.0 [-9.7, +15.7]"  # 2 and 4 points
+    assert rows["BAM"]["verdict"] == "no winner"
+    assert rows["DP-SGD"]["verdict"] == ""
+    assert rows["DP-SGD"]["ε of one run"] == "3"
+    assert rows["best constant answer"]["final accuracy"] == "25.0%"
+    (panel,) = build("differences", groups(runs)).panels
+    drawn = {row["setting"]: row for row in panel.rows}
+    assert drawn["BAM"]["difference"] == pytest.approx(3.0)
+    assert drawn["SGD"]["seeds"] == 2
+    unpaired = [replace(run, config={**run.config, "seed": None}) for run in runs]
+    assert not build("differences", groups(unpaired)).panels
+
+
+def test_settings_without_effect_are_not_shown() -> None:
+    config = {
+        "method": "dp-sgd", "gradient": "approximate", "lam_share": 1e-4, "momentum": 0.9,
+        "optimizer": "nadam", "shift": 4, "augment_multiplicity": 0, "focal": 0.0, "lr": 0.1,
+        "clip_norm": 1.0, "noise_schedule": [1.0], "freeze": [], "tensorboard": False,
+    }  # fmt: skip
+    assert used_settings(config) == {
+        "method": "dp-sgd", "optimizer": "nadam", "lr": 0.1, "clip_norm": 1.0,
+    }  # fmt: skip
+    assert set(used_settings({**config, "augment_multiplicity": 2})) >= {"shift"}
+    assert "momentum" in used_settings({**config, "optimizer": "sgd"})
+    assert "gradient" in used_settings({**config, "method": "bam"})
+    assert "clip_norm" not in used_settings(config, private=False)
+    page = render([Run("a", config, {"private": True, "epsilon": 1.0, "delta": 1e-5})])
+    assert '<th scope="row">clip_norm</th>' in page
+    assert '<th scope="row">gradient</th>' not in page

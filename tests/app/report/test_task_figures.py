@@ -71,7 +71,7 @@ def test_findings_have_their_curves_and_values_their_points():
 
 def test_sentences_are_in_the_words_of_the_task():
     def said(task, name):
-        return build(name, groups([task_run(task)])).meaning
+        return build(name, groups([task_run(task)])).meaning[0]
 
     assert said("multi-label", "classes").startswith("finding ")
     assert said("multi-label", "accuracy").startswith("the AUC ends at 0.")
@@ -83,7 +83,7 @@ def test_a_roc_curve_is_read_at_a_tenth_of_false_positives():
     run = task_run("multi-label")
     curves = {"a": [[0.0, 0.0], [0.2, 0.8], [1.0, 1.0]], "b": [[0.0, 1.0], [1.0, 1.0]], "c": []}
     known = replace(run, evaluation={**run.evaluation, "roc": curves})
-    assert build("roc", groups([known])).meaning == (
+    assert build("roc", groups([known])).meaning[0] == (
         "where 10% of the records without a finding are reported as well, 40% of those with a and "
         "100% of those with b are found."
     )

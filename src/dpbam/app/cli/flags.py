@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from dpbam.app.cli.output import option
 from dpbam.app.runs.config import ConfigError, RunConfig, read_file
+from dpbam.app.runs.effects import NO_EFFECT
 from dpbam.app.runs.folder import stored_config
 from dpbam.app.runs.own_code import check_code
 from dpbam.app.runs.settings import Setting, settings
@@ -27,16 +28,6 @@ ConfigFile = Annotated[
 _ALTERNATIVES = (
     ("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "train"), ("lam", "lam_share"),
 )  # fmt: skip
-_NO_EFFECT: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "lam": ("method", ("dp-sgd", "sgd")),
-    "lam_share": ("method", ("dp-sgd", "dp-sat", "sgd", "sam")),
-    "lam_warmup": ("method", ("dp-sgd", "sgd")),
-    "gradient": ("method", ("dp-sgd", "dp-sat", "sgd", "sam")),
-    "momentum": ("optimizer", ("nadam", "adam", "adamw")),
-    "shift": ("augment_multiplicity", (0,)),
-    "flip": ("augment_multiplicity", (0,)),
-    "augment_probability": ("augment_multiplicity", (0,)),
-}  # a flag, and the setting with whose values it does nothing
 
 
 def with_flags(
@@ -120,7 +111,7 @@ def _flags_of(taken: Sequence[Setting], file: Path | None) -> dict[str, str]:
 
 def _effective(config: RunConfig, flags: Mapping[str, Any]) -> RunConfig:
     """Refuse a flag that does nothing together with the other settings."""
-    for name, (other, useless) in _NO_EFFECT.items():
+    for name, (other, useless) in NO_EFFECT.items():
         if name in flags and (value := getattr(config, other)) in useless:
             flag = f"--{other.replace('_', '-')}"
             raise ConfigError(

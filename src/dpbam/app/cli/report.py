@@ -11,9 +11,9 @@ from dpbam.app.cli.output import note, option, say
 from dpbam.errors import ArgumentError
 
 _NAMES = (
-    "accuracy, classes, confusion, roc, predicted, groups, bias, decomposition, direction, noise, "
-    "relative-bias, alignment, batch-size, norms, histogram, clip-share, loss, layers, flatness, "
-    "released-norms, released-clipping; or clipping, without a run"
+    "differences, accuracy, classes, confusion, roc, predicted, groups, bias, decomposition, "
+    "direction, noise, relative-bias, alignment, batch-size, norms, histogram, clip-share, "
+    "loss, layers, flatness, released-norms, released-clipping; or clipping, without a run"
 )
 
 

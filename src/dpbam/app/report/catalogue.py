@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from dpbam._names import did_you_mean
 from dpbam.app.report import bias_figures as of_bias
+from dpbam.app.report import comparison_figures as of_comparison
 from dpbam.app.report import evaluation_figures as of_evaluation
 from dpbam.app.report import norm_figures as of_norms
 from dpbam.app.report import released_figures as of_released
@@ -24,6 +25,7 @@ from dpbam.app.report.records import ReportError
 #: Section of the report -> its figures.
 SECTIONS: dict[str, dict[str, Builder]] = {
     "Quality": {
+        "differences": of_comparison.differences,
         "accuracy": of_training.accuracy,
         "classes": of_evaluation.classes,
         "confusion": of_evaluation.confusion,
@@ -75,7 +77,7 @@ def build(name: str, groups: Sequence[Group]) -> Figure:
         raise ReportError(f"there is no figure {name!r}: {did_you_mean(name, BUILDERS)}")
     figure = BUILDERS[name](groups)
     units = unit_of([run for group in groups for run in group.runs])
-    return replace(in_units(figure, units), meaning=meaning(name, groups) if figure.panels else "")
+    return replace(in_units(figure, units), meaning=meaning(name, groups) if figure.panels else ())
 
 
 def in_units(figure: Figure, units: str) -> Figure:

@@ -141,6 +141,42 @@ def dots(title: str, x_label: str, series: Sequence[Series], *, percent: bool = 
     return Panel(title, ("panel", "series", "category", "value", "low", "high"), rows, view)
 
 
+def forest(title: str, x_label: str, rows: Sequence[Row], colours: Sequence[str]) -> Panel:
+    """Differences with their intervals, one line each from the top, and a dashed line at zero.
+
+    Args:
+        title: of the panel.
+        x_label: what is different, with its unit.
+        rows: "setting", "difference", "low" and "high" each; NaN bounds draw no interval.
+        colours: of the rows.
+    """
+    x = {"title": x_label, "scale": {"zero": True, "padding": 12}, "axis": {"tickCount": 6}}
+    scale = {"domain": [row["setting"] for row in rows], "range": list(colours)}
+    tooltip = [
+        text("setting"),
+        *(quantity(k, format="+.3~g") for k in ("difference", "low", "high")),
+    ]
+    dashed = {"type": "rule", "strokeDash": [5, 4], "opacity": 0.6}
+    at_zero = {"x": {"datum": 0, "type": "quantitative"}, "color": {"value": "currentColor"}}
+    height = {"y": {"value": 0}, "y2": {"value": "height"}}
+    zero = {"data": {"values": [{}]}, "mark": dashed, "encoding": {**at_zero, **height}}
+    ends = {"x": quantity("low", **x), "x2": {"field": "high"}}
+    names = text("setting", sort=None, title=None, axis={"labelFontSize": 13, "ticks": False})
+    view = {
+        "width": 820,
+        "height": {"step": 44},
+        "encoding": {"y": names, "color": text("setting", scale=scale, legend=None)},
+        "layer": [
+            {"mark": {"type": "rule", "strokeWidth": 3}, "encoding": ends},
+            {"mark": {"type": "circle", "size": 140, "opacity": 1},
+             "encoding": {"x": quantity("difference", **x), "tooltip": tooltip}},
+            zero,
+        ],
+    }  # fmt: skip
+    columns = ("panel", "setting", "difference", "low", "high", "seeds")
+    return Panel(title, columns, [{"panel": title, **row} for row in rows], view)
+
+
 def scatter(title: str, x_label: str, y_label: str, series: Series) -> Panel:
     """Points, and a dashed diagonal on which both values are equal."""
     low, high = (f(v for v in (*series.x, *series.y)) for f in (min, max))

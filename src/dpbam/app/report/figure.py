@@ -94,7 +94,7 @@ class Figure:
         expected: whether runs of this task could have it; if not, the page does not miss it.
         scales: which are "shared" between panels or "independent", where not as usual.
         params: of the whole specification.
-        meaning: what it shows of these runs, in one sentence; empty if nothing was computed.
+        meaning: what it shows of these runs, a sentence per setting; empty if nothing was computed.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Figure:
     scales: Spec = field(default_factory=dict)
     params: Sequence[Spec] = ()
     expected: bool = True
-    meaning: str = ""
+    meaning: tuple[str, ...] = ()
 
     @property
     def mark(self) -> str:

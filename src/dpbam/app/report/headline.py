@@ -18,7 +18,7 @@ from dpbam.training.events import metric_label, metric_text
 class Headline:
     """The top of a page about one run, in words."""
 
-    score: str  # empty if none may be shown
+    score: str  # empty if none may be shown, "useless" of a model that learned nothing
     quality: str
     privacy: str
     publish: str
@@ -44,48 +44,33 @@ def unit_of(runs: Sequence[Run]) -> str:
 def _quality(run: Run) -> tuple[str, str]:
     if not run.metrics:
         return "", "How good the model is on test records is not shown on this page."
-    last = run.metrics[-1]
-    name = run.metric
-    value, records = float(last.get(name) or 0.0), int(last.get("records") or 0)
-    evaluation = _evaluation(run, records)
-    interval = _interval(evaluation, name, value, records)
+    name, records = run.metric, int(run.metrics[-1].get("records") or 0)
+    value = float(run.metrics[-1].get(name) or 0.0)
+    interval = _interval(run, value, records)
     ends = " to ".join(metric_text(name, end) for end in interval or ())
-    said = f"95% interval {ends}, " if ends else ""
-    quality = [f"{metric_label(name)}, {said}on {records:,} test records."]
-    if (trivial := _constant(evaluation)) is not None:
-        quality.append(f"The best constant answer would have {metric_text(name, trivial)}.")
+    stated = f"95% interval {ends}, " if ends else ""
+    quality = [f"{metric_label(name)}, {stated}on {records:,} test records."]
+    if (constant := run.constant) is not None:
+        quality.append(f"The best constant answer would have {metric_text(name, constant)}.")
     if ends and (unit := unit_of([run])[:-1]) != "sample":
         quality.append(
             f"The interval takes images as independent: with several per {unit} the true one is "
             "wider."
         )
+    # a number in large type reads as a success: a model that learned nothing has none
+    if run.useless:
+        quality.insert(0, f"Not better than a constant answer by more than chance: "
+                          f"{metric_text(name, value)}")  # fmt: skip
+        return "useless", " ".join(quality)
     return metric_text(name, value), " ".join(quality)
 
 
-def _evaluation(run: Run, records: int) -> dict[str, Any]:
-    """What ``dpbam evaluate --save`` recorded, if it was of as many records."""
-    found = run.evaluation or {}
-    shares = found.get("classes", {}).values()
-    count = found.get("count", sum(int(share.get("count") or 0) for share in shares))
-    return found if count == records else {}
-
-
-def _interval(
-    evaluation: dict[str, Any], name: str, value: float, records: int
-) -> Sequence[float] | None:
+def _interval(run: Run, value: float, records: int) -> Sequence[float] | None:
     """Wilson's for an accuracy; of other metrics, what was recorded."""
-    if name == "accuracy":
+    if run.metric == "accuracy":
         return Proportion(round(value * records), records).interval if records else None
-    found = evaluation.get("interval")
-    return found if isinstance(found, list) and len(found) == 2 else None
-
-
-def _constant(evaluation: dict[str, Any]) -> float | None:
-    """The main metric of the best constant answer: of an accuracy, the most frequent class."""
-    if "trivial" in evaluation:
-        return float(evaluation["trivial"])
-    counts = [int(share["count"]) for share in evaluation.get("classes", {}).values()]
-    return max(counts) / sum(counts) if counts else None
+    stored = run.evaluation_of_last_records.get("interval")
+    return stored if isinstance(stored, list) and len(stored) == 2 else None
 
 
 def _privacy(s: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ from dpbam.app.report.records import Run
 from dpbam.app.report.statement import privacy
 from dpbam.app.report.tables import results, shown, side_by_side
 from dpbam.app.report.vector_figures import clipping
+from dpbam.app.runs.effects import used_settings
 
 
 def report_figures(
@@ -68,6 +69,7 @@ def render(
         runs = [run.publishable(public_test_data=public_test_data) for run in runs]
     all_groups = groups(runs)
     built = report_figures(all_groups, publishable=publishable, public_test_data=public_test_data)
+    opening = _take_opening(built)
     built["What clipping does"] = [clipping()]
     environment = side_by_side(all_groups, lambda run: run.environment)
     script = _script()
@@ -83,14 +85,33 @@ def render(
         privacy=privacy(all_groups),
         headline=headline(runs[0]) if len(runs) == 1 else None,
         results=results(all_groups) if len(runs) > 1 else None,
+        opening=opening,
         sections=[_section(name, figures) for name, figures in built.items() if _drawn(figures)],
         missing=[f for figures in built.values() for f in figures if not f.panels and f.expected],
-        figures={f.name: f.spec() for fs in built.values() for f in fs if f.panels},
-        configuration=side_by_side(all_groups, lambda run: run.config),
+        figures={f.name: f.spec() for fs in (opening, *built.values()) for f in fs if f.panels},
+        configuration=side_by_side(all_groups, _used_settings),
         environment=environment if environment.rows else None,
         script=Markup(script),  # ours and the library's; no text from outside is in it
         script_hash=Markup(f"sha256-{digest}"),
     )  # fmt: skip
+
+
+def _take_opening(built: dict[str, list[Figure]]) -> list[Figure]:
+    """Take out of its section the figure that the page opens with, if there is one.
+
+    That is the forest plot of a comparison, else the metric over training.
+    """
+    quality = built.get("Quality", [])
+    for name in ("differences", "accuracy"):
+        drawn = [figure for figure in quality if figure.name == name and figure.panels]
+        if drawn:
+            built["Quality"] = [figure for figure in quality if figure.name != name]
+            return drawn
+    return []
+
+
+def _used_settings(run: Run) -> dict[str, Any]:
+    return used_settings(run.config, private=bool(run.statement.get("private", True)))
 
 
 def _section(name: str, figures: list[Figure]) -> dict[str, Any]:
@@ -116,7 +137,10 @@ def _lead(runs: Sequence[Run], all_groups: Sequence[Group]) -> str:
     if len(runs) > 1:
         lead = f"{len(runs)} runs of {len(all_groups)} settings, side by side."
         if len(all_groups) < len(runs):
-            lead += " Thin lines are runs that differ in their seed alone, thick ones their means."
+            lead += (
+                " Numbers are means over seeds, with 95% t intervals in brackets; thin lines are "
+                "runs that differ in their seed alone, thick ones their means."
+            )
         return lead
     config = runs[0].config
     parts = {"model": "", "epochs": " epochs", "batch_size": f" {unit_of(runs)} per batch"}

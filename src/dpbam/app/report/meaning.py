@@ -1,220 +1,292 @@
-"""One sentence per figure on what it means for these runs, computed from them.
+"""One sentence per setting on what a figure means for its runs, computed from all of them.
 
-It is understandable without the paper: words for letters, degrees for cosines.
+Numbers are means over the runs of a setting, which differ in their seed alone, with 95% t
+intervals. It is understandable without the paper: words for letters, degrees for cosines.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dpbam.app.report.bias_figures import best, last_mean
+from dpbam.app.report.figure import mean
 from dpbam.app.report.groups import Group, numbers
 from dpbam.app.report.headline import unit_of
 from dpbam.app.report.norm_figures import LEVELS
 from dpbam.app.report.records import Run
 from dpbam.app.report.released_figures import released_share
+from dpbam.app.report.tables import mean_text
 from dpbam.training.events import metric_label, metric_text
 
-_MOST = 4  # groups in a sentence
+Runs = Sequence[Run]
+_MOST = 8  # settings that have a sentence
 _FALSE = 0.1  # false positive rate at which ROC curves are read
 
 
-def meaning(name: str, groups: Sequence[Group]) -> str:
-    """Return what the figure ``name`` shows of the first run of each group; empty if nothing."""
+def meaning(name: str, groups: Sequence[Group]) -> tuple[str, ...]:
+    """Return what the figure ``name`` shows, a sentence per group; none if nothing is known."""
     of = _SENTENCES.get(name)
-    found = [(g.label, text) for g in groups if of and (text := of(g.runs[0]))]
-    if len(found) == 1 and len(groups) == 1:
-        return f"{found[0][1]}."
-    return "; ".join(f"{label}: {text}" for label, text in found[:_MOST]) + ("." if found else "")
+    texts = {g.label: text for g in groups if of and (text := of(g.runs))}
+    if len(groups) == 1:
+        return tuple(f"{text}." for text in texts.values())
+    return tuple(f"{label}: {text}." for label, text in texts.items())[:_MOST]
 
 
-def _accuracy(run: Run) -> str:
-    name = run.metric
-    rows = [row for row in run.metrics if row.get(name) is not None]
-    if not rows:
+def _accuracy(runs: Runs) -> str:
+    name = runs[0].metric
+    finals = [run.final for run in runs if run.final is not None]
+    if not finals:
         return ""
-    top, end = max(rows, key=lambda row: row[name]), rows[-1]
+    ending = mean_text(finals, lambda value: metric_text(name, value))
+    if len(runs) > 1:
+        return f"the {metric_label(name)} ends at {ending}"
+    rows = [row for row in runs[0].metrics if row.get(name) is not None]
+    top = max(rows, key=lambda row: row[name])
     highest = f"{metric_text(name, top[name])} at epoch {top['epoch']:.3g}"
-    more = f", the highest on the way was {highest}" if top[name] > end[name] else ", its highest"
-    return f"the {metric_label(name)} ends at {metric_text(name, end[name])}{more}"
+    more = f", the highest on the way was {highest}" if top[name] > finals[0] else ", its highest"
+    return f"the {metric_label(name)} ends at {ending}{more}"
 
 
-def _classes(run: Run) -> str:
-    shares = _values((run.evaluation or {}).get("classes"))
-    return _ends("finding" if run.metric == "auc" else "class", shares, run.metric)
+def _classes(runs: Runs) -> str:
+    shares = [_values((run.evaluation or {}).get("classes")) for run in runs]
+    what = "finding" if runs[0].metric == "auc" else "class"
+    return _ends(what, _by_name(shares), runs[0].metric)
 
 
-def _subgroups(run: Run) -> str:
-    columns = (run.evaluation or {}).get("groups") or {}
-    found = {
-        column: {name: scores.get(run.metric) for name, scores in part["groups"].items()}
-        for column, part in columns.items()
-    }
-    texts = [_ends(column, _values(shares), run.metric) for column, shares in found.items()]
+def _subgroups(runs: Runs) -> str:
+    by_column: dict[str, list[dict[str, float]]] = {}
+    for run in runs:
+        for column, part in ((run.evaluation or {}).get("groups") or {}).items():
+            scores = {name: found.get(run.metric) for name, found in part["groups"].items()}
+            by_column.setdefault(column, []).append(_values(scores))
+    texts = [_ends(column, _by_name(s), runs[0].metric) for column, s in by_column.items()]
     return "; ".join(text for text in texts if text)
 
 
 def _values(shares: Any) -> dict[str, float]:
     items = shares.items() if isinstance(shares, dict) else ()
-    found = {k: v.get("value") if isinstance(v, dict) else v for k, v in items}
-    return {k: float(v) for k, v in found.items() if isinstance(v, int | float) and v == v}
+    values = {k: v.get("value") if isinstance(v, dict) else v for k, v in items}
+    return {k: float(v) for k, v in values.items() if isinstance(v, int | float) and v == v}
 
 
-def _ends(what: str, values: dict[str, float], metric: str) -> str:
-    if len(values) < 2:
+def _by_name(values_of_runs: Iterable[dict[str, float]]) -> dict[str, list[float]]:
+    by_name: dict[str, list[float]] = {}
+    for values in values_of_runs:
+        for name, value in values.items():
+            by_name.setdefault(name, []).append(value)
+    return by_name
+
+
+def _ends(what: str, by_name: dict[str, list[float]], metric: str) -> str:
+    """The worst and the best by their means over the runs."""
+    if len(by_name) < 2:
         return ""
-    if min(values.values()) == max(values.values()):
-        return f"every {what} has {metric_text(metric, min(values.values()))}"
-    low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
-    lowest, highest = (metric_text(metric, values[name]) for name in (low, high))
+    means = {name: mean(values) for name, values in by_name.items()}
+    if min(means.values()) == max(means.values()):
+        return f"every {what} has {metric_text(metric, min(means.values()))}"
+    low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    lowest, highest = (
+        mean_text(by_name[name], lambda value: metric_text(metric, value)) for name in (low, high)
+    )
     return f"{what} {low} does worst, {lowest}, and {high} best, {highest}"
 
 
-def _confusion(run: Run) -> str:
-    evaluation = run.evaluation or {}
-    names, rows = list(evaluation.get("classes") or ()), evaluation.get("confusion") or ()
-    wrong = [(n, i, j) for i, row in enumerate(rows) for j, n in enumerate(row) if i != j and n]
-    if not wrong:
-        return "no test record is taken for another class" if rows else ""
-    n, i, j = max(wrong)
-    of = f"{sum(rows[i]):,} {'pixels' if run.metric == 'dice' else 'records'}"
-    return f"the most frequent mistake is {names[i]} taken for {names[j]}: {n:,} of {of}"
-
-
-def _roc(run: Run) -> str:
-    curves = (run.evaluation or {}).get("roc") or {}
-    found = {
-        name: float(np.interp(_FALSE, [x for x, _ in points], [y for _, y in points]))
-        for name, points in curves.items()
-        if points
-    }
-    if not found:
+def _confusion(runs: Runs) -> str:
+    evaluations = [run.evaluation or {} for run in runs]
+    names = list(evaluations[0].get("classes") or ())
+    matrices = [e["confusion"] for e in evaluations if e.get("confusion")]
+    if not matrices:
         return ""
-    low, high = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
-    rest = f" and {found[high]:.0%} of those with {high}" if len(found) > 1 else ""
+    total = np.sum(matrices, axis=0)
+    wrong = [
+        (int(n), i, j) for i, row in enumerate(total) for j, n in enumerate(row) if i != j and n
+    ]
+    if not wrong:
+        return "no test record is taken for another class"
+    n, i, j = max(wrong)
+    of = f"{int(total[i].sum()):,} {'pixels' if runs[0].metric == 'dice' else 'records'}"
+    all_runs = f", all {len(matrices)} runs together" if len(matrices) > 1 else ""
+    return f"the most frequent mistake is {names[i]} taken for {names[j]}: {n:,} of {of}{all_runs}"
+
+
+def _roc(runs: Runs) -> str:
+    rates = [
+        {
+            name: float(np.interp(_FALSE, [x for x, _ in points], [y for _, y in points]))
+            for name, points in ((run.evaluation or {}).get("roc") or {}).items()
+            if points
+        }
+        for run in runs
+    ]
+    by_name = _by_name(rates)
+    if not by_name:
+        return ""
+    means = {name: mean(values) for name, values in by_name.items()}
+    low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    lowest, highest = (mean_text(by_name[name], "{:.0%}".format) for name in (low, high))
+    rest = f" and {highest} of those with {high}" if len(by_name) > 1 else ""
     return (
         f"where {_FALSE:.0%} of the records without a finding are reported as well, "
-        f"{found[low]:.0%} of those with {low}{rest} are found"
+        f"{lowest} of those with {low}{rest} are found"
     )
 
 
-def _predicted(run: Run) -> str:
-    evaluation = run.evaluation or {}
-    error, name = (evaluation.get("scores") or {}).get("mae"), evaluation.get("value", "value")
-    if error is None:
-        return ""
-    return f"the predicted {name} is {error:.3g} away from the true one on average"
+def _predicted(runs: Runs) -> str:
+    evaluations = [run.evaluation or {} for run in runs]
+    errors = [(e.get("scores") or {}).get("mae") for e in evaluations]
+    error = _text((e for e in errors if e is not None), "{:.3g}")
+    name = evaluations[0].get("value", "value")
+    return error and f"the predicted {name} is {error} away from the true one on average"
 
 
-def _bias(run: Run) -> str:
-    length, relative = _last(run, "bias"), _last(run, "relative_bias")
-    if length is None or relative is None:
+def _bias(runs: Runs) -> str:
+    length, relative = _last(runs, "bias", "{:.3g}"), _last(runs, "relative_bias", "{:.0%}")
+    if not length or not relative:
         return ""
     return (
-        f"at the end clipping moves the average gradient by {length:.3g}, which is {relative:.0%} "
-        "of its length"
+        f"at the end clipping moves the average gradient by {length}, which is {relative} of its "
+        "length"
     )
 
 
-def _relative(run: Run) -> str:
-    share = _last(run, "relative_bias")
-    if share is None:
+def _relative(runs: Runs) -> str:
+    shares = _lasts(runs, "relative_bias")
+    if not shares:
         return ""
-    verdict = "most of the gradient is lost" if share > 0.5 else "most of the gradient is kept"
-    return f"at the end the error from clipping is {share:.0%} of the gradient: {verdict}"
-
-
-def _decomposition(run: Run) -> str:
-    kept = _last(run, "a")
-    return "" if kept is None else f"clipping leaves {kept:.1%} of the gradient's length"
-
-
-def _direction(run: Run) -> str:
-    cosine, share = _last(run, "cosine"), _last(run, "direction_share")
-    if cosine is None or share is None:
-        return ""
-    part = f"{share:.0%}" if share >= 0.01 else "less than 1%"
-    angle = math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
+    lost = "most of the gradient is lost" if mean(shares) > 0.5 else "most of the gradient is kept"
     return (
-        f"at the end the clipped gradient points {angle:.0f}° away from the true one; {part} of "
+        f"at the end the error from clipping is {_text(shares, '{:.0%}')} of the gradient: {lost}"
+    )
+
+
+def _decomposition(runs: Runs) -> str:
+    rest = _last(runs, "a", "{:.1%}")
+    return rest and f"clipping leaves {rest} of the gradient's length"
+
+
+def _direction(runs: Runs) -> str:
+    cosines, shares = _lasts(runs, "cosine"), _lasts(runs, "direction_share")
+    if not cosines or not shares:
+        return ""
+    share = _text(shares, "{:.0%}") if mean(shares) >= 0.01 else "less than 1%"
+    angle = _text([math.degrees(math.acos(max(-1.0, min(1.0, c)))) for c in cosines], "{:.0f}°")
+    return (
+        f"at the end the clipped gradient points {angle} away from the true one; {share} of "
         "the error is of direction, which no learning rate makes up for, and the rest of length"
     )
 
 
-def _noise(run: Run) -> str:
-    share = _last(run, "noise_share")
-    if share is None:
-        return ""
-    advice = "less bias would gain little" if share > 0.5 else "less bias would gain more"
-    return f"at the end {share:.0%} of the error is noise and the rest is bias: {advice}"
-
-
-def _alignment(run: Run) -> str:
-    cosine = last_mean(run, "non_private_alignment")
-    if cosine is None:
-        return ""
-    side = "along" if cosine > 0.1 else "hardly along" if cosine > -0.1 else "against"
-    return f"the method's ascent step goes {side} the current gradient (cosine {cosine:.2f})"
-
-
-def _clip_share(run: Run) -> str:
-    shares = [x for x in numbers(run.bias, "non_private_clip_share") if math.isfinite(x)]
+def _noise(runs: Runs) -> str:
+    shares = _lasts(runs, "noise_share")
     if not shares:
         return ""
-    return f"{shares[0]:.0%} of the {unit_of([run])} are clipped at first, {shares[-1]:.0%} at last"
-
-
-def _norms(run: Run) -> str:
-    rows = [(row.get("non_private_norms") or {}).get("quantiles") for row in run.bias[-1:]]
-    clip = numbers(run.bias[-1:], "clip_norm")
-    if not rows or not rows[0] or not math.isfinite(clip[0]):
-        return ""
-    half = float(rows[0][LEVELS.index(0.5)])
+    advice = "less bias would gain little" if mean(shares) > 0.5 else "less bias would gain more"
     return (
-        f"at the end half of the {unit_of([run])} have a gradient longer than {half:.3g}, and "
-        f"everything above {clip[0]:g} is cut"
+        f"at the end {_text(shares, '{:.0%}')} of the error is noise and the rest is bias: {advice}"
     )
 
 
-def _loss(run: Run) -> str:
-    found = [x for x in numbers(run.steps, "non_private_loss") if math.isfinite(x)]
-    part = max(1, len(found) // 10)
-    if not found:
+def _alignment(runs: Runs) -> str:
+    cosines = _present(last_mean(run, "non_private_alignment") for run in runs)
+    if not cosines:
         return ""
-    first, last = sum(found[:part]) / part, sum(found[-part:]) / part
-    return f"the loss goes from {first:.3g} to {last:.3g}, means of a tenth of the steps each"
+    cosine = mean(cosines)
+    side = "along" if cosine > 0.1 else "hardly along" if cosine > -0.1 else "against"
+    shown = _text(cosines, "{:.2f}")
+    return f"the method's ascent step goes {side} the current gradient (cosine {shown})"
 
 
-def _layers(run: Run) -> str:
-    layers = (run.bias[-1].get("non_private_layers") or {}) if run.bias else {}
-    shares = {k: v.get("share") for k, v in layers.items() if isinstance(v.get("share"), float)}
-    if not shares:
+def _clip_share(runs: Runs) -> str:
+    shares = [_finite(numbers(run.bias, "non_private_clip_share")) for run in runs]
+    firsts, lasts = ([s[k] for s in shares if s] for k in (0, -1))
+    if not firsts:
         return ""
-    top = max(shares, key=shares.__getitem__)
-    return f"at the end {top} has {shares[top]:.0%} of the gradients' squared length"
+    first, last = _text(firsts, "{:.0%}"), _text(lasts, "{:.0%}")
+    return f"{first} of the {unit_of(runs)} are clipped at first, {last} at last"
 
 
-def _flatness(run: Run) -> str:
-    slack = last_mean(run, "non_private_flatness_slack")
-    return "" if slack is None else f"at the end the bound is {slack:.2g} above what it bounds"
-
-
-def _released(run: Run) -> str:
-    share = released_share(run)
-    if share is None:
+def _norms(runs: Runs) -> str:
+    halves, clips = [], []
+    for run in runs:
+        rows = [(row.get("non_private_norms") or {}).get("quantiles") for row in run.bias[-1:]]
+        clip = _finite(numbers(run.bias[-1:], "clip_norm"))
+        if rows and rows[0] and clip:
+            halves.append(float(rows[0][LEVELS.index(0.5)]))
+            clips.append(clip[0])
+    if not halves:
         return ""
-    return f"about {share:.0%} of the {unit_of([run])} are clipped in the last part of training"
+    return (
+        f"at the end half of the {unit_of(runs)} have a gradient longer than "
+        f"{_text(halves, '{:.3g}')}, and everything above {mean(clips):g} is cut"
+    )
 
 
-def _last(run: Run, key: str) -> float | None:
-    return last_mean(run, best(run), key)
+def _loss(runs: Runs) -> str:
+    firsts, lasts = [], []
+    for run in runs:
+        losses = _finite(numbers(run.steps, "non_private_loss"))
+        tenth = max(1, len(losses) // 10)
+        if losses:
+            firsts.append(mean(losses[:tenth]))
+            lasts.append(mean(losses[-tenth:]))
+    first, last = _text(firsts, "{:.3g}"), _text(lasts, "{:.3g}")
+    return first and f"the loss goes from {first} to {last}, means of a tenth of the steps each"
 
 
-_SENTENCES: dict[str, Callable[[Run], str]] = {
+def _layers(runs: Runs) -> str:
+    layers = [(run.bias[-1].get("non_private_layers") or {}) if run.bias else {} for run in runs]
+    by_name = _by_name(
+        {k: v["share"] for k, v in one.items() if isinstance(v.get("share"), float)}
+        for one in layers
+    )
+    if not by_name:
+        return ""
+    top = max(by_name, key=lambda name: mean(by_name[name]))
+    share = _text(by_name[top], "{:.0%}")
+    return f"at the end {top} has {share} of the gradients' squared length"
+
+
+def _flatness(runs: Runs) -> str:
+    slacks = _present(last_mean(run, "non_private_flatness_slack") for run in runs)
+    slack = _text(slacks, "{:.2g}")
+    return slack and f"at the end the bound is {slack} above what it bounds"
+
+
+def _released(runs: Runs) -> str:
+    share = _text(_present(released_share(run) for run in runs), "{:.0%}")
+    return share and (
+        f"about {share} of the {unit_of(runs)} are clipped in the last part of training"
+    )
+
+
+def _last(runs: Runs, key: str, form: str) -> str:
+    return _text(_lasts(runs, key), form)
+
+
+def _lasts(runs: Runs, key: str) -> list[float]:
+    """A number of the bias at the end of each run that has it."""
+    return _present(last_mean(run, best(run), key) for run in runs)
+
+
+def _text(values: Iterable[float], form: str) -> str:
+    """Their mean with its interval; empty without values."""
+    listed = list(values)
+    return mean_text(listed, form.format) if listed else ""
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _finite(values: Iterable[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
+
+
+_SENTENCES: dict[str, Callable[[Runs], str]] = {
     "accuracy": _accuracy, "classes": _classes, "groups": _subgroups, "confusion": _confusion,
     "roc": _roc, "predicted": _predicted,
     "bias": _bias, "relative-bias": _relative, "decomposition": _decomposition,

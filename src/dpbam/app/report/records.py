@@ -9,6 +9,7 @@ statistics.jsonl           norms and bias that were released with noise
 metrics.jsonl              accuracy on the test data over training
 non-private/               for the operator only:
   run.json                 versions and machine; the plan, while there is no statement yet
+  evaluations.jsonl        the best constant answer, next to each evaluation
   training.jsonl           training loss
   bias.jsonl               measured steps of the bias lens
   evaluation-test.json     confusion, classes and sub-groups (``dpbam evaluate --save``)
@@ -20,6 +21,7 @@ A missing file leaves its figures empty, with the reason; only the configuration
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +35,7 @@ from dpbam.app.runs.files import check_format, current_config
 from dpbam.app.runs.folder import RunFolder
 from dpbam.errors import DPBAMError
 from dpbam.methods import is_private
+from dpbam.training.events import Compared
 
 CONFIG = "config.toml"
 METHODS = {
@@ -75,6 +78,7 @@ class Run:
         bias: measured steps. Not to be shared.
         environment: versions and machine.
         statistics: what was released next to the gradients, with noise.
+        compared: scores next to those of the best constant answer. Not to be shared.
     """
 
     name: str
@@ -86,6 +90,7 @@ class Run:
     bias: Rows = ()
     environment: dict[str, Any] = field(default_factory=dict)
     statistics: Rows = ()
+    compared: Rows = ()
 
     @property
     def method(self) -> str:
@@ -109,6 +114,51 @@ class Run:
         """The task's main metric, such as the accuracy."""
         last = self.metrics[-1] if self.metrics else {}
         return next((name for name in last if name not in _NO_METRICS), "accuracy")
+
+    @property
+    def final(self) -> float | None:
+        """The main metric at the end of training; None if none was recorded."""
+        values = [row.get(self.metric) for row in self.metrics]
+        return next((float(v) for v in reversed(values) if v is not None), None)
+
+    @property
+    def constant(self) -> float | None:
+        """The main metric of the best answer that ignores the image; None if not recorded."""
+        scores = self._last_compared.get(self.metric) or {}
+        if scores.get("constant") is not None:
+            return float(scores["constant"])
+        evaluation = self.evaluation_of_last_records
+        if "trivial" in evaluation:
+            return float(evaluation["trivial"])
+        # of an accuracy, the best constant is the most frequent class
+        counts = [int(share["count"]) for share in evaluation.get("classes", {}).values()]
+        return max(counts) / sum(counts) if counts else None
+
+    @property
+    def useless(self) -> bool:
+        """Whether the last model was not better than the best constant by more than chance."""
+        scores = list(self._last_compared.values())
+        if scores:
+            numbers = [{k: math.nan if v is None else v for k, v in s.items()} for s in scores]
+            return not any(Compared(**score).better for score in numbers)
+        constant, final = self.constant, self.final
+        return constant is not None and final is not None and final <= constant
+
+    @property
+    def evaluation_of_last_records(self) -> dict[str, Any]:
+        """What ``dpbam evaluate --save`` recorded, if it was of as many records."""
+        evaluation = self.evaluation or {}
+        shares = evaluation.get("classes", {}).values()
+        count = evaluation.get("count", sum(int(share.get("count") or 0) for share in shares))
+        records = int(self.metrics[-1].get("records") or 0) if self.metrics else 0
+        return evaluation if count == records else {}
+
+    @property
+    def _last_compared(self) -> dict[str, Any]:
+        """Scores by metric, of the last evaluation alone."""
+        last = self.metrics[-1].get("step") if self.metrics else None
+        rows = [row for row in self.compared if row.get("step") == last]
+        return (rows[-1].get("compared") or {}) if rows else {}
 
     def publishable(self, *, public_test_data: bool) -> Run:
         """The same run without anything that privacy does not protect, named by its statement.
@@ -145,8 +195,8 @@ class Run:
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     """The runs in ``folders``: each is a run, or holds runs, as a comparison's folder does.
 
-    Runs within a folder come in the order of :data:`METHODS`. A name that two runs share is made
-    longer by the folder above.
+    Runs of a comparison come in its order, the baseline first, others in that of :data:`METHODS`.
+    A name that two runs share is made longer by the folder above.
 
     Raises:
         ReportError: if there is no run.
@@ -165,7 +215,13 @@ def _runs_within(folder: Path) -> list[Path]:
     if (folder / CONFIG).exists() or not folder.is_dir():
         return [folder]
     below = {p.parent for depth in ("*", "*/*") for p in folder.glob(f"{depth}/{CONFIG}")}
-    return sorted(below, key=lambda p: (_rank(p), str(p))) or [folder]
+    arms = list(_maybe(folder / "comparison.json").get("contenders", ()))
+    return sorted(below, key=lambda p: (_arm_rank(p, arms), _rank(p), str(p))) or [folder]
+
+
+def _arm_rank(path: Path, arms: Sequence[str]) -> int:
+    """The position of a run's contender in its comparison; last if it is of none."""
+    return arms.index(path.parent.name) if path.parent.name in arms else len(arms)
 
 
 def _rank(path: Path) -> int:
@@ -203,6 +259,7 @@ def read_run(folder: str | Path) -> Run:
         metrics=metrics,
         statistics=_rows(folder / "statistics.jsonl"),
         evaluation=_maybe(non_private / "evaluation-test.json") or None,
+        compared=_rows(non_private / "evaluations.jsonl"),
         steps=_rows(non_private / "training.jsonl"),
         bias=_rows(non_private / "bias.jsonl"),
         environment={

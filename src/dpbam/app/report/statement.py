@@ -58,7 +58,7 @@ def privacy(groups: Sequence[Group]) -> Privacy:
         publishable=_files(statements, PUBLISHABLE),
         perhaps=_files(statements, PERHAPS),
         withheld=_files(statements, WITHHELD),
-        warnings=_warnings(runs),
+        warnings=_warnings(groups),
     )
 
 
@@ -121,21 +121,23 @@ def _files(statements: Sequence[dict[str, Any]], key: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(file for s in statements for file in s.get(key, ())))
 
 
-def _warnings(runs: Sequence[Run]) -> tuple[tuple[str, str], ...]:
+def _warnings(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
     """What a reader must know before anything else."""
     cases = (
         ("Research only", "seeded: an attacker who knows the seed can subtract the noise. Do "
          "not publish such a model of sensitive data", lambda s: s.get("seeded")),
         ("No privacy", "trained without noise, as a reference: publishing such a model may "
          "reveal its training data", lambda s: not s.get("private", True)),
-        ("Not finished", "there is no privacy statement yet; epsilon is what was spent at the "
-         "last evaluation", lambda s: s.get("unfinished")),
+        ("Not finished", "not finished: there is no privacy statement yet, and epsilon is what was "
+         "spent at the last evaluation", lambda s: s.get("unfinished")),
     )  # fmt: skip
-    found = []
+    warnings = []
+    alone = sum(len(group.runs) for group in groups) == 1
     for title, text, holds in cases:
-        names = [run.name for run in runs if holds(run.statement)]
-        whose = "All runs are" if len(names) == len(runs) else f"{', '.join(names)}:"
-        if names:
-            whose = "The run is" if len(runs) == 1 else whose
-            found.append((title, f"{whose} {text}."))
-    return tuple(found)
+        labels = [g.label for g in groups if any(holds(run.statement) for run in g.runs)]
+        if labels:
+            of_all = len(labels) == len(groups)
+            subject = "The run is" if alone else "All runs are" if of_all else "These runs are"
+            whose = title if of_all else f"{title}: {', '.join(labels)}"
+            warnings.append((whose, f"{subject} {text}."))
+    return tuple(warnings)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from dpbam.app.compare.statistics import Estimate, estimate
 from dpbam.app.report.bias_figures import OWN, PLAIN, last_mean
+from dpbam.app.report.comparison_figures import paired, verdict
 from dpbam.app.report.groups import Group
 from dpbam.app.report.records import Run
 from dpbam.privacy.rounding import up
-from dpbam.training.events import metric_label
+from dpbam.training.events import metric_label, metric_text
 
 
 @dataclass(frozen=True)
@@ -33,24 +34,47 @@ class Table:
 
 
 def results(groups: Sequence[Group]) -> Table:
-    """One row per setting: main metric and, where measured, bias and cosine, mean ± SD of runs."""
+    """One row per setting: main metric, difference to the first, epsilon, and what was measured.
+
+    Numbers are means over the runs of a setting with their 95% t intervals.
+    """
     metrics = list(dict.fromkeys(run.metric for group in groups for run in group.runs))
-    columns: dict[str, tuple[Callable[[Run], float | None], str]] = {
-        **{
-            f"final {metric_label(m)}": (partial(_final, m), ".1%" if m == "accuracy" else ".3f")
-            for m in metrics
-        },
-        "bias at the end": (lambda run: _reading(run, "bias"), ".2f"),
-        "cosine with ĝ": (lambda run: _reading(run, "cosine"), ".3f"),
+    columns: dict[str, Callable[[Group], str]] = {
+        f"final {metric_label(m)}": partial(_final, m) for m in metrics
     }
-    runs = [run for group in groups for run in group.runs]
-    shown = {h: c for h, c in columns.items() if any(c[0](run) is not None for run in runs)}
-    rows = []
-    for g in groups:
-        spreads = [_spread(map(of, g.runs), form) for of, form in shown.values()]
-        rows.append((g.label, str(len(g.runs)), *spreads))
+    by_label = {group.label: found for group, found in paired(groups)}
+    if by_label:
+        columns[f"difference to {groups[0].label}"] = lambda g: _difference(by_label, g)
+        columns["verdict"] = lambda g: verdict(by_label[g.label]) if g.label in by_label else ""
+    columns["ε of one run"] = _epsilon
+    columns["bias at the end"] = lambda g: _spread(g, partial(_reading, "bias"), ".2f")
+    columns["cosine with ĝ"] = lambda g: _spread(g, partial(_reading, "cosine"), ".3f")
+    cells = {head: [of(g) for g in groups] for head, of in columns.items()}
+    shown = {
+        head: column for head, column in cells.items() if any(c not in ("", "–") for c in column)
+    }
+    rows = [
+        (g.label, str(len(g.runs)), *(column[k] for column in shown.values()))
+        for k, g in enumerate(groups)
+    ]
+    constants = {run.constant for group in groups for run in group.runs}
+    if len(metrics) == 1 and len(constants) == 1 and (alone := constants.pop()) is not None:
+        empty = ("",) * (len(shown) - 1)
+        rows.append(("best constant answer", "", metric_text(metrics[0], alone), *empty))
     marked = ("bias at the end", "cosine with ĝ")
     return Table(("setting", "runs", *shown), tuple(rows), marked=marked)
+
+
+def mean_text(values: Sequence[float], text: Callable[[float], str]) -> str:
+    """A mean over seeds with its 95% t interval; of one run, its number alone.
+
+    Example:
+        >>> mean_text([0.90, 0.92, 0.94], "{:.2f}".format), mean_text([0.9], "{:.2f}".format)
+        ('0.92 [0.87, 0.97]', '0.90')
+    """
+    found = estimate(values)
+    interval = f" [{text(found.low)}, {text(found.high)}]" if found.count > 1 else ""
+    return f"{text(found.mean)}{interval}"
 
 
 def side_by_side(groups: Sequence[Group], facts: Callable[[Run], dict[str, Any]]) -> Table:
@@ -93,20 +117,32 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def _final(metric: str, run: Run) -> float | None:
-    found = [float(row[metric]) for row in run.metrics if row.get(metric) is not None]
-    return found[-1] if found else None
+def _final(metric: str, group: Group) -> str:
+    values = [run.final for run in group.runs if run.metric == metric and run.final is not None]
+    return mean_text(values, partial(metric_text, metric)) if values else "–"
 
 
-def _reading(run: Run, key: str) -> float | None:
+def _difference(by_label: Mapping[str, Estimate], group: Group) -> str:
+    if group.label not in by_label:
+        return ""
+    found, percent = by_label[group.label], group.runs[0].metric == "accuracy"
+    scale, form = (100, "+.1f") if percent else (1, "+.3f")
+    mean, low, high = (f"{scale * x:{form}}" for x in (found.mean, found.low, found.high))
+    return f"{mean} [{low}, {high}]" if found.count > 1 else mean
+
+
+def _epsilon(group: Group) -> str:
+    """The largest of a setting's runs: what publishing one of them costs at most."""
+    values = [run.statement.get("epsilon") for run in group.runs]
+    numbers = [float(v) for v in values if isinstance(v, int | float)]
+    return up(max(numbers)) if len(numbers) == len(values) else "no privacy"
+
+
+def _reading(key: str, run: Run) -> float | None:
     plain = last_mean(run, PLAIN, key)
     return last_mean(run, OWN, key) if plain is None else plain
 
 
-def _spread(values: Iterable[float | None], form: str) -> str:
-    """Mean ± sample standard deviation."""
-    found = [v for v in values if v is not None]
-    if not found:
-        return "–"
-    spread = f" ± {statistics.stdev(found):{form}}" if len(found) > 1 else ""
-    return f"{statistics.fmean(found):{form}}{spread}"
+def _spread(group: Group, of: Callable[[Run], float | None], form: str) -> str:
+    values = [value for run in group.runs if (value := of(run)) is not None]
+    return mean_text(values, lambda value: f"{value:{form}}") if values else "–"

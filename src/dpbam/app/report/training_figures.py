@@ -12,7 +12,7 @@ from dpbam.app.report.groups import Group, curves, numbers
 from dpbam.app.report.records import Run
 from dpbam.methods import is_private
 from dpbam.privacy.rounding import up
-from dpbam.training.events import metric_label
+from dpbam.training.events import metric_label, metric_text
 
 
 def accuracy(groups: Sequence[Group]) -> Figure:
@@ -31,16 +31,24 @@ def accuracy(groups: Sequence[Group]) -> Figure:
 
     by_epoch = curves(groups, lambda run: over("epoch", run))
     by_epsilon = curves([g for g in groups if _private(g)], over_epsilon)
+    constants = {run.constant for group in groups for run in group.runs}
+    # one line says it for all runs of one data set, and none where some run lacks it
+    alone = constants.pop() if len(constants) == 1 else None
+    marks = (
+        ()
+        if alone is None
+        else ((alone, f"best constant answer {metric_text(metrics[0], alone)}"),)
+    )
     panels = (
-        lines("Over training", "epoch", label, by_epoch, percent=percent),
-        lines("Over the budget", "ε spent", label, by_epsilon, percent=percent),
+        lines("Over training", "epoch", label, by_epoch, percent=percent, marks=marks),
+        lines("Over the budget", "ε spent", label, by_epsilon, percent=percent, marks=marks),
     )
     return Figure(
         "accuracy",
         label[:1].upper() + label[1:],
         f"{'Share of test records classified correctly' if percent else f'{label} on test records'}"
         ", by the model that would be handed out at that moment: against passes over the data, and "
-        "against the budget spent by then.",
+        "against the budget spent by then. The best constant answer ignores the image.",
         "test",
         [panel for panel in panels if panel.rows],
         "No accuracy was recorded, or it was left out of a report for publication: with "

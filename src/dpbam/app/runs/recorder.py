@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam.app.runs.files import append_json_line, keep_json_lines, read_json_lines
 from dpbam.app.runs.folder import RunFolder
-from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport
+from dpbam.training.events import Compared, EvaluationReport, Reporter, StartReport, StepReport
 
 if TYPE_CHECKING:
     from dpbam.bias import BiasRecord, ReleasedStatistics
-    from dpbam.training.tasks import Compared
 
 
 class Recorder(Reporter):
@@ -35,8 +34,6 @@ class Recorder(Reporter):
 
     def _compared(self, step: int) -> dict[str, Compared]:
         """Return the comparison with the best constant of the latest evaluation of ``step``."""
-        from dpbam.training.tasks import Compared
-
         rows = [row for row in read_json_lines(self._looks) if row.get("step") == step]
         stored = rows[-1].get("compared", {}) if rows else {}
         return {k: Compared(**_finite(scores)) for k, scores in stored.items()}

@@ -1,0 +1,64 @@
+"""The figure of a comparison: what a setting gains over the first one, seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpbam.app.compare.statistics import Estimate, paired_difference
+from dpbam.app.report.charts import forest
+from dpbam.app.report.figure import COLOURS, Figure
+from dpbam.app.report.groups import Group
+from dpbam.training.events import metric_label
+
+
+def differences(groups: Sequence[Group]) -> Figure:
+    """Paired differences of the main metric to the first setting, each with its interval."""
+    metrics = {run.metric for group in groups for run in group.runs}
+    metric = metrics.pop() if len(metrics) == 1 else "accuracy"
+    scale, unit = (100.0, ", in points") if metric == "accuracy" else (1.0, "")
+    rows, colours = [], []
+    for group, found in paired(groups):
+        values = {"difference": found.mean, "low": found.low, "high": found.high}
+        scaled = {name: scale * value for name, value in values.items()}
+        rows.append({"setting": group.label, **scaled, "seeds": found.count})
+        colours.append(COLOURS[group.colour % len(COLOURS)])
+    first = groups[0].label if groups else "the first"
+    label = f"{metric_label(metric)} minus that of {first}{unit}"
+    return Figure(
+        "differences",
+        f"Difference to {first}",
+        f"Mean over the seeds that both have of the {metric_label(metric)} minus that of {first} "
+        "with the same seed, and its 95% t interval. An interval that crosses the dashed line "
+        "shows no winner.",
+        "test",
+        [forest("", label, rows, colours)] if rows else (),
+        "Paired differences need two settings that were trained with the same seeds: dpbam compare "
+        "trains them. A page for publication has no seeds.",
+        # one run has nothing to be compared with
+        expected=len(groups) > 1,
+    )
+
+
+def paired(groups: Sequence[Group]) -> list[tuple[Group, Estimate]]:
+    """Return the groups that share seeds, data and metric with the first, and their differences."""
+    if len(groups) < 2:
+        return []
+    first, *others = groups
+    baseline = _by_seed(first)
+    alike = [g for g in others if _compared(g) == _compared(first) and {*_by_seed(g)} & {*baseline}]
+    return [(g, paired_difference(_by_seed(g), baseline)) for g in alike]
+
+
+def verdict(difference: Estimate) -> str:
+    """Return whether the interval of a difference excludes zero, and on which side."""
+    return "better" if difference.low > 0 else "worse" if difference.high < 0 else "no winner"
+
+
+def _compared(group: Group) -> tuple[str, str]:
+    return group.runs[0].data, group.runs[0].metric
+
+
+def _by_seed(group: Group) -> dict[int, float]:
+    """The final metric of each run that has a seed."""
+    seeded = [(run.config.get("seed"), run.final) for run in group.runs]
+    return {int(seed): final for seed, final in seeded if seed is not None and final is not None}
