@@ -53,7 +53,7 @@ def planted(parameters: int, seed: int) -> Any:
     def noise(std: float, reference: Tensor, **_: Any) -> Tensor:
         step = next(calls) // parameters
         if step not in generators:
-            generators[step] = Randomness(seed).generator("noise", step)
+            generators[step] = Randomness(seed).noise_generator("noise", step, block=0)
         return std * torch.as_tensor(generators[step].standard_normal(tuple(reference.shape)))
 
     return noise
