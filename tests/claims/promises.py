@@ -176,6 +176,7 @@ PROMISES = (
              "test_accumulation_is_noticed_before_the_optimisers_step")),
     Promise("the accountant composes all steps, and calibration stays within the target",
             ("check_accountant_composes_every_step", "check_calibration",
+             "check_small_deltas_are_not_under_counted",
              "check_second_accountant")),
     Promise("secure noise has the distribution claimed",
             ("check_exact_rounding", "check_on_the_grid")),

@@ -110,6 +110,25 @@ def check_replays() -> None:
         assert [run(other, None, 2), run(other, None, 2)] == [2, 4]
 
 
+def check_small_deltas_are_not_under_counted() -> None:
+    """Rounding in a PLD does not hide loss: T steps at q = 1 are one Gaussian release, exactly."""
+    for sigma, steps, delta in ((10.0, 1000, 1e-13), (100.0, 100_000, 1e-12), (1.0, 1, 1e-14)):
+        accounting._on_grid.cache_clear()
+        stated = accounting.epsilon(sigma, 1.0, steps, delta)
+        accounting._on_grid.cache_clear()  # a mistake is not left to other tests
+        assert _delta_of_one_release(stated, math.sqrt(steps) / sigma) <= delta
+    assert stated < 7.9, "a single step is still counted by its loss distribution"
+
+
+def _delta_of_one_release(epsilon: float, mu: float) -> float:
+    """Return delta of a Gaussian release with sensitivity mu at sigma 1 (Balle and Wang 2018)."""
+    import mpmath
+
+    with mpmath.workdps(60):
+        above, below = mu / 2 - mpmath.mpf(epsilon) / mu, -mu / 2 - mpmath.mpf(epsilon) / mu
+        return float(mpmath.ncdf(above) - mpmath.exp(epsilon) * mpmath.ncdf(below))
+
+
 # --- the mistakes
 
 
@@ -204,7 +223,16 @@ def a_digest_that_says_nothing(original):
 
 
 Oracle = PrivateGradientOracle
+
+
+def nothing_lost(original):
+    return lambda spent, delta: delta
+
+
 MISTAKES = {
+    "a delta as small as the rounding": Mistake(
+        check_small_deltas_are_not_under_counted, accounting, "_without_lost", nothing_lost
+    ),
     "q = 1 / len(loader)": Mistake(
         check_sampling_is_as_accounted,
         PrivacyPlan,
