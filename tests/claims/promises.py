@@ -151,7 +151,8 @@ PROMISES = (
     Promise("physical batches change nothing",
             ("check_micro_batches", "check_one_mask_for_both_gradients")),
     Promise("every step is charged before it is released",
-            ("check_ledger_comes_first", "check_replays", "check_a_lost_line_end")),
+            ("check_ledger_comes_first", "check_replays", "check_a_replay_has_the_same_gradient",
+             "check_a_lost_line_end")),
     Promise("code of the user that raises, or Ctrl-C: before the charge nothing is spent, after it "
             "the step is taken and the next one possible, with noise of its own; observers and "
             "filters get copies",
