@@ -625,7 +625,9 @@ class PrivateGradientOracle:
         """Return a digest of what all ranks release, to recognise a seeded replay."""
         if not self.randomness.seeded:
             return None
-        own = digest({name: s for part in parts for name, s in part.items()})
+        # numbered: a statistic's entry named as a parameter would take its place, and a step with
+        # another gradient, under the same noise, would pass for a replay
+        own = digest({f"{k}/{n}" if k else n: s for k, p in enumerate(parts) for n, s in p.items()})
         first, *others = self.ranks.collected(own)
         return joint_digest(first, *others) if others else first
 

@@ -151,7 +151,8 @@ PROMISES = (
     Promise("physical batches change nothing",
             ("check_micro_batches", "check_one_mask_for_both_gradients")),
     Promise("every step is charged before it is released",
-            ("check_ledger_comes_first", "check_replays", "check_a_lost_line_end")),
+            ("check_ledger_comes_first", "check_replays", "check_a_replay_has_the_same_gradient",
+             "check_a_lost_line_end")),
     Promise("code of the user that raises, or Ctrl-C: before the charge nothing is spent, after it "
             "the step is taken and the next one possible, with noise of its own; observers and "
             "filters get copies",
@@ -176,6 +177,7 @@ PROMISES = (
              "test_accumulation_is_noticed_before_the_optimisers_step")),
     Promise("the accountant composes all steps, and calibration stays within the target",
             ("check_accountant_composes_every_step", "check_calibration",
+             "check_small_deltas_are_not_under_counted",
              "check_second_accountant")),
     Promise("secure noise has the distribution claimed",
             ("check_exact_rounding", "check_on_the_grid")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ import torch
 from checks import check_poisson
 from dpbam import Ledger, PrivacyPlan, PrivateGradientOracle, _jsonl
 from dpbam import oracle as oracle_module
+from dpbam.errors import ArgumentError
 from dpbam.loading import PoissonBatches
-from dpbam.params import trainable
+from dpbam.params import digest, trainable
 from dpbam.privacy import accounting, calibration
 from dpbam.privacy.sampling import PoissonSampler, UnitIndex
 from planting import Mistake, catches
@@ -108,6 +110,62 @@ def check_replays() -> None:
             refused = True
         assert refused, "the same noise on two sums"
         assert [run(other, None, 2), run(other, None, 2)] == [2, 4]
+
+
+class Counts:
+    """Releases the number of units, in an entry that is named as the model's only parameter."""
+
+    noise_multipliers = (5.0,)
+
+    def begin(self, facts: Any) -> None:
+        self.count = 0.0
+
+    def observe(self, directions: Any, norms: torch.Tensor, factors: torch.Tensor) -> None:
+        self.count += norms.shape[1]
+
+    def sums(self) -> dict[str, Any]:
+        return {"count": ({"weight": torch.tensor([self.count]).double()}, 5.0)}
+
+    def publish(self, released: Any) -> None:
+        pass
+
+
+def check_a_replay_has_the_same_gradient() -> None:
+    """Another batch of the same size, under the same seed, is no replay, whatever the names are."""
+    plan = private_plan(n=100, batch_size=10, joint_noise_multipliers=Counts.noise_multipliers)
+    ledger, (x, y) = Ledger(plan.delta, "rdp"), samples(9)
+    for batch in (x, -x):
+        model = torch.nn.Linear(x.shape[1], 3, bias=False).to(x.dtype)
+        torch.nn.init.zeros_(model.weight)
+        oracle = sized_oracle(
+            model, cross_entropy, plan, seed=3, ledger=ledger, statistics=Counts()
+        )
+        try:
+            oracle.backward(batch, y)
+        except ArgumentError as refusal:
+            assert "already used for another release" in str(refusal)  # noqa: PT017
+            assert batch is not x
+            return
+    raise AssertionError("two gradients have the same noise, and one entry on the ledger")
+
+
+def check_small_deltas_are_not_under_counted() -> None:
+    """Rounding in a PLD does not hide loss: T steps at q = 1 are one Gaussian release, exactly."""
+    for sigma, steps, delta in ((10.0, 1000, 1e-13), (100.0, 100_000, 1e-12), (1.0, 1, 1e-14)):
+        accounting._on_grid.cache_clear()
+        stated = accounting.epsilon(sigma, 1.0, steps, delta)
+        accounting._on_grid.cache_clear()  # a mistake is not left to other tests
+        assert _delta_of_one_release(stated, math.sqrt(steps) / sigma) <= delta
+    assert stated < 7.9, "a single step is still counted by its loss distribution"
+
+
+def _delta_of_one_release(epsilon: float, mu: float) -> float:
+    """Return delta of a Gaussian release with sensitivity mu at sigma 1 (Balle and Wang 2018)."""
+    import mpmath
+
+    with mpmath.workdps(60):
+        above, below = mu / 2 - mpmath.mpf(epsilon) / mu, -mu / 2 - mpmath.mpf(epsilon) / mu
+        return float(mpmath.ncdf(above) - mpmath.exp(epsilon) * mpmath.ncdf(below))
 
 
 # --- the mistakes
@@ -204,7 +262,20 @@ def a_digest_that_says_nothing(original):
 
 
 Oracle = PrivateGradientOracle
+
+
+def by_name_alone(original):
+    return lambda self, parts: digest({n: s for part in parts for n, s in part.items()})
+
+
+def nothing_lost(original):
+    return lambda spent, delta: delta
+
+
 MISTAKES = {
+    "a delta as small as the rounding": Mistake(
+        check_small_deltas_are_not_under_counted, accounting, "_without_lost", nothing_lost
+    ),
     "q = 1 / len(loader)": Mistake(
         check_sampling_is_as_accounted,
         PrivacyPlan,
@@ -244,6 +315,9 @@ MISTAKES = {
     ),
     "an unseeded replay that is not charged": Mistake(
         check_replays, Ledger, "charge", every_replay_is_free
+    ),
+    "a digest of statistics in place of the gradient": Mistake(
+        check_a_replay_has_the_same_gradient, Oracle, "_replayed", by_name_alone
     ),
     "another release taken for a replay": Mistake(
         check_replays, oracle_module, "digest", a_digest_that_says_nothing

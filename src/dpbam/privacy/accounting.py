@@ -3,7 +3,8 @@
 Neighbours differ by one unit of privacy, added or removed. ``pld`` composes privacy loss
 distributions and is tight; its discretisation only rounds up. ``rdp`` composes Renyi divergences,
 is looser and an upper bound as well; it takes the place of ``pld`` above epsilon 500 and above a
-million steps, where a PLD takes too long. Neither depends on the method: steps of BAM and DP-SAT
+million steps, where a PLD takes too long, and where delta is as small as the rounding of a PLD's
+Fourier transforms (1e-12 for 1000 steps). Neither depends on the method: steps of BAM and DP-SAT
 cost what those of DP-SGD do.
 
 This module does not import torch, so that calculators start fast.
@@ -32,6 +33,9 @@ ACCOUNTANTS = ("pld", "rdp")
 _GRIDS = ((1e-2, 100.0), (1e-3, 12.0), (1e-4, 0.0))
 # A PLD takes time and memory with epsilon and steps: above these, RDP's upper bound is given.
 _HOPELESS, _MANY_STEPS = 500.0, 10**6
+# Fourier transforms lose mass by rounding, in proportion to the steps: 1.9e-17 per step was
+# measured. Above the small deltas the rounding up to a grid is a hundred times as much.
+_LOST_PER_STEP, _SMALL_DELTA = 2.0**-50, 1e-8
 _NOISE = (1e-6, 1e9)  # sigma outside overflows or underflows when it is squared and summed
 _MOST_STEPS = 10**9
 
@@ -180,8 +184,13 @@ def _refined(charges: tuple[Charge, ...], delta: float, accountant: str) -> floa
 
 
 def _is_out_of_reach(spent: Sequence[Charge], delta: float) -> bool:
-    """Whether a PLD would take minutes: many steps, or an epsilon too large to mean anything."""
+    """Whether a PLD would take minutes: many steps, or an epsilon too large to mean anything.
+
+    Or whether its rounding would be a large share of delta.
+    """
     if sum(c.steps for c in spent) > _MANY_STEPS:
+        return True
+    if _without_lost(spent, delta) < delta / 2:
         return True
     passes = sum(c.steps * c.sampling_rate / c.noise_multiplier for c in spent)
     if passes < 1e4 and all(c.noise_multiplier > 0.1 for c in spent):
@@ -222,7 +231,19 @@ def composed_loss(charges: Sequence[Charge]) -> tuple[list[Losses], float] | Non
 
 
 def _by_pld(spent: Sequence[Charge], delta: float, grid: float) -> float:
-    return max(epsilon_at(side, grid, delta) for side in _composed(spent, grid))
+    covered = _without_lost(spent, delta)
+    return max(epsilon_at(side, grid, covered) for side in _composed(spent, grid))
+
+
+def _without_lost(spent: Sequence[Charge], delta: float) -> float:
+    """Return a small delta less the mass that Fourier transforms may lose, and others as they are.
+
+    Mass that is lost is missing from the delta of every epsilon, so that epsilon would be too low:
+    26.24 in place of 26.72 after 100,000 steps of sigma 100 at q = 1 and delta 1e-12.
+    """
+    if delta >= _SMALL_DELTA:
+        return delta
+    return delta - _LOST_PER_STEP * sum(c.steps for c in spent)
 
 
 def _composed(spent: Sequence[Charge], grid: float) -> list[Losses]:
