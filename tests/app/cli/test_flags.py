@@ -23,10 +23,14 @@ def given(*args, leave_out=()):
     return seen
 
 
-def test_every_field_of_a_run_has_a_flag_but_the_noise_seed():
+def test_every_field_of_a_run_has_a_flag_but_what_is_not_given_by_hand():
     flags = {one.name: one.flag for one in settings(RunConfig)}
     assert list(flags) == list(RunConfig.model_fields)
-    assert [name for name, flag in flags.items() if not flag] == ["noise_seed"]
+    assert [name for name, flag in flags.items() if not flag] == [
+        "auto_facts",
+        "auto_settings",
+        "noise_seed",
+    ]
     assert flags["clip_norm"] == "--clip-norm"
     assert flags["model_options"] == "--model-option"
 

@@ -311,6 +311,7 @@ def test_auto_without_a_rule_keeps_the_default_model_and_says_so(asked):
     ("changes", "message"),
     [
         ({"train": "head"}, "auto chooses the model"),
+        ({"method": "sgd", "epsilon": None}, "auto chooses by epsilon"),
         ({"model_options": {"width": 1}}, "auto chooses the model"),
         ({"public_encoder": "resnet18"}, "public_encoder must be hf:"),
         ({"model": "mlp", "public_encoder": "hf:x"}, "is for model auto"),

@@ -24,6 +24,7 @@ from dpbam._names import did_you_mean
 from dpbam.app.compare.pairing import check_pairs
 from dpbam.app.compare.statistics import Estimate, estimate, paired_difference
 from dpbam.app.runs import ConfigError, RunConfig, RunResult, RunSpec, prepare, stored_config
+from dpbam.app.runs.automatic import as_chosen
 from dpbam.app.runs.files import write_json
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.pool import Watcher, train_all
@@ -251,7 +252,8 @@ def _given(texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _check_folder(run: RunSpec) -> None:
-    before, now = stored_config(run.out).to_mapping(), run.config.to_mapping()
+    stored = stored_config(run.out)
+    before, now = stored.to_mapping(), as_chosen(run.config, stored).to_mapping()
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     if changed:
         raise ConfigError(

@@ -340,6 +340,11 @@ class RunConfig(BaseModel):
             raise ArgumentError(
                 f"public_encoder must be hf:NAME_OR_FOLDER or onnx:FILE, got {self.public_encoder}"
             )
+        if self.model == AUTO and not self.private:
+            raise ArgumentError(
+                f"auto chooses by epsilon, and method {self.method!r} has none: name a model, such "
+                "as the one that auto chose for a private method"
+            )
         if self.model == AUTO and (self.train or self.freeze or self.init or self.model_options):
             raise ArgumentError(
                 "auto chooses the model: to set what of it is trained, its options or its initial "
