@@ -24,11 +24,9 @@ from typing import Any
 
 import torch
 from nets import loss, make
-from steps import METHODS, opacus_step
+from steps import opacus_step, private_step
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from dpbam import Compute, PrivacyPlan, PrivateGradientOracle
 
 ROWS = {"convolutions": 64, "resnet9": 16, "vit": 8, "lstm": 16}
 PRIVATE = [(e, m) for e in ("fused", "functional") for m in ("dp-sgd", "bam", "bam-exact")]
@@ -118,26 +116,6 @@ def plain_step(name: str, rows: int) -> Callable[[], None]:
         model.zero_grad()
         loss(model(x), y).sum().backward()
 
-    return run
-
-
-def private_step(
-    engine: str, method: str, name: str, rows: int, *, parts: int = 1, seed: int | None = None
-) -> Callable[[], None]:
-    """Return a whole ``backward``, noise included, of ``parts`` physical batches."""
-    model, x, y = make(name, rows)
-    plan = PrivacyPlan(n=100 * rows, batch_size=rows, steps=99, noise_multiplier=1.0, delta=1e-7)
-    compute = Compute(engine=engine, physical_batch_size=-(-rows // parts))
-    oracle = PrivateGradientOracle(
-        model, loss, plan, METHODS[method][0], seed=seed, sampling="unchecked", compute=compute
-    )
-    optimiser = torch.optim.SGD(model.parameters(), 1e-3)
-
-    def run() -> None:
-        oracle.backward(x, y)
-
-    run()
-    optimiser.step()
     return run
 
 

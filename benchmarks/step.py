@@ -12,6 +12,10 @@ Steps above ``SLOW`` plain ones run once.
     python benchmarks/step.py [--nets lstm vit] [--rounds 5] [--out FILE] [--jax PYTHON] [--again]
     python benchmarks/step.py --page    # writes the tables and the picture of docs/engine.md
 
+``--noise`` times whole steps, ``oracle.backward`` with noise and Opacus' ``pre_step``, as a user
+pays them; without it the sum of clipped directions. ``mlp-tiny`` and ``mlp-large`` (9.5 M
+parameters) are among the nets.
+
 ``--jax`` names a Python that has jax, for two nets; by default this one, if it has. The file has a
 record per net: its rows, command and commits. The same command resumes: a net that was measured at
 the present commit of ``SOURCES`` with these options is not measured again, unless by ``--again``.
@@ -58,12 +62,12 @@ def rows_of(key: Key, net: str) -> int:
     return min(FEW.get(key[0], NETS[net].batch), NETS[net].batch)
 
 
-def made(net: str, engines: list[str]) -> dict[Key, Any]:
+def made(net: str, engines: list[str], *, noise: bool) -> dict[Key, Any]:
     """Return the step of every engine that runs this net, after a first call."""
     found = {}
     for key in [key for key in ALL if key[0] in engines or key[0] == "plain"]:
         try:
-            run = step(*key, net, rows_of(key, net))
+            run = step(*key, net, rows_of(key, net), noise=noise)
             run()
         except Exception as error:
             print(f"  {net}: {key}: {type(error).__name__}: {str(error)[:90]}", flush=True)
@@ -78,9 +82,9 @@ def seconds(run: Any) -> float:
     return time.process_time() - begin
 
 
-def times(net: str, rounds: int, engines: list[str]) -> dict[Key, list[float]]:
+def times(net: str, rounds: int, engines: list[str], *, noise: bool) -> dict[Key, list[float]]:
     """Return the processor seconds of each round, scaled to the whole batch."""
-    runs = made(net, engines)
+    runs = made(net, engines, noise=noise)
     found: dict[Key, list[float]] = {key: [] for key in runs}
     for turn in range(rounds):
         plain = seconds(runs["plain", "sgd"])
@@ -107,7 +111,7 @@ def peak(key: Key, net: str, rows: int) -> int:
 
 
 def table(net: str, options: argparse.Namespace) -> list[Row]:
-    found = times(net, options.rounds, options.engines)
+    found = times(net, options.rounds, options.engines, noise=options.noise)
     plain = found["plain", "sgd"]
     ours = found.get(("plain-ours", "sgd"), plain)
     rows = []
@@ -172,6 +176,7 @@ def present(options: argparse.Namespace) -> Row:
     return {
         "source": commit(*SOURCES), "rounds": options.rounds, "engines": options.engines,
         "memory": not options.no_memory, "jax": options.jax is not None,
+        "noise": options.noise,
     }  # fmt: skip
 
 
@@ -268,6 +273,7 @@ def main() -> None:
     engines = list(dict.fromkeys(engine for engine, _ in ALL))
     parser.add_argument("--engines", nargs="+", default=engines, choices=engines)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--noise", action="store_true", help="whole steps, as a user pays them")
     parser.add_argument("--no-memory", action="store_true")
     here = sys.executable if find_spec("jax") else None
     parser.add_argument("--jax", metavar="PYTHON", default=here)

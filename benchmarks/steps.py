@@ -27,17 +27,19 @@ METHODS: dict[str, tuple[Method, float]] = {
     "bam": (BAM(0.02), 0.02),
     "bam-exact": (BAM(0.02, exact=True), 0.02),
 }
-__all__ = ["METHODS", "NETS", "opacus_step", "step"]
+__all__ = ["METHODS", "NETS", "opacus_step", "private_step", "step"]
 ENGINES = {"fused": FusedEngine, "functional": FunctionalEngine, "loop": LoopEngine}
 
 
-def step(engine: str, method: str, net: str, rows: int) -> Step:
-    """Return a step: the sum of clipped directions of ``rows`` samples, without noise."""
+def step(engine: str, method: str, net: str, rows: int, *, noise: bool = False) -> Step:
+    """Return a step: the sum of clipped directions of ``rows`` samples; ``noise``: released."""
+    if noise and not engine.startswith(("plain", "opacus")):
+        return private_step(engine, method, net, rows)
     model, x, y = make(net, rows)
     if engine.startswith("plain"):
         return _plain(model, x, y, ours=engine == "plain-ours")
     if engine.startswith("opacus"):
-        return opacus_step(engine.split("-")[1], model, x, y)
+        return opacus_step(engine.split("-")[1], model, x, y, noise=float(noise))
     if engine == "auto":
         return _auto(method, model, x, y)
     return _ours(engine, method, model, x, y)
@@ -105,6 +107,26 @@ def _auto(method: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     oracle.fit(x, y)
     batch = LogicalBatch.of(x, y, None, 1).keyed(oracle.randomness, 0)
     return lambda: oracle._clipped_sum(batch, lam, [])
+
+
+def private_step(
+    engine: str, method: str, net: str, rows: int, *, parts: int = 1, seed: int | None = None
+) -> Step:
+    """Return a whole ``backward`` of an oracle, noise included, of ``parts`` physical batches."""
+    model, x, y = make(net, rows)
+    plan = PrivacyPlan(n=100 * rows, batch_size=rows, steps=9999, noise_multiplier=1.0, delta=1e-7)
+    compute = Compute(engine=engine, physical_batch_size=-(-rows // parts))
+    oracle = PrivateGradientOracle(
+        model, loss, plan, METHODS[method][0], seed=seed, sampling="unchecked", compute=compute
+    )
+    optimiser = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def run() -> None:
+        oracle.backward(x, y)
+
+    run()
+    optimiser.step()
+    return run
 
 
 def opacus_step(mode: str, model: nn.Module, x: Tensor, y: Tensor, noise: float = 0.0) -> Step:

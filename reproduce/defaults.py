@@ -32,6 +32,9 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor
 
+from dpbam.auto import AVERAGE as RULE_AVERAGE
+from dpbam.auto import LONGEST, PATH, SHORTEST
+from dpbam.auto import STEPS as RULE_STEPS
 from dpbam.features import standardise_rows
 from dpbam.heads.closed_form import BOUND, GRAM_WEIGHT, class_targets
 from dpbam.privacy.plan import default_delta
@@ -51,6 +54,7 @@ SIZES = {
     "icons": (500, 2355), "faces": (120,), "letters": (2000,),
 }  # fmt: skip
 FEATURES = ("mobilenet", "scattering")
+HEADS = ("rule", "descent", "closed-form")  # the rule's own setting, and two grids
 
 
 def cells(folder: Path) -> Iterator[Record]:
@@ -70,9 +74,7 @@ def run(folder: Path, results: Path) -> None:
     """Compute all cells that have no record yet; one line per finished cell and head."""
     known = {_key(json.loads(line)) for line in results.open()} if results.exists() else set()
     for cell in cells(folder):
-        wanted = [
-            head for head in ("descent", "closed-form") if _key(cell | {"head": head}) not in known
-        ]
+        wanted = [head for head in HEADS if _key(cell | {"head": head}) not in known]
         if not wanted:
             continue
         data = load(folder, cell["source"], cell["features"])
@@ -89,15 +91,17 @@ def _key(record: Record) -> tuple[Any, ...]:
 
 
 @lru_cache(2)
-def load(folder: Path, source: str, kind: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return standardised features and labels to train on, and held out."""
+def load(
+    folder: Path, source: str, kind: str, most: int = MOST_HELD_OUT
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return standardised features and labels to train on, and of at most ``most`` held out."""
     parts = []
     for part in ("train", "test"):
         labels = np.load(folder / f"{source}-{part}-labels.npy")
         values = np.load(folder / f"{source}-{part}-{kind}.npy", mmap_mode="r")
         count = min(len(values), len(labels))
         if part == "test":
-            count = min(count, MOST_HELD_OUT)
+            count = min(count, most)
         parts += [standardise_rows(torch.tensor(values[:count])), torch.tensor(labels[:count])]
     return parts[0], parts[1], parts[2], parts[3]
 
@@ -106,7 +110,7 @@ def simulated(data: tuple[Tensor, ...], cell: Record, head: str) -> Record:
     """Return the accuracies of one head over its grid: by setting, one value per seed."""
     x, y, held_x, held_y = data
     classes = int(torch.cat([y, held_y]).max()) + 1
-    grid = PATHS if head == "descent" else RIDGES
+    grid: Sequence[float] = {"descent": PATHS, "closed-form": RIDGES, "rule": (PATH,)}[head]
     scores: dict[str, list[list[float]]] = {str(g): [] for g in grid}
     n = min(cell["n"], len(x))
     seeds = SEEDS if n < 20_000 else SEEDS[:1]
@@ -115,7 +119,7 @@ def simulated(data: tuple[Tensor, ...], cell: Record, head: str) -> Record:
         start = seed * n if (seed + 1) * n <= len(x) else 0
         rows = slice(start, start + n)
         sigma = gaussian_sigma(cell["epsilon"], default_delta(n))
-        fit = descend if head == "descent" else solve
+        fit = {"descent": descend, "closed-form": solve, "rule": follow}[head]
         for setting, (weight, bias) in fit(x[rows], y[rows], classes, sigma, grid, seed):
             scores[str(setting)].append(_scores(held_x @ weight + bias, held_y, classes))
     return {"d": x.shape[1], "classes": classes, "trained_on": n, "scores": scores}
@@ -152,9 +156,19 @@ def descend(
         yield path, descend_once(x, y, classes, sigma, path, seed)
 
 
+def follow(
+    x: Tensor, y: Tensor, classes: int, sigma: float, share: Sequence[float], seed: int
+) -> Iterator[tuple[float, Head]]:
+    """Simulate the descent with the settings of :mod:`dpbam.auto`."""
+    for path in share:
+        length = min(LONGEST, max(SHORTEST, path * len(x) / sigma))
+        yield path, descend_once(x, y, classes, sigma, length, seed, RULE_STEPS, RULE_AVERAGE)
+
+
 def descend_once(
-    x: Tensor, y: Tensor, classes: int, sigma: float, path: float, seed: int, steps: int = STEPS
-) -> Head:
+    x: Tensor, y: Tensor, classes: int, sigma: float, path: float, seed: int, steps: int = STEPS,
+    average: float = AVERAGE,
+) -> Head:  # fmt: skip
     """Simulate the descent: weight [D, K] and bias [K]."""
     generator = torch.Generator().manual_seed(seed)
     n, d = x.shape
@@ -163,7 +177,7 @@ def descend_once(
     norms = inputs.norm(dim=1)
     lr, std = path / (steps * CLIP), sigma * math.sqrt(steps) * CLIP
     weight, velocity, mean = (torch.zeros(d + 1, classes) for _ in range(3))
-    first = round(steps * (1 - AVERAGE))
+    first = round(steps * (1 - average))
     for step in range(steps):
         residual = torch.softmax(inputs @ weight, 1) - targets
         factors = (CLIP / (residual.norm(dim=1) * norms).clamp(min=1e-12)).clamp(max=1.0)

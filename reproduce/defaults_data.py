@@ -168,7 +168,9 @@ def letters(packages: Path) -> Parts:
     """Capital letters of Debian's fonts, 28 x 28, 26 classes."""
     from PIL import Image, ImageDraw, ImageFont
 
-    images, labels, owners = [], [], []
+    images: list[Array] = []
+    labels: list[int] = []
+    owners: list[str] = []
     for deb in sorted((packages / "fonts").glob("*.deb")):
         for _, data in _deb_files(deb, ".ttf", ".otf"):
             try:
@@ -227,7 +229,7 @@ def _tar(packages: Path, name: str) -> tarfile.TarFile:
 def _member(tar: tarfile.TarFile, name: str | tarfile.TarInfo) -> bytes:
     file = tar.extractfile(name)
     if file is None:
-        raise ValueError(f"{tar.name} has no file {name}")
+        raise ValueError(f"{tar.name!r} has no file {name!r}")
     return file.read()
 
 

@@ -52,6 +52,12 @@ def _noticed(wrong: Any, used: list[str]) -> Any:
     return call
 
 
+def repeats(mistakes: dict[str, Mistake]) -> list[str]:
+    """Return the names of the mistakes whose check catches another one before them."""
+    first: dict[Callable[[], None], str] = {}
+    return [name for name, each in mistakes.items() if first.setdefault(each.check, name) != name]
+
+
 def catches(mistakes: dict[str, Mistake], *, slow: Collection[str] = ()) -> Callable[[Any], Any]:
     """Parametrises a test over ``mistakes``; those named ``slow`` are left to `make test-all`."""
     cells = [

@@ -435,3 +435,13 @@ def test_any_optimiser_takes_the_gradient() -> None:
         oracle.backward(x, y)
         optimiser.step()
     assert float(cross_entropy(model(x), y).detach().mean()) < 0.9 * before
+
+
+def test_memory_of_a_sum_is_used_again_without_what_was_in_it() -> None:
+    """An empty batch after a full one releases its noise alone."""
+    model, (x, y) = smooth_net(), samples(9)
+    oracle = sized_oracle(model, cross_entropy, private_plan(noise_multiplier=1e-6), seed=0)
+    oracle.backward(x, y)
+    assert max(float(p.grad.abs().max()) for p in model.parameters()) > 1e-3
+    oracle.backward(x[:0], y[:0])
+    assert max(float(p.grad.abs().max()) for p in model.parameters()) < 1e-6

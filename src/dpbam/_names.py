@@ -12,6 +12,10 @@ from typing import Any
 from dpbam.errors import ArgumentError
 
 ENCODER = "hf:"  # a model's name begins so if it is a public encoder's
+AUTO = "auto"  # the model and the settings that follow from public facts
+SCATTERING = "scattering"  # models that are a head on fixed features: this one, and those with
+ONNX = "onnx:"  # this prefix, and with
+FEATURES = "features:"  # this one before an encoder's name
 
 
 def did_you_mean(
@@ -41,13 +45,29 @@ def is_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).is_dir()
 
 
+def has_fixed_features(model: str) -> bool:
+    """Whether a model is a linear head on fixed features.
+
+    Example:
+        >>> [has_fixed_features(name) for name in ("scattering", "onnx:net.onnx", "hf:vit", "mlp")]
+        [True, True, False, False]
+    """
+    return model == SCATTERING or model.startswith((ONNX, FEATURES + ENCODER))
+
+
 def public_name(model: str) -> str:
-    """Return a model's name for publishing: of an encoder's folder, not the path to it.
+    """Return a model's name for publishing: of an encoder's file or folder, not the path to it.
 
     Example:
         >>> public_name("hf:/home/ann/encoders/tiny-vit"), public_name("hf:google/vit-base")
         ('hf:tiny-vit', 'hf:google/vit-base')
+        >>> public_name("onnx:encoders/mobilenet.onnx")
+        'onnx:mobilenet.onnx'
     """
+    if model.startswith(FEATURES):
+        return FEATURES + public_name(model.removeprefix(FEATURES))
+    if model.startswith(ONNX):
+        return ONNX + Path(model.removeprefix(ONNX)).name
     name = model.removeprefix(ENCODER)
     return f"{ENCODER}{Path(name).name}" if name != model and is_path(name) else model
 

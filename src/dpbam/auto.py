@@ -25,14 +25,15 @@ from dataclasses import dataclass
 from dpbam import _validate
 from dpbam.errors import ArgumentError
 from dpbam.privacy.plan import default_delta
+from dpbam.privacy.rounding import up
 
 SCATTERING = "scattering"
-PATH = 0.25  # the noise in a weight at the end, in units of what a record adds to it
+PATH = 0.2  # the noise in a weight at the end, in units of what a record adds to it
 SHORTEST, LONGEST = 5.0, 3000.0
 CLIP_NORM = 0.3  # below nearly all gradient norms: every record has the same weight
-STEPS = 50
+STEPS = 100
 MOMENTUM = 0.9
-AVERAGE = 0.6
+AVERAGE = 0.3
 TASKS = ("single-label", "regression")
 
 
@@ -113,9 +114,9 @@ def choose(facts: Facts) -> Choice:
         >>> facts = Facts(n=50_000, epsilon=1, image_shape=(3, 32, 32), classes=10)
         >>> choice = choose(facts)
         >>> choice.features, choice.head, choice.steps
-        ('scattering', 'descent', 50)
+        ('scattering', 'descent', 100)
         >>> print(choice.reason[1])
-        a linear head by 50 full-batch steps: most of what 50000 units at epsilon 1 can teach
+        a linear head by 100 full-batch steps: most of what 50000 units at epsilon 1 can teach
     """
     delta = default_delta(facts.n) if facts.delta is None else facts.delta
     features = facts.encoder or SCATTERING
@@ -142,7 +143,7 @@ def path_length(n: int, epsilon: float, delta: float) -> float:
 
     Example:
         >>> round(path_length(2000, 1.0, 1e-5))
-        134
+        107
     """
     return min(LONGEST, max(SHORTEST, PATH * n / single_release_sigma(epsilon, delta)))
 
@@ -181,7 +182,7 @@ def _about_features(facts: Facts) -> str:
 def _about_descent(facts: Facts) -> str:
     return (
         f"a linear head by {STEPS} full-batch steps: most of what {facts.n} units at epsilon "
-        f"{facts.epsilon:g} can teach"
+        f"{up(facts.epsilon)} can teach"
     )
 
 

@@ -65,14 +65,15 @@ from dpbam.params import (
 )
 from dpbam.privacy.clipping import LEAST_NORM, Clipping, portions
 from dpbam.privacy.ledger import BEFORE, Ledger
-from dpbam.privacy.noise import NoiseMechanism
+from dpbam.privacy.noise import GaussianNoise, NoiseMechanism
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.randomness import Randomness, SecureRandomness
 from dpbam.privacy.sampling import PoissonSampler
-from dpbam.privacy.secure_noise import make_noise
+from dpbam.privacy.secure_noise import SecureGaussianNoise, make_noise
 
 SAMPLINGS = ("poisson", "unchecked")
 _EXTRA = "clipping/extra"  # in a sum; no parameter has a slash in its name
+_NOISES = (GaussianNoise, SecureGaussianNoise)  # they keep neither sums nor what they return
 
 
 @dataclass
@@ -225,6 +226,7 @@ class PrivateGradientOracle:
         self._previous: Params | None = None  # DP-SAT's ascent direction: released, so public
         self._noise_std = 0.0
         self._attempt: _Attempt | None = None  # a step that was interrupted, until it is settled
+        self._spare: Params | None = None  # memory for the next sum
         self._written: Snapshot | None = None  # the parameters when ``.grad`` was written
         self._warned = False
         self._present = self.method  # as it is at this step's history
@@ -352,6 +354,7 @@ class PrivateGradientOracle:
             attempt.charged = True
             self._settle()
             self._hand_out(attempt, clipped, released, watched=self.observer in watchers)
+            self._leave(clipped)
         except BaseException as error:
             self._explain(attempt, error)
             raise
@@ -389,8 +392,7 @@ class PrivateGradientOracle:
         The step is charged and counted: whatever raises here, the next one is possible.
         """
         extra = released.pop(_EXTRA, None)
-        clipped.pop(_EXTRA, None)
-        total = self.ranks.total(clipped) if watched else {}
+        total = self.ranks.total(_without_extra(clipped)) if watched else {}
         self._remember(released)
         if extra is not None:
             factor = self.plan.clip_factor_at(attempt.step)
@@ -432,7 +434,7 @@ class PrivateGradientOracle:
         if self.clipping.coordinates:
             extra_sum = torch.zeros(self.clipping.coordinates, device=device_of(self.model))
             summed[_EXTRA] = extra_sum
-        total = sum_of_none(summed)
+        total = self._zeros(summed)
         wants_plain = self.observer in watchers and self.observer.wants_plain
         method, phi = self._present, self.plan.clip_factor_at(self.step)
         sensitivity, measured = self.clipping.sensitivity, list[Tensor]()
@@ -455,6 +457,29 @@ class PrivateGradientOracle:
         check_factors(self.clipping, measured)
         check_fixed(self.clipping, sensitivity)
         return total
+
+    def _zeros(self, summed: dict[str, Tensor]) -> Params:
+        """Return zeros to sum into: the memory that the step before left, if it did."""
+        total, self._spare = self._spare, None
+        alike = total is not None and all(
+            n in total and total[n].shape == t.shape for n, t in summed.items()
+        )
+        if total is None or not alike or len(total) != len(summed):
+            return sum_of_none(summed)
+        return total
+
+    def _leave(self, clipped: Params) -> None:
+        """Leave the memory of a sum that is released to the next step, on a processor.
+
+        New memory is mapped page by page, which takes as long as the noise of a large model. It is
+        not used again where an observer, or a noise mechanism of the user's own, may still hold it.
+        """
+        here = all(t.device.type == "cpu" for t in clipped.values())
+        if here and self.observer is None and type(self.noise) in _NOISES:
+            # zeroed now, not when it is used: a copy of the oracle, or a file that it is pickled
+            # into, would hold the sum without its noise
+            torch._foreach_zero_(list(clipped.values()))
+            self._spare = dict(clipped)
 
     def _extra(self, norms: Tensor, factors: Tensor) -> Tensor | None:
         """Return the clipping's extra coordinates [K, U]; 0 for a unit that is not finite."""
@@ -571,7 +596,7 @@ class PrivateGradientOracle:
         """
         std = self.plan.noise_multiplier_at(self.step) * self._sensitivity()  # sigma_t C_t
         noised = self._noised(clipped, std, "noise")  # once per logical batch
-        own = elementwise(lambda s: s / self.plan.batch_size, noised)  # never the realised
+        own = elementwise(self._averaged, noised)
         del noised
         sums = {} if self.statistics is None else self.statistics.sums()
         if sums:
@@ -584,6 +609,12 @@ class PrivateGradientOracle:
             for k in sums:
                 self._attempt.published |= self.ranks.gathered(extra[k], sums[k][0])
         return self.ranks.gathered(own, clipped)
+
+    def _averaged(self, noised: Tensor) -> Tensor:
+        """Divide by the expected batch size, never by the realised one."""
+        if type(self.noise) in _NOISES and self.plan.noise_multiplier:
+            return noised.div_(self.plan.batch_size)  # the mechanism's own memory, used once
+        return noised / self.plan.batch_size
 
     def _noised(self, sums: Params, std: float, stream: str) -> Params:
         """Return this rank's part of the sum over all ranks + N(0, std^2 I)."""
@@ -684,6 +715,10 @@ class PrivateGradientOracle:
 def _copied(tree: Params) -> Params:
     """Copy what others get, so that they cannot change what the oracle uses."""
     return elementwise(torch.clone, tree)
+
+
+def _without_extra(tree: Params) -> Params:
+    return {name: t for name, t in tree.items() if name != _EXTRA}
 
 
 def _below(parts: Mapping[str, Tensor], prefix: str) -> Params:

@@ -29,6 +29,7 @@ import test_ledger_claims as ledger_claims
 import test_noise_claims as noise_claims
 import test_owner_claims as owner_claims
 import test_post_processing as post_processing
+import test_publishing_claims as publishing_claims
 import test_rank_claims as rank_claims
 import test_reading_claims as reading_claims
 import test_rounding_claims as rounding_claims
@@ -128,7 +129,9 @@ AUDITED = {
     "no noise on one parameter": Mistake(
         attack(ONE_STEP), GaussianNoise, "add", missing_on_the_first
     ),
-    "noise that is known": Mistake(attack(ONE_STEP), Randomness, "generator", a_constant_noise),
+    "noise that is known": Mistake(
+        attack(ONE_STEP), Randomness, "noise_generator", a_constant_noise
+    ),
 }
 
 
@@ -345,6 +348,7 @@ CLAIMS = {
     "first use": first_use_claims.MISTAKES,
     "generators": generator_claims.MISTAKES,
     "the closed-form head": head_claims.MISTAKES,
+    "what is published": publishing_claims.MISTAKES,
 }
 GALLERY: dict[str, dict[str, Mistake]] = {
     **CLAIMS,

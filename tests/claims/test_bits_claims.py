@@ -16,6 +16,7 @@ from scipy.stats import binom
 
 from checks import RARE
 from dpbam.privacy import randomness
+from dpbam.privacy.noise import BLOCK, GaussianNoise
 from dpbam.privacy.randomness import Randomness, SecureRandomness
 from planting import Mistake, catches
 from support import private_plan
@@ -134,7 +135,49 @@ def test_standard_uniform_numbers_have_53_bits() -> None:
     check_53_bits(Randomness(0))
 
 
+def check_noise_uses_all_bits_of_its_key() -> None:
+    """Seeds that agree in 32, 64 or 128 bits, and other steps and blocks, draw other noise."""
+    noise, sums = GaussianNoise, {"w": torch.zeros(BLOCK + 4, dtype=torch.float64)}
+    drawn = [
+        noise(Randomness(1 + offset)).add(sums, 1.0, step)["w"][at : at + 4]
+        for offset in (0, 2**32, 2**64, 2**128, 2**200)
+        for step in (0, 1)
+        for at in (0, BLOCK)
+    ]
+    assert len(torch.cat(drawn).unique()) == 4 * len(drawn)
+
+
+def test_noise_uses_all_bits_of_its_key() -> None:
+    check_noise_uses_all_bits_of_its_key()
+
+
 # --- the mistakes
+
+
+class TorchsGenerator:
+    """``manual_seed`` on a processor keeps 32 bits of its seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed % 2**63)
+
+    def standard_normal(self, count: int = 0, out: NDArray[np.float64] | None = None) -> None:
+        if out is not None:
+            out[:] = torch.randn(len(out), generator=self._generator, dtype=torch.float64).numpy()
+
+
+def seeded_by_torch(original):
+    """Different steps and blocks, but for equal seeds modulo 2^32 the same noise."""
+
+    def generator(self, name, step, block):
+        return TorchsGenerator(self.seed + 1000 * step + 100 * block)
+
+    return generator
+
+
+def keyed_by_64_bits(original):
+    return lambda self, name, step, block: original(
+        Randomness(self.seed % 2**64), name, step, block
+    )
 
 
 def beyond_65536(original):
@@ -213,6 +256,12 @@ def a_short_key(bits: int):
 
 Secure = SecureRandomness
 MISTAKES = {
+    "noise by torch's manual_seed, of 32 bits": Mistake(
+        check_noise_uses_all_bits_of_its_key, Randomness, "noise_generator", seeded_by_torch
+    ),
+    "noise with a key of 64 bits": Mistake(
+        check_noise_uses_all_bits_of_its_key, Randomness, "noise_generator", keyed_by_64_bits
+    ),
     "Poisson draws that repeat beyond 65,536 units": Mistake(
         check_poisson_draws_do_not_repeat, Randomness, "uniform", beyond_65536
     ),

@@ -60,14 +60,20 @@ def first_sum(x: Tensor, y: Tensor, model: type[nn.Module], **compute: Any) -> T
     plan = private_plan(n=10 * len(x), batch_size=len(x), clip_norm=C)
     oracle = PrivateGradientOracle(model(), cross_entropy, plan, seed=0, compute=Compute(**compute))
     sums, real = [], oracle._clipped_sum
-    oracle._clipped_sum = lambda *args: sums.append(real(*args)) or sums[-1]
+
+    def noticed(*args: Any) -> Any:
+        total = real(*args)
+        sums.append(flat(total).clone())  # the oracle zeroes the sum once it is released
+        return total
+
+    oracle._clipped_sum = noticed
     try:
         with warnings.catch_warnings():  # the loop engine is slow
             warnings.simplefilter("ignore")
             oracle.backward(x, y)
     finally:
         os.environ.pop(_SCALE, None)
-    return flat(sums[0])
+    return sums[0]
 
 
 def moved(model: type[nn.Module] = Scaled, **compute: Any) -> float:

@@ -317,7 +317,9 @@ def each_view_clipped(original):
         total = params.zeros(params.trainable(self.model))
         for physical in self._computation.physical(batch):
             n = len(physical.unit)
-            views = replace(physical, unit=torch.arange(n), units=n, weights=torch.ones(n).double())
+            views = replace(
+                physical, unit=torch.arange(n), units=n, weights=torch.ones(n).double(), regular=1
+            )
             directions = self.engine.directions(views, self.method, lam)
             factors = self.clipping.factors(directions.norms()) * physical.weights
             for name, part in directions.weighted_sum(factors).items():
@@ -340,7 +342,7 @@ def as_it_comes(original):
 
 
 def plain_product(original):
-    return lambda factors, d: (factors @ functional._rows(d)).reshape(d.shape[1:])
+    return lambda factors, d, **_: (factors @ functional._rows(d)).reshape(d.shape[1:])
 
 
 def divided_by_zero(original):
@@ -353,7 +355,7 @@ def divided_by_zero(original):
 
 def keyed_by_place_in_the_micro_batch(original):
     def of(self, inputs, keys):
-        return original(self, inputs, torch.arange(len(keys)))
+        return original(self, inputs, lambda: torch.arange(len(keys())))
 
     return of
 

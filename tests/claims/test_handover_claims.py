@@ -6,7 +6,9 @@ ranks in ``tests/distributed/test_oracle.py``. Each claim fails with the check o
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -16,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpbam import Clipping, Compute, FlatClipping, PerLayerClipping, PrivateGradientOracle
 from dpbam import oracle as oracle_module
-from dpbam.checks import BatchSizes, PlanViolationError
+from dpbam.checks import BatchSizes, GivenBatches, PlanViolationError
 from dpbam.errors import ArgumentError
 from dpbam.privacy import clipping as clipping_module
 from planting import Mistake, catches
@@ -117,6 +119,18 @@ def check_a_batch_is_part_of_one_step() -> None:
     assert steps_until_refused(other, [(first[0], first[1].clone())], words) == 1  # by its inputs
     first[0].mul_(2)
     other.backward(*first[:2])
+
+
+def check_ledgers_on_one_file_share_their_batches() -> None:
+    """Two objects of one file count as one ledger, and so do the batches that they were given."""
+    with tempfile.TemporaryDirectory() as folder:
+        oracle, other = oracle_of(), oracle_of()
+        for each in (oracle, other):
+            each.ledger = each.plan.ledger(Path(folder) / "ledger.jsonl")
+        other.stream = "another"
+        batch = next(oracle.batches(samples(N)))
+        oracle.backward(*batch)
+        assert steps_until_refused(other, [batch], "was part of a step before") == 0
 
 
 def check_a_state_comes_with_its_ledger() -> None:
@@ -342,6 +356,11 @@ def last_physical_batch_alone(original: Any) -> Any:
     return lambda clipping, measured: original(clipping, measured[-1:])
 
 
+def one_per_object(original):
+    known = {}
+    return lambda ledger: known.setdefault(id(ledger), GivenBatches())
+
+
 MISTAKES = {
     "a sensitivity that follows the units": Mistake(
         check_the_sensitivity_does_not_follow_the_units, oracle_module, "check_fixed", nothing
@@ -367,6 +386,9 @@ MISTAKES = {
     ),
     "a batch for many steps": Mistake(
         check_a_batch_is_part_of_one_step, oracle_module, "check_new", nothing
+    ),
+    "a batch twice by two objects of one ledger": Mistake(
+        check_ledgers_on_one_file_share_their_batches, GivenBatches, "of", one_per_object
     ),
     "a state without its ledger": Mistake(
         check_a_state_comes_with_its_ledger, oracle_module, "check_resumed", nothing

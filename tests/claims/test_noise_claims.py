@@ -5,6 +5,7 @@ The batches here have gradients of exactly zero, so that the released gradient t
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,15 @@ from dpbam.privacy import noise as noise_module
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness
 from planting import Mistake, catches
-from support import cross_entropy, private_plan
+from support import (
+    clipped_sum,
+    cross_entropy,
+    flat,
+    private_plan,
+    samples,
+    sized_oracle,
+    smooth_net,
+)
 
 SIGMA, C, L, ROWS = 2.0, 0.5, 10, 5
 
@@ -91,6 +100,25 @@ def check_empty_batch_is_noise() -> None:
         check_gaussian(p.grad.flatten().numpy() * L, SIGMA * C)
 
 
+def check_no_sum_without_noise_outlives_its_step(clipping: str = "quantile") -> None:
+    """A pickled oracle, as a checkpoint of a user's own may be, has no sum of the last step."""
+    oracle = sized_oracle(smooth_net(), cross_entropy, private_plan(clipping=clipping), seed=0)
+    batch = samples(9)
+    raw = clipped_sum(oracle, *batch)
+    oracle.backward(*batch)
+    noise = flat({n: p.grad for n, p in oracle.model.named_parameters()})
+    assert float((oracle.plan.batch_size * noise - raw[: len(noise)]).abs().max()) > 0.1
+    saved = pickle.dumps(oracle)
+    for name, p in oracle.model.named_parameters():
+        assert p.detach().numpy().tobytes() in saved  # the search finds what is there
+        values, raw = raw[: p.numel()], raw[p.numel() :]
+        assert values.numpy().tobytes() not in saved, f"the clipped sum of {name} is in the file"
+
+
+def test_no_sum_without_noise_outlives_its_step() -> None:
+    check_no_sum_without_noise_outlives_its_step("flat")
+
+
 # --- the mistakes
 
 
@@ -145,9 +173,9 @@ def a_constant_key(original):
 
 
 def torchs_generator(original):
-    return lambda randomness, std, stream, step, start, count: (
-        std * torch.randn(count).double().numpy()
-    )
+    return lambda randomness, std, stream, step, start, count, sums=0.0: (
+        sums + std * torch.randn(count).double()
+    ).numpy()
 
 
 def skips_an_empty_batch(original):
@@ -156,6 +184,13 @@ def skips_an_empty_batch(original):
             original(self, inputs, targets, units)
 
     return backward
+
+
+def left_as_it_is(original):
+    def leave(self, clipped):
+        self._spare = dict(clipped)
+
+    return leave
 
 
 Oracle = PrivateGradientOracle
@@ -170,13 +205,16 @@ MISTAKES = {
         check_independence, GaussianNoise, "add", the_same_in_every_leaf
     ),
     "the same at two steps": Mistake(
-        check_independence, Randomness, "generator", the_same_at_every_step
+        check_independence, Randomness, "noise_generator", the_same_at_every_step
     ),
     "the same after a resume": Mistake(
-        check_resume_draws_anew, Randomness, "generator", a_constant_key
+        check_resume_draws_anew, Randomness, "noise_generator", a_constant_key
     ),
     "from torch's generator": Mistake(
         check_own_generator, noise_module, "_normal", torchs_generator
+    ),
+    "a sum left to the next step": Mistake(
+        check_no_sum_without_noise_outlives_its_step, Oracle, "_leave", left_as_it_is
     ),
     "an empty batch skipped": Mistake(
         check_empty_batch_is_noise, Oracle, "backward", skips_an_empty_batch

@@ -16,7 +16,7 @@ from dpbam.distributed import Ranks, process
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.sampling import UnitShare
 from dpbam.privacy.secure_noise import make_noise
-from planting import Mistake, catches
+from planting import Mistake, catches, repeats
 from support import cross_entropy, poisson_batches, quiet_plan, sized_oracle
 from together import together
 
@@ -151,6 +151,6 @@ MISTAKES = {
 }
 
 
-@catches(MISTAKES)
+@catches(MISTAKES, slow=repeats(MISTAKES))  # each starts processes
 def test_the_check_catches(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake.catch(monkeypatch)

@@ -105,7 +105,7 @@ STATE = {
 }
 
 
-@pytest.mark.parametrize("engine", [*VMAPPED, "auto"])
+@pytest.mark.parametrize("engine", [*VMAPPED, pytest.param("auto", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STATE)
 def test_state_that_outlives_a_pass_is_refused_by_name(name: str, engine: str) -> None:
     KEPT.clear()

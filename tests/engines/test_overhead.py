@@ -18,18 +18,18 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import kernels
 
 PER_PLAIN = {  # kernels of a whole step, as multiples of the plain forward and backward pass
-    ("convolutions", "dp-sgd"): 6.0,
-    ("convolutions", "bam"): 9.6,
-    ("convolutions", "bam-exact"): 25.7,
-    ("resnet9", "dp-sgd"): 12.0,
-    ("resnet9", "bam"): 19.0,
-    ("resnet9", "bam-exact"): 28.5,
-    ("vit", "dp-sgd"): 8.0,
-    ("vit", "bam"): 10.5,
-    ("vit", "bam-exact"): 19.0,
-    ("lstm", "dp-sgd"): 66.0,  # torch runs a plain LSTM as one kernel
-    ("lstm", "bam"): 133.0,
-    ("lstm", "bam-exact"): 200.0,
+    ("convolutions", "dp-sgd"): 5.2,
+    ("convolutions", "bam"): 8.7,
+    ("convolutions", "bam-exact"): 21.5,
+    ("resnet9", "dp-sgd"): 6.1,
+    ("resnet9", "bam"): 12.2,
+    ("resnet9", "bam-exact"): 18.2,
+    ("vit", "dp-sgd"): 2.8,
+    ("vit", "bam"): 5.1,
+    ("vit", "bam-exact"): 10.7,
+    ("lstm", "dp-sgd"): 53.0,  # torch runs a plain LSTM of 32 steps as one kernel, 20 in all
+    ("lstm", "bam"): 115.0,
+    ("lstm", "bam-exact"): 180.0,
 }
 READS = 2, 2  # per physical and per logical batch
 QUICK = [key for key in PER_PLAIN if key[0] == "convolutions"]

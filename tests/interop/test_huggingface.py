@@ -96,7 +96,7 @@ def plain_loop(model: Any, method: Any, seed: int) -> Tensor:
     return weights(model)
 
 
-@pytest.mark.parametrize("make", [bert, lora])
+@pytest.mark.parametrize("make", [bert, pytest.param(lora, marks=pytest.mark.slow)])
 def test_training_equals_a_plain_loop(tmp_path: Path, make: Any) -> None:
     """At the same seed, for all weights or LoRA's alone; and the epsilon is the plan's."""
     ours = trainer(tmp_path, make(), oracle_options={"seed": 5})

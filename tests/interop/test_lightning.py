@@ -91,7 +91,9 @@ def plain_loop(method: Any, seed: int) -> Tensor:
     return weights(model)
 
 
-@pytest.mark.parametrize("method", [BAM(0.02), DPSAT(0.1)])
+@pytest.mark.parametrize(
+    "method", [BAM(0.02), pytest.param(DPSAT(0.1), marks=pytest.mark.slow)], ids=["bam", "dp-sat"]
+)
 def test_training_equals_a_plain_loop(tmp_path: Path, method: Any) -> None:
     """At the same seed; and the epsilon is the plan's."""
     model = fit(tmp_path, method=method, seed=5)

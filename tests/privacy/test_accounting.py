@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 
+from dpbam.errors import ArgumentError
 from dpbam.privacy import accounting
 from dpbam.privacy.accounting import Charge, epsilon, total_epsilon
 from dpbam.privacy.calibration import max_steps, noise_multiplier
@@ -87,6 +88,41 @@ def test_rdp_is_that_of_dp_accounting_to_the_last_bit(charges: list[Charge]) -> 
         for delta in (1e-3, 1e-5, 1e-9):
             expected = reference.get_epsilon(delta)
             assert total_epsilon(charges, delta, accountant="rdp") == expected
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    ("target", "delta", "q", "words"),
+    [
+        (1e-6, 1e-9, 0.1, "no noise multiplier up to 1e6 is known to meet epsilon 1e-06"),
+        (1e-3, 1e-300, 0.1, "no noise multiplier up to 1e6 is known to meet epsilon 0.001"),
+        (1e300, 1e-9, 0.1, r"epsilon must be at most 1e\+09.*PrivacyPlan.non_private"),
+        (1.0, 1e-3, 1e-9, "delta 0.001 is not below 1e-07, the probability that a unit is drawn"),
+    ],
+)
+def test_a_target_out_of_reach_is_refused_in_a_sentence(
+    accountant: str, target: float, delta: float, q: float, words: str
+) -> None:
+    """Before, scipy's "different signs", a domain error, or minutes of search."""
+    with pytest.raises(ArgumentError, match=words):
+        noise_multiplier(target, delta, q, 100, accountant=accountant)
+
+
+@pytest.mark.parametrize(
+    ("target", "delta", "q", "steps", "accountant"),
+    [
+        (1e-9, 0.5, 0.1, 100, "rdp"),  # epsilon falls to 0 at once: a sigma of 1e-90 was refused
+        (1e-9, 0.5, 0.1, 100, "pld"),
+        (1e9, 1e-9, 0.1, 100, "rdp"),
+        (1e-6, 0.5, 1.0, 1, "rdp"),
+    ],
+)
+def test_calibration_at_the_ends_neither_overshoots_nor_wastes(
+    target: float, delta: float, q: float, steps: int, accountant: str
+) -> None:
+    sigma = noise_multiplier(target, delta, q, steps, accountant=accountant)
+    assert epsilon(sigma, q, steps, delta, accountant=accountant) <= target
+    assert epsilon(sigma * 0.998, q, steps, delta, accountant=accountant) > target
 
 
 def test_pld_is_tighter_than_rdp() -> None:

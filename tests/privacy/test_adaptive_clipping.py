@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpbam import PrivacyPlan
-from dpbam.checks import PlanViolationError, check_factors
+from dpbam.checks import PlanViolationError, check_factors, contributions
 from dpbam.errors import ArgumentError
 from dpbam.privacy.adaptive_clipping import (
     CLIPPINGS,
@@ -40,7 +40,8 @@ def test_direction_and_extra_coordinates_together_stay_within_the_sensitivity(
     clipping = CLIPPINGS[name](c)
     lengths = torch.tensor([norms])
     factors = clipping.factors(lengths)
-    check_factors(clipping, lengths, factors, clipping.extra(lengths, factors))
+    extra = clipping.extra(lengths, factors)
+    check_factors(clipping, [contributions(clipping, lengths, factors, extra)])
     assert clipping.sensitivity == pytest.approx(c)
 
 

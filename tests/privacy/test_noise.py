@@ -115,18 +115,18 @@ def two_by_two(self: Randomness, name: str, step: int, block: int) -> np.random.
 
 
 def overlapping(self: Randomness, name: str, step: int, block: int) -> np.random.Generator:
-    """Counters a few draws apart, as a shift of too few bits gives."""
+    """One stream, entered a few draws apart."""
     generator = GENERATOR(self, name, step, 0)
-    generator.bit_generator.advance(block)
+    generator.bit_generator.random_raw(block)
     return generator
 
 
-GENERATOR = Randomness.generator
+GENERATOR = Randomness.noise_generator
 
 
 @pytest.mark.parametrize("mistake", [one_counter, two_by_two])
 def test_blocks_that_repeat_are_noticed(mistake: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Randomness, "generator", mistake)
+    monkeypatch.setattr(Randomness, "noise_generator", mistake)
     with pytest.raises(AssertionError, match="correlated"):
         check_blocks()
 
@@ -139,7 +139,7 @@ def check_no_draw_twice() -> None:
 
 def test_blocks_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     check_no_draw_twice()
-    monkeypatch.setattr(Randomness, "generator", overlapping)
+    monkeypatch.setattr(Randomness, "noise_generator", overlapping)
     with pytest.raises(AssertionError):
         check_no_draw_twice()
 

@@ -103,6 +103,20 @@ def test_the_end_of_a_ledger_frees_its_file(path: Path) -> None:
     assert in_a_child(lambda: Ledger(1e-5, path=path).charge("b", 0, **STEP)) == ""
 
 
+def test_the_end_of_a_process_says_nothing(path: Path) -> None:
+    """The lock is freed without code, most of which is gone by then."""
+    work = (
+        "import sys; from dpbam.privacy.ledger import Ledger; sys.modules['kept'] = Ledger(1e-5, "
+        "path=sys.argv[1]); sys.modules['kept'].charge('a', 0, noise_multiplier=1.0, "
+        "sampling_rate=0.1)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", work, str(path)], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    Ledger(1e-5, path=path).charge("a", 1, **STEP)
+
+
 def test_a_command_started_meanwhile_does_not_keep_the_lock(path: Path) -> None:
     ledger = Ledger(1e-5, path=path)
     ledger.charge("a", 0, **STEP)

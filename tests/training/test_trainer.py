@@ -197,7 +197,9 @@ def moved_by_one_record(monkeypatch, model=KeepsInEval, engine="auto"):
         release = oracle._privatised
         monkeypatch.setattr(
             oracle, "_privatised",
-            lambda clipped, release=release: sums.append({**clipped}) or release(clipped),
+            lambda clipped, release=release: (
+                sums.append({n: s.clone() for n, s in clipped.items()}) or release(clipped)
+            ),
         )  # fmt: skip
         optimizer = torch.optim.SGD(oracle.model.parameters(), lr=0.1)
         Trainer(oracle, optimizer, DIGITS, TEST).run()

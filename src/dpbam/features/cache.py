@@ -54,12 +54,13 @@ def cached_features(
     """
     shape = (len(data), features.width)
     if folder is None:
-        return _computed(data, features, np.empty(shape, np.float32), progress)
+        rows: NDArray[Any] = _computed(data, features, np.empty(shape, np.float32), progress)
+        return rows
     path = folder / f"features-{feature_key(data, features)}.npy"
     if not _holds(path, shape):
         with atomic(path) as temporary:
-            rows = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
-            _computed(data, features, rows, progress).flush()
+            mapped = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
+            _computed(data, features, mapped, progress).flush()
     return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
 
 

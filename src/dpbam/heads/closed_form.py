@@ -37,7 +37,7 @@ from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
 
 GRAM_WEIGHT = 0.5  # a: of 0.2, 0.5 and 1 the best or within a point of it at all n and epsilon
-RIDGE = 0.1  # of the Gram matrix's noise, as a spectral norm; 0.03 to 0.3 are alike
+RIDGE = 0.03  # of the Gram matrix's noise, as a spectral norm: by the study
 BOUND = math.hypot(GRAM_WEIGHT, 1.0)  # C: no record of standardised features is clipped by it
 _ROOT2 = math.sqrt(2.0)
 _LEAST_SHARE = 0.2  # of a uniform class's prior: a smaller one is noise

@@ -40,7 +40,7 @@ class Descent:
 
     lr: float
     momentum: float = 0.9
-    average: float = 0.6
+    average: float = 0.3
 
     def __post_init__(self) -> None:
         _validate.positive("lr", self.lr)

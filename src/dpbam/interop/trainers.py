@@ -139,8 +139,8 @@ class PrivateSteps:
         new, self._taken = self._oracle.step - self._taken, self._oracle.step
         if new == 0:
             raise PlanViolationError(
-                "the optimiser is about to step on a gradient that is not the oracle's, and not "
-                "private: leave the training step to the private trainer"
+                "the optimiser is about to step on a gradient that is not the oracle's, which "
+                "has no privacy: leave the training step to the private trainer"
             )
         if new != 1:
             raise PlanViolationError(

@@ -21,6 +21,9 @@ from dpbam.privacy.accounting import (
 )
 from dpbam.privacy.rounding import up
 
+_MOST_EPSILON = 1e9
+_LEAST_NOISE = 1e-6  # sigma; an accountant takes no less
+
 
 def noise_multiplier(
     epsilon: float,
@@ -48,12 +51,24 @@ def noise_multiplier(
         >>> round(sigma, 3)
         1.731
     """
-    _validate.positive("epsilon", epsilon)
     _validate.probability("delta", delta)
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
     _validate.count("steps", steps)
+    if _validate.positive("epsilon", epsilon) > _MOST_EPSILON:
+        raise ArgumentError(
+            f"epsilon must be at most {_MOST_EPSILON:g}: a larger one promises nothing; "
+            "training without privacy is PrivacyPlan.non_private(...)"
+        )
 
     before = tuple(checked(c) for c in spent)
+    checked(Charge(1.0, sampling_rate, steps))
+    # -expm1(T log(1 - q)): a unit that is never drawn loses nothing, with or without noise
+    chance = 1.0 if sampling_rate == 1 else -math.expm1(steps * math.log1p(-sampling_rate))
+    if chance <= delta:
+        raise ArgumentError(
+            f"delta {delta:g} is not below {chance:.3g}, the probability that a unit is drawn at "
+            "all, so it would be met without any noise: choose a delta well below 1/n"
+        )
     if before and (already := total_epsilon(before, delta, accountant=accountant)) >= epsilon:
         raise ArgumentError(
             f"earlier steps have spent epsilon {up(already)} at this delta, which leaves nothing "
@@ -147,7 +162,13 @@ def _gaussian_guess(before: Sequence[Charge], last: Charge, target: float, delta
     def excess(log_mu: float) -> float:
         return _gaussian_delta(math.exp(log_mu), target) - delta
 
-    mu = math.exp(brentq(excess, math.log(1e-6), math.log(1e6), xtol=1e-3))
+    # beyond these ends a target is out of reach, which the search itself finds out
+    least, most = math.log(1e-6), math.log(1e6)
+    if excess(least) >= 0 or excess(most) <= 0:
+        log_mu = least if excess(least) >= 0 else most
+    else:
+        log_mu = brentq(excess, least, most, xtol=1e-3)
+    mu = math.exp(log_mu)
     used = sum(c.sampling_rate**2 * c.steps * math.expm1(c.noise_multiplier**-2) for c in before)
     left = max(mu**2 - used, 1e-2 * mu**2)
     return 1 / math.sqrt(math.log1p(left / (last.sampling_rate**2 * last.steps)))
@@ -174,8 +195,8 @@ def _coarse_sigma(
         low, high, factor = high, high * factor, factor**2
         if high > 1e6:
             raise ArgumentError(
-                "no noise multiplier up to 1e6 meets this target: raise epsilon or delta, or "
-                "train for fewer steps"
+                f"no noise multiplier up to 1e6 is known to meet epsilon {target:g} at this delta: "
+                "raise epsilon or delta, train for fewer steps, or take a smaller batch"
             )
     while spent(low) <= target:
         if low <= 1e-3:
@@ -200,7 +221,9 @@ def _between(
         left = excess(middle)
         end, low, high = (low, middle, high) if left > 0 else (high, low, middle)
         slope = (left - excess(end)) / math.log(middle / end)  # of log epsilon over log sigma
-    return middle * math.exp(-left / min(slope, -0.1) + 2e-5), slope * target
+    # at most 0.03 where the loop has converged; where epsilon falls to 0 at once, it has not
+    correction = min(max(-left / min(slope, -0.1), -0.05), 0.05)
+    return middle * math.exp(correction + 2e-5), slope * target
 
 
 def _polished_sigma(
@@ -212,18 +235,40 @@ def _polished_sigma(
     then that of the last two points. The sigma that is returned was checked.
     """
     slope, last = min(slope, -1e-3 * target), None
+    above, within = 0.0, math.inf  # the largest sigma over the target, and the least within it
     for _ in range(8):
         value = spent(sigma)
+        above, within = (above, min(within, sigma)) if value <= target else (sigma, within)
         if last is not None and value != last[1] and sigma != last[0]:
             slope = min((value - last[1]) / math.log(sigma / last[0]), -1e-3 * target)
         move = (target - value) / slope  # of log sigma; positive: more noise is needed
-        if value <= target and -move < 1e-4:
+        if 0 < value <= target and -move < 1e-4:
+            return sigma
+        if value <= target and sigma == _LEAST_NOISE:
             return sigma
         last = (sigma, value)
-        sigma *= math.exp(move + 2e-5)  # aim slightly inside the target
-    while spent(sigma) > target:
-        sigma *= 1 + 1e-4
-    return sigma
+        # aim slightly inside the target; where epsilon is 0 over a range, a secant leads anywhere
+        sigma = max(sigma * math.exp(min(max(move, -1.0), 1.0) + 2e-5), _LEAST_NOISE)
+    return _bisected_sigma(spent, target, above or sigma, within)
+
+
+def _bisected_sigma(
+    spent: Callable[[float], float], target: float, above: float, within: float
+) -> float:
+    """Return the least sigma within the target, to a relative 1e-4, from a bracket.
+
+    ``above`` need not be over the target, nor ``within`` be known (infinite): both are found.
+    """
+    while above > _LEAST_NOISE and spent(above) <= target:
+        above, within = max(above / 2, _LEAST_NOISE), above
+    if within == math.inf:
+        within = above
+        while spent(within) > target:
+            above, within = within, 2 * within
+    while within > above * (1 + 1e-4):
+        middle = math.sqrt(above * within)
+        above, within = (above, middle) if spent(middle) <= target else (middle, within)
+    return within
 
 
 def _most_steps(within: Callable[[int], bool], low: int, stride: int) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from dpbam import _validate
 from dpbam.errors import ArgumentError
-from dpbam.params import Params, accumulation_dtype, elementwise, separated
+from dpbam.params import Params, accumulation_dtype, elementwise, joined, separated
 from dpbam.privacy.randomness import Randomness
 
 BLOCK = 2**16  # coordinates of one generator
@@ -68,11 +69,12 @@ class GaussianNoise:
     Guarantee: sums + N(0, std^2 I), independent for each coordinate, step and stream; unseeded,
     across processes too.
 
-    Assumptions: Philox's numbers pass for independent uniform ones; the key is unknown; attacks on
+    Assumptions: SFC64's numbers pass for independent uniform ones; the key is unknown; attacks on
     the last bits of floats are out of scope (secure noise is for them).
 
-    Proof: numpy's ziggurat of Philox 4x64 (Salmon et al. 2011), a new key of system entropy per
-    step and block; distribution and independence are tested, tests/claims/test_noise_claims.py.
+    Proof: numpy's ziggurat of SFC64 (Doty-Humphrey, PractRand), a new key of 192 bits of system
+    entropy per step and block; distribution and independence are tested,
+    tests/claims/test_noise_claims.py, and the bits of the key, tests/claims/test_bits_claims.py.
 
     Args:
         randomness: the source of the draws; unseeded, the operating system's entropy.
@@ -101,12 +103,15 @@ class GaussianNoise:
             start: the number of the first coordinate, where ``sums`` is a part of the vector.
         """
         _validate.non_negative("std", std)
-        if std == 0:
+        if std == 0 or not sums:
             return dict(sums)
         if any(s.is_complex() for s in sums.values()):
             raise ArgumentError("complex parameters cannot be trained privately: use real ones")
         count = sum(s.numel() for s in sums.values())
-        noise = torch.from_numpy(_normal(self.randomness, std, stream, step, start, count))
+        draw = partial(_normal, self.randomness, std, stream, step, start, count)
+        if all(s.dtype == torch.float64 and s.device.type == "cpu" for s in sums.values()):
+            return separated(torch.from_numpy(draw(joined(sums).detach())), sums)
+        noise = torch.from_numpy(draw())
         return elementwise(lambda s, z: s + _placed(z, s), sums, separated(noise, sums))
 
     def charged(self, noise_multiplier: float) -> float:
@@ -114,12 +119,23 @@ class GaussianNoise:
 
 
 def _normal(
-    randomness: Randomness, std: float, stream: str, step: int, start: int, count: int
+    randomness: Randomness,
+    std: float,
+    stream: str,
+    step: int,
+    start: int,
+    count: int,
+    sums: Tensor | None = None,
 ) -> NDArray[np.float64]:
-    """Draw N(0, std^2) for the coordinates from ``start`` on: [count], in double precision."""
+    """Draw N(0, std^2) for the coordinates from ``start`` on: [count], in double precision.
+
+    ``sums`` [count] are added block by block, while a block is in the processor's cache.
+    """
     noise = np.empty(count)
     edges = [0, *range(BLOCK - start % BLOCK, count, BLOCK), count]  # of blocks, in this part
-    generators = [randomness.generator(stream, step, (start + e) // BLOCK) for e in edges[:-1]]
+    generators = [
+        randomness.noise_generator(stream, step, (start + e) // BLOCK) for e in edges[:-1]
+    ]
     skipped = [start % BLOCK, *[0] * len(generators)]  # a block is drawn from its beginning
 
     def fill(k: int) -> None:
@@ -127,6 +143,8 @@ def _normal(
         generators[k].standard_normal(skipped[k])
         generators[k].standard_normal(out=part)
         part *= std
+        if sums is not None:
+            torch.from_numpy(part).add_(sums[edges[k] : edges[k + 1]])
 
     if len(generators) == 1 or torch.get_num_threads() == 1:
         for k in range(len(generators)):

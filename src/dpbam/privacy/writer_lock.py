@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
+import weakref
 from pathlib import Path
-from weakref import WeakValueDictionary
 
 from dpbam._jsonl import sync_folder
 from dpbam.errors import ArgumentError
@@ -19,25 +18,18 @@ Identity = tuple[int, int]  # device and inode
 
 
 class WriterLock:
-    """The lock of this process on one file, freed by :meth:`close`, or with its last user."""
+    """The lock of this process on one file, freed by ``close()``, or with its last user."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
         self.identity = identify(os.fstat(descriptor))
-
-    def close(self) -> None:
-        """Free the lock. In a forked child, the parent's is left alone."""
-        if self._descriptor is not None:
-            with suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = None
-
-    __del__ = close
+        #: Frees the lock, once. In a forked child, the parent's is left alone.
+        self.close = weakref.finalize(self, os.close, descriptor)
+        self.close.atexit = False  # the end of the process does it
 
 
 #: threads of this process take turns
 turn = threading.RLock()
-_locks: WeakValueDictionary[Identity, WriterLock] = WeakValueDictionary()
+_locks: weakref.WeakValueDictionary[Identity, WriterLock] = weakref.WeakValueDictionary()
 
 
 def identify(status: os.stat_result) -> Identity:

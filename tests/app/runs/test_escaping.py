@@ -47,7 +47,11 @@ def named(values, name):
 
 @pytest.fixture(scope="module")
 def stated():
-    """A statement with the plain name in every field that a user can fill."""
+    return stated_values()
+
+
+def stated_values():
+    """Return a statement with the plain name in every field that a user can fill."""
     from dpbam.app.runs import RunConfig
 
     config = RunConfig(

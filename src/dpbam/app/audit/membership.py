@@ -263,8 +263,8 @@ def _prepared(folder: RunFolder, config: RunConfig, own_code: bool) -> Prepared:
     if prepared.train.fingerprint() != facts["non_private_fingerprint"]:
         raise RunError(f"the data of {folder.path} have changed: an attack needs its training set")
     task, unit = prepared.train.task, prepared.plan.unit
-    if task != "single-label" or unit != "record" or config.frozen_encoder:
-        encoder = " and a frozen encoder" if config.frozen_encoder else ""
+    if task != "single-label" or unit != "record" or config.on_features:
+        encoder = " and features that are computed once" if config.on_features else ""
         raise RunError(
             f"{folder.path} has the task {task}, the unit {unit}{encoder}: the attack is for one "
             "class per record, records as units, and images"

@@ -15,8 +15,7 @@ from dpbam.app.runs.run import RunError
 def sign(folder: str | Path, key: Path) -> str:
     """Sign the statement of a run, or the digests of an export, and return the public key.
 
-    Guarantee: what is signed passes every check of ``dpbam audit``, except for a signature that is
-    there already, which is replaced.
+    What is signed passes every check of ``dpbam audit``; an older signature is replaced.
 
     Raises:
         RunError: if a check fails, or a file is missing; nothing is written then.

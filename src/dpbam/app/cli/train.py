@@ -147,7 +147,7 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
         budget = {} if settings.budget is None else preview(settings.budget, run, prepared.plan)
         summary = prepared.summary(status.update) | budget
     if as_json:
-        print_json(summary)
+        print_json(summary | ({"chosen": list(prepared.chosen)} if prepared.chosen else {}))
         return
     memory = summary.pop("estimated_memory_bytes") / 2**20
     seconds = summary.pop("estimated_seconds")
@@ -160,7 +160,8 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
         "may add to it"
     )
     say(facts(rows, title="the plan (nothing was trained or written)"))
-    say(*filter(None, [method_advice(settings.method, averaged=settings.averaged)]))
+    say(*prepared.chosen)
+    say(*filter(None, [method_advice(settings.method, averaged=prepared.config.averaged)]))
 
 
 def _new_folder(settings: RunConfig) -> Path:

@@ -21,6 +21,7 @@ from torch.optim.adamw import AdamW
 
 from dpbam._names import load_function
 from dpbam.app.runs.config import ConfigError, RunConfig
+from dpbam.app.runs.feature_model import FeatureModel, build_feature_model
 from dpbam.bias import PrivateStatistics, ReleasedStatistics
 from dpbam.data import DataSet, ShiftFlip, to_float
 from dpbam.filters import FILTERS, Filter
@@ -68,6 +69,8 @@ def make_model(config: RunConfig, train: DataSet) -> nn.Module:
     Unseeded weights are drawn with a new seed from the operating system, not with the state of
     torch's generator, which what the process did before, perhaps with the data, may have changed.
     """
+    if config.fixed_features:
+        return _make_feature_model(config, train)
     model = build_model(
         config.model,
         in_channels=train.shape[0],
@@ -81,6 +84,17 @@ def make_model(config: RunConfig, train: DataSet) -> nn.Module:
     train_part(model, config.trained)
     if config.freeze:
         freeze(model, config.freeze)
+    return model.to(make_device(config.device))
+
+
+def _make_feature_model(config: RunConfig, train: DataSet) -> FeatureModel:
+    if config.model_options:
+        raise ConfigError(f"model {config.model} has no options: leave model_options out")
+    channels, height, width = train.shape
+    model = build_feature_model(
+        config.model, image_shape=(channels, height, width), num_outputs=train.num_classes
+    )
+    train_part(model, "head")
     return model.to(make_device(config.device))
 
 
@@ -120,7 +134,7 @@ def model_options(config: RunConfig) -> dict[str, Any]:
 
 def public_weights(config: RunConfig, model: nn.Module) -> dict[str, Any] | None:
     """Return the source of the weights that training starts from, and SHA-256 of each file."""
-    if isinstance(model, PublicEncoder):
+    if isinstance(model, PublicEncoder | FeatureModel):
         return model.weights
     if config.init is None:
         return None

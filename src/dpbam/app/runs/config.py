@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from dpbam._names import ENCODER
+from dpbam._names import AUTO, ENCODER, ONNX, has_fixed_features
 from dpbam.app.runs.files import to_toml
 from dpbam.app.runs.settings import (
     Count,
@@ -171,9 +171,16 @@ class RunConfig(BaseModel):
 
     model: str = _model(
         "resnet9, wrn-16-4, small-cnn, mlp, unet, hf:NAME_OR_FOLDER (a public encoder of Hugging "
-        "Face), module:function.",
+        "Face), module:function; or a head on fixed features: scattering, onnx:FILE, "
+        "features:hf:NAME_OR_FOLDER; or auto, which chooses it and the settings that are left out.",
         "small-cnn",
     )
+    public_encoder: str | None = _model(
+        "For model auto: hf:NAME_OR_FOLDER or onnx:FILE. Who names it declares it public.",
+        flag="--encoder",
+    )
+    auto_facts: Options = _model("The public facts from which settings were chosen.", {}, flag="")
+    auto_settings: Patterns = _model("The settings that were chosen from them.", (), flag="")
     model_options: Options = _model(
         "An option of the model, such as width=0.25; repeatable.", {}, flag="--model-option"
     )
@@ -311,6 +318,7 @@ class RunConfig(BaseModel):
             raise ArgumentError("filter_options are of a filter, and there is none: name it")
         if self.ema is not None and self.swa is not None:
             raise ArgumentError("ema and swa are two ways to average the weights: choose one")
+        self._check_auto()
         self._check_trained()
         if self.unit is not None:  # else the data set's own, such as the patient of DICOM files
             self._check_max_records(self.unit)
@@ -321,6 +329,21 @@ class RunConfig(BaseModel):
             raise ArgumentError(
                 f"max_records is {self.max_records} but the unit is a record: name the column "
                 "that owns several records by the setting unit"
+            )
+
+    def _check_auto(self) -> None:
+        if self.public_encoder is not None and self.model != AUTO:
+            raise ArgumentError(
+                f"public_encoder is for model auto, and the model is {self.model}: leave one out"
+            )
+        if self.public_encoder and not self.public_encoder.startswith((ENCODER, ONNX)):
+            raise ArgumentError(
+                f"public_encoder must be hf:NAME_OR_FOLDER or onnx:FILE, got {self.public_encoder}"
+            )
+        if self.model == AUTO and (self.train or self.freeze or self.init or self.model_options):
+            raise ArgumentError(
+                "auto chooses the model: to set what of it is trained, its options or its initial "
+                "weights, name a model"
             )
 
     def _check_trained(self) -> None:
@@ -335,15 +358,19 @@ class RunConfig(BaseModel):
             raise ArgumentError("the model option lora_rank needs train lora")
         if self.encoder and self.init is not None:
             raise ArgumentError(f"{self.model} comes with its public weights: leave init out")
-        if self.feature_cache is not None and not self.frozen_encoder:
+        if self.feature_cache is not None and not self.on_features and self.model != AUTO:
             raise ArgumentError(
                 "feature_cache keeps the features of a frozen encoder, and there is none: leave it "
                 "out, or choose model hf:NAME_OR_FOLDER and train head"
             )
-        if self.frozen_encoder and self.augment_multiplicity:
+        if self.on_features and self.augment_multiplicity:
             raise ArgumentError(
                 "the features of a frozen encoder are computed once per record, so there are no "
                 "random views: set augment_multiplicity to 0, or train lora, norms or all"
+            )
+        if self.fixed_features and (self.trained != "head" or self.init is not None):
+            raise ArgumentError(
+                f"of {self.model} only the head is trained, from zero: leave train and init out"
             )
 
     @property
@@ -354,12 +381,17 @@ class RunConfig(BaseModel):
     @property
     def trained(self) -> str:
         """The part of the model that is trained."""
-        return self.train or ("head" if self.encoder else "all")
+        return self.train or ("head" if self.encoder or self.fixed_features else "all")
 
     @property
-    def frozen_encoder(self) -> bool:
-        """Whether a head is trained on an encoder's features, which are computed once."""
-        return self.encoder and self.trained == "head"
+    def fixed_features(self) -> bool:
+        """Whether the model is a linear head on fixed features of norm 1."""
+        return has_fixed_features(self.model)
+
+    @property
+    def on_features(self) -> bool:
+        """Whether a head is trained on features, which are computed once."""
+        return self.fixed_features or (self.encoder and self.trained == "head")
 
     @property
     def private(self) -> bool:

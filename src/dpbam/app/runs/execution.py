@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam._jsonl import sync_folder
 from dpbam.app.runs import spending
+from dpbam.app.runs.automatic import as_chosen
 from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.class_counts import weigh
 from dpbam.app.runs.config import RunConfig
@@ -104,6 +105,7 @@ def _begun(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str
 def _resumed(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str, Any], Prepared]:
     """Prepare a run again, with its sigma and, on the same device, its physical batch size."""
     facts = ranks.from_leader(folder.read_facts)
+    config = as_chosen(config, RunConfig.from_mapping(facts["config"]))
     check_config(facts, config)
     stored, kept = RunConfig.from_mapping(facts["config"]), config
     if (config.device, config.engine) == (stored.device, stored.engine):
@@ -272,6 +274,8 @@ class _Session:
         prepared, config = self.prepared, self.prepared.config
         for note in prepared.train.notes:
             self.reporter.on_non_private_note(note)
+        for line in prepared.chosen:
+            self.reporter.on_message(line)
         self.reporter.on_start(
             StartReport(
                 plan=prepared.plan,

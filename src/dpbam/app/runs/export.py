@@ -190,6 +190,13 @@ def _to_hf(model: RunModel, source: RunFolder, folder: Path, own: str | None) ->
 def _to_onnx(model: RunModel, source: RunFolder, folder: Path, own: str | None) -> Tensor:
     import torch
 
+    from dpbam.app.runs.feature_model import FeatureModel
+
+    if isinstance(model.module, FeatureModel):
+        raise RunError(
+            f"{model.facts['model']} cannot be exported to ONNX, since its features are not "
+            "computed by torch layers: use --to safetensors, which holds features and head"
+        )
     path = folder / "model.onnx"
     try:
         import onnxruntime

@@ -26,34 +26,40 @@ from numpy.typing import NDArray
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpbam.app.runs.facts import weights_digest
+from dpbam.app.runs.feature_model import FeatureModel
 from dpbam.data import DataSet, Images, to_float
 from dpbam.data.fetch import atomic
 from dpbam.engines.isolation import over_rows
+from dpbam.features import cached_features
 from dpbam.nn.encoders import PublicEncoder
 from dpbam.params import device_of, evaluating
 
 _ROWS = 64  # computed at once
 
 
-def on_features(data: DataSet, model: PublicEncoder, cache: Path | None) -> DataSet:
+def on_features(data: DataSet, model: PublicEncoder | FeatureModel, cache: Path | None) -> DataSet:
     """Return the data set with features [N, D, 1, 1] for images; computed when first read.
 
     Args:
         data: of images.
-        model: whose encoder computes them.
+        model: computes them.
         cache: the folder that keeps them; None: memory.
     """
-    return replace(data, images=FeatureImages(data, model, cache))
+    if isinstance(model, FeatureModel):
+        return replace(data, images=FixedFeatureImages(data, model, cache))
+    return replace(data, images=EncoderImages(data, model, cache))
 
 
 class FeatureImages(Images):
-    """An encoder's features of a data set's images, as images of one pixel: float32."""
+    """Features of a data set's images, as images of one pixel: float32."""
 
     decodes = True
 
-    def __init__(self, data: DataSet, model: PublicEncoder, cache: Path | None) -> None:
-        self._data, self._model, self._cache = data, model, cache
-        self.shape = (len(data), *model.feature_shape)
+    def __init__(
+        self, data: DataSet, feature_shape: tuple[int, int, int], cache: Path | None
+    ) -> None:
+        self._data, self._cache = data, cache
+        self.shape = (len(data), *feature_shape)
 
     def read(self, indices: NDArray[np.int64]) -> NDArray[Any]:
         return np.ascontiguousarray(self._values[indices])
@@ -63,6 +69,30 @@ class FeatureImages(Images):
 
     @cached_property
     def _values(self) -> Any:  # float32 [N, D, 1, 1]
+        raise NotImplementedError
+
+
+class FixedFeatureImages(FeatureImages):
+    """Fixed features of norm 1, kept by :func:`dpbam.features.cached_features`."""
+
+    def __init__(self, data: DataSet, model: FeatureModel, cache: Path | None) -> None:
+        super().__init__(data, model.feature_shape, cache)
+        self._features = model.extractor
+
+    @cached_property
+    def _values(self) -> Any:
+        return cached_features(self._data, self._features, self._cache)[:, :, None, None]
+
+
+class EncoderImages(FeatureImages):
+    """Features of a frozen encoder, as its own layers scale them."""
+
+    def __init__(self, data: DataSet, model: PublicEncoder, cache: Path | None) -> None:
+        super().__init__(data, model.feature_shape, cache)
+        self._model = model
+
+    @cached_property
+    def _values(self) -> Any:
         if self._cache is None:
             return self._computed(np.empty(self.shape, np.float32))
         path = self._cache / f"features-{self._key()}.npy"

@@ -52,6 +52,7 @@ def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train
     from safetensors.torch import save
 
     from dpbam.app.runs import build
+    from dpbam.app.runs.feature_model import FeatureModel
     from dpbam.nn.encoders import PublicEncoder
 
     weights = {k: v.detach().cpu().clone().contiguous() for k, v in model.state_dict().items()}
@@ -70,6 +71,8 @@ def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train
     }
     if isinstance(model, PublicEncoder):  # so that loading needs neither the hub nor the folder
         facts |= {"encoder": model.description(), "public_weights": model.weights}
+    if isinstance(model, FeatureModel):
+        facts |= {"features": model.description(), "public_weights": model.weights}
     write_atomic(folder.weights, save(weights))
     write_json(folder.model, facts)
 
@@ -105,9 +108,10 @@ def load_run_model(
     try:
         channels, height, width = facts["image_shape"]
         names = tuple(facts["class_names"])
-        build = partial(_build, facts, (channels, height, width), len(names))
         weights = load_file(folder.weights)
-        if not names_code("model", str(facts["model"])):  # the user's own may need real tensors
+        build = partial(_build, facts, weights, (channels, height, width), len(names))
+        # the user's own may need real tensors, and fixed features are made of the weights' own
+        if not names_code("model", str(facts["model"])) and "features" not in facts:
             _check_sizes(build, weights)
         module = build()
         module.load_state_dict(weights)
@@ -126,12 +130,17 @@ def load_run_model(
     return RunModel(module, names, (channels, height, width), facts, task, window)
 
 
-def _build(facts: dict[str, Any], shape: tuple[int, int, int], outputs: int) -> nn.Module:
+def _build(
+    facts: dict[str, Any], weights: dict[str, Tensor], shape: tuple[int, int, int], outputs: int
+) -> nn.Module:
     """Build the model that ``model.json`` describes, with weights still to load."""
+    from dpbam.app.runs.feature_model import described_model
     from dpbam.nn import build_model
     from dpbam.nn.encoders import described_encoder
 
     options = facts["model_options"]
+    if "features" in facts:
+        return described_model(facts["features"], weights, image_shape=shape, num_outputs=outputs)
     if "encoder" in facts:
         model = described_encoder(facts["encoder"], image_shape=shape, num_outputs=outputs)
         if options:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from dpbam._names import ENCODER
+from dpbam._names import ENCODER, has_fixed_features
 from dpbam.app.runs.config import ConfigError
 
 NAMES = ("data", "model", "method", "clipping", "filter")
@@ -48,7 +48,9 @@ def names_code(name: str, spec: str) -> bool:
         >>> names_code("data", "hf:cifar10"), names_code("data", "my_scans:load")
         (False, True)
     """
-    if name != "data":  # a public encoder as a model runs no code
+    if name == "model" and has_fixed_features(spec):  # an encoder runs no code
+        return False
+    if name != "data":
         return ":" in spec and not spec.startswith(ENCODER)
     from dpbam.data.registry import is_function
 

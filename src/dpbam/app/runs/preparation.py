@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam import _validate
+from dpbam.app.runs.automatic import resolve
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.privacy import accounting
 from dpbam.privacy.plan import RELATION, PrivacyPlan
@@ -43,13 +43,14 @@ class Prepared:
     """A run that has been checked and built, with nothing written yet.
 
     Attributes:
-        config: as given.
+        config: as given, with what was chosen for what was left out.
         train: the training set.
         test: the test set.
         plan: sigma, q, steps, n and epsilon.
         model: on its device, with its initial weights.
         task: the loss of a record, metrics and predictions.
         cache: the folder that keeps the features of a frozen encoder; None: memory.
+        chosen: lines for the user about settings that were chosen; empty: none were.
     """
 
     config: RunConfig
@@ -59,15 +60,17 @@ class Prepared:
     model: nn.Module
     task: Task
     cache: Path | None = None
+    chosen: tuple[str, ...] = ()
 
     @cached_property
     def seen(self) -> Splits:
-        """The data as what is trained sees it: images, or features of a frozen encoder."""
+        """The data as what is trained sees it: images, or features that are computed once."""
+        from dpbam.app.runs.feature_model import FeatureModel
         from dpbam.app.runs.features import on_features
         from dpbam.data import Splits
         from dpbam.nn.encoders import PublicEncoder
 
-        if not (self.config.frozen_encoder and isinstance(self.model, PublicEncoder)):
+        if not (self.config.on_features and isinstance(self.model, PublicEncoder | FeatureModel)):
             return Splits(self.train, self.test)
         shared = self.config.feature_cache
         cache = self.cache if shared is None else shared / "non-private"
@@ -214,9 +217,9 @@ class Prepared:
             "engine": fit.engine,
             "device": self.device,
             "physical_batch_size": fit.rows,
-            # weights, optimiser and averages; a logical batch of uint8; a step
+            # weights, optimiser and averages; a logical batch; a step
             "estimated_memory_bytes": 4 * (6 * trained + parameters)
-            + plan.batch_size * plan.max_records * math.prod(self.train.shape)
+            + plan.batch_size * plan.max_records * blank(self.seen.train, 1).nbytes
             + fit.bytes,
             "estimated_seconds": seconds,
             "seeded": self.config.seed is not None,
@@ -266,11 +269,13 @@ def prepare(
     if units is not None:
         _validate.owners(unit, units, train.place)
     n = len(train) if units is None else len(np.unique(units))
+    resolved = resolve(config, train, n)
+    config = resolved.config
     model = build.make_model(config, train)
     task = build.task_of(config, train, model)
     on_phase("calibrating the noise")
     plan = config.plan(n, noise_multiplier=noise_multiplier, unit=unit)
-    return Prepared(config, train, test, plan, model, task, cache)
+    return Prepared(config, train, test, plan, model, task, cache, resolved.lines)
 
 
 def blank(data: DataSet, records: int) -> Tensor:

@@ -10,6 +10,7 @@ and the row of the reference page (``tools/docs_site/configuration.py``) are der
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class Written:
 
     type: Any
     parse: Callable[[Any], Any]
+    write: Callable[[Any], str | list[str]] = str  # the inverse: one text, or one per flag
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,17 @@ class Setting:
     choices: str  # the allowed values, in words; empty: any
     default: str  # in words; empty if there is nothing to say
     description: str
+    write: Callable[[Any], str | list[str]] = str  # the inverse of parse
+
+    def words(self, value: Any) -> list[str]:
+        """Return the words of a command line that set this to ``value``."""
+        if value is None or value is False:
+            return []
+        if value is True:
+            return [self.flag]
+        texts = self.write(value)
+        texts = [texts] if isinstance(texts, str) else texts
+        return [word for text in texts for word in (self.flag, text)]
 
     @property
     def help(self) -> str:
@@ -90,6 +103,7 @@ def _setting(name: str, field: FieldInfo) -> Setting:
         choices=_listed(choices),
         default=extra["unset"] or _shown(field.default),
         description=str(field.description),
+        write=written.write if written else str,
     )
 
 
@@ -231,8 +245,27 @@ def _factors(text: str) -> list[float]:
         raise ArgumentError(f"a schedule must be like 1.5,1,0.5, got {text!r}") from None
 
 
+def _written_options(options: dict[str, Any]) -> list[str]:
+    """Write values as TOML, which :func:`_option` reads."""
+    return [f"{name}={json.dumps(value)}" for name, value in options.items()]
+
+
+def _written_factors(factors: tuple[float, ...]) -> str:
+    return ",".join(map(str, factors))
+
+
+def _written_pair(pair: tuple[float, float]) -> str:
+    return f"{pair[0]}:{pair[1]}"
+
+
+def _written_size(size: int | tuple[int, int]) -> str:
+    return str(size) if isinstance(size, int) else f"{size[0]}x{size[1]}"
+
+
 OwnCode = Annotated[str, AfterValidator(_own_code)]
-Factors = Annotated[tuple[float, ...], Written(str, _factors)]
+Factors = Annotated[
+    tuple[float, ...], Written(str, _factors, lambda factors: ",".join(map(str, factors)))
+]
 Positive = Annotated[float, _named(_validate.positive)]
 NonNegative = Annotated[float, _named(_validate.non_negative)]
 Probability = Annotated[float, _named(_validate.probability)]
@@ -240,9 +273,9 @@ Fraction = Annotated[float, _named(_fraction)]
 Count = Annotated[int, _named(_validate.count)]
 FromZero = Annotated[int, _named(_from_zero)]
 Every = Annotated[Count, Written(str, _every)]
-ImageSize = Annotated[int | tuple[int, int], Written(str, _size)]
-Options = Annotated[dict[str, Any], Written(list[str], _options)]
-Range = Annotated[tuple[float, float], Written(str, _range)]
-Window = Annotated[tuple[float, float], Written(str, _window)]
-Weights = Annotated[dict[str, float], Written(list[str], _weights)]
-Patterns = Annotated[tuple[str, ...], Written(list[str], list)]
+ImageSize = Annotated[int | tuple[int, int], Written(str, _size, _written_size)]
+Options = Annotated[dict[str, Any], Written(list[str], _options, _written_options)]
+Range = Annotated[tuple[float, float], Written(str, _range, _written_pair)]
+Window = Annotated[tuple[float, float], Written(str, _window, _written_pair)]
+Weights = Annotated[dict[str, float], Written(list[str], _weights, _written_options)]
+Patterns = Annotated[tuple[str, ...], Written(list[str], list, list)]

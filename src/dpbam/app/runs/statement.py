@@ -155,6 +155,7 @@ def settled(
             "this software does not know how often settings were tried on these data: ask the "
             "operator. If they were, it is not counted, and the true epsilon is larger"
         ),
+        "chosen_by_rule": _chosen(config),
         "who_sees_what": _WHO_SEES_WHAT,
         "outside_the_promise": [line.format(unit=plan.unit) for line in outside],
         "may_be_published": [*PUBLISHABLE, *released_files(config)] if plan.private else [],
@@ -265,6 +266,8 @@ def _initial(config: RunConfig, public: dict[str, Any] | None) -> str:
             f"from {public['source']}, taken to be public: if they were trained on sensitive data, "
             f"that training's privacy has to be added ({files})"
         )
+    if config.fixed_features:
+        return "zero: the head of fixed features, which no data was used to make, begins there"
     if ":" in config.model:
         return (
             f"made by {config.model}, code of the user's own, who has to know that they do not "
@@ -302,6 +305,18 @@ def _weights(config: RunConfig) -> str:
         f"from class counts, released once with noise of sigma {config.release_counts:g} before "
         "the first step: a Gaussian event on all units, covered by the epsilon above"
     )
+
+
+def _chosen(config: RunConfig) -> dict[str, Any] | None:
+    """Return which settings a rule chose, and from which public facts; None: it chose none."""
+    if not config.auto_facts:
+        return None
+    return {
+        "settings": list(config.auto_settings),
+        "facts": dict(config.auto_facts),
+        "note": "these settings follow from these facts by a fixed rule that reads no record; "
+        "nothing else was used to choose them",
+    }
 
 
 def _own_code(config: RunConfig) -> str:

@@ -233,10 +233,27 @@ def _looked_at(s: dict[str, Any]) -> list[str]:
     evaluated = s["evaluated_on"]
     return [
         f"Tuning: {s['tuned_on']}.",
+        *_chosen(s.get("chosen_by_rule")),
         f"Evaluation: the model was tried {evaluated['times']} times on {evaluated['records']:,} "
         f"test records ({evaluated['set']}); {evaluated['note']}.",
         f"Was a {s['unit_name']} of the test data trained on? {evaluated['trained_on']}.",
     ]
+
+
+def _chosen(by_rule: dict[str, Any] | None) -> list[str]:
+    if by_rule is None:
+        return []
+    facts = ", ".join(f"{name} {_fact(value)}" for name, value in by_rule["facts"].items())
+    return [
+        f"Chosen by a rule: {', '.join(by_rule['settings'])}, from public facts alone: {facts}; "
+        f"{by_rule['note']}."
+    ]
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, list):
+        return " x ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _others(budget: dict[str, Any] | None) -> str:

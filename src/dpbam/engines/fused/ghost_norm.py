@@ -84,7 +84,8 @@ def frobenius(left: Tensor, right: Tensor) -> Tensor:
     """
     count = -(-left.numel() // _CACHED)
     if count <= 1:
-        return torch.linalg.vecdot(left.flatten(1), right.flatten(1))
+        product: Tensor = torch.linalg.vecdot(left.flatten(1), right.flatten(1))
+        return product
     parts = zip(left.flatten(1).chunk(count), right.flatten(1).chunk(count), strict=True)
     return torch.cat([torch.linalg.vecdot(a, b) for a, b in parts])
 

@@ -1,0 +1,176 @@
+"""Settings that a run leaves out, from public facts alone: ``--model auto`` in a run.
+
+The rule is :func:`dpbam.auto.choose`. It fills in what the user left out: every setting that was
+given stays. It is applied to ``auto``, and to models that are a head on fixed features. The facts
+and the names of the settings chosen become part of the run's configuration, so that its statement
+can list them, and a resumed run does not choose anew.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpbam import auto
+from dpbam._names import AUTO, ENCODER, FEATURES, SCATTERING, public_name
+from dpbam.app.runs.config import ConfigError, RunConfig
+from dpbam.app.runs.settings import settings
+from dpbam.privacy.plan import default_delta, epoch_steps
+
+if TYPE_CHECKING:
+    from dpbam.data import DataSet
+
+_OTHERWISE = {"segmentation": "unet"}  # the model for a task that the rule does not know
+_DEFAULT = "small-cnn"
+_HIDDEN = ("auto_facts", "auto_settings")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration with nothing left to choose.
+
+    Attributes:
+        config: explicit; ``auto_facts`` has the facts that were used.
+        lines: for the user: what was chosen and why, and the command that asks for the same.
+    """
+
+    config: RunConfig
+    lines: tuple[str, ...] = ()
+
+
+def resolve(config: RunConfig, train: DataSet, n: int) -> Resolved:
+    """Fill in what the user left out, if the model is ``auto`` or a head on fixed features.
+
+    Args:
+        config: what the user asks for.
+        train: whose shape, task and number of classes are used, and no record.
+        n: the number of units of privacy, a public number.
+    """
+    if config.auto_facts:
+        _check_facts(config, train, n)
+        return Resolved(config)
+    if config.model != AUTO and not config.fixed_features:
+        return Resolved(config)
+    reason = _without_rule(config, train)
+    if reason:
+        return _by_default(config, train, reason)
+    facts = _facts(config, train, n)
+    choice = auto.choose(facts)
+    chosen = _chosen(config, choice, n)
+    if not chosen:
+        return Resolved(config)
+    explicit = config.replace(**chosen, public_encoder=None)
+    resolved = explicit.replace(
+        auto_facts=_public(facts, choice.delta), auto_settings=tuple(sorted(chosen))
+    )
+    return Resolved(resolved, (*choice.reason, f"the same as {command(explicit)}"))
+
+
+def _without_rule(config: RunConfig, train: DataSet) -> str:
+    """Say why the rule does not apply; empty if it does."""
+    if train.task != "single-label":
+        return f"for {train.task}"
+    if config.epsilon is None:
+        return "without epsilon"
+    return ""
+
+
+def _by_default(config: RunConfig, train: DataSet, reason: str) -> Resolved:
+    if config.model != AUTO:
+        return Resolved(config)
+    model = config.public_encoder or _OTHERWISE.get(train.task, _DEFAULT)
+    explicit = config.replace(model=model, public_encoder=None)
+    return Resolved(explicit, (
+        f"auto has no rule {reason} yet: the model is {public_name(model)}, with the defaults of "
+        "the other settings",
+        f"the same as {command(explicit)}",
+    ))  # fmt: skip
+
+
+def _facts(config: RunConfig, train: DataSet, n: int) -> auto.Facts:
+    channels, height, width = train.shape
+    encoder = config.public_encoder if config.model == AUTO else config.model
+    assert config.epsilon is not None
+    return auto.Facts(
+        n=n, epsilon=config.epsilon, delta=config.delta, image_shape=(channels, height, width),
+        task=train.task, classes=train.num_classes,
+        encoder=None if encoder == SCATTERING else encoder,
+        gradients=config.method != "dp-sgd" or config.measure_bias is not None,
+    )  # fmt: skip
+
+
+def _public(facts: auto.Facts, delta: float) -> dict[str, Any]:
+    """Return the facts for the statement: no path, and nothing that is None."""
+    values = asdict(facts) | {"delta": delta, "image_shape": list(facts.image_shape)}
+    return values | {"encoder": public_name(facts.encoder) if facts.encoder else "none named"}
+
+
+def _chosen(config: RunConfig, choice: auto.Choice, n: int) -> dict[str, Any]:
+    """Return the settings that the user left out, with the values of the rule."""
+    if choice.clip_norm is None or choice.lr is None or choice.average is None:
+        raise ConfigError("the rule chose a head in closed form, which runs do not train yet")
+    given = config.model_fields_set
+    values: dict[str, Any] = {}
+    if config.model == AUTO:
+        encoder = choice.features.startswith(ENCODER)
+        values["model"] = FEATURES + choice.features if encoder else choice.features
+    batch_size = config.batch_size or choice.batch_size
+    rule = {
+        "batch_size": choice.batch_size,
+        "epochs": choice.steps * batch_size / n,
+        "clip_norm": choice.clip_norm,
+        "optimizer": "sgd",
+    }
+    if config.ema is None:
+        rule["swa"] = round(1 - choice.average, 6)
+    values |= {name: value for name, value in rule.items() if name not in given}
+    resolved = config.replace(**values, public_encoder=None)
+    if resolved.optimizer == "sgd":  # the rule has no learning rate of any other
+        steps = epoch_steps(n, batch_size, resolved.epochs)
+        # the length of the path, lr C T, is what the rule chooses
+        path = choice.lr * choice.clip_norm * choice.steps
+        lr = float(f"{path / (resolved.clip_norm * steps):.3g}")
+        rule = {"lr": lr, "momentum": choice.momentum}
+        values |= {name: value for name, value in rule.items() if name not in given}
+    return values
+
+
+def as_chosen(config: RunConfig, stored: RunConfig) -> RunConfig:
+    """Return the configuration with what the run that is resumed has chosen before."""
+    if config.auto_facts or not stored.auto_facts:
+        return config
+    names = [name for name in stored.auto_settings if name == "model" or
+             name not in config.model_fields_set]  # fmt: skip
+    if config.model not in (AUTO, stored.model):
+        return config
+    changes = {name: getattr(stored, name) for name in (*names, *_HIDDEN)}
+    return config.replace(**changes, public_encoder=None)
+
+
+def _check_facts(config: RunConfig, train: DataSet, n: int) -> None:
+    """Refuse facts of a file that are not those of this data and these settings."""
+    values = {
+        "n": n, "epsilon": config.epsilon, "delta": config.delta or default_delta(n),
+        "image_shape": list(train.shape), "task": train.task, "classes": train.num_classes,
+    }  # fmt: skip
+    for name, value in values.items():
+        if config.auto_facts.get(name) != value:
+            raise ConfigError(
+                f"auto_facts has {name} {config.auto_facts.get(name)}, and here it is {value}: the "
+                "settings were chosen for other data; take model auto, or leave auto_facts out"
+            )
+
+
+def command(config: RunConfig) -> str:
+    """Return the command line that asks for the settings which were given or chosen.
+
+    Example:
+        >>> command(RunConfig(data="digits", epsilon=3, model="scattering", batch_size=100))
+        'dpbam train --data digits --epsilon 3.0 --model scattering --batch-size 100'
+    """
+    words = ["dpbam", "train"]
+    for one in settings(RunConfig):
+        if one.flag and one.name in config.model_fields_set and one.name not in _HIDDEN:
+            words += one.words(getattr(config, one.name))
+    return shlex.join(words)

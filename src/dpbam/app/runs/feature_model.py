@@ -1,0 +1,240 @@
+"""A linear head on fixed features, as a model of images: ``scattering``, ``onnx:FILE`` and others.
+
+It is trained on features that were computed once (:mod:`dpbam.app.runs.features`), and predicts
+from images. What the features are computed with is among its tensors (the axes of scattering, the
+bytes of an ONNX graph, the weights of an encoder), so that the saved model needs no other file.
+The head begins at zero: nothing is drawn.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpbam._names import FEATURES, ONNX, SCATTERING, public_name
+from dpbam.app.runs.files import write_json
+from dpbam.errors import ArgumentError
+from dpbam.features import (
+    EncoderFeatures,
+    Features,
+    OnnxFeatures,
+    ScatteringFeatures,
+    standardise_rows,
+)
+from dpbam.features.scattering import Axes
+from dpbam.nn.encoders import PublicEncoder, described_encoder
+from dpbam.params import device_of
+
+_AXES = ("mean", "project", "sign")
+_FILE = "file{}"  # the name of a buffer that holds a file's bytes
+
+
+class FeatureModel(nn.Module):
+    """Standardised fixed features and a linear head that begins at zero.
+
+    Args:
+        features: computes a record's features from its image alone.
+        num_outputs: of the head.
+        constants: the tensors or the module that the features are computed with, by name.
+        description: what :func:`described_model` builds them from, as plain values.
+        weights: where public weights came from: a source and SHA-256 by file; None: no weights.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        num_outputs: int,
+        *,
+        constants: Mapping[str, Tensor | nn.Module],
+        description: Mapping[str, Any],
+        weights: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._shared = _Shared(features)
+        self.weights, self._description = weights, dict(description)
+        for name, value in constants.items():
+            if isinstance(value, nn.Module):
+                self.add_module(name, value)
+            else:
+                self.register_buffer(name, value)
+        self.head = nn.Linear(features.width, num_outputs)
+        with torch.no_grad():
+            for parameter in self.head.parameters():
+                parameter.zero_()
+        self.train()
+
+    @property
+    def extractor(self) -> Features:
+        """What computes the features, not yet standardised."""
+        return self._shared.features
+
+    @property
+    def feature_shape(self) -> tuple[int, int, int]:
+        """The shape of one record's features, as an image of one pixel: (D, 1, 1)."""
+        return self.extractor.width, 1, 1
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return what the head sees: [N, C, H, W] in [-1, 1] -> [N, D], rows of norm 1."""
+        with torch.no_grad():
+            rows = standardise_rows(self.extractor.extract(images))
+        return rows.to(self.head.weight.device)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return [N, outputs], from images or from their features [N, D, 1, 1]."""
+        if images.shape[1:] == self.feature_shape:
+            return self.head(images.flatten(1))  # type: ignore[no-any-return]
+        return self.head(self.features(images))  # type: ignore[no-any-return]
+
+    def train(self, mode: bool = True) -> FeatureModel:
+        """Set the mode of the head; what computes the features stays in eval."""
+        super().train(mode)
+        for name, module in self.named_children():
+            if name != "head":
+                module.eval()
+        return self
+
+    def description(self) -> dict[str, Any]:
+        return dict(self._description)
+
+
+class _Shared:
+    """An extractor, which keeps no state: a copy of the model uses the same one.
+
+    A session of onnxruntime could not be copied.
+    """
+
+    def __init__(self, features: Features) -> None:
+        self.features = features
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
+        return self
+
+
+def build_feature_model(
+    name: str, *, image_shape: tuple[int, int, int], num_outputs: int
+) -> FeatureModel:
+    """Return the model of a name: ``scattering``, ``onnx:FILE`` or ``features:hf:...``."""
+    if name == SCATTERING:
+        return _on_scattering(_scattering(image_shape), num_outputs)
+    if name.startswith(ONNX):
+        path = Path(name.removeprefix(ONNX)).expanduser()
+        features = OnnxFeatures(path, image_shape)
+        contents = [_bytes_of(path.parent / f) for f in features.description()["files"]]
+        return _on_onnx(features, contents, num_outputs, public_name(name))
+    encoder = _Encoder(name.removeprefix(FEATURES), image_shape)
+    return _on_encoder(encoder, num_outputs, encoder.model.weights)
+
+
+def described_model(
+    description: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    *,
+    image_shape: tuple[int, int, int],
+    num_outputs: int,
+) -> FeatureModel:
+    """Build the model of :meth:`FeatureModel.description`; ``weights`` are its saved tensors."""
+    kind = description["kind"]
+    if kind == "scattering":
+        features = ScatteringFeatures.__new__(ScatteringFeatures)
+        features.__dict__ |= vars(_scattering(image_shape))
+        # of the run, not of this machine: axes of equal variance are not the same everywhere
+        features.axes = Axes(*(weights[name] for name in _AXES))
+        return _on_scattering(features, num_outputs)
+    if kind == "onnx":
+        contents = [weights[_FILE.format(k)] for k in range(len(description["files"]))]
+        restored = _from_bytes(description, contents, image_shape)
+        return _on_onnx(restored, contents, num_outputs, "")
+    if kind != "hf":
+        raise ArgumentError(f"features of the kind {kind!r} are unknown to this version")
+    net = described_encoder(description["encoder"], image_shape=image_shape, num_outputs=1)
+    return _on_encoder(_Encoder.of(net, image_shape), num_outputs, {})
+
+
+@cache
+def _scattering(image_shape: tuple[int, int, int]) -> ScatteringFeatures:
+    """Return the features of a shape; their axes take seconds to measure."""
+    return ScatteringFeatures(image_shape)
+
+
+def _on_scattering(features: ScatteringFeatures, num_outputs: int) -> FeatureModel:
+    constants = {name: getattr(features.axes, name) for name in _AXES}
+    return FeatureModel(
+        features, num_outputs, constants=constants, description={"kind": "scattering"}
+    )
+
+
+def _bytes_of(path: Path) -> Tensor:
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+
+
+def _on_onnx(
+    features: OnnxFeatures, contents: Sequence[Tensor], num_outputs: int, source: str
+) -> FeatureModel:
+    files = features.description()["files"]
+    description = {
+        "kind": "onnx", "files": list(files), "preprocessing": asdict(features.preprocessing)
+    }  # fmt: skip
+    return FeatureModel(
+        features, num_outputs, description=description, weights={"source": source, "files": files},
+        constants={_FILE.format(k): content for k, content in enumerate(contents)},
+    )  # fmt: skip
+
+
+def _from_bytes(
+    description: Mapping[str, Any], contents: Sequence[Tensor], shape: tuple[int, int, int]
+) -> OnnxFeatures:
+    """Return the features of an encoder whose files are a model's tensors."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for name, content in zip(description["files"], contents, strict=True):
+            relative = PurePosixPath(name)
+            if relative.is_absolute() or ".." in relative.parts or not relative.name:
+                raise ArgumentError(f"{name!r} is not the name of a file of an encoder")
+            (folder / relative).parent.mkdir(parents=True, exist_ok=True)
+            (folder / relative).write_bytes(content.numpy().tobytes())
+        p = description["preprocessing"]
+        values = {
+            "size": {"height": p["height"], "width": p["width"]},
+            "image_mean": p["mean"],
+            "image_std": p["std"],
+            "resample": {"bilinear": 2, "bicubic": 3}[p["resample"]],  # Pillow's numbers
+        }
+        write_json(folder / "preprocessor_config.json", values)
+        return OnnxFeatures(folder / description["files"][0], shape)
+
+
+class _Encoder(EncoderFeatures):
+    """An encoder's features, computed where its weights are."""
+
+    def __init__(self, spec: str, image_shape: tuple[int, int, int]) -> None:
+        super().__init__(spec, image_shape)
+        self._model.head = nn.Identity()  # type: ignore[assignment]  # the model has its own
+
+    @classmethod
+    def of(cls, model: PublicEncoder, image_shape: tuple[int, int, int]) -> _Encoder:
+        features = cls.__new__(cls)
+        features.image_shape, features._model = image_shape, model
+        features.width = model.feature_shape[0]
+        model.head = nn.Identity()  # type: ignore[assignment]
+        return features
+
+    @property
+    def model(self) -> PublicEncoder:
+        return self._model
+
+    def extract(self, images: Tensor) -> Tensor:
+        return super().extract(images.to(device_of(self._model))).cpu()
+
+
+def _on_encoder(features: _Encoder, num_outputs: int, weights: dict[str, Any]) -> FeatureModel:
+    return FeatureModel(
+        features, num_outputs, constants={"encoder": features.model}, weights=weights,
+        description={"kind": "hf", "encoder": features.model.description()},
+    )  # fmt: skip

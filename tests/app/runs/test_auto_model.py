@@ -1,0 +1,330 @@
+"""Heads on fixed features as runs, and ``--model auto``: settings from public facts alone."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import stat
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import typer
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from dpbam.app.audit.check import check_run, signed_off
+from dpbam.app.cli.flags import with_flags
+from dpbam.app.runs import (
+    ConfigError,
+    RunConfig,
+    RunError,
+    execute,
+    load_run_model,
+    prepare,
+    stored_config,
+)
+from dpbam.app.runs.automatic import command, resolve
+from dpbam.app.runs.export import export
+from dpbam.app.runs.files import read_json, read_json_lines
+from dpbam.app.runs.predict import evaluate_dataset, predict_files
+from dpbam.data import load
+from dpbam.training.events import Reporter
+from tests.features.test_features import onnx_file
+from tests.tiny_encoders import save_encoder
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig:
+    return RunConfig(
+        model="scattering", noise_multiplier=1.0, accountant="rdp", batch_size=1438, epochs=3,
+        optimizer="sgd", lr=30.0, clip_norm=0.3, swa=0.4, num_workers=0, checkpoint_every=0, seed=5,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    """The folder of a finished run of a head on scattering features."""
+    out = tmp_path_factory.mktemp("features") / "run"
+    execute(config, out)
+    return out
+
+
+def last_metrics(out):
+    return read_json_lines(out / "metrics.jsonl")[-1]
+
+
+def accuracy(out):
+    """The accuracy of the saved model, from images."""
+    return evaluate_dataset(load_run_model(out), load("digits", split="test")).scores.accuracy.value
+
+
+def test_features_are_kept_with_what_is_not_private_for_the_owner_alone(finished):
+    files = sorted(finished.rglob("features-*.npy"))
+    assert [path.parent for path in files] == [finished / "non-private"] * 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+def test_the_saved_model_predicts_from_images_what_training_evaluated(finished):
+    assert accuracy(finished) == last_metrics(finished)["accuracy"]
+    assert accuracy(finished) > 0.3  # the best constant has 0.103
+
+
+def test_the_saved_model_holds_the_constants_of_its_features(finished, monkeypatch):
+    """The control: constants of this machine, if the model took them, would not predict."""
+    from dpbam.app.runs import feature_model
+
+    features = feature_model._scattering((1, 8, 8))
+    other = type(features)((1, 8, 8), channels=9)
+    other.axes = type(features.axes)(features.axes.mean, features.axes.project.flip(0) * 3,
+                                     features.axes.sign)  # fmt: skip
+    monkeypatch.setattr(feature_model, "_scattering", lambda shape: other)
+    images = torch.rand(3, 1, 8, 8) * 2 - 1
+    stored = load_run_model(finished).module
+    assert torch.equal(stored.mean, load_file(finished / "model.safetensors")["mean"])
+    assert not torch.equal(stored.extractor.extract(images), other.extract(images))
+
+
+def test_a_head_on_features_predicts_arrays(finished, tmp_path):
+    images = load("digits", split="test").images.read(np.arange(5))
+    np.savez(tmp_path / "few.npz", images=images)
+    labels = [row.label for row in predict_files(load_run_model(finished), [tmp_path / "few.npz"])]
+    assert len(labels) == 5
+    assert set(labels) <= set(map(str, range(10)))
+
+
+def test_a_run_on_features_is_signed_off(finished):
+    assert signed_off(check_run(finished))
+    statement = read_json(finished / "privacy-statement.json")
+    assert statement["initial_weights"].startswith("zero")
+
+
+def test_an_interrupted_run_on_features_resumes_to_the_same_model(config, finished, tmp_path):
+    class StopError(Exception):
+        pass
+
+    class Interrupting(Reporter):
+        def on_checkpoint(self, path, step):
+            if step == 1:
+                raise StopError
+
+    with pytest.raises(StopError):
+        execute(config, tmp_path / "run", reporter=Interrupting())
+    execute(stored_config(tmp_path / "run"), tmp_path / "run", resume=True)
+    for name, values in load_file(finished / "model.safetensors").items():
+        assert torch.equal(load_file(tmp_path / "run" / "model.safetensors")[name], values), name
+
+
+def test_features_are_exported_as_safetensors_and_refused_as_onnx(finished, tmp_path):
+    folder, difference = export(finished, "safetensors", tmp_path / "out")
+    assert difference == 0
+    assert (folder / "model.safetensors").exists()
+    with pytest.raises(RunError, match=r"cannot be exported to ONNX.*--to safetensors"):
+        export(finished, "onnx", tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["onnx", "hf"])
+def test_a_head_on_an_encoder_needs_no_other_file_than_the_model(config, kind, tmp_path):
+    place = tmp_path / "encoder"
+    path = onnx_file(place) if kind == "onnx" else save_encoder(place, "resnet")
+    name = f"onnx:{path}" if kind == "onnx" else f"features:hf:{path}"
+    out = tmp_path / "run"
+    execute(config.replace(model=name), out)
+    assert signed_off(check_run(out))
+    shutil.rmtree(place)
+    assert accuracy(out) == last_metrics(out)["accuracy"]
+    facts = read_json(out / "model.json")
+    assert str(tmp_path) not in json.dumps(facts)
+    assert facts["public_weights"]["files"]
+    folder, difference = export(out, "safetensors", tmp_path / "exported")
+    assert difference == 0
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": "all"}, "only the head is trained"),
+        ({"augment_multiplicity": 2}, "no random views"),
+    ],
+)
+def test_what_a_head_on_features_cannot_do_is_refused(config, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config.replace(**changes)
+
+
+def test_options_of_fixed_features_are_refused(config):
+    with pytest.raises(ConfigError, match="has no options"):
+        prepare(config.replace(model_options={"width": 2}))
+
+
+@pytest.fixture(scope="module")
+def asked() -> RunConfig:
+    """What a user of auto gives; fewer evaluations than by default."""
+    return RunConfig(
+        model="auto", data="digits", epsilon=3.0, accountant="rdp", seed=7, num_workers=0,
+        eval_every=50,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def automatic(asked, tmp_path_factory):
+    out = tmp_path_factory.mktemp("auto") / "run"
+    heard = Listening()
+    execute(asked, out, reporter=heard)
+    return out, heard.messages
+
+
+class Listening(Reporter):
+    def __init__(self):
+        self.messages = []
+
+    def on_message(self, message):
+        self.messages.append(message)
+
+
+def test_auto_ends_above_the_constant_and_within_the_budget(automatic):
+    out, _ = automatic
+    assert accuracy(out) == last_metrics(out)["accuracy"]
+    assert accuracy(out) > 0.6  # the best constant has 0.103
+    assert read_json(out / "privacy-statement.json")["epsilon"] <= 3
+    assert signed_off(check_run(out))
+
+
+def test_the_statement_lists_the_facts_that_auto_used(automatic):
+    out, _ = automatic
+    by_rule = read_json(out / "privacy-statement.json")["chosen_by_rule"]
+    assert by_rule["facts"] == {
+        "n": 1438, "epsilon": 3.0, "delta": 1e-6, "image_shape": [1, 8, 8], "classes": 10,
+        "task": "single-label", "encoder": "none named", "gradients": False,
+    }  # fmt: skip
+    assert set(by_rule["settings"]) == {
+        "model", "batch_size", "epochs", "clip_norm", "optimizer", "lr", "momentum", "swa",
+    }  # fmt: skip
+    text = (out / "privacy-statement.md").read_text()
+    assert "from public facts alone: n 1438" in text.replace("\\", "")
+
+
+def test_the_command_that_auto_prints_gives_the_same_model_to_the_bit(automatic, tmp_path):
+    out, messages = automatic
+    _, _, line = messages[-1].partition("the same as ")
+    config = config_of(line)
+    assert config.model == "scattering"
+    execute(config, tmp_path / "run")
+    expected = load_file(out / "model.safetensors")
+    again = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(again[name], values) for name, values in expected.items())
+    assert read_json(tmp_path / "run" / "privacy-statement.json")["chosen_by_rule"] is None
+
+
+def config_of(line):
+    """The configuration that a command line asks for."""
+    seen = {}
+
+    def remember(flags):
+        seen.update(flags)
+
+    app = typer.Typer()
+    app.command()(with_flags(remember))
+    words = shlex.split(line)
+    assert words[:2] == ["dpbam", "train"]
+    outcome = CliRunner().invoke(app, words[2:], catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return RunConfig(**seen)
+
+
+def test_every_setting_is_written_as_flags_that_read_the_same():
+    config = RunConfig(
+        epsilon=2.5, model="mlp", model_options={"hidden": [8, 4], "act": "x y"},
+        freeze=("a*", "b"), image_size=(64, 48), dicom_window=(40, 400), target_range=(0, 100.5),
+        measure_bias=3,
+        noise_schedule=(1.2, 0.8), class_weights={"ill=1": 4},
+        tensorboard=True, correct_noise=False,
+    )  # fmt: skip
+    assert config_of(command(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"lr": 0.5}, {"lr": 0.5, "epochs": 50.0}),
+        ({"epochs": 25.0}, {"epochs": 25.0, "lr": 31.0}),
+        ({"batch_size": 719}, {"batch_size": 719, "epochs": 25.0, "lr": 15.5}),
+        ({"clip_norm": 0.6}, {"clip_norm": 0.6, "lr": 7.75}),
+        ({"optimizer": "adam"}, {"optimizer": "adam", "lr": 0.005}),
+        ({"ema": 0.9}, {"ema": 0.9, "swa": None}),
+        ({"method": "bam"}, {"method": "bam", "model": "scattering", "epochs": 50.0}),
+        ({"measure_bias": 5}, {"model": "scattering", "epochs": 50.0}),
+    ],
+)
+def test_a_flag_overrides_its_part_of_auto(asked, flags, expected):
+    resolved = resolve(asked.replace(**flags), load("digits"), 1438).config
+    assert {name: getattr(resolved, name) for name in expected} == expected
+
+
+def test_auto_reads_neither_images_nor_labels(asked):
+    """What stands for the data has public facts and no records; the control: a record differs."""
+    digits = load("digits")
+    public = SimpleNamespace(task=digits.task, shape=digits.shape, num_classes=digits.num_classes)
+    expected = resolve(asked, digits, 1438)
+    assert resolve(asked, public, 1438) == expected
+    assert resolve(asked, public, 1437) != expected
+
+
+def test_a_run_of_auto_resumes_from_what_was_asked_and_from_what_was_chosen(
+    asked, automatic, tmp_path
+):
+    out, _ = automatic
+    for config in (asked, stored_config(out)):
+        copied = shutil.copytree(out, tmp_path / f"{config.model}")
+        execute(config, copied, resume=True)
+        again = (copied / "model.safetensors").read_bytes()
+        assert again == (out / "model.safetensors").read_bytes()
+    with pytest.raises(RunError, match=r"lr was 15\.5"):
+        execute(asked.replace(lr=1.0), out, resume=True)
+
+
+def test_facts_of_other_data_are_refused(automatic):
+    stored = stored_config(automatic[0])
+    prepare(stored)
+    with pytest.raises(ConfigError, match=r"auto_facts has n 700, and here it is 1438"):
+        prepare(stored.replace(auto_facts={**stored.auto_facts, "n": 700}))
+
+
+def test_auto_without_a_rule_keeps_the_default_model_and_says_so(asked):
+    digits = load("digits")
+    for task, model in (("multi-label", "small-cnn"), ("segmentation", "unet")):
+        stub = SimpleNamespace(task=task, shape=digits.shape, num_classes=3)
+        resolved = resolve(asked, stub, 1438)
+        assert resolved.config.model == model
+        assert not resolved.config.auto_facts
+        assert f"auto has no rule for {task} yet" in resolved.lines[0]
+    sigma = RunConfig(model="auto", noise_multiplier=1.0)
+    assert resolve(sigma, digits, 1438).config.model == "small-cnn"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": "head"}, "auto chooses the model"),
+        ({"model_options": {"width": 1}}, "auto chooses the model"),
+        ({"public_encoder": "resnet18"}, "public_encoder must be hf:"),
+        ({"model": "mlp", "public_encoder": "hf:x"}, "is for model auto"),
+    ],
+)
+def test_what_does_not_go_with_auto_is_refused(asked, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        asked.replace(**changes)
+
+
+def test_an_encoder_that_is_named_is_what_auto_takes(asked):
+    digits = load("digits")
+    for encoder, model in (("onnx:a/b.onnx", "onnx:a/b.onnx"), ("hf:a/b", "features:hf:a/b")):
+        resolved = resolve(asked.replace(public_encoder=encoder), digits, 1438)
+        assert resolved.config.model == model
+        assert resolved.config.auto_facts["encoder"] == encoder.replace("a/b.", "b.")
+        assert resolved.config.public_encoder is None
