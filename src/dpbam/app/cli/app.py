@@ -47,8 +47,8 @@ _MODULES = {
     "predict": "evaluate",
 }  # of a command whose module has another name
 _HELP = (
-    "Train on sensitive images with differential privacy: DP-SGD, DP-SAT and BAM, which measures "
-    "and removes the bias that clipping puts into gradients."
+    "Train on sensitive images with differential privacy, and measure the bias that clipping puts "
+    "into gradients."
 )
 _EPILOG = """\b
 Examples:

@@ -1,0 +1,87 @@
+"""The first page is short, and what it states is what the pages behind it and the libraries do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dpbam import PrivacyPlan, PrivateGradientOracle
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+README = (ROOT / "README.md").read_text()
+PICTURES = ("report.png", "statement.png")
+
+
+def words(text: str) -> int:
+    """The words of a page, without code, tags and addresses."""
+    text = re.sub(r"```.*?```|<[^>]*>", "", text, flags=re.DOTALL)
+    return len(re.findall(r"\w[\w.,%'-]*", re.sub(r"\]\([^)]*\)", "]", text)))
+
+
+def test_the_page_is_read_in_two_minutes() -> None:
+    assert words("one `two` [three](docs/four.md), five") == 4
+    assert 300 < words(README) < 500
+
+
+def test_its_pictures_are_there_and_small() -> None:
+    for name in PICTURES:
+        assert f'src="docs/assets/{name}"' in README
+        picture = (ROOT / "docs" / "assets" / name).read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert len(picture) < 100_000
+
+
+def test_its_speed_is_the_recorded_one() -> None:
+    page = (ROOT / "docs" / "engine.md").read_text()
+    (table,) = [t for t in page.split("\n\n") if "resnet9-64" in t and "opacus-ghost" in t]
+    heads = [head.strip() for head in table.splitlines()[0].split("|")]
+    column = next(k for k, head in enumerate(heads) if head.startswith("resnet9-64"))
+    rows = {r.split("|")[1].strip(): r.split("|")[column] for r in table.splitlines()[2:]}
+    times = {name: float(cell.split(",")[0]) for name, cell in rows.items() if cell.strip() != "-"}
+    theirs = [time for name, time in times.items() if name.startswith("opacus-")]
+    stated = f"| {times['fused dp-sgd']:.2f} | {min(theirs):.2f} to {max(theirs):.2f} |"
+    assert stated in README
+
+
+def test_its_figures_of_bam_are_those_of_the_results() -> None:
+    page = (ROOT / "docs" / "results.md").read_text()
+    for figure in re.findall(r"[+-]\d\.\d\d\s\[[^]]*\]", README):
+        assert " ".join(figure.split()) in page
+    assert len(re.findall(r"[+-]\d\.\d\d\s\[", README)) == 2
+
+
+class Mixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x - x.mean(0))
+
+
+def test_a_layer_that_mixes_samples_sees_one_here_and_is_not_detected_there() -> None:
+    opacus = pytest.importorskip("opacus", reason="opacus is in an extra")
+    from opacus.validators import ModuleValidator
+
+    torch.manual_seed(0)
+    model, loss = Mixing(), nn.CrossEntropyLoss(reduction="none")
+    x, y = torch.randn(3, 4), torch.tensor([0, 1, 0])
+    other = x.clone()
+    other[2] += 5  # another record than the one that is looked at
+    plan = PrivacyPlan(n=3, batch_size=3, steps=1, delta=1e-2, noise_multiplier=1.0, clip_norm=1.0)
+    oracle = PrivateGradientOracle(model, loss, plan)
+    ours = [oracle.per_sample(each, y).non_private_gradients for each in (x, other)]
+    assert all(torch.equal(ours[0][name][0], ours[1][name][0]) for name in ours[0])
+
+    assert ModuleValidator.validate(model) == []
+    theirs = []
+    for each in (x, other):
+        wrapped = opacus.GradSampleModule(Mixing())
+        wrapped._module.load_state_dict(model.state_dict())
+        loss(wrapped(each), y).sum().backward()
+        theirs.append(wrapped._module.layer.weight.grad_sample[0])
+    assert not torch.allclose(*theirs)
