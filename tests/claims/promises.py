@@ -165,6 +165,7 @@ PROMISES = (
             "continued without what it held",
             ("check_one_process_writes_at_a_time",
              "check_a_forked_child_does_not_write_for_its_parent",
+             "check_a_pickled_copy_in_memory_is_not_charged",
              "check_a_lost_file_is_not_continued", "check_a_reader_changes_nothing",
              "check_a_line_counts_once_and_says_one_thing")),
     Promise("in the trainers of Hugging Face and Lightning, what would go past the oracle is "
