@@ -160,6 +160,7 @@ PROMISES = (
              "check_what_raises_after_the_charge_leaves_a_step_that_is_taken",
              "check_a_charged_step_is_taken_again_on_resume",
              "check_a_replay_that_is_interrupted_is_replayed",
+             "check_an_interrupted_step_leaves_no_record",
              "check_observers_and_filters_get_copies")),
     Promise("a ledger's file has one writer at a time, is read again when it grew, and is never "
             "continued without what it held",
