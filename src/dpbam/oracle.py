@@ -83,7 +83,7 @@ class _Attempt:
     Attributes:
         step: its number.
         size: the units of its batch, over all ranks.
-        records: inputs and units, as they were handed over.
+        records: inputs and units, as they were handed over; None after an interruption.
         replays: whether the ledger had the step before.
         noise_std: of each entry of the gradient.
         charged: whether this attempt has charged it.
@@ -409,6 +409,9 @@ class PrivateGradientOracle:
         if self.step == attempt.step and not self._is_charged(attempt):
             self._settle()
             return
+        # by weak references: the oracle, and a file that it is pickled into, holds no record
+        GivenBatches.of(self.ledger).add(*attempt.records)
+        attempt.records = (None, None)
         if not attempt.written:
             for parameter in trainable(self.model).values():
                 parameter.grad = None

@@ -160,11 +160,13 @@ PROMISES = (
              "check_what_raises_after_the_charge_leaves_a_step_that_is_taken",
              "check_a_charged_step_is_taken_again_on_resume",
              "check_a_replay_that_is_interrupted_is_replayed",
+             "check_an_interrupted_step_leaves_no_record",
              "check_observers_and_filters_get_copies")),
     Promise("a ledger's file has one writer at a time, is read again when it grew, and is never "
             "continued without what it held",
             ("check_one_process_writes_at_a_time",
              "check_a_forked_child_does_not_write_for_its_parent",
+             "check_a_pickled_copy_in_memory_is_not_charged",
              "check_a_lost_file_is_not_continued", "check_a_reader_changes_nothing",
              "check_a_line_counts_once_and_says_one_thing")),
     Promise("in the trainers of Hugging Face and Lightning, what would go past the oracle is "

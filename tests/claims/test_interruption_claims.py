@@ -7,6 +7,7 @@ is taken, and the next one is possible. Each claim fails with a mistake planted.
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -289,6 +290,18 @@ def test_a_replay_that_is_interrupted_is_replayed() -> None:
     check_a_replay_that_is_interrupted_is_replayed()
 
 
+def check_an_interrupted_step_leaves_no_record() -> None:
+    """Ctrl-C while the ledger writes: an oracle that is pickled then has no record in it."""
+    oracle = sized_oracle(smooth_net(), cross_entropy, private_plan(n=N, batch_size=L), seed=0)
+    inputs, targets, units = steps(oracle, 1)[0]
+    interrupted(oracle, AFTER["the ledger, written"], KeyboardInterrupt, (inputs, targets, units))
+    vars(oracle.ledger).pop("charge", None)  # what raised, which cannot be pickled
+    saved = pickle.dumps(oracle)
+    assert not any(row.numpy().tobytes() in saved for row in inputs), "a record is in the file"
+    with pytest.raises(PlanViolationError, match="part of a step before"):
+        oracle.backward(inputs, targets, units)
+
+
 # --- the mistakes
 
 
@@ -318,7 +331,19 @@ def as_it_is(original: Any) -> Any:
     return lambda tree: tree
 
 
+def keeps_the_batch(original: Any) -> Any:
+    def explain(self: Any, attempt: Any, error: BaseException) -> None:
+        records = attempt.records
+        original(self, attempt, error)
+        attempt.records = records
+
+    return explain
+
+
 MISTAKES = {
+    "an interrupted batch kept": Mistake(
+        check_an_interrupted_step_leaves_no_record, Oracle, "_explain", keeps_the_batch
+    ),
     "a step that counts when its gradient is written": Mistake(
         check_what_raises_after_the_charge_leaves_a_step_that_is_taken, Oracle, "_settle",
         taken_at_its_end,

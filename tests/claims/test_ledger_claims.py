@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import tempfile
 import warnings
@@ -128,6 +129,22 @@ def check_a_reader_changes_nothing() -> None:
         assert len(reader) == 2
 
 
+def check_a_pickled_copy_in_memory_is_not_charged() -> None:
+    """It and the original would each count a part; one with a file shares the file."""
+    ledger = Ledger(1e-5)
+    ledger.charge("s", 0, **STEP)
+    copied = pickle.loads(pickle.dumps(ledger))
+    with suppress(ArgumentError):
+        copied.charge("s", 1, **STEP)
+    assert (len(copied), len(ledger)) == (1, 1), "each counts a part of what was spent"
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(1e-5, path=Path(folder) / "ledger.jsonl")
+        copied = pickle.loads(pickle.dumps(ledger))
+        ledger.charge("s", 0, **STEP)
+        copied.charge("s", 1, **STEP)
+        assert (len(copied), len(ledger)) == (2, 2)
+
+
 # --- the mistakes
 
 
@@ -175,7 +192,14 @@ def repaired_on_sight(original):
     return read
 
 
+def with_its_process(original):
+    return lambda self: self.__dict__ | {"_lock": None}
+
+
 MISTAKES = {
+    "a copy that counts by itself": Mistake(
+        check_a_pickled_copy_in_memory_is_not_charged, Ledger, "__getstate__", with_its_process
+    ),
     "two processes write to one ledger": Mistake(
         check_one_process_writes_at_a_time, writer_lock, "_flock", no_lock
     ),

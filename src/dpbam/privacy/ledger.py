@@ -62,7 +62,8 @@ class Ledger:
         path: a JSON-lines file to append to, created if missing; None keeps it in memory, where a
             process forked later must not charge it.
 
-    A copy of a ledger (``copy.deepcopy``) is the ledger itself.
+    A copy of a ledger (``copy.deepcopy``) is the ledger itself. A pickled one shares its file;
+    without a file it can be read, and not charged.
 
     Example:
         >>> ledger = Ledger(delta=1e-5)
@@ -83,7 +84,7 @@ class Ledger:
         self._counts: Counter[tuple[float, float]] = Counter()
         self._steps = 0
         self._unit: str | None = None
-        self._process = os.getpid()
+        self._process: int | None = os.getpid()
         self._lock: writer_lock.WriterLock | None = None
         self._status: tuple[int, ...] | None = None  # of the file, when it was last read
         self._torn = False  # whether its last line had no line end then
@@ -212,7 +213,9 @@ class Ledger:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_lock": None}  # the lock is this process's
+        # the lock is this process's; a copy in memory, wherever it is read, belongs to no process:
+        # it and the original would each count a part of what was spent
+        return self.__dict__ | {"_lock": None, "_process": None}
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -242,8 +245,9 @@ class Ledger:
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise ArgumentError(
-                "this ledger is in the memory of another process, which would not know of what is "
-                "charged here: give it a file, plan.ledger(path)"
+                "this ledger is a pickled copy, or in the memory of another process, and the "
+                "original would not know of what is charged here: give it a file, "
+                "plan.ledger(path)"
             )
 
     def _refresh(self) -> None:
