@@ -22,14 +22,17 @@ from dpbam.app.runs import (
     RunConfig,
     RunError,
     execute,
+    execution,
     load_run_model,
     prepare,
     stored_config,
 )
 from dpbam.app.runs.automatic import command, resolve
 from dpbam.app.runs.export import export
+from dpbam.app.runs.feature_model import build_feature_model
 from dpbam.app.runs.files import read_json, read_json_lines
 from dpbam.app.runs.predict import evaluate_dataset, predict_files
+from dpbam.app.runs.scattering_onnx import RealScattering
 from dpbam.data import load
 from dpbam.training.events import Reporter
 from tests.features.test_features import onnx_file
@@ -117,13 +120,34 @@ def test_an_interrupted_run_on_features_resumes_to_the_same_model(config, finish
         assert torch.equal(load_file(tmp_path / "run" / "model.safetensors")[name], values), name
 
 
-def test_features_are_exported_as_safetensors_and_refused_as_onnx(finished, tmp_path):
+def test_a_head_on_scattering_is_exported_as_safetensors(finished, tmp_path):
     folder, difference = export(finished, "safetensors", tmp_path / "out")
     assert difference == 0
     assert (folder / "model.safetensors").exists()
-    with pytest.raises(RunError, match=r"cannot be exported to ONNX.*--to safetensors"):
-        export(finished, "onnx", tmp_path / "onnx")
-    assert not (tmp_path / "onnx").exists()
+
+
+@pytest.mark.slow
+def test_a_head_on_scattering_is_exported_to_onnx(finished, tmp_path):
+    folder, difference = export(finished, "onnx", tmp_path / "out")
+    assert difference < 1e-5
+    assert (folder / "model.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 8, 8), *(pytest.param(s, marks=pytest.mark.slow)
+                           for s in ((3, 28, 28), (2, 50, 60)))]
+)  # fmt: skip
+def test_scattering_in_real_arithmetic_is_scattering(shape):
+    """The control: without the reflected borders it is another transform."""
+    model = build_feature_model("scattering", image_shape=shape, num_outputs=3)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        model.head.weight.copy_(torch.randn(model.head.weight.shape, generator=generator))
+        images = torch.rand(5, *shape, generator=generator) * 2 - 1
+        real = RealScattering(model.extractor, model.head)
+        torch.testing.assert_close(real(images), model(images), atol=1e-5, rtol=0)
+        real.rows = real.rows.roll(1, 0)
+        assert (real(images) - model(images)).abs().max() > 1e-2
 
 
 @pytest.mark.slow
@@ -143,6 +167,9 @@ def test_a_head_on_an_encoder_needs_no_other_file_than_the_model(config, kind, t
     folder, difference = export(out, "safetensors", tmp_path / "exported")
     assert difference == 0
     assert folder.is_dir()
+    with pytest.raises(RunError, match=r"cannot be exported to ONNX.*--to safetensors"):
+        export(out, "onnx", tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()
 
 
 @pytest.mark.parametrize(
@@ -249,19 +276,37 @@ def test_every_setting_is_written_as_flags_that_read_the_same():
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    ("flags", "factors"),
     [
-        ({"lr": 0.5}, {"lr": 0.5, "epochs": 50.0}),
-        ({"epochs": 25.0}, {"epochs": 25.0, "lr": 31.0}),
-        ({"batch_size": 719}, {"batch_size": 719, "epochs": 25.0, "lr": 15.5}),
-        ({"clip_norm": 0.6}, {"clip_norm": 0.6, "lr": 7.75}),
-        ({"optimizer": "adam"}, {"optimizer": "adam", "lr": 0.005}),
-        ({"ema": 0.9}, {"ema": 0.9, "swa": None}),
-        ({"method": "bam"}, {"method": "bam", "model": "scattering", "epochs": 50.0}),
-        ({"measure_bias": 5}, {"model": "scattering", "epochs": 50.0}),
+        ({"epochs": 0.5}, {"lr": 2}),
+        ({"batch_size": 0.5}, {"epochs": 0.5, "lr": 1}),
+        ({"clip_norm": 2}, {"lr": 0.5}),
+        ({"lr": 3}, {"epochs": 1, "clip_norm": 1}),
     ],
 )
-def test_a_flag_overrides_its_part_of_auto(asked, flags, expected):
+def test_a_flag_overrides_its_part_of_auto_and_the_path_keeps_its_length(asked, flags, factors):
+    """Flags and expected values are multiples of what auto chooses without flags."""
+    usual = resolve(asked, load("digits"), 1438).config
+    given = {name: type(getattr(usual, name))(factor * getattr(usual, name))
+             for name, factor in flags.items()}  # fmt: skip
+    resolved = resolve(asked.replace(**given), load("digits"), 1438).config
+    for name, factor in factors.items():
+        assert getattr(resolved, name) == pytest.approx(factor * getattr(usual, name), rel=0.01)
+    for name, value in given.items():
+        assert getattr(resolved, name) == value
+        assert name not in resolved.auto_settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"optimizer": "adam"}, {"optimizer": "adam", "lr": 0.005}),
+        ({"ema": 0.9}, {"ema": 0.9, "swa": None}),
+        ({"method": "bam"}, {"method": "bam", "model": "scattering", "optimizer": "sgd"}),
+        ({"measure_bias": 5}, {"model": "scattering", "optimizer": "sgd"}),
+    ],
+)
+def test_auto_goes_with_other_methods_optimisers_and_averages(asked, flags, expected):
     resolved = resolve(asked.replace(**flags), load("digits"), 1438).config
     assert {name: getattr(resolved, name) for name in expected} == expected
 
@@ -284,7 +329,7 @@ def test_a_run_of_auto_resumes_from_what_was_asked_and_from_what_was_chosen(
         execute(config, copied, resume=True)
         again = (copied / "model.safetensors").read_bytes()
         assert again == (out / "model.safetensors").read_bytes()
-    with pytest.raises(RunError, match=r"lr was 15\.5"):
+    with pytest.raises(RunError, match=r"lr was .* cannot become 1"):
         execute(asked.replace(lr=1.0), out, resume=True)
 
 
@@ -329,3 +374,10 @@ def test_an_encoder_that_is_named_is_what_auto_takes(asked):
         assert resolved.config.model == model
         assert resolved.config.auto_facts["encoder"] == encoder.replace("a/b.", "b.")
         assert resolved.config.public_encoder is None
+
+
+def test_features_that_take_long_are_reported(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "_PATIENCE", 0.0)
+    heard = Listening()
+    execute(config.replace(epochs=1), tmp_path / "run", reporter=heard)
+    assert "features of 1438 of 1438 records" in heard.messages

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from dpbam.privacy.plan import PrivacyPlan
     from dpbam.training.trainer import Ending, Trainer
 
+_PATIENCE = 10.0  # seconds without a sign of progress
 _FIRST = 60.0  # seconds until the first checkpoint, at most
 
 
@@ -276,6 +277,7 @@ class _Session:
             self.reporter.on_non_private_note(note)
         for line in prepared.chosen:
             self.reporter.on_message(line)
+        self._watch_features()
         self.reporter.on_start(
             StartReport(
                 plan=prepared.plan,
@@ -291,6 +293,22 @@ class _Session:
                 out=self.folder.path,
             )
         )
+
+    def _watch_features(self) -> None:
+        """Report every ten seconds how far the features are, which are computed when first read."""
+        from dpbam.app.runs.features import FixedFeatureImages
+
+        reported = time.monotonic()
+
+        def report(records: int, of: int) -> None:
+            nonlocal reported
+            if time.monotonic() - reported >= _PATIENCE:
+                reported = time.monotonic()
+                self.reporter.on_message(f"features of {records} of {of} records")
+
+        for data in self.prepared.seen:
+            if isinstance(data.images, FixedFeatureImages):
+                data.images.progress = report
 
     def _train(self, trainer: Trainer, stop: Callable[[], bool]) -> Ending:
         def after_step() -> None:

@@ -190,13 +190,6 @@ def _to_hf(model: RunModel, source: RunFolder, folder: Path, own: str | None) ->
 def _to_onnx(model: RunModel, source: RunFolder, folder: Path, own: str | None) -> Tensor:
     import torch
 
-    from dpbam.app.runs.feature_model import FeatureModel
-
-    if isinstance(model.module, FeatureModel):
-        raise RunError(
-            f"{model.facts['model']} cannot be exported to ONNX, since its features are not "
-            "computed by torch layers: use --to safetensors, which holds features and head"
-        )
     path = folder / "model.onnx"
     try:
         import onnxruntime
@@ -206,9 +199,9 @@ def _to_onnx(model: RunModel, source: RunFolder, folder: Path, own: str | None) 
             "exporting to ONNX needs the packages onnx, onnxruntime and onnxscript: "
             "pip install 'dpbam[onnx]'"
         ) from None
-    images = _images(model)
+    images, module = _images(model), _without_complex(model)
     try:
-        _write_onnx(_from_bytes(_merged(model.module)), images[:2], path)
+        _write_onnx(_from_bytes(module), images[:2], path)
     except Exception as error:  # torch's exporter fails in many ways
         said = str(error).strip().splitlines()[0]
         raise RunError(
@@ -219,6 +212,23 @@ def _to_onnx(model: RunModel, source: RunFolder, folder: Path, own: str | None) 
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def _without_complex(model: RunModel) -> nn.Module:
+    """Return the module to export: low-rank updates merged, scattering in real arithmetic."""
+    from dpbam.app.runs.feature_model import FeatureModel
+    from dpbam.app.runs.scattering_onnx import RealScattering
+    from dpbam.features import ScatteringFeatures
+
+    module = model.module
+    if not isinstance(module, FeatureModel):
+        return _merged(module)
+    if isinstance(module.extractor, ScatteringFeatures):
+        return RealScattering(module.extractor, module.head)
+    raise RunError(
+        f"{model.facts['model']} cannot be exported to ONNX, since torch does not compute its "
+        "features: use --to safetensors, which holds features and head"
+    )
 
 
 def _write_onnx(module: nn.Module, images: Tensor, path: Path) -> None:

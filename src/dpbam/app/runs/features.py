@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -78,10 +79,13 @@ class FixedFeatureImages(FeatureImages):
     def __init__(self, data: DataSet, model: FeatureModel, cache: Path | None) -> None:
         super().__init__(data, model.feature_shape, cache)
         self._features = model.extractor
+        self.progress: Callable[[int, int], None] | None = None
 
     @cached_property
     def _values(self) -> Any:
-        return cached_features(self._data, self._features, self._cache)[:, :, None, None]
+        return cached_features(
+            self._data, self._features, self._cache, progress=self.progress
+        )[:, :, None, None]  # fmt: skip
 
 
 class EncoderImages(FeatureImages):
