@@ -158,7 +158,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         rich_help_panel=setting.panel,
         show_default=False,
     )
-    option.common = setting.common  # type: ignore[attr-defined]
+    option.common = setting.common
     return inspect.Parameter(
         setting.name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -25,7 +25,7 @@ def option(help: str, *names: str, common: bool = True) -> Any:
     One that is not ``common`` is left to ``--help-all`` where a command has many flags.
     """
     flag = typer.Option(*names, help=help)
-    flag.common = common  # type: ignore[attr-defined]
+    flag.common = common
     return flag
 
 
