@@ -9,8 +9,9 @@ from dpbam.app.cli.app import command
 
 _HEAD = """# Command line
 
-Made from `dpbam --help`. `dpbam COMMAND --help` prints the same. A value in brackets is the
-default. `dpbam --install-completion` teaches the shell to complete commands and flags.
+Made from `dpbam --help`. `dpbam COMMAND --help` prints the same; of commands with many flags it
+prints those that most users need, and `--help-all` all of them. A value in brackets is the default.
+`dpbam --install-completion` teaches the shell to complete commands and flags.
 
 Exit codes: 0 done, 1 an audit refuted the claim or a bug of ours, 2 something you can fix (one
 sentence says what), 130 stopped by Ctrl-C.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import typer
 
+from dpbam.app.cli.app import command
 from dpbam.app.cli.flags import as_typed, merged, run_config, with_flags
 from dpbam.app.runs import RunConfig
 from dpbam.app.runs.settings import settings
@@ -94,6 +97,39 @@ def test_the_help_shows_the_configurations_own_defaults(dpbam):
     assert f"Learning rate [{RunConfig(epsilon=1).lr:g}]" in text
     assert f"Expected passes over the data [{RunConfig(epsilon=1).epochs:g}]" in text
     assert "Expected units per step [the largest power of two" in text
+
+
+def shown_flags(text):
+    """The flags that a help lists, each once, at the beginning of its row."""
+    return re.findall(r"^│ [* ] {0,2}(--[a-z-]+)|^│ (--[a-z-]+)", text, re.MULTILINE)
+
+
+def listed(dpbam, *words):
+    return [first or second for first, second in shown_flags(dpbam(*words).out)]
+
+
+@pytest.mark.parametrize("name", ["train", "compare", "search"])
+def test_the_help_shows_few_flags_and_help_all_shows_every_one(dpbam, name):
+    every = [p.opts[0] for p in command().commands[name].params]
+    short, full = listed(dpbam, name, "--help"), listed(dpbam, name, "--help-all")
+    assert 12 <= len(short) <= 20
+    assert {*full} == {*every, "--help"}
+    assert {*short} < {*full}
+    assert {"--data", "--epsilon", "--unit", "--model", "--out", "--help-all"} <= {*short}
+    assert len(dpbam(name, "--help").out.splitlines()) < 90
+    assert listed(dpbam, name, "--help-all") == full  # the short help hid nothing for good
+
+
+def test_the_definition_of_a_setting_decides_whether_the_help_shows_it(dpbam):
+    own = {"--config", "--out", "--resume", "--dry-run", "--help-all", "--help"}
+    common = {one.flag for one in settings(RunConfig) if one.common}
+    assert {*listed(dpbam, "train", "--help")} == common | own
+
+
+def test_a_command_of_few_flags_shows_them_all(dpbam):
+    parameters = command().commands["epsilon"].params
+    assert {*listed(dpbam, "epsilon", "--help")} == {p.opts[0] for p in parameters} | {"--help"}
+    assert dpbam("epsilon", "--help-all").code == 2
 
 
 def test_a_command_may_leave_flags_out():

@@ -22,7 +22,7 @@ from dpbam.privacy.plan import PrivacyPlan, default_delta
         ({"method": "sgd", "epsilon": 3}, "a reference without privacy"),
         ({"epsilon": 3, "delta": 1.5}, "delta must lie strictly between 0 and 1"),
         ({"epsilon": 3, "batchsize": 5}, "batchsize is unknown: did you mean 'batch_size'?"),
-        ({"epsilon": 3, "xyzzy": 5}, "xyzzy is unknown: see dpbam train --help"),
+        ({"epsilon": 3, "xyzzy": 5}, "xyzzy is unknown: see dpbam train --help-all"),
         ({"epsilon": 3, "method": "bum"}, "method 'bum' is unknown: did you mean 'bam'?"),
         ({"epsilon": 3, "optimizer": "x"}, "choose from nadam, sgd, adam, adamw"),
         ({"epsilon": 3, "batch_size": 0}, "batch_size must be at least 1, got 0"),

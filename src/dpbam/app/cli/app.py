@@ -12,9 +12,10 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from dpbam._version import __version__
+from dpbam.app.cli.output import HELP_ALL
 
 # The name of each command, and the first sentence of its help.
 COMMANDS = {
@@ -55,6 +56,7 @@ Examples:
   $ dpbam demo
   $ dpbam train --data digits --epsilon 3 --out runs/digits
   $ dpbam train --help
+  $ dpbam train --help-all
 """
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
@@ -126,7 +128,41 @@ def single(name: str, function: Callable[..., None]) -> Any:
 
 def _add(app: typer.Typer, name: str, function: Callable[..., None]) -> None:
     text, examples = _parts(function)
-    app.command(name, help=text, epilog=_shown(examples))(function)
+    app.command(name, cls=_tiered(function), help=text, epilog=_shown(examples))(function)
+
+
+def _tiered(function: Callable[..., None]) -> type[TyperCommand]:
+    """Return the class of a command: if it has ``--help-all``, ``--help`` shows common flags."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+    rare = frozenset(name for name, one in parameters.items() if not _is_common(one))
+    tiers = HELP_ALL in parameters
+    return type("TieredCommand", (_Tiered,), {"rare": rare}) if tiers else TyperCommand
+
+
+def _is_common(parameter: inspect.Parameter) -> bool:
+    """The mark of a flag, which its definition gives it."""
+    metadata = getattr(parameter.annotation, "__metadata__", ())
+    return all(getattr(one, "common", True) for one in metadata)
+
+
+class _Tiered(TyperCommand):
+    """A command whose ``--help`` leaves out the flags in ``rare``; ``--help-all`` has them all.
+
+    They are hidden while the help is written, and not for good: a shell completes all flags.
+    """
+
+    rare: frozenset[str] = frozenset()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        rare: list[Any] = [p for p in self.params if p.name in self.rare]
+        rare = [] if ctx.meta.get(HELP_ALL) else rare
+        for parameter in rare:
+            parameter.hidden = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for parameter in rare:
+                parameter.hidden = False
 
 
 def _parts(function: Callable[..., None]) -> tuple[str, list[str]]:

@@ -31,13 +31,13 @@ def _compare(
         ),
     ] = None,
     seeds: Annotated[int, option("How many paired seeds.")] = 3,
-    first_seed: Annotated[int, option("The first of them.")] = 0,
+    first_seed: Annotated[int, option("The first of them.", common=False)] = 0,
     jobs: Annotated[int, option("Runs at a time, each in its own process.")] = 1,
     include_non_private: Annotated[
         bool, option("Add SGD without privacy.", "--include-non-private")
     ] = False,
     share_noise: Annotated[
-        bool, option("Research only: the same noise in all methods.", "--share-noise")
+        bool, option("Research only: the same noise in all methods.", "--share-noise", common=False)
     ] = False,
     config: ConfigFile = None,
     json: Json = False,

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
-from dpbam.app.cli.output import option
+from dpbam.app.cli.output import HELP_ALL, option
 from dpbam.app.runs.config import ConfigError, RunConfig, read_file
 from dpbam.app.runs.effects import NO_EFFECT
 from dpbam.app.runs.folder import stored_config
@@ -25,6 +25,7 @@ ConfigFile = Annotated[
     Path | None,
     option("A .toml file of these settings; flags override it.", "--config"),
 ]
+_FEW = 20  # flags whose help one screen holds
 _ALTERNATIVES = (
     ("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "train"), ("lam", "lam_share"),
 )  # fmt: skip
@@ -43,6 +44,7 @@ def with_flags(
 
     @functools.wraps(command)
     def wrapped(**values: Any) -> None:
+        values.pop(HELP_ALL, None)
         found = {one.name: (one, values.pop(one.name)) for one in taken}
         given = {k: one.parse(v) for k, (one, v) in found.items() if v is not None and v != []}
         try:
@@ -56,11 +58,28 @@ def with_flags(
     taken = [one for one in settings(model) if one.flag and one.name not in leave_out]
     own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [p for p in own if p.name != "flags"] + [_parameter(one) for one in taken]
+    if len(parameters) > _FEW:
+        parameters.append(_help_all(len(parameters)))
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
     del wrapped.__wrapped__  # typer would read its signature instead
     return wrapped
+
+
+def _help_all(count: int) -> inspect.Parameter:
+    """Return the flag that shows the help of all flags, those that few users need included."""
+
+    def show(context: typer.Context, wanted: bool) -> None:
+        if wanted:
+            context.meta[HELP_ALL] = True
+            print(context.get_help())
+            raise typer.Exit
+
+    flag = typer.Option("--help-all", callback=show, is_eager=True, help=f"Show all {count} flags.")
+    annotation = Annotated[bool, flag]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(HELP_ALL, keyword, default=False, annotation=annotation)
 
 
 def merged(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,6 +158,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         rich_help_panel=setting.panel,
         show_default=False,
     )
+    option.common = setting.common
     return inspect.Parameter(
         setting.name,
         inspect.Parameter.KEYWORD_ONLY,

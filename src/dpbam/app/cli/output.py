@@ -16,9 +16,17 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-def option(help: str, *names: str) -> Any:
-    """Describe a flag within ``Annotated``; its name is the parameter's, unless it is given."""
-    return typer.Option(*names, help=help)
+HELP_ALL = "help_all"  # the parameter of commands whose ``--help`` leaves rare flags out
+
+
+def option(help: str, *names: str, common: bool = True) -> Any:
+    """Describe a flag within ``Annotated``; its name is the parameter's, unless it is given.
+
+    One that is not ``common`` is left to ``--help-all`` where a command has many flags.
+    """
+    flag = typer.Option(*names, help=help)
+    flag.common = common
+    return flag
 
 
 Json = Annotated[bool, option("One line of JSON, for scripts.", "--json")]

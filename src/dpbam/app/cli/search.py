@@ -36,25 +36,27 @@ def _search(
         list[str] | None,
         option("NAME=LOW..HIGH[:log], or NAME=A,B,C; repeatable."),
     ] = None,
-    space: Annotated[Path | None, option("A .toml file of the same.")] = None,
+    space: Annotated[Path | None, option("A .toml file of the same.", common=False)] = None,
     method: Annotated[
         list[str] | None, option("A stage each [dp-sgd, dp-sat, bam]; repeatable.")
     ] = None,
     trials: Annotated[int, option("Trials of each stage; if accounted, their mean.")] = 20,
-    sampler: Annotated[str, option("random, tpe or qmc.")] = "random",
-    pruner: Annotated[str, option("none, median or hyperband.")] = "none",
+    sampler: Annotated[str, option("random, tpe or qmc.", common=False)] = "random",
+    pruner: Annotated[str, option("none, median or hyperband.", common=False)] = "none",
     score: Annotated[
-        str | None, option("accounted: public, or noised=S (noise on the count).")
+        str | None, option("accounted: public, or noised=S (noise on the count).", common=False)
     ] = None,
     distribution: Annotated[
-        str, option("accounted: of the number: poisson or negative-binomial.")
+        str, option("accounted: of the number: poisson or negative-binomial.", common=False)
     ] = "poisson",
-    shape: Annotated[float, option("Of negative-binomial; 1: geometric.")] = 1.0,
-    workers: Annotated[int, option("Trials at a time, each in its process.")] = 1,
+    shape: Annotated[float, option("Of negative-binomial; 1: geometric.", common=False)] = 1.0,
+    workers: Annotated[int, option("Trials at a time, each in its process.", common=False)] = 1,
     storage: Annotated[
-        str | None, option("A database that several machines share [a file in out].")
+        str | None, option("A database that several machines share [a file in out].", common=False)
     ] = None,
-    name: Annotated[str, option("Name of the search in a shared database.")] = "search",
+    name: Annotated[
+        str, option("Name of the search in a shared database.", common=False)
+    ] = "search",
     config: ConfigFile = None,
     dry_run: Annotated[
         bool, option("Show what would be searched and its cost.", "--dry-run")

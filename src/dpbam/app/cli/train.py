@@ -35,9 +35,10 @@ def _train(
     dry_run: Annotated[
         bool, option("Print the plan: sigma, steps, epsilon, memory, time.", "--dry-run")
     ] = False,
-    quiet: Annotated[bool, option("One line, at the end.", "--quiet", "-q")] = False,
+    quiet: Annotated[bool, option("One line, at the end.", "--quiet", "-q", common=False)] = False,
     json_lines: Annotated[
-        bool, option("JSON on stdout, an event per line, for scripts.", "--json-lines")
+        bool,
+        option("JSON on stdout, an event per line, for scripts.", "--json-lines", common=False),
     ] = False,
 ) -> None:
     """Train a model with differential privacy, and write a privacy statement.

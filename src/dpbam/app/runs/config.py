@@ -65,9 +65,11 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    data: str = _data("A data set: a name, a path, or module:function.", "digits")
+    data: str = _data("A data set: a name, a path, or module:function.", "digits", common=True)
     data_root: Path | None = _data("Where downloads live (or set DPBAM_DATA).")
-    image_size: ImageSize | None = _data("Resize a folder's images: 64, or 64x48 (height x width).")
+    image_size: ImageSize | None = _data(
+        "Resize a folder's images: 64, or 64x48 (height x width).", common=True
+    )
     channels: Literal[1, 3] | None = _data("Convert a folder's images to grey or RGB.")
     dicom_window: Window | None = _data(
         "CENTER:WIDTH, such as 40:400: show every DICOM file by this window.",
@@ -75,19 +77,20 @@ class RunConfig(BaseModel):
     )
 
     task: Literal["single-label", "multi-label", "regression", "segmentation"] | None = _data(
-        "What is predicted.", unset="from the labels"
+        "What is predicted.", unset="from the labels", common=True
     )
     label_columns: Patterns = _data(
         "A column of labels.csv that holds the label, or one of 0 and 1 per finding; repeatable.",
         (),
         flag="--label-column",
+        common=True,
     )
     target_range: Range | None = _data(
         "Of a regression: the public range of its values, such as 0:100."
     )
 
     epsilon: Positive | None = _privacy(
-        "The budget; the noise is calibrated to it. Give it or the noise multiplier."
+        "The budget; the noise is calibrated to it. Give it or the noise multiplier.", common=True
     )
     noise_multiplier: Positive | None = _privacy("Sigma, in place of epsilon.")
     delta: Probability | None = _privacy(
@@ -110,6 +113,7 @@ class RunConfig(BaseModel):
     unit: str | None = _privacy(
         "Whom privacy is promised to: record, or a COLUMN.",
         unset="record; patient for DICOM files; to be named if the data names owners",
+        common=True,
     )
     allow_shared_units: bool = _privacy(
         "Train although units of privacy, or patients, are in both training and test set.", False
@@ -140,6 +144,7 @@ class RunConfig(BaseModel):
         "The method. Or module:Name, a Method of your own. sgd and sam are references without "
         "privacy.",
         "dp-sgd",
+        common=True,
     )
     method_options: Options = _method(
         "An option of disk (kappa, gamma, inner=bam) or of your own method; repeatable.",
@@ -174,6 +179,7 @@ class RunConfig(BaseModel):
         "Face), module:function; or a head on fixed features: scattering, onnx:FILE, "
         "features:hf:NAME_OR_FOLDER; or auto, which chooses it and the settings that are left out.",
         "small-cnn",
+        common=True,
     )
     public_encoder: str | None = _model(
         "For model auto: hf:NAME_OR_FOLDER or onnx:FILE. Who names it declares it public.",
@@ -201,18 +207,19 @@ class RunConfig(BaseModel):
     batch_size: Count | None = _training(
         "Expected units per step.",
         unset="the largest power of two that is at most 3/8 of the units; at most 512",
+        common=True,
     )
     physical_batch_size: Count | None = _training(
         "Rows computed at once. Changes memory and speed only.", unset="chosen to fit"
     )
-    epochs: Positive = _training("Expected passes over the data.", 20.0)
+    epochs: Positive = _training("Expected passes over the data.", 20.0, common=True)
     optimizer: Literal["nadam", "sgd", "adam", "adamw"] = _training("The optimiser.", "nadam")
     correct_noise: bool = _training(
         "Subtract the noise's known variance from the second moment of nadam, adam or adamw "
         "(DP-AdamBC).",
         False,
     )
-    lr: Positive = _training("Learning rate.", 0.005)
+    lr: Positive = _training("Learning rate.", 0.005, common=True)
     momentum: Fraction = _training("Momentum of the optimiser sgd.", 0.9)
     weight_decay: NonNegative = _training("Weight decay of the optimiser.", 0.0)
     schedule: Literal["constant", "cosine", "linear"] = _training(

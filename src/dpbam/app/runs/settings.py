@@ -26,8 +26,9 @@ from dpbam.errors import ArgumentError
 
 
 def setting(
-    panel: str, description: str, default: Any = None, *, unset: str = "", flag: str | None = None
-) -> Any:
+    panel: str, description: str, default: Any = None, *, unset: str = "", flag: str | None = None,
+    common: bool = False,
+) -> Any:  # fmt: skip
     """Define a field.
 
     Args:
@@ -36,8 +37,9 @@ def setting(
         default: its default.
         unset: what the default None stands for, such as "chosen to fit".
         flag: the flag, if it is not the name with dashes; empty: there is none.
+        common: most users need it, so that ``--help`` shows it; else ``--help-all`` alone does.
     """
-    extra: Any = {"panel": panel, "unset": unset, "flag": flag}
+    extra: Any = {"panel": panel, "unset": unset, "flag": flag, "common": common}
     return Field(default, description=description, json_schema_extra=extra)
 
 
@@ -62,6 +64,7 @@ class Setting:
     choices: str  # the allowed values, in words; empty: any
     default: str  # in words; empty if there is nothing to say
     description: str
+    common: bool  # whether ``--help`` shows it where there are many
     write: Callable[[Any], str | list[str]] = str  # the inverse of parse
 
     def words(self, value: Any) -> list[str]:
@@ -103,6 +106,7 @@ def _setting(name: str, field: FieldInfo) -> Setting:
         choices=_listed(choices),
         default=extra["unset"] or _shown(field.default),
         description=str(field.description),
+        common=extra["common"],
         write=written.write if written else str,
     )
 
@@ -139,7 +143,7 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
     message, value = str(problem["msg"]), problem.get("input")
     where = ".".join(str(part) for part in problem["loc"][:1])
     if problem["type"] == "extra_forbidden":
-        otherwise = "see dpbam train --help for what there is"
+        otherwise = "see dpbam train --help-all for what there is"
         return f"{where} is unknown: {did_you_mean(where, model.model_fields, otherwise)}"
     if problem["type"] == "value_error":
         return message.removeprefix("Value error, ")
