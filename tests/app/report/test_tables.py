@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +79,11 @@ def test_a_comparison_has_paired_differences_and_its_constant() -> None:
     drawn = {row["setting"]: row for row in panel.rows}
     assert drawn["BAM"]["difference"] == pytest.approx(3.0)
     assert drawn["SGD"]["seeds"] == 2
+    alone = build("differences", groups([run for run in runs if run.config["seed"] == 0]))
+    assert '"field": "low", "type": "quantitative", "format"' in json.dumps(panel.view)
+    assert '"field": "low", "type": "quantitative", "format"' not in json.dumps(
+        alone.panels[0].view
+    )
     unpaired = [replace(run, config={**run.config, "seed": None}) for run in runs]
     assert not build("differences", groups(unpaired)).panels
 
