@@ -160,7 +160,8 @@ def test_every_figure_is_drawn_and_described(shared: Driver) -> None:
         " f.querySelectorAll('.canvas svg path').length,"
         " f.querySelector('[role=graphics-document]').ariaLabel])"
     )
-    assert {"differences", "accuracy", "bias", "norms", "confusion"} <= {n for n, _, _ in drawn}
+    names = {name for name, _, _ in drawn}
+    assert {"differences", "accuracy", "bias", "decomposition", "norms", "confusion"} <= names
     assert all(marks > 3 for _, marks, _ in drawn)
     assert all(label for _, _, label in drawn)
     assert blemishes(shared) == []

@@ -152,9 +152,11 @@ def forest(title: str, x_label: str, rows: Sequence[Row], colours: Sequence[str]
     """
     x = {"title": x_label, "scale": {"zero": True, "padding": 12}, "axis": {"tickCount": 6}}
     scale = {"domain": [row["setting"] for row in rows], "range": list(colours)}
+    # one seed has no interval, and a tooltip would show its bounds as null
+    bounds = ("low", "high") if any(math.isfinite(row["low"]) for row in rows) else ()
     tooltip = [
         text("setting"),
-        *(quantity(k, format="+.3~g") for k in ("difference", "low", "high")),
+        *(quantity(k, format="+.3~g") for k in ("difference", *bounds)),
     ]
     dashed = {"type": "rule", "strokeDash": [5, 4], "opacity": 0.6}
     at_zero = {"x": {"datum": 0, "type": "quantitative"}, "color": {"value": "currentColor"}}
