@@ -340,6 +340,28 @@ def test_facts_of_other_data_are_refused(automatic):
         prepare(stored.replace(auto_facts={**stored.auto_facts, "n": 700}))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"lr": 0.123}, {"clip_norm": 0.5}, {"auto_settings": ("lr", "weight_decay")}],
+    ids=["a tuned rate", "a tuned norm", "a setting that the rule does not know"],
+)
+def test_settings_that_the_rule_does_not_choose_cannot_be_stated_as_its_choice(
+    automatic, tmp_path, changes
+):
+    """The attack: a file with facts of the rule, and settings tuned on the private records."""
+    stored = stored_config(automatic[0])
+    with pytest.raises(ConfigError, match="not what the rule chooses"):
+        prepare(stored.replace(**changes))
+    folder = shutil.copytree(automatic[0], tmp_path / "run")
+    forged = stored.replace(**changes)
+    (folder / "config.toml").write_text(forged.to_toml())
+    check = "settings stated as chosen by a rule are the rule's"
+    by_name = {finding.check: finding.right for finding in check_run(folder)}
+    assert by_name[check] is False
+    honest = {finding.check: finding.right for finding in check_run(automatic[0])}
+    assert honest[check] is True
+
+
 def test_auto_without_a_rule_keeps_the_default_model_and_says_so(asked):
     digits = load("digits")
     for task, model in (("multi-label", "small-cnn"), ("segmentation", "unet")):

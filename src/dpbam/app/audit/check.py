@@ -17,6 +17,7 @@ import numpy as np
 from dpbam.app.audit.accountant import bracket, profile
 from dpbam.app.audit.evidence import Evidence, Finding, digits
 from dpbam.app.audit.stated import STATED, signature
+from dpbam.app.runs.automatic import not_by_rule
 from dpbam.app.runs.config import RunConfig, read_file
 from dpbam.app.runs.facts import difference
 from dpbam.app.runs.files import FORMAT, check_format, current_config, read_json
@@ -211,6 +212,14 @@ def _configuration(e: Evidence) -> Iterator[Finding]:
     yield Finding("config.toml is what the run began with", not names, ", ".join(names) or "same")
 
 
+def _rule(e: Evidence) -> Iterator[Finding]:
+    """Apply the rule again that is stated to have chosen settings."""
+    if e.config.auto_facts or e.config.auto_settings:
+        reason, names = not_by_rule(e.config), ", ".join(e.config.auto_settings)
+        yield Finding("settings stated as chosen by a rule are the rule's", not reason,
+                      reason or names)  # fmt: skip
+
+
 def _checkpoints(e: Evidence) -> Iterator[Finding]:
     from dpbam.app.runs import checkpoint
 
@@ -285,8 +294,8 @@ def _published(e: Evidence) -> Iterator[Finding]:
 
 
 _CHECKS = (
-    _epsilon, _trade_off, _ledger, _mechanism, _configuration, _checkpoints, _fixed, _published,
-    _identity, *STATED,
+    _epsilon, _trade_off, _ledger, _mechanism, _configuration, _rule, _checkpoints, _fixed,
+    _published, _identity, *STATED,
 )  # fmt: skip
 
 

@@ -160,6 +160,46 @@ def _check_facts(config: RunConfig, train: DataSet, n: int) -> None:
                 f"auto_facts has {name} {config.auto_facts.get(name)}, and here it is {value}: the "
                 "settings were chosen for other data; take model auto, or leave auto_facts out"
             )
+    reason = not_by_rule(config)
+    if reason:
+        raise ConfigError(f"{reason}; take model auto, or leave auto_facts and auto_settings out")
+
+
+def not_by_rule(config: RunConfig) -> str:
+    """Say why the settings that are stated as chosen by the rule are not; empty if they are.
+
+    The rule is applied again to the facts stated, with those settings left out: a file may hold
+    anything, and settings that were tuned on private data must not pass for a free choice.
+    """
+    if not config.auto_facts:
+        return "auto_settings needs auto_facts" if config.auto_settings else ""
+    try:
+        expected = _by_rule(config)
+    except (KeyError, TypeError, ValueError) as error:  # a file may hold anything
+        return f"auto_facts cannot be read ({error})"
+    for name in sorted({*expected, *config.auto_settings}):
+        value = getattr(config, name, None)
+        if name not in expected or name not in config.auto_settings or value != expected[name]:
+            rule = expected.get(name, "left to the user")
+            return f"{name} is {value}, which is not what the rule chooses ({rule})"
+    return ""
+
+
+def _by_rule(config: RunConfig) -> dict[str, Any]:
+    """Return what the rule chooses from the facts stated, where the user left it out."""
+    by_auto = "model" in config.auto_settings  # which names an encoder without our prefix
+    named = config.model.removeprefix(FEATURES) if by_auto else config.model
+    encoder = None if config.model == SCATTERING else named
+    stated = dict(config.auto_facts)
+    shape = tuple(stated.pop("image_shape"))
+    facts = auto.Facts(**{**stated, "image_shape": shape, "encoder": encoder})
+    if _public(facts, stated["delta"]) != config.auto_facts:
+        raise ValueError("the encoder is another one")
+    left_out = {"auto_facts", "auto_settings", *config.auto_settings}
+    values = {k: getattr(config, k) for k in config.model_fields_set if k not in left_out}
+    if by_auto:
+        values |= {"model": AUTO, "public_encoder": encoder}
+    return _chosen(RunConfig(**values), auto.choose(facts), facts.n)
 
 
 def command(config: RunConfig) -> str:
