@@ -69,7 +69,7 @@ def screens(epsilon: float) -> dict[str, str]:
     group: Any = SimpleNamespace(
         label="a", colour="b",
         runs=[SimpleNamespace(name="a", config={"method": "bam"}, metric="accuracy", metrics=[
-            {"epsilon": epsilon, "accuracy": 0.5, "epoch": 1.0}])],
+            {"epsilon": epsilon, "accuracy": 0.5, "epoch": 1.0}], constant=None)],
     )  # fmt: skip
     point: Any = accuracy([group]).panels[1]
     return {

@@ -284,7 +284,7 @@ def test_a_dry_run_refuses_what_exceeds_the_budget(dpbam, tmp_path):
 
 
 def test_plot_without_a_name_lists_the_figures(dpbam):
-    one_sentence(dpbam("plot"), "one of accuracy, classes, confusion")
+    one_sentence(dpbam("plot"), "one of differences, accuracy, classes, confusion")
     one_sentence(dpbam("plot", "accuracy"), "--out")
 
 
