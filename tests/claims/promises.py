@@ -111,12 +111,6 @@ PROMISES = (
              "check_a_clipping_keeps_its_sensitivity", "check_every_physical_batch",
              "check_bad_units_have_factor_zero", "check_the_sensitivity_does_not_follow_the_units",
              "check_every_parameter_is_in_a_group")),
-    Promise("the closed-form head: one unit moves the moments by at most the bound, and they are "
-            "charged as they are noised",
-            ("check_one_unit_moves_the_moments_by_at_most_the_bound",
-             "check_one_patient_moves_the_moments_by_at_most_the_bound",
-             "check_the_release_is_charged_as_it_is_noised",
-             "check_an_attack_comes_near_the_claim_and_not_beyond")),
     Promise("draws do not repeat: two million units, ids up to 2^63, a million draws of one key",
             ("check_poisson_draws_do_not_repeat", "check_secure_poisson_draws_do_not_repeat",
              "check_keys_are_distinct", "check_keyed_draws_do_not_repeat")),

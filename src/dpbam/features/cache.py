@@ -57,7 +57,7 @@ def cached_features(
         rows: NDArray[Any] = _computed(data, features, np.empty(shape, np.float32), progress)
         return rows
     path = folder / f"features-{feature_key(data, features)}.npy"
-    if not _holds(path, shape):
+    if not holds_features(path, shape):
         with atomic(path) as temporary:
             mapped = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
             _computed(data, features, mapped, progress).flush()
@@ -76,7 +76,7 @@ def _computed(
     return out
 
 
-def _holds(path: Path, shape: tuple[int, ...]) -> bool:
+def holds_features(path: Path, shape: tuple[int, ...]) -> bool:
     """Whether a file is there that holds the features; a damaged one is computed again."""
     try:
         values = np.load(path, mmap_mode="r", allow_pickle=False)

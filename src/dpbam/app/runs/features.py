@@ -32,6 +32,7 @@ from dpbam.data import DataSet, Images, to_float
 from dpbam.data.fetch import atomic
 from dpbam.engines.isolation import over_rows
 from dpbam.features import cached_features
+from dpbam.features.cache import holds_features
 from dpbam.nn.encoders import PublicEncoder
 from dpbam.params import device_of, evaluating
 
@@ -100,7 +101,7 @@ class EncoderImages(FeatureImages):
         if self._cache is None:
             return self._computed(np.empty(self.shape, np.float32))
         path = self._cache / f"features-{self._key()}.npy"
-        if not _holds(path, self.shape):
+        if not holds_features(path, self.shape):
             with atomic(path) as temporary:
                 rows = np.lib.format.open_memmap(temporary, "w+", np.float32, self.shape)
                 self._computed(rows).flush()
@@ -128,12 +129,3 @@ class EncoderImages(FeatureImages):
                 rows = over_rows(lambda x: self._model.features(x[None])[0], images)
                 out[part] = rows.cpu().numpy()[:, :, None, None]
         return out
-
-
-def _holds(path: Path, shape: tuple[int, ...]) -> bool:
-    """Whether a file is there that holds the features; a damaged one is computed again."""
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return False
-    return bool(found.dtype == np.float32 and found.shape == shape)
