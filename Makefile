@@ -43,7 +43,7 @@ prove: $(VENV)/installed-dev  ## plant every mistake and see it caught; attack t
 docs: $(VENV)/installed-dev  ## the documentation's site, strictly, into site/; it opens from disk
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-figures: $(VENV)/installed-dev  ## the documentation's pictures and tables, from the records in results/
+figures: $(VENV)/installed-dev  ## the documentation's pictures and tables, from the records in reproduce/results/
 	$(BIN)/python tools/figures.py
 	$(BIN)/python tools/choosing.py
 

@@ -9,7 +9,7 @@ same epsilon, with three seeds. Images are averaged to 16x16, so that all of it 
     python examples/public_encoder.py compare    # three seeds of each arm
     python examples/public_encoder.py table      # prints the table of docs/encoders.md
 
-Work is in ``runs/public-encoder``, one line per run in ``results/encoders.jsonl``.
+Work is in ``runs/public-encoder``, one line per run in ``reproduce/results/encoders.jsonl``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dpbam.app.runs import RunConfig, execute
 from dpbam.data import DataSet, from_arrays, load, to_float
 
 ROOT = Path(__file__).parents[1]
-WORK, RECORDS = ROOT / "runs" / "public-encoder", ROOT / "results" / "encoders.jsonl"
+WORK, RECORDS = ROOT / "runs" / "public-encoder", ROOT / "reproduce" / "results" / "encoders.jsonl"
 PUBLIC, PRIVATE = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 PER_CLASS, SEEDS, TUNING_SEED = 1000, (0, 1, 2), 100
 EPOCHS = 6  # of the encoder

@@ -233,7 +233,7 @@ def paper_value(recipe: str, epsilon: float, arm: str) -> str:
 
 
 def paper() -> dict[str, Any]:
-    """Read the paper's numbers from ``recipes/paper.toml``."""
+    """Read the paper's numbers from ``reproduce/recipes/paper.toml``."""
     return tomllib.loads((recipes_folder() / "paper.toml").read_text(encoding="utf-8"))
 
 

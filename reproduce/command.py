@@ -45,7 +45,9 @@ def run(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time, each in its own process.")] = 1,
-    out: Annotated[Path, typer.Option(help="Records, tables and figures.")] = Path("results"),
+    out: Annotated[Path, typer.Option(help="Records, tables and figures.")] = Path(
+        "reproduce/results"
+    ),
     work: Annotated[Path, typer.Option(help="Run folders.")] = Path("runs/reproduce"),
     docs: Annotated[
         Path | None, typer.Option(help="Also write results.md and its figures into this folder.")

@@ -1,6 +1,6 @@
 """Regret of the rule, by source, from the study's records.
 
-    python -m reproduce.defaults_page results/defaults.jsonl
+    python -m reproduce.defaults_page reproduce/results/defaults.jsonl
 
 The rule is judged where its own setting was computed, next to both grids; it is one of the
 alternatives, so regret is zero where validation records select it. The grids have 50 steps and the

@@ -30,6 +30,6 @@ def laptop(studies: Sequence[Study]) -> Outcome:
 
 def page(found: Outcome) -> str:
     """Return docs/laptop.md with its table made anew."""
-    before = (recipes_folder().parent / "docs" / "laptop.md").read_text(encoding="utf-8")
+    before = (recipes_folder().parents[1] / "docs" / "laptop.md").read_text(encoding="utf-8")
     assert _PLACE.search(before)  # else the table would be lost
     return _PLACE.sub(rf"\1\n{found.tables[0].to_markdown()}\n\n\2", before)

@@ -1,6 +1,6 @@
 """Recipes: an experiment as a TOML file, and the runs that it asks for.
 
-They are in the folder ``recipes/`` of the project; neither it nor this package is installed.
+They are in the folder ``reproduce/recipes/``, which is not installed.
 ``full/NAME.toml`` has the paper's settings, ``desk/NAME.toml`` what two cores can train in days,
 with enough seeds to distinguish methods, and ``pocket/NAME.toml`` what they can train in hours::
 
@@ -44,7 +44,7 @@ from dpbam.app.runs import ConfigError, RunConfig, RunSpec, places, read_file
 
 SCALES = ("pocket", "desk", "full")
 WORK = Path("runs/reproduce")
-_RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+_RECIPES = Path(__file__).resolve().parent / "recipes"
 
 
 @dataclass(frozen=True)

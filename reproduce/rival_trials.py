@@ -1,8 +1,8 @@
 """The trials of the contenders of bias-methods: the rule by which each next one follows.
 
 ``python -m reproduce.rival_trials`` writes the next trials of all contenders into
-``recipes/desk/tune-bias-methods.toml``, from the records of those before. When none is left, it
-writes ``recipes/desk/bias-methods.toml``, with the best trial of each, and exits with 1. Between
+``reproduce/recipes/desk/tune-bias-methods.toml``, from the records of those before. When none is
+left, it writes ``bias-methods.toml`` there, with the best trial of each, and exits with 1. Between
 two calls, ``python -m reproduce bias-methods --scale desk --only '*-seed-100'`` trains them.
 
 The rule, the same for all: four learning rates, each twice the one before; while the best is the
@@ -104,7 +104,7 @@ def main() -> int:
     from pathlib import Path
 
     recipe = load_recipe("tune-bias-methods", "desk")
-    study = Study(recipe, finished(recipe, Path("results")), len(recipe.runs()))
+    study = Study(recipe, finished(recipe, Path("reproduce/results")), len(recipe.runs()))
     if len(study.records) < study.asked:
         sys.exit(f"{study.asked - len(study.records)} trials are not trained yet")
     trials, accuracies = by_contender(study)

@@ -1,6 +1,6 @@
 """Write the tables of docs/choosing.md: ``python tools/choosing.py``, again when there are records.
 
-One is the accountant's, the others are read from the records in results/pocket.
+One is the accountant's, the others are read from the records in reproduce/results/pocket.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def noise_table() -> str:
 def study_table(name: str, arms: tuple[str, ...] | None = None) -> str:
     """What was measured of a recipe's runs, from the records there are; ``arms`` names some."""
     recipe = load_recipe(name)
-    found = Study(recipe, finished(recipe, ROOT / "results"), len(recipe.runs())).arms()
+    found = Study(
+        recipe, finished(recipe, ROOT / "reproduce" / "results"), len(recipe.runs())
+    ).arms()
     wanted = {arm: by_seed for arm, by_seed in found.items() if arms is None or arm in arms}
     if not wanted:
         return "No records yet."
@@ -67,7 +69,7 @@ def share_table() -> str:
     for scale, name in _WITH_BAM:
         recipe = load_recipe(name, scale)
         length = _initial_norm(recipe)
-        study = Study(recipe, finished(recipe, ROOT / "results"), len(recipe.runs()))
+        study = Study(recipe, finished(recipe, ROOT / "reproduce" / "results"), len(recipe.runs()))
         for cell in recipe.cells():
             arms = study.arms(cell)
             for arm, by_seed in arms.items():

@@ -2,7 +2,7 @@
 
 Three panels. The first two are a drawing: three gradients and what clipping makes of their mean,
 and the same three with the long one shorter. Everything in them is computed from the arrows. The
-third is measured: the length of the bias over training, from results/pocket/methods.jsonl.
+third is measured: the length of the bias over training (reproduce/results/pocket/methods.jsonl).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "assets" / "figures"
-RECORDS = ROOT / "results" / "pocket" / "methods.jsonl"
+RECORDS = ROOT / "reproduce" / "results" / "pocket" / "methods.jsonl"
 C = 1.0
 PLAIN = np.array([[-0.4, 3.2], [0.95, -0.2], [0.9, 0.25]])
 PENALISED = np.array([[-0.15, 1.4], [0.9, -0.15], [0.85, 0.25]])

@@ -30,7 +30,7 @@ def test_from_nothing_to_a_verdict_and_not_twice(place, reproduce):
     assert ended.code == 0, ended.err
     assert "3/3 bam" in ended.err
     assert "inconclusive" in ended.out
-    result = json.loads((place / "results" / "pocket" / "fig2.json").read_text())
+    result = json.loads((place / "reproduce" / "results" / "pocket" / "fig2.json").read_text())
     assert result["provenance"]["runs"] == 3
     assert "### Figure 2" in (place / "docs" / "results.md").read_text()
     assert (place / "docs" / "results" / "pocket" / "fig2.svg").exists()
@@ -45,7 +45,7 @@ def test_only_trains_what_matches(place, reproduce):
     one_sentence(ended, "'*-seed-7' matches no run")
     ended = reproduce("fig2", "--only", "dp-sgd-*")
     assert ended.code == 0, ended.err
-    lines = (place / "results/pocket/methods.jsonl").read_text().splitlines()
+    lines = (place / "reproduce/results/pocket/methods.jsonl").read_text().splitlines()
     records = map(json.loads, lines)
     assert [record["run"] for record in records] == ["dp-sgd-clip_norm-1-seed-0"]
 
@@ -55,7 +55,7 @@ def test_a_dry_run_trains_nothing(place, reproduce):
     assert ended.code == 0, ended.err
     assert "0/1" in ended.out
     assert "GPU hours are missing" in ended.out
-    assert not (place / "results").exists()
+    assert not (place / "reproduce").exists()
     assert not (place / "runs").exists()
 
 
@@ -63,7 +63,7 @@ def test_steps_keep_nothing(place, reproduce):
     ended = reproduce("fig2", "--steps", "1")
     assert ended.code == 0, ended.err
     assert ended.out.count("1 steps of") == 3
-    assert not (place / "results").exists()
+    assert not (place / "reproduce").exists()
 
 
 def test_only_report_names_what_is_missing(place, reproduce):

@@ -17,7 +17,7 @@ from reproduce.laptop_page import page
 from reproduce.recipes import load_recipe
 
 ROOT = Path(__file__).parents[2]
-LINES = (ROOT / "results" / "laptop.jsonl").read_text().splitlines()
+LINES = (ROOT / "reproduce" / "results" / "laptop.jsonl").read_text().splitlines()
 RECORDS = [json.loads(line) for line in LINES]
 PAGE = (ROOT / "docs" / "laptop.md").read_text()
 
@@ -71,7 +71,7 @@ def test_the_page_has_the_mean_of_five_seeds_with_the_best_settings(epsilon: flo
 
 
 def test_the_page_has_the_runs_of_the_study() -> None:
-    found = outcome("laptop", "desk", ROOT / "results")
+    found = outcome("laptop", "desk", ROOT / "reproduce" / "results")
     assert found is not None
     assert page(found) == PAGE
     (table,) = found.tables  # negative control: another accuracy

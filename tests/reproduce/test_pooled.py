@@ -13,7 +13,7 @@ from dpbam.errors import ArgumentError
 from reproduce.index import outcome
 from reproduce.pooled import pool
 
-RESULTS = Path(__file__).resolve().parents[2] / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "reproduce" / "results"
 
 
 def test_equal_variances_give_the_plain_mean_and_its_t_interval():

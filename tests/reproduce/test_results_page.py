@@ -20,7 +20,7 @@ from reproduce.results_page import PAGE_SCALES, page, section
 from tests.reproduce.tuned import best_lambda, best_rate, best_trial
 
 ROOT = Path(__file__).parents[2]
-RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+RESULTS, DOCS = ROOT / "reproduce" / "results", ROOT / "docs"
 
 
 @cache

@@ -15,7 +15,7 @@ from reproduce.rival_trials import TRIALS, by_contender, combined, following
 from reproduce.rivals import LABELS, best_trials, bias_methods, page, ranked, whole
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results"
+RESULTS = ROOT / "reproduce" / "results"
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "when.md").read_text(encoding="utf-8")
 @pytest.fixture(scope="module")
 def studies() -> list[Study]:
     recipes = EXPERIMENTS["when"].recipes("desk")
-    return [Study(r, finished(r, ROOT / "results"), len(r.runs())) for r in recipes]
+    return [Study(r, finished(r, ROOT / "reproduce" / "results"), len(r.runs())) for r in recipes]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def found(studies: list[Study]) -> list[Place]:
 
 
 def test_the_page_is_generated_from_the_records() -> None:
-    result = outcome("when", "desk", ROOT / "results")
+    result = outcome("when", "desk", ROOT / "reproduce" / "results")
     assert result is not None
     assert page(result) == PAGE
 
