@@ -30,10 +30,9 @@ context.set_forkserver_preload(
         "torch._dynamo",  # torch's optimisers import it
         "torch.func",
         "dp_accounting",
-        "optuna",
         "dpbam.app.cli.train",
         "dpbam.app.compare.comparison",
-        "dpbam.app.search.studies",
+        "dpbam.app.search.study",
         "dpbam.loading",
         "dpbam.app.runs.build",
         "dpbam.app.runs.checkpoint",

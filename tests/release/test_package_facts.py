@@ -55,7 +55,7 @@ def test_every_dependency_that_moves_fast_has_an_upper_bound() -> None:
     extras = PROJECT["optional-dependencies"]
     moving = [
         *(d for d in PROJECT["dependencies"] if d.startswith(("torch", "dp-accounting"))),
-        *(d for extra in ("opacus", "lightning", "search", "docs") for d in extras[extra]),
+        *(d for extra in ("opacus", "lightning", "docs") for d in extras[extra]),
     ]
     assert all("<" in dependency for dependency in moving)
 
@@ -99,16 +99,13 @@ print(json.dumps(said))
 """
 BLOCKED = {
     "datasets", "cryptography", "tensorboard", "opacus", "lightning", "transformers", "peft",
-    "accelerate", "optuna",
+    "accelerate",
 }  # fmt: skip
 COMMAND = "from dpbam.app.cli import main; assert main({!r}.split()) == 2"
 STATEMENTS = {
     "hf": COMMAND.format("train --epsilon 3 --epochs 1 --data hf:mnist"),
     "secure": COMMAND.format("train --epsilon 3 --epochs 1 --noise secure --out a"),
     "tensorboard": COMMAND.format("train --epsilon 3 --epochs 1 --tensorboard --out b"),
-    "search": COMMAND.format(
-        "search --epsilon 3 --pay public --trials 1 --vary lr=1e-3..1e-1:log --out c"
-    ),
     "opacus": "import dpbam.interop.opacus",
     "lightning": "import dpbam.interop.lightning",
     "transformers": "import dpbam.interop.huggingface",

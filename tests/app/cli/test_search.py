@@ -21,14 +21,12 @@ LR = ["--vary", "lr=1e-3..1e-1:log"]
         (["--epsilon", 3, "--pay", "accounted", *LR], "--score public"),
         (["--epsilon", 3, "--pay", "accounted", "--score", "noised", *LR], "--score noised=S"),
         (["--epsilon", 3, "--pay", "public", "--score", "public", *LR], "goes with --pay"),
-        (["--epsilon", 3, "--pay", "accounted", "--score", "public", "--sampler", "tpe", *LR],
-         "independent"),
         (["--epsilon", 3, "--pay", "public"], "nothing to vary"),
         (["--epsilon", 3, "--pay", "public", "--vary", "lr"], "--vary must be like"),
         (["--pay", "public", *LR], "epsilon"),
         (["--epsilon", 3, "--pay", "public", *LR, "--trials", 0], "trials"),
         (["--epsilon", 3, "--pay", "public", *LR, "--workers", 0], "--workers"),
-        (["--noise-multiplier", 2, "--pay", "public", *LR, "--storage", "nosuch://x"], "storage"),
+        (["--noise-multiplier", 2, "--pay", "public", *LR, "--shard", "3/2"], "--shard must be"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(dpbam, tmp_path, flags, says):

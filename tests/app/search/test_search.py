@@ -7,7 +7,6 @@ import random
 import shutil
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +16,23 @@ import pytest
 
 from dpbam.app.cli import main
 from dpbam.app.report import ReportError, write_report
-from dpbam.app.runs import ConfigError, execute, load_run_model
+from dpbam.app.runs import ConfigError, RunError, execute, load_run_model
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
-from dpbam.app.search import studies
+from dpbam.app.runs.pool import StoppedError
+from dpbam.app.search import study as studies
 from dpbam.app.search.result import MARK, SearchResult, _whole, conclude
 from dpbam.app.search.search import Search
 from dpbam.app.search.selection import search_epsilon
 from dpbam.app.search.space import parse_space
-from dpbam.app.search.studies import StageStudy, do_trials, number_of_trials, score
+from dpbam.app.search.study import (
+    Score,
+    Study,
+    StudyFile,
+    do_trials,
+    draw_study,
+    number_of_trials,
+    score,
+)
 from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import Ledger
 from end_to_end.kill_driver import plant
@@ -56,10 +64,6 @@ def accounted(**changes: Any) -> Search:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"sampler": "tpe"}, "independent"),
-        ({"sampler": "qmc"}, "independent"),
-        ({"pruner": "median"}, "independent"),
-        ({"pruner": "hyperband"}, "independent"),
         (varied("batch_size", "64,128"), "batch_size may change what a trial costs"),
         (varied("epochs", "1..2"), "epochs may change what a trial costs"),
         ({"settings": {**SETTINGS, "budget": "b.json"}}, "budget"),
@@ -88,7 +92,6 @@ def test_accounted_trials_of_several_costs_are_not_counted(other: Charge) -> Non
     ("changes", "says"),
     [
         ({"pay": "later"}, "pay"),
-        ({"sampler": "rnadom"}, "did you mean 'random'"),
         ({"methods": ("bam", "bam")}, "once"),
         ({"methods": ("bma",)}, "did you mean 'bam'"),
         ({"space": {}}, "nothing to vary"),
@@ -100,10 +103,6 @@ def test_accounted_trials_of_several_costs_are_not_counted(other: Charge) -> Non
 def test_wrong_searches_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         a_search(**changes)
-
-
-def test_adaptive_samplers_are_allowed_without_accounting() -> None:
-    assert a_search(sampler="tpe", pruner="hyperband", pay="public").sampler == "tpe"
 
 
 def test_a_single_method_with_lambda_varies_all_at_once() -> None:
@@ -145,11 +144,9 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Trials that train nothing: accuracy falls with the distance of lr from 0.01."""
     done: list[Any] = []
 
-    def execute(config: Any, out: Path, *, resume: bool, reporter: Any) -> Any:
+    def execute(config: Any, out: Path, *, resume: bool) -> Any:
         done.append((config, out))
         accuracy = 1 / (1 + abs(np.log(config.lr / 0.01))) - (config.lam or 0)
-        for step in (1, 2):
-            reporter.on_evaluation(SimpleNamespace(step=step, score=accuracy))
         return SimpleNamespace(
             evaluations=[SimpleNamespace(score=accuracy, records=100)], metric="accuracy",
             epsilon=1.0, delta=1e-4, seconds=0.0,
@@ -159,32 +156,20 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return done
 
 
-SAMPLED = [("random", "none"), ("tpe", "median")]
-CHOICES = product(("random", "tpe", "qmc"), ("none", "median", "hyperband"))
-MORE = [choice for choice in CHOICES if choice not in SAMPLED]
-
-
-@pytest.mark.parametrize(
-    ("sampler", "pruner"),
-    [*SAMPLED, *(pytest.param(*choice, marks=pytest.mark.slow) for choice in MORE)],
-)
-@pytest.mark.slow
 def test_lambda_is_searched_with_the_best_of_the_first_stage(
-    sampler: str, pruner: str, stub: list[Any], tmp_path: Path
+    stub: list[Any], tmp_path: Path
 ) -> None:
-    search = a_search(sampler=sampler, pruner=pruner, trials=4)
-    studies = do_trials(search, tmp_path)
+    search = a_search(trials=4)
+    study = do_trials(search, tmp_path)
     first, second = stub[:4], stub[4:]
     assert len(second) == 4
     assert len({config.lr for config, _ in first}) == 4
-    best = studies[0].best()
+    best = study.best(search.stages()[0])
     assert best is not None
-    assert {config.lr for config, _ in second} == {best.params["lr"]}
+    assert best.score == max(trial.score for trial in study.scores(search.stages()[0]))
+    assert {config.lr for config, _ in second} == {best.settings["lr"]}
     assert len({config.lam for config, _ in second}) == 4
-    if pruner == "none":
-        result = conclude(search, studies, tmp_path).to_dict()
-        assert result["best_of_each_method"]["bam"]["lr"] == best.params["lr"]
-        assert result["best"]["score"] == max(t.value for s in studies for t in s.trials())
+    assert study.scores(search.stages()[1])[0].settings["lr"] == best.settings["lr"]
 
 
 def test_the_same_command_again_keeps_finished_trials(stub: list[Any], tmp_path: Path) -> None:
@@ -195,42 +180,65 @@ def test_the_same_command_again_keeps_finished_trials(stub: list[Any], tmp_path:
         do_trials(a_search(trials=4), tmp_path)
 
 
-def test_a_trial_left_behind_keeps_its_parameters(stub: list[Any], tmp_path: Path) -> None:
+def test_a_trial_left_behind_keeps_its_parameters(
+    stub: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     search = a_search(methods=("dp-sgd",), trials=2)
-    study = StageStudy(search, search.stages()[0], tmp_path, None)
-    with study.claimed() as trial, study.claimed() as other:
-        assert trial is not None
-        assert other is not None  # the first is held: not given out twice
-        assert {trial.number, other.number} == {0, 1}
-        lr = search.space["lr"].suggest(trial)
-    do_trials(search, tmp_path)  # both were given up
-    assert stub[0][0].lr == lr
-    assert len(stub) == 2
+    drawn = Study(search, tmp_path).file.trials["dp-sgd"]
+    trained = studies.execute
+
+    def killed(config: Any, out: Path, *, resume: bool) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(studies, "execute", killed)
+    with pytest.raises(StoppedError):
+        do_trials(search, tmp_path)
+    monkeypatch.setattr(studies, "execute", trained)
+    do_trials(search, tmp_path)
+    assert [config.lr for config, _ in stub] == [trial["lr"] for trial in drawn]
 
 
-def test_machines_with_one_storage_share_a_search(stub: list[Any], tmp_path: Path) -> None:
-    url, search = f"sqlite:///{tmp_path / 'shared.db'}", a_search(methods=("dp-sgd",), trials=3)
-    here, there = (
-        StageStudy(search, search.stages()[0], tmp_path / name, url) for name in ("here", "there")
+def test_a_seed_draws_the_same_study_and_none_another_one() -> None:
+    seeded = accounted(settings={**SETTINGS, "seed": 1}, trials=20)
+    assert draw_study(seeded) == draw_study(seeded)
+    other = replace(seeded, settings={**SETTINGS, "seed": 2})
+    assert draw_study(other).trials != draw_study(seeded).trials
+    assert draw_study(accounted(trials=20)).trials != draw_study(accounted(trials=20)).trials
+
+
+def test_shares_of_a_study_are_every_trial_once(stub: list[Any], tmp_path: Path) -> None:
+    """Two machines with a copy of one study: neither concludes alone, together they do."""
+    search = a_search(methods=("dp-sgd", "bam"), trials=5)
+    drawn = Study(search, tmp_path / "a").file
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for machine, name in ((1, "a"), (2, "b")):
+        study = do_trials(search, tmp_path / name, shard=(machine, 2))
+        with pytest.raises(RunError, match="trials of dp-sgd are missing: run the other shares"):
+            conclude(study)
+    assert [config.lr for config, _ in stub[:3]] == [t["lr"] for t in drawn.trials["dp-sgd"][::2]]
+    assert [config.lr for config, _ in stub[3:]] == [t["lr"] for t in drawn.trials["dp-sgd"][1::2]]
+    shutil.copytree(
+        tmp_path / "b/non-private/trials", tmp_path / "a/non-private/trials", dirs_exist_ok=True
     )
-    with here.claimed() as trial:
-        assert trial is not None
-    with there.claimed() as other:  # what lies in the other machine's folder is left to it
-        assert other is not None
-        assert other.number != trial.number
-    with here.claimed() as again:
-        assert again is not None
-        assert again.number == trial.number
-    with pytest.raises(ConfigError, match="another --name"):
-        StageStudy(replace(search, trials=4), search.stages()[0], tmp_path / "third", url)
+    study = do_trials(search, tmp_path / "a")
+    assert study.lacking() is None
+    assert len(stub) == 10  # the second stage alone was left
+
+
+def test_a_damaged_study_is_one_sentence(tmp_path: Path) -> None:
+    search = a_search()
+    path = Study(search, tmp_path).inner / "study.json"
+    path.write_text('{"search": {}, "trials": 3}')
+    with pytest.raises(RunError, match=r"study.json is damaged \(at trials\)"):
+        Study(search, tmp_path)
 
 
 def test_zero_trials_release_nothing(
     stub: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpbam.app.search.studies.number_of_trials", lambda *a: 0)
+    monkeypatch.setattr(studies, "number_of_trials", lambda *a: 0)
     search = accounted()
-    result = conclude(search, do_trials(search, tmp_path), tmp_path)
+    result = conclude(do_trials(search, tmp_path))
     assert result.best is None
     assert not stub
 
@@ -243,7 +251,7 @@ def paid(tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchResult, Path]:
     search = accounted(
         settings={**settings, "epsilon": 2.0, "seed": 3}, trials=2, score_noise=8.0
     ).calibrated()
-    return conclude(search, do_trials(search, out), out), out
+    return conclude(do_trials(search, out)), out
 
 
 def test_epsilon_covers_the_search_and_no_more_is_asked_for(
@@ -267,7 +275,7 @@ def test_epsilon_covers_the_search_and_no_more_is_asked_for(
 
 def test_the_best_alone_may_be_released(paid: tuple[SearchResult, Path]) -> None:
     result, out = paid
-    folders = [s.out(t.number) for s in result.stages for t in s.trials()]
+    folders = [result.study.folder(t.method, t.number) for t in trials_of(result)]
     assert len(folders) > 1
     for folder in folders:
         assert json.loads(RunFolder(folder).statement_json.read_text())["may_be_published"] == []
@@ -280,6 +288,10 @@ def test_the_best_alone_may_be_released(paid: tuple[SearchResult, Path]) -> None
     assert load_run_model(best.path).facts["model"] == "mlp"
 
 
+def trials_of(result: SearchResult) -> list[Score]:
+    return [t for stage in result.search.stages() for t in result.study.scores(stage)]
+
+
 def published(out: Path) -> dict[str, bytes]:
     """Every file that a search leaves outside its non-private folder, by name."""
     inner = out / "non-private"
@@ -288,26 +300,20 @@ def published(out: Path) -> dict[str, bytes]:
 
 
 def test_published_files_reveal_nothing_about_other_trials(paid: tuple[SearchResult, Path]) -> None:
-    """Optuna's draws are unseeded, so the weights are others in every run.
-
-    Their 2,440 bytes hold one of a handful of words of five bytes or more by chance: 1e-8.
-    """
     result, out = paid
     files = published(out)
     assert sorted(files) == sorted(["result.json", *(f"best/{name}" for name in PUBLISHABLE)])
     text = b" ".join(files.values()).decode(errors="replace")
     secrets = [str(out), "trials/"]
-    for study in result.stages:
-        for trial in study.trials():
-            facts = RunFolder(study.out(trial.number)).read_facts()
-            chosen = result.trial is not None and study.out(trial.number) == result.trial.path
-            secrets += [str(facts["config"]["seed"]), f"{trial.number:04d}/"]
-            secrets += [] if chosen else [facts["run"], facts["initial_weights"]]
+    for trial in trials_of(result):
+        facts = RunFolder(result.study.folder(trial.method, trial.number)).read_facts()
+        secrets += [str(facts["config"]["seed"]), f"{trial.number:04d}/"]
+        secrets += [] if trial == result.best else [facts["run"], facts["initial_weights"]]
     assert len(secrets) > 8
     assert not [secret for secret in secrets if secret in text]
     said = json.loads(files["result.json"])
     assert said["number_of_trials"] == "secret, drawn from: Poisson, mean 2"
-    unchosen = {t.value for s in result.stages for t in s.trials()} - {said["best"]["score"]}
+    unchosen = {trial.score for trial in trials_of(result)} - {said["best"]["score"]}
     assert unchosen
     assert not any(str(score) in text for score in unchosen)
 
@@ -336,23 +342,22 @@ def test_what_is_published_is_a_function_of_the_winner_alone(tmp_path: Path, pay
     execute(search.config(search.stages()[0], settings), tmp_path / "winner")
 
     def concluded(name: str, count: int, winner: int) -> dict[str, bytes]:
-        out = tmp_path / name
-        place = out / "non-private" / "trials" / "dp-sgd"
-
-        def trial(number: int) -> Any:
-            shutil.copytree(tmp_path / "winner", place / f"{number:04d}")
+        out, drawn = tmp_path / name, [settings] * count
+        path = out / "non-private" / "study.json"
+        path.parent.mkdir(parents=True)
+        file = StudyFile(search=search.to_mapping(), trials={"dp-sgd": drawn})
+        path.write_text(file.model_dump_json())
+        study = Study(search, out)
+        for number in range(count):
+            folder = study.folder("dp-sgd", number)
+            shutil.copytree(tmp_path / "winner", folder)
             value = 0.9 if number == winner else 0.1 + number / 100
-            attributes = {"settings": settings, "epsilon": 1.0, "delta": 1e-4, "seconds": number,
-                          "charges": [(2.0, 256 / 1438, 3)]}  # fmt: skip
-            state = SimpleNamespace(name="COMPLETE")
-            return SimpleNamespace(number=number, value=value, state=state, user_attrs=attributes)
-
-        done = [trial(number) for number in range(count)]
-        study: Any = SimpleNamespace(
-            stage=search.stages()[0], count=count, trials=lambda: done,
-            best=lambda: done[winner], out=lambda number: place / f"{number:04d}",
-        )  # fmt: skip
-        conclude(search, [study], out)
+            trial = Score(
+                method="dp-sgd", number=number, settings=settings, score=value, metric="accuracy",
+                epsilon=1.0, delta=1e-4, seconds=number, charges=[(2.0, 256 / 1438, 3)],
+            )  # fmt: skip
+            folder.with_suffix(".json").write_text(trial.model_dump_json())
+        conclude(study)
         return published(out)
 
     same = concluded("few", 2, 0) == concluded("many", 12, 7)
@@ -361,7 +366,7 @@ def test_what_is_published_is_a_function_of_the_winner_alone(tmp_path: Path, pay
 
 def test_an_unaccounted_search_is_marked_in_every_file(tmp_path: Path) -> None:
     search = a_search(methods=("dp-sgd",), trials=2)
-    result = conclude(search, do_trials(search, tmp_path), tmp_path)
+    result = conclude(do_trials(search, tmp_path))
     said = json.loads((tmp_path / "result.json").read_text())
     assert said["epsilon_covers_the_search"] is False
     assert said["statement"].startswith("NOT ACCOUNTED")
@@ -397,9 +402,10 @@ def test_a_killed_search_resumes_its_trials(
 
     assert main(again) == 0
 
-    rows = json.loads((out / "non-private" / "trials.json").read_text())["trials"]
-    assert [row["state"] for row in rows] == ["COMPLETE", "COMPLETE"]
-    assert rows[1]["lr"] == lr  # the trial that was killed, not another
+    files = sorted((out / "non-private" / "trials" / "dp-sgd").glob("*.json"))
+    rows = [json.loads(path.read_text()) for path in files]
+    assert len(rows) == 2
+    assert rows[1]["settings"]["lr"] == lr  # the trial that was killed, not another
     assert (
         out / "non-private" / "trials" / "dp-sgd" / "0000" / "ledger.jsonl"
     ).read_bytes() == first  # kept

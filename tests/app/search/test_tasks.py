@@ -16,7 +16,7 @@ from dpbam.app.runs.predict import predict_files
 from dpbam.app.search.result import BEST, SearchResult, conclude
 from dpbam.app.search.search import Search
 from dpbam.app.search.space import parse_space
-from dpbam.app.search.studies import do_trials
+from dpbam.app.search.study import do_trials
 from dpbam.data.dataset import TASKS
 from dpbam.training.events import metric_label, metric_text
 from tests.app.runs.test_task_combinations import METRICS, SETTINGS, config_of, write_data
@@ -45,7 +45,7 @@ def test_a_search_finds_and_publishes_the_best_model_of_a_task(
 ) -> None:
     search, out = a_search(task, tmp_path), tmp_path / "search"
     lines: list[str] = []
-    result = conclude(search, do_trials(search, out, log=lines.append), out)
+    result = conclude(do_trials(search, out, log=lines.append))
     assert result.trial is not None
     _check_shown(result, out, lines, METRICS[task][0], capsys)
     last = json.loads(result.trial.metrics.read_text().splitlines()[-1])
@@ -64,7 +64,7 @@ def _check_shown(
 ) -> None:  # fmt: skip
     """Every score is of its metric's kind: a percentage only where it is an accuracy."""
     assert result.best is not None
-    value = result.best[1].value or 0.0
+    value = result.best.score
     text = f"{metric_label(metric)} {metric_text(metric, value)}"
     assert any(text in line for line in lines)
     capsys.readouterr()

@@ -1,29 +1,23 @@
-"""``dpbam search``: hyper-parameters by Optuna, and what the search costs in privacy."""
+"""``dpbam search``: hyper-parameters by random search, and what the search costs in privacy."""
 
 from __future__ import annotations
 
-import math
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from dpbam import _validate
 from dpbam.app.cli.flags import ConfigFile, merged, with_flags
-from dpbam.app.cli.output import Json, console, facts, note, option, percent, print_json, say, table
+from dpbam.app.cli.output import Json, console, facts, note, option, print_json, say, table
 from dpbam.app.cli.progress import resumable
 from dpbam.app.runs.config import ConfigError
 from dpbam.app.search.result import BEST, SearchResult, conclude
-from dpbam.app.search.search import METHODS, Search
+from dpbam.app.search.search import METHODS, Search, Stage
 from dpbam.app.search.space import parse_space
-from dpbam.app.search.studies import StageStudy, do_trials
+from dpbam.app.search.study import Score, Study, do_trials
 from dpbam.privacy.rounding import up
 from dpbam.training.events import metric_label, metric_text
 
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-
 _SHOWN = 10  # trials of each stage in the table
-_ENOUGH = 10  # trials for importances to mean something
 
 
 def _search(
@@ -41,8 +35,6 @@ def _search(
         list[str] | None, option("A stage each [dp-sgd, dp-sat, bam]; repeatable.")
     ] = None,
     trials: Annotated[int, option("Trials of each stage; if accounted, their mean.")] = 20,
-    sampler: Annotated[str, option("random, tpe or qmc.", common=False)] = "random",
-    pruner: Annotated[str, option("none, median or hyperband.", common=False)] = "none",
     score: Annotated[
         str | None, option("accounted: public, or noised=S (noise on the count).", common=False)
     ] = None,
@@ -51,12 +43,9 @@ def _search(
     ] = "poisson",
     shape: Annotated[float, option("Of negative-binomial; 1: geometric.", common=False)] = 1.0,
     workers: Annotated[int, option("Trials at a time, each in its process.", common=False)] = 1,
-    storage: Annotated[
-        str | None, option("A database that several machines share [a file in out].", common=False)
-    ] = None,
-    name: Annotated[
-        str, option("Name of the search in a shared database.", common=False)
-    ] = "search",
+    shard: Annotated[
+        str, option("I/N: every N-th trial, the share of one of N machines.", common=False)
+    ] = "1/1",
     config: ConfigFile = None,
     dry_run: Annotated[
         bool, option("Show what would be searched and its cost.", "--dry-run")
@@ -66,17 +55,14 @@ def _search(
     """Search for hyper-parameters: DP-SGD's first, then lambda for DP-SAT and BAM.
 
     Every trial is a run folder. The same command again keeps finished trials and resumes the
-    others; with one --storage, on several machines at once.
+    others. With n machines, copy the folder with its study.json to each, and run --shard i/n.
 
     Examples:
         $ dpbam search --data digits --epsilon 3 --pay public --vary lr=1e-3..1e-1:log --out runs/s
         $ dpbam search --data scans --epsilon 3 --pay accounted --score public --vary
             lr=1e-3..1e-1:log --trials 10 --out runs/s
-        $ dpbam search --config run.toml --space space.toml --pay nothing --sampler tpe --workers 2
-            --storage postgresql://host/db --out runs/s
+        $ dpbam search --config run.toml --space space.toml --pay nothing --workers 2 --out runs/s
     """
-    if find_spec("optuna") is None:
-        raise ConfigError("a search needs optuna: pip install 'dpbam[search]'")
     if pay is None:
         raise ConfigError(
             "a search needs --pay, how it is paid for: public (the data is not sensitive), "
@@ -89,8 +75,6 @@ def _search(
         pay=pay,
         methods=tuple(method or METHODS),
         trials=trials,
-        sampler=sampler,
-        pruner=pruner,
         distribution=distribution,
         shape=shape,
         score_noise=score_noise(pay, score),
@@ -98,7 +82,11 @@ def _search(
     if dry_run:
         say(facts(_plan(search), title="search"))
         return
-    result = carry_out(search, out, storage, name, workers)
+    study = carry_out(search, out, _shard(shard), workers)
+    if lacking := study.lacking():  # this share is done
+        note(lacking)
+        return
+    result = conclude(study)
     if json:
         print_json(result.to_dict())
     else:
@@ -133,89 +121,58 @@ def score_noise(pay: str, text: str | None) -> float | None:
     )
 
 
-def carry_out(
-    search: Search, out: Path, storage: str | None, name: str, workers: int
-) -> SearchResult:
+def _shard(text: str) -> tuple[int, int]:
+    first, _, machines = text.partition("/")
+    if not (first.isdecimal() and machines.isdecimal() and 1 <= int(first) <= int(machines)):
+        raise ConfigError(f"--shard must be I/N with 1 <= I <= N, such as 3/8, got {text!r}")
+    return int(first), int(machines)
+
+
+def carry_out(search: Search, out: Path, shard: tuple[int, int], workers: int) -> Study:
     """Do the trials, with a line for each on stderr."""
     if search.pay == "nothing":
         console(stderr=True).print("[bold red]not accounted:[/] epsilon will not cover this search")
     with resumable(out, "trials"):
-        studies = do_trials(search, out, url=storage, name=name, workers=workers, log=note)
-    return conclude(search, studies, out)
+        return do_trials(search, out, shard=shard, workers=workers, log=note)
 
 
 def show(result: SearchResult, out: Path) -> None:
     """Print the trials, the best of them, and how they were paid for."""
-    for stage in result.stages:
-        say(_table(stage, result.search.accounted))
-        if weights := importances(stage):
-            listed = ", ".join(f"{k} {percent(v, 0)}" for k, v in weights.items())
-            say(f"importance for {stage.stage.method} (Optuna): {listed}")
-    if result.best is None:
+    for stage in result.search.stages():
+        _show_stage(result.study, stage)
+    if result.best is None or result.trial is None:
         say("No trial was drawn: nothing is released. That happens with Poisson's 0.")
         return
-    found = {k: v for k, v in result.to_dict()["best"].items() if k != "score"}
+    best = {"method": result.best.method, **result.best.settings}
     rows = {
-        "best": ", ".join(f"{k} {_cell(v)}" for k, v in found.items()),
-        "score": _score(result.best[1], named=True),
+        "best": ", ".join(f"{k} {_cell(v)}" for k, v in best.items()),
+        "score": f"{metric_label(result.best.metric)} {_score(result.best)}",
         "epsilon": f"{up(result.epsilon)} at delta {result.delta:g}",
     }
     say(facts(rows))
-    say(_where(result, out))
+    inner = out / "non-private"
+    say(f"To publish: {out / BEST}, {out / 'result.json'}; for the operator only: {inner}, "
+        f"in which its run folder is {result.trial.path.relative_to(inner)}")  # fmt: skip
     style = {"nothing": "bold red", "accounted": "green"}.get(result.search.pay, "")
     console().print(result.statement(), markup=False, soft_wrap=True, style=style)
 
 
-def _where(result: SearchResult, out: Path) -> str:
-    """Return what may be published, and where the operator finds the rest."""
-    trial, best = result.trial, out / BEST
-    if trial is None or not best.exists():
-        return "It was trained on another machine: the same command there makes its folder."
-    return (
-        f"To publish: {best}, {out / 'result.json'}; for the operator only: {out / 'non-private'},"
-        f" in which its run folder is {trial.path.relative_to(out / 'non-private')}"
-    )
-
-
-def importances(stage: StageStudy) -> dict[str, float]:
-    """Return the share of the scores' variance that each parameter explains; empty if too few."""
-    from optuna.exceptions import OptunaError
-    from optuna.importance import get_param_importances
-
-    done = [t for t in stage.trials() if t.value is not None]
-    if len(done) < _ENOUGH or len(stage.stage.space) < 2:
-        return {}
-    try:
-        return dict(get_param_importances(stage.study))
-    except (OptunaError, ValueError, RuntimeError):  # such as scores that are all alike
-        return {}
-
-
-def _table(stage: StageStudy, accounted: bool) -> Any:
-    """Return the best trials of a stage, best first."""
-    ordered = sorted(stage.trials(), key=lambda t: -(t.value if t.value is not None else -math.inf))
-    names = list(stage.stage.space)
+def _show_stage(study: Study, stage: Stage) -> None:
+    """Print the best trials of a stage, best first."""
+    ordered = sorted(study.scores(stage), key=lambda trial: -trial.score)
+    names = list(stage.space)
     rows = [
-        (
-            t.number,
-            t.state.name.lower(),
-            *(_cell(t.params.get(n, "")) for n in names),
-            _score(t),
-        )
+        (t.number, *(_cell(t.settings.get(n, "")) for n in names), _score(t))
         for t in ordered[:_SHOWN]
     ]
-    whom = ", for the operator only" if accounted else ""
-    title = f"{stage.stage.method}: the best {len(rows)} of {stage.count} trials{whom}"
-    return table(("trial", "state", *names, "score"), rows, title=title, left=2)
+    whom = ", for the operator only" if study.search.accounted else ""
+    say(f"{stage.method}: the best {len(rows)} of {study.count(stage)} trials{whom}")
+    say(table(("trial", *names, "score"), rows, left=1))
 
 
-def _score(trial: FrozenTrial, *, named: bool = False) -> str:
-    """Return a trial's score as the kind of metric that it is; empty if it has none."""
-    if trial.value is None:
-        return ""
-    metric = trial.user_attrs.get("metric", "accuracy")
-    shown = metric_text(metric, trial.value)
-    return f"{metric_label(metric)} {shown}" if named else shown
+def _score(trial: Score) -> str:
+    """Return a trial's score as the kind of metric that it is."""
+    return metric_text(trial.metric, trial.score)
 
 
 def _cell(value: Any) -> str:

@@ -1,1 +1,1 @@
-"""Hyper-parameters by Optuna: what is asked, the trials, and what a search costs in privacy."""
+"""Hyper-parameters by random search: what is asked, the trials, and the cost in privacy."""

@@ -5,9 +5,8 @@ file                                  may be published
 ====================================  ==================================================
 ``result.json``                       yes: how it was paid for, and the best
 ``best/``                             yes, all of it: the chosen model and its statement
-``non-private/trials.json``           never: all trials, and how many there were
+``non-private/study.json``            never: all trials, and how many there were
 ``non-private/trials/METHOD/NNNN``    no: each is marked by ``NOT-FOR-RELEASE.md``
-``non-private/search.db``             never: Optuna's storage
 ====================================  ==================================================
 
 What is published is copied from the chosen trial's run folder, file by file, so that neither
@@ -20,7 +19,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpbam.app.runs.files import read_json, write_atomic, write_json
 from dpbam.app.runs.folder import MARK, PUBLISHABLE, RunFolder
@@ -29,12 +28,9 @@ from dpbam.app.runs.run import RunError
 from dpbam.app.runs.statement import write_statement
 from dpbam.app.search.search import Search
 from dpbam.app.search.selection import search_epsilon
-from dpbam.app.search.studies import StageStudy
+from dpbam.app.search.study import Score, Study
 from dpbam.privacy.accounting import Charge, accountant_version, total_epsilon
 from dpbam.privacy.rounding import up
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
 
 BEST = "best"  # the folder that is published
 _ALL_EVALUATED = "Every trial of the search was evaluated on them, and this one chosen by that"
@@ -74,26 +70,29 @@ class SearchResult:
     """What a search found.
 
     Attributes:
-        search: as it was done.
-        stages: the study of every stage.
-        best: the best trial of all, with its stage; None if no trial was drawn.
+        study: the search and its trials.
+        best: the best trial of all; None if no trial was drawn.
         epsilon: what publishing the best model costs: accounted, the whole search; otherwise that
             training alone.
         epsilon_of_all: what publishing all trials would cost; None in an accounted search.
         delta: of both.
     """
 
-    search: Search
-    stages: tuple[StageStudy, ...]
-    best: tuple[StageStudy, FrozenTrial] | None
+    study: Study
+    best: Score | None
     epsilon: float
     epsilon_of_all: float | None
     delta: float
 
     @property
+    def search(self) -> Search:
+        return self.study.search
+
+    @property
     def trial(self) -> RunFolder | None:
-        """The run folder of the best trial: for the operator, and perhaps on another machine."""
-        return None if self.best is None else RunFolder(self.best[0].out(self.best[1].number))
+        """The run folder of the best trial: for the operator."""
+        best = self.best
+        return None if best is None else RunFolder(self.study.folder(best.method, best.number))
 
     def statement(self) -> str:
         """State in one sentence how the search was paid for."""
@@ -102,16 +101,17 @@ class SearchResult:
             noise = search.score_noise
             score = _PUBLIC_SCORE if noise is None else _NOISED_SCORE.format(noise=noise)
             return _ACCOUNTED.format(
-                draw=search.repetitions.describe(), stages=len(self.stages), score=score
+                draw=search.repetitions.describe(), stages=len(search.methods), score=score
             )
         if search.pay == "public":
             return _PUBLIC
-        cost = up(self.epsilon_of_all or 0.0)
-        return _NOTHING.format(trials=sum(s.count for s in self.stages), all=cost)
+        trials = sum(self.study.count(stage) for stage in search.stages())
+        return _NOTHING.format(trials=trials, all=up(self.epsilon_of_all or 0.0))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``result.json``; if accounted, of the best trial alone."""
         search, best = self.search, self.best
+        winner = None if best is None else {"method": best.method, **_shown(best)}
         values: dict[str, Any] = {
             "format": 1,
             "paid": search.pay,
@@ -120,14 +120,14 @@ class SearchResult:
             "epsilon": self.epsilon,
             "delta": self.delta,
             "research_only": search.settings.get("seed") is not None,
-            "sampler": search.sampler,
-            "pruner": search.pruner,
-            "best": None if best is None else {"method": best[0].stage.method, **_shown(best[1])},
+            "best": winner,
             "folder": None if best is None else BEST,
         }
         if not search.accounted:
             return values | {
-                "best_of_each_method": {s.stage.method: _shown(s.best()) for s in self.stages},
+                "best_of_each_method": {
+                    stage.method: _shown(self.study.best(stage)) for stage in search.stages()
+                },
                 "epsilon_of_all_trials_together": self.epsilon_of_all,
             }
         return values | {
@@ -138,26 +138,29 @@ class SearchResult:
         }
 
 
-def conclude(search: Search, studies: Sequence[StageStudy], out: Path) -> SearchResult:
-    """Find the best trial and the cost, mark the others, and write ``result.json``."""
-    winners = [(study, one) for study in studies if (one := study.best()) is not None]
-    best = max(winners, key=lambda pair: pair[1].value or 0.0, default=None)
-    trials = [trial for study in studies for trial in study.trials()]
-    charges = [Charge(*c) for t in trials for c in t.user_attrs.get("charges", [])]
-    deltas = [t.user_attrs["delta"] for t in trials if "delta" in t.user_attrs]
-    delta = deltas[0] if deltas else search.settings.get("delta", 0.0)
+def conclude(study: Study) -> SearchResult:
+    """Find the best trial and the cost, mark the others, and write ``result.json``.
+
+    Raises:
+        RunError: if trials are missing, such as those of another machine.
+    """
+    if lacking := study.lacking():
+        raise RunError(lacking)
+    search = study.search
+    trials = [trial for stage in search.stages() for trial in study.scores(stage)]
+    best = max(trials, key=lambda trial: trial.score, default=None)
+    charges = [Charge(*charge) for trial in trials for charge in trial.charges]
+    delta = trials[0].delta if trials else search.settings.get("delta", 0.0)
     if search.accounted:
         epsilon, together = _whole(search, charges, delta), None
     else:
-        epsilon = 0.0 if best is None else float(best[1].user_attrs["epsilon"])
+        epsilon = 0.0 if best is None else best.epsilon
         together = total_epsilon(charges, delta, accountant="rdp")
-    result = SearchResult(search, tuple(studies), best, epsilon, together, delta)
-    _mark_trials(result)
-    _publish(result, out / BEST)
-    write_json(out / "result.json", result.to_dict())
-    (out / "non-private").mkdir(exist_ok=True)
-    rows = [{"method": s.stage.method, **_row(t)} for s in studies for t in s.trials()]
-    write_json(out / "non-private" / "trials.json", {"trials": rows})
+    result = SearchResult(study, best, epsilon, together, delta)
+    for trial in trials:
+        _mark(result, RunFolder(study.folder(trial.method, trial.number)))
+    _publish(result, study.out / BEST)
+    write_json(study.out / "result.json", result.to_dict())
     return result
 
 
@@ -180,8 +183,8 @@ def _publish(result: SearchResult, best: Path) -> None:
     """Copy what may be published of the chosen trial, with the statement about the search."""
     shutil.rmtree(best, ignore_errors=True)
     source = result.trial
-    if source is None or not source.weights.exists():
-        return  # no trial was drawn, or it is on another machine, which publishes it
+    if source is None:
+        return  # no trial was drawn
     best.mkdir()
     target = RunFolder(best)
     released = [p.name for p in (source.statistics, source.class_counts) if p.exists()]
@@ -204,25 +207,16 @@ def _publish(result: SearchResult, best: Path) -> None:
     write_statement(target, values)
 
 
-def _mark_trials(result: SearchResult) -> None:
-    """Mark the folder of every trial; no trial of an accounted search may be published as it is."""
-    folders = [RunFolder(s.out(t.number)) for s in result.stages for t in s.trials()]
-    for folder in folders:
-        if not folder.statement_json.exists():  # on another machine, or pruned: no model
-            continue
-        values = {**read_json(folder.statement_json), "tuned_on": result.statement()}
-        if result.search.accounted:
-            secret = [*values["may_be_published"], *values["must_not_be_published"]]
-            values |= {"may_be_published": [], "must_not_be_published": list(dict.fromkeys(secret))}
-        write_statement(folder, values)
-        write_atomic(folder.path / MARK, _NOT_FOR_RELEASE.format(why=_WHY[result.search.pay]))
+def _mark(result: SearchResult, folder: RunFolder) -> None:
+    """Mark a trial's folder; no trial of an accounted search may be published as it is."""
+    values = {**read_json(folder.statement_json), "tuned_on": result.statement()}
+    if result.search.accounted:
+        secret = [*values["may_be_published"], *values["must_not_be_published"]]
+        values |= {"may_be_published": [], "must_not_be_published": list(dict.fromkeys(secret))}
+    write_statement(folder, values)
+    write_atomic(folder.path / MARK, _NOT_FOR_RELEASE.format(why=_WHY[result.search.pay]))
 
 
-def _shown(trial: FrozenTrial | None) -> dict[str, Any]:
-    """The score, and what was varied in this stage and before."""
-    return {} if trial is None else {"score": trial.value, **trial.user_attrs.get("settings", {})}
-
-
-def _row(trial: FrozenTrial) -> dict[str, Any]:
-    facts = {k: v for k, v in trial.user_attrs.items() if k in ("epsilon", "seconds", "charges")}
-    return {"number": trial.number, "state": trial.state.name, **_shown(trial), **facts}
+def _shown(trial: Score | None) -> dict[str, Any]:
+    """Return the score, and what was varied in this stage and before."""
+    return {} if trial is None else {"score": trial.score, **trial.settings}

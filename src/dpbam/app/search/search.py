@@ -1,4 +1,4 @@
-"""A search for hyper-parameters on Optuna: what it varies and how it is paid for, checked.
+"""A random search for hyper-parameters: what it varies and how it is paid for, checked.
 
 The paper's search (App. B) has one stage per method. The first method (DP-SGD) varies everything
 but lambda; each further one (DP-SAT, BAM) keeps the best of that and varies lambda alone.
@@ -12,11 +12,12 @@ accounted      each stage is a random number of independent trials of which the 
                released (:mod:`dpbam.app.search.selection`); epsilon covers all stages
 =============  =====================================================================================
 
-:mod:`dpbam.app.search.studies` does the trials.
+:mod:`dpbam.app.search.study` does the trials.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -28,8 +29,6 @@ from dpbam.app.search.selection import Repetitions, search_noise_multiplier
 from dpbam.app.search.space import Domain
 
 PAYMENTS = ("public", "nothing", "accounted")
-SAMPLERS = ("random", "tpe", "qmc")
-PRUNERS = ("none", "median", "hyperband")
 METHODS = ("dp-sgd", "dp-sat", "bam")
 WITH_LAMBDA = ("dp-sat", "bam", "sam")
 LAMBDA = Domain("lam", 0.002, 0.2, log=True)
@@ -60,8 +59,6 @@ class Search:
         pay: "public", "nothing" or "accounted".
         methods: one stage each, in this order.
         trials: per stage; in an accounted search their mean.
-        sampler: of Optuna: "random", "tpe" or "qmc".
-        pruner: of Optuna: "none", "median" or "hyperband".
         distribution: of the number of trials in an accounted search.
         shape: of the negative binomial distribution.
         score_noise: accounted: the deviation of the noise on the number of test records that a
@@ -80,16 +77,12 @@ class Search:
     pay: str
     methods: tuple[str, ...] = METHODS
     trials: int = 20
-    sampler: str = "random"
-    pruner: str = "none"
     distribution: str = "poisson"
     shape: float = 1.0
     score_noise: float | None = None
 
     def __post_init__(self) -> None:
         _validate.one_of("pay", self.pay, PAYMENTS)
-        _validate.one_of("sampler", self.sampler, SAMPLERS)
-        _validate.one_of("pruner", self.pruner, PRUNERS)
         _validate.count("trials", self.trials)
         if not self.methods or len(set(self.methods)) < len(self.methods):
             raise ConfigError(f"each method may occur only once, got {', '.join(self.methods)}")
@@ -162,16 +155,12 @@ class Search:
         return replace(self, settings={**settings, **calibrated})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain values: what all workers must agree on."""
-        return {**asdict(self), "settings": {k: _plain(v) for k, v in self.settings.items()}}
+        """Return the search as JSON reads it: what the same command again must agree on."""
+        values = {**asdict(self), "settings": {k: _plain(v) for k, v in self.settings.items()}}
+        plain: dict[str, Any] = json.loads(json.dumps(values))
+        return plain
 
     def _check_accounted(self) -> None:
-        for kind, wanted in (("sampler", "random"), ("pruner", "none")):
-            if (chosen := getattr(self, kind)) != wanted:
-                raise ConfigError(
-                    f"{kind} {chosen} makes trials depend on one another, and an accounted search "
-                    f"needs independent ones: use {wanted}, or pay otherwise"
-                )
         for name in self.space:
             if name not in _SAME_COST:
                 raise ConfigError(

@@ -14,9 +14,9 @@ mean m and shape eta (1: geometric)   log(1/gamma) / b) + log(m) / (a - 1)
 ====================================  ========================================================
 
 dp-accounting's RDP accountant computes both, as its ``RepeatAndSelectDpEvent``. The theorem
-assumes, and a search enforces, that trials are independent and identically distributed (no sampler
-or pruner that looks at others), that K is not published, and that the score by which the best is
-chosen is public or protected itself.
+assumes, and a search enforces, that trials are independent and identically distributed
+(drawn at random before the first training), that K is not published, and that the score by which
+the best is chosen is public or protected itself.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ text                        meaning
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from dpbam.app.runs.own_code import check_code
 from dpbam.app.runs.settings import settings
 
 if TYPE_CHECKING:
-    from optuna.trial import Trial
+    from numpy.random import Generator
 
 _NOT_VARIED = (
     "data", "data_root", "feature_cache", "method", "budget", "seed", "noise_seed", "unit",
@@ -72,13 +73,19 @@ class Domain:
             raise ConfigError(f"only :log may follow the range of {name}, got :{mark}")
         return cls(name, *bounds, log=bool(colon), whole=_is_whole(name))._checked()
 
-    def suggest(self, trial: Trial) -> Any:
-        """Have Optuna draw a value; a resumed trial keeps the value that it had."""
+    def draw(self, generator: Generator) -> Any:
+        """Draw a value, uniform among the choices, in the range or in its logarithm."""
         if self.choices:
-            return trial.suggest_categorical(self.name, self.choices)
-        if self.whole:
-            return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
-        return trial.suggest_float(self.name, self.low, self.high, log=self.log)
+            return self.choices[int(generator.integers(len(self.choices)))]
+        # a whole number stands for the values that round to it, so that both ends are as likely
+        margin = 0.5 if self.whole else 0.0
+        low, high = self.low - margin, self.high + margin
+        if self.log:
+            value = math.exp(generator.uniform(math.log(low), math.log(high)))
+        else:
+            value = float(generator.uniform(low, high))
+        value = min(max(value, self.low), self.high)  # exp and log round
+        return round(value) if self.whole else value
 
     def end(self, which: int) -> Any:
         """Return the first (0) or the last (-1) value."""
