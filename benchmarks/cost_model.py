@@ -67,7 +67,7 @@ def timed(layer: nn.Module, shape: tuple[int, ...], method: str, options: Any) -
     """Seconds with the Gram way and with the other, the best of several turns; and the choice."""
     n = torch.arange(options.batch)
     x, y = torch.randn(options.batch, *shape), torch.zeros(options.batch)
-    batch = PhysicalBatch(x, y, n, options.batch, torch.ones(options.batch), n)
+    batch = PhysicalBatch(x, y, options.batch, n)
     what, lam = METHODS[method]
     chosen: list[bool] = []
 

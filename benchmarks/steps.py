@@ -81,7 +81,7 @@ def _plain(model: nn.Module, x: Tensor, y: Tensor, *, ours: bool) -> Step:
 def _ours(engine: str, method: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     made, (what, lam) = ENGINES[engine](model, loss), METHODS[method]
     n = torch.arange(len(y))
-    batch = PhysicalBatch(x, y, n, len(y), torch.ones(len(y)), n)
+    batch = PhysicalBatch(x, y, len(y), n)
     theta = dict(model.named_parameters())
     previous = {name: torch.randn_like(p) for name, p in theta.items()}
 

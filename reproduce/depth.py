@@ -110,7 +110,7 @@ def private_step(depth: int, name: str, timing: Timing, engine: str = "fused") -
     method, lam = _methods()[name]
     n = torch.arange(timing.batch)
     images = torch.randn(timing.batch, 3, timing.side, timing.side)
-    batch = PhysicalBatch(images, n % 10, n, timing.batch, torch.ones(timing.batch), n)
+    batch = PhysicalBatch(images, n % 10, timing.batch, n)
 
     def run() -> None:
         handle = made.directions(batch, method, lam)

@@ -173,9 +173,7 @@ class LogicalBatch:
             targets = map_rows(lambda t: t.repeat_interleave(k, dim=0), targets)
         if views.augment_targets is not None:
             targets = views.augment_targets(targets, derive(keys(), _AUGMENT))
-        unit = torch.arange(units, device=device).repeat_interleave(count * k)
-        weights = torch.full((len(unit),), 1 / (count * k), dtype=torch.float64, device=device)
-        return PhysicalBatch(inputs, targets, unit, units, weights, keys, regular=count * k)
+        return PhysicalBatch(inputs, targets, units, keys, count * k)
 
 
 def _whole_numbers(units: Tensor) -> NDArray[np.int64]:

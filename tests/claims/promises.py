@@ -73,7 +73,7 @@ PROMISES = (
             ("check_no_pass_moves_a_generator", "check_no_pass_moves_the_generator_of_torch",
              "test_a_refused_pass_leaves_the_global_generators_as_they_were")),
     Promise("views and records are averaged before the clip",
-            ("check_views_are_averaged_before_the_clip", "check_padding_has_no_weight")),
+            ("check_views_are_averaged_before_the_clip", "check_a_unit_is_the_mean_of_its_rows")),
     Promise("65,536 aligned gradients: one moves the computed sum by at most C (1 + 2^-11)",
             ("check_many_physical_batches", "check_one_physical_batch")),
     Promise("norms do not vanish in half precision", ("check_half_precision_norms",)),

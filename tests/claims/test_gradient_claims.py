@@ -69,17 +69,16 @@ def check_views_are_averaged_before_the_clip() -> None:
     assert_close(found, clip_and_sum([{"d": m} for m in means], 0.3) / L)
 
 
-def check_padding_has_no_weight() -> None:
-    """The oracle's physical batches have units of one length; an engine pads others."""
+def check_a_unit_is_the_mean_of_its_rows() -> None:
+    """Two units of three rows, in every engine."""
     model, (x, y) = smooth_net(), samples(6)
     each = [flat(g) for g in each_gradient(model, x, y)]
-    means = [torch.stack(each[:4]).mean(0), torch.stack(each[4:]).mean(0)]
-    unit = torch.tensor([0, 0, 0, 0, 1, 1])
-    weights = torch.tensor([4.0, 2.0], dtype=torch.float64).reciprocal()[unit]
-    batch = PhysicalBatch(x, y, unit, 2, weights, torch.arange(6))
-    found = functional.FunctionalEngine(model, cross_entropy).directions(batch, DPSGD(), 0.0)
-    clipped = found.weighted_sum((0.3 / found.norms()).clamp(max=1))
-    assert_close(flat(clipped), clip_and_sum([{"d": m} for m in means], 0.3))
+    means = [torch.stack(each[:3]).mean(0), torch.stack(each[3:]).mean(0)]
+    batch = PhysicalBatch(x, y, 2, torch.arange(6), 3)
+    for engine in (fused_engine.FusedEngine, functional.FunctionalEngine, loop.LoopEngine):
+        directions = engine(model, cross_entropy).directions(batch, DPSGD(), 0.0)
+        total = directions.weighted_sum(torch.ones(1, 2))  # a clip could hide the scale
+        assert_close(flat(total), means[0] + means[1])
 
 
 def check_half_precision_norms() -> None:
@@ -316,12 +315,9 @@ def each_view_clipped(original):
     def clipped_sum(self, batch, lam, watchers):
         total = params.zeros(params.trainable(self.model))
         for physical in self._computation.physical(batch):
-            n = len(physical.unit)
-            views = replace(
-                physical, unit=torch.arange(n), units=n, weights=torch.ones(n).double(), regular=1
-            )
+            views = replace(physical, units=physical.rows, rows_per_unit=1)
             directions = self.engine.directions(views, self.method, lam)
-            factors = self.clipping.factors(directions.norms()) * physical.weights
+            factors = self.clipping.factors(directions.norms()) / physical.rows_per_unit
             for name, part in directions.weighted_sum(factors).items():
                 total[name] += part
         return total
@@ -329,12 +325,8 @@ def each_view_clipped(original):
     return clipped_sum
 
 
-def padding_counts(original):
-    def by_unit(batch):
-        inputs, targets, weights, keys = original(batch)
-        return inputs, targets, torch.full_like(weights, 1 / weights.shape[1]), keys
-
-    return by_unit
+def rows_added_up(original):
+    return lambda batch, losses: losses.sum()
 
 
 def as_it_comes(original):
@@ -424,8 +416,8 @@ MISTAKES = {
     "each view clipped by itself": Mistake(
         check_views_are_averaged_before_the_clip, Oracle, "_clipped_sum", each_view_clipped
     ),
-    "padding with a weight": Mistake(
-        check_padding_has_no_weight, functional, "_by_unit", padding_counts
+    "the sum of a unit's rows": Mistake(
+        check_a_unit_is_the_mean_of_its_rows, PhysicalBatch, "total", rows_added_up
     ),
     "norms in float16": Mistake(
         check_half_precision_norms, functional, "accumulation_dtype", as_it_comes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class Example:
     loss: Any = loss
     dtype: torch.dtype | None = torch.float64
     tolerance: float = TOLERANCE
-    per_unit: list[int] = field(default_factory=lambda: [1] * ROWS)
+    per_unit: int = 1
 
     def __post_init__(self) -> None:
         if self.targets is None:
@@ -71,7 +71,7 @@ class Example:
         inputs, targets = (t(step) if callable(t) else t for t in (self.inputs, self.targets))
         if self.dtype is not None:
             inputs = tree_map(self._cast, inputs)
-        return make_batch(inputs, targets, ROWS, self.per_unit, dtype=torch.float64)
+        return make_batch(inputs, targets, ROWS, self.per_unit)
 
     def _cast(self, t: Any) -> Any:
         return t.to(self.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
@@ -146,7 +146,7 @@ def steps(engine: Engine, made: Example, method: str) -> Iterator[Step]:
     """Four steps; the parameters move in between, the same way whatever the engine found."""
     theta = trainable(made.model)
     generator = torch.Generator().manual_seed(1)
-    factors = torch.rand(1, len(made.per_unit), generator=generator, dtype=torch.float64) + 0.5
+    factors = torch.rand(1, ROWS // made.per_unit, generator=generator, dtype=torch.float64) + 0.5
     previous = None
     for step in range(STEPS):
         with shifted(theta, previous if method == "DP-SAT" else None):

@@ -423,7 +423,7 @@ def weight_decay_in_the_loss() -> Example:
 
 @example
 def units_of_several_rows() -> Example:
-    return Example(Net(simple, **two_layers()), vectors(), per_unit=[1, 3])
+    return Example(Net(simple, **two_layers()), vectors(), per_unit=2)
 
 
 # --- what vmap cannot run

@@ -105,7 +105,7 @@ def world(
 def _clipped_sum(engine: Engine, made: Mixing, method: str, keep: list[int]) -> Params:
     index = torch.tensor(keep)
     x, y = tree_map(lambda t: t[index], made.records())
-    batch = make_batch(x, y, len(keep), dtype=torch.float64)
+    batch = make_batch(x, y, len(keep))
     batch = replace(batch, keys=index + 7)  # a record keeps its key in every world
     try:
         handle = engine.directions(batch, METHODS[method], LAM)

@@ -20,7 +20,8 @@ def one_at_a_time(
     out = []
     for u in range(batch.units):
         value = torch.zeros(())
-        for i in (batch.unit == u).nonzero()[:, 0].tolist():
+        r = batch.rows_per_unit
+        for i in range(u * r, (u + 1) * r):
             inputs, targets = tree_map(lambda t: t[i : i + 1], (batch.inputs, batch.targets))  # noqa: B023
             with (
                 KeyedDraws(batch.row_keys()[i]),
@@ -32,7 +33,7 @@ def one_at_a_time(
                     output = model(**inputs)
                 else:
                     output = model(inputs)
-                value = value + (loss(output, targets) * batch.weights[i]).sum()
+                value = value + (loss(output, targets) / r).sum()
         wanted = list(named.values())
         g = torch.autograd.grad(value, wanted, create_graph=penalty > 0, allow_unused=True)
         if penalty > 0:
@@ -49,14 +50,7 @@ def one_at_a_time(
     return out
 
 
-def make_batch(
-    inputs: Any, targets: Any, rows: int, per_unit: int | list[int] = 1, *, dtype: Any = None
-) -> PhysicalBatch:
-    """Rows in units: ``per_unit`` rows each, or a list of counts (ragged)."""
-    counts = per_unit if isinstance(per_unit, list) else [per_unit] * (rows // per_unit)
-    assert sum(counts) == rows
-    unit = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    weights = torch.cat([torch.full((c,), 1.0 / c) for c in counts])
-    if dtype is not None:
-        weights = weights.to(dtype)
-    return PhysicalBatch(inputs, targets, unit, len(counts), weights, torch.arange(rows) + 7)
+def make_batch(inputs: Any, targets: Any, rows: int, per_unit: int = 1) -> PhysicalBatch:
+    """Rows in units of ``per_unit`` rows each."""
+    assert rows % per_unit == 0
+    return PhysicalBatch(inputs, targets, rows // per_unit, torch.arange(rows) + 7, per_unit)

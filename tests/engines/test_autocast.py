@@ -95,13 +95,6 @@ def test_a_unit_with_more_rows_leaves_the_others_as_they_are() -> None:
     assert 0.999 < moved <= 1 + ROUNDING
 
 
-def test_units_of_different_sizes_in_one_physical_batch_would_change_each_other() -> None:
-    def together(batch: LogicalBatch) -> list[PhysicalBatch]:
-        return [make_batch(batch.inputs, batch.targets, len(batch.ids), batch.counts.tolist())]
-
-    assert move_by_a_unit_of_two_rows(together) > 1 + ROUNDING
-
-
 @pytest.mark.parametrize("asked", ["tf32", "ieee"])
 def test_norms_and_sums_are_not_computed_in_tf32(
     asked: str, monkeypatch: pytest.MonkeyPatch

@@ -63,7 +63,7 @@ MIXING = {
 def test_models_that_mix_rows_run_on_each_row_alone(code: str, method: str) -> None:
     torch.manual_seed(0)
     model = Wrapped(MIXING[code]).double()
-    data = make_batch(torch.randn(5, 4).double(), torch.arange(5) % 3, 5, dtype=torch.float64)
+    data = make_batch(torch.randn(5, 4).double(), torch.arange(5) % 3, 5)
     found = errors(FusedEngine(model, CROSS), model, CROSS, data, method)
     assert max(found.values()) < 1e-9, found
 
@@ -199,15 +199,6 @@ def test_bfloat16_activations_have_float32_norms(method: Method) -> None:
         assert (t - wanted).norm() < 0.1 * wanted.norm() + 1e-3
 
 
-def test_row_weights_weight_the_losses_of_a_unit() -> None:
-    model, data = net().double(), batch(4, [1, 3], torch.randn(4, 2, 4, 4).double())
-    data = make_batch(data.inputs, data.targets, 4, [1, 3], dtype=torch.float64)
-    data.weights[:] = torch.tensor([1.0, 0.2, 0.3, 0.5])
-    for method in METHODS:
-        found = errors(FusedEngine(model, CROSS), model, CROSS, data, method)
-        assert max(found.values()) < 1e-9
-
-
 class Odd(nn.Module):
     """Rows second, rows merged with positions, parameters added in place, rows repeated oddly."""
 
@@ -233,9 +224,7 @@ class Odd(nn.Module):
 def test_directions_are_right_for_rows_on_any_axis(method: str, rows: int) -> None:
     torch.manual_seed(0)
     model = Odd().double()
-    data = make_batch(
-        torch.randn(rows, 3, 4).double(), torch.arange(rows) % 3, rows, dtype=torch.float64
-    )
+    data = make_batch(torch.randn(rows, 3, 4).double(), torch.arange(rows) % 3, rows)
     found = errors(FusedEngine(model, CROSS), model, CROSS, data, method)
     assert max(found.values()) < 1e-9, found
 
@@ -244,9 +233,7 @@ def test_one_engine_computes_batches_of_different_sizes() -> None:
     model = net().double()
     engine = FusedEngine(model, CROSS)
     for rows in (1, 5, 2, 8):
-        data = make_batch(
-            torch.randn(rows, 2, 4, 4).double(), torch.arange(rows) % 3, rows, dtype=torch.float64
-        )
+        data = make_batch(torch.randn(rows, 2, 4, 4).double(), torch.arange(rows) % 3, rows)
         found = errors(engine, model, CROSS, data, "bam-exact")
         assert max(found.values()) < 1e-9
 
@@ -261,9 +248,7 @@ def test_directions_do_not_depend_on_the_memory_limit(method: str, side: int) ->
     if side == 2:
         model[2] = nn.Conv2d(4, 4, 1)
     model = model.double()
-    data = make_batch(
-        torch.randn(6, 2, side, side).double(), torch.arange(6) % 3, 6, 2, dtype=torch.float64
-    )
+    data = make_batch(torch.randn(6, 2, side, side).double(), torch.arange(6) % 3, 6, 2)
     for limit in (1, 3000, 10**9):
         found = errors(FusedEngine(model, CROSS, memory_limit=limit), model, CROSS, data, method)
         assert max(found.values()) < 1e-9, (limit, found)
@@ -298,7 +283,7 @@ def test_documented_custom_rule_gives_exact_directions() -> None:
 
     try:
         model = Layer().double()
-        data = make_batch(torch.randn(5, 4).double(), torch.arange(5) % 3, 5, dtype=torch.float64)
+        data = make_batch(torch.randn(5, 4).double(), torch.arange(5) % 3, 5)
         found = errors(FusedEngine(model, CROSS), model, CROSS, data, "bam-exact")
     finally:
         del RULES[scaled]
@@ -309,7 +294,7 @@ def test_documented_custom_rule_gives_exact_directions() -> None:
 def test_reference_distinguishes_exact_bam_from_the_plain_gradient() -> None:
     """A check of the check: BAM's directions are not DP-SGD's, by far more than the tolerance."""
     model, data = net().double(), batch(4, 1, torch.randn(4, 2, 4, 4).double())
-    data = make_batch(data.inputs, data.targets, 4, dtype=torch.float64)
+    data = make_batch(data.inputs, data.targets, 4)
     plain = one_at_a_time(model, CROSS, data, 0.0)
     exact = one_at_a_time(model, CROSS, data, 0.3)
     assert (plain[0]["4.weight"] - exact[0]["4.weight"]).norm() > 1e-3

@@ -92,13 +92,13 @@ def case(name: str) -> tuple[nn.Module, Any, Any]:
     model = make().double().train()
     if name == "vit":
         pixels = torch.randn(N, 3, 8, 8, dtype=torch.float64)
-        batch = make_batch({"pixel_values": pixels}, torch.arange(N) % 3, N, dtype=torch.float64)
+        batch = make_batch({"pixel_values": pixels}, torch.arange(N) % 3, N)
         return model, loss, batch
     mask = (torch.arange(T) < torch.tensor([[6], [4], [6], [3]])).long()
     ids = torch.randint(2, VOCABULARY, (N, T)) * mask
     labels = torch.arange(N) % 3 if loss is sequence_loss else ids.masked_fill(mask == 0, -100)
     inputs = {"input_ids": ids, "attention_mask": mask}
-    return model, loss, make_batch(inputs, labels, N, dtype=torch.float64)
+    return model, loss, make_batch(inputs, labels, N)
 
 
 @pytest.mark.parametrize("name", MODELS)

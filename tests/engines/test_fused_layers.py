@@ -45,7 +45,7 @@ def agree(layer: nn.Module, x: Tensor, before: nn.Module | None = None, units: A
     model = Framed(layer, before or nn.Identity()).double()
     x = x.double() if x.is_floating_point() else x
     target = torch.rand(ROWS, dtype=torch.float64)
-    batch = make_batch(x, target, ROWS, units or [1, 2, 1], dtype=torch.float64)
+    batch = make_batch(x, target, ROWS, units or 2)
     engine = FusedEngine(model, smooth)
     for method in METHODS:
         found = errors(engine, model, smooth, batch, method)
@@ -128,9 +128,7 @@ def test_standardised_convolutions(scale: bool, side: int) -> None:
         return
     torch.manual_seed(1)
     model = Framed(layer, before).double()
-    batch = make_batch(
-        model_input.double(), torch.rand(ROWS).double(), ROWS, [1, 2, 1], dtype=torch.float64
-    )
+    batch = make_batch(model_input.double(), torch.rand(ROWS).double(), ROWS, 2)
     for method in METHODS:
         found = errors(FusedEngine(model, smooth), model, smooth, batch, method)
         assert max(found.values()) < 1e-9, (method, found)
@@ -144,9 +142,7 @@ def test_standardised_convolutions(scale: bool, side: int) -> None:
 def test_a_standardised_convolution_called_twice() -> None:
     conv = StandardisedConv1d(3, 3, 3, padding=1, scale=True)
     model = nn.Sequential(conv, nn.Tanh(), conv, nn.Tanh(), conv).double()
-    batch = make_batch(
-        torch.randn(ROWS, 3, 5).double(), torch.rand(ROWS).double(), ROWS, dtype=torch.float64
-    )
+    batch = make_batch(torch.randn(ROWS, 3, 5).double(), torch.rand(ROWS).double(), ROWS)
     for method in METHODS:
         found = errors(FusedEngine(model, smooth), model, smooth, batch, method)
         assert max(found.values()) < 1e-9, (method, found)
@@ -191,7 +187,7 @@ def test_embedding(words: int, padding: int | None, shape: list[int]) -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Embedding(words, 3, padding_idx=padding), nn.Tanh(), nn.Linear(3, 2))
     model = model.double()
-    batch = make_batch(ids, torch.rand(ROWS).double(), ROWS, [1, 2, 1], dtype=torch.float64)
+    batch = make_batch(ids, torch.rand(ROWS).double(), ROWS, 2)
     engine = FusedEngine(model, smooth)
     for method in METHODS:
         found = errors(engine, model, smooth, batch, method)

@@ -36,7 +36,7 @@ def test_recorded_gradients_of_a_group_norm_are_freed_with_the_handle(
     model = build_model("resnet9", in_channels=3, image_size=8, num_classes=2, width=0.125, seed=0)
     engine = FusedEngine(model, nn.CrossEntropyLoss(reduction="none"))
     rows = torch.arange(4)
-    batch = PhysicalBatch(torch.randn(4, 3, 8, 8), rows % 2, rows, 4, torch.ones(4), rows)
+    batch = PhysicalBatch(torch.randn(4, 3, 8, 8), rows % 2, 4, rows)
     directions = engine.directions(batch, method, 0.1, plain=plain)
     directions.weighted_sum(torch.ones_like(directions.norms()))
     del directions

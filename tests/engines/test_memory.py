@@ -15,7 +15,7 @@ METHODS = {"dp-sgd": DPSGD(), "ascent": BAM(0.1), "exact": BAM(0.1, exact=True)}
 
 def batch(rows: int) -> PhysicalBatch:
     n = torch.arange(rows)
-    return PhysicalBatch(torch.randn(rows, 1, 16, 16), n % 10, n, rows, torch.ones(rows), n)
+    return PhysicalBatch(torch.randn(rows, 1, 16, 16), n % 10, rows, n)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -36,7 +36,7 @@ def test_memory_does_not_grow_with_batch_times_parameters() -> None:
 
     def peak(rows: int) -> int:
         n = torch.arange(rows)
-        data = PhysicalBatch(torch.randn(rows, 256), n % 10, n, rows, torch.ones(rows), n)
+        data = PhysicalBatch(torch.randn(rows, 256), n % 10, rows, n)
         engine.directions(data, METHODS["exact"], 0.1)
         return peak_bytes(engine, data, METHODS["exact"], 0.1)
 

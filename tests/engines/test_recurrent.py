@@ -303,7 +303,7 @@ class TwoConstantBiases(nn.Module):
 def test_moved_weights_are_kept_for_a_pass_and_constant_biases_are_not() -> None:
     torch.manual_seed(0)
     model, x = TwoConstantBiases().double(), torch.randn(3, 40, 4).double()
-    batch = make_batch(x, torch.tensor([0, 1, 2]), 3, dtype=torch.float64)
+    batch = make_batch(x, torch.tensor([0, 1, 2]), 3)
     loss = nn.CrossEntropyLoss(reduction="none")
     found, wanted = (
         made(model, loss).directions(batch, BAM(0.3), 0.3) for made in (FusedEngine, LoopEngine)

@@ -31,10 +31,10 @@ def test_floats_are_between_0_and_1_and_whole_numbers_0_or_1() -> None:
 
 def test_a_unit_of_an_empty_batch_has_a_row() -> None:
     x, y = samples(2)
-    rows = PhysicalBatch(x, y, torch.arange(2), 2, torch.ones(2).double(), torch.arange(2))
+    rows = PhysicalBatch(x, y, 2, torch.arange(2))
     for unit in synthetic_units(rows):
         assert (unit.units, len(unit.inputs), len(unit.targets)) == (1, 1, 1)
-        assert unit.weights.tolist() == [1.0]
+        assert unit.rows_per_unit == 1
     assert synthetic_rows(x[:0], y[:0])[0][0].shape == (1, 4)
 
 
@@ -116,7 +116,7 @@ def test_a_model_that_runs_on_records_only_is_not_given_one_by_the_loop_engine()
     ):
         first_step(OnlyLarge(), x)
     assert "before the loop engine gives it a record" in raised.value.__notes__[-1]
-    batch = PhysicalBatch(x, y, torch.arange(5), 5, torch.ones(5), torch.arange(5))
+    batch = PhysicalBatch(x, y, 5, torch.arange(5))
     engine = LoopEngine(OnlyLarge(), cross_entropy)
     for _ in range(2):
         with pytest.raises(ValueError, match="all values are small"):

@@ -32,11 +32,11 @@ def flat(tree: dict[str, Tensor]) -> Tensor:
 
 
 def norms_and_sum(engine: Any, net: str, method: str) -> tuple[Tensor, Tensor]:
-    """Two units of two rows and of one, in float64, at moved parameters for DP-SAT."""
-    model, x, y = nets.make(net, 3)
+    """Two units of two rows, in float64, at moved parameters for DP-SAT."""
+    model, x, y = nets.make(net, 4)
     model.double()
     x = x.double() if x.is_floating_point() else x
-    batch = make_batch(x, y, 3, [2, 1], dtype=torch.float64)
+    batch = make_batch(x, y, 4, 2)
     what = METHODS[method]
     step = what.ascent(0.1, {n: torch.ones_like(p) for n, p in trainable(model).items()}, dict)
     with torch.no_grad():

@@ -35,8 +35,8 @@ def test_the_engines_agree_on_weighted_masks(method):
     net = UNet(1, 3, width=4, depth=1, activation="tanh").double()
     task = Segmentation("abc", class_weights={"b": 3.0}, focal=2.0).double()
     batch = PhysicalBatch(
-        torch.randn(3, 1, 8, 9).double(), torch.randint(0, 3, (3, 8, 9), dtype=torch.uint8),
-        torch.tensor([0, 0, 1]), 2, torch.tensor([0.5, 0.5, 1.0]), torch.arange(3),
+        torch.randn(4, 1, 8, 9).double(), torch.randint(0, 3, (4, 8, 9), dtype=torch.uint8),
+        2, torch.arange(4), 2,
     )  # fmt: skip
     expected, *others = (
         engine(net, task).directions(batch, method, 0.05)

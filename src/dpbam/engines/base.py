@@ -4,19 +4,17 @@ An engine need not materialise per-unit directions; the fused engine seldom does
 handle, :class:`PerSampleDirections`. Clipping is a pure function from the handle's norms to
 factors, and the clipped sum is the handle's weighted sum.
 
-Shapes: N rows (views and records), U units of privacy, G clipping groups. A unit's loss is the
-weighted mean over its rows, so that augmentation multiplicity and several records per patient are
-the same: a unit with more than one row.
+Shapes: U units of privacy with R rows each (views and records), N = U R rows, G clipping groups. A
+unit's loss is the mean over its rows, so that augmentation multiplicity and several records per
+patient are the same: a unit with more than one row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from dpbam.errors import ArgumentError, ArgumentTypeError, DPBAMError
@@ -36,42 +34,39 @@ class StatefulModelError(DPBAMError, ValueError):
 
 @dataclass(frozen=True)
 class PhysicalBatch:
-    """Whole units of one logical batch, small enough to compute at once.
+    """Whole units of one logical batch, [U R, ...]: small enough to compute at once.
+
+    All units have the same number of rows, and the rows of a unit follow one another: row n belongs
+    to unit n // R. A unit's loss is the mean over its rows.
 
     Attributes:
-        inputs: a tensor, or a tuple or dict of tensors; leading axis N. A tuple is passed to the
+        inputs: a tensor, or a tuple or dict of tensors; leading axis U R. A tuple is passed to the
             model as positional arguments, a dict as keywords.
         targets: likewise.
-        unit: [N] int64, the unit of each row, 0..U-1, non-decreasing; every unit has a row.
         units: U.
-        weights: [N] float, a row's share of its unit's loss; they sum to 1 over a unit.
-        keys: [N] int64, on which a row's random draws depend, or a function that returns them.
-        regular: R, if it is known that every unit has R rows; None: it is looked up.
+        keys: [U R] int64, on which a row's random draws depend, or a function that returns them.
+        rows_per_unit: R.
     """
 
     inputs: Any
     targets: Any
-    unit: Tensor
     units: int
-    weights: Tensor
     keys: Tensor | Callable[[], Tensor]
-    regular: int | None = None
+    rows_per_unit: int = 1
+
+    @property
+    def rows(self) -> int:
+        """U R."""
+        return self.units * self.rows_per_unit
+
+    def total(self, losses: Tensor) -> Tensor:
+        """Return sum_u L_u of the rows' losses [U R] (or, for one unit, L_u of [R]): scalar."""
+        r = self.rows_per_unit
+        return (losses if r == 1 else losses * (1 / r)).sum()
 
     def row_keys(self) -> Tensor:
         """Return the keys of the rows."""
         return self.keys if isinstance(self.keys, Tensor) else self.keys()
-
-    @cached_property
-    def rows_per_unit(self) -> int | None:
-        """R if every unit has R rows, else None."""
-        n = self.unit.shape[0]
-        if self.regular is not None:
-            return self.regular
-        if n % self.units:
-            return None
-        expected = torch.arange(self.units, device=self.unit.device)
-        same = torch.equal(self.unit, expected.repeat_interleave(n // self.units))
-        return n // self.units if same else None
 
 
 class PerSampleDirections(Protocol):

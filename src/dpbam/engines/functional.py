@@ -23,7 +23,7 @@ from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
 from dpbam.engines.precision import measured
 from dpbam.methods import Method
-from dpbam.params import Params, accumulation_dtype, map_rows, select_rows, trainable
+from dpbam.params import Params, accumulation_dtype, map_rows, trainable
 
 
 class FunctionalEngine:
@@ -72,7 +72,7 @@ class FunctionalEngine:
             return dict(d), at_theta
 
         def run(watch: Isolation) -> tuple[Params, Params]:
-            unit_loss = self._unit_loss(parameters, watch)
+            unit_loss = self._unit_loss(batch, parameters, watch)
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
                 found: tuple[Params, Params] = over_rows(
                     lambda unit: direction(unit, unit_loss), _by_unit(batch)
@@ -84,9 +84,9 @@ class FunctionalEngine:
         return FunctionalDirections(d, self._groups, plain_directions)
 
     def _unit_loss(
-        self, parameters: Mapping[str, nn.Parameter], watch: Isolation
+        self, batch: PhysicalBatch, parameters: Mapping[str, nn.Parameter], watch: Isolation
     ) -> Callable[[Params, _Unit], tuple[Tensor, Tensor]]:
-        """Return theta -> (L_u, L_u): the weighted mean over the unit's rows, each run alone."""
+        """Return theta -> (L_u, L_u): the mean over the unit's rows, each run alone."""
 
         def one_row(theta: Params, inputs: Any, targets: Any, key: Tensor) -> Tensor:
             last = Substitute(parameters, theta)
@@ -94,14 +94,13 @@ class FunctionalEngine:
                 return row_loss(self._model, self._loss, inputs, targets)
 
         def unit_loss(theta: Params, unit: _Unit) -> tuple[Tensor, Tensor]:
-            inputs, targets, weights, keys = unit
-            if weights.shape[0] == 1:
+            inputs, targets, keys = unit
+            if batch.rows_per_unit == 1:
                 inputs, targets = map_rows(lambda t: t[0], (inputs, targets))
                 value = one_row(theta, inputs, targets, keys[0])
-                value = value * weights[0].to(value.dtype)
                 return value, value
             values: Tensor = over_rows(lambda row: one_row(theta, *row), (inputs, targets, keys))
-            total = (values * weights.to(values.dtype)).sum()
+            total = batch.total(values)
             return total, total
 
         return unit_loss
@@ -183,7 +182,7 @@ class FunctionalDirections:
         return torch.stack(parts).sum(0)
 
 
-_Unit = tuple[Any, Any, Tensor, Tensor]  # inputs, targets, weights, keys of one unit's rows
+_Unit = tuple[Any, Any, Tensor]  # inputs, targets and keys of one unit's rows
 
 
 def _rows(d: Tensor) -> Tensor:
@@ -197,18 +196,7 @@ def _contract(factors: Tensor, d: Tensor, *, some_removed: bool) -> Tensor:
 
 
 def _by_unit(batch: PhysicalBatch) -> _Unit:
-    """Return [N, ...] rows as [U, R, ...], with units of fewer rows padded by weight 0.
-
-    The padding repeats a row of the same unit, so that units stay separate.
-    """
-    rows = (batch.inputs, batch.targets, batch.weights, batch.row_keys())
-    if (regular := batch.rows_per_unit) is not None:
-        by_unit: _Unit = map_rows(lambda t: t.reshape(-1, regular, *t.shape[1:]), rows)
-        return by_unit
-    counts = torch.bincount(batch.unit, minlength=batch.units)  # [U]
-    starts = counts.cumsum(0) - counts
-    slots = torch.arange(int(counts.max()), device=counts.device)  # [R]
-    real = slots[None, :] < counts[:, None]  # [U, R]
-    index = starts[:, None] + torch.where(real, slots[None, :], 0)
-    inputs, targets, weights, keys = select_rows(rows, index)
-    return inputs, targets, weights * real, keys
+    """Return [U R, ...] rows as [U, R, ...]."""
+    rows = (batch.inputs, batch.targets, batch.row_keys())
+    by_unit: _Unit = map_rows(lambda t: t.reshape(-1, batch.rows_per_unit, *t.shape[1:]), rows)
+    return by_unit

@@ -130,8 +130,7 @@ class LoopEngine:
         """Run unit u on a copy of the modules, and check that it leaves no state."""
         model, loss = _copied(self._model, self._loss)
         modules, kept = Modules(model, loss), Kept()
-        index = (batch.unit == u).nonzero().flatten().tolist()
-        yield _Unit(model, loss, batch, index, theta, kept)
+        yield _Unit(model, loss, batch, u, theta, kept)
         modules.check()
         del model, loss, modules  # frees what the copies hold
         kept.check()
@@ -193,23 +192,24 @@ class _Unit:
     """One unit's loss and gradients, on a copy of the model."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, batch: PhysicalBatch, index: list[int], theta: _Theta,
+        self, model: nn.Module, loss: Loss, batch: PhysicalBatch, unit: int, theta: _Theta,
         kept: Kept,
     ) -> None:  # fmt: skip
-        self._model, self._loss, self._batch, self._index = model, loss, batch, index
+        self._model, self._loss, self._batch, self._unit = model, loss, batch, unit
         self.theta, self._kept = theta, kept
 
     def loss(self) -> Tensor:
-        """Return sum_r w_r L_r over the unit's rows, each run alone: scalar."""
-        return torch.stack([self._row(i) for i in self._index]).sum()
+        """Return the mean of L_r over the unit's rows, each run alone: scalar."""
+        r = self._batch.rows_per_unit
+        losses = [self._row(i) for i in range(self._unit * r, (self._unit + 1) * r)]
+        return self._batch.total(torch.cat(losses))
 
     def _row(self, i: int) -> Tensor:
         batch = self._batch
         inputs, targets = map_rows(lambda t: t[i : i + 1], (batch.inputs, batch.targets))
         with self._kept.watching((inputs, targets)), KeyedDraws(batch.row_keys()[i]):
             output = call_model(self._model, inputs)
-            value = per_row_loss(self._loss, output, targets, 1)
-        return (value * batch.weights[i].to(value.dtype)).sum()
+            return per_row_loss(self._loss, output, targets, 1)
 
     def gradient(self, values: Params) -> Params:
         """Return the gradient of the unit's loss with the parameters at ``values``."""

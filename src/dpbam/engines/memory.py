@@ -139,8 +139,7 @@ def physical_batch_size(
         >>> model = torch.nn.Linear(100, 10)
         >>> engine = FusedEngine(model, torch.nn.CrossEntropyLoss(reduction="none"))
         >>> sample = PhysicalBatch(
-        ...     torch.zeros(1, 100), torch.zeros(1, dtype=torch.int64), torch.zeros(1).long(), 1,
-        ...     torch.ones(1), torch.zeros(1).long())
+        ...     torch.zeros(1, 100), torch.zeros(1, dtype=torch.int64), 1, torch.zeros(1).long())
         >>> small = physical_batch_size(engine, sample, DPSGD(), 0.0, 100_000)
         >>> small < physical_batch_size(engine, sample, DPSGD(), 0.0, 1_000_000)
         True
@@ -183,7 +182,7 @@ def fit_rows(
     with warnings.catch_warnings():  # the engine in use will warn
         warnings.simplefilter("ignore")
         engine, sample = _select(make, samples, method, lam)
-        each = sample.unit.shape[0]
+        each = sample.rows_per_unit
         if rows is None:
             most = max(1, LOOP_ROWS // each)
             if engine.name != "loop":
@@ -261,9 +260,7 @@ def _estimated_bytes(
 
 def _repeated(sample: PhysicalBatch, units: int) -> PhysicalBatch:
     """Return the first unit of ``sample``, ``units`` times."""
-    index = (sample.unit == 0).nonzero()[:, 0].repeat(units)
-    each = index.shape[0] // units
-    rows = (sample.inputs, sample.targets, sample.weights, sample.row_keys())
-    inputs, targets, weights, keys = select_rows(rows, index)
-    unit = torch.arange(units, device=sample.unit.device).repeat_interleave(each)
-    return PhysicalBatch(inputs, targets, unit, units, weights, keys)
+    index = torch.arange(sample.rows_per_unit).repeat(units)
+    rows = (sample.inputs, sample.targets, sample.row_keys())
+    inputs, targets, keys = select_rows(rows, index)
+    return PhysicalBatch(inputs, targets, units, keys, sample.rows_per_unit)

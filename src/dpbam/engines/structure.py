@@ -105,9 +105,9 @@ class _Describer:
 
     def batch(self, batch: PhysicalBatch) -> Hashable:
         """Describe the form of a physical batch, and how its rows make up units."""
-        leaves, form = tree_flatten((batch.inputs, batch.targets, batch.weights))
+        leaves, form = tree_flatten((batch.inputs, batch.targets))
         rows = [None if leaf is None else self._tensor(leaf) for leaf in leaves]
-        return batch.units, tuple(batch.unit.tolist()), str(form), tuple(rows)
+        return batch.units, batch.rows_per_unit, str(form), tuple(rows)
 
     def _tensor(self, t: Tensor) -> Hashable:
         if type(t) not in (Tensor, nn.Parameter) or t._backward_hooks:

@@ -42,9 +42,8 @@ def synthetic_rows(inputs: Any, targets: Any) -> list[tuple[Any, Any]]:
 
 def synthetic_units(batch: PhysicalBatch) -> list[PhysicalBatch]:
     """Return units of one such row each, of the same form as those of ``batch``."""
-    unit = keys = torch.zeros_like(batch.unit[:1])
     return [
-        PhysicalBatch(inputs, targets, unit, 1, torch.ones_like(batch.weights[:1]), keys)
+        PhysicalBatch(inputs, targets, 1, torch.zeros_like(batch.row_keys()[:1]))
         for inputs, targets in synthetic_rows(batch.inputs, batch.targets)
     ]
 

@@ -70,8 +70,7 @@ class FusedEngine:
         >>> model = nn.Linear(3, 2)
         >>> engine = FusedEngine(model, nn.CrossEntropyLoss(reduction="none"))
         >>> batch = PhysicalBatch(
-        ...     torch.randn(4, 3), torch.tensor([0, 1, 0, 1]), torch.arange(4), 4, torch.ones(4),
-        ...     torch.arange(4))
+        ...     torch.randn(4, 3), torch.tensor([0, 1, 0, 1]), 4, torch.arange(4))
         >>> engine.directions(batch, BAM(0.1, exact=True), 0.1).norms().shape
         torch.Size([1, 4])
     """
@@ -172,7 +171,7 @@ class FusedEngine:
     ) -> tuple[Tape, Tensor]:
         """Return the tape, and sum_u L_u: step 1."""
         parameters = self._parameters
-        capture = Capture(parameters, batch.unit.shape[0], generic, twice=twice, ascent=ascent)
+        capture = Capture(parameters, batch.rows, generic, twice=twice, ascent=ascent)
 
         def key() -> Tensor:
             return on_all_rows(batch.row_keys, capture.rows)
@@ -188,7 +187,7 @@ class FusedEngine:
             losses = over_rows(row, given)
         _check_captured(losses, parameters)
         capture.tape.check_untouched()
-        return capture.tape, (losses * batch.weights.to(losses.dtype)).sum()
+        return capture.tape, batch.total(losses)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from dpbam.engines.base import PhysicalBatch
@@ -15,38 +14,24 @@ _CACHED = 2**17  # elements of one slice of an element-wise pass, so that it sta
 
 
 class Fold:
-    """Reshape [N, ...] to [U, R, ...]; a unit with fewer than R rows is padded with zeros."""
+    """Reshape rows to units: [U R, ...] to [U, R, ...], and back."""
 
     def __init__(self, batch: PhysicalBatch) -> None:
-        self.rows, self.units = batch.unit.shape[0], batch.units
-        self._unit = batch.unit
-        self._slot: Tensor | None = None
-        regular = batch.rows_per_unit
-        if regular is None:
-            counts = torch.bincount(batch.unit, minlength=batch.units)
-            first = counts.cumsum(0) - counts
-            place = torch.arange(self.rows, device=batch.unit.device) - first[batch.unit]
-            regular = int(counts.max())
-            self._slot = batch.unit * regular + place
-        self._most = regular
+        self.rows, self.units, self._per_unit = batch.rows, batch.units, batch.rows_per_unit
 
     def __call__(self, t: Tensor) -> Tensor:
         """Return [U, R, ...]; floats in float32 or better."""
-        if t.is_floating_point() and t.dtype != (wide := accumulation_dtype(t.dtype)):
-            t = t.to(wide)
-        if self._slot is None:
-            return split_axis(t, 0, (self.units, self._most))
-        padded = t.new_zeros((self.units * self._most, *t.shape[1:]))
-        return split_axis(padded.index_copy(0, self._slot, t), 0, (self.units, self._most))
+        if t.is_floating_point() and t.dtype != (dtype := accumulation_dtype(t.dtype)):
+            t = t.to(dtype)
+        return split_axis(t, 0, (self.units, self._per_unit))
 
     def undo(self, t: Tensor, row: Sequence[int]) -> Tensor:
         """Return [U, R * ...] as [N, *row]: the inverse."""
-        rows = t.reshape(self.units * self._most, *row)
-        return rows if self._slot is None else rows[self._slot]
+        return t.reshape(self.rows, *row)
 
     def to_rows(self, t: Tensor) -> Tensor:
         """Return the value of each row's unit: [U, ...] -> [N, ...]."""
-        return t if self.units == self.rows else t[self._unit]
+        return t if self._per_unit == 1 else t.repeat_interleave(self._per_unit, 0)
 
 
 def split_axis(t: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
@@ -72,6 +57,7 @@ def reduce_to(t: Tensor, like: Sequence[int]) -> Tensor:
     """Sum [U, R, *rest] over R and over the axes that ``like`` broadcasts: [U, *like].
 
     Example:
+        >>> import torch
         >>> reduce_to(torch.ones(2, 3, 4, 5), (5,)).shape
         torch.Size([2, 5])
         >>> reduce_to(torch.ones(1, 3, 4), ())
