@@ -12,7 +12,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --e
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(INSTALL) .
+	$(INSTALL) '.[app]'
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

@@ -29,8 +29,17 @@ step "an empty environment outside the repository"
 "$python" -m venv "$work/venv"
 bin=$work/venv/bin
 # DPBAM_PIP_ARGS: for example an index with torch's CPU wheels
-"$bin/python" -m pip install --quiet ${DPBAM_PIP_ARGS:-} "$work"/dist/*.whl
+wheel=$(ls "$work"/dist/*.whl)
+"$bin/python" -m pip install --quiet ${DPBAM_PIP_ARGS:-} "$wheel"
 cd "$work"
+
+step "the library alone: a private step, and one sentence from the command line"
+"$bin/python" "$root/tests/release/library_alone.py"
+"$bin/dpbam" --version 2> error && exit 1
+grep -q "dpbam\[app\]" error
+
+step "the command line"
+"$bin/python" -m pip install --quiet ${DPBAM_PIP_ARGS:-} "$wheel[app]"
 "$bin/dpbam" --version
 
 step "train, interrupted"

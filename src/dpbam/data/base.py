@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -74,6 +75,14 @@ def in_short(error: BaseException) -> str:
         'ValueError: no such table'
     """
     return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+
+
+def require(module: str, purpose: str) -> Any:
+    """Import a package that ``dpbam[app]`` brings; without it, a DataError says what needs it."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise DataError(f"{purpose} needs more packages: pip install 'dpbam[app]'") from error
 
 
 class Images(ABC):

@@ -19,14 +19,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
-from dpbam.data.base import DataError, Images, Indices, Pixels, Window
+from dpbam.data.base import DataError, Images, Indices, Pixels, Window, require
 from dpbam.data.dicom import is_dicom, read_image
 from dpbam.data.sources import Options
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = frozenset(
@@ -159,8 +161,9 @@ def read_images(
 
     Example:
         >>> import tempfile
+        >>> import PIL.Image
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Image.new("RGB", (40, 30)).save(f"{folder}/scan.png")
+        ...     PIL.Image.new("RGB", (40, 30)).save(f"{folder}/scan.png")
         ...     read_images([f"{folder}/scan.png"], (1, 28, 28)).shape
         (1, 1, 28, 28)
     """
@@ -209,6 +212,10 @@ def common_format(
     return options.size or sizes.most_common(1)[0][0], options.channels or (1 if grey else 3)
 
 
+def _pillow() -> Any:
+    return require("PIL.Image", "reading image files")
+
+
 def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, where: str) -> Pixels:
     """Return a decoded image as uint8 [C, H, W].
 
@@ -219,8 +226,11 @@ def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, whe
         where: the image's name in an error.
     """
     channels, size = shape[0], shape[1:]
+    pillow = _pillow()
     if _has_sixteen(image):
-        image = Image.fromarray((np.asarray(image) / 257.0).round().astype(np.uint8))  # 65535 / 255
+        image = pillow.fromarray(
+            (np.asarray(image) / 257.0).round().astype(np.uint8)
+        )  # 65535 / 255
     if image.mode.startswith(_DEEP):
         raise DataError(
             f"{where} has 32 bits per pixel (mode {image.mode}): convert it to 8 or 16 bits first"
@@ -232,7 +242,7 @@ def to_pixels(image: Image.Image, shape: tuple[int, int, int], resize: bool, whe
         )
     converted = image.convert("L" if channels == 1 else "RGB")
     if (image.height, image.width) != size:
-        converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        converted = converted.resize((size[1], size[0]), pillow.Resampling.BILINEAR)
     pixels: Pixels = np.asarray(converted, dtype=np.uint8)
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
@@ -251,16 +261,17 @@ def opened(
     if isinstance(source, Path) and source.suffix.lower() not in SUFFIXES and is_dicom(source):
         yield read_image(source, window)
         return
+    pillow = _pillow()
     try:
-        with Image.open(source, formats=FORMATS) as image:
+        with pillow.open(source, formats=FORMATS) as image:
             yield image
     except DataError:
         raise
-    except UnidentifiedImageError as error:
+    except pillow.UnidentifiedImageError as error:
         raise DataError(f"{call} is not an image that can be read: it may be damaged") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         raise DataError(
-            f"{call} is too large ({error}): images above {Image.MAX_IMAGE_PIXELS} pixels are "
+            f"{call} is too large ({error}): images above {pillow.MAX_IMAGE_PIXELS} pixels are "
             "refused, so shrink it first"
         ) from error
     except Exception as error:  # a damaged image can fail in any way, in any decoder
@@ -271,5 +282,5 @@ def opened(
 def bombs_refused() -> Iterator[None]:
     """Turn Pillow's warning about decompression bombs into an error, in every thread."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        warnings.simplefilter("error", _pillow().DecompressionBombWarning)
         yield

@@ -20,13 +20,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from dpbam.data.base import DataError, Pixels, Window
+from dpbam.data.base import DataError, Pixels, Window, require
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = (".dcm", ".dicom")
 _MAGIC = b"DICM"  # after 128 bytes that may be anything
@@ -68,9 +70,10 @@ def read_image(path: Path, window: Window | None = None) -> Image.Image:
     """
     with _opened(path, pixels=True) as data:
         stored = np.asarray(data.pixel_array)
-        if data.PhotometricInterpretation in _COLOUR:
-            return Image.fromarray(stored.astype(np.uint8))
-        return Image.fromarray(_grey(stored, data, window))
+        colour = data.PhotometricInterpretation in _COLOUR
+        levels = stored.astype(np.uint8) if colour else _grey(stored, data, window)
+        image: Image.Image = require("PIL.Image", "reading image files").fromarray(levels)
+        return image
 
 
 @contextmanager
@@ -102,7 +105,8 @@ def _check(data: Any, path: Path) -> None:
         raise DataError(
             f"{path} has {frames} frames: write each as a file of its own, with its patient"
         )
-    if Image.MAX_IMAGE_PIXELS and rows * columns > Image.MAX_IMAGE_PIXELS:
+    largest = require("PIL.Image", "reading image files").MAX_IMAGE_PIXELS
+    if largest and rows * columns > largest:
         raise DataError(f"{path} claims {rows}x{columns} pixels, which is too large: shrink it")
     kind = str(data.get("PhotometricInterpretation") or "none")
     if kind not in (*_GREY, *_COLOUR):

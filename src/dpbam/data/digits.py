@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from dpbam.data.arrays import from_arrays
+from dpbam.data.base import require
 from dpbam.data.dataset import DataSet
 from dpbam.data.sources import Openers, Options
 from dpbam.data.split import held_out
@@ -22,9 +23,7 @@ def open_digits(argument: str, options: Options) -> Openers:
 
 @cache  # parsed once per process: a data set cannot be changed, so that all callers may share it
 def _splits() -> tuple[DataSet, DataSet]:
-    from sklearn.datasets import load_digits
-
-    raw = load_digits()
+    raw = require("sklearn.datasets", "the data set digits").load_digits()
     pixels = (raw.images * (255 / _LEVELS)).round().astype(np.uint8)
     pixels.setflags(write=False)
     train, test = held_out(from_arrays(pixels, raw.target, name="digits"))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dpbam.data.base import DataError
+from dpbam.data.base import DataError, require
 
 _BLOCK = 2**20
 _TIMEOUT = 60.0  # seconds without a byte
@@ -28,8 +28,7 @@ def download(url: str, md5: str, folder: Path, *, progress: bool = False) -> Pat
         folder: is created if needed.
         progress: show a progress bar on standard error.
     """
-    import pooch
-
+    pooch = require("pooch", "a download")
     _make_folder(folder)
     if progress:
         _share_bars_among_threads()

@@ -13,11 +13,10 @@ import io
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from dpbam.data.arrays import number_known
 from dpbam.data.base import DataError
@@ -25,6 +24,9 @@ from dpbam.data.dataset import DataSet, as_column
 from dpbam.data.decode import DecodedImages, common_format, opened
 from dpbam.data.owners import SINGLE, names_person
 from dpbam.data.sources import Openers, Options
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAMES = ("label", "labels", "target", "fine_label")

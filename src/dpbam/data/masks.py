@@ -7,14 +7,16 @@ losses, such as PNG; where images are resized, their masks take the nearest pixe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from dpbam.data.base import ArrayImages, DataError, Images, Indices, Pixels, for_each
+from dpbam.data.base import ArrayImages, DataError, Images, Indices, Pixels, for_each, require
 from dpbam.data.decode import FileImages
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _PLAIN = ("1", "L", "P")
 _BINARY = ("background", "foreground")
@@ -57,7 +59,8 @@ class MaskFiles(FileImages):
                 "a mask must have its image's size"
             )
         plain = image.convert("L") if image.mode == "1" else image
-        resized = plain.resize((size[1], size[0]), Image.Resampling.NEAREST)
+        nearest = require("PIL.Image", "reading image files").Resampling.NEAREST
+        resized = plain.resize((size[1], size[0]), nearest)
         return np.asarray(resized, dtype=np.uint8)[None]
 
 
