@@ -9,8 +9,9 @@ from scipy.signal import lfilter
 from torch import Tensor
 
 from dpbam import BAM, DPSAT, DPSGD
+from dpbam.catalogue import FILTERS
 from dpbam.errors import ArgumentError
-from dpbam.filters import FILTERS, Exponential, Filter, KalmanStep, LowPass
+from dpbam.filters import Exponential, Filter, KalmanStep, LowPass
 from dpbam.methods import DiSK, Method
 from support import (
     clip_and_sum,
@@ -48,7 +49,7 @@ def test_exponential_is_adams_first_moment() -> None:
         np.testing.assert_allclose(found[t - 1], m / (1 - beta**t), rtol=1e-6)
 
 
-@pytest.mark.parametrize("make", [*FILTERS.values(), lambda: KalmanStep(0.7)])
+@pytest.mark.parametrize("make", [*map(FILTERS.load, FILTERS), lambda: KalmanStep(0.7)])
 def test_a_filter_resumes_from_its_state(make) -> None:
     whole = outputs(make(), SIGNAL)
     first, second = make(), make()

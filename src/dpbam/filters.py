@@ -16,7 +16,7 @@ the Kalman step    (1 - kappa) m_(t-1) + kappa g_t                 with the meth
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from dpbam import _validate
@@ -155,9 +155,6 @@ class KalmanStep(Filter):
 
 
 _ONE = "/one"  # not a parameter: the response to a constant
-
-#: The filters by the names that configurations use.
-FILTERS: dict[str, Callable[..., Filter]] = {"exponential": Exponential, "doppler": LowPass}
 
 
 def _numbered(state: Mapping[str, object], kind: str) -> list[Params]:

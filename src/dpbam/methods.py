@@ -561,19 +561,3 @@ def present(method: Method, history: History) -> Method:
             f"not made with: give {method.name} the same"
         )
     return now
-
-
-METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (DPSGD, DPSAT, BAM, DiSK, SGD, SAM)
-}
-
-
-def is_private(name: object) -> bool:
-    """Whether the method called ``name`` gives privacy; an unknown name counts as one that does.
-
-    Example:
-        >>> is_private("bam"), is_private("sam")
-        (True, False)
-    """
-    method = METHODS.get(str(name))
-    return method is None or method.private

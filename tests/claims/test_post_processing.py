@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpbam.filters import FILTERS, Filter, KalmanStep
+from dpbam.catalogue import FILTERS
+from dpbam.filters import Filter, KalmanStep
 from dpbam.methods import DiSK
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.training.adam_bc import AdamBC
 from planting import Mistake, catches
 from support import cross_entropy, gradients, private_plan, samples, sized_oracle, smooth_net
 
-PARTS = {name: {"filter": make} for name, make in FILTERS.items()} | {"disk": {}}
+PARTS = {name: {"filter": FILTERS.load(name)} for name in FILTERS} | {"disk": {}}
 
 
 def watched(oracle: PrivateGradientOracle) -> tuple[list[dict], list[float]]:
@@ -66,7 +67,7 @@ def check_a_filter_sees_what_was_released() -> None:
 
 def check_every_filter_is_a_function_of_what_was_released() -> None:
     """What reaches ``.grad`` is a function of the filter's inputs alone: replayed, it is equal."""
-    for make in (*FILTERS.values(), lambda: KalmanStep(0.4)):
+    for make in (*map(FILTERS.load, FILTERS), lambda: KalmanStep(0.4)):
         model, given = smooth_net(), []
         oracle = sized_oracle(model, cross_entropy, private_plan(), seed=0, filter=make())
         apply = oracle.filter.apply
@@ -136,7 +137,7 @@ MISTAKES = {
         check_every_filter_is_a_function_of_what_was_released, KalmanStep, "apply", adds_something
     ),
     "a low-pass filter that adds what it was not given": Mistake(
-        check_every_filter_is_a_function_of_what_was_released, FILTERS["doppler"], "apply",
+        check_every_filter_is_a_function_of_what_was_released, FILTERS.load("doppler"), "apply",
         adds_something,
     ),
     "the first step's variance corrected at every step": Mistake(

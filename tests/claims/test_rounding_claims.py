@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from dpbam import Compute, PrivateGradientOracle, oracle
 from dpbam.batches import LogicalBatch
+from dpbam.catalogue import CLIPPINGS
 from dpbam.privacy import secure_noise
-from dpbam.privacy.adaptive_clipping import CLIPPINGS
 from dpbam.privacy.clipping import ROUNDING
 from dpbam.privacy.randomness import SecureRandomness
 from dpbam.privacy.secure_noise import SecureGaussianNoise, grid
@@ -130,7 +130,9 @@ def check_allowance(sigmas: tuple[float, ...] = (1.0,)) -> None:
     Clips: the largest of 1000 norms. Sums: the bound that the tests above hold them to.
     """
     norms = torch.linspace(1, 9, 1000)[None]
-    clipped = max(float((kind(C).factors(norms) * norms).max()) for kind in CLIPPINGS.values())
+    clipped = max(
+        float((kind(C).factors(norms) * norms).max()) for kind in map(CLIPPINGS.load, CLIPPINGS)
+    )
     most = max(clipped, C * (1 + ROUNDING))
     for sigma in sigmas:
         std = sigma * C

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dpbam.privacy.adaptive_clipping import CLIPPINGS
+from dpbam.catalogue import CLIPPINGS
 from dpbam.privacy.clipping import (
     MOST_SUMMED,
     AutomaticClipping,
@@ -29,7 +29,7 @@ norms_of = arrays("float32", st.tuples(st.integers(1, 4), st.integers(1, 5)), el
 @given(norms=norms_of, clip_norm=st.floats(1e-3, 1e3))
 def test_no_unit_exceeds_the_sensitivity(kind: str, norms, clip_norm: float) -> None:
     """sqrt(sum_g (factor norm)^2) <= C, and a unit that is not finite has no part at all."""
-    clipping, given_norms = CLIPPINGS[kind](clip_norm), torch.tensor(abs(norms))
+    clipping, given_norms = CLIPPINGS.load(kind)(clip_norm), torch.tensor(abs(norms))
     if kind != "per-layer":
         given_norms = given_norms[:1]
     factors = clipping.factors(given_norms)
@@ -78,13 +78,13 @@ def test_infinity_clips_nothing_but_the_non_finite() -> None:
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.nan, -math.inf])
 def test_a_wrong_clip_norm_is_refused(kind: str, clip_norm: float) -> None:
     with pytest.raises(ValueError, match="clip_norm must be"):
-        CLIPPINGS[kind](clip_norm)
+        CLIPPINGS.load(kind)(clip_norm)
 
 
 @pytest.mark.parametrize("kind", CLIPPINGS)
 def test_a_clip_norm_that_float32_cannot_hold_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match=r"at least 1e-10.*vanish in float32"):
-        CLIPPINGS[kind](1e-20)
+        CLIPPINGS.load(kind)(1e-20)
 
 
 def test_the_least_r_of_psac_keeps_the_bound_in_float32() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,18 +13,11 @@ from torch import nn
 
 from dpbam import _validate
 from dpbam._names import ENCODER, did_you_mean, load_function
+from dpbam.catalogue import MODELS
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.nn.blocks import check_sides
 from dpbam.nn.encoders import load_encoder
-from dpbam.nn.models import MLP, ResNet9, SmallCNN
 from dpbam.nn.repair import has_batch_norm, replace_batch_norm
-from dpbam.nn.unet import UNet
-from dpbam.nn.wide_resnet import WideResNet
-
-_NAMES = ("resnet9", "wrn-16-4", "small-cnn", "mlp", "unet")
-_Class = type[ResNet9] | type[WideResNet] | type[SmallCNN] | type[MLP] | type[UNet]
-_CLASSES: dict[str, _Class] = {"resnet9": ResNet9, "small-cnn": SmallCNN, "mlp": MLP, "unet": UNet}
-_WRN = re.compile(r"wrn-(\d+)-(\d+)")
 
 
 def build_model(
@@ -40,11 +32,12 @@ def build_model(
     """Build a model with new weights.
 
     Args:
-        name: "resnet9", "wrn-D-K" (depth D, factor K, such as wrn-16-4), "small-cnn", "mlp" or
-            "unet" (scores per pixel, for segmentation); "hf:NAME" or "hf:FOLDER", a public encoder
-            of Hugging Face with a new head; or "module:function", which is imported and called with
-            those of in_channels, image_size and num_classes that it accepts, and with all options.
-            It must return an ``nn.Module``. Batch norms in it are replaced, with a warning.
+        name: one of :data:`dpbam.catalogue.MODELS`, such as "resnet9", "wrn-16-4" (depth 16, factor
+            4) or "unet" (scores per pixel, for segmentation); "hf:NAME" or "hf:FOLDER", a public
+            encoder of Hugging Face with a new head; or "module:function", which is imported and
+            called with those of in_channels, image_size and num_classes that it accepts, and with
+            all options. It must return an ``nn.Module``. Batch norms in it are replaced, with a
+            warning.
         in_channels: of the images.
         image_size: the side, or (height, width), in pixels.
         num_classes: of outputs.
@@ -86,28 +79,26 @@ def _seeded(seed: int | None) -> Iterator[None]:
 def _build_named(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.Module:
     cls, fixed = _lookup(name)
     height, width = facts["image_size"]
-    if issubclass(cls, MLP):
-        fixed["in_features"] = facts["in_channels"] * height * width
-    else:
-        fixed["in_channels"] = facts["in_channels"]
-        check_sides(height, width, name, cls.least_side)
-    fixed["num_classes"] = facts["num_classes"]
-    allowed = [k for k in inspect.signature(cls).parameters if k not in fixed]
-    _check_options(name, options, allowed)
-    return cls(**fixed, **options)
+    taken = inspect.signature(cls).parameters
+    known = {**facts, "in_features": facts["in_channels"] * height * width}
+    if least := getattr(cls, "least_side", None):
+        check_sides(height, width, name, least)
+    fixed |= {key: value for key, value in known.items() if key in taken}
+    _check_options(name, options, [k for k in taken if k not in fixed])
+    return _checked(name, cls(**fixed, **options))
 
 
-def _lookup(name: str) -> tuple[_Class, dict[str, Any]]:
-    """The class of a name, and the arguments that the name determines."""
-    if match := _WRN.fullmatch(name):
-        return WideResNet, {"depth": int(match[1]), "widen": int(match[2])}
-    if name in _CLASSES:
-        return _CLASSES[name], {}
+def _lookup(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the class of a name, and the arguments that the name determines."""
+    for entry in MODELS.values():
+        arguments = entry.arguments(name)
+        if arguments is not None:
+            return entry.load(), dict(arguments)
     known = (
-        f"There are {', '.join(_NAMES)} (any wrn-D-K), hf:NAME for public encoders, and your own "
+        f"There are {', '.join(MODELS)} (any wrn-D-K), hf:NAME for public encoders, and your own "
         "as 'module:function'"
     )
-    guess = did_you_mean(name, _NAMES, "", cutoff=0.4)
+    guess = did_you_mean(name, MODELS, "", cutoff=0.4)
     raise ArgumentError(f"model {name!r} is unknown: {f'{guess} {known}'.strip()}")
 
 
@@ -135,14 +126,18 @@ def _build_own(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.
     if not takes_all:
         _check_options(name, options, [k for k in parameters if k not in facts])
     accepted = {k: v for k, v in facts.items() if takes_all or k in parameters}
-    model = function(**accepted, **options)
+    return _checked(name, function(**accepted, **options))
+
+
+def _checked(name: str, model: object) -> nn.Module:
+    """Refuse what is no model, and replace batch norms."""
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(
             f"{name} returned {type(model).__name__}, not a torch.nn.Module: return the model"
         )
     if has_batch_norm(model):
         warnings.warn(
-            f"{name} has batch norms, which mix samples: replaced by group norms", stacklevel=3
+            f"{name} has batch norms, which mix samples: replaced by group norms", stacklevel=4
         )
         model = replace_batch_norm(model)
     return model

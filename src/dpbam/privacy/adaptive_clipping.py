@@ -17,20 +17,16 @@ clipping        extra coordinates of unit i               price
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from dpbam import _validate
+from dpbam.catalogue import CLIPPINGS
 from dpbam.errors import ArgumentError
 from dpbam.privacy.clipping import (
-    AutomaticClipping,
     Clipping,
-    FlatClipping,
-    NormalisedClipping,
-    PerLayerClipping,
-    PSACClipping,
     bounded,
     check_norm,
 )
@@ -207,20 +203,9 @@ class SlackClipping(AdaptiveClipping):
         self._move(self.below[0], 1 - self.beta * (1 - near_zero))
 
 
-#: The clippings by the names that plans and configurations use.
-CLIPPINGS: dict[str, Callable[..., Clipping]] = {
-    "flat": FlatClipping,
-    "automatic": AutomaticClipping,
-    "per-layer": PerLayerClipping,
-    "normalised": NormalisedClipping,
-    "psac": PSACClipping,
-    "quantile": QuantileClipping,
-    "slaclip": SlackClipping,
-}
-
-
 def make_clipping(name: str, clip_norm: float) -> Clipping:
-    """Return the built-in clipping called ``name``; the user's own must be given as an object."""
-    if name not in CLIPPINGS:
+    """Return the clipping called ``name``; the user's own must be given as an object."""
+    if ":" in name:
         raise ArgumentError(f"the plan's clipping {name} is the user's own: pass clipping=")
-    return CLIPPINGS[name](clip_norm)
+    clipping: Clipping = CLIPPINGS.load(name)(clip_norm)
+    return clipping

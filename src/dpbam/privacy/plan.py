@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dpbam import _validate
+from dpbam.catalogue import CLIPPINGS
 from dpbam.errors import ArgumentError
 from dpbam.privacy import accounting, calibration
 from dpbam.privacy.ledger import Ledger
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 RELATION = "add or remove one unit"
 MOST_PHASES = 8  # of a schedule: an accountant takes seconds for each kind of step
 _LEAST_NORM = 1e-10  # as of dpbam.privacy.clipping, which imports torch
-CLIPPING_NAMES = ("flat", "automatic", "per-layer", "normalised", "psac", "quantile", "slaclip")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class PrivacyPlan:
         delta: the delta of (epsilon, delta); above 1/n there is a warning.
         clip_norm: C.
         clipping: ``"flat"`` (the paper's), or another name of
-            :data:`dpbam.privacy.adaptive_clipping.CLIPPINGS`, or ``module:Name`` of the user's own,
+            :data:`dpbam.catalogue.CLIPPINGS`, or ``module:Name`` of the user's own,
             which is then passed to the oracle.
         unit: ``"record"``, or the name of what owns several records, such as ``"patient"``.
         max_records: the most records of one unit that enter a step; 1 for records.
@@ -101,7 +101,7 @@ class PrivacyPlan:
         _validate.count("max_records", self.max_records)
         _validate.one_of("accountant", self.accountant, accounting.ACCOUNTANTS)
         if ":" not in self.clipping:  # else the user's own
-            _validate.one_of("clipping", self.clipping, CLIPPING_NAMES)
+            CLIPPINGS.find(self.clipping)
         _validate.probability("delta", self.delta)
         self._check_sizes()
         self._check_noise()

@@ -11,8 +11,8 @@ from dpbam.app.cli.flags import resumed_config, run_config, with_flags
 from dpbam.app.cli.output import Json, facts, number, option, percent, print_json, say, table
 from dpbam.app.runs import RunConfig
 from dpbam.app.runs.bias import NOTE, Measured, measure
+from dpbam.catalogue import is_private
 from dpbam.errors import ArgumentError
-from dpbam.methods import is_private
 
 if TYPE_CHECKING:
     from dpbam.bias import Flatness

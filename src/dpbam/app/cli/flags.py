@@ -15,10 +15,10 @@ from pydantic import BaseModel
 
 from dpbam.app.cli.output import HELP_ALL, option
 from dpbam.app.runs.config import ConfigError, RunConfig, read_file
-from dpbam.app.runs.effects import NO_EFFECT
+from dpbam.app.runs.effects import switched_off_by
 from dpbam.app.runs.folder import stored_config
 from dpbam.app.runs.own_code import check_code
-from dpbam.app.runs.settings import Setting, settings
+from dpbam.app.runs.settings import Setting, policies, settings
 from dpbam.errors import DPBAMError
 
 ConfigFile = Annotated[
@@ -26,9 +26,6 @@ ConfigFile = Annotated[
     option("A .toml file of these settings; flags override it.", "--config"),
 ]
 _FEW = 20  # flags whose help one screen holds
-_ALTERNATIVES = (
-    ("epsilon", "noise_multiplier"), ("ema", "swa"), ("freeze", "train"), ("lam", "lam_share"),
-)  # fmt: skip
 
 
 def with_flags(
@@ -89,8 +86,9 @@ def merged(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     """
     values = read_file(file) if file is not None else {}
     check_code(values, flags, file)
-    for pair in _ALTERNATIVES:
-        if any(name in flags for name in pair):
+    for name, policy in policies(RunConfig).items():
+        pair = (name, policy.instead_of)
+        if policy.instead_of and any(one in flags for one in pair):
             values = {name: value for name, value in values.items() if name not in pair}
     return {**values, **flags}
 
@@ -130,12 +128,13 @@ def _flags_of(taken: Sequence[Setting], file: Path | None) -> dict[str, str]:
 
 def _effective(config: RunConfig, flags: Mapping[str, Any]) -> RunConfig:
     """Refuse a flag that does nothing together with the other settings."""
-    for name, (other, useless) in NO_EFFECT.items():
-        if name in flags and (value := getattr(config, other)) in useless:
+    values = config.model_dump()
+    for name in flags:
+        if other := switched_off_by(name, values):
             flag = f"--{other.replace('_', '-')}"
             raise ConfigError(
-                f"--{name.replace('_', '-')} has no effect with {flag} {value}: leave it out, or "
-                f"choose another {flag}"
+                f"--{name.replace('_', '-')} has no effect with {flag} {values[other]}: leave it "
+                f"out, or choose another {flag}"
             )
     return config
 

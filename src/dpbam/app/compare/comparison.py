@@ -29,7 +29,7 @@ from dpbam.app.runs.files import write_json
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.pool import Watcher, train_all
 from dpbam.app.runs.settings import settings
-from dpbam.methods import METHODS
+from dpbam.catalogue import METHODS
 from dpbam.privacy.accounting import total_epsilon
 
 REFERENCE = "sgd"  # what a method without privacy reaches

@@ -9,20 +9,15 @@ from typing import Any
 
 from dpbam.app.report.charts import Numbers, Series
 from dpbam.app.report.records import Run
+from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.settings import policies
 from dpbam.privacy.rounding import up
 
-LETTERS = {
-    "lam": "λ", "lam_share": "λ/|θ|", "clip_norm": "C", "epsilon": "ε",
-    "noise_multiplier": "σ", "delta": "δ",
-}  # fmt: skip
+_POLICIES = policies(RunConfig)
 PALETTE_SIZE = 8
 
 #: Settings that are not the method's: runs that differ in nothing else are one group.
-NOT_COMPARED = frozenset((
-    "seed", "noise_seed", "device", "engine", "physical_batch_size", "num_workers",
-    "checkpoint_every", "eval_every", "data_root", "feature_cache", "budget", "measure_bias",
-    "tensorboard",
-))  # fmt: skip
+NOT_COMPARED = frozenset(name for name, one in _POLICIES.items() if not one.distinguishes)
 
 
 @dataclass(frozen=True)
@@ -108,15 +103,17 @@ def _labels(runs: list[Run]) -> list[str]:
             for key in set().union(*(other.config for other in same)) - NOT_COMPARED
             if len({str(other.config.get(key)) for other in same}) > 1
         )
-        parts = [
-            f"{LETTERS.get(k, k.replace('_', ' '))} {_short(k, run.config.get(k))}"
-            for k in differing[:3]
-        ]
+        parts = [f"{_symbol(k)} {_short(k, run.config.get(k))}" for k in differing[:3]]
         labels.append(", ".join([run.method, *parts]))
     return [
         label if labels.count(label) == 1 else f"{label}, {run.name}"
         for label, run in zip(labels, runs, strict=True)
     ]
+
+
+def _symbol(name: str) -> str:
+    symbol = _POLICIES[name].symbol if name in _POLICIES else ""
+    return symbol or name.replace("_", " ")
 
 
 def _short(name: str, value: Any) -> str:

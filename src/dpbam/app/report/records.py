@@ -31,30 +31,17 @@ from typing import Any
 
 from dpbam import _jsonl
 from dpbam._names import public_name
+from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.files import check_format, current_config
 from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.settings import policies
+from dpbam.catalogue import METHODS, is_private
 from dpbam.errors import DPBAMError
-from dpbam.methods import is_private
 from dpbam.training.events import Compared
 
 CONFIG = "config.toml"
-METHODS = {
-    "dp-sgd": "DP-SGD", "dp-sat": "DP-SAT", "bam": "BAM", "disk": "DiSK", "sgd": "SGD",
-    "sam": "SAM",
-}  # fmt: skip
-
-#: Settings that may be in a report for publication: those of the method. Paths reveal where data
-#: are, and a seed lets anyone compute the noise and subtract it.
-PUBLIC_SETTINGS = frozenset((
-    "model", "model_options", "method", "epsilon", "noise_multiplier", "delta", "lam",
-    "lam_share", "lam_warmup", "gradient",
-    "clip_norm", "clipping", "clipping_options", "method_options", "filter", "filter_options",
-    "noise_schedule", "clip_schedule", "batch_size", "epochs", "optimizer", "correct_noise", "lr",
-    "momentum", "weight_decay",
-    "schedule", "augment_multiplicity", "shift", "flip", "augment_probability", "ema", "swa",
-    "freeze", "train", "unit", "max_records", "accountant", "noise", "release_norms",
-    "release_bias", "release_counts", "task", "class_weights", "focal", "target_range",
-))  # fmt: skip
+#: Settings that may be in a report for publication.
+PUBLIC_SETTINGS = frozenset(name for name, one in policies(RunConfig).items() if one.published)
 
 _NO_METRICS = ("step", "epoch", "epsilon", "loss", "records")  # of metrics.jsonl
 Rows = tuple[dict[str, Any], ...]
@@ -96,7 +83,7 @@ class Run:
     def method(self) -> str:
         """As people write it: DP-SGD, BAM."""
         name = str(self.config.get("method", "run"))
-        return METHODS.get(name, name)
+        return METHODS[name].label if name in METHODS else name
 
     @property
     def data(self) -> str:
@@ -195,7 +182,7 @@ class Run:
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     """The runs in ``folders``: each is a run, or holds runs, as a comparison's folder does.
 
-    Runs of a comparison come in its order, the baseline first, others in that of :data:`METHODS`.
+    Runs of a comparison come in its order, the baseline first, others in that of the catalogue.
     A name that two runs share is made longer by the folder above.
 
     Raises:

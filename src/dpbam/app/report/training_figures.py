@@ -10,7 +10,7 @@ from dpbam.app.report.charts import Numbers, lines
 from dpbam.app.report.figure import Figure
 from dpbam.app.report.groups import Group, curves, numbers
 from dpbam.app.report.records import Run
-from dpbam.methods import is_private
+from dpbam.catalogue import is_private
 from dpbam.privacy.rounding import up
 from dpbam.training.events import metric_label, metric_text
 

@@ -6,7 +6,6 @@ import inspect
 import math
 import secrets
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +22,14 @@ from dpbam._names import load_function
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.app.runs.feature_model import FeatureModel, build_feature_model
 from dpbam.bias import PrivateStatistics, ReleasedStatistics
+from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, Kind
 from dpbam.data import DataSet, ShiftFlip, to_float
-from dpbam.filters import FILTERS, Filter
-from dpbam.methods import (
-    BAM,
-    DPSAT,
-    DPSGD,
-    SAM,
-    SGD,
-    DiSK,
-    Method,
-    Relative,
-    Schedule,
-    WarmUp,
-)
+from dpbam.filters import Filter
+from dpbam.methods import Method, Relative, Schedule, WarmUp
 from dpbam.nn import build_model, freeze, train_part
 from dpbam.nn.encoders import PublicEncoder, file_digest
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import device_of, evaluating, trainable
-from dpbam.privacy.adaptive_clipping import CLIPPINGS
 from dpbam.privacy.clipping import Clipping
 from dpbam.training.adam_bc import AdamBC
 from dpbam.training.averaging import WeightAverage, dense, exponential
@@ -173,9 +161,14 @@ def _head(model: nn.Module) -> str:
 
 
 def make_method(config: RunConfig, steps: int) -> Method:
-    """Return the method of a run of ``steps`` steps."""
-    options, make = dict(config.method_options), _method_class(config, steps)
-    if config.method == "disk":
+    """Return the method of a run of ``steps`` steps.
+
+    Of the settings, its class gets those that it takes: lambda as ``lam``, whether the gradient is
+    exact as ``exact``, and another method as ``inner``.
+    """
+    options, make = dict(config.method_options), _class(METHODS, config.method)
+    taken = inspect.signature(make).parameters
+    if "inner" in taken:
         inner = options.get("inner", "dp-sgd")
         if ":" in str(inner):  # it would be imported, and a file may have set it
             raise ConfigError(
@@ -183,17 +176,20 @@ def make_method(config: RunConfig, steps: int) -> Method:
                 "--method alone"
             )
         options["inner"] = make_method(config.replace(method=inner, method_options={}), steps)
-    elif ":" in config.method and _takes(make, "lam"):
+    if "lam" in taken:
         options = {"lam": make_lambda(config, steps), **options}
-    made: Method = _made("method", config.method, make, **options)
-    return made
+    if "exact" in taken and config.method in METHODS:
+        options["exact"] = config.gradient == "exact"
+    method: Method = _made("method", config.method, make, **options)
+    return method
 
 
 def make_lambda(config: RunConfig, steps: int) -> float | Schedule:
     """Return the configured lambda(t) of a run of ``steps`` steps."""
     lam: float | Schedule = 0.02 if config.lam is None else config.lam
-    inner = config.method_options.get("inner") if config.method == "disk" else None
-    if "bam" in (config.method, inner) and config.lam is None:
+    names = (config.method, str(config.method_options.get("inner")))
+    by_share = any(name in METHODS and METHODS[name].lam == "share" for name in names)
+    if by_share and config.lam is None:
         lam = Relative(config.lam_share)
     return WarmUp(lam, round(config.lam_warmup * steps)) if config.lam_warmup else lam
 
@@ -204,27 +200,16 @@ def lam_at_the_end(config: RunConfig, model: nn.Module, steps: int) -> float:
     return lam(steps, dict(trainable(model))) if callable(lam) else lam
 
 
-def _method_class(config: RunConfig, steps: int) -> Callable[..., Method]:
-    if ":" in config.method:
-        return load_function(config.method)
-    lam = make_lambda(config, steps)
-    built_in: dict[str, Callable[..., Method]] = {
-        "bam": partial(BAM, lam, exact=config.gradient == "exact"),
-        "disk": DiSK,
-        "dp-sgd": DPSGD,
-        "dp-sat": partial(DPSAT, lam),
-        "sgd": SGD,
-        "sam": partial(SAM, lam),
-    }
-    return built_in[config.method]
+def _class(kind: Kind[Any], name: str) -> Callable[..., Any]:
+    """Return the class of a name in the catalogue, or of ``module:Name``."""
+    return load_function(name) if ":" in name else kind.load(name)
 
 
 def make_clipping(config: RunConfig) -> Clipping | None:
     """Return the clipping; None without privacy, where nothing is clipped."""
     if not config.private:
         return None
-    make = CLIPPINGS.get(config.clipping) or load_function(config.clipping)
-    options = config.clipping_options
+    make, options = _class(CLIPPINGS, config.clipping), config.clipping_options
     made: Clipping = _made("clipping", config.clipping, make, config.clip_norm, **options)
     return made
 
@@ -232,7 +217,7 @@ def make_clipping(config: RunConfig) -> Clipping | None:
 def make_filter(config: RunConfig) -> Filter | None:
     if config.filter == "none":
         return None
-    make = FILTERS.get(config.filter) or load_function(config.filter)
+    make = _class(FILTERS, config.filter)
     made: Filter = _made("filter", config.filter, make, **config.filter_options)
     return made
 
@@ -252,10 +237,6 @@ def _made(what: str, name: str, make: Callable[..., Any], *args: Any, **options:
             f"{kind.__module__}.{kind.__name__}"
         )
     return made
-
-
-def _takes(make: Callable[..., Any], name: str) -> bool:
-    return name in inspect.signature(make).parameters
 
 
 def make_optimizer(

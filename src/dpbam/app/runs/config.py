@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -23,26 +23,37 @@ from dpbam.app.runs.settings import (
     Fraction,
     FromZero,
     ImageSize,
+    Names,
     NonNegative,
     Options,
-    OwnCode,
     Patterns,
     Positive,
     Probability,
     Range,
     Weights,
     Window,
+    named,
     sentence,
     setting,
 )
+from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, is_private
 from dpbam.errors import ArgumentError, DPBAMError
-from dpbam.methods import SHARE, is_private
+from dpbam.methods import SHARE
 from dpbam.privacy.plan import PrivacyPlan, default_delta, epoch_steps
 
+MethodName: TypeAlias = named(METHODS)  # type: ignore[valid-type]
+ClippingName: TypeAlias = named(CLIPPINGS)  # type: ignore[valid-type]
+ModelName: TypeAlias = Annotated[str, Names(MODELS)]  # checked where it is built
+FilterName: TypeAlias = named(FILTERS, "none")  # type: ignore[valid-type]
 _PANELS = ("Data", "Privacy", "Method", "Model", "Training", "Run", "Statement")
 _data, _privacy, _method, _model, _training, _run, _stated = (
     partial(setting, panel) for panel in _PANELS
 )
+
+# Policies that several settings share. Those of training change neither the event nor the unit.
+_TUNED: dict[str, Any] = {"published": True, "searchable": True}
+_RECORDING: dict[str, Any] = {"resume": "always", "distinguishes": False}
+_NO_VIEWS = ("augment_multiplicity", (0,))
 
 
 class ConfigError(DPBAMError, ValueError):
@@ -65,121 +76,136 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
+    # fmt: off
     data: str = _data("A data set: a name, a path, or module:function.", "digits", common=True)
-    data_root: Path | None = _data("Where downloads live (or set DPBAM_DATA).")
-    image_size: ImageSize | None = _data(
-        "Resize a folder's images: 64, or 64x48 (height x width).", common=True
+    data_root: Path | None = _data(
+        "Where downloads live (or set DPBAM_DATA).", resume="always", distinguishes=False,
     )
-    channels: Literal[1, 3] | None = _data("Convert a folder's images to grey or RGB.")
+    image_size: ImageSize | None = _data(
+        "Resize a folder's images: 64, or 64x48 (height x width).", common=True, searchable=True,
+    )
+    channels: Literal[1, 3] | None = _data(
+        "Convert a folder's images to grey or RGB.", searchable=True,
+    )
     dicom_window: Window | None = _data(
         "CENTER:WIDTH, such as 40:400: show every DICOM file by this window.",
-        unset="each by its own",
+        unset="each by its own", searchable=True,
     )
 
     task: Literal["single-label", "multi-label", "regression", "segmentation"] | None = _data(
-        "What is predicted.", unset="from the labels", common=True
+        "What is predicted.", unset="from the labels", common=True, published=True,
     )
     label_columns: Patterns = _data(
         "A column of labels.csv that holds the label, or one of 0 and 1 per finding; repeatable.",
-        (),
-        flag="--label-column",
-        common=True,
+        (), flag="--label-column", common=True,
     )
     target_range: Range | None = _data(
-        "Of a regression: the public range of its values, such as 0:100."
+        "Of a regression: the public range of its values, such as 0:100.", published=True,
     )
 
     epsilon: Positive | None = _privacy(
-        "The budget; the noise is calibrated to it. Give it or the noise multiplier.", common=True
+        "The budget; the noise is calibrated to it. Give it or the noise multiplier.", common=True,
+        published=True, private_only=True, symbol="ε",
     )
-    noise_multiplier: Positive | None = _privacy("Sigma, in place of epsilon.")
+    noise_multiplier: Positive | None = _privacy(
+        "Sigma, in place of epsilon.", published=True, private_only=True, instead_of="epsilon",
+        symbol="σ",
+    )
     delta: Probability | None = _privacy(
-        "Delta.", unset="the largest power of ten that is at most 1/(100 n), n in units"
+        "Delta.", unset="the largest power of ten that is at most 1/(100 n), n in units",
+        published=True, private_only=True, symbol="δ",
     )
-    clip_norm: Positive = _privacy("C: each unit's gradient is clipped to it.", 1.0)
-    clipping: (
-        Literal["flat", "automatic", "per-layer", "normalised", "psac", "quantile", "slaclip"]
-        | OwnCode
-    ) = _privacy("How gradients are clipped. Or module:Name, a Clipping of your own.", "flat")
+    clip_norm: Positive = _privacy(
+        "C: each unit's gradient is clipped to it.", 1.0, **_TUNED, private_only=True, symbol="C",
+    )
+    clipping: ClippingName = _privacy(
+        "How gradients are clipped. Or module:Name, a Clipping of your own.", "flat", **_TUNED,
+        private_only=True,
+    )
     clipping_options: Options = _privacy(
-        "An option of the clipping, such as quantile=0.7; repeatable.", {}, flag="--clipping-option"
+        "An option of the clipping, such as quantile=0.7; repeatable.", {},
+        flag="--clipping-option", **_TUNED, private_only=True,
     )
     noise_schedule: Factors = _privacy(
-        "Factors on sigma, one per phase of the run, such as 1.2,1,0.8; the accountant composes "
-        "them.",
-        (1.0,),
+        "Factors on sigma, one per phase of the run, such as 1.2,1,0.8; the accountant "
+        "composes them.", (1.0,), published=True, private_only=True, off=(1.0,),
     )
-    clip_schedule: Factors = _privacy("Factors on C likewise; the noise follows C.", (1.0,))
+    clip_schedule: Factors = _privacy(
+        "Factors on C likewise; the noise follows C.", (1.0,), **_TUNED, private_only=True,
+        off=(1.0,),
+    )
     unit: str | None = _privacy(
         "Whom privacy is promised to: record, or a COLUMN.",
-        unset="record; patient for DICOM files; to be named if the data names owners",
-        common=True,
+        unset="record; patient for DICOM files; to be named if the data names owners", common=True,
+        published=True,
     )
     allow_shared_units: bool = _privacy(
-        "Train although units of privacy, or patients, are in both training and test set.", False
+        "Train although units of privacy, or patients, are in both training and test set.", False,
     )
     max_records: Count | None = _privacy(
-        "Most records of one unit in a step.", unset="8; 1 where the unit is a record"
+        "Most records of one unit in a step.", unset="8; 1 where the unit is a record",
+        published=True, private_only=True,
     )
-    accountant: Literal["pld", "rdp"] = _privacy("The accountant. pld is tighter.", "pld")
+    accountant: Literal["pld", "rdp"] = _privacy(
+        "The accountant. pld is tighter.", "pld", published=True, private_only=True,
+    )
     noise: Literal["standard", "secure"] = _privacy(
         "Generator of noise and sampling. secure is cryptographic and safe from floating-point "
-        "attacks, and has no seed.",
-        "standard",
+        "attacks, and has no seed.", "standard", published=True, private_only=True,
     )
-    budget: Path | None = _privacy("The data set's budget file, shared by its runs.")
+    budget: Path | None = _privacy(
+        "The data set's budget file, shared by its runs.", distinguishes=False,
+    )
     release_counts: Positive | None = _privacy(
         "Weight classes by their counts, released once with this sigma (such as 20) before "
-        "training; shares the budget with the gradients."
+        "training; shares the budget with the gradients.", published=True,
     )
     release_norms: Positive | None = _privacy(
         "Also release, with this sigma (such as 20), how many units have norms in which range; "
-        "shares the budget with the gradients."
+        "shares the budget with the gradients.", published=True,
     )
     release_bias: Positive | None = _privacy(
-        "And the length of the bias, of contributions clipped to this B, with the same sigma."
+        "And the length of the bias, of contributions clipped to this B, with the same sigma.",
+        published=True,
     )
 
-    method: Literal["dp-sgd", "dp-sat", "bam", "disk", "sgd", "sam"] | OwnCode = _method(
+    method: MethodName = _method(
         "The method. Or module:Name, a Method of your own. sgd and sam are references without "
-        "privacy.",
-        "dp-sgd",
-        common=True,
+        "privacy.", "dp-sgd", common=True, published=True,
     )
     method_options: Options = _method(
-        "An option of disk (kappa, gamma, inner=bam) or of your own method; repeatable.",
-        {},
-        flag="--method-option",
+        "An option of disk (kappa, gamma, inner=bam) or of your own method; repeatable.", {},
+        flag="--method-option", published=True,
     )
     lam: NonNegative | None = _method(
-        "The paper's lambda, of bam, dp-sat and sam.", unset="by lam_share for bam, else 0.02"
+        "The paper's lambda, of bam, dp-sat and sam.", unset="by lam_share for bam, else 0.02",
+        **_TUNED, of_method=True, symbol="λ",
     )
     lam_share: NonNegative = _method(
-        "BAM's lambda over the norm of the trained parameters, where lam is not given. It follows "
-        "the parameters during training.",
-        SHARE,
+        "BAM's lambda over the norm of the trained parameters, where lam is not given. It "
+        "follows the parameters during training.", SHARE, **_TUNED, of_method=True,
+        instead_of="lam", symbol="λ/|θ|",
     )
     lam_warmup: Fraction = _method(
-        "Share of the run's steps over which lambda rises from 0 to its value.", 0.0
+        "Share of the run's steps over which lambda rises from 0 to its value.", 0.0, **_TUNED,
+        of_method=True, off=0,
     )
     gradient: Literal["approximate", "exact"] = _method(
-        "BAM's gradient. Eq. 12 or Eq. 11 of the paper.", "approximate"
+        "BAM's gradient. Eq. 12 or Eq. 11 of the paper.", "approximate", **_TUNED, of_method=True,
     )
-    filter: Literal["none", "exponential", "doppler"] | OwnCode = _method(
+    filter: FilterName = _method(
         "Post-processing of the private gradient, at no cost. Or module:Name, a Filter of your "
-        "own.",
-        "none",
+        "own.", "none", **_TUNED, off="none",
     )
     filter_options: Options = _method(
-        "An option of the filter, such as beta=0.9; repeatable.", {}, flag="--filter-option"
+        "An option of the filter, such as beta=0.9; repeatable.", {}, flag="--filter-option",
+        **_TUNED,
     )
 
-    model: str = _model(
-        "resnet9, wrn-16-4, small-cnn, mlp, unet, hf:NAME_OR_FOLDER (a public encoder of Hugging "
-        "Face), module:function; or a head on fixed features: scattering, onnx:FILE, "
-        "features:hf:NAME_OR_FOLDER; or auto, which chooses it and the settings that are left out.",
-        "small-cnn",
-        common=True,
+    model: ModelName = _model(
+        "The model. Or hf:NAME_OR_FOLDER (a public encoder of Hugging Face), module:function; or a "
+        "head on fixed features: scattering, onnx:FILE, features:hf:NAME_OR_FOLDER; or auto, which "
+        "chooses it and the settings that are left out.", "small-cnn", common=True, **_TUNED,
     )
     public_encoder: str | None = _model(
         "For model auto: hf:NAME_OR_FOLDER or onnx:FILE. Who names it declares it public.",
@@ -188,91 +214,118 @@ class RunConfig(BaseModel):
     auto_facts: Options = _model("The public facts from which settings were chosen.", {}, flag="")
     auto_settings: Patterns = _model("The settings that were chosen from them.", (), flag="")
     model_options: Options = _model(
-        "An option of the model, such as width=0.25; repeatable.", {}, flag="--model-option"
+        "An option of the model, such as width=0.25; repeatable.", {}, flag="--model-option",
+        **_TUNED,
     )
-    init: Path | None = _model("Public weights to start from, a .safetensors file.")
-    freeze: Patterns = _model("Shell pattern of parameters that are not trained; repeatable.", ())
+    init: Path | None = _model(
+        "Public weights to start from, a .safetensors file.", searchable=True,
+    )
+    freeze: Patterns = _model(
+        "Shell pattern of parameters that are not trained; repeatable.", (), **_TUNED,
+    )
     train: Literal["head", "lora", "norms", "all"] | None = _model(
         "What is trained. Low-rank updates (lora) and norm layers come with the head, the last "
-        "layer.",
-        unset="all; of a public encoder, head",
+        "layer.", unset="all; of a public encoder, head", **_TUNED, instead_of="freeze",
     )
 
     feature_cache: Path | None = _model(
         "A folder in which several runs share the features of a frozen encoder, in its "
-        "non-private/.",
-        unset="the run's own folder",
+        "non-private/.", unset="the run's own folder", resume="always", distinguishes=False,
     )
 
     batch_size: Count | None = _training(
         "Expected units per step.",
-        unset="the largest power of two that is at most 3/8 of the units; at most 512",
-        common=True,
+        unset="the largest power of two that is at most 3/8 of the units; at most 512", common=True,
+        published=True,
     )
     physical_batch_size: Count | None = _training(
-        "Rows computed at once. Changes memory and speed only.", unset="chosen to fit"
+        "Rows computed at once. Changes memory and speed only.", unset="chosen to fit",
+        resume="unseeded", distinguishes=False, searchable=True,
     )
-    epochs: Positive = _training("Expected passes over the data.", 20.0, common=True)
-    optimizer: Literal["nadam", "sgd", "adam", "adamw"] = _training("The optimiser.", "nadam")
+    epochs: Positive = _training(
+        "Expected passes over the data.", 20.0, common=True, published=True, resume="constant",
+    )
+    optimizer: Literal["nadam", "sgd", "adam", "adamw"] = _training(
+        "The optimiser.", "nadam", **_TUNED,
+    )
     correct_noise: bool = _training(
         "Subtract the noise's known variance from the second moment of nadam, adam or adamw "
-        "(DP-AdamBC).",
-        False,
+        "(DP-AdamBC).", False, **_TUNED,
     )
-    lr: Positive = _training("Learning rate.", 0.005, common=True)
-    momentum: Fraction = _training("Momentum of the optimiser sgd.", 0.9)
-    weight_decay: NonNegative = _training("Weight decay of the optimiser.", 0.0)
+    lr: Positive = _training("Learning rate.", 0.005, common=True, **_TUNED)
+    momentum: Fraction = _training(
+        "Momentum of the optimiser sgd.", 0.9, **_TUNED,
+        idle=("optimizer", ("nadam", "adam", "adamw")),
+    )
+    weight_decay: NonNegative = _training("Weight decay of the optimiser.", 0.0, **_TUNED, off=0)
     schedule: Literal["constant", "cosine", "linear"] = _training(
-        "Schedule of the learning rate. A function of the step alone.", "constant"
+        "Schedule of the learning rate. A function of the step alone.", "constant", **_TUNED,
+        off="constant",
     )
     augment_multiplicity: FromZero = _training(
-        "K augmented views per record. 0: no augmentation.", 0
+        "K augmented views per record. 0: no augmentation.", 0, **_TUNED, off=0,
     )
-    shift: FromZero = _training("Largest shift of a view, in pixels.", 4)
-    flip: Literal["horizontal", "vertical", "none"] = _training("Flip of a view.", "horizontal")
-    augment_probability: Fraction = _training("Probability of the shift, and of the flip.", 0.5)
+    shift: FromZero = _training("Largest shift of a view, in pixels.", 4, **_TUNED, idle=_NO_VIEWS)
+    flip: Literal["horizontal", "vertical", "none"] = _training(
+        "Flip of a view.", "horizontal", **_TUNED, idle=_NO_VIEWS,
+    )
+    augment_probability: Fraction = _training(
+        "Probability of the shift, and of the flip.", 0.5, **_TUNED, idle=_NO_VIEWS,
+    )
     class_weights: Weights = _training(
-        "Weight of a class in the loss, a public fact such as ill=4; repeatable.",
-        {},
-        flag="--class-weight",
+        "Weight of a class in the loss, a public fact such as ill=4; repeatable.", {},
+        flag="--class-weight", **_TUNED,
     )
-    focal: NonNegative = _training("Gamma of the focal loss. 0: cross-entropy.", 0.0)
+    focal: NonNegative = _training(
+        "Gamma of the focal loss. 0: cross-entropy.", 0.0, **_TUNED, off=0,
+    )
     ema: Probability | None = _training(
-        "Hand out an exponential moving average of the weights, with this decay."
+        "Hand out an exponential moving average of the weights, with this decay.", **_TUNED,
     )
     swa: Fraction | None = _training(
-        "Hand out the mean of the weights from this share of the run on (0 to 1)."
+        "Hand out the mean of the weights from this share of the run on (0 to 1).", **_TUNED,
+        instead_of="ema",
     )
 
     seed: FromZero | None = _run(
-        "Makes the run reproducible: for research only.", unset="the system's entropy"
+        "Makes the run reproducible: for research only.", unset="the system's entropy",
+        distinguishes=False,
     )
     noise_seed: FromZero | None = _run(
-        "Seed of the noise alone, so that paired runs share data order and initial weights "
-        "but not noise; needs seed.",
-        unset="seed",
-        flag="",
+        "Seed of the noise alone, so that paired runs share data order and initial weights but "
+        "not noise; needs seed.", unset="seed", flag="", distinguishes=False,
     )
-    device: str = _run("auto, cpu, cuda, cuda:1, mps.", "auto")
-    engine: str = _run("auto, fused, functional or loop. Changes speed only.", "auto")
+    device: str = _run(
+        "auto, cpu, cuda, cuda:1, mps.", "auto", resume="unseeded", distinguishes=False,
+    )
+    engine: str = _run(
+        "auto, fused, functional or loop. Changes speed only.", "auto", resume="unseeded",
+        distinguishes=False,
+    )
     eval_every: Count | None = _run(
-        "Epochs between evaluations. The end is evaluated too.", unset="about ten per run"
+        "Epochs between evaluations. The end is evaluated too.", unset="about ten per run",
+        **_RECORDING,
     )
     measure_bias: Every | None = _run(
         "every=N: measure the clipping bias of each Nth step, into non-private/bias.jsonl; "
-        "costs up to a fifth of such a step."
+        "costs up to a fifth of such a step.", **_RECORDING,
     )
     measure_plain: bool = _run(
-        "Measure dp-sat's bias against the plain gradient too: another pass.", False
+        "Measure dp-sat's bias against the plain gradient too: another pass.", False, **_RECORDING,
     )
-    checkpoint_every: NonNegative = _run("Seconds between checkpoints. 0: after every step.", 60.0)
-    num_workers: FromZero = _run("Threads that read ahead. 0: none.", 2)
-    tensorboard: bool = _run("Write curves for TensorBoard into non-private/.", False)
+    checkpoint_every: NonNegative = _run(
+        "Seconds between checkpoints. 0: after every step.", 60.0, **_RECORDING,
+    )
+    num_workers: FromZero = _run("Threads that read ahead. 0: none.", 2, **_RECORDING)
+    tensorboard: bool = _run("Write curves for TensorBoard into non-private/.", False, **_RECORDING)
 
-    operator: str | None = _stated("Who trained the model, for the privacy statement.")
-    curator: str | None = _stated("Who is responsible for the data.")
-    purpose: str | None = _stated("What the model is for.")
-    unit_reason: str | None = _stated("Why the unit of privacy is the right one.")
+    operator: str | None = _stated(
+        "Who trained the model, for the privacy statement.", **_RECORDING,
+    )
+    curator: str | None = _stated("Who is responsible for the data.", **_RECORDING)
+    purpose: str | None = _stated("What the model is for.", **_RECORDING)
+    unit_reason: str | None = _stated("Why the unit of privacy is the right one.", **_RECORDING)
+    # fmt: on
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -1,18 +1,10 @@
 """A run's facts: what it settles when it begins, and what must be the same when it is resumed.
 
-============================================  ==================================================
-field                                         may change on resume
-============================================  ==================================================
-num_workers, eval_every, checkpoint_every,    yes
-data_root, feature_cache, tensorboard,
-measure_bias, operator, curator, purpose,
-unit_reason
-epochs                                        with constant schedules and without swa, whose
-                                              shape depends on it; within the configured epsilon
-device, engine, physical_batch_size, and      unseeded only: they change the last bits, and a
-the number of processes                       seeded run is the same to the bit
-everything else                               no: the accountant counts on it
-============================================  ==================================================
+The definition of a setting says whether it may change on resume
+(:class:`dpbam.app.runs.settings.Policy`): by default it may not, since the accountant counts on it.
+Device, engine and physical batch size, and the number of processes, may in an unseeded run: they
+change the last bits, and a seeded run is the same to the bit. The epochs may with constant
+schedules and without swa, whose shape depends on them, within the configured epsilon.
 
 Buffers and frozen parameters are published with the trained ones. A forward pass that wrote into
 them would publish facts about the training data without noise. So a run records the SHA-256 of
@@ -34,6 +26,7 @@ from dpbam._version import __version__
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.files import FORMAT
 from dpbam.app.runs.run import RunError
+from dpbam.app.runs.settings import policies
 from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
@@ -42,12 +35,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dpbam.app.runs.preparation import Prepared
-
-_FREE = {
-    "num_workers", "eval_every", "checkpoint_every", "data_root", "feature_cache", "tensorboard",
-    "measure_bias", "operator", "curator", "purpose", "unit_reason",
-}  # fmt: skip
-_FREE_UNSEEDED = {"device", "engine", "physical_batch_size"}
 
 
 def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
@@ -100,13 +87,12 @@ def versions() -> dict[str, str]:
 def check_config(facts: dict[str, Any], config: RunConfig) -> None:
     """Refuse a configuration that the run was not begun with, naming the field that differs."""
     stored, new = RunConfig.from_mapping(facts["config"]), config
-    free = _FREE | (_FREE_UNSEEDED if stored.seed is None else set())
     phases = {len(stored.noise_schedule), len(stored.clip_schedule)}
-    if stored.schedule == "constant" and stored.swa is None and phases == {1}:
-        free = free | {"epochs"}
-    for name in RunConfig.model_fields:
+    constant = stored.schedule == "constant" and stored.swa is None and phases == {1}
+    allowed = {"always": True, "unseeded": stored.seed is None, "constant": constant}
+    for name, policy in policies(RunConfig).items():
         old, now = getattr(stored, name), getattr(new, name)
-        if name in free or old == now:
+        if old == now or allowed.get(policy.resume, False):
             continue
         raise RunError(
             f"{name} was {_show(old)} when the run began and cannot become {_show(now)}: resume "

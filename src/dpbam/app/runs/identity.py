@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 EXPORTED = "exported.json"
 # A digest of the seed would let anyone try out seeds, and subtract the noise.
 _SEEDS = {"seed", "noise_seed"}
-# Names of data, models and options, which may be paths: their last part is a name in any case.
-_PERHAPS_PATHS = ("data", "model", "model_options", "method_options", "clipping_options",
-                  "filter_options")  # fmt: skip
 
 
 def identity(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
@@ -61,13 +58,14 @@ def config_digest(config: RunConfig) -> str:
     """Return SHA-256 of the settings as JSON, keys sorted, without seeds and paths.
 
     A path would differ between machines, and let anyone try out names of users and folders.
-    Settings of the type ``Path`` are left out, ``/home/ann/scans`` as data becomes ``scans``.
+    Settings of the type ``Path`` are left out. Any text may be a path, whatever its setting is
+    meant for: of ``/home/ann/scans`` the last part enters, ``scans``, which is a name in any case.
     What the files were is known by their content, as ``public_weights`` of the statement.
     """
     paths = {one.name for one in settings(type(config)) if one.type is Path}
     digested = {k: v for k, v in config.to_mapping().items() if k not in paths | _SEEDS}
-    digested |= {k: each_text(digested[k], _last_part) for k in _PERHAPS_PATHS if k in digested}
-    return hashlib.sha256(json.dumps(digested, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(each_text(digested, _last_part), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _last_part(name: str) -> str:

@@ -5,7 +5,8 @@ A field of a pydantic model names its panel, its description and its default::
     lr: Positive = setting("Training", "Learning rate.", 0.005)
 
 ``--lr`` of the command line (:mod:`dpbam.app.cli.flags`), the key ``lr`` of a configuration file
-and the row of the reference page (``tools/docs_site/configuration.py``) are derived from it.
+and the row of the reference page (``tools/docs_site/configuration.py``) are derived from it. So are
+its policies: what resuming, publishing, comparing and searching may do with it (:class:`Policy`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,50 @@ from pydantic.fields import FieldInfo
 
 from dpbam import _validate
 from dpbam._names import did_you_mean
+from dpbam.catalogue import Kind
 from dpbam.errors import ArgumentError
+
+Resume = Literal["never", "always", "unseeded", "constant"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may be done with a setting.
+
+    Each default is the strictest: a new setting is refused, hidden and distinguished until its
+    definition allows more.
+
+    Attributes:
+        resume: whether a resumed run may change it: "never"; "always"; "unseeded", which changes
+            the last bits; "constant", where no schedule depends on the length of the run.
+        published: a report for publication may show it. Paths reveal where data are, and a seed
+            lets anyone compute the noise and subtract it.
+        distinguishes: runs with different values are compared, and not one group of seeds.
+        searchable: an accounted search may vary it: it changes neither a trial's event nor the unit
+            that it protects.
+        private_only: it has no effect without privacy.
+        of_method: it has an effect only with methods that name it in the catalogue.
+        idle: another setting, and those of its values with which this one has no effect.
+        off: a value with which it has no effect, in addition to None, False and empty ones.
+        instead_of: the setting that it replaces.
+        symbol: the letter for it in a figure; empty: its name.
+    """
+
+    resume: Resume = "never"
+    published: bool = False
+    distinguishes: bool = True
+    searchable: bool = False
+    private_only: bool = False
+    of_method: bool = False
+    idle: tuple[str, tuple[object, ...]] = ("", ())
+    off: object = None
+    instead_of: str = ""
+    symbol: str = ""
 
 
 def setting(
     panel: str, description: str, default: Any = None, *, unset: str = "", flag: str | None = None,
-    common: bool = False,
+    common: bool = False, **policies: Any,
 ) -> Any:  # fmt: skip
     """Define a field.
 
@@ -38,8 +77,10 @@ def setting(
         unset: what the default None stands for, such as "chosen to fit".
         flag: the flag, if it is not the name with dashes; empty: there is none.
         common: most users need it, so that ``--help`` shows it; else ``--help-all`` alone does.
+        **policies: those of :class:`Policy` that are not the strictest.
     """
-    extra: Any = {"panel": panel, "unset": unset, "flag": flag, "common": common}
+    extra: Any = {"panel": panel, "unset": unset, "flag": flag, "common": common,
+                  "policy": Policy(**policies)}  # fmt: skip
     return Field(default, description=description, json_schema_extra=extra)
 
 
@@ -50,6 +91,15 @@ class Written:
     type: Any
     parse: Callable[[Any], Any]
     write: Callable[[Any], str | list[str]] = str  # the inverse: one text, or one per flag
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of one kind in the catalogue, as choices of a setting."""
+
+    kind: Kind[Any]
+    others: tuple[str, ...] = ()  # choices in addition
+    own: bool = True  # whether ``module:Name`` is one
 
 
 @dataclass(frozen=True)
@@ -65,6 +115,7 @@ class Setting:
     default: str  # in words; empty if there is nothing to say
     description: str
     common: bool  # whether ``--help`` shows it where there are many
+    policy: Policy
     write: Callable[[Any], str | list[str]] = str  # the inverse of parse
 
     def words(self, value: Any) -> list[str]:
@@ -91,11 +142,19 @@ def settings(model: type[BaseModel]) -> list[Setting]:
     return [_setting(name, field) for name, field in model.model_fields.items()]
 
 
+def policies(model: type[BaseModel]) -> dict[str, Policy]:
+    """Return the policy of each field, by its name."""
+    fields: dict[str, Any] = {k: f.json_schema_extra for k, f in model.model_fields.items()}
+    return {name: extra["policy"] for name, extra in fields.items()}
+
+
 def _setting(name: str, field: FieldInfo) -> Setting:
     extra: Any = field.json_schema_extra
     parts = [*field.metadata, *_parts(field.annotation)]
     written = next((part for part in parts if isinstance(part, Written)), None)
     choices = [part for part in parts if isinstance(part, str | int)]
+    for names in (part for part in parts if isinstance(part, Names)):
+        choices += [*names.others, *names.kind]
     plain = type(choices[0]) if choices else next((p for p in parts if isinstance(p, type)), str)
     return Setting(
         name=name,
@@ -107,6 +166,7 @@ def _setting(name: str, field: FieldInfo) -> Setting:
         default=extra["unset"] or _shown(field.default),
         description=str(field.description),
         common=extra["common"],
+        policy=extra["policy"],
         write=written.write if written else str,
     )
 
@@ -235,10 +295,17 @@ def _option(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _own_code(value: str) -> str:
-    if not all(value.partition(":")[::2]):
-        raise ArgumentError(f"{value!r} must read 'module:Name'")
-    return value
+def named(kind: Kind[Any], *others: str, own: bool = True) -> Any:
+    """Return the type of a setting that is a name of the catalogue, or else ``module:Name``."""
+
+    def check(value: str) -> str:
+        own_code = own and all(value.partition(":")[::2])
+        if not own_code and value not in others and value not in kind:
+            hint = did_you_mean(value, [*others, *kind])
+            raise ArgumentError(f"{kind.noun} {value!r} is unknown: {hint}")
+        return value
+
+    return Annotated[str, Names(kind, others, own), AfterValidator(check)]
 
 
 def _factors(text: str) -> list[float]:
@@ -254,10 +321,6 @@ def _written_options(options: dict[str, Any]) -> list[str]:
     return [f"{name}={json.dumps(value)}" for name, value in options.items()]
 
 
-def _written_factors(factors: tuple[float, ...]) -> str:
-    return ",".join(map(str, factors))
-
-
 def _written_pair(pair: tuple[float, float]) -> str:
     return f"{pair[0]}:{pair[1]}"
 
@@ -266,7 +329,6 @@ def _written_size(size: int | tuple[int, int]) -> str:
     return str(size) if isinstance(size, int) else f"{size[0]}x{size[1]}"
 
 
-OwnCode = Annotated[str, AfterValidator(_own_code)]
 Factors = Annotated[
     tuple[float, ...], Written(str, _factors, lambda factors: ",".join(map(str, factors)))
 ]

@@ -15,6 +15,7 @@ from dpbam.app.runs.facts import test_facts
 from dpbam.app.runs.files import FORMAT, read_json, read_json_lines, write_atomic, write_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.statement_text import to_html, to_markdown
+from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, Kind
 from dpbam.data.registry import PUBLIC_SETS
 from dpbam.privacy import accounting
 from dpbam.privacy.plan import RELATION, PrivacyPlan
@@ -268,11 +269,11 @@ def _initial(config: RunConfig, public: dict[str, Any] | None) -> str:
         )
     if config.fixed_features:
         return "zero: the head of fixed features, which no data was used to make, begins there"
-    if ":" in config.model:
+    if MODELS.is_own_code(config.model):
         return (
-            f"made by {config.model}, code of the user's own, who has to know that they do not "
-            "depend on the training data: if they do, that dependence is not covered by this "
-            "epsilon"
+            f"made by {_origin(MODELS, config.model)}, code of the user's own, who has to know "
+            "that they do not depend on the training data: if they do, that dependence is not "
+            "covered by this epsilon"
         )
     return "random, independent of the data: drawn by a built-in model under a seed of its own"
 
@@ -319,10 +320,16 @@ def _chosen(config: RunConfig) -> dict[str, Any] | None:
     }
 
 
+def _origin(kind: Kind[Any], name: str) -> str:
+    """Return a name, and of a plug-in's the class behind it."""
+    return name if ":" in name else f"{name} ({kind[name].target})"
+
+
 def _own_code(config: RunConfig) -> str:
     """Name the parts that are the user's own code, and what is known of them."""
-    own = [f"{k} {getattr(config, k)}" for k in ("method", "clipping", "filter")
-           if ":" in getattr(config, k)]  # fmt: skip
+    kinds: dict[str, Kind[Any]] = {"method": METHODS, "clipping": CLIPPINGS, "filter": FILTERS}
+    own = [f"{name} {_origin(kind, getattr(config, name))}" for name, kind in kinds.items()
+           if kind.is_own_code(getattr(config, name))]  # fmt: skip
     if not own:
         return "none"
     return (

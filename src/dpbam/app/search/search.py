@@ -22,26 +22,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from dpbam import _validate
+from dpbam import _validate, catalogue
 from dpbam.app.runs import prepare
 from dpbam.app.runs.config import ConfigError, RunConfig
+from dpbam.app.runs.settings import policies
 from dpbam.app.search.selection import Repetitions, search_noise_multiplier
 from dpbam.app.search.space import Domain
 
 PAYMENTS = ("public", "nothing", "accounted")
 METHODS = ("dp-sgd", "dp-sat", "bam")
-WITH_LAMBDA = ("dp-sat", "bam", "sam")
 LAMBDA = Domain("lam", 0.002, 0.2, log=True)
-# fields that change neither a trial's event nor the unit that it protects: an accounted search may
-# vary these alone, so that a new field is refused until it is listed
-_SAME_COST = (
-    "image_size", "channels", "dicom_window", "clip_norm", "clipping", "lam", "lam_share",
-    "lam_warmup", "gradient", "model",
-    "model_options", "init", "freeze", "train", "physical_batch_size", "optimizer", "lr",
-    "momentum", "weight_decay", "schedule", "augment_multiplicity", "shift", "flip",
-    "augment_probability", "ema", "swa", "filter", "filter_options", "clipping_options",
-    "clip_schedule", "correct_noise", "class_weights", "focal",
-)  # fmt: skip
 _UNACCOUNTABLE = {
     "budget": "a budget file counts steps and knows no selections",
     "release_norms": "statistics released with the gradients are released by every trial",
@@ -117,9 +107,9 @@ class Search:
         lam = self.space.get("lam", LAMBDA)
         first, *others = self.methods
         space = {name: domain for name, domain in self.space.items() if name != "lam"}
-        if first in WITH_LAMBDA and ("lam" in self.space or not space):
+        if _has_lambda(first) and ("lam" in self.space or not space):
             space["lam"] = lam
-        later = [Stage(m, {"lam": lam} if m in WITH_LAMBDA else space) for m in others]
+        later = [Stage(m, {"lam": lam} if _has_lambda(m) else space) for m in others]
         return [Stage(first, space), *later]
 
     def config(self, stage: Stage, params: Mapping[str, Any], **more: Any) -> RunConfig:
@@ -162,7 +152,7 @@ class Search:
 
     def _check_accounted(self) -> None:
         for name in self.space:
-            if name not in _SAME_COST:
+            if not policies(RunConfig)[name].searchable:
                 raise ConfigError(
                     f"{name} may change what a trial costs, and an accounted search needs trials "
                     "of one cost: fix it, or pay otherwise"
@@ -200,6 +190,10 @@ class Stage:
 
     method: str
     space: Mapping[str, Domain] = field(default_factory=dict)
+
+
+def _has_lambda(method: str) -> bool:
+    return method in catalogue.METHODS and catalogue.METHODS[method].lam is not None
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,296 @@
+"""One entry for each thing that users name, with everything that is known about it.
+
+Methods, clippings, filters, tasks, models, families of encoders, data sources, figures and commands
+are added here or by a plug-in, and nowhere else: the command line, configurations, statements,
+reports and searches take names, help and facts from these entries. An entry names its class or
+function as ``module:Name``, so that reading names imports neither torch nor the module.
+
+A plug-in is a package with an entry point in the group of its kind, such as ``dpbam.methods``,
+whose value is an entry; :meth:`Kind.register` does the same within one process. Privacy does not
+depend on what an entry says: sensitivity, noise and accounting come from the objects that it names,
+which are checked as code of the user's own is, and a statement names every part that is not
+dpbam's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+from dpbam._names import did_you_mean
+from dpbam.errors import ArgumentError
+
+BUILT_IN = "dpbam"
+_SAME_COST = "that of DP-SGD"
+_FREE = "none: it sees released gradients alone"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What every entry has.
+
+    Attributes:
+        name: what users write.
+        target: ``module:Name`` of its class or function.
+        summary: one sentence, or the condition under which to use it.
+        origin: the package that it comes from.
+    """
+
+    name: str
+    target: str
+    summary: str = ""
+    origin: str = BUILT_IN
+
+    def load(self) -> Any:
+        """Import the class or function."""
+        module, _, name = self.target.partition(":")
+        return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True)
+class Part(Entry):
+    """A part of the private step: a method, clipping or filter.
+
+    Attributes:
+        formula: what it computes.
+        reference: where it was published.
+        cost: in privacy, next to DP-SGD.
+    """
+
+    formula: str = ""
+    reference: str = ""
+    cost: str = _SAME_COST
+
+
+@dataclass(frozen=True)
+class Method(Part):
+    """A method.
+
+    Attributes:
+        label: as people write it.
+        private: whether it gives privacy; others are references.
+        settings: of a run's configuration that it has.
+        lam: its lambda where none is given; "share": a share of the parameters' norm; None: it has
+            none of its own.
+    """
+
+    label: str = ""
+    private: bool = True
+    settings: tuple[str, ...] = ()
+    lam: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Model(Entry):
+    """A model.
+
+    Attributes:
+        pattern: of names that it serves in addition to its own; groups are arguments of the class.
+    """
+
+    pattern: str = ""
+
+    def arguments(self, name: str) -> dict[str, int] | None:
+        """Return the arguments that ``name`` determines; None if it is not this model's name."""
+        match = re.fullmatch(self.pattern, name) if self.pattern else None
+        if match is not None:
+            return {key: int(value) for key, value in match.groupdict().items()}
+        return {} if name == self.name else None
+
+
+@dataclass(frozen=True)
+class Source(Entry):
+    """A kind of data source.
+
+    Attributes:
+        spec: how to ask for it.
+        named: whether it is asked for by its name; others by a path or a function.
+        public: everyone has these records, so that figures on them may be published.
+        downloads: whether it can be fetched.
+        first: the first argument of the function, where several sources share one.
+    """
+
+    spec: str = ""
+    named: bool = True
+    public: bool = False
+    downloads: bool = False
+    first: str = ""
+
+
+@dataclass(frozen=True)
+class Figure(Entry):
+    """A figure of the report: a function of the groups of runs.
+
+    Attributes:
+        section: of the report; empty: it is not in the report.
+    """
+
+    section: str = ""
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class Kind(Mapping[str, E], Generic[E]):
+    """The entries of one kind by name: built-in ones first, then plug-ins.
+
+    Args:
+        noun: the kind, for messages.
+        group: the group of entry points that holds plug-ins.
+        entries: built in.
+
+    Example:
+        >>> METHODS["bam"].label, METHODS.find("bamm")
+        Traceback (most recent call last):
+        dpbam.errors.ArgumentError: method 'bamm' is unknown: did you mean 'bam'?
+    """
+
+    def __init__(self, noun: str, group: str, *entries: E) -> None:
+        self.noun, self.group = noun, group
+        self._entries = {entry.name: entry for entry in entries}
+        self._plugins_loaded = False
+
+    def register(self, entry: E) -> E:
+        """Add an entry of the user's own; its name must be new."""
+        if entry.name in self:
+            raise ArgumentError(f"there is a {self.noun} {entry.name!r} already: choose a new name")
+        module = entry.target.partition(":")[0].partition(".")[0]
+        # what others wrote is named as theirs in every statement, whatever the entry claims
+        entry = replace(entry, origin=module if entry.origin == BUILT_IN else entry.origin)
+        self._entries[entry.name] = entry
+        return entry
+
+    def remove(self, name: str) -> None:
+        """Remove an entry that was registered."""
+        if self[name].origin == BUILT_IN:
+            raise ArgumentError(f"{self.noun} {name!r} is built in and cannot be removed")
+        del self._entries[name]
+
+    def find(self, name: str) -> E:
+        """Return the entry called ``name``, or raise with the nearest name."""
+        if name not in self:
+            raise ArgumentError(f"{self.noun} {name!r} is unknown: {did_you_mean(name, self)}")
+        return self[name]
+
+    def load(self, name: str) -> Any:
+        """Import the class or function called ``name``."""
+        return self.find(name).load()
+
+    def is_own_code(self, name: str) -> bool:
+        """Whether ``name`` is ``module:Name`` of the user, or an entry that is not dpbam's."""
+        return ":" in name or (name in self and self[name].origin != BUILT_IN)
+
+    def __getitem__(self, name: str) -> E:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> dict[str, E]:
+        """Return the entries, after plug-ins were looked for once."""
+        if not self._plugins_loaded:
+            self._plugins_loaded = True  # first: registering looks names up
+            from importlib.metadata import entry_points
+
+            for point in entry_points(group=self.group):
+                try:
+                    entry = point.load()
+                    origin = point.dist.name if point.dist else point.module
+                    self.register(replace(entry, origin=origin))
+                except Exception as error:  # whatever the plug-in's module raises
+                    raise ArgumentError(
+                        f"the plug-in {point.value} of {self.group} cannot be loaded ({error}): "
+                        "fix it, or uninstall its package"
+                    ) from error
+        return self._entries
+
+
+METHODS: Kind[Method] = Kind(
+    "method",
+    "dpbam.methods",
+    Method("dp-sgd", "dpbam.methods:DPSGD", "the baseline", label="DP-SGD", formula="g_i",
+           reference="Abadi et al. 2016"),
+    Method("dp-sat", "dpbam.methods:DPSAT", "flat minima at the speed of dp-sgd", label="DP-SAT",
+           formula="g_i(theta + lambda u), u the previous private gradient",
+           reference="Park et al. 2023", settings=("lam",), lam=0.02),
+    Method("bam", "dpbam.methods:BAM", "most units are clipped, and noise does not dominate",
+           label="BAM", formula="g_i(theta + lambda g_i / |g_i|)", reference="the paper, Eq. 12",
+           cost=f"{_SAME_COST}; two gradients", settings=("lam", "lam_share", "gradient"),
+           lam="share"),
+    Method("disk", "dpbam.methods:DiSK", "noise dominates and steps are many; not with momentum",
+           label="DiSK", formula="a d_i(theta + gamma v) + (1 - a) d_i(theta), then a Kalman step",
+           reference="Zhang et al. 2025", settings=("lam", "lam_share", "gradient")),
+    Method("sgd", "dpbam.methods:SGD", "a reference", label="SGD",
+           formula="g_i, neither clipped nor noised", cost="no privacy", private=False),
+    Method("sam", "dpbam.methods:SAM", "a reference", label="SAM",
+           formula="g_i(theta + lambda u), u the batch gradient", reference="Foret et al. 2021",
+           cost="no privacy", private=False, settings=("lam",), lam=0.02),
+)  # fmt: skip
+
+CLIPPINGS: Kind[Part] = Kind(
+    "clipping",
+    "dpbam.clippings",
+    Part("flat", "dpbam.privacy.clipping:FlatClipping", "C is known, for example from dpbam bias",
+         formula="min(1, C / |d|) d", reference="Abadi et al. 2016"),
+    Part("automatic", "dpbam.privacy.clipping:AutomaticClipping", "C is unknown: only lr C matters",
+         formula="C d / (|d| + gamma)", reference="Bu et al. 2023"),
+    Part("per-layer", "dpbam.privacy.clipping:PerLayerClipping", "one layer outweighs the others",
+         formula="each of G layers clipped to C / sqrt(G)", reference="McMahan et al. 2018"),
+    Part("normalised", "dpbam.privacy.clipping:NormalisedClipping",
+         "norms fall below C during training", formula="C d / |d|", reference="Yang et al. 2022"),
+    Part("psac", "dpbam.privacy.clipping:PSACClipping", "as automatic, with many small gradients",
+         formula="C d / (|d| + r / (|d| + r))", reference="Xia et al. 2023"),
+    Part("quantile", "dpbam.privacy.adaptive_clipping:QuantileClipping",
+         "C is unknown and norms change", reference="Andrew et al. 2021",
+         formula="min(1, C_t / |d|) d, C_t a private quantile of norms",
+         cost="noise over C grows by sqrt(1 + rho^2): 0.5% at rho = 0.1"),
+    Part("slaclip", "dpbam.privacy.adaptive_clipping:SlackClipping",
+         "the same; the distribution of norms comes with it", reference="Zou et al. 2026",
+         formula="min(1, C_t / |d|) d, C_t from the slack C - |clipped d|"),
+)  # fmt: skip
+
+FILTERS: Kind[Part] = Kind(
+    "filter",
+    "dpbam.filters",
+    Part("exponential", "dpbam.filters:Exponential", "sgd without momentum",
+         formula="m = beta m + (1 - beta) g, divided by 1 - beta^t",
+         reference="Kingma and Ba 2015", cost=_FREE),
+    Part("doppler", "dpbam.filters:LowPass", "noise well above the signal; not with momentum",
+         formula="m = sum_k b_k g_(t-k) - sum_k a_k m_(t-k)", reference="Zhang et al. 2024",
+         cost=_FREE),
+)  # fmt: skip
+
+#: The correction of Adam's second moment, a setting of the optimiser and no part of its own.
+CORRECTION = Part(
+    "nadam, adam, adamw", "dpbam.training.adam_bc:AdamBC",
+    "Adam where noise dominates; refused with a filter", reference="DP-AdamBC, Tang et al. 2023",
+    formula="m / sqrt(max(v - noise's variance, floor))", cost="none: the variance is public",
+)  # fmt: skip
+
+MODELS: Kind[Model] = Kind(
+    "model",
+    "dpbam.models",
+    Model("resnet9", "dpbam.nn.models:ResNet9"),
+    Model("wrn-16-4", "dpbam.nn.wide_resnet:WideResNet", "any wrn-D-K: depth D, factor K",
+          pattern=r"wrn-(?P<depth>\d+)-(?P<widen>\d+)"),
+    Model("small-cnn", "dpbam.nn.models:SmallCNN"),
+    Model("mlp", "dpbam.nn.models:MLP"),
+    Model("unet", "dpbam.nn.unet:UNet", "scores per pixel, for segmentation"),
+)  # fmt: skip
+
+
+def is_private(method: object) -> bool:
+    """Whether the method of this name gives privacy; an unknown name counts as one that does.
+
+    Example:
+        >>> is_private("bam"), is_private("sam")
+        (True, False)
+    """
+    name = str(method)
+    return name not in METHODS or METHODS[name].private
