@@ -1,7 +1,7 @@
 """Bounds by jax_privacy's auditor on stored scores, for the tests to agree with.
 
     pip install jax-privacy
-    python benchmarks/jax_privacy_audit.py > tests/app/audit/jax_privacy.json
+    python benchmarks/jax_privacy_audit.py > tests/claims/jax_privacy.json
 
 jax is no dependency of the tests: they read the file.
 """

@@ -37,6 +37,7 @@ import test_scale_claims as scale_claims
 import test_schedule_claims as schedule_claims
 import test_sensitivity as sensitivity_claims
 import torch
+from attacks import AuditResult, Target, audit
 from safetensors.torch import save
 from scipy.special import ndtri
 
@@ -46,7 +47,6 @@ from app.cli.test_progress_private import (
 )
 from checks import RARE, check_poisson, check_uncorrelated
 from dpbam import FlatClipping, PrivateGradientOracle, _validate
-from dpbam.app.audit import AuditResult, Target, audit
 from dpbam.app.audit.accountant import bracket
 from dpbam.app.cli import progress
 from dpbam.app.runs import ConfigError, RunError, load_run_model, own_code

@@ -22,11 +22,11 @@ from scipy.stats import binom
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+from attacks import AuditResult, Target, audit  # noqa: E402
+from attacks.attack import _bounds  # noqa: E402
+from attacks.bounds import mean_difference  # noqa: E402
 from gallery import AUDITED, AUDITS, CONFIDENCE, GALLERY, MANY, ONE_STEP  # noqa: E402
 
-from dpbam.app.audit import AuditResult, Target, audit  # noqa: E402
-from dpbam.app.audit.attack import _bounds  # noqa: E402
-from dpbam.app.audit.bounds import mean_difference  # noqa: E402
 from dpbam.app.cli.output import console, table  # noqa: E402
 from dpbam.privacy.rounding import down, up  # noqa: E402
 from planting import Mistake  # noqa: E402

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from attacks import Target
 from gallery import AUDITED, GALLERY, MANY, ONE_STEP, OTHERS, SECURE, attack
 
-from dpbam.app.audit import Target
 from planting import Mistake, catches
 
 

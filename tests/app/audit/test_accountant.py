@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from scipy.stats import norm
 
 from dpbam.app.audit import accountant
 from dpbam.app.audit.accountant import bracket
-from dpbam.app.audit.bounds import gaussian_epsilon
 from dpbam.privacy.accounting import Charge, total_epsilon
 
 CASES: list[tuple[list[Charge], float]] = [
@@ -36,8 +36,13 @@ def test_bracket_holds_the_accountants_epsilon(charges: list[Charge], delta: flo
 
 
 def test_bracket_holds_the_gaussian_mechanisms_closed_form() -> None:
+    """Delta of mu-Gaussian DP: Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2)."""
+
+    def delta(epsilon: float) -> float:  # mu = 1
+        return float(norm.cdf(0.5 - epsilon) - math.exp(epsilon) * norm.cdf(-0.5 - epsilon))
+
     low, high = bracket([Charge(2.0, 1.0, 4)], 1e-5)  # four steps at sigma 2: mu = 1
-    assert low <= gaussian_epsilon(1.0, 1e-5) <= high
+    assert delta(high) <= 1e-5 <= delta(low)
 
 
 def test_an_epsilon_of_another_rate_falls_outside() -> None:

@@ -488,16 +488,6 @@ def test_a_statement_of_an_older_format_is_refused(run: Path) -> None:
         check_run(run)
 
 
-def test_the_command_attacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["audit", "--trials", "16", "--engine", "functional", "--out", str(tmp_path / "a")]
-    assert main([*command, "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["claimed_epsilon"] == pytest.approx(4.0, abs=1e-3)
-    assert (tmp_path / "a" / "audit.png").exists()
-    assert main(command) == 0
-    assert "at least (gaussian)" in capsys.readouterr().out
-
-
 def test_what_is_no_finished_run_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="finished run"):
         check_run(tmp_path)

@@ -117,7 +117,7 @@ def test_what_cannot_be_attacked_is_refused_in_one_sentence(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["audit", "--attack"]) == 2
-    assert "needs the folder" in capsys.readouterr().err
+    assert "RUN" in capsys.readouterr().err
     with pytest.raises(ValueError, match="even number"):
         attack_run(run, shadows=3)
     with pytest.raises(RunError):

@@ -38,9 +38,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import betaincinv
 
 from dpbam import _validate
-from dpbam.app.audit.bounds import Scores, rate_at_most
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.files import read_json_lines
 from dpbam.app.runs.folder import RunFolder, stored_config
@@ -60,6 +60,8 @@ from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.tradeoff import TradeOff, trade_off
 from dpbam.training.evaluation import predict_logits
 from dpbam.training.events import Reporter
+
+Scores = NDArray[np.float64]
 
 LEVELS = (0.001, 0.01, 0.1)  # false positive rates at which limits are stated
 STATISTICS = ("loss", "gradient")
@@ -85,6 +87,16 @@ class Rate(NamedTuple):
     seen: float
     least: float
     best_possible: float
+
+
+def rate_at_most(count: float, trials: int, error: float) -> float:
+    """Clopper-Pearson: a rate that the true one exceeds with probability ``error`` at most.
+
+    Example:
+        >>> round(rate_at_most(0, 100, 0.05), 4)  # the rule of three
+        0.0295
+    """
+    return 1.0 if count >= trials else float(betaincinv(count + 1, trials - count, 1 - error))
 
 
 @dataclass(frozen=True)

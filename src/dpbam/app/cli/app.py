@@ -27,8 +27,7 @@ COMMANDS = {
     "export": "Write a run's model as ONNX, for Hugging Face, or as safetensors, and check it.",
     "report": "Write one self-contained HTML page about one run, or several side by side.",
     "plot": "Draw one figure of one run or several, or write its data.",
-    "audit": "Attack the private mechanism and bound its epsilon from below; or check a "
-    "finished run.",
+    "audit": "Check a finished run, or attack its model.",
     "sign": "Sign a run's privacy statement, which names the model's digest, with the operator's "
     "key.",
     "bias": "Measure the bias that clipping puts into a model's gradients: its length and "

@@ -1,4 +1,4 @@
-"""``dpbam audit``: attack the mechanism as shipped, or check a finished run."""
+"""``dpbam audit``: check a finished run, or attack its model."""
 
 from __future__ import annotations
 
@@ -8,46 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpbam.app.cli.output import Json, facts, number, option, print_json, say, table
-from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import down, up
 
 if TYPE_CHECKING:
-    from dpbam.app.audit import AuditResult, MembershipResult, Target
+    from dpbam.app.audit import MembershipResult
     from dpbam.app.audit.evidence import Finding
     from dpbam.app.audit.membership import Rate
 
 
 def audit(
     folder: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[RUN]", help="A finished run, or an exported model, to be checked."
-        ),
-    ] = None,
+        Path,
+        typer.Argument(metavar="RUN", help="A finished run, or an exported model."),
+    ],
     attack: Annotated[bool, option("Attack RUN's released model.", "--attack")] = False,
     shadows: Annotated[int, option("Shadow models of that attack; 0: none.")] = 16,
     own_code: Annotated[
         bool, option("Call the functions that RUN names as its data or model.", "--own-code")
     ] = False,
-    canary: Annotated[
-        str, option("dirac or random gradients; mislabelled or blank images.")
-    ] = "dirac",
-    canaries: Annotated[int, option("1: many runs. More: one run, each in it at random.")] = 1,
-    epsilon: Annotated[float, option("The claim; noise is calibrated to it.")] = 4.0,
-    delta: Annotated[float, option("Its delta.")] = 1e-5,
-    n: Annotated[int | None, option("Units of privacy.", "--n")] = None,
-    batch_size: Annotated[int | None, option("Expected; q = batch size / n.")] = None,
-    steps: Annotated[int, option("Steps of a training.")] = 1,
-    method: Annotated[str, option("dp-sgd, dp-sat or bam.")] = "dp-sgd",
-    clipping: Annotated[str, option("flat, automatic or per-layer.")] = "flat",
-    engine: Annotated[str, option("auto, fused or functional.")] = "auto",
-    noise: Annotated[str, option("standard or secure.")] = "standard",
-    trials: Annotated[int, option("Runs, half of them with the canary.")] = 2000,
-    confidence: Annotated[float, option("Of all lower bounds together.")] = 0.95,
-    jobs: Annotated[int, option("Processes.")] = 1,
-    out: Annotated[
-        Path | None, option("Folder of trials, result and plot; the same command resumes.")
-    ] = None,
+    confidence: Annotated[float, option("Of all limits of that attack together.")] = 0.95,
+    jobs: Annotated[int, option("Processes of that attack.")] = 1,
+    out: Annotated[Path | None, option("Folder of that attack's files [RUN/non-private].")] = None,
     public_key: Annotated[
         Path | None, option("Of RUN's operator (PEM): the statement must be signed with it.")
     ] = None,
@@ -56,101 +37,32 @@ def audit(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Attack the private mechanism and bound its epsilon from below; or check a finished run.
+    """Check a finished run, or attack its model.
 
-    Without RUN: canaries are put into trainings by the code that trains, and an attacker guesses
-    from what is released whether they were there. A lower bound above the claim is a bug; exit
-    code 1.
+    Epsilon is computed again from the ledger by a second accountant, and configuration, ledger,
+    statement, checkpoint and model are checked against one another, buffers and frozen parameters
+    against their record from before training, files against their digests, and the operator's
+    signature if there is one; exit code 1 if anything is wrong. What is wrong or missing is listed,
+    --all lists the rest too. The verdict says what it means, and what it does not. The folder of an
+    exported model is checked likewise, against its list of digests.
 
-    With RUN: epsilon is computed again from the ledger by a second accountant, and configuration,
-    ledger, statement, checkpoint and model are checked against one another, buffers and frozen
-    parameters against their record from before training, files against their digests, and the
-    operator's signature if there is one; exit code 1 if anything is wrong. What is wrong or missing
-    is listed, --all lists the rest too. The verdict says what it means, and what it does not. The
-    folder of an exported model is checked likewise, against its list of digests.
-
-    With RUN and --attack: an attacker who has the released model decides of each training and test
-    record whether it was trained on, by its loss and its gradient, with shadow models and without.
-    The true positive rates, with confidence limits, are put next to the best that the run's
-    mechanism allows; exit code 1 if one is above it. The files are for the operator only, in
-    RUN/non-private or --out.
+    With --attack: an attacker who has the released model decides of each training and test record
+    whether it was trained on, by its loss and its gradient, with shadow models and without. The
+    true positive rates, with confidence limits, are put next to the best that the run's mechanism
+    allows; exit code 1 if one is above it. The files are for the operator only.
 
     Examples:
         $ dpbam audit runs/digits
         $ dpbam audit runs/digits --attack --jobs 2
         $ dpbam audit runs/digits --public-key operator-public.pem
-        $ dpbam audit --epsilon 4 --canaries 400000
-        $ dpbam audit --epsilon 4 --trials 8000 --jobs 2 --out audits/one-step
-        $ dpbam audit --canary random --method bam --n 100 --batch-size 10 --steps 50
-        $ dpbam audit --canaries 500 --n 1000 --batch-size 100 --steps 50
-        $ dpbam audit --canary mislabelled --n 200 --batch-size 40 --steps 20 --trials 200 --jobs 2
     """
     if attack:
         _membership(folder, shadows, confidence, jobs, out, own_code, as_json=json)
-        return
-    if folder is not None:
-        _check(folder, public_key, json, every)
-        return
-    from dpbam.app.audit import Target
-
-    size = n if n is not None else max(4, canaries + 1)
-    target = Target(
-        canary=canary, canaries=canaries, epsilon=epsilon, delta=delta, n=size,
-        batch_size=size if batch_size is None else batch_size, steps=steps, method=method,
-        clipping=clipping, engine=engine, noise=noise,
-    )  # fmt: skip
-    result = _attack(target, trials, confidence, jobs, out, quiet=json)
-    if json:
-        print_json(result.to_dict())
     else:
-        _show(result, out)
-    if result.violated:
-        raise typer.Exit(1)
+        _check(folder, public_key, json, every)
 
 
 COMMANDS = {"audit": audit}
-
-
-def _attack(
-    target: Target, trials: int, confidence: float, jobs: int, out: Path | None, *, quiet: bool
-) -> AuditResult:
-    from dpbam.app.audit import audit, expected_bounds
-    from dpbam.app.audit.plot import save_plot
-    from dpbam.app.cli.progress import counting
-    from dpbam.app.runs.files import write_json
-
-    if not quiet:
-        expected = expected_bounds(target, trials=trials, confidence=confidence)
-        shown = ", ".join(f"{down(b.epsilon, 3)} ({b.name})" for b in expected)
-        say(f"expected of a perfect attack of this size: {shown}, of {up(target.epsilon)}")
-    with counting("trials", trials if target.canaries == 1 else 1, quiet=quiet) as update:
-        result = audit(
-            target, trials=trials, confidence=confidence, jobs=jobs, out=out, progress=update
-        )
-    if out is not None:
-        write_json(out / "audit.json", result.to_dict())
-        save_plot(result, out / "audit.png")
-    return result
-
-
-def _show(result: AuditResult, out: Path | None) -> None:
-    from dpbam.app.audit.bounds import ASSUMES
-
-    target = result.target
-    rows: dict[str, object] = {
-        "mechanism": f"{target.method}, q = {target.batch_size / target.n:.4g}, "
-        f"{target.steps} steps, {target.noise} noise",
-        "attack": f"{target.canaries} {target.canary} canaries, {result.trials} runs",
-        "claimed epsilon": f"{up(result.claimed)} at delta {number(target.delta)}",
-    }
-    for bound in result.bounds:
-        rows[f"at least ({bound.name})"] = f"{down(bound.epsilon)}; assumes {ASSUMES[bound.name]}"
-    rows["confidence"] = f"{result.bounds[0].confidence:g}, of all bounds together"
-    rows["verdict"] = result.verdict
-    rows["meaning"] = result.meaning
-    if out is not None:
-        rows["files"] = f"{out / 'audit.json'}, {out / 'audit.png'}"
-    say(facts(rows))
 
 
 def _check(folder: Path, operator: Path | None, as_json: bool, every: bool) -> None:
@@ -191,7 +103,7 @@ def _show_findings(folder: Path, findings: list[Finding], every: bool) -> None:
 
 
 def _membership(
-    folder: Path | None, shadows: int, confidence: float, jobs: int, out: Path | None,
+    folder: Path, shadows: int, confidence: float, jobs: int, out: Path | None,
     own_code: bool, *, as_json: bool,
 ) -> None:  # fmt: skip
     from dpbam.app.audit import attack_run
@@ -199,8 +111,6 @@ def _membership(
     from dpbam.app.cli.progress import counting
     from dpbam.app.runs.files import write_json
 
-    if folder is None:
-        raise ArgumentError("--attack needs the folder of a finished run: dpbam audit RUN --attack")
     with counting("shadow models", shadows, quiet=as_json) as update:
         result = attack_run(
             folder, shadows=shadows, confidence=confidence, jobs=jobs, own_code=own_code,

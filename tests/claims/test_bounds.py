@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attacks import bounds, one_run
 from scipy.optimize import linprog
 from scipy.stats import binom, norm
-
-from dpbam.app.audit import bounds, one_run
 
 JAX = json.loads((Path(__file__).parent / "jax_privacy.json").read_text())
 

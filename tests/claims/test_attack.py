@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from attacks import Target, audit
+from attacks.attack import CANARIES, play, train
+from attacks.canaries import GRADIENT_CANARIES
 
-from dpbam.app.audit import Target, audit
-from dpbam.app.audit.attack import CANARIES, play, train
-from dpbam.app.audit.canaries import GRADIENT_CANARIES
-from dpbam.app.audit.plot import save_plot
-from dpbam.app.runs import RunError
 from dpbam.privacy.noise import GaussianNoise
 
 ONE_STEP = Target(epsilon=4.0, delta=1e-5, engine="functional")
@@ -117,22 +114,10 @@ def test_absent_rows_never_reach_the_oracle(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen == [3, 4]
 
 
-def test_an_audit_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    first = audit(ONE_STEP, trials=20, out=tmp_path)
-    again = audit(ONE_STEP, trials=30, out=tmp_path)
-    assert again.present[: len(first.present)] == first.present
-    with pytest.raises(RunError, match="another audit"):
-        audit(replace(ONE_STEP, epsilon=5.0), trials=20, out=tmp_path)
-    save_plot(again, tmp_path / "audit.png")
-    assert (tmp_path / "audit.png").stat().st_size > 1000
-
-
-def test_damaged_trials_are_reported(tmp_path: Path) -> None:
-    audit(ONE_STEP, trials=16, out=tmp_path)
-    with (tmp_path / "trials.jsonl").open("a") as file:
-        file.write('{"number": "x"}\n')
-    with pytest.raises(RunError, match="damaged"):
-        audit(ONE_STEP, trials=18, out=tmp_path)
+@pytest.mark.slow  # processes that import torch
+def test_trials_in_two_processes_are_as_many_as_in_one() -> None:
+    result = audit(ONE_STEP, trials=102, jobs=2)
+    assert (len(result.present), len(result.absent)) == (51, 51)
 
 
 def test_secure_noise_is_attacked_alike() -> None:

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
+from attacks.bounds import Bound, Scores, gaussian_epsilon
 from dpbam import _validate
-from dpbam.app.audit.bounds import Bound, Scores, gaussian_epsilon
 
 _FEWEST = 16  # guesses
 Inverse = Callable[[float], float]

@@ -9,7 +9,7 @@ Mean difference
 : where scores are Gaussian, their means and variances suffice, and no threshold is needed.
 
 One run with many canaries
-: :mod:`dpbam.app.audit.one_run`.
+: :mod:`attacks.one_run`.
 
 Several bounds from the same scores share 1 - confidence equally: all hold together (union bound).
 
@@ -33,22 +33,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.special import betaincinv, log_ndtr, ndtr, ndtri
+from scipy.special import log_ndtr, ndtr, ndtri
 from scipy.stats import chi2
 
 from dpbam import _validate
+from dpbam.app.audit.membership import rate_at_most
 from dpbam.errors import ArgumentError
 
 Scores = NDArray[np.float64]
 _TUNED_ON = 0.1  # the share of trials that choose the threshold; the others are counted
 _MOST_MU = 1e3  # epsilon above 500,000: no noise to speak of
-ASSUMES = {
-    "mean-difference": "independent Gaussian scores",
-    "gaussian": "a Gaussian's trade-off curve",
-    "clopper-pearson": "nothing",
-    "one-run f-DP": "a Gaussian's trade-off curve",
-    "one-run": "nothing",
-}
 
 
 @dataclass(frozen=True)
@@ -93,16 +87,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1
     return float(brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, high, xtol=1e-9))
-
-
-def rate_at_most(count: float, trials: int, error: float) -> float:
-    """Clopper-Pearson: a rate that the true one exceeds with probability ``error`` at most.
-
-    Example:
-        >>> round(rate_at_most(0, 100, 0.05), 4)  # the rule of three
-        0.0295
-    """
-    return 1.0 if count >= trials else float(betaincinv(count + 1, trials - count, 1 - error))
 
 
 def many_runs(

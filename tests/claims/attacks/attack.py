@@ -7,37 +7,46 @@ as a training does, unseeded, and reads what they release.
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
 import secrets
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attacks import bounds
+from attacks.bounds import Bound, Scores
+from attacks.canaries import GRADIENT_CANARIES, INPUT_CANARIES, World, make_world
+from attacks.one_run import best_guesses, one_run
 from dpbam import Compute, _validate
-from dpbam.app.audit import bounds
-from dpbam.app.audit.bounds import Bound, Scores
-from dpbam.app.audit.canaries import GRADIENT_CANARIES, INPUT_CANARIES, World, make_world
-from dpbam.app.audit.one_run import best_guesses, one_run
-from dpbam.app.audit.trials import Trial, collect
 from dpbam.errors import ArgumentError
 from dpbam.methods import BAM, DPSAT, DPSGD, Method
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.rounding import down, up
 
+_CHUNK = 50  # trials per task of a process
 CANARIES = (*GRADIENT_CANARIES, *INPUT_CANARIES)
 _METHODS: dict[str, Callable[[float], Method]] = {
     "dp-sgd": lambda lam: DPSGD(),
     "dp-sat": DPSAT,
     "bam": BAM,
 }
+
+
+class Trial(NamedTuple):
+    """Which canaries were present, and the attacker's score of each."""
+
+    present: list[bool]
+    scores: list[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,20 +182,6 @@ class AuditResult:
             "epsilon is at most the claim is shown by the proof, not by an audit"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything but the scores, as plain values."""
-        return {
-            "target": asdict(self.target),
-            "claimed_epsilon": self.claimed,
-            "delta": self.target.delta,
-            "trials": self.trials,
-            "lower_bounds": [asdict(b) for b in self.bounds],
-            "expected_of_a_perfect_attack": [asdict(b) for b in self.expected],
-            "violated": self.violated,
-            "verdict": self.verdict,
-            "meaning": self.meaning,
-        }
-
 
 def audit(
     target: Target,
@@ -194,8 +189,6 @@ def audit(
     trials: int = 8000,
     confidence: float = 0.95,
     jobs: int = 1,
-    out: Path | None = None,
-    progress: Callable[[int, int], None] = lambda done, trials: None,
 ) -> AuditResult:
     """Attack the mechanism of ``target``.
 
@@ -204,8 +197,6 @@ def audit(
         trials: how many runs, half of them with the canary; with many canaries, one run.
         confidence: of all bounds together.
         jobs: processes.
-        out: a folder that keeps the trials; the same audit again resumes where it stopped.
-        progress: called with (done, trials).
 
     Example:
         >>> result = audit(Target(epsilon=1.0), trials=40)
@@ -213,12 +204,24 @@ def audit(
         (False, ['mean-difference', 'gaussian', 'clopper-pearson'])
     """
     trials = _validate.count("trials", trials) if target.canaries == 1 else 1
-    played = collect(play, target, trials, jobs=jobs, out=out, progress=progress)
+    played = _play_all(target, trials, jobs)
     scores = np.array([s for t in played for s in t.scores])
     present = np.array([there for t in played for there in t.present])
     found = _bounds(target, scores, present, confidence)
     return AuditResult(target, target.plan().epsilon(), found, trials,
                        scores[present].tolist(), scores[~present].tolist())  # fmt: skip
+
+
+def _play_all(target: Target, trials: int, jobs: int) -> list[Trial]:
+    if jobs <= 1 or trials <= _CHUNK:
+        return [play(target, number) for number in range(trials)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread) as pool:
+        return list(pool.map(partial(play, target), range(trials), chunksize=_CHUNK))
+
+
+def _one_thread() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is loaded
 
 
 def expected_bounds(
@@ -286,7 +289,7 @@ def play(target: Target, index: int) -> Trial:
     else:
         present = torch.tensor([secrets.randbits(1) == 1 for _ in range(target.canaries)])
     scores = train(target, present)
-    return Trial(index, present.tolist(), scores.tolist())
+    return Trial(present.tolist(), scores.tolist())
 
 
 def train(target: Target, present: Tensor) -> Tensor:
