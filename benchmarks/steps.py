@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dpbam import Compute, PrivacyPlan, PrivateGradientOracle
-from dpbam.batches import LogicalBatch
-from dpbam.engines import FunctionalEngine, FusedEngine, LoopEngine, PhysicalBatch
+from dpbam.batches import LogicalBatch, Views
+from dpbam.engines import FunctionalEngine, FusedEngine, LoopEngine
 from dpbam.engines.fused.layers.group_norm import GroupNorm
 from dpbam.engines.fused.layers.mish import Mish
 from dpbam.engines.fused.layers.pool import AveragePool
@@ -80,8 +80,7 @@ def _plain(model: nn.Module, x: Tensor, y: Tensor, *, ours: bool) -> Step:
 
 def _ours(engine: str, method: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     made, (what, lam) = ENGINES[engine](model, loss), METHODS[method]
-    n = torch.arange(len(y))
-    batch = PhysicalBatch(x, y, len(y), n)
+    (batch,) = LogicalBatch.of(x, y, None, 1).split(len(y), Views(), x.device)
     theta = dict(model.named_parameters())
     previous = {name: torch.randn_like(p) for name, p in theta.items()}
 

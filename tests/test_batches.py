@@ -36,10 +36,11 @@ def test_every_row_comes_once_with_its_whole_unit(
     for part in parts:
         assert torch.equal(part.targets, part.inputs * 10)
         assert part.units == len({units[i] for i in part.inputs.tolist()})
-        share = torch.zeros(part.units, dtype=torch.float64).index_add(0, part.unit, part.weights)
-        assert torch.allclose(share, torch.ones_like(share))
-        assert len(part.unit) <= most_rows or part.units == 1
-        assert part.rows_per_unit is not None  # no unit has more than another
+        assert len(part.inputs) == part.rows == part.units * part.rows_per_unit
+        owner = [units[i] for i in part.inputs.tolist()]  # row n is of unit n // R
+        r = part.rows_per_unit
+        assert all(len(set(owner[u * r : (u + 1) * r])) == 1 for u in range(part.units))
+        assert part.rows <= most_rows or part.units == 1
 
 
 @given(units=st.lists(st.integers(0, 6), min_size=1, max_size=15), most_rows=st.integers(1, 9))
@@ -74,7 +75,7 @@ def test_targets_follow_their_views() -> None:
     one, two = split([4, 4, 2], 100, Views(multiplicity=2))
     assert one.inputs.tolist() == [2, 2]
     assert two.inputs.tolist() == [0, 0, 1, 1]
-    assert two.unit.tolist() == [0, 0, 0, 0]
+    assert (one.units, two.units) == (1, 1)
     assert (one.rows_per_unit, two.rows_per_unit) == (2, 4)
 
 

@@ -97,7 +97,10 @@ class LogicalBatch:
         n = rows(inputs)
         if rows(targets) != n:
             raise ArgumentError(f"{n} inputs but {rows(targets)} targets: one target each")
-        ids = np.arange(n) if units is None else _whole_numbers(torch.as_tensor(units))
+        if units is None:  # every row is a unit of its own
+            alone = torch.arange(n), torch.zeros(n, dtype=torch.int64)
+            return cls(inputs, targets, *alone, np.ones(n, np.int64), partial(_no_keys, n))
+        ids = _whole_numbers(torch.as_tensor(units))
         if ids.shape != (n,):
             raise ArgumentError(f"units must have shape ({n},), got {tuple(ids.shape)}")
         if (ids[1:] < ids[:-1]).any():
@@ -113,7 +116,7 @@ class LogicalBatch:
             )
         counts = np.unique(ids, return_counts=True)[1]
         placed = torch.from_numpy(ids), torch.from_numpy(places)
-        return cls(inputs, targets, *placed, counts, partial(torch.zeros, n, dtype=torch.int64))
+        return cls(inputs, targets, *placed, counts, partial(_no_keys, n))
 
     @property
     def size(self) -> int:
@@ -123,7 +126,7 @@ class LogicalBatch:
     @property
     def regular(self) -> bool:
         """Whether all units have the same number of rows. Not to be shared."""
-        return len(np.unique(self.counts)) <= 1
+        return not len(self.counts) or bool((self.counts == self.counts[0]).all())
 
     def keyed(self, randomness: Randomness, step: int) -> LogicalBatch:
         """Return the batch with row keys of (seed, step, unit, place)."""
@@ -146,8 +149,12 @@ class LogicalBatch:
         batch = replace(self, inputs=self.inputs if augmented else inputs, targets=targets)
         rows_of_unit = self.counts.repeat(self.counts)  # [N]
         allowed = max(1, most_rows // views.multiplicity)
-        for count in np.unique(self.counts):
-            alike = (rows_of_unit == count).nonzero()[0]
+        for count in sorted(set(self.counts.tolist())):
+            alike = (
+                np.arange(len(rows_of_unit))
+                if self.regular
+                else (rows_of_unit == count).nonzero()[0]
+            )
             length = max(1, allowed // int(count)) * int(count)
             for start in range(0, len(alike), length):
                 yield batch._physical(alike[start : start + length], int(count), views, device)
@@ -176,6 +183,10 @@ class LogicalBatch:
         return PhysicalBatch(inputs, targets, units, keys, count * k)
 
 
+def _no_keys(rows: int) -> Tensor:
+    return torch.zeros(rows, dtype=torch.int64)
+
+
 def _whole_numbers(units: Tensor) -> NDArray[np.int64]:
     """Return units on the host, where they are ordered and counted."""
     if len(units) and (units.is_floating_point() or units.is_complex()):
@@ -195,23 +206,32 @@ def within_reach(batch: Any) -> Any:
     largest number stay: as inputs they are masks.
     """
     leaves = [t for t in tree_leaves(batch) if isinstance(t, Tensor) and t.numel() and _reach(t)]
-    inside = []
-    for t in leaves:
-        low, high = torch.aminmax(t)
-        inside.append((low >= -_reach(t)) & (high <= _reach(t)))  # False for NaN
+    if not leaves:
+        return batch
+    ends = [end for t in leaves for end in torch.aminmax(t)]
+    if len({t.dtype for t in leaves}) > 1:
+        ends = [end.float() for end in ends]  # what is infinite then is looked at below
     if len({t.device for t in leaves}) == 1:
-        inside = [torch.stack(inside).all()]  # read once
-    if all(map(bool, inside)):  # the usual case, in one pass
+        numbers = torch.stack(ends).tolist()  # read once
+    else:
+        numbers = [end.item() for end in ends]
+    reach = min(map(_reach, leaves))
+    if all(-reach <= number <= reach for number in numbers):  # the usual case; False for NaN
         return batch
     return map_rows(_cut, batch)
 
 
 def _reach(t: Tensor) -> float:
     """Return the largest number that stays, or 0 for a dtype without larger ones."""
-    if not t.is_floating_point():
+    return _reach_of(t.dtype)
+
+
+@cache
+def _reach_of(dtype: torch.dtype) -> float:
+    if not dtype.is_floating_point:
         return 0.0
-    reach = torch.finfo(torch.float64 if t.dtype == torch.float64 else torch.float32).max ** 0.25
-    return 0.0 if torch.finfo(t.dtype).max <= reach else reach  # float16
+    reach = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).max ** 0.25
+    return 0.0 if torch.finfo(dtype).max <= reach else reach  # float16
 
 
 def _cut(t: Tensor) -> Tensor:

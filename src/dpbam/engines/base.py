@@ -159,7 +159,11 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
 
 def per_row_loss(loss: Loss, output: Any, targets: Any, rows: int) -> Tensor:
     """Return the loss as [rows]."""
-    values = loss(output, targets)
+    return check_losses(loss(output, targets), rows)
+
+
+def check_losses(values: object, rows: int) -> Tensor:
+    """Return what a loss returned, or refuse what is not [rows]."""
     if not isinstance(values, Tensor):
         raise ArgumentTypeError(f"the loss must return a tensor, got {type(values).__name__}")
     if values.shape == (rows,):

@@ -10,11 +10,15 @@ times the cost per call; hence torch's internal functions, in this module alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 from torch._C._functorch import (
     _add_batch_dim,
+    _remove_batch_dim,
+    _vmap_decrement_nesting,
+    _vmap_increment_nesting,
     get_unwrapped,
     is_batchedtensor,
     is_functorch_wrapped_tensor,
@@ -23,7 +27,9 @@ from torch._C._functorch import (
     pop_dynamic_layer_stack,
     push_dynamic_layer_stack,
 )
+from torch._functorch import vmap as _vmap
 from torch.autograd import Function
+from torch.utils._pytree import tree_map
 
 is_batched: Callable[[Tensor], bool] = is_batchedtensor
 is_wrapped: Callable[[Tensor], bool] = is_functorch_wrapped_tensor
@@ -74,6 +80,28 @@ def batched(t: Tensor) -> Tensor:
     """Return [N, *row] as a batched tensor of the innermost active ``vmap``."""
     wrapped: Tensor = _add_batch_dim(t, 0, depth())
     return wrapped
+
+
+@cache
+def _load_decompositions() -> None:
+    """Load what vmap computes some operations by, as its first call does."""
+    _vmap.lazy_load_decompositions()  # type: ignore[attr-defined]
+
+
+def run_rows(function: Callable[[Any], Any], tensors: list[Tensor]) -> Any:
+    """Return ``function`` of each row of [N, ...] tensors, as ``torch.func.vmap`` does.
+
+    Without vmap's handling of other axes, which takes longer than a small layer. Random draws are
+    refused.
+    """
+    _load_decompositions()
+    rows = tensors[0].shape[0]
+    level = _vmap_increment_nesting(rows, "error")
+    try:
+        result = function([_add_batch_dim(t, 0, level) for t in tensors])
+        return tree_map(lambda t: _remove_batch_dim(t, level, rows, 0), result)
+    finally:
+        _vmap_decrement_nesting()
 
 
 def on_all_rows(function: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError, check
 from dpbam.engines.batching import innermost
 from dpbam.engines.decomposed import Decompose
 from dpbam.engines.draws import KeyedDraws
-from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
+from dpbam.engines.isolation import Isolation, alone, isolated, over_rows, row_loss
 from dpbam.engines.precision import measured
 from dpbam.methods import Method
 from dpbam.params import Params, accumulation_dtype, map_rows, trainable
@@ -89,17 +89,16 @@ class FunctionalEngine:
         """Return theta -> (L_u, L_u): the mean over the unit's rows, each run alone."""
 
         def one_row(theta: Params, inputs: Any, targets: Any, key: Tensor) -> Tensor:
-            last = Substitute(parameters, theta)
-            with watch.around(last, KeyedDraws(key), Decompose()):
-                return row_loss(self._model, self._loss, inputs, targets)
+            around = watch.around(Substitute(parameters, theta), KeyedDraws(key), Decompose())
+            return row_loss(self._model, self._loss, (inputs, targets), around)[0]
 
         def unit_loss(theta: Params, unit: _Unit) -> tuple[Tensor, Tensor]:
             inputs, targets, keys = unit
             if batch.rows_per_unit == 1:
-                inputs, targets = map_rows(lambda t: t[0], (inputs, targets))
                 value = one_row(theta, inputs, targets, keys[0])
                 return value, value
-            values: Tensor = over_rows(lambda row: one_row(theta, *row), (inputs, targets, keys))
+            rows = (*alone((inputs, targets)), keys)
+            values: Tensor = over_rows(lambda row: one_row(theta, *row), rows)
             total = batch.total(values)
             return total, total
 

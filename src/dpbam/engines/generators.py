@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import pickle
 import random
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ import torch
 from dpbam.engines.base import StatefulModelError
 
 _MT19937 = 624 * 4 + 4  # bytes of NumPy's state: the words, and the place of the next
+_PYTHON_BYTES = (1 + 624) * 4
+_python: Any = random._inst
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
@@ -61,6 +64,35 @@ def _restore_numpy(state: bytes) -> None:
         bits.state = pickle.loads(state)  # written above, in this process
 
 
+def _of_python() -> tuple[bytes, float | None] | tuple[Any, ...]:
+    """Return the state of Python's global generator, from its memory where that is understood."""
+    if _PYTHON_AT is None:
+        return random.getstate()
+    return ctypes.string_at(_PYTHON_AT, _PYTHON_BYTES), _python.gauss_next
+
+
+def _restore_python(state: Any) -> None:
+    if _PYTHON_AT is None:
+        random.setstate(state)
+        return
+    ctypes.memmove(_PYTHON_AT, state[0], _PYTHON_BYTES)
+    _python.gauss_next = state[1]
+
+
+def _python_memory() -> int | None:
+    """Return where the words of Python's global generator are, or None where it looks different.
+
+    ``random.getstate`` makes 625 Python numbers at each call: a hundredth of a small step.
+    """
+    at = id(_python) + object.__basicsize__  # CPython: the place of the next word, and the words
+    try:
+        *words, place = _python.getstate()[1]
+        memory = np.frombuffer(ctypes.string_at(at, _PYTHON_BYTES), np.uint32).tolist()
+    except Exception:
+        return None
+    return at if memory == [place, *words] else None
+
+
 def _of_torch() -> bytes:
     return bytes(torch.default_generator.get_state().numpy().tobytes())
 
@@ -69,8 +101,9 @@ def _restore_torch(state: bytes) -> None:
     torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
+_PYTHON_AT = _python_memory() if sys.implementation.name == "cpython" else None
 _GLOBAL = (
-    _Generator("Python's", random.getstate, random.setstate),
+    _Generator("Python's", _of_python, _restore_python),
     _Generator("NumPy's", _of_numpy, _restore_numpy),
     _Generator("torch's", _of_torch, _restore_torch),
 )

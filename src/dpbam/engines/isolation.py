@@ -44,7 +44,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.autograd.graph import disable_saved_tensors_hooks
-from torch.func import vmap
 from torch.nn.modules import module as _modules
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -55,11 +54,11 @@ from dpbam.engines.base import (
     StatefulModelError,
     UnsupportedModelError,
     call_model,
-    per_row_loss,
+    check_losses,
 )
-from dpbam.engines.batching import depth, is_wrapped
+from dpbam.engines.batching import depth, is_wrapped, run_rows
 from dpbam.engines.generators import GENERATORS, GlobalGenerators, generator_state
-from dpbam.params import map_rows
+from dpbam.params import map_rows, modules_of
 
 _PRINTING = {Tensor.__repr__, Tensor.__format__}
 _GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
@@ -78,14 +77,20 @@ _UNTRACKED = {*_PLAIN}
 _HOOK_TABLES = {n for n, held in vars(nn.Module()).items() if type(held) is OrderedDict}
 
 
-def row_loss(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
-    """Return the loss of one row, a scalar: the model and the loss get a batch of one.
+def row_loss(model: nn.Module, loss: Loss, row: tuple[Any, Any], watch: Isolation) -> Tensor:
+    """Return the loss of one row, [1]: the model and the loss get a batch of one, under ``watch``.
 
-    ``inputs`` and ``targets`` are without the batch axis.
+    ``row`` has inputs and targets with a batch axis of length one (:func:`alone`).
     """
-    inputs, targets = map_rows(lambda t: t.unsqueeze(0), (inputs, targets))
-    value: Tensor = per_row_loss(loss, call_model(model, inputs), targets, 1)[0]
-    return value
+    inputs, targets = row
+    with watch:
+        values = loss(call_model(model, inputs), targets)
+    return check_losses(values, 1)
+
+
+def alone(batch: Any) -> Any:
+    """Return [N, ...] tensors as [N, 1, ...]: under vmap each row is a batch of one."""
+    return map_rows(lambda t: t.detach().unsqueeze(1), batch)
 
 
 def over_rows(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -96,13 +101,13 @@ def over_rows(function: Callable[[Any], Any], tree: Any) -> Any:
     leaves, spec = tree_flatten(tree)
     indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
-    def row(*parts: Tensor) -> Any:
+    def row(tensors: list[Tensor]) -> Any:
         one = list(leaves)
-        for i, part in zip(indices, parts, strict=True):
-            one[i] = part
+        for i, tensor in zip(indices, tensors, strict=True):
+            one[i] = tensor
         return function(tree_unflatten(one, spec))
 
-    return vmap(row, randomness="error")(*(leaves[i] for i in indices))
+    return run_rows(row, [leaves[i] for i in indices])
 
 
 class Selective(AbstractContextManager[Any], Protocol):
@@ -148,7 +153,10 @@ class Isolation(TorchFunctionMode):
         if reason is not None:
             raise UnsupportedModelError(reason)
         assert self._last is not None
-        if not any(mode.intercepts(func) for mode in self._selective):
+        for mode in self._selective:
+            if mode.intercepts(func):
+                break
+        else:
             return self._last.__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         with self._last, ExitStack() as nested:
             for mode in self._selective:
@@ -169,7 +177,7 @@ def check_nothing_kept(since: int) -> None:
     """
     new = gc.get_objects(generation=0 if since == _collections() else None)
     tensors = {kind for kind in set(map(type, new)) if issubclass(kind, Tensor)}
-    if not any(type(thing) in tensors and is_wrapped(thing) for thing in new):
+    if not any(map(is_wrapped, [thing for thing in new if type(thing) in tensors])):
         return
     del new
     gc.collect()  # frees reference cycles
@@ -214,9 +222,9 @@ class ModelState:
     """
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
-        named = [*model.named_modules()]
+        named = modules_of(model)
         if isinstance(loss, nn.Module):
-            named += [(f"loss.{name}".rstrip("."), m) for name, m in loss.named_modules()]
+            named += [(f"loss.{name}".rstrip("."), m) for name, m in modules_of(loss)]
         seen: dict[int, Any] = {}
         self._before = [(name, m, _Contents(m, seen)) for name, m in named]
 
@@ -238,6 +246,9 @@ _MISSING = object()
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
+_STANDARD = _HOOK_TABLES | {*_REGISTERED}  # the first are not looked into, the second elsewhere
+
+
 class _Contents:
     """What one module holds: its attributes, and the state of those that can change in place."""
 
@@ -246,7 +257,7 @@ class _Contents:
         self._tensors: list[tuple[str, Tensor, int]] = []
         self._mutable: list[tuple[str, Any, Any]] = []
         for name, value in chain.from_iterable(held.items() for held in self._held):
-            if type(value) in _UNTRACKED or name in _HOOK_TABLES:
+            if name in _STANDARD or type(value) in _UNTRACKED:
                 continue
             if isinstance(value, Tensor):
                 if is_wrapped(value):
@@ -255,7 +266,7 @@ class _Contents:
                     )
                 if not value.is_inference():
                     self._tensors.append((name, value, value._version))
-            elif not (isinstance(value, nn.Module) or name in _REGISTERED or _is_fixed(value)):
+            elif not (isinstance(value, nn.Module) or _is_fixed(value)):
                 self._mutable += [(name, part, _state(part)) for part in _mutable(value, seen)]
 
     def changed(self, module: nn.Module) -> str | None:
@@ -355,14 +366,15 @@ def _hidden_code(model: nn.Module, loss: Loss) -> str | None:
         return "the loss is TorchScript, whose operations cannot be intercepted"
     if _modules._global_backward_hooks or _modules._global_backward_pre_hooks:
         return "a backward hook is registered for all modules, and would be ignored"
-    for path, module in model.named_modules():
+    for path, module in modules_of(model):
         if module._backward_hooks or module._backward_pre_hooks:
             return f"module {path!r} has a backward hook, which would be ignored"
         if isinstance(module, torch.jit.ScriptModule):
             return f"module {path!r} is TorchScript, whose operations cannot be intercepted"
-    for name, p in model.named_parameters():
-        if p._backward_hooks or p._post_accumulate_grad_hooks:
-            return f"parameter {name} has a gradient hook, which would be ignored"
+        for name, p in module._parameters.items():
+            if p is not None and (p._backward_hooks or p._post_accumulate_grad_hooks):
+                where = f"{path}.{name}" if path else name
+                return f"parameter {where} has a gradient hook, which would be ignored"
     return None
 
 

@@ -62,6 +62,7 @@ def collect(uses: Sequence[Use], flow: Flow, plain: PlainPass | None = None) -> 
     ``flow`` is plain, or BAM's with ``plain`` from the pass before.
     """
     matrix_uses = [use for use in uses if isinstance(use, MatrixUse)]
+    place = {id(use): i for i, use in enumerate(matrix_uses)}
     by_name: dict[str, list[Use]] = defaultdict(list)
     for use in uses:
         for name in use.names:
@@ -71,8 +72,7 @@ def collect(uses: Sequence[Use], flow: Flow, plain: PlainPass | None = None) -> 
     index: dict[int, int] = {}
     for groups in factored.values():
         for group in groups:
-            first = next(i for i, use in enumerate(matrix_uses) if use is group[0])
-            gradient = _factored(group, flow, plain, first)
+            gradient = _factored(group, flow, plain, place[id(group[0])])
             if gradient is not None:
                 index.update({id(use): len(gradients) for use in group})
                 gradients.append(gradient)

@@ -15,6 +15,7 @@ per-sample weights. ``docs/engine.md`` has the mathematics; in short, with p = l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +37,7 @@ from dpbam.engines.fused.gradients import Norm, settle
 from dpbam.engines.fused.layers import (  # they register their rules
     attention,
     conv,
+    cross_entropy,
     elementwise,
     embedding,
     group_norm,
@@ -46,12 +48,11 @@ from dpbam.engines.fused.layers import (  # they register their rules
 )
 from dpbam.engines.fused.tape import Capture, Tape
 from dpbam.engines.fused.uses import Flow, RecordedUse
-from dpbam.engines.isolation import Isolation, isolated, over_rows, row_loss
+from dpbam.engines.isolation import Isolation, alone, isolated, over_rows, row_loss
 from dpbam.engines.precision import full_precision
 from dpbam.methods import Ascended, Method, form_of
-from dpbam.params import map_rows
 
-_ = attention, conv, elementwise, embedding, group_norm, linear, mish, norm, pool
+_ = attention, conv, cross_entropy, elementwise, embedding, group_norm, linear, mish, norm, pool
 _ANY_KERNEL = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
@@ -121,7 +122,7 @@ class FusedEngine:
         """Return g_u, at theta or where the ascent moves it."""
         tape, total = self._forward(batch, watch, ascent=ascent)
         with full_precision():
-            flow = _backward(tape, total, Fold(batch), self._limit, twice=False).flow
+            flow = self._backward(tape, total, Fold(batch), twice=False).flow
             flow = replace(flow.detached(), purpose=purpose)
             return self._made(collect(tape.uses, flow), batch)
 
@@ -144,7 +145,7 @@ class FusedEngine:
         """Return the gradient of L_u + p |g_u|, by backward over backward."""
         tape, total = self._forward(batch, watch, twice=True)
         with full_precision():
-            first = _backward(tape, total, Fold(batch), self._limit, twice=True)
+            first = self._backward(tape, total, Fold(batch), twice=True)
             before, bam = first.again(tape, penalty)
             with torch.no_grad():
                 made = self._made(collect(tape.uses, bam, before), batch)
@@ -176,18 +177,36 @@ class FusedEngine:
         def key() -> Tensor:
             return on_all_rows(batch.row_keys, capture.rows)
 
-        def row(given: tuple[Any, Any]) -> Tensor:
-            inputs, targets = given
-            with watch.around(capture, KeyedDraws(key), Decompose()):
-                return row_loss(self._model, self._loss, inputs, targets)
+        def loss_of(row: tuple[Any, Any]) -> Tensor:
+            around = watch.around(capture, KeyedDraws(key), Decompose())
+            return row_loss(self._model, self._loss, row, around)
 
-        kernels = [SDPBackend.MATH] if twice else _ANY_KERNEL
-        with torch.enable_grad(), sdpa_kernel(kernels):
-            given = map_rows(Tensor.detach, (batch.inputs, batch.targets))
-            losses = over_rows(row, given)
-        _check_captured(losses, parameters)
+        with torch.enable_grad(), _attention_kernels(twice):
+            losses = over_rows(loss_of, alone((batch.inputs, batch.targets))).squeeze(1)
+        if not losses.requires_grad:
+            raise UnsupportedModelError("the loss depends on no trainable parameter")
         capture.tape.check_untouched()
         return capture.tape, batch.total(losses)
+
+    def _backward(self, tape: Tape, total: Tensor, fold: Fold, *, twice: bool) -> _Backward:
+        """Return b at every y; for BAM also h at every x, all attached to the graph: step 2."""
+        indices = [j for j, node in enumerate(tape.outputs) if not node.recorded]
+        ys: list[Any] = [tape.outputs[j].edge for j in indices]
+        moving = [k for k, node in enumerate(tape.inputs) if node.edge is not None] if twice else []
+        xs: list[Any] = [tape.inputs[k].edge for k in moving]
+        # a seed that requires a gradient keeps h in the graph where it does not depend on x or
+        # theta; the parameters are asked for because nothing but recorded uses may reach them
+        seed = torch.ones_like(total, requires_grad=twice)
+        gradients = torch.autograd.grad(
+            total, [*ys, *xs, *self._parameters.values()], grad_outputs=seed, create_graph=twice,
+            allow_unused=True,
+        )  # fmt: skip
+        _check_captured(gradients[len(ys) + len(xs) :], self._parameters)
+        b = _spread(gradients[: len(ys)], indices, len(tape.outputs))
+        flow = Flow(fold, [node.tensor for node in tape.inputs], b, self._limit)
+        at_x = gradients[len(ys) : len(ys) + len(xs)]
+        h = {k: t for k, t in zip(moving, at_x, strict=True) if t is not None}
+        return _Backward(total, ys, indices, flow, h)
 
 
 @dataclass(frozen=True)
@@ -221,21 +240,12 @@ class _Backward:
         return PlainPass(bare, norms, penalty * inverse.detach()), bam
 
 
-def _backward(tape: Tape, total: Tensor, fold: Fold, limit: int, *, twice: bool) -> _Backward:
-    """Return b at every y; for BAM also h at every x, all attached to the graph: step 2."""
-    indices = [j for j, node in enumerate(tape.outputs) if not node.recorded]
-    ys: list[Any] = [tape.outputs[j].edge for j in indices]
-    moving = [k for k, node in enumerate(tape.inputs) if node.edge is not None] if twice else []
-    xs: list[Any] = [tape.inputs[k].edge for k in moving]
-    # a seed that requires a gradient keeps h in the graph where it does not depend on x or theta
-    seed = torch.ones_like(total, requires_grad=twice)
-    found = torch.autograd.grad(
-        total, [*ys, *xs], grad_outputs=seed, create_graph=twice, allow_unused=True
-    )
-    b = _spread(found[: len(ys)], indices, len(tape.outputs))
-    flow = Flow(fold, [node.tensor for node in tape.inputs], b, limit)
-    h = {k: t for k, t in zip(moving, found[len(ys) :], strict=True) if t is not None}
-    return _Backward(total, ys, indices, flow, h)
+def _attention_kernels(twice: bool) -> AbstractContextManager[None]:
+    """Allow the kernels of attention that are differentiable as often as needed."""
+    if twice:
+        return sdpa_kernel([SDPBackend.MATH])
+    # the one that is excluded needs CUDA, and entering the context takes as long as a small layer
+    return sdpa_kernel(_ANY_KERNEL) if torch.cuda.is_available() else nullcontext()
 
 
 def _spread(values: Sequence[Tensor | None], indices: list[int], size: int) -> list[Tensor | None]:
@@ -250,13 +260,9 @@ def _safe_root(squared: Tensor) -> tuple[Tensor, Tensor]:
     return root, torch.where(positive, 1 / root, 0.0)
 
 
-def _check_captured(losses: Tensor, parameters: Mapping[str, Tensor]) -> None:
+def _check_captured(gradients: Sequence[Tensor | None], parameters: Mapping[str, Tensor]) -> None:
     """Refuse a loss that depends on a parameter by another path than the recorded uses."""
-    if not losses.requires_grad:
-        raise UnsupportedModelError("the loss depends on no trainable parameter")
-    wanted = list(parameters.values())
-    found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True, retain_graph=True)
-    for name, gradient in zip(parameters, found, strict=True):
+    for name, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
             raise UnsupportedModelError(
                 f"{name} is used by a function that torch hides (a custom one)"

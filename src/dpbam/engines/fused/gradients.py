@@ -365,7 +365,7 @@ def settle(
         if doubt is not None:
             doubts[i] = doubt
     exact = [norm.square.detach() for i, norm in enumerate(norms) if i not in doubts]
-    flags = [_stacked(exact).isfinite().all().view(1)] if exact else []
+    flags = [(_stacked(exact) < torch.inf).all().view(1)] if exact else []  # NaN is not
     kinds: dict[torch.dtype, list[int]] = {}
     for i, doubt in doubts.items():
         kinds.setdefault(doubt.square.dtype, []).append(i)
@@ -379,6 +379,8 @@ def settle(
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:
+    if len(values) == 1:
+        return values[0]
     wide = reduce(torch.promote_types, {t.dtype for t in values})
     return torch.stack([t.to(wide) for t in values])
 
@@ -420,7 +422,7 @@ def _constants(
 def _well_conditioned(sizes: Tensor, square: Tensor) -> Tensor:
     """Whether |G_u|^2 > 3 sqrt(eps) sizes^2, and is finite."""
     least = 3 * torch.finfo(square.dtype).eps ** 0.5 * sizes.square()
-    well: Tensor = (square > least) & square.isfinite()
+    well: Tensor = (square > least) & (square < torch.inf)  # least >= 0, and NaN is neither
     return well
 
 

@@ -18,8 +18,9 @@ several uses. All state is in the :class:`Tape`; modules and parameters are not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbam.engines.base import UnsupportedModelError
-from dpbam.engines.batching import batched, is_batched, on_all_rows
+from dpbam.engines.batching import apply, batched, is_batched, on_all_rows
 from dpbam.engines.fused.fold import split_axis
 from dpbam.engines.fused.weights import Weight
 
@@ -41,6 +42,7 @@ _READS = {
     "item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__",
     "__complex__", "is_nonzero", "equal", "allclose", "__reduce_ex__", "__dlpack__",
 }  # fmt: skip
+_ANCHOR = torch.zeros((), requires_grad=True, device="cpu")  # starts a graph; it gets no gradient
 _ALIASES = {Tensor.data.__get__}  # type: ignore[attr-defined]
 
 
@@ -60,9 +62,13 @@ class Call(NamedTuple):
 
     def bind(self, names: str) -> dict[str, Any]:
         """Return the arguments by name; those not given are None."""
-        listed = names.split()
-        given = dict(zip(listed, self.args, strict=False))
-        return {**dict.fromkeys(listed), **given, **self.kwargs}
+        absent = _absent(names)
+        return {**absent, **dict(zip(absent, self.args, strict=False)), **self.kwargs}
+
+
+@cache
+def _absent(names: str) -> dict[str, None]:
+    return dict.fromkeys(names.split())
 
 
 Rule = Callable[["Capture", Call], Any]
@@ -89,7 +95,6 @@ class Tape:
     inputs: list[Node] = field(default_factory=list)
     outputs: list[Node] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
-    _anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
     def input(self, x: Tensor, what: str) -> tuple[Tensor, int]:
         """Return a graph node for x that only this call uses, and its index on the tape."""
@@ -105,7 +110,7 @@ class Tape:
         if not y.requires_grad:
             y = self._root(y)
         elif y._is_view():
-            y = _Same.apply(y)  # type: ignore[no-untyped-call]
+            y = apply(_Same, y)
         edge = None if recorded else get_gradient_edge(y)
         self.outputs.append(Node(None, edge, 0, what, recorded))
         return y, len(self.outputs) - 1
@@ -113,7 +118,7 @@ class Tape:
     def _root(self, y: Tensor) -> Tensor:
         if y._is_view():
             y = not_a_view(y)
-        started: Tensor = _Root.apply(y, self._anchor)  # type: ignore[no-untyped-call]
+        started: Tensor = apply(_Root, y, _ANCHOR)
         return started
 
     def check_untouched(self) -> None:
@@ -154,12 +159,9 @@ class Capture(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = Call(func, args, kwargs or {})
         weights: list[Weight] = []
-        varying = False
-        for t in _tensors((call.args, call.kwargs)):
-            weight = self._weights.get(id(t))
-            if weight is not None:
-                weights.append(weight)
-            varying = varying or is_batched(t)
+        varying = self._look(args, weights)
+        if kwargs:
+            varying = self._look(kwargs.values(), weights) or varying
         out = self._run(call, weights, varying)
         for weight in weights:  # an in-place function, or an argument such as inplace=True
             if weight.tensor._version != weight.version:
@@ -167,6 +169,20 @@ class Capture(TorchFunctionMode):
                     f"{call.name} changes a function of parameters in place"
                 )
         return out
+
+    def _look(self, arguments: Iterable[Any], weights: list[Weight]) -> bool:
+        """Add the weights among the arguments to ``weights``; return whether one is of the row."""
+        varying = False
+        for leaf in arguments:
+            if isinstance(leaf, Tensor):
+                weight = self._weights.get(id(leaf))
+                if weight is not None:
+                    weights.append(weight)
+                varying = varying or is_batched(leaf)
+            elif isinstance(leaf, list | tuple | dict):
+                inside = leaf.values() if isinstance(leaf, dict) else leaf
+                varying = self._look(inside, weights) or varying
+        return varying
 
     def _run(self, call: Call, weights: list[Weight], varying: bool) -> Any:
         constant = not torch.is_grad_enabled() or any(weight.constant for weight in weights)
@@ -298,11 +314,3 @@ class _Same(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    for leaf in tree.values() if isinstance(tree, dict) else tree:
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif isinstance(leaf, list | tuple | dict):
-            yield from _tensors(leaf)
