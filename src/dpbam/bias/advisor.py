@@ -30,6 +30,7 @@ from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
 from dpbam.bias.decomposition import dot, flat
 from dpbam.engines import Loss, PerSampleDirections, make_engine
+from dpbam.engines.synthetic import use_first
 from dpbam.errors import ArgumentError
 from dpbam.methods import BAM, DPSGD
 from dpbam.params import device_of, trainable
@@ -143,7 +144,9 @@ def advise(
     for inputs, targets in batches:
         whole = LogicalBatch.of(inputs, targets, None, 1)
         for batch in whole.split(physical_batch_size, Views(), device_of(model)):
-            bounds = bounds or _bounds(plan, maker.directions(batch, DPSGD(), 0.0).norms())
+            if not bounds:
+                use_first(maker, batch, DPSGD())  # what a model fixes is not taken from a record
+                bounds = _bounds(plan, maker.directions(batch, DPSGD(), 0.0).norms())
             for value, pool in found.items():
                 method = BAM(value, exact=True) if value else DPSGD()
                 pool.add(maker.directions(batch, method, value), bounds)

@@ -23,6 +23,7 @@ from dpbam.batches import LogicalBatch, Views
 from dpbam.bias.decomposition import flat, norm
 from dpbam.engines import Loss, PhysicalBatch, make_engine
 from dpbam.engines.base import call_model, per_row_loss
+from dpbam.engines.synthetic import use_first
 from dpbam.methods import DPSGD
 from dpbam.params import Params, device_of, evaluating, rows, trainable
 from dpbam.privacy.clipping import unclipped
@@ -107,6 +108,7 @@ def measure_flatness(
         total: Params = {}
         norms: list[Tensor] = []
         losses = 0.0
+        use_first(found, chunks[0], DPSGD())  # what a model fixes is not taken from a record
         for chunk in chunks:
             losses += float(_losses(model, loss, chunk).detach().sum())
             directions = found.directions(chunk, DPSGD(), 0.0)

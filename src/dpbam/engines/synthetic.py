@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from dpbam.engines.base import PhysicalBatch
+from dpbam.engines.base import Engine, PhysicalBatch, StatefulModelError
+from dpbam.methods import Method
 from dpbam.params import map_rows
 
 _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly
@@ -46,6 +47,25 @@ def synthetic_units(batch: PhysicalBatch) -> list[PhysicalBatch]:
         PhysicalBatch(inputs, targets, 1, torch.zeros_like(batch.row_keys()[:1]))
         for inputs, targets in synthetic_rows(batch.inputs, batch.targets)
     ]
+
+
+def use_first(engine: Engine, batch: PhysicalBatch, method: Method, lam: float = 0.0) -> None:
+    """Run the engine's model on a unit without a record, before it sees the first of ``batch``.
+
+    For code that gives a model records without an oracle, whose first batch does the same. A model
+    that fails on each of these units runs on records only.
+
+    Raises:
+        StatefulModelError: if a forward pass leaves state that the next could read.
+    """
+    for unit in synthetic_units(batch):
+        try:
+            engine.directions(unit, method, lam).norms()
+        except (StatefulModelError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception:  # the next may suit the model
+            continue
+        return
 
 
 def _has_whole(tree: Any) -> bool:
