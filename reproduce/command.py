@@ -25,12 +25,17 @@ _GIB = 2**30
 
 def run(
     experiment: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="table1, pooled, fig1 to fig7, exact, lambda, flatness, tuning, all or others.",
-            metavar="EXPERIMENT",
+            metavar="[EXPERIMENT]",
+            show_default=False,
         ),
-    ],
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(help="A recipe of your own, in place of an experiment.", metavar="FILE"),
+    ] = None,
     scale: Annotated[
         str, typer.Option(help="pocket (hours on two cores), desk (days) or full (the paper's).")
     ] = "pocket",
@@ -90,12 +95,15 @@ def run(
         $ python -m reproduce table1 --scale full --dry-run
         $ python -m reproduce table1 --scale full --steps 1 --batch-size 8
         $ python -m reproduce all --only-report --docs docs
+        $ python -m reproduce --recipe mine.toml
     """
     from reproduce.index import chosen, recipes_of, take_times
     from reproduce.records import missing
 
-    names = chosen(experiment, scale)
-    recipes = recipes_of(names, scale)
+    if (experiment is None) == (recipe is None):
+        raise ArgumentError("give an experiment, such as table1, or a recipe with --recipe FILE")
+    names = [] if experiment is None else chosen(experiment, scale)
+    recipes = recipes_of(names, scale) if recipe is None else [_own(recipe)]
     if pneumonia is not None:
         _set_pneumonia(pneumonia)
     if dry_run:
@@ -107,9 +115,36 @@ def run(
     if not only_report:
         _train(missing(recipes, out, seeds, only or (), _shard(shard), work), out, jobs)
         take_times(names, out)
+    if experiment is None:
+        _report_own(recipes[0], out, seeds)
+        return
     _report(names, scale, out, seeds)
     if docs is not None:
         _write_page(experiment, out, docs, seeds)
+
+
+def _own(path: Path) -> Recipe:
+    from reproduce.recipes import OWN, read_recipe
+
+    if not path.is_file():
+        raise ArgumentError(f"there is no recipe {path}: write one as docs/reproduce.md shows")
+    return read_recipe(path, OWN)
+
+
+def _report_own(recipe: Recipe, out: Path, seeds: int | None) -> None:
+    from reproduce.outcome import Study
+    from reproduce.own import judge
+    from reproduce.records import finished
+    from reproduce.results_page import write_outcome
+
+    records = finished(recipe, out, seeds)
+    if not records:
+        console().print(f"{recipe.name}: no finished run yet", markup=False)
+        return
+    result = judge(Study(recipe, records, len(recipe.runs(seeds))))
+    paths = write_outcome(result, out / recipe.scale, recipe.scale)
+    _show(result)
+    console().print(f"Written: {', '.join(map(str, paths))}", markup=False, soft_wrap=True)
 
 
 def _set_pneumonia(path: Path) -> None:
@@ -189,24 +224,27 @@ def _show(result: Outcome) -> None:
 
 
 def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
-    """Print a table per recipe: runs, steps, sigma, passes, memory, FLOPs and GPU hours."""
+    """Print a table per recipe: runs, steps, sigma, passes, memory, FLOPs and time."""
+    from dpbam.app.runs.timing import duration
     from reproduce.cost import GPU, recipe_costs
 
-    screen, hours = console(), 0.0
+    screen, hours, seconds = console(), 0.0, 0.0
     for recipe in recipes:
         costs = recipe_costs(recipe, out, seeds)
         rows = [
             (c.name, f"{c.done}/{c.asked}", c.steps, number(c.noise_multiplier), f"{c.passes:.3g}",
              f"{c.step.bytes / _GIB:.2g} GiB, {c.step.rows}", f"{c.flops:.2g}",
-             f"{c.gpu_hours:.2g} h")
+             duration(c.step.seconds * c.steps), f"{c.gpu_hours:.2g} h")
             for c in costs
         ]  # fmt: skip
-        header = ("run", "done", "steps", "sigma", "passes", "memory, rows", "FLOPs", "GPU")
+        header = ("run", "done", "steps", "sigma", "passes", "memory, rows", "FLOPs", "here", "GPU")
         screen.print(table(header, rows, title=f"{recipe.scale} {recipe.name}: {recipe.title}"))
         hours += sum(c.gpu_hours_left for c in costs)
+        seconds += sum(c.seconds_left for c in costs)
     screen.print(
-        f"{hours:.3g} GPU hours are missing, on {GPU}. Passes: images forward and backward in a "
-        "run. Memory: for that many rows at once. FLOPs: counted on a step and scaled to a run.",
+        f"Missing: {duration(seconds)} on this machine, one run after the other, or {hours:.3g} "
+        f"GPU hours on {GPU}. Passes: images forward and backward in a run. Memory: for that many "
+        "rows at once. FLOPs and the time here: of a step on blank images, scaled to a run.",
         markup=False, soft_wrap=True,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What a recipe costs before it is run: image passes, memory of a step, FLOPs, GPU hours.
+"""What a recipe costs before it is run: image passes, memory, FLOPs, time here and on a GPU.
 
 A real step of every arm is taken on a few blank images and its floating-point operations are
 counted (:class:`torch.utils.flop_counter.FlopCounterMode`: matrix products and convolutions, which
@@ -15,7 +15,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpbam.app.runs import Prepared, RunConfig, RunSpec, prepare
+from dpbam.app.runs.timing import estimated_seconds
 from dpbam.engines.memory import LIMIT_BYTES, MOST_ROWS
 from dpbam.training.events import Reporter
 from reproduce.recipes import Recipe
@@ -42,11 +43,19 @@ _IMAGES = 64  # that the loss is computed on
 
 @dataclass(frozen=True)
 class Step:
-    """The FLOPs of a step per row, the rows computed at once, and the bytes that they take."""
+    """What a step takes.
+
+    Attributes:
+        flops_per_row: floating-point operations.
+        rows: computed at once.
+        bytes: that they take.
+        seconds: of a whole step of the recipe's batch size, on this machine.
+    """
 
     flops_per_row: float
     rows: int
     bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,11 @@ class Cost:
     def gpu_hours(self) -> float:
         """Of a run, by the assumption above."""
         return self.flops / (GPU_FLOPS * GPU_USED) / 3600
+
+    @property
+    def seconds_left(self) -> float:
+        """The time of all missing runs on this machine, one after the other."""
+        return self.step.seconds * self.steps * (self.asked - self.done)
 
     @property
     def gpu_hours_left(self) -> float:
@@ -123,10 +137,22 @@ def count_step(config: RunConfig, recipe: Recipe) -> Step:
         )  # fmt: skip
         oracle = prepared.oracle()
         fit, flops = prepared.fit(oracle), _flops_per_row(prepared, oracle)
-    if config.physical_batch_size:
-        return Step(flops, fit.rows, fit.bytes)
-    rows = max(1, int(MOST_ROWS * min(1.0, 0.9 * LIMIT_BYTES / fit.bytes)))
-    return Step(flops, rows, int(fit.bytes * rows / fit.rows))
+        rows, size = fit.rows, fit.bytes
+        if not config.physical_batch_size:
+            rows = max(1, int(MOST_ROWS * min(1.0, 0.9 * LIMIT_BYTES / fit.bytes)))
+            size = int(fit.bytes * rows / fit.rows)
+        seconds = _step_seconds(config, prepared, recipe, rows)
+    return Step(flops, rows, size, seconds)
+
+
+def _step_seconds(config: RunConfig, prepared: Prepared, recipe: Recipe, rows: int) -> float:
+    """Time steps of the recipe's batch size and views on blank images, evaluations left out."""
+    known = prepared.plan.noise_multiplier or None  # of the trial: its value takes no time
+    timed = config.replace(
+        data=prepared.config.data, epsilon=None, noise_multiplier=known, eval_every=10**9
+    )
+    plan = timed.plan(recipe.images)
+    return estimated_seconds(replace(prepared, config=timed, plan=plan), rows) / plan.steps
 
 
 def _flops_per_row(prepared: Prepared, oracle: PrivateGradientOracle) -> float:

@@ -43,6 +43,7 @@ from dpbam.app.compare.comparison import noise_seed
 from dpbam.app.runs import ConfigError, RunConfig, RunSpec, places, read_file
 
 SCALES = ("pocket", "desk", "full")
+OWN = "own"  # in place of a scale: recipes by their paths, with --recipe
 WORK = Path("runs/reproduce")
 _RECIPES = Path(__file__).resolve().parent / "recipes"
 
@@ -153,8 +154,8 @@ def load_recipe(name: str, scale: str = "pocket") -> Recipe:
     return read_recipe(path)
 
 
-def read_recipe(path: Path) -> Recipe:
-    """Read a recipe from a file; its scale is the name of the folder."""
+def read_recipe(path: Path, scale: str | None = None) -> Recipe:
+    """Read a recipe from a file; its scale is the name of the folder if none is given."""
     values = read_file(path)
     base = values.pop("base", None)
     use = values.pop("use", [])
@@ -165,7 +166,7 @@ def read_recipe(path: Path) -> Recipe:
     values.setdefault("setting", {})
     values.setdefault("arms", {})
     if base is not None:
-        values = _built_on(read_recipe(path.with_name(f"{base}.toml")), use, values)
+        values = _built_on(read_recipe(path.with_name(f"{base}.toml"), scale), use, values)
     if not values["arms"]:
         raise ConfigError(f"the recipe {path} has no arms: add one as [arms.NAME]")
     lacking = [name for name in ("images", "shape", "classes") if name not in values]
@@ -174,7 +175,8 @@ def read_recipe(path: Path) -> Recipe:
             f"the recipe {path} lacks {lacking[0]}, a public fact of its data: add it"
         )
     values.setdefault("title", path.stem)
-    values = {"records": path.stem, **values, "name": path.stem, "scale": path.parent.name}
+    place = {"name": path.stem, "scale": scale or path.parent.name}
+    values = {"records": path.stem, **values, **place}
     recipe = Recipe(**values)
     if base is None:  # a recipe with a smaller grid inherits places that it does not have
         _check_places(recipe)

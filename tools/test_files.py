@@ -21,6 +21,7 @@ import argparse
 import atexit
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -36,8 +37,8 @@ from typing import Any
 from test_runs import ROOT, adopt_orphans, spent, wait_for_orphans
 
 _PRELOAD = (
-    "pytest", "scipy.stats", "torch._dynamo", "torch.func", "dp_accounting", "optuna",
-    "dpbam.app.cli.train", "dpbam.app.compare.comparison", "dpbam.app.search.studies",
+    "pytest", "scipy.stats", "torch._dynamo", "torch.func", "dp_accounting",
+    "dpbam.app.cli.train", "dpbam.app.compare.comparison", "dpbam.app.search.search",
     "dpbam.loading", "dpbam.app.runs.build", "dpbam.app.runs.checkpoint",
 )  # fmt: skip
 #: Of a run; Python draws the hash seed at its start, so that all forks share the server's.
@@ -80,8 +81,12 @@ def _be_pytest(arguments: list[str], output: int) -> None:
     try:
         os.dup2(output, 1)
         os.dup2(output, 2)
-        # pytest takes the script's place on the path, as under python -m pytest
+        # pytest takes the script's place, as under python -m pytest: on the path, and as the main
+        # module, which processes that a test spawns import again
         sys.path[0] = str(ROOT)
+        spec = importlib.util.find_spec("pytest.__main__")
+        main = sys.modules["__main__"]
+        main.__spec__, main.__file__ = spec, spec.origin if spec else None
         sys.argv = ["pytest", *arguments]
         code = int(importlib.import_module("pytest").main(arguments))
         atexit._run_exitfuncs()

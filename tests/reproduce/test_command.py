@@ -54,7 +54,8 @@ def test_a_dry_run_trains_nothing(place, reproduce):
     ended = reproduce("fig2", "--dry-run")
     assert ended.code == 0, ended.err
     assert "0/1" in ended.out
-    assert "GPU hours are missing" in ended.out
+    assert "Missing: 5 s on this machine" in ended.out
+    assert "GPU hours" in ended.out
     assert not (place / "reproduce").exists()
     assert not (place / "runs").exists()
 
@@ -71,9 +72,25 @@ def test_only_report_names_what_is_missing(place, reproduce):
     assert (ended.code, ended.out.strip()) == (0, "fig2: no finished run yet")
 
 
+def test_a_recipe_of_ones_own_is_trained_and_judged(place, reproduce):
+    (place / "mine.toml").write_text(TEXT.format(**{**OPTIONS, "flatness": "false"}))
+    ended = reproduce("--recipe", "mine.toml")
+    assert ended.code == 0, ended.err
+    result = json.loads((place / "reproduce/results/own/mine.json").read_text())
+    assert result["claims"][1]["claim"].endswith("bam is more accurate than dp-sgd")
+    assert result["provenance"]["runs"] == result["provenance"]["asked"] == 6
+    assert {claim["verdict"] for claim in result["claims"]} == {"inconclusive"}
+    again = reproduce("--recipe", "mine.toml")
+    assert again.out == ended.out
+    assert "6/6" not in again.err  # nothing was trained
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
+        ([], "give an experiment, such as table1, or a recipe with --recipe FILE"),
+        (["fig2", "--recipe", "mine.toml"], "give an experiment, such as table1, or a recipe"),
+        (["--recipe", "none.toml"], "there is no recipe none.toml"),
         (["fig8"], "there is no experiment 'fig8': did you mean 'fig7'?"),
         (["fig2", "--scale", "huge"], "--scale must be pocket, desk or full"),
         (["fig1", "--scale", "desk"], "fig1 has no recipe of scale desk: choose pocket"),

@@ -173,3 +173,28 @@ def test_shards_partition_the_runs(tmp_path, machines):
     whole = [run.name for _, run in missing([recipe], tmp_path, 3)]
     assert sorted(name for shard in shards for name in shard) == sorted(whole)
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def test_records_of_another_version_are_no_pairs(finished, tmp_path):
+    """BAM trained anew by other code: its seed is left out until the others are, too."""
+    folder, recipe = finished
+    path = records_file(recipe, tmp_path)
+    path.parent.mkdir(parents=True)
+    rows = [
+        json.loads(line)
+        for line in records_file(recipe, folder / "results").read_text().splitlines()
+    ]
+    assert {row["machine"]["version"] for row in rows} == {kept.VERSION}
+
+    def versions(*newer: str) -> list[str]:
+        for row in rows:
+            append_json_line(path, {**row, "machine": {"version": 1 + (row["run"] in newer)}})
+        found = [f"{r.arm}-{r.seed}" for r in done(recipe, tmp_path)]
+        path.unlink()
+        return sorted(found)
+
+    every = sorted(f"{arm}-{seed}" for arm in ("bam", "dp-sat", "dp-sgd") for seed in (0, 1))
+    bam, sat = "bam-clip_norm-1-seed-0", "dp-sat-clip_norm-1-seed-0"
+    assert versions() == every
+    assert versions(bam) == [name for name in every if name != "bam-0"]
+    assert versions(bam, sat) == [name for name in every if name != "dp-sgd-0"]
