@@ -16,7 +16,7 @@ import platform
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from dpbam.app.runs import (
     load_run_model,
 )
 from dpbam.app.runs.bias import measure
-from dpbam.app.runs.files import append_json_line, current_config, plain, read_json_lines
+from dpbam.app.runs.files import append_json_line, plain, read_json_lines
 from dpbam.app.runs.pool import Watcher, train_all
 from dpbam.data import load
 from dpbam.training.evaluation import predict_logits
@@ -65,14 +65,14 @@ def read_records(path: Path) -> dict[str, RunRecord]:
         try:
             name = row.pop("run")
             record = RunRecord(**row)
-            config = current_config(record.config)
+            RunConfig.from_mapping(record.config)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{path} line {number} is no record of a run ({error}): restore it"
             ) from None
         if name in records:  # two machines trained it, or a file was appended twice
             raise ConfigError(f"{path} has {name} twice, line {number} again: remove one of them")
-        records[name] = replace(record, config=config)
+        records[name] = record
     return records
 
 

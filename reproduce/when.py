@@ -250,7 +250,8 @@ def _lambda(config: Mapping[str, Any]) -> str:
     """Return BAM's share of theta's norm, or the lambda of DP-SAT."""
     if config["method"] == "dp-sat":
         return f"DP-SAT, {config['lam']:g}"
-    warm = f", reached after {config['lam_warmup']:.0%}" if config["lam_warmup"] else ""
+    share = config.get("method_options", {}).get("warmup")
+    warm = f", reached after {share:.0%}" if share else ""
     return f"BAM, {config['lam_share']:.1e} of theta's norm{warm}"
 
 

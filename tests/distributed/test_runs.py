@@ -45,8 +45,7 @@ def test_two_ranks_leave_what_one_process_leaves(tmp_path):
 
 
 def test_two_ranks_measure_and_release_what_one_process_does(tmp_path):
-    config = RunConfig(**SEEDED, measure_bias=3, measure_plain=True, release_norms=20.0,
-                       release_bias=0.1)  # fmt: skip
+    config = RunConfig(**SEEDED, measure_bias=3, release_norms=20.0)
     execute(config, tmp_path / "one")
     together(2, lambda ranks: execute(config, tmp_path / "two", ranks=ranks))
     for name, lines in (("non-private/bias.jsonl", 3), ("statistics.jsonl", STEPS)):

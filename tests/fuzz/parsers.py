@@ -87,7 +87,7 @@ def _mlp() -> torch.nn.Module:
 
 def _facts() -> bytes:
     config = RunConfig(epsilon=3.0, freeze=("conv.*",), model_options={"width": 0.5}).to_mapping()
-    return json.dumps({"format": 1, "run": "r", "config": config, "n": 100, "delta": 1e-4}).encode()
+    return json.dumps({"format": 4, "run": "r", "config": config, "n": 100, "delta": 1e-4}).encode()
 
 
 def _ledger() -> bytes:
@@ -140,7 +140,7 @@ def _image(kind: str, mode: str = "RGB") -> bytes:
 
 
 _CSV = b"file,label,patient,split\na/1.png,cat,ann,train\nb/2.png,dog,bob,test\n"
-_MODEL = {"format": 1, "dpbam": "0.1", "model": "mlp", "model_options": {},
+_MODEL = {"format": 4, "dpbam": "0.1", "model": "mlp", "model_options": {},
           "image_shape": [1, 8, 8], "class_names": ["a", "b"], "method": "bam"}  # fmt: skip
 _CONFIG = RunConfig(epsilon=3.0, freeze=("a.*",), model_options={"width": 0.5}, image_size=64)
 

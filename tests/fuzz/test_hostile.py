@@ -88,7 +88,8 @@ def test_a_run_folder_with_a_link_out_is_refused(tmp_path: Path) -> None:
     run, victim = tmp_path / "run", tmp_path / "victim"
     victim.write_text("untouched")
     (run / "non-private").mkdir(parents=True)
-    (run / "non-private" / "run.json").write_text(json.dumps({"run": "r", "config": {}}))
+    facts = {"format": 4, "run": "r", "config": {}}
+    (run / "non-private" / "run.json").write_text(json.dumps(facts))
     with RunFolder(run).opened(resume=True):
         pass  # as it is, it opens
     (run / "ledger.jsonl").symlink_to(victim)

@@ -29,7 +29,6 @@ device = "cpu"
 num_workers = 0
 checkpoint_every = 0
 measure_bias = 2
-measure_plain = true
 
 [grid]
 clip_norm = {clip_norms}

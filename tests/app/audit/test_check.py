@@ -483,8 +483,8 @@ def test_every_setting_that_is_a_path_is_left_out_of_the_digest() -> None:
 
 
 def test_a_statement_of_an_older_format_is_refused(run: Path) -> None:
-    edit_json(run / "privacy-statement.json", format=2)
-    with pytest.raises(RunError, match="older format: let dpbam train --resume"):
+    edit_json(run / "privacy-statement.json", format=3)
+    with pytest.raises(RunError, match="of format 3, and this dpbam reads format 4"):
         check_run(run)
 
 

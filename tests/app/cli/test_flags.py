@@ -41,7 +41,6 @@ def test_every_field_of_a_run_has_a_flag_but_what_is_not_given_by_hand():
 def test_a_field_defines_the_help_of_its_flag():
     helps = {one.name: one.help for one in settings(RunConfig)}
     assert helps["accountant"] == "The accountant: pld or rdp [pld]. pld is tighter."
-    assert helps["measure_plain"].startswith("Measure dp-sat's bias")
     assert "head, lora, norms or all [all; of a public encoder, head]" in helps["train"]
     assert "[chosen to fit]" in helps["physical_batch_size"]
 

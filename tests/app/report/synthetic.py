@@ -39,7 +39,7 @@ def write_run(
         _json(folder / "privacy-statement.json", statement(method, seed, q, steps, rng))
     facts = {"config": config, "sampling_rate": q, "delta": 1e-4, "noise_multiplier": 1.5}
     versions = {"versions": {"torch": "2.13.0", "python": "3.11.7"}, "device": "cpu", "threads": 2}
-    _json(folder / "non-private" / "run.json", facts | versions)
+    _json(folder / "non-private" / "run.json", {"format": 4} | facts | versions)
     _lines(folder / "metrics.jsonl", [_metrics(k, epochs, q, rng) for k in range(1, epochs + 1)])
     losses = [{"step": s, "non_private_loss": SECRET} for s in range(1, steps + 1, 5)]
     _lines(folder / "non-private" / "training.jsonl", losses)
@@ -58,7 +58,7 @@ def statement(
 ) -> dict[str, Any]:
     """As :func:`dpbam.app.runs.statement.statement` makes it."""
     return {
-        "format": 1, "run": f"{rng.getrandbits(64):016x}", "private": method != "sgd",
+        "format": 4, "run": f"{rng.getrandbits(64):016x}", "private": method != "sgd",
         "epsilon": "infinite" if method == "sgd" else 2.97654, "delta": 1e-4,
         "unit": "record (one image and its label)", "units": 1000,
         "neighbouring_relation": "add or remove one unit of privacy",

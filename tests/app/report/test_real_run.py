@@ -22,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     config = RunConfig(
         data="digits", model="mlp", method="bam", noise_multiplier=2.0, epochs=1, batch_size=256,
         accountant="rdp", device="cpu", num_workers=0, measure_bias=2,
-        release_norms=20.0, release_bias=4.0, seed=0,
+        release_norms=20.0, seed=0,
     )  # fmt: skip
     execute(config, out)
     assert main(["evaluate", str(out), "--save", "--json"]) == 0

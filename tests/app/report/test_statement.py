@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -35,16 +34,6 @@ def test_models_of_the_same_data_add_up(tmp_path: Path) -> None:
     assert float(view.epsilon) >= together
     assert "if all 2 private models are published" in view.promise
     assert ("epsilon", "2.977", "2.977", "infinite") in view.facts.rows
-
-
-def test_steps_with_less_noise_than_the_first_count_as_such(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / m, method=m) for m in ("dp-sgd", "bam")]
-    constant = float(privacy(groups([read_run(f) for f in folders])).epsilon)
-    path = folders[0] / "privacy-statement.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"noise_schedule": [1.0, 0.5]}))
-    together = float(privacy(groups([read_run(f) for f in folders])).epsilon)
-    phases = [Charge(1.4958, 0.1, 90), Charge(1.4958 / 2, 0.1, 30)]
-    assert together >= total_epsilon(phases, 1e-4, accountant="rdp") > constant
 
 
 def test_warnings_come_first(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_settings_without_effect_are_not_shown() -> None:
     config = {
         "method": "dp-sgd", "gradient": "approximate", "lam_share": 1e-4, "momentum": 0.9,
         "optimizer": "nadam", "shift": 4, "augment_multiplicity": 0, "focal": 0.0, "lr": 0.1,
-        "clip_norm": 1.0, "noise_schedule": [1.0], "freeze": [], "tensorboard": False,
+        "clip_norm": 1.0, "freeze": [], "tensorboard": False,
     }  # fmt: skip
     assert used_settings(config) == {
         "method": "dp-sgd", "optimizer": "nadam", "lr": 0.1, "clip_norm": 1.0,

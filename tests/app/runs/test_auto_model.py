@@ -269,7 +269,7 @@ def test_every_setting_is_written_as_flags_that_read_the_same():
         epsilon=2.5, model="mlp", model_options={"hidden": [8, 4], "act": "x y"},
         freeze=("a*", "b"), image_size=(64, 48), dicom_window=(40, 400), target_range=(0, 100.5),
         measure_bias=3,
-        noise_schedule=(1.2, 0.8), class_weights={"ill=1": 4},
+        class_weights={"ill=1": 4},
         tensorboard=True, correct_noise=False,
     )  # fmt: skip
     assert config_of(command(config)) == config

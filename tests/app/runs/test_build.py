@@ -38,7 +38,10 @@ def mlp(classes=10, **options):
         ({"method": "bam", "gradient": "exact"}, f"BAM(lam=Relative(share={SHARE}), exact=True)"),
         ({"method": "bam", "lam_share": 1e-3}, "BAM(lam=Relative(share=0.001), exact=False)"),
         ({"method": "dp-sat"}, "DPSAT(lam=0.02)"),
-        ({"method": "dp-sat", "lam_warmup": 0.3}, "DPSAT(lam=WarmUp(lam=0.02, steps=3))"),
+        (
+            {"method": "dp-sat", "method_options": {"warmup": 0.3}},
+            "DPSAT(lam=WarmUp(lam=0.02, steps=3))",
+        ),
     ],
 )
 def test_methods(values, shown):
@@ -50,7 +53,7 @@ def test_methods(values, shown):
     [
         {"method": "bam"},
         {"method": "bam", "lam": 0.1},
-        {"method": "bam", "lam_warmup": 0.5},
+        {"method": "bam", "method_options": {"warmup": 0.5}},
         {"method": "disk", "method_options": {"inner": "bam"}},
         {"method": "dp-sat"},
     ],

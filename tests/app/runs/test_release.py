@@ -12,7 +12,7 @@ from dpbam.privacy.ledger import Ledger
 
 @pytest.fixture
 def releasing(tiny: RunConfig) -> RunConfig:
-    return tiny.replace(release_norms=20.0, release_bias=5.0)
+    return tiny.replace(release_norms=20.0)
 
 
 def released(folder):
@@ -24,18 +24,17 @@ def test_every_step_releases_and_the_ledger_is_charged_for_both(releasing, tmp_p
     rows = released(result.out)
     assert [row["step"] for row in rows] == list(range(8))
     assert rows[0]["count_std"] == 20.0
-    assert rows[0]["bias"] is not None
-    joint = (4.0**-2 + 2 * 20.0**-2) ** -0.5
+    joint = (4.0**-2 + 20.0**-2) ** -0.5
     ledger = Ledger(1e-4, "rdp", result.out / "ledger.jsonl")
     assert [c.noise_multiplier for c in ledger.charges()] == [pytest.approx(joint)]
-    assert result.epsilon > execute(releasing.replace(release_norms=None, release_bias=None),
+    assert result.epsilon > execute(releasing.replace(release_norms=None),
                                     tmp_path / "other").epsilon  # fmt: skip
 
 
 def test_a_budget_is_kept_with_the_statistics_in_it(releasing):
     config = releasing.replace(noise_multiplier=None, epsilon=1.0)
     plan = prepare(config).plan
-    alone = prepare(config.replace(release_norms=None, release_bias=None)).plan
+    alone = prepare(config.replace(release_norms=None)).plan
     assert plan.epsilon() <= 1.0
     assert plan.noise_multiplier > alone.noise_multiplier
 
@@ -44,7 +43,7 @@ def test_the_audit_and_the_statement_know_of_them(releasing, tmp_path):
     out = execute(releasing, tmp_path / "run").out
     statement = json.loads((out / "privacy-statement.json").read_text())
     assert "statistics.jsonl" in statement["may_be_published"]
-    assert "clipped to B = 5" in statement["released_beside_the_gradients"]
+    assert "with noise of sigma 20" in statement["released_beside_the_gradients"]
     assert [f.check for f in check_run(out) if not f.right] == []
 
 
@@ -67,8 +66,7 @@ def test_a_resumed_run_releases_each_step_once(releasing, tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"release_norms": None}, "release_bias needs release_norms"),
-     ({"release_norms": 0.0}, "release_norms"),
+    [({"release_norms": 0.0}, "release_norms"),
      ({"method": "sgd", "noise_multiplier": None}, "release_norms needs noise")],
 )  # fmt: skip
 def test_what_cannot_be_released_is_refused(releasing, changes, words):

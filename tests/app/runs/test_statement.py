@@ -190,7 +190,7 @@ KINDS = {
     "a private run": {},
     "no seed, secure noise": {"seed": None, "noise": "secure"},
     "a reference": {"method": "sgd", "noise_multiplier": None},
-    "with statistics": {"release_norms": 20.0, "release_bias": 1.0},
+    "with statistics": {"release_norms": 20.0},
     "with the trade-off": {"accountant": "pld"},
     "with names": {"operator": "A", "curator": "B", "purpose": "C", "unit_reason": "D"},
 }

@@ -17,7 +17,6 @@ SETTINGS = {
     "dp-sat": {"method": "dp-sat"},
     "without privacy": {"method": "sam", "noise_multiplier": None},
     "counts and statistics": {"release_counts": 20.0, "release_norms": 20.0},
-    "schedules": {"noise_schedule": (1.2, 1.0), "clip_schedule": (2.0, 1.0)},
     "secure, averaged": {"noise": "secure", "ema": 0.9},
     "one step": {"epochs": 0.05},
 }

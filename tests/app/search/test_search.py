@@ -68,7 +68,6 @@ def accounted(**changes: Any) -> Search:
         (varied("epochs", "1..2"), "epochs may change what a trial costs"),
         ({"settings": {**SETTINGS, "budget": "b.json"}}, "budget"),
         ({"settings": {**SETTINGS, "release_norms": 50.0}}, "release_norms"),
-        ({"settings": {**SETTINGS, "noise_schedule": [2.0, 0.5]}}, "trials of constant noise"),
         ({"settings": {**SETTINGS, "unit": "patient"}, "score_noise": 9.0}, "one patient may have"),
         ({"score_noise": 0.0}, "score_noise"),
         ({"distribution": "fixed"}, "distribution"),

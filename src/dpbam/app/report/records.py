@@ -32,7 +32,7 @@ from typing import Any
 from dpbam import _jsonl
 from dpbam._names import public_name
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.files import check_format, current_config
+from dpbam.app.runs.files import check_format
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.settings import policies
 from dpbam.catalogue import METHODS, is_private
@@ -44,6 +44,7 @@ CONFIG = "config.toml"
 PUBLIC_SETTINGS = frozenset(name for name, one in policies(RunConfig).items() if one.published)
 
 _NO_METRICS = ("step", "epoch", "epsilon", "loss", "records")  # of metrics.jsonl
+_NUMBERED = ("privacy-statement.json", "run.json")  # files that carry a format number
 Rows = tuple[dict[str, Any], ...]
 
 
@@ -239,9 +240,7 @@ def read_run(folder: str | Path) -> Run:
     facts = _maybe(non_private / "run.json")
     return Run(
         name=folder.resolve().name,
-        config=current_config(
-            _parsed(config, tomllib.loads) if config.exists() else _settings(stated)
-        ),
+        config=_parsed(config, tomllib.loads) if config.exists() else _settings(stated),
         statement=stated or _unfinished(facts, metrics),
         metrics=metrics,
         statistics=_rows(folder / "statistics.jsonl"),
@@ -283,7 +282,8 @@ def _unfinished(facts: dict[str, Any], metrics: Rows) -> dict[str, Any]:
 def _maybe(path: Path) -> dict[str, Any]:
     """A JSON file's values, of a format that is known; empty where there is none."""
     values = _parsed(path, json.loads) if path.exists() else {}
-    check_format(path, values)
+    if path.name in _NUMBERED and values:
+        check_format(path, values)
     return values
 
 

@@ -87,12 +87,11 @@ def _together(runs: Sequence[Run]) -> tuple[str, str]:
 
 
 def _charges(runs: Sequence[Run]) -> list[Charge]:
-    """What the runs were charged, each step as the one with the least noise of its schedule."""
+    """What the runs were charged."""
     steps: Counter[tuple[float, float]] = Counter()
     for run in runs:
         s = run.statement
-        sigma = s["charged_noise_multiplier"] * min(s.get("noise_schedule", [1.0]))
-        steps[(sigma, s["sampling_rate"])] += s["charged_steps"]
+        steps[(s["charged_noise_multiplier"], s["sampling_rate"])] += s["charged_steps"]
         if s.get("count_noise_multiplier"):
             steps[(s["count_noise_multiplier"], 1.0)] += 1
     return [Charge(sigma, q, count) for (sigma, q), count in steps.items()]

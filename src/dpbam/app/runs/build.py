@@ -168,6 +168,7 @@ def make_method(config: RunConfig, steps: int) -> Method:
     """
     options, make = dict(config.method_options), _class(METHODS, config.method)
     taken = inspect.signature(make).parameters
+    warmup = {"warmup": options.pop("warmup")} if _has_warmup(config) else {}
     if "inner" in taken:
         inner = options.get("inner", "dp-sgd")
         if ":" in str(inner):  # it would be imported, and a file may have set it
@@ -175,7 +176,7 @@ def make_method(config: RunConfig, steps: int) -> Method:
                 f"disk's inner must be dp-sgd or bam, got {inner}: code of your own is named by "
                 "--method alone"
             )
-        options["inner"] = make_method(config.replace(method=inner, method_options={}), steps)
+        options["inner"] = make_method(config.replace(method=inner, method_options=warmup), steps)
     if "lam" in taken:
         options = {"lam": make_lambda(config, steps), **options}
     if "exact" in taken and config.method in METHODS:
@@ -191,7 +192,18 @@ def make_lambda(config: RunConfig, steps: int) -> float | Schedule:
     by_share = any(name in METHODS and METHODS[name].lam == "share" for name in names)
     if by_share and config.lam is None:
         lam = Relative(config.lam_share)
-    return WarmUp(lam, round(config.lam_warmup * steps)) if config.lam_warmup else lam
+    if not _has_warmup(config):
+        return lam
+    share = config.method_options["warmup"]
+    if not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ConfigError(f"the method option warmup must be a share from 0 to 1, got {share!r}")
+    return WarmUp(lam, round(share * steps))
+
+
+def _has_warmup(config: RunConfig) -> bool:
+    """Whether lambda rises over the first steps: an option of the methods that have a lambda."""
+    lam = config.method in METHODS and "lam" in METHODS[config.method].settings
+    return lam and "warmup" in config.method_options
 
 
 def lam_at_the_end(config: RunConfig, model: nn.Module, steps: int) -> float:
@@ -310,6 +322,4 @@ def make_release(
     if config.release_norms is None:
         return None
     thresholds = [config.clip_norm * 2.0**k for k in range(-4, 9)]
-    return PrivateStatistics(
-        thresholds, noise_multiplier=config.release_norms, bias_bound=config.release_bias, sink=sink
-    )
+    return PrivateStatistics(thresholds, noise_multiplier=config.release_norms, sink=sink)

@@ -19,7 +19,6 @@ from dpbam.app.runs.files import to_toml
 from dpbam.app.runs.settings import (
     Count,
     Every,
-    Factors,
     Fraction,
     FromZero,
     ImageSize,
@@ -126,14 +125,6 @@ class RunConfig(BaseModel):
         "An option of the clipping, such as quantile=0.7; repeatable.", {},
         flag="--clipping-option", **_TUNED, private_only=True,
     )
-    noise_schedule: Factors = _privacy(
-        "Factors on sigma, one per phase of the run, such as 1.2,1,0.8; the accountant "
-        "composes them.", (1.0,), published=True, private_only=True, off=(1.0,),
-    )
-    clip_schedule: Factors = _privacy(
-        "Factors on C likewise; the noise follows C.", (1.0,), **_TUNED, private_only=True,
-        off=(1.0,),
-    )
     unit: str | None = _privacy(
         "Whom privacy is promised to: record, or a COLUMN.",
         unset="record; patient for DICOM files; to be named if the data names owners", common=True,
@@ -164,17 +155,14 @@ class RunConfig(BaseModel):
         "Also release, with this sigma (such as 20), how many units have norms in which range; "
         "shares the budget with the gradients.", published=True,
     )
-    release_bias: Positive | None = _privacy(
-        "And the length of the bias, of contributions clipped to this B, with the same sigma.",
-        published=True,
-    )
 
     method: MethodName = _method(
         "The method. Or module:Name, a Method of your own. sgd and sam are references without "
         "privacy.", "dp-sgd", common=True, published=True,
     )
     method_options: Options = _method(
-        "An option of disk (kappa, gamma, inner=bam) or of your own method; repeatable.", {},
+        "An option: warmup=0.2, the share of the steps over which lambda rises from 0; kappa, "
+        "gamma and inner=bam of disk; those of your own method. Repeatable.", {},
         flag="--method-option", published=True,
     )
     lam: NonNegative | None = _method(
@@ -185,10 +173,6 @@ class RunConfig(BaseModel):
         "BAM's lambda over the norm of the trained parameters, where lam is not given. It "
         "follows the parameters during training.", SHARE, **_TUNED, of_method=True,
         instead_of="lam", symbol="λ/|θ|",
-    )
-    lam_warmup: Fraction = _method(
-        "Share of the run's steps over which lambda rises from 0 to its value.", 0.0, **_TUNED,
-        of_method=True, off=0,
     )
     gradient: Literal["approximate", "exact"] = _method(
         "BAM's gradient. Eq. 12 or Eq. 11 of the paper.", "approximate", **_TUNED, of_method=True,
@@ -308,10 +292,7 @@ class RunConfig(BaseModel):
     )
     measure_bias: Every | None = _run(
         "every=N: measure the clipping bias of each Nth step, into non-private/bias.jsonl; "
-        "costs up to a fifth of such a step.", **_RECORDING,
-    )
-    measure_plain: bool = _run(
-        "Measure dp-sat's bias against the plain gradient too: another pass.", False, **_RECORDING,
+        "costs up to a fifth of such a step, and of dp-sat and disk another pass.", **_RECORDING,
     )
     checkpoint_every: NonNegative = _run(
         "Seconds between checkpoints. 0: after every step.", 60.0, **_RECORDING,
@@ -353,8 +334,6 @@ class RunConfig(BaseModel):
             raise ArgumentError(
                 "secure noise cannot have a seed: leave seed out, or take standard noise"
             )
-        if self.release_bias is not None and self.release_norms is None:
-            raise ArgumentError("release_bias needs release_norms: the noise multiplier of both")
         if self.release_counts is not None and self.class_weights:
             raise ArgumentError(
                 "class_weights are given, so release_counts would pay for nothing: leave one out"
@@ -471,9 +450,7 @@ class RunConfig(BaseModel):
     @property
     def joint_noise_multipliers(self) -> tuple[float, ...]:
         """The noise multipliers of what is released with the gradients."""
-        if self.release_norms is None:
-            return ()
-        return (self.release_norms,) * (1 if self.release_bias is None else 2)
+        return () if self.release_norms is None else (self.release_norms,)
 
     @classmethod
     def from_file(cls, path: str | Path, **overrides: Any) -> RunConfig:
@@ -536,8 +513,6 @@ class RunConfig(BaseModel):
             "unit": unit,
             "max_records": self.max_records or (1 if unit == "record" else 8),
             "accountant": self.accountant,
-            "noise_schedule": self.noise_schedule,
-            "clip_schedule": self.clip_schedule,
         }
         if not self.private:
             return PrivacyPlan.non_private(epochs=self.epochs, **common)

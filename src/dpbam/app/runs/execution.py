@@ -136,11 +136,11 @@ def _follow(prepared: Prepared, out: Path, ranks: Ranks) -> RunResult:
 
 
 def _lens(prepared: Prepared, sink: Callable[[BiasRecord], None]) -> BiasLens | None:
-    """Return what measures the bias along the way, if that was asked for."""
+    """Return what measures the bias along the way, by both readings, if that was asked for."""
     from dpbam.bias import BiasLens
 
-    every, plain = prepared.config.measure_bias, prepared.config.measure_plain
-    return BiasLens(sink, every=every, plain=plain) if every else None
+    every = prepared.config.measure_bias
+    return BiasLens(sink, every=every, plain=True) if every else None
 
 
 def _ignore(record: object) -> None:

@@ -4,7 +4,8 @@ The definition of a setting says whether it may change on resume
 (:class:`dpbam.app.runs.settings.Policy`): by default it may not, since the accountant counts on it.
 Device, engine and physical batch size, and the number of processes, may in an unseeded run: they
 change the last bits, and a seeded run is the same to the bit. The epochs may with constant
-schedules and without swa, whose shape depends on them, within the configured epsilon.
+schedules and without swa or a warm-up of lambda, whose shape depends on them, within the configured
+epsilon.
 
 Buffers and frozen parameters are published with the trained ones. A forward pass that wrote into
 them would publish facts about the training data without noise. So a run records the SHA-256 of
@@ -87,8 +88,8 @@ def versions() -> dict[str, str]:
 def check_config(facts: dict[str, Any], config: RunConfig) -> None:
     """Refuse a configuration that the run was not begun with, naming the field that differs."""
     stored, new = RunConfig.from_mapping(facts["config"]), config
-    phases = {len(stored.noise_schedule), len(stored.clip_schedule)}
-    constant = stored.schedule == "constant" and stored.swa is None and phases == {1}
+    lengthless = "warmup" not in stored.method_options and stored.swa is None
+    constant = stored.schedule == "constant" and lengthless
     allowed = {"always": True, "unseeded": stored.seed is None, "constant": constant}
     for name, policy in policies(RunConfig).items():
         old, now = getattr(stored, name), getattr(new, name)

@@ -20,8 +20,7 @@ from dpbam import _jsonl
 from dpbam._jsonl import sync_folder
 from dpbam.app.runs.run import RunError
 
-FORMAT = 3  # docs/formats.md says when it grows
-_OLDEST = 1
+FORMAT = 4  # docs/formats.md says when it grows
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -135,45 +134,17 @@ def locked(path: Path, *, busy: str | None = None) -> Iterator[None]:
 def check_format(path: Path, values: Mapping[str, Any]) -> None:
     """Refuse a file of a format that this version cannot read.
 
-    A file without a number was written before there were numbers, in format 1.
-
     Example:
         >>> check_format(Path("model.json"), {"format": 7})
         Traceback (most recent call last):
-        dpbam.app.runs.run.RunError: model.json is of format 7, and this dpbam reads...
+        dpbam.app.runs.run.RunError: model.json is of format 7, and this dpbam reads format 4: ...
     """
-    found = values.get("format", 1)
-    if isinstance(found, int) and _OLDEST <= found <= FORMAT:
+    found = values.get("format")
+    number = type(found) is int and found > 0
+    if number and found == FORMAT:
         return
-    newer = isinstance(found, int) and found > FORMAT
-    way = "use a newer dpbam, or the one that wrote it" if newer else "restore it from a backup"
-    raise RunError(
-        f"{path} is of format {found!r}, and this dpbam reads formats up to {FORMAT}: {way}"
-    )
-
-
-def current_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored configuration in the words of the current format.
-
-    Format 1 called standard noise "fast"; before there was ``train``, there was ``head_only``; and
-    methods without lambda had one of 0.02.
-
-    Example:
-        >>> current_config({"noise": "fast", "lr": 0.1, "head_only": True})
-        {'noise': 'standard', 'lr': 0.1, 'train': 'head'}
-        >>> current_config({"method": "dp-sgd", "lam": 0.02})
-        {'method': 'dp-sgd'}
-    """
-    current = {name: value for name, value in values.items() if name != "head_only"}
-    options = values.get("method_options") or {}
-    plain_disk = values.get("method") == "disk" and options.get("inner", "dp-sgd") == "dp-sgd"
-    if values.get("method") in ("dp-sgd", "sgd") or plain_disk:
-        current.pop("lam", None)
-    if values.get("noise") == "fast":
-        current["noise"] = "standard"
-    if values.get("head_only"):
-        current["train"] = "head"
-    return current
+    way = "use the dpbam that wrote it" if number else "restore it from a backup"
+    raise RunError(f"{path} is of format {found!r}, and this dpbam reads format {FORMAT}: {way}")
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

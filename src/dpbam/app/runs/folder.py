@@ -31,14 +31,7 @@ from typing import Any
 
 from dpbam._jsonl import sync_folder
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.files import (
-    FORMAT,
-    check_format,
-    current_config,
-    locked,
-    read_json,
-    read_json_lines,
-)
+from dpbam.app.runs.files import check_format, locked, read_json, read_json_lines
 from dpbam.app.runs.run import RunError
 
 PUBLISHABLE = (
@@ -93,7 +86,7 @@ class RunFolder:
         check_format(self.facts, facts)
         if not isinstance(facts.get("config"), dict) or not isinstance(facts.get("run"), str):
             raise RunError(f"{self.facts} is damaged: restore it from a backup")
-        return {**facts, "format": FORMAT, "config": current_config(facts["config"])}
+        return facts
 
     def withdraw_statement(self) -> tuple[bytes, bytes] | None:
         """Remove statement, signature and card; return the signed bytes and the signature."""

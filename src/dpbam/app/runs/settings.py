@@ -308,14 +308,6 @@ def named(kind: Kind[Any], *others: str, own: bool = True) -> Any:
     return Annotated[str, Names(kind, others, own), AfterValidator(check)]
 
 
-def _factors(text: str) -> list[float]:
-    """``1,0.5``, one factor per phase."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ArgumentError(f"a schedule must be like 1.5,1,0.5, got {text!r}") from None
-
-
 def _written_options(options: dict[str, Any]) -> list[str]:
     """Write values as TOML, which :func:`_option` reads."""
     return [f"{name}={json.dumps(value)}" for name, value in options.items()]
@@ -329,9 +321,6 @@ def _written_size(size: int | tuple[int, int]) -> str:
     return str(size) if isinstance(size, int) else f"{size[0]}x{size[1]}"
 
 
-Factors = Annotated[
-    tuple[float, ...], Written(str, _factors, lambda factors: ",".join(map(str, factors)))
-]
 Positive = Annotated[float, _named(_validate.positive)]
 NonNegative = Annotated[float, _named(_validate.non_negative)]
 Probability = Annotated[float, _named(_validate.probability)]

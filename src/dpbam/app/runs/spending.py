@@ -190,7 +190,7 @@ def most_charges(config: RunConfig, plan: PrivacyPlan, ledger: Ledger, step: int
         return total
     if plan.epsilon(total - lost, lost) <= config.epsilon:
         return total
-    if plan.noise_schedule != (1.0,) or plan.released_before is not None:
+    if plan.released_before is not None:
 
         def spent(steps: int) -> float:
             return plan.epsilon(steps, lost)

@@ -143,8 +143,6 @@ def settled(
         "class_weights": _weights(config),
         "clip_norm": plan.clip_norm,
         "clipping": plan.clipping,
-        "noise_schedule": list(plan.noise_schedule),
-        "clip_schedule": list(plan.clip_schedule),
         "filter": config.filter,
         "own_code": _own_code(config),
         "seeded": config.seed is not None,
@@ -282,11 +280,8 @@ def _beside(config: RunConfig) -> str:
     counts = "" if config.release_counts is None else "class counts (see Class weights)"
     if config.release_norms is None:
         return counts or "none"
-    bias = "" if config.release_bias is None else (
-        f"; the bias's length, of contributions clipped to B = {config.release_bias:g}"
-    )  # fmt: skip
     return (
-        f"{counts}{counts and '; '}how many units have norms in which range{bias}: with noise of "
+        f"{counts}{counts and '; '}how many units have norms in which range: with noise of "
         f"sigma {config.release_norms:g}, one Gaussian event with each step's gradient, and "
         "covered by the epsilon above"
     )

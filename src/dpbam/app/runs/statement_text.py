@@ -312,10 +312,6 @@ def _parts(s: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if s.get("class_weights", "none") != "none":
         rows.append(("Class weights", s["class_weights"]))
-    for name, text in (("noise_schedule", "sigma"), ("clip_schedule", "C")):
-        if (factors := s.get(name, [1.0])) != [1.0]:
-            phases = ", ".join(f"{f:g}" for f in factors)
-            rows.append((f"Schedule of {text}", f"times {phases} in phases of equal length"))
     if s.get("filter", "none") != "none":
         rows.append(("Filter", f"{s['filter']}: of released gradients alone, at no cost"))
     if s.get("own_code", "none") != "none":

@@ -167,10 +167,6 @@ class Search:
                     f"method {config.method} gives no privacy, so its trials cannot be accounted: "
                     "leave it out"
                 )
-        if configs[0].noise_schedule != (1.0,):
-            raise ConfigError(
-                "an accounted search counts trials of constant noise: leave noise_schedule out"
-            )
         if self.score_noise is not None:
             _validate.positive("score_noise", self.score_noise)
             self._check_unit(configs[0].unit or "record")
