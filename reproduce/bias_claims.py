@@ -15,9 +15,10 @@ from statistics import fmean
 import numpy as np
 
 from dpbam.app.compare.statistics import Estimate, estimate
-from dpbam.app.report.catalogue import build
+from dpbam.app.report.bias_figures import Builder, bias
 from dpbam.app.report.figure import Figure
 from dpbam.app.runs import RunRecord
+from reproduce import drawings
 from reproduce.claims import Claim
 from reproduce.outcome import (
     Outcome,
@@ -45,7 +46,7 @@ def last_quarter(record: RunRecord, key: str, reading: str = PLAIN) -> float:
 
 def figure1(studies: Sequence[Study]) -> Outcome:
     """Draw what clipping does: an illustration, from no data."""
-    return Outcome("fig1", "Figure 1: what clipping does", figures=[build("clipping", ())])
+    return Outcome("fig1", "Figure 1: what clipping does", figures=[drawings.clipping()])
 
 
 def figure2(studies: Sequence[Study]) -> Outcome:
@@ -70,7 +71,7 @@ def figure2(studies: Sequence[Study]) -> Outcome:
     return Outcome(
         "fig2", "Figure 2: bias over training",
         tables=[overview(arms)],
-        figures=_drawn("bias", studies[0], "fig2"),
+        figures=_drawn(bias, studies[0], "fig2"),
         claims=claims,
         notes=["Accuracy in percent, its paired difference in points with the 95% t interval. Bias "
                "and cosines are means over the last quarter of the measured steps. " + PUBLIC,
@@ -121,7 +122,7 @@ def figure4(studies: Sequence[Study]) -> Outcome:
     return Outcome(
         "fig4", "Figure 4: alignment of the ascent step",
         tables=[_readings(ascending, rows)],
-        figures=_drawn("alignment", studies[0], "fig4"),
+        figures=_drawn(drawings.alignment, studies[0], "fig4"),
         claims=claims,
         notes=["Means over all measured steps but the first, at which DP-SAT does not ascend.",
                *_record_notes(studies)],
@@ -192,7 +193,7 @@ def figure7(studies: Sequence[Study]) -> Outcome:
     return Outcome(
         "fig7", "Figure 7: the bias decomposed",
         tables=[_readings(shown, readings)],
-        figures=_drawn("decomposition", study, "fig7"),
+        figures=_drawn(drawings.decomposition, study, "fig7"),
         notes=["g_clip = a g_hat + c: |a - 1| is the error of length, c that of direction."],
         studies=studies,
     )  # fmt: skip
@@ -298,7 +299,7 @@ def _by_size(
     shown = "Bias" if key == "bias" else "Direction"
     figures = [
         replace(figure, panels=[panel for panel in figure.panels if panel.title == shown])
-        for figure in _drawn("batch-size", studies[0], name)
+        for figure in _drawn(drawings.batch_size, studies[0], name)
     ]
     return Outcome(
         name, title,
@@ -312,9 +313,9 @@ def _by_size(
     )  # fmt: skip
 
 
-def _drawn(figure: str, study: Study, name: str) -> list[Figure]:
-    """Draw a figure of the report from records; the data is public, and so is the figure."""
-    drawn = build(figure, as_groups(study.records))
+def _drawn(figure: Builder, study: Study, name: str) -> list[Figure]:
+    """Draw a figure from records; the data is public, and so is the figure."""
+    drawn = figure(as_groups(study.records))
     return [replace(drawn, name=name, about="public")] if drawn.panels else []
 
 

@@ -46,8 +46,13 @@ class Entry:
 
     def load(self) -> Any:
         """Import the class or function."""
-        module, _, name = self.target.partition(":")
-        return getattr(import_module(module), name)
+        return load(self.target)
+
+
+def load(target: str) -> Any:
+    """Import what ``module:Name`` names."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True)
@@ -125,10 +130,12 @@ class Figure(Entry):
     """A figure of the report: a function of the groups of runs.
 
     Attributes:
-        section: of the report; empty: it is not in the report.
+        section: of the report.
+        sentence: ``module:function`` of what it means: a sentence about the runs of one setting.
     """
 
     section: str = ""
+    sentence: str = ""
 
 
 E = TypeVar("E", bound=Entry)
@@ -282,6 +289,53 @@ MODELS: Kind[Model] = Kind(
     Model("small-cnn", "dpbam.nn.models:SmallCNN"),
     Model("mlp", "dpbam.nn.models:MLP"),
     Model("unet", "dpbam.nn.unet:UNet", "scores per pixel, for segmentation"),
+)  # fmt: skip
+
+#: At most 14, in the order of the report.
+FIGURES: Kind[Figure] = Kind(
+    "figure",
+    "dpbam.figures",
+    Figure("differences", "dpbam.app.report.comparison_figures:differences",
+           "what a setting gains over the first one, seed by seed", section="Quality"),
+    Figure("accuracy", "dpbam.app.report.training_figures:accuracy",
+           "the main metric over training and over the budget", section="Quality",
+           sentence="dpbam.app.report.meaning:of_accuracy"),
+    Figure("classes", "dpbam.app.report.evaluation_figures:classes",
+           "the main metric by class", section="Quality",
+           sentence="dpbam.app.report.meaning:of_classes"),
+    Figure("confusion", "dpbam.app.report.evaluation_figures:confusion",
+           "which class is taken for which", section="Quality",
+           sentence="dpbam.app.report.meaning:of_confusion"),
+    Figure("roc", "dpbam.app.report.evaluation_figures:roc",
+           "ROC curves of findings", section="Quality",
+           sentence="dpbam.app.report.meaning:of_roc"),
+    Figure("predicted", "dpbam.app.report.evaluation_figures:predicted",
+           "predicted against true values", section="Quality",
+           sentence="dpbam.app.report.meaning:of_predicted"),
+    Figure("groups", "dpbam.app.report.evaluation_figures:subgroups",
+           "the main metric by sub-group", section="Quality",
+           sentence="dpbam.app.report.meaning:of_subgroups"),
+    Figure("bias", "dpbam.app.report.bias_figures:bias",
+           "length of the bias over training, in two readings", section="Clipping bias",
+           sentence="dpbam.app.report.meaning:of_bias"),
+    Figure("direction", "dpbam.app.report.bias_figures:direction",
+           "what the error is made of: length, direction, noise", section="Clipping bias",
+           sentence="dpbam.app.report.meaning:of_direction"),
+    Figure("released-norms", "dpbam.app.report.released_figures:norms",
+           "histograms of the norms, as released", section="Released with noise",
+           sentence="dpbam.app.report.meaning:of_released"),
+    Figure("released-clipping", "dpbam.app.report.released_figures:clipping",
+           "share clipped and the bias, as released", section="Released with noise",
+           sentence="dpbam.app.report.meaning:of_released"),
+    Figure("norms", "dpbam.app.report.norm_figures:norms",
+           "quantiles of the norms over training", section="Gradients and loss",
+           sentence="dpbam.app.report.meaning:of_norms"),
+    Figure("loss", "dpbam.app.report.training_figures:loss",
+           "training loss", section="Gradients and loss",
+           sentence="dpbam.app.report.meaning:of_loss"),
+    Figure("layers", "dpbam.app.report.norm_figures:layers",
+           "norms and cosines by layer", section="Gradients and loss",
+           sentence="dpbam.app.report.meaning:of_layers"),
 )  # fmt: skip
 
 

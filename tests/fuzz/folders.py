@@ -18,8 +18,8 @@ from parsers import Parser
 from app.report.synthetic import write_run
 from dpbam.app.audit import accountant, check_run
 from dpbam.app.report import draw, write_report
-from dpbam.app.report.catalogue import BUILDERS
 from dpbam.app.runs import RunConfig, execute
+from dpbam.catalogue import FIGURES
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,8 @@ def _audit(path: Path) -> Any:
 def _report(path: Path) -> Any:
     run = _run_of(path)
     write_report([run], run.parent / "report.html")
-    for name in BUILDERS:
-        if name != "clipping":
-            _table(name, run)
+    for name in FIGURES:
+        _table(name, run)
     return write_report([run], run.parent / "public.html", publishable=True, public_test_data=True)
 
 

@@ -16,14 +16,13 @@ from tests.app.report.synthetic import CLASSES, write_run
 pytest.importorskip("selenium", reason="selenium is in the dev extra")
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 
 pytestmark = needs_chromium
 NASTY = '</script><img src=x onerror="window.pwned=1">'
 
 
-#: What the tests that change the page need of it: five figures of twenty are drawn sooner.
-FEW = ("differences", "accuracy", "bias", "confusion", "clipping")
+#: What the tests that change the page need of it: four figures of fourteen are drawn sooner.
+FEW = ("differences", "accuracy", "bias", "confusion")
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +160,7 @@ def test_every_figure_is_drawn_and_described(shared: Driver) -> None:
         " f.querySelector('[role=graphics-document]').ariaLabel])"
     )
     names = {name for name, _, _ in drawn}
-    assert {"differences", "accuracy", "bias", "decomposition", "norms", "confusion"} <= names
+    assert {"differences", "accuracy", "bias", "direction", "norms", "confusion"} <= names
     assert all(marks > 3 for _, marks, _ in drawn)
     assert all(label for _, _, label in drawn)
     assert blemishes(shared) == []
@@ -212,12 +211,6 @@ const settle = () => new Promise((end) => setTimeout(end, 0));
     await settle();
     shown[card.dataset.figure] = [...texts];
   }
-  for (const slider of document.querySelectorAll("input[type=range]"))
-    for (const end of [slider.min, slider.max]) {
-      slider.value = end;
-      slider.dispatchEvent(new Event("input"));
-      await settle();
-    }
   return shown;
 })().then(done);
 """
@@ -283,14 +276,6 @@ def test_figures_zoom_with_ctrl_and_the_wheel(opened: Driver) -> None:
     waited(zoomed)
 
 
-def test_the_slider_moves_the_clipping_norm(opened: Driver) -> None:
-    slider = part(opened, "clipping", "input[type=range]")
-    facts = "return document.querySelector('[data-figure=clipping] svg').textContent"
-    assert "|bias| 0.67" in opened.execute_script(facts)
-    slider.send_keys(Keys.END)
-    waited(lambda: "|bias| 0.00" in opened.execute_script(facts))  # nothing is clipped
-
-
 def test_the_system_can_ask_for_dark(shared: Driver) -> None:
     paper = "return getComputedStyle(document.body).backgroundColor"
     ink = "return getComputedStyle(document.querySelector('[data-figure=accuracy] svg text')).fill"
@@ -322,10 +307,11 @@ def test_figures_export(opened: Driver) -> None:
 
 
 def test_the_pages_csv_is_the_files(shared: Driver, page: Path) -> None:
-    """With five digits: vectors, and nothing that is drawn for the slider or twice."""
-    part(shared, "clipping", "figcaption a").click()
-    saved = downloaded(shared, "clipping.csv").decode().splitlines()
-    written = draw("clipping", [], page.parent / "clipping.csv").read_text().splitlines()
+    """With five digits, and the same rows."""
+    part(shared, "layers", "figcaption a").click()
+    saved = downloaded(shared, "layers.csv").decode().splitlines()
+    runs = sorted((p for p in page.parent.iterdir() if p.is_dir()), reverse=True)
+    written = draw("layers", runs, page.parent / "layers.csv").read_text().splitlines()
     assert [line.split(",")[:2] for line in saved] == [line.split(",")[:2] for line in written]
 
 

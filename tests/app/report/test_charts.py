@@ -11,12 +11,13 @@ import vl_convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpbam.app.report.arrows import Arrow, Scene, arrow_panels, clipping_norm
-from dpbam.app.report.catalogue import BUILDERS, build
+from dpbam.app.report.catalogue import build
 from dpbam.app.report.charts import Series, confusion_matrix, dots, forest, grid, lines
 from dpbam.app.report.figure import Figure, Panel, thinned
 from dpbam.app.report.groups import groups
 from dpbam.app.report.records import read_run
+from dpbam.catalogue import FIGURES
+from reproduce import drawings
 from tests.app.report.synthetic import TASK_FIGURES, write_run
 
 finite = st.floats(-1e6, 1e6)
@@ -49,7 +50,6 @@ def test_thinning_is_per_curve_and_leaves_other_tables_alone() -> None:
     assert thinned(cells, 10) == cells
 
 
-SCENE = Scene("p", (Arrow("g", "gradient", (0.0, 0.0), (1.0, 0.0)),), notes=("a 1",))
 PANELS: dict[str, Panel] = {
     "lines": lines("p", "x", "y", [Series("a", 0, (1.0, 2.0), (0.5, math.nan))]),
     "band": lines("p", "x", "y", [Series("a", 0, (1.0, 2.0), (), (0.0, 1.0), (1.0, 2.0))]),
@@ -59,12 +59,12 @@ PANELS: dict[str, Panel] = {
                                      "seeds": 3}], ["#3b78c4"]),
     "grid": grid("p", "layer", [("r", "c", 1.0), ("r", "d", math.nan)], "cosine"),
     "confusion": confusion_matrix("p", [("r", "r", 1.0)]),
-    "arrows": arrow_panels([SCENE])[0],
+    "arrows": drawings.clipping().panels[0],
 }  # fmt: skip
 
 
 def figure(panel: Panel, about: str = "public") -> Figure:
-    return Figure("f", "", "", about, [panel], params=[clipping_norm(SCENE)])
+    return Figure("f", "", "", about, [panel])
 
 
 @pytest.mark.parametrize("kind", PANELS)
@@ -117,7 +117,7 @@ def test_specifications_fit_the_schema_of_vega_lite(tmp_path: Path) -> None:
     folders += [write_run(tmp_path / "b", method="bam", seed=2)]
     folders += [write_run(tmp_path / "c", method="dp-sgd", batch_size=200)]
     found = groups([read_run(folder) for folder in folders])
-    for name in {*BUILDERS} - {*TASK_FIGURES}:  # those have a test of their own
+    for name in {*FIGURES} - {*TASK_FIGURES}:  # those have a test of their own
         spec = json.loads(json.dumps(build(name, found).spec()))
         for panel in spec["concat"]:
             del panel["data"]["values"][3:]  # all are alike, and checked slowly

@@ -30,14 +30,14 @@ def test_the_page_stands_alone(run: Run) -> None:
 
 
 RELEASED = {"released-norms", "released-clipping"}
-PUBLIC = RELEASED | {"clipping"}  # a drawing, of no data
+PUBLIC = RELEASED
 
 
 def test_every_panel_is_there_with_its_data_and_its_mark(run: Run) -> None:
     text = render([run])
     page = Page(text)
     assert page.figures == set(page.data)
-    assert {"accuracy", "bias", "decomposition", "norms", "confusion", "groups"} <= page.figures
+    assert {"accuracy", "bias", "direction", "norms", "confusion", "groups"} <= page.figures
     for name in page.figures:
         card = text[text.index(f'id="figure-{name}"') :]
         head = card[: card.index("</header>")]
@@ -50,7 +50,7 @@ def test_every_panel_is_there_with_its_data_and_its_mark(run: Run) -> None:
 def test_publishable_leaves_out_panels_and_their_data(run: Run) -> None:
     text = render([run], publishable=True)
     assert set(Page(text).data) == PUBLIC
-    for leak in ("non_private", "decomposition", "clip-share", *CLASSES, run.name, "/home/alice"):
+    for leak in ("non_private", "figure-bias", "figure-norms", *CLASSES, run.name, "/home/alice"):
         assert leak not in text, leak
     assert "not protected by privacy: do not share" not in text.split("<script")[0]
 
@@ -58,7 +58,7 @@ def test_publishable_leaves_out_panels_and_their_data(run: Run) -> None:
 def test_the_leaks_looked_for_are_in_the_operators_page(run: Run) -> None:
     """The control of the test above: it could find them."""
     text = render([run])
-    for leak in ("decomposition", "clip-share", *CLASSES, run.name, "/home/alice"):
+    for leak in ("figure-bias", "figure-norms", *CLASSES, run.name, "/home/alice"):
         assert leak in text, leak
     loss = Page(text).data["loss"]
     assert f"{SECRET:.5g}" in json.dumps(loss)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dpbam.app.cli import main
-from dpbam.app.report import FIGURES, ReportError, draw, write_report
+from dpbam.app.report import ReportError, draw, write_report
+from dpbam.catalogue import FIGURES
 from tests.app.report.synthetic import write_run
 
 
@@ -43,7 +44,7 @@ def test_publishable_figures_hold_nothing_else(folder: Path, tmp_path: Path) -> 
     ("file", "magic"),
     [
         ("accuracy.pdf", b"%PDF"),
-        ("decomposition.svg", b"<svg"),
+        ("direction.svg", b"<svg"),
         ("norms.png", b"\x89PNG"),
         ("confusion.svg", b"<svg"),
         ("groups.png", b"\x89PNG"),
@@ -60,7 +61,8 @@ def test_a_drawing_carries_its_mark_and_is_reproducible(folder: Path, tmp_path: 
     first = draw("bias", [folder], tmp_path / "a.svg").read_text()
     assert "not protected by privacy: do not share" in first
     assert draw("bias", [folder], tmp_path / "b.svg").read_text() == first
-    assert "not protected" not in draw("clipping", [], tmp_path / "c.svg").read_text()
+    released = draw("released-clipping", [folder], tmp_path / "c.svg").read_text()
+    assert "not protected" not in released
 
 
 def test_what_cannot_be_drawn_is_said(folder: Path, tmp_path: Path) -> None:
@@ -68,10 +70,9 @@ def test_what_cannot_be_drawn_is_said(folder: Path, tmp_path: Path) -> None:
         draw("bias", [folder], tmp_path / "a.gif")
     with pytest.raises(ReportError, match="did you mean 'bias'"):
         draw("biass", [folder], tmp_path / "a.pdf")
-    with pytest.raises(ReportError, match="at least two batch sizes"):
-        draw("batch-size", [folder], tmp_path / "a.pdf")
-    with pytest.raises(ReportError, match="at least two batch sizes"):
-        draw("batch-size", [folder], tmp_path / "a.csv")
+    for ending in ("pdf", "csv"):
+        with pytest.raises(ReportError, match="need two settings"):
+            draw("differences", [folder], tmp_path / f"a.{ending}")
     with pytest.raises(ReportError, match="name the runs"):
         draw("bias", [], tmp_path / "a.pdf")
     with pytest.raises(ReportError, match="at least one run"):

@@ -8,13 +8,10 @@ from typing import Annotated
 import typer
 
 from dpbam.app.cli.output import note, option, say
+from dpbam.catalogue import FIGURES
 from dpbam.errors import ArgumentError
 
-_NAMES = (
-    "differences, accuracy, classes, confusion, roc, predicted, groups, bias, decomposition, "
-    "direction, noise, relative-bias, alignment, batch-size, norms, histogram, clip-share, "
-    "loss, layers, flatness, released-norms, released-clipping; or clipping, without a run"
-)
+_NAMES = ", ".join(FIGURES)
 
 
 def report(
@@ -71,7 +68,6 @@ def plot(
     Examples:
         $ dpbam plot accuracy runs/digits --out accuracy.pdf
         $ dpbam plot bias runs/both --out bias.csv
-        $ dpbam plot clipping --out figure-1.svg
     """
     if figure is None:
         raise ArgumentError(f"plot needs the name of a figure, one of {_NAMES}")

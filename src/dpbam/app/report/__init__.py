@@ -6,11 +6,7 @@ it on the page and vl-convert in files. Importing this package imports neither t
 
 from __future__ import annotations
 
-from dpbam.app.report.catalogue import BUILDERS
 from dpbam.app.report.records import ReportError
 from dpbam.app.report.write import draw, write_report
 
-#: Names of all figures, as ``dpbam plot`` takes them.
-FIGURES = tuple(BUILDERS)
-
-__all__ = ["FIGURES", "ReportError", "draw", "write_report"]
+__all__ = ["ReportError", "draw", "write_report"]

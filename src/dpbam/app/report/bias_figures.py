@@ -104,93 +104,19 @@ bias = measured(
     scales={"y": "shared"},
 )  # fmt: skip
 
-relative = measured(
-    "relative-bias", "Bias relative to the gradient",
-    "Length of the bias over the length of ĝ: at 100% the error is as long as the gradient.",
-    Reading("", "bias / gradient length", BEST, "relative_bias", percent=True, zero=True),
-)  # fmt: skip
-
 direction = measured(
-    "direction", "Direction or length?",
+    "direction", "Length, direction or noise?",
     "A cosine of 1 means that clipping only shortens the gradient, which a learning rate can make "
-    "up for. The share of direction is what it cannot.",
+    "up for; the share of direction is what it cannot. Where the share of noise is above one half, "
+    "noise dominates, and less bias gains little.",
     Reading("Cosine with the unclipped gradient", "cosine of ĝ clipped and ĝ", BEST, "cosine"),
     Reading("Share of direction in the squared bias", "|c|² / |bias|²", BEST, "direction_share",
             percent=True, zero=True),
-)  # fmt: skip
-
-noise = measured(
-    "noise", "Bias or noise?",
-    "Above one half the noise dominates and less bias gains little; below it the bias does. The "
-    "cosine is that of the gradient as released, noise included.",
     Reading("Share of the noise in the squared error", "variance / (variance + bias²)",
             BEST, "noise_share", percent=True, zero=True),
     Reading("What is left of the direction", "cosine, noise included",
             BEST, "private_cosine"),
 )  # fmt: skip
-
-#: The paper's Figure 4.
-alignment = measured(
-    "alignment", "Alignment of the ascent step",
-    "Cosine of the direction that the method ascends along with the current batch gradient, SAM's "
-    "direction: the previous private gradient for DP-SAT, the mean over samples for BAM.",
-    Reading("", "cosine", "non_private_alignment", marks=((0.0, "no alignment"),)),
-    otherwise="Only DP-SAT and BAM ascend; DP-SAT needs one more pass to measure it: see dpbam "
-    "bias RUN.",
-)  # fmt: skip
-
-#: Appendix C's bound: how far L_BAO lies above L_Z.
-flatness = measured(
-    "flatness", "Slack of the flatness bound",
-    "L_BAO − L_Z = λ (mean of the norms − norm of the mean): never negative, and small where "
-    "minimising BAM's objective also minimises the flatness objective.",
-    Reading("", "L_BAO − L_Z", "non_private_flatness_slack", zero=True),
-)  # fmt: skip
-
-clip_share = measured(
-    "clip-share", "Share of samples that are clipped",
-    "Where no sample is clipped there is no bias; where all are, all gradients count alike.",
-    Reading("", "share of samples", "non_private_clip_share", percent=True, zero=True),
-)  # fmt: skip
-
-BY_BATCH_SIZE = {
-    "bias": ("Bias", "mean length of the bias vector"),
-    "cosine": ("Direction", "mean cosine of ĝ clipped and ĝ"),
-}
-
-
-def batch_size(groups: Sequence[Group]) -> Figure:
-    """The paper's Figures 5 and 6: bias and cosine against the batch size."""
-    panels = [
-        lines(title, "expected batch size", label, series, zero=key == "bias", log_x=True)
-        for key, (title, label) in BY_BATCH_SIZE.items()
-        if (series := _by_batch_size(groups, key))
-    ]
-    return Figure(
-        "batch-size",
-        "Effect of the batch size",
-        "Averages over training, one point per run. The paper's Figures 5 and 6.",
-        "training",
-        panels,
-        "This needs measured runs of at least two batch sizes: train again with another "
-        "--batch-size, and name all runs.",
-    )
-
-
-def _by_batch_size(groups: Sequence[Group], key: str) -> list[Series]:
-    """One curve per method: the mean over training and runs at each batch size."""
-    series = []
-    for colour, method in enumerate(dict.fromkeys(g.runs[0].method for g in groups)):
-        points: dict[float, list[float]] = {}
-        for run in (r for g in groups for r in g.runs if r.method == method and r.bias):
-            found = mean(numbers(run.bias, best(run), key))
-            if math.isfinite(found):
-                points.setdefault(float(run.config["batch_size"]), []).append(found)
-        if len(points) > 1:
-            sizes = tuple(sorted(points))
-            means = tuple(mean(points[size]) for size in sizes)
-            series.append(Series(method, colour, sizes, means, style="points"))
-    return series
 
 
 def last_part(rows: Rows) -> Rows:

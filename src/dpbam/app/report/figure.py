@@ -93,7 +93,6 @@ class Figure:
         missing: why there is nothing to draw, and what to do about it.
         expected: whether runs of this task could have it; if not, the page does not miss it.
         scales: which are "shared" between panels or "independent", where not as usual.
-        params: of the whole specification.
         meaning: what it shows of these runs, a sentence per setting; empty if nothing was computed.
     """
 
@@ -104,7 +103,6 @@ class Figure:
     panels: Sequence[Panel] = ()
     missing: str = ""
     scales: Spec = field(default_factory=dict)
-    params: Sequence[Spec] = ()
     expected: bool = True
     meaning: tuple[str, ...] = ()
 
@@ -124,7 +122,6 @@ class Figure:
             "config": CONFIG,
             "title": {"text": self.mark, "orient": "bottom", "anchor": "end", "fontSize": 11,
                       "color": AMBER},
-            "params": list(self.params),
             "columns": 3 if drawn[0]["width"] <= 320 else 2,
             "spacing": 36,
             "concat": drawn,

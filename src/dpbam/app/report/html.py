@@ -19,14 +19,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dpbam._version import __version__
-from dpbam.app.report.catalogue import SECTIONS, build
+from dpbam.app.report.catalogue import build, sections
 from dpbam.app.report.figure import MARKS, Figure
 from dpbam.app.report.groups import Group, groups
 from dpbam.app.report.headline import headline, unit_of
 from dpbam.app.report.records import Run
 from dpbam.app.report.statement import privacy
 from dpbam.app.report.tables import results, shown, side_by_side
-from dpbam.app.report.vector_figures import clipping
 from dpbam.app.runs.effects import used_settings
 
 
@@ -41,8 +40,8 @@ def report_figures(
         public_test_data: those of the test records may be.
     """
     built = {}
-    for section, builders in SECTIONS.items():
-        figures = [build(name, all_groups) for name in builders]
+    for section, names in sections().items():
+        figures = [build(name, all_groups) for name in names]
         if public_test_data:
             figures = [replace(f, about="public") if f.about == "test" else f for f in figures]
         built[section] = [f for f in figures if f.about == "public" or not publishable]
@@ -70,7 +69,6 @@ def render(
     all_groups = groups(runs)
     built = report_figures(all_groups, publishable=publishable, public_test_data=public_test_data)
     opening = _take_opening(built)
-    built["What clipping does"] = [clipping()]
     environment = side_by_side(all_groups, lambda run: run.environment)
     script = _script()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -27,16 +27,20 @@ _MOST = 8  # settings that have a sentence
 _FALSE = 0.1  # false positive rate at which ROC curves are read
 
 
-def meaning(name: str, groups: Sequence[Group]) -> tuple[str, ...]:
-    """Return what the figure ``name`` shows, a sentence per group; none if nothing is known."""
-    of = _SENTENCES.get(name)
-    texts = {g.label: text for g in groups if of and (text := of(g.runs))}
+def meaning(sentence: Callable[[Runs], str], groups: Sequence[Group]) -> tuple[str, ...]:
+    """Return what a figure shows, a sentence per group; none if nothing is known.
+
+    Args:
+        sentence: computes it from the runs of a group, without its full stop.
+        groups: the runs.
+    """
+    texts = {g.label: text for g in groups if (text := sentence(g.runs))}
     if len(groups) == 1:
         return tuple(f"{text}." for text in texts.values())
     return tuple(f"{label}: {text}." for label, text in texts.items())[:_MOST]
 
 
-def _accuracy(runs: Runs) -> str:
+def of_accuracy(runs: Runs) -> str:
     name = runs[0].metric
     finals = [run.final for run in runs if run.final is not None]
     if not finals:
@@ -51,13 +55,13 @@ def _accuracy(runs: Runs) -> str:
     return f"the {metric_label(name)} ends at {ending}{more}"
 
 
-def _classes(runs: Runs) -> str:
+def of_classes(runs: Runs) -> str:
     shares = [_values((run.evaluation or {}).get("classes")) for run in runs]
     what = "finding" if runs[0].metric == "auc" else "class"
     return _ends(what, _by_name(shares), runs[0].metric)
 
 
-def _subgroups(runs: Runs) -> str:
+def of_subgroups(runs: Runs) -> str:
     by_column: dict[str, list[dict[str, float]]] = {}
     for run in runs:
         for column, part in ((run.evaluation or {}).get("groups") or {}).items():
@@ -95,7 +99,7 @@ def _ends(what: str, by_name: dict[str, list[float]], metric: str) -> str:
     return f"{what} {low} does worst, {lowest}, and {high} best, {highest}"
 
 
-def _confusion(runs: Runs) -> str:
+def of_confusion(runs: Runs) -> str:
     evaluations = [run.evaluation or {} for run in runs]
     names = list(evaluations[0].get("classes") or ())
     matrices = [e["confusion"] for e in evaluations if e.get("confusion")]
@@ -113,7 +117,7 @@ def _confusion(runs: Runs) -> str:
     return f"the most frequent mistake is {names[i]} taken for {names[j]}: {n:,} of {of}{all_runs}"
 
 
-def _roc(runs: Runs) -> str:
+def of_roc(runs: Runs) -> str:
     rates = [
         {
             name: float(np.interp(_FALSE, [x for x, _ in points], [y for _, y in points]))
@@ -135,7 +139,7 @@ def _roc(runs: Runs) -> str:
     )
 
 
-def _predicted(runs: Runs) -> str:
+def of_predicted(runs: Runs) -> str:
     evaluations = [run.evaluation or {} for run in runs]
     errors = [(e.get("scores") or {}).get("mae") for e in evaluations]
     error = _text((e for e in errors if e is not None), "{:.3g}")
@@ -143,7 +147,7 @@ def _predicted(runs: Runs) -> str:
     return error and f"the predicted {name} is {error} away from the true one on average"
 
 
-def _bias(runs: Runs) -> str:
+def of_bias(runs: Runs) -> str:
     length, relative = _last(runs, "bias", "{:.3g}"), _last(runs, "relative_bias", "{:.0%}")
     if not length or not relative:
         return ""
@@ -153,30 +157,17 @@ def _bias(runs: Runs) -> str:
     )
 
 
-def _relative(runs: Runs) -> str:
-    shares = _lasts(runs, "relative_bias")
-    if not shares:
-        return ""
-    lost = "most of the gradient is lost" if mean(shares) > 0.5 else "most of the gradient is kept"
-    return (
-        f"at the end the error from clipping is {_text(shares, '{:.0%}')} of the gradient: {lost}"
-    )
-
-
-def _decomposition(runs: Runs) -> str:
-    rest = _last(runs, "a", "{:.1%}")
-    return rest and f"clipping leaves {rest} of the gradient's length"
-
-
-def _direction(runs: Runs) -> str:
+def of_direction(runs: Runs) -> str:
     cosines, shares = _lasts(runs, "cosine"), _lasts(runs, "direction_share")
     if not cosines or not shares:
         return ""
     share = _text(shares, "{:.0%}") if mean(shares) >= 0.01 else "less than 1%"
+    noise = _noise(runs)
     angle = _text([math.degrees(math.acos(max(-1.0, min(1.0, c)))) for c in cosines], "{:.0f}°")
     return (
         f"at the end the clipped gradient points {angle} away from the true one; {share} of "
         "the error is of direction, which no learning rate makes up for, and the rest of length"
+        + (f"; {noise}" if noise else "")
     )
 
 
@@ -186,18 +177,8 @@ def _noise(runs: Runs) -> str:
         return ""
     advice = "less bias would gain little" if mean(shares) > 0.5 else "less bias would gain more"
     return (
-        f"at the end {_text(shares, '{:.0%}')} of the error is noise and the rest is bias: {advice}"
+        f"{_text(shares, '{:.0%}')} of the error of a step is noise and the rest is bias: {advice}"
     )
-
-
-def _alignment(runs: Runs) -> str:
-    cosines = _present(last_mean(run, "non_private_alignment") for run in runs)
-    if not cosines:
-        return ""
-    cosine = mean(cosines)
-    side = "along" if cosine > 0.1 else "hardly along" if cosine > -0.1 else "against"
-    shown = _text(cosines, "{:.2f}")
-    return f"the method's ascent step goes {side} the current gradient (cosine {shown})"
 
 
 def _clip_share(runs: Runs) -> str:
@@ -209,7 +190,7 @@ def _clip_share(runs: Runs) -> str:
     return f"{first} of the {unit_of(runs)} are clipped at first, {last} at last"
 
 
-def _norms(runs: Runs) -> str:
+def of_norms(runs: Runs) -> str:
     halves, clips = [], []
     for run in runs:
         rows = [(row.get("non_private_norms") or {}).get("quantiles") for row in run.bias[-1:]]
@@ -219,13 +200,14 @@ def _norms(runs: Runs) -> str:
             clips.append(clip[0])
     if not halves:
         return ""
-    return (
+    shares = _clip_share(runs)
+    return (f"{shares}; " if shares else "") + (
         f"at the end half of the {unit_of(runs)} have a gradient longer than "
         f"{_text(halves, '{:.3g}')}, and everything above {mean(clips):g} is cut"
     )
 
 
-def _loss(runs: Runs) -> str:
+def of_loss(runs: Runs) -> str:
     firsts, lasts = [], []
     for run in runs:
         losses = _finite(numbers(run.steps, "non_private_loss"))
@@ -237,7 +219,7 @@ def _loss(runs: Runs) -> str:
     return first and f"the loss goes from {first} to {last}, means of a tenth of the steps each"
 
 
-def _layers(runs: Runs) -> str:
+def of_layers(runs: Runs) -> str:
     layers = [(run.bias[-1].get("non_private_layers") or {}) if run.bias else {} for run in runs]
     by_name = _by_name(
         {k: v["share"] for k, v in one.items() if isinstance(v.get("share"), float)}
@@ -250,13 +232,7 @@ def _layers(runs: Runs) -> str:
     return f"at the end {top} has {share} of the gradients' squared length"
 
 
-def _flatness(runs: Runs) -> str:
-    slacks = _present(last_mean(run, "non_private_flatness_slack") for run in runs)
-    slack = _text(slacks, "{:.2g}")
-    return slack and f"at the end the bound is {slack} above what it bounds"
-
-
-def _released(runs: Runs) -> str:
+def of_released(runs: Runs) -> str:
     share = _text(_present(released_share(run) for run in runs), "{:.0%}")
     return share and (
         f"about {share} of the {unit_of(runs)} are clipped in the last part of training"
@@ -284,14 +260,3 @@ def _present(values: Iterable[float | None]) -> list[float]:
 
 def _finite(values: Iterable[float]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
-
-
-_SENTENCES: dict[str, Callable[[Runs], str]] = {
-    "accuracy": _accuracy, "classes": _classes, "groups": _subgroups, "confusion": _confusion,
-    "roc": _roc, "predicted": _predicted,
-    "bias": _bias, "relative-bias": _relative, "decomposition": _decomposition,
-    "direction": _direction, "noise": _noise, "alignment": _alignment,
-    "clip-share": _clip_share, "norms": _norms, "histogram": _norms, "loss": _loss,
-    "layers": _layers, "flatness": _flatness, "released-norms": _released,
-    "released-clipping": _released,
-}  # fmt: skip

@@ -20,8 +20,6 @@ from dpbam.app.report.records import Run
 LEVELS = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 COLUMNS = 24  # moments of training in a grid
 MOST_LAYERS = 40
-#: Edges of the recorded histogram as multiples of C: ``dpbam.bias.record.EDGES``.
-EDGES = tuple(2 ** (k / 2) for k in range(-8, 17))
 
 RowList = Sequence[dict[str, Any]]
 
@@ -37,20 +35,6 @@ def norms(groups: Sequence[Group]) -> Figure:
         [_fan(g, g.runs[0]) for g in groups if g.runs[0].bias],
         NOT_MEASURED,
         {"y": "shared"},
-    )
-
-
-def histogram(groups: Sequence[Group]) -> Figure:
-    """Histograms of the norms over training, a panel per group (its first run)."""
-    counted = [(g, [row for row in g.runs[0].bias if _counts(row)]) for g in groups]
-    return Figure(
-        "histogram",
-        "Histograms of the norms over training",
-        "Each column is a histogram of the per-sample norms at one part of training: the stronger "
-        "the colour, the more samples have norms of that size. Rows above C are clipped.",
-        "training",
-        [over_time(g, rows, [_counts(r) for r in rows], EDGES) for g, rows in counted if rows],
-        NOT_MEASURED,
     )
 
 
@@ -88,11 +72,6 @@ def _moments(run: Run, rows: RowList) -> list[str]:
         if len(set(texts)) == len(texts):
             return texts
     return [f"{t:.4f} ({k})" for k, t in enumerate(times)]
-
-
-def _counts(row: dict[str, Any]) -> tuple[float, ...]:
-    found = (row.get("non_private_norms") or {}).get("counts") or ()
-    return tuple(found) if len(found) == len(EDGES) + 1 else ()
 
 
 def layers(groups: Sequence[Group]) -> Figure:

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from dpbam.app.report.catalogue import BUILDERS, build
+from dpbam.app.report.catalogue import build
 from dpbam.app.report.groups import groups
 from dpbam.app.report.html import render, report_figures
 from dpbam.app.report.records import ReportError, Run, read_runs
 from dpbam.app.runs.run import RunError
+from dpbam.catalogue import FIGURES
 
 PathLike = str | Path
 
@@ -73,14 +74,8 @@ def draw(name: str, runs: Sequence[PathLike], out: PathLike) -> Path:
 
     Raises:
         ReportError: if there is no such figure, or nothing to draw.
-
-    Example: the paper's Figure 1 needs no run.
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     draw("clipping", [], f"{folder}/clipping.svg").name
-        'clipping.svg'
     """
-    if name in BUILDERS and name != "clipping" and not runs:
+    if name in FIGURES and not runs:
         raise ReportError(f"name the runs to draw {name!r} of")
     with _damage_reported(runs):
         return build(name, groups(read_runs(runs))).save(out)
