@@ -108,12 +108,13 @@ class Model(Entry):
 
 @dataclass(frozen=True)
 class Source(Entry):
-    """A kind of data source.
+    """A kind of data source: a function of (argument, options) that returns openers of splits.
 
     Attributes:
         spec: how to ask for it.
         named: whether it is asked for by its name; others by a path or a function.
-        public: everyone has these records, so that figures on them may be published.
+        public: everyone has these records, so that figures on them may be published. Of a plug-in
+            it counts for nothing: whose records it reads, only its operator knows.
         downloads: whether it can be fetched.
         first: the first argument of the function, where several sources share one.
     """
@@ -289,6 +290,33 @@ MODELS: Kind[Model] = Kind(
     Model("small-cnn", "dpbam.nn.models:SmallCNN"),
     Model("mlp", "dpbam.nn.models:MLP"),
     Model("unet", "dpbam.nn.unet:UNet", "scores per pixel, for segmentation"),
+)  # fmt: skip
+
+SOURCES: Kind[Source] = Kind(
+    "data source",
+    "dpbam.sources",
+    Source("digits", "dpbam.data.digits:open_digits",
+           "scikit-learn digits, 1,797 grey 8x8 images, 10 classes, embedded",
+           spec="digits", public=True),
+    Source("cifar10", "dpbam.data.cifar:open_cifar",
+           "CIFAR-10, 60,000 colour 32x32 images, 10 classes",
+           spec="cifar10[:PATH]", public=True, downloads=True, first="cifar10"),
+    Source("cifar100", "dpbam.data.cifar:open_cifar", "CIFAR-100, the same size, 100 classes",
+           spec="cifar100[:PATH]", public=True, downloads=True, first="cifar100"),
+    Source("imagenet32", "dpbam.data.imagenet32:open_imagenet32",
+           "ImageNet at 32x32, 1,331,167 colour images, 1,000 classes, official npz files",
+           spec="imagenet32[:PATH]", public=True),
+    Source("npz", "dpbam.data.npz:open_npz",
+           "a MedMNIST file, or any .npz of uint8 images and labels", spec="FILE.npz", named=False),
+    Source("folder", "dpbam.data.folder:open_folder",
+           "images or DICOM files, one folder per class or a labels.csv",
+           spec="FOLDER", named=False),
+    Source("hf", "dpbam.data.huggingface:open_huggingface",
+           "a Hugging Face set or local parquet files (needs dpbam[hf])",
+           spec="hf:NAME or hf:FILE.parquet", downloads=True),
+    Source("function", "dpbam.data.user:open_user",
+           "your own function of the split, returning (images, labels)",
+           spec="MODULE:FUNCTION", named=False),
 )  # fmt: skip
 
 #: At most 14, in the order of the report.

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 import dpbam.data
-from dpbam.data import DataError, data_root, list_sources, load, load_pair
+from dpbam import catalogue
+from dpbam.app.cli import main
+from dpbam.catalogue import SOURCES
+from dpbam.data import DataError, data_root, from_arrays, load, load_pair
+from dpbam.data.registry import is_function, is_public
 
 from .helpers import random_pixels, write_image
 
@@ -87,10 +91,34 @@ def test_a_user_may_call_a_folder_like_a_source(tmp_path, monkeypatch):
 
 
 def test_every_source_can_be_opened():
-    for info in list_sources():
-        assert callable(info.open)
-        assert info.summary
-        assert info.spec
+    for entry in SOURCES.values():
+        assert callable(entry.load())
+        assert entry.summary
+        assert entry.spec
+
+
+def open_toy(argument, options):
+    images = np.zeros((4, 8, 8), np.uint8)
+    return {"train": lambda: from_arrays(images, [0, 1, 0, 1], name=f"toy {argument}")}
+
+
+def test_a_source_is_added_by_one_entry(capsys):
+    """It is listed, loaded by its name, and not taken for public on its own word."""
+    SOURCES.register(catalogue.Source("toy", f"{__name__}:open_toy", "a toy", spec="toy[:A]",
+                                      public=True))  # fmt: skip
+    try:
+        assert load("toy:a", split="all").name == "toy a"
+        assert not is_function("toy:a")
+        assert not is_public("toy")
+        assert is_public("digits")
+        assert not is_public("cifar10:elsewhere")
+        assert main(["data", "list"]) == 0
+        assert "toy[:A]" in capsys.readouterr().out
+        with pytest.raises(DataError, match="did you mean 'toy'"):
+            load("toys")
+    finally:
+        SOURCES.remove("toy")
+    assert is_function("toy:a")
 
 
 def test_where_data_lives(monkeypatch, tmp_path):
@@ -104,7 +132,7 @@ def test_where_data_lives(monkeypatch, tmp_path):
 def test_all_names_are_there_and_importing_is_light():
     assert all(hasattr(dpbam.data, name) for name in dpbam.data.__all__)
     code = (
-        "import sys, dpbam.data as d; d.list_sources(); "
+        "import sys, dpbam.data as d; d.load; "
         "print([m for m in ('torch', 'sklearn', 'datasets', 'pooch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ from dpbam.data.base import DataError, Images
 from dpbam.data.checking import check
 from dpbam.data.dataset import DataSet, to_float
 from dpbam.data.decode import read_images
-from dpbam.data.registry import SourceInfo, Splits, list_sources, load, load_pair
+from dpbam.data.registry import Splits, load, load_pair
 from dpbam.data.sources import data_root
 from dpbam.data.split import held_out
 
@@ -20,13 +20,11 @@ __all__ = [
     "DataSet",
     "Images",
     "ShiftFlip",
-    "SourceInfo",
     "Splits",
     "check",
     "data_root",
     "from_arrays",
     "held_out",
-    "list_sources",
     "load",
     "load_pair",
     "read_images",

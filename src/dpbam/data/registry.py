@@ -4,74 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from dpbam._names import did_you_mean
+from dpbam.catalogue import BUILT_IN, SOURCES
 from dpbam.data.base import DataError
-from dpbam.data.cifar import open_cifar
 from dpbam.data.dataset import DataSet
-from dpbam.data.digits import open_digits
-from dpbam.data.folder import open_folder
-from dpbam.data.huggingface import open_huggingface
-from dpbam.data.imagenet32 import open_imagenet32
-from dpbam.data.npz import open_npz
 from dpbam.data.owners import person_columns
-from dpbam.data.sources import Findings, Openers, Options, Source
+from dpbam.data.sources import Findings, Openers, Options
 from dpbam.data.split import held_out
-from dpbam.data.user import open_user
-
-
-@dataclass(frozen=True)
-class SourceInfo:
-    """One kind of source, for ``dpbam data list``.
-
-    Attributes:
-        name: of the source.
-        spec: how to ask for it.
-        summary: what it is.
-        open: returns the openers of its splits.
-        downloads: whether it can be fetched.
-    """
-
-    name: str
-    spec: str
-    summary: str
-    open: Source
-    downloads: bool = False
-
-
-_SOURCES = {
-    info.name: info
-    for info in (
-        SourceInfo("digits", "digits",
-                   "scikit-learn digits, 1,797 grey 8x8 images, 10 classes, embedded", open_digits),
-        SourceInfo("cifar10", "cifar10[:PATH]",
-                   "CIFAR-10, 60,000 colour 32x32 images, 10 classes",
-                   partial(open_cifar, "cifar10"), downloads=True),
-        SourceInfo("cifar100", "cifar100[:PATH]",
-                   "CIFAR-100, the same size, 100 classes",
-                   partial(open_cifar, "cifar100"), downloads=True),
-        SourceInfo("imagenet32", "imagenet32[:PATH]",
-                   "ImageNet at 32x32, 1,331,167 colour images, 1,000 classes, official npz files",
-                   open_imagenet32),
-        SourceInfo("npz", "FILE.npz",
-                   "a MedMNIST file, or any .npz of uint8 images and labels", open_npz),
-        SourceInfo("folder", "FOLDER",
-                   "images or DICOM files, one folder per class or a labels.csv", open_folder),
-        SourceInfo("hf", "hf:NAME or hf:FILE.parquet",
-                   "a Hugging Face set or local parquet files (needs dpbam[hf])",
-                   open_huggingface, downloads=True),
-        SourceInfo("function", "MODULE:FUNCTION",
-                   "your own function of the split, returning (images, labels)", open_user),
-    )
-}  # fmt: skip
-PUBLIC_SETS = ("digits", "cifar10", "cifar100", "imagenet32")  # everyone has them
-_NAMED = (*PUBLIC_SETS, "hf")
 
 
 class Splits(NamedTuple):
@@ -79,16 +25,6 @@ class Splits(NamedTuple):
 
     train: DataSet
     test: DataSet
-
-
-def list_sources() -> list[SourceInfo]:
-    """Return every kind of source.
-
-    Example:
-        >>> [info.name for info in list_sources()][:3]
-        ['digits', 'cifar10', 'cifar100']
-    """
-    return list(_SOURCES.values())
 
 
 def load(
@@ -108,7 +44,7 @@ def load(
     """Load one split of a data set.
 
     Args:
-        spec: a name, a path, ``hf:...`` or ``module:function``; see :func:`list_sources`.
+        spec: a name, a path, ``hf:...`` or ``module:function`` (:data:`dpbam.catalogue.SOURCES`).
         split: "train", "test" or "val". Where a source has no test split, its validation split is
             used. If it has neither, a fifth is held out by :func:`held_out`: train is the rest,
             and "all" is both together.
@@ -285,29 +221,48 @@ def _fit_to_train_on(dataset: DataSet) -> DataSet:
 
 def is_function(spec: str) -> bool:
     """Whether a spec is ``module:function``, the user's own code."""
-    own = re.fullmatch(r"[\w.]+:\w+", spec) is not None
-    return own and spec.partition(":")[0] not in _NAMED
+    return re.fullmatch(r"[\w.]+:\w+", spec) is not None and _named(spec) is None
+
+
+def is_public(spec: str) -> bool:
+    """Whether everyone has the records of a set: one that dpbam names as public, as it is."""
+    entry = SOURCES.get(spec)
+    return entry is not None and entry.public and entry.origin == BUILT_IN
+
+
+def _named(spec: str) -> str | None:
+    """Return the source whose name a spec begins with; None if it has none."""
+    name = spec.partition(":")[0]
+    return name if name in SOURCES and SOURCES[name].named else None
 
 
 def _open(spec: str, options: Options) -> Openers:
     """Open the source that a spec names."""
     name, colon, argument = spec.partition(":")
-    if name in _NAMED:
-        return _SOURCES[name].open(argument, options)
+    if _named(spec) is not None:
+        return _open_as(name, argument, options)
+    choices = [entry.name for entry in SOURCES.values() if entry.named]
     if not spec:
-        raise DataError(f"no data set was named: choose {', '.join(_NAMED)}, or give a path")
+        raise DataError(f"no data set was named: choose {', '.join(choices)}, or give a path")
     path = Path(spec).expanduser()
     if path.suffix == ".npz":
-        return open_npz(spec, options)
+        return _open_as("npz", spec, options)
     if path.is_dir():
-        return open_folder(spec, options)
+        return _open_as("folder", spec, options)
     if path.suffix == ".parquet":
         raise DataError(f"parquet files are read by Hugging Face datasets: write hf:{spec}")
     if path.is_file():
         raise DataError(f"{spec} is a file that no source reads: give a folder or an .npz file")
     if colon and is_function(spec):
-        return open_user(spec, options)
+        return _open_as("function", spec, options)
     if re.search(r"[/\\]|^[.~]", spec):
         raise DataError(f"there is no folder or file {spec!r}")
-    hint = did_you_mean(name.lower(), _NAMED, f"choose {', '.join(_NAMED)}, or give a path")
+    hint = did_you_mean(name.lower(), choices, f"choose {', '.join(choices)}, or give a path")
     raise DataError(f"no data set is called {spec!r}: {hint}")
+
+
+def _open_as(source: str, argument: str, options: Options) -> Openers:
+    entry = SOURCES[source]
+    first = (entry.first,) if entry.first else ()
+    openers: Openers = entry.load()(*first, argument, options)
+    return openers

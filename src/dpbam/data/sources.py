@@ -90,10 +90,6 @@ class Options:
         return data_root(self.root)
 
 
-Source = Callable[[str, Options], Openers]
-"""Takes what follows the name in a spec ("" for nothing), or the whole spec of a path."""
-
-
 def data_root(root: str | Path | None = None) -> Path:
     """Where downloads live: ``root``, else the environment's DPBAM_DATA, else ``~/.cache/dpbam``.
 

@@ -12,7 +12,8 @@ import typer
 from dpbam.app.cli.flags import with_flags
 from dpbam.app.cli.output import Json, facts, option, print_json, printable, say, table
 from dpbam.app.runs.config import RunConfig
-from dpbam.data import DataSet, data_root, list_sources, load_pair
+from dpbam.catalogue import SOURCES
+from dpbam.data import DataSet, data_root, load_pair
 from dpbam.data import check as find_problems
 from dpbam.data.base import counted
 from dpbam.data.registry import inspect
@@ -35,7 +36,7 @@ def list_(json: Json = False) -> None:
         $ dpbam data list
         $ dpbam data list --json
     """
-    sources = list_sources()
+    sources = list(SOURCES.values())
     if json:
         keys = ("name", "spec", "summary", "downloads")
         print_json([{key: getattr(info, key) for key in keys} for info in sources])

@@ -16,7 +16,7 @@ from dpbam.app.runs.files import FORMAT, read_json, read_json_lines, write_atomi
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.statement_text import to_html, to_markdown
 from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, Kind
-from dpbam.data.registry import PUBLIC_SETS
+from dpbam.data.registry import is_public
 from dpbam.privacy import accounting
 from dpbam.privacy.plan import RELATION, PrivacyPlan
 from dpbam.privacy.rounding import up
@@ -169,7 +169,7 @@ def evaluated_on(config: RunConfig, unit: str, test: dict[str, Any], times: int)
     """Return what was evaluated: ``test`` is from :func:`dpbam.app.runs.facts.test_facts`."""
     return {
         "set": test["set"],
-        "public": config.data in PUBLIC_SETS,
+        "public": is_public(config.data),
         "records": test["records"],
         "times": times,
         "trained_on": _trained_on(config, unit, test["names_units"]),
