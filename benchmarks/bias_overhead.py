@@ -47,7 +47,7 @@ def stepper(
     plan = PrivacyPlan(n=50_000, batch_size=size, steps=10_000, noise_multiplier=1.0, delta=1e-5)
     loss = nn.CrossEntropyLoss(reduction="none")
     oracle = PrivateGradientOracle(
-        model, loss, plan, method, sampling="unchecked", observer=lens,
+        model, loss, plan, method, sampling="unchecked", observers=lens,
         compute=Compute(engine="fused", physical_batch_size=size),
     )  # fmt: skip
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-4)

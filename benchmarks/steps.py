@@ -12,13 +12,15 @@ from nets import NETS, loss, make
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dpbam import Compute, PrivacyPlan, PrivateGradientOracle
+from dpbam import Compute, PrivacyPlan, PrivateGradientOracle, mechanism
 from dpbam.batches import LogicalBatch, Views
 from dpbam.engines import FunctionalEngine, FusedEngine, LoopEngine
 from dpbam.engines.fused.layers.group_norm import GroupNorm
 from dpbam.engines.fused.layers.mish import Mish
 from dpbam.engines.fused.layers.pool import AveragePool
+from dpbam.guard import Admitted
 from dpbam.methods import BAM, DPSAT, DPSGD, Method
+from dpbam.params import WeakTensors
 
 Step = Callable[[], object]
 METHODS: dict[str, tuple[Method, float]] = {
@@ -101,11 +103,11 @@ def _ours(engine: str, method: str, model: nn.Module, x: Tensor, y: Tensor) -> S
 def _auto(method: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     """What the oracle does by default: it chooses the engine and the physical batch size."""
     plan = PrivacyPlan(n=10**6, batch_size=len(y), steps=1, noise_multiplier=1.0, delta=1e-7)
-    what, lam = METHODS[method]
-    oracle = PrivateGradientOracle(model, loss, plan, what, seed=0, compute=Compute())
+    oracle = PrivateGradientOracle(model, loss, plan, METHODS[method][0], seed=0, compute=Compute())
     oracle.fit(x, y)
-    batch = LogicalBatch.of(x, y, None, 1).keyed(oracle.randomness, 0)
-    return lambda: oracle._clipped_sum(batch, lam, [])
+    batch = LogicalBatch.of(x, y, None, 1)
+    step = oracle._prepare(Admitted(batch, batch.size, False, WeakTensors()), x, y)
+    return lambda: mechanism.clipped_sums(step)
 
 
 def private_step(

@@ -55,7 +55,7 @@ def fit(method: Method, seed: int = 0) -> tuple[float, BiasLens]:
     net = build_model("mlp", in_channels=1, image_size=8, num_classes=10, seed=seed)
     loss = torch.nn.CrossEntropyLoss(reduction="none")  # one value per sample
     lens = BiasLens(every=5)
-    oracle = PrivateGradientOracle(net, loss, plan, method, observer=lens, seed=seed)
+    oracle = PrivateGradientOracle(net, loss, plan, method, observers=lens, seed=seed)
     optimizer = torch.optim.NAdam(net.parameters(), lr=0.01)
     for batch in oracle.batches((x, y)):
         oracle.backward(*batch)  # clips, adds noise, writes .grad, charges the ledger

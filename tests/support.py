@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import BAM, DPSAT, DPSGD, Compute, Method, PrivacyPlan, PrivateGradientOracle
+from dpbam import BAM, DPSAT, DPSGD, Compute, Method, PrivacyPlan, PrivateGradientOracle, mechanism
 from dpbam.batches import LogicalBatch
 from dpbam.engines import ENGINES as ALL_ENGINES
 from dpbam.engines.memory import MOST_ROWS
+from dpbam.guard import Admitted
 from dpbam.loading import PoissonBatches
+from dpbam.params import WeakTensors
 
 ENGINES = [name for name in ALL_ENGINES if name != "auto"]
 CLIPPINGS = ["flat", "automatic", "per-layer"]
@@ -114,10 +117,34 @@ def one_step(
 
 
 def clipped_sum(oracle: PrivateGradientOracle, x: Any, y: Any, units: Any = None) -> Tensor:
-    """The un-noised sum of one logical batch, as the oracle computes it, DP-SAT's ascent apart."""
+    """The un-noised sum of one logical batch, as the mechanism computes it."""
     batch = LogicalBatch.of(x, y, units, oracle.plan.max_records)
-    batch = batch.keyed(oracle.randomness, oracle.step)
-    return flat(oracle._clipped_sum(batch, oracle.lam(), []))
+    step = oracle._prepare(Admitted(batch, batch.size, False, WeakTensors()), x, y)
+    return flat(mechanism.clipped_sums(step)["gradient"].sums)
+
+
+@contextmanager
+def noticed_sums() -> Iterator[list[Tensor]]:
+    """Collect the un-noised sum of every step inside the block."""
+    sums: list[Tensor] = []
+    real = mechanism.clipped_sums
+
+    def noticed(step: mechanism.Step) -> Any:
+        queries = real(step)
+        sums.append(flat(queries["gradient"].sums).clone())  # its memory is zeroed afterwards
+        return queries
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mechanism, "clipped_sums", noticed)
+        yield sums
+
+
+def released_before(model: nn.Module, gradient: Any = None, ahead: float = 0.0) -> dict[str, Any]:
+    """The ``parts`` of an oracle's state after a step: its gradient, and theta + ahead there."""
+    theta = dict(model.named_parameters())
+    gradient = theta if gradient is None else gradient
+    parts = {f"history/0/gradient/{n}": g.detach() for n, g in gradient.items()}
+    return parts | {f"history/0/theta/{n}": p.detach() + ahead for n, p in theta.items()}
 
 
 def each_gradient(

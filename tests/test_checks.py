@@ -12,23 +12,21 @@ import torch
 from torch import Tensor
 
 from dpbam import AutomaticClipping, Clipping, FlatClipping, PerLayerClipping, PrivacyPlan
-from dpbam.checks import (
+from dpbam.errors import PlanViolationError
+from dpbam.privacy.clipping import check_factors, measure
+from dpbam.privacy.sampling import (
     LEAST_RUN,
     LEAST_TAIL,
     BatchSizes,
-    PlanViolationError,
-    check_factors,
-    contributions,
     probability,
     two_sided_tail,
 )
-from support import private_plan
 
 PLANS = [(2, 1), (100, 1), (100, 10), (100, 99), (1437, 512), (50_000, 4096)]
 
 
 def sizes_of(n: int, batch_size: int) -> BatchSizes:
-    return BatchSizes(private_plan(n=n, batch_size=batch_size, delta=1e-6))
+    return BatchSizes(n, batch_size)
 
 
 def refused(sizes: BatchSizes, size: int) -> bool:
@@ -143,7 +141,7 @@ def test_poisson_batches_pass(n: int, batch_size: int, change: int) -> None:
 
 def test_the_plans_own_sampler_passes() -> None:
     plan = PrivacyPlan(n=300, batch_size=30, steps=3000, noise_multiplier=1.0, delta=1e-4)
-    sizes = BatchSizes(plan)
+    sizes = BatchSizes(plan.n, plan.batch_size)
     for indices in plan.sampler(seed=0):
         sizes.check(len(indices))
         sizes.count(len(indices))
@@ -174,11 +172,12 @@ def test_the_librarys_clippings_pass(make: Callable[[float], Clipping], dtype: t
         check(clipping, norms, clipping.factors(norms))
     check(FlatClipping(math.inf), norms, FlatClipping(math.inf).factors(norms))
     check(make(1.0), norms[:, :0], norms[:, :0])  # an empty batch
-    check_factors(make(1.0), [])  # an empty logical batch
+    check_factors(make(1.0), 1.0, [])  # an empty logical batch
 
 
 def check(clipping: Clipping, norms: Tensor, factors: Tensor) -> None:
-    check_factors(clipping, [contributions(clipping, norms, factors)])
+    bound = clipping.sensitivity
+    check_factors(clipping, bound, [measure(clipping, bound, norms, factors)])
 
 
 @pytest.mark.parametrize(
@@ -204,11 +203,11 @@ def test_factors_beyond_the_sensitivity_are_refused(norms, factors, words) -> No
 @pytest.mark.parametrize("place", range(3))
 def test_one_physical_batch_beyond_the_sensitivity_is_enough_to_refuse(place: int) -> None:
     flat = FlatClipping(1.0)
-    measured = [contributions(flat, norms_of([0.5]), norms_of([1.0])) for _ in range(3)]
-    check_factors(flat, measured)
-    measured[place] = contributions(flat, norms_of([0.5, 4.0]), norms_of([1.0, 1.0]))
+    measured = [measure(flat, 1.0, norms_of([0.5]), norms_of([1.0])) for _ in range(3)]
+    check_factors(flat, 1.0, measured)
+    measured[place] = measure(flat, 1.0, norms_of([0.5, 4.0]), norms_of([1.0, 1.0]))
     with pytest.raises(PlanViolationError, match="with norm 4, above"):
-        check_factors(flat, measured)
+        check_factors(flat, 1.0, measured)
 
 
 def test_rounding_of_one_millionth_passes() -> None:

@@ -25,6 +25,7 @@ from support import (
     one_step,
     private_plan,
     quiet_plan,
+    released_before,
     samples,
     sized_oracle,
     smooth_net,
@@ -115,20 +116,20 @@ def test_lemma_2_bias_is_at_most_the_mean_excess(
         def begin(self, facts):
             return True
 
-        def observe(self, directions, norms, factors):
-            excess.extend((norms[0] - clip_norm).clamp(min=0).tolist())
+        def observe(self, batch):
+            excess.extend((batch.norms[0] - clip_norm).clamp(min=0).tolist())
 
         def finish(self, clipped, released):
             pass
 
     make = METHODS[method]
     oracles = [
-        sized_oracle(model, cross_entropy, plan, make(0.1), engine=engine, observer=lens)
-        for plan, lens in ((quiet_plan(clip_norm), Norms()), (quiet_plan(), None))
+        sized_oracle(model, cross_entropy, plan, make(0.1), engine=engine, observers=lens)
+        for plan, lens in ((quiet_plan(clip_norm), Norms()), (quiet_plan(), ()))
     ]
     released = []
     for oracle in oracles:
-        oracle.load_state_dict({"step": 1, "previous": dict(model.named_parameters())})
+        oracle.load_state_dict({"step": 1, "parts": released_before(model)})
         oracle.backward(x, y)
         released.append(flat({n: p.grad for n, p in model.named_parameters()}))
     bias = float((released[0] - released[1]).norm())

@@ -80,7 +80,7 @@ def test_what_each_method_says_of_itself() -> None:
     assert [m.private for m in (DPSGD(), DPSAT(0.1), BAM(), SGD(), SAM(0.1))] == [
         True, True, True, False, False,
     ]  # fmt: skip
-    assert [m.needs_previous for m in (DPSGD(), DPSAT(0.1), BAM())] == [False, True, False]
+    assert [m.remembers for m in (DPSGD(), DPSAT(0.1), BAM())] == [0, 1, 0]
     assert [repr(m) for m in (DPSGD(), BAM(0.1), DPSAT(0.2))] == [
         "DPSGD()", "BAM(lam=0.1, exact=False)", "DPSAT(lam=0.2)",
     ]  # fmt: skip

@@ -27,6 +27,7 @@ from support import (
     one_step,
     private_plan,
     quiet_plan,
+    released_before,
     samples,
     sized_oracle,
     smooth_net,
@@ -175,7 +176,7 @@ def test_the_result_does_not_depend_on_the_physical_batch(
             model, cross_entropy, plan, METHODS[method](0.2), engine=engine, seed=3,
             physical_batch_size=size, augment=jitter, multiplicity=3,
         )  # fmt: skip
-        oracle.load_state_dict({"step": 4, "previous": dict(model.named_parameters())})
+        oracle.load_state_dict({"step": 4, "parts": released_before(model)})
         oracle.backward(x, y, units)
         found.append(flat(gradients(model)))
     assert float((found[1] - found[0]).abs().max()) < 1e-12
@@ -263,7 +264,7 @@ def test_dp_sat_ascends_once_along_the_noised_previous_gradient(engine: str) -> 
         for n, p in model.named_parameters():
             p.add_(lam * released[n] / length)
     plain = sized_oracle(model, cross_entropy, plan, DPSGD(), engine=engine, seed=1)
-    plain.load_state_dict({"step": 1, "previous": None})  # the same noise
+    plain.load_state_dict({"step": 1})  # the same noise
     plain.backward(x, y)
     assert float((flat(gradients(model)) - second).abs().max()) < 1e-12
     assert not torch.equal(flat(dict(model.named_parameters())), start)
@@ -407,15 +408,15 @@ def test_an_observer_sees_the_step_and_may_skip_it() -> None:
             seen.append(f"begin {facts.step} {facts.lam} {facts.whole}")
             return facts.step == 0
 
-        def observe(self, directions, norms, factors):
-            plain = directions.plain.norms()
+        def observe(self, batch):
+            plain, norms = batch.directions.plain.norms(), batch.norms
             seen.append(f"observe {tuple(norms.shape)} {torch.equal(plain, norms)}")
 
         def finish(self, clipped, released):
             seen.append(f"finish {float((flat(clipped) / L - flat(released)).norm())}")
 
     oracle = sized_oracle(
-        model, cross_entropy, quiet_plan(0.3), BAM(0.1), observer=Recorder(), physical_batch_size=4
+        model, cross_entropy, quiet_plan(0.3), BAM(0.1), observers=Recorder(), physical_batch_size=4
     )
     oracle.backward(x, y)
     oracle.backward(x, y)

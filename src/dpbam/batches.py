@@ -128,6 +128,14 @@ class LogicalBatch:
         """Whether all units have the same number of rows. Not to be shared."""
         return not len(self.counts) or bool((self.counts == self.counts[0]).all())
 
+    def order_as_split(self) -> Tensor:
+        """Return [U] the places of the units in the order in which :meth:`split` gives them."""
+        return torch.from_numpy(self.counts.argsort(kind="stable"))
+
+    def ids_as_split(self) -> Tensor:
+        """Return [U] the numbers of the units in the order in which :meth:`split` gives them."""
+        return torch.from_numpy(np.unique(self.ids.numpy()))[self.order_as_split()]
+
     def keyed(self, randomness: Randomness, step: int) -> LogicalBatch:
         """Return the batch with row keys of (seed, step, unit, place)."""
 

@@ -18,3 +18,7 @@ class ArgumentError(DPBAMError, ValueError):
 
 class ArgumentTypeError(DPBAMError, TypeError):
     """A value of a type that cannot be used."""
+
+
+class PlanViolationError(DPBAMError, ValueError):
+    """The plan does not account for what the oracle was given; nothing was charged."""

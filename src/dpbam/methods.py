@@ -102,6 +102,11 @@ class History:
     parameters: tuple[Params, ...]
     theta: Params
 
+    @property
+    def previous(self) -> Params | None:
+        """The latest released gradient; None before the first, or where none is remembered."""
+        return self.gradients[-1] if self.gradients else None
+
 
 _BY_SHARE = Relative(SHARE)
 
@@ -221,8 +226,7 @@ class Method(ABC):
 
     name: ClassVar[str] = "method"  # of a subclass: that of the class, unless it gives another
     private: ClassVar[bool] = True  # False: uses the batch without noise; a reference only
-    needs_previous: ClassVar[bool] = False  # True: :meth:`ascent` gets the last private gradient
-    remembers: ClassVar[int] = 0  # how many earlier steps :meth:`at` gets
+    remembers: ClassVar[int] = 0  # how many earlier releases :meth:`at` and :meth:`ascent` get
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -247,14 +251,16 @@ class Method(ABC):
 
         It must be a function of what was released before (``previous``, the last private gradient).
         Privacy does not protect ``batch_gradient``: it is for methods with ``private = False``. A
-        class that overrides this says whether it ``needs_previous``; without it there is none.
+        class that overrides this says how many releases it ``remembers``; with 0, ``previous`` is
+        None.
         """
         return None
 
     def at(self, history: History) -> Method:
         """Return this step's method, which may depend on public history; by default itself.
 
-        A class that overrides this says how many steps it ``remembers``, 0 included.
+        A class that overrides this says how many releases it ``remembers``, 0 included. It runs in
+        :meth:`~dpbam.oracle.PrivateGradientOracle.per_sample` too, so it must not change ``self``.
         """
         return self
 
@@ -310,7 +316,7 @@ class DPSAT(Method):
     """
 
     name = "dp-sat"
-    needs_previous = True
+    remembers = 1
 
     def ascent(
         self, lam: float, previous: Params | None, batch_gradient: Callable[[], Params]
@@ -396,7 +402,6 @@ class DiSK(Method):
     """
 
     name = "disk"
-    needs_previous = False
     remembers = 1
 
     def __init__(
@@ -406,7 +411,7 @@ class DiSK(Method):
         self.inner = DPSGD() if inner is None else inner
         # of the method inside, direction and lam_at are used: nothing else of it may matter
         ignored = [part for part in ("at", "ascent", "filter") if overrides(self.inner, part)]
-        if ignored or self.inner.needs_previous or not self.inner.private:
+        if ignored or not self.inner.private:
             reason = f" (it has its own {' and '.join(ignored)})" if ignored else ""
             raise ArgumentError(
                 f"DiSK shifts theta itself, so {self.inner.name} cannot be inside it{reason}: take "
@@ -475,7 +480,7 @@ class SAM(Method):
 
     name = "sam"
     private = False
-    needs_previous = False
+    remembers = 0
 
     def ascent(
         self, lam: float, previous: Params | None, batch_gradient: Callable[[], Params]
@@ -521,14 +526,12 @@ def check_declared(method: Method) -> None:
         ...
         dpbam.errors.ArgumentError: Ascending overrides ascent and does not declare ...
     """
-    for part, name, meaning in (
-        ("ascent", "needs_previous", "True if it uses the previous private gradient"),
-        ("at", "remembers", "the number of earlier steps that it uses"),
-    ):
-        if overrides(method, part) and not _declared_with(method, part, name):
+    for hook in ("ascent", "at"):
+        if overrides(method, hook) and not _declared_with(method, hook, "remembers"):
             raise ArgumentError(
-                f"{type(method).__name__} overrides {part} and does not declare {name}: set "
-                f"{name} next to it, {meaning}, else it would never get any"
+                f"{type(method).__name__} overrides {hook} and does not declare remembers: set "
+                "remembers next to it, the number of earlier releases that it uses, else it would "
+                "never get any"
             )
 
 
@@ -550,7 +553,6 @@ def present(method: Method, history: History) -> Method:
         return now
     check_declared(now)
     needs = {
-        "needs_previous": now.needs_previous and not method.needs_previous,
         "remembers": now.remembers > method.remembers,
         "private": method.private and not now.private,
         "filter": _function(now, "filter") is not _function(method, "filter"),

@@ -7,8 +7,8 @@ the same batch with noise of its own; together with the gradient it is one Gauss
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 from dpbam.distributed import Ranks
 from dpbam.engines import PerSampleDirections
 from dpbam.methods import Method
-from dpbam.params import Params
+from dpbam.params import Params, copied
+from dpbam.privacy.noise import Query
 from dpbam.privacy.plan import PrivacyPlan
 
 
@@ -28,7 +29,7 @@ class StepFacts:
     Attributes:
         step: its number, from 0.
         lam: lambda at this step.
-        previous: the previous private gradient, where the method keeps it.
+        previous: the previous private gradient, where the method remembers it.
         sensitivity: C_t, the clipping's at this step; infinite where nothing is clipped.
         shift: by how much theta is shifted for the whole batch during the step (DP-SAT, SAM, DiSK);
             None: it is not.
@@ -51,10 +52,41 @@ class StepFacts:
     ranks: Ranks
 
 
+@dataclass(frozen=True)
+class Observation:
+    """One physical batch of a watched step: **not to be shared**.
+
+    Attributes:
+        directions: the engine's handle, for sums, inner products and norms by parameter; it is
+            valid during the call.
+        ids: [U] the number of each unit: its index in the data set, or what ``units`` named.
+        norms: [G, U] of the directions, before the clip.
+        factors: [G, U] by which they are multiplied.
+    """
+
+    directions: PerSampleDirections
+    ids: Tensor
+    norms: Tensor
+    factors: Tensor
+
+    @property
+    def clip_share(self) -> float:
+        """The share of units that the clip makes shorter, in any group."""
+        return float((self.factors < 1).any(0).double().mean()) if len(self.ids) else 0.0
+
+    def layer_norms(self) -> dict[str, Tensor]:
+        """Return the norms of the directions by layer, [U] each; computed when asked for."""
+        squares: dict[str, Tensor] = {}
+        for name, norms in self.directions.parameter_norms().items():
+            layer = layer_of(name)
+            squares[layer] = squares.get(layer, torch.zeros_like(norms)) + norms**2
+        return {layer: total.sqrt() for layer, total in squares.items()}
+
+
 class Observer(Protocol):
     """Measures steps. What it sees is not protected by privacy: do not share it.
 
-    Of several ranks each has one, of the same settings, which sees the units of its rank.
+    Of several ranks each has the same observers, which see the units of their rank.
     """
 
     wants_plain: bool
@@ -65,8 +97,8 @@ class Observer(Protocol):
         The answer depends on public facts, so that it is the same on every rank.
         """
 
-    def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
-        """Receive each physical batch of a watched step; norms and factors are [G, U]."""
+    def observe(self, batch: Observation) -> None:
+        """Receive each physical batch of a watched step."""
 
     def finish(self, clipped: Params, released: Params) -> None:
         """Receive the clipped sum, and the released gradient (noised, divided), once per step.
@@ -78,8 +110,8 @@ class Observer(Protocol):
 class JointRelease(Protocol):
     """Publishes statistics of the batch, with noise, next to its gradient.
 
-    Guarantee asked of an implementation: :meth:`sums` gives each sum with the standard deviation
-    sigma_k times that sum's sensitivity. The oracle adds the noise, from a stream for each sum.
+    Guarantee asked of an implementation: each of the :meth:`sums` comes with the standard deviation
+    sigma_k times that sum's sensitivity. The mechanism adds the noise, from a stream for each sum.
     Gradient and sums are then one Gaussian mechanism on the concatenated, rescaled sums: with
 
         1 / sigma_joint^2 = 1 / sigma^2 + sum_k 1 / sigma_k^2
@@ -93,27 +125,78 @@ class JointRelease(Protocol):
     def begin(self, facts: StepFacts) -> None:
         """Reset the sums, before each step."""
 
-    def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
-        """Receive each physical batch; norms and factors are [G, U]."""
+    def observe(self, batch: Observation) -> None:
+        """Receive each physical batch."""
 
     def sums(self) -> dict[str, tuple[Params, float]]:
         """Return the step's sums over this rank's units, by name, each with its noise's std."""
 
-    def publish(self, released: Params) -> None:
-        """Receive all entries of the sums, of all ranks and noised, with the step on the ledger."""
+    def publish(self, released: dict[str, Params]) -> None:
+        """Receive the sums by name, of all ranks and noised, with the step on the ledger."""
 
 
-def watching(
-    facts: StepFacts, observer: Observer | None, statistics: JointRelease | None
-) -> list[Observer | JointRelease]:
-    """Begin a step, and return those that watch it."""
-    watchers: list[Observer | JointRelease] = []
-    if observer is not None and observer.begin(facts):
-        watchers.append(observer)
-    if statistics is not None:
-        statistics.begin(facts)
-        watchers.append(statistics)
-    return watchers
+@dataclass
+class Watch:
+    """Those that watch one step: observers, and the joint release.
+
+    Attributes:
+        observers: those that watch this step.
+        statistics: the joint release, if any.
+        ids: [U] of all units of this rank, in the order of the physical batches.
+    """
+
+    observers: Sequence[Observer]
+    statistics: JointRelease | None
+    ids: Tensor
+    _seen: int = 0
+    _clipped: Params = field(default_factory=dict)
+
+    @classmethod
+    def begin(
+        cls,
+        facts: StepFacts,
+        observers: Sequence[Observer],
+        statistics: JointRelease | None,
+        ids: Tensor,
+    ) -> Watch:
+        """Begin a step, and return those that watch it."""
+        watching = [observer for observer in observers if observer.begin(facts)]
+        if statistics is not None:
+            statistics.begin(facts)
+        return cls(watching, statistics, ids)
+
+    @property
+    def wants_plain(self) -> bool:
+        """Whether an observer asks for the plain gradients of the same pass."""
+        return any(observer.wants_plain for observer in self.observers)
+
+    def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
+        """Show one physical batch to each, as copies: none changes what the next one sees."""
+        end = self._seen + norms.shape[1]
+        ids, self._seen = self.ids[self._seen : end], end
+        watchers: list[Observer | JointRelease] = [*self.observers]
+        if self.statistics is not None:
+            watchers.append(self.statistics)
+        for watcher in watchers:
+            watcher.observe(Observation(directions, ids.clone(), norms.clone(), factors.clone()))
+
+    def copy_sum(self, clipped: Params) -> None:
+        """Copy the clipped sum for the observers, if there are any."""
+        if self.observers:
+            self._clipped = copied(clipped)
+
+    def queries(self) -> dict[str, Query]:
+        """Return the sums of the joint release, by name."""
+        sums = {} if self.statistics is None else self.statistics.sums()
+        return {name: Query(s, std, f"statistics-{name}") for name, (s, std) in sums.items()}
+
+    def finish(self, released: Mapping[str, Tensor], ranks: Ranks) -> None:
+        """Give each observer the clipped sum over all ranks and the released gradient."""
+        if not self.observers:
+            return
+        clipped, self._clipped = ranks.total(self._clipped), {}
+        for observer in self.observers:
+            observer.finish(copied(clipped), copied(released))
 
 
 @dataclass(frozen=True)
@@ -129,20 +212,25 @@ class PerSample:
     non_private_gradients: Params
 
     @classmethod
-    def joined(cls, parts: Sequence[PerSample], units: Tensor) -> PerSample:
+    def joined(cls, batches: Sequence[PerSample], units: Tensor) -> PerSample:
         """Join physical batches, which hold the ``units`` [U] in this order."""
-        gradients = [part.non_private_gradients for part in parts]
+        gradients = [batch.non_private_gradients for batch in batches]
         place = units.argsort()
         return cls(
-            torch.cat([part.non_private_norms for part in parts])[place],
+            torch.cat([batch.non_private_norms for batch in batches])[place],
             {name: torch.cat([g[name] for g in gradients])[place] for name in gradients[0]},
         )
 
 
-def each(directions: PerSampleDirections) -> PerSample:
+def materialise(directions: PerSampleDirections) -> PerSample:
     """Materialise the directions of one physical batch: one weighted sum per unit."""
     norms = directions.norms()  # [G, U]
-    alone = torch.eye(norms.shape[1], dtype=norms.dtype, device=norms.device)
-    sums = [directions.weighted_sum(one.expand_as(norms)) for one in alone]
+    one_hot = torch.eye(norms.shape[1], dtype=norms.dtype, device=norms.device)
+    sums = [directions.weighted_sum(unit.expand_as(norms)) for unit in one_hot]
     gradients = {name: torch.stack([s[name] for s in sums]) for name in sums[0]}
     return PerSample(norms.norm(dim=0), gradients)
+
+
+def layer_of(name: str) -> str:
+    """Return the module that a parameter belongs to; a bare parameter is its own layer."""
+    return name.rpartition(".")[0] or name

@@ -7,6 +7,7 @@ tensor. Sums over its entries are the paper's inner products and norms on R^d.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -65,6 +66,11 @@ def device_of(model: nn.Module) -> torch.device:
 def accumulation_dtype(dtype: torch.dtype, least: torch.dtype = torch.float32) -> torch.dtype:
     """Return the dtype of norms and sums: float32 or better, since a float16 norm underflows."""
     return torch.promote_types(dtype, least)
+
+
+def copied(tree: Mapping[str, Tensor]) -> Params:
+    """Copy what other code gets, so that it cannot change what the oracle uses."""
+    return elementwise(torch.clone, tree)
 
 
 def zeros(tree: Mapping[str, Tensor]) -> Params:
@@ -291,6 +297,30 @@ def _not_empty(tree: Mapping[str, Tensor]) -> list[str]:
 def _first_entries(tree: Mapping[str, Tensor]) -> Tensor:
     first = [tree[name].detach()[(0,) * tree[name].ndim] for name in _not_empty(tree)]
     return torch.stack([t.to(first[0].device) for t in first]) if first else torch.zeros(0)
+
+
+class WeakTensors:
+    """The tensors of nested batches, by weak references.
+
+    It keeps no tensor alive, and a pickled copy refers to none.
+    """
+
+    def __init__(self, *batches: object) -> None:
+        tensors = [t for t in tree_leaves(batches) if isinstance(t, Tensor) and t.numel()]
+        self._references = [weakref.ref(t) for t in tensors]
+
+    def alive(self) -> list[Tensor]:
+        """Return the tensors that still exist."""
+        tensors = [reference() for reference in self._references]
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_references": []}
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return torch's count of in-place changes; 0 where it counts none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def joint_digest(*digests: str) -> str:

@@ -42,7 +42,7 @@ def measure(
 ) -> list[BiasRecord]:  # fmt: skip
     lens = observer or BiasLens(eta=True, plain=True)
     options.setdefault("physical_batch_size", 64)
-    oracle = sized_oracle(model, cross_entropy, plan, method, observer=lens, **options)
+    oracle = sized_oracle(model, cross_entropy, plan, method, observers=lens, **options)
     for _ in range(steps):
         oracle.backward(x.clone(), y)
     return lens.records
@@ -137,7 +137,7 @@ def check_plain_readings(name: str, engine: str) -> None:
     """Over four steps: g_hat is at the theta where the step began, by autograd on each record."""
     model, (x, y) = smooth_net(), samples(9)
     lens, method = BiasLens(plain=True), ALL[name]
-    oracle = sized_oracle(model, cross_entropy, quiet_plan(0.3), method, observer=lens,
+    oracle = sized_oracle(model, cross_entropy, quiet_plan(0.3), method, observers=lens,
                           engine=engine, physical_batch_size=4)  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
     for step in range(4):
@@ -214,7 +214,7 @@ def test_the_alignment_is_that_of_the_shift_which_was_made() -> None:
     """A method that goes the other way has the other sign."""
 
     class Back(DPSAT):
-        needs_previous = True
+        remembers = 1
 
         def ascent(self, lam, previous, batch_gradient):
             shift = super().ascent(lam, previous, batch_gradient)
@@ -238,7 +238,7 @@ def test_the_clip_norm_of_a_record_is_that_of_its_step() -> None:
     """With an adaptive clipping it moves, also under a plan without noise."""
     model, (x, y), clipping = smooth_net(), samples(9), QuantileClipping(0.3)
     lens = BiasLens()
-    oracle = sized_oracle(model, cross_entropy, quiet_plan(0.3), observer=lens, clipping=clipping)
+    oracle = sized_oracle(model, cross_entropy, quiet_plan(0.3), observers=lens, clipping=clipping)
     expected = []
     for _ in range(3):
         expected.append(clipping.sensitivity)
@@ -311,7 +311,7 @@ def test_alignment_of_dp_sat_is_with_the_previous_private_gradient() -> None:
         cross_entropy,
         private_plan(clip_norm=0.3),
         METHODS["dp-sat"](LAM),
-        observer=lens,
+        observers=lens,
         seed=0,
     )
     oracle.backward(x, y)
@@ -393,10 +393,10 @@ def test_every_nth_step_is_measured_and_the_others_cost_nothing(monkeypatch) -> 
 def test_measuring_does_not_change_the_step() -> None:
     model, (x, y) = smooth_net(), samples(9)
     found = []
-    for lens in (None, BiasLens(eta=True, plain=True)):
+    for lens in ((), BiasLens(eta=True, plain=True)):
         oracle = sized_oracle(
             model, cross_entropy, private_plan(clip_norm=0.3), METHODS["dp-sat"](LAM),
-            observer=lens, seed=4,
+            observers=lens, seed=4,
         )  # fmt: skip
         for _ in range(3):
             oracle.backward(x.clone(), y)

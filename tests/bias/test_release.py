@@ -114,10 +114,9 @@ def released_noise(rounds: int = 300) -> tuple[Tensor, Tensor, Tensor]:
     drawn: dict[str, list[Tensor]] = {"counts": [], "bias": [], "gradient": []}
 
     class Spy(PrivateStatistics):
-        def publish(self, released: dict[str, Tensor]) -> None:
-            drawn["counts"].append(released["statistics/counts"] / 5.0)
-            bias = {k: v for k, v in released.items() if "bias" in k}
-            drawn["bias"].append(flat(bias) / (7.0 * 0.2))
+        def publish(self, released: dict[str, dict[str, Tensor]]) -> None:
+            drawn["counts"].append(released["counts"]["statistics/counts"] / 5.0)
+            drawn["bias"].append(flat(released["bias"]) / (7.0 * 0.2))
 
     seen = Spy(THRESHOLDS, noise_multiplier=5.0, bias_bound=0.2, bias_noise_multiplier=7.0)
     oracle = oracle_with(seen, clip_norm=0.3, seed=11, steps=rounds, sampling="unchecked")
@@ -285,9 +284,9 @@ def world(x: Tensor, seed: int, rounds: int) -> Tensor:
     found = []
 
     class Spy(PrivateStatistics):
-        def publish(self, released: dict[str, Tensor]) -> None:
-            found.append([float(released["statistics/counts"][-1]) / 1.5,
-                          float(released["statistics/bias/w"]) / (2.0 * 0.2)])  # fmt: skip
+        def publish(self, released: dict[str, dict[str, Tensor]]) -> None:
+            found.append([float(released["counts"]["statistics/counts"][-1]) / 1.5,
+                          float(released["bias"]["statistics/bias/w"]) / (2.0 * 0.2)])  # fmt: skip
 
     seen = Spy([4.0], noise_multiplier=1.5, bias_bound=0.2, bias_noise_multiplier=2.0)
     plan = private_plan(
@@ -365,7 +364,7 @@ def test_the_bias_that_is_released_is_the_lens_s_own_reading() -> None:
     plan = PrivacyPlan.non_private(
         n=100, batch_size=30, steps=1, clip_norm=0.3, joint_noise_multipliers=seen.noise_multipliers
     )
-    oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=seen, observer=lens)
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=seen, observers=lens)
     oracle.backward(x, y)
     bias = lens.records[0].non_private_against_own.bias
     assert seen.released[0].bias == pytest.approx(bias, rel=1e-9)

@@ -13,6 +13,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,14 @@ from app.cli.test_progress_private import (
     check_a_jobs_output_has_no_notes_of_the_data,
 )
 from checks import RARE, check_poisson, check_uncorrelated
-from dpbam import FlatClipping, PrivateGradientOracle, _validate
+from dpbam import FlatClipping, _validate, mechanism
 from dpbam.app.audit.accountant import bracket
 from dpbam.app.cli import progress
 from dpbam.app.runs import ConfigError, RunError, load_run_model, own_code
 from dpbam.data import DataError, npz
 from dpbam.privacy import accounting, ledger, secure_noise
 from dpbam.privacy.accounting import Charge
+from dpbam.privacy.clipping import StepClipping
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness, SecureRandomness
@@ -86,20 +88,23 @@ def attack(target: Target, trials: int = 100) -> Callable[[], None]:
 
 
 def no_clipping(real: Any) -> Any:
-    """Where the oracle's check of the factors does not see it."""
+    """Where the clipping's check of the factors does not see it."""
 
-    def clipped_sum(self: Any, *args: Any) -> Any:
-        kept, self.clipping = self.clipping, FlatClipping(math.inf)
-        try:
-            return real(self, *args)
-        finally:
-            self.clipping = kept
+    def clipped_sums(step: Any) -> Any:
+        queries = real(replace(step, clipping=FlatClipping(math.inf).at(step.number)))
+        sigma = step.plan.noise_multiplier_at(step.number)
+        std = sigma * step.clipping.sensitivity
+        return {name: replace(query, std=std) for name, query in queries.items()}
 
-    return clipped_sum
+    return clipped_sums
 
 
 def half_the_sensitivity(real: Any) -> Any:
-    return lambda self: real(self) / 2
+    def init(self: Any, *args: Any) -> None:
+        real(self, *args)
+        self.sensitivity /= 2
+
+    return init
 
 
 def missing_on_the_first(real: Any) -> Any:
@@ -112,7 +117,14 @@ def missing_on_the_first(real: Any) -> Any:
 
 def clips_to_twice(real: Any) -> Any:
     """Likewise."""
-    return lambda self, *args: {name: 2 * s for name, s in real(self, *args).items()}
+
+    def clipped_sums(step: Any) -> Any:
+        return {
+            name: replace(query, sums={n: 2 * s for n, s in query.sums.items()})
+            for name, query in real(step).items()
+        }
+
+    return clipped_sums
 
 
 def a_constant_noise(real: Any) -> Any:
@@ -121,11 +133,9 @@ def a_constant_noise(real: Any) -> Any:
 
 
 AUDITED = {
-    "no clipping": Mistake(attack(MANY), PrivateGradientOracle, "_clipped_sum", no_clipping),
-    "sensitivity off by two": Mistake(
-        attack(MANY), PrivateGradientOracle, "_sensitivity", half_the_sensitivity
-    ),
-    "clipped to 2 C": Mistake(attack(MANY), PrivateGradientOracle, "_clipped_sum", clips_to_twice),
+    "no clipping": Mistake(attack(MANY), mechanism, "clipped_sums", no_clipping),
+    "sensitivity off by two": Mistake(attack(MANY), StepClipping, "__init__", half_the_sensitivity),
+    "clipped to 2 C": Mistake(attack(MANY), mechanism, "clipped_sums", clips_to_twice),
     "no noise on one parameter": Mistake(
         attack(ONE_STEP), GaussianNoise, "add", missing_on_the_first
     ),

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from checks import check_poisson
-from dpbam import Ledger, PrivacyPlan, PrivateGradientOracle, _jsonl
-from dpbam import oracle as oracle_module
+from dpbam import Ledger, PrivacyPlan, _jsonl, mechanism
 from dpbam.errors import ArgumentError
 from dpbam.loading import PoissonBatches
-from dpbam.params import digest, trainable
+from dpbam.params import digest
 from dpbam.privacy import accounting, calibration
 from dpbam.privacy.sampling import PoissonSampler, UnitIndex
 from planting import Mistake, catches
@@ -120,8 +119,8 @@ class Counts:
     def begin(self, facts: Any) -> None:
         self.count = 0.0
 
-    def observe(self, directions: Any, norms: torch.Tensor, factors: torch.Tensor) -> None:
-        self.count += norms.shape[1]
+    def observe(self, batch: Any) -> None:
+        self.count += len(batch.ids)
 
     def sums(self) -> dict[str, Any]:
         return {"count": ({"weight": torch.tensor([self.count]).double()}, 5.0)}
@@ -237,12 +236,13 @@ def one_step_whatever_the_count(original):
 
 
 def grad_first(original):
-    def privatised(self, total):
-        for n, p in trainable(self.model).items():
-            p.grad = total[n]
-        return original(self, total)
+    def add_noise(query, step):
+        noised = original(query, step)
+        for n, p in step.theta.items():
+            p.grad = noised[n]
+        return noised
 
-    return privatised
+    return add_noise
 
 
 def not_written(original):
@@ -261,11 +261,8 @@ def a_digest_that_says_nothing(original):
     return lambda released: "released"
 
 
-Oracle = PrivateGradientOracle
-
-
 def by_name_alone(original):
-    return lambda self, parts: digest({n: s for part in parts for n, s in part.items()})
+    return lambda noised, step: digest({n: s for q in noised.values() for n, s in q.items()})
 
 
 def nothing_lost(original):
@@ -309,7 +306,9 @@ MISTAKES = {
     "an accountant that forgets steps": Mistake(
         check_accountant_composes_every_step, accounting, "_on_grid", one_step_whatever_the_count
     ),
-    ".grad before the ledger": Mistake(check_ledger_comes_first, Oracle, "_privatised", grad_first),
+    ".grad before the ledger": Mistake(
+        check_ledger_comes_first, mechanism, "add_noise", grad_first
+    ),
     "a ledger that is not on disk": Mistake(
         check_ledger_comes_first, _jsonl, "append_durably", not_written
     ),
@@ -317,10 +316,10 @@ MISTAKES = {
         check_replays, Ledger, "charge", every_replay_is_free
     ),
     "a digest of statistics in place of the gradient": Mistake(
-        check_a_replay_has_the_same_gradient, Oracle, "_replayed", by_name_alone
+        check_a_replay_has_the_same_gradient, mechanism, "identify", by_name_alone
     ),
     "another release taken for a replay": Mistake(
-        check_replays, oracle_module, "digest", a_digest_that_says_nothing
+        check_replays, mechanism, "digest", a_digest_that_says_nothing
     ),
 }
 

@@ -20,7 +20,7 @@ from dpbam import Compute, PrivateGradientOracle
 from dpbam.engines import StatefulModelError, synthetic
 from dpbam.engines.loop import LoopEngine
 from planting import Mistake, catches
-from support import cross_entropy, flat, private_plan, samples
+from support import cross_entropy, noticed_sums, private_plan, samples
 
 C = 0.01
 _SCALE = "DPBAM_TEST_SCALE"
@@ -59,17 +59,9 @@ def first_sum(x: Tensor, y: Tensor, model: type[nn.Module], **compute: Any) -> T
     CONFIG.scale = None
     plan = private_plan(n=10 * len(x), batch_size=len(x), clip_norm=C)
     oracle = PrivateGradientOracle(model(), cross_entropy, plan, seed=0, compute=Compute(**compute))
-    sums, real = [], oracle._clipped_sum
-
-    def noticed(*args: Any) -> Any:
-        total = real(*args)
-        sums.append(flat(total).clone())  # the oracle zeroes the sum once it is released
-        return total
-
-    oracle._clipped_sum = noticed
     try:
-        with warnings.catch_warnings():  # the loop engine is slow
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(), noticed_sums() as sums:
+            warnings.simplefilter("ignore")  # the loop engine is slow
             oracle.backward(x, y)
     finally:
         os.environ.pop(_SCALE, None)

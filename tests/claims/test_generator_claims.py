@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dpbam.engines import StatefulModelError, generators
 from planting import Mistake, catches
-from support import ENGINES, cross_entropy, flat, private_plan, samples, sized_oracle
+from support import ENGINES, cross_entropy, noticed_sums, private_plan, samples, sized_oracle
 
 C, L = 0.01, 32
 _MODULE_GENERATOR = "a generator of the model"
@@ -56,17 +56,10 @@ def next_sum(kind: str, engine: str, records: int) -> Tensor:
         Factors(kind), cross_entropy, private_plan(n=10 * L, batch_size=L, clip_norm=C), seed=0,
         engine=engine, physical_batch_size=8,
     )  # fmt: skip
-    sums, real = [], oracle._clipped_sum
-
-    def noticed(*args: Any) -> Any:
-        total = real(*args)
-        sums.append(flat(total).clone())  # the oracle zeroes the sum once it is released
-        return total
-
-    oracle._clipped_sum = noticed
-    for n, seed in ((records, 1), (L, 2)):
-        x, y = samples(n, seed=seed)
-        oracle.backward(x + 1, y)
+    with noticed_sums() as sums:
+        for n, seed in ((records, 1), (L, 2)):
+            x, y = samples(n, seed=seed)
+            oracle.backward(x + 1, y)
     return sums[1]
 
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpbam import BAM, DPSAT, DPSGD, Method, PrivateGradientOracle, params
-from dpbam import oracle as oracle_module
+from dpbam import BAM, DPSAT, DPSGD, Method, PrivateGradientOracle, guard, mechanism, params
 from dpbam.batches import LogicalBatch, Views
 from dpbam.engines import UnsupportedModelError, functional, loop
 from dpbam.engines.base import PhysicalBatch
@@ -179,7 +178,7 @@ def check_dp_sat() -> None:
     torch.nn.utils.vector_to_parameters(start + lam * first / first.norm(), model.parameters())
     plan = quiet_plan(0.5, noise_multiplier=2.0)
     plain = sized_oracle(model, cross_entropy, plan, DPSGD(), engine="functional", seed=1)
-    plain.load_state_dict({"step": 1, "previous": None})
+    plain.load_state_dict({"step": 1})
     plain.backward(x, y)
     assert_close(second, flat(gradients(model)))
 
@@ -312,17 +311,18 @@ def by_the_realised_batch(original):
 
 
 def each_view_clipped(original):
-    def clipped_sum(self, batch, lam, watchers):
-        total = params.zeros(params.trainable(self.model))
-        for physical in self._computation.physical(batch):
+    def clipped_sums(step):
+        queries = original(step)
+        total = params.zeros(step.theta)
+        for physical in step.computation.physical(step.batch):
             views = replace(physical, units=physical.rows, rows_per_unit=1)
-            directions = self.engine.directions(views, self.method, lam)
-            factors = self.clipping.factors(directions.norms()) / physical.rows_per_unit
+            directions = step.computation.directions(views, step.method, step.lam)
+            factors = step.clipping.clip(directions.norms())[0] / physical.rows_per_unit
             for name, part in directions.weighted_sum(factors).items():
                 total[name] += part
-        return total
+        return {**queries, "gradient": replace(queries["gradient"], sums=total)}
 
-    return clipped_sum
+    return clipped_sums
 
 
 def rows_added_up(original):
@@ -371,7 +371,8 @@ def along_the_sum_without_noise(original):
         std = self.plan.noise_multiplier * self.plan.clip_norm
         zeros = {n: torch.zeros_like(t) for n, t in released.items()}
         noise = self.noise.add(zeros, std, self.step - 1)
-        self._previous = {n: t - noise[n] / self.plan.batch_size for n, t in released.items()}
+        plain = {n: t - noise[n] / self.plan.batch_size for n, t in released.items()}
+        self._releases = [(plain, theta) for _, theta in self._releases]
 
     return write
 
@@ -390,22 +391,21 @@ def undone_by_subtraction(original):
 
 
 def again_for_each_micro_batch(original):
-    def clipped_sum(self, batch, lam, watchers):
-        total = params.zeros(params.trainable(self.model))
-        shift = self.method.ascent(lam, self._previous, dict)
-        saved = {n: p.detach().clone() for n, p in self.model.named_parameters()}
-        for physical in self._computation.physical(batch):
-            directions = self.engine.directions(physical, self.method, lam)
-            factors = self.clipping.factors(directions.norms())
-            for name, part in directions.weighted_sum(factors).items():
-                total[name] += part
-            with torch.no_grad():
-                for n, p in self.model.named_parameters():
-                    p.add_(shift[n] if shift else 0)
-        self.model.load_state_dict(saved)
-        return total
+    def clipped_sums(step):
+        queries = original(step)
+        total, shift = params.zeros(step.theta), step.shift
+        with params.restored(step.theta):
+            for physical in step.computation.physical(step.batch):
+                with torch.no_grad():
+                    for n, p in step.theta.items():
+                        p.add_(shift[n] if shift else 0)
+                directions = step.computation.directions(physical, step.method, step.lam)
+                factors, _ = step.clipping.clip(directions.norms())
+                for name, part in directions.weighted_sum(factors).items():
+                    total[name] += part
+        return {**queries, "gradient": replace(queries["gradient"], sums=total)}
 
-    return clipped_sum
+    return clipped_sums
 
 
 Oracle = PrivateGradientOracle
@@ -414,7 +414,7 @@ MISTAKES = {
         check_division, Oracle, "backward", by_the_realised_batch
     ),
     "each view clipped by itself": Mistake(
-        check_views_are_averaged_before_the_clip, Oracle, "_clipped_sum", each_view_clipped
+        check_views_are_averaged_before_the_clip, mechanism, "clipped_sums", each_view_clipped
     ),
     "the sum of a unit's rows": Mistake(
         check_a_unit_is_the_mean_of_its_rows, PhysicalBatch, "total", rows_added_up
@@ -435,7 +435,7 @@ MISTAKES = {
         check_one_mask_for_both_gradients, KeyedDraws, "__init__", a_new_mask_each_pass
     ),
     "batch norm let through": Mistake(
-        check_batch_norm_is_refused, oracle_module, "check_model", looks_away
+        check_batch_norm_is_refused, guard, "check_model", looks_away
     ),
     "a sample twice in a logical batch": Mistake(
         check_a_sample_enters_once, LogicalBatch, "of", every_row_a_unit
@@ -465,10 +465,10 @@ MISTAKES = {
         check_a_method_carries_nothing_from_unit_to_unit, MethodState, "check", unseen
     ),
     "DP-SAT's ascent undone by subtraction": Mistake(
-        check_dp_sat, oracle_module, "shifted", undone_by_subtraction
+        check_dp_sat, mechanism, "shifted", undone_by_subtraction
     ),
     "DP-SAT's ascent once per micro-batch": Mistake(
-        check_dp_sat, Oracle, "_clipped_sum", again_for_each_micro_batch
+        check_dp_sat, mechanism, "clipped_sums", again_for_each_micro_batch
     ),
 }
 

@@ -16,11 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpbam import Clipping, Compute, FlatClipping, PerLayerClipping, PrivateGradientOracle
-from dpbam import oracle as oracle_module
-from dpbam.checks import BatchSizes, GivenBatches, PlanViolationError
-from dpbam.errors import ArgumentError
+from dpbam import (
+    Clipping,
+    Compute,
+    FlatClipping,
+    PerLayerClipping,
+    PrivacyPlan,
+    PrivateGradientOracle,
+    guard,
+)
+from dpbam.batches import LogicalBatch
+from dpbam.errors import ArgumentError, PlanViolationError
+from dpbam.guard import UsedBatches
 from dpbam.privacy import clipping as clipping_module
+from dpbam.privacy.clipping import StepClipping
+from dpbam.privacy.sampling import BatchSizes
 from planting import Mistake, catches
 from support import clipped_sum, cross_entropy, private_plan, samples, smooth_net
 
@@ -220,9 +230,9 @@ class Forgetful(FlatClipping):
 
 
 def check_the_sensitivity_does_not_follow_the_units() -> None:
-    Following.found = 0.01
-    oracle = oracle_of(Following(0.01), clip_norm=0.01)
-    words = "the sensitivity of Following was 0.01"
+    Following.found = 100.0  # so that no unit exceeds it, and only its change gives it away
+    oracle = oracle_of(Following(100.0), clip_norm=100.0)
+    words = "the sensitivity of Following was 100"
     assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
 
 
@@ -287,8 +297,8 @@ def test_a_run_of_equal_sizes_starts_again_on_resume() -> None:
     oracle = oracle_of()
     for _ in range(11):
         oracle.backward(*samples(L))
-    assert set(oracle.state_dict()) == {"step", "previous", "parts"}
-    oracle.load_state_dict({"step": 11, "previous": None})
+    assert set(oracle.state_dict()) == {"step", "parts"}
+    oracle.load_state_dict({"step": 11})
     again = (samples(L) for _ in range(20))
     assert steps_until_refused(oracle, again, "12 batches in a row have 40") == 22
 
@@ -296,7 +306,7 @@ def test_a_run_of_equal_sizes_starts_again_on_resume() -> None:
 @pytest.mark.parametrize("step", [-1, 2.5, None])
 def test_a_state_with_an_impossible_step_is_refused(step: Any) -> None:
     with pytest.raises((ValueError, TypeError), match="the state's step must be"):
-        oracle_of().load_state_dict({"step": step, "previous": None})
+        oracle_of().load_state_dict({"step": step})
 
 
 # --- batches that are not drawn by the plan
@@ -333,40 +343,49 @@ def counts_rows(original: Any) -> Any:
     return property(lambda self: len(self.ids))
 
 
+def factors_alone(original: Any) -> Any:
+    """A sensitivity that has changed is not noticed."""
+    return lambda self: clipping_module.check_factors(self._clipping, self._fixed, self._measured)
+
+
 def group_by_group(original: Any) -> Any:
     """Each group against the whole sensitivity."""
 
-    def measure(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> Tensor:
+    def measure(
+        clipping: Clipping, bound: float, norms: Tensor, factors: Tensor, extra: None
+    ) -> Tensor:
         groups = zip(norms, factors, strict=True)
-        each = [original(clipping, one[None], scale[None]) for one, scale in groups]
+        each = [original(clipping, bound, one[None], scale[None]) for one, scale in groups]
         return torch.stack(each).amax(0)
 
     return measure
 
 
 def finite_units_alone(original: Any) -> Any:
-    def measure(clipping: Clipping, norms: Tensor, factors: Tensor, extra: None) -> Tensor:
+    def measure(
+        clipping: Clipping, bound: float, norms: Tensor, factors: Tensor, extra: None
+    ) -> Tensor:
         fine = norms.isfinite().all(dim=0)
-        return original(clipping, norms[:, fine], factors[:, fine])
+        return original(clipping, bound, norms[:, fine], factors[:, fine])
 
     return measure
 
 
 def last_physical_batch_alone(original: Any) -> Any:
-    return lambda clipping, measured: original(clipping, measured[-1:])
+    return lambda clipping, bound, measured: original(clipping, bound, measured[-1:])
 
 
 def one_per_object(original):
     known = {}
-    return lambda ledger: known.setdefault(id(ledger), GivenBatches())
+    return lambda ledger: known.setdefault(id(ledger), UsedBatches())
 
 
 MISTAKES = {
     "a sensitivity that follows the units": Mistake(
-        check_the_sensitivity_does_not_follow_the_units, oracle_module, "check_fixed", nothing
+        check_the_sensitivity_does_not_follow_the_units, StepClipping, "verify", factors_alone
     ),
     "parameters in no clipping group": Mistake(
-        check_every_parameter_is_in_a_group, oracle_module, "check_groups", nothing
+        check_every_parameter_is_in_a_group, guard, "check_groups", nothing
     ),
     "equal batches do not count": Mistake(
         check_a_shuffled_loader_is_refused, BatchSizes, "count", nothing
@@ -378,32 +397,30 @@ MISTAKES = {
         check_an_impossible_batch_is_refused, BatchSizes, "_tail", always_likely
     ),
     "rows counted for units": Mistake(
-        check_records_of_one_owner_count_as_one, oracle_module.LogicalBatch, "size", counts_rows
+        check_records_of_one_owner_count_as_one, LogicalBatch, "size", counts_rows
     ),
     "any full batch": Mistake(check_a_full_batch_is_full, BatchSizes, "_check_whole", nothing),
-    "steps without end": Mistake(
-        check_no_step_beyond_the_plan, oracle_module, "check_step", nothing
-    ),
+    "steps without end": Mistake(check_no_step_beyond_the_plan, PrivacyPlan, "check_step", nothing),
     "a batch for many steps": Mistake(
-        check_a_batch_is_part_of_one_step, oracle_module, "check_new", nothing
+        check_a_batch_is_part_of_one_step, guard, "check_new", nothing
     ),
     "a batch twice by two objects of one ledger": Mistake(
-        check_ledgers_on_one_file_share_their_batches, GivenBatches, "of", one_per_object
+        check_ledgers_on_one_file_share_their_batches, UsedBatches, "of", one_per_object
     ),
     "a state without its ledger": Mistake(
-        check_a_state_comes_with_its_ledger, oracle_module, "check_resumed", nothing
+        check_a_state_comes_with_its_ledger, PrivacyPlan, "check_resumed", nothing
     ),
     "factors as they come": Mistake(
-        check_a_clipping_keeps_its_sensitivity, oracle_module, "check_factors", nothing
+        check_a_clipping_keeps_its_sensitivity, clipping_module, "check_factors", nothing
     ),
     "factors of the last physical batch alone": Mistake(
-        check_every_physical_batch, oracle_module, "check_factors", last_physical_batch_alone
+        check_every_physical_batch, clipping_module, "check_factors", last_physical_batch_alone
     ),
     "each group against the whole C": Mistake(
-        check_a_clipping_keeps_its_sensitivity, oracle_module, "contributions", group_by_group
+        check_a_clipping_keeps_its_sensitivity, clipping_module, "measure", group_by_group
     ),
     "NaN left out of the check": Mistake(
-        check_bad_units_have_factor_zero, oracle_module, "contributions", finite_units_alone
+        check_bad_units_have_factor_zero, clipping_module, "measure", finite_units_alone
     ),
 }
 

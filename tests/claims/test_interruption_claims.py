@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from dpbam import DPSAT, Ledger, PrivateGradientOracle
+from dpbam import observers as observers_module
 from dpbam import oracle as oracle_module
 from dpbam.bias import PrivateStatistics
-from dpbam.checks import PlanViolationError
+from dpbam.errors import PlanViolationError
 from dpbam.filters import Exponential
+from dpbam.params import WeakTensors
 from planting import Mistake, catches
 from support import cross_entropy, flat, gradients, private_plan, samples, sized_oracle, smooth_net
 
@@ -36,7 +38,7 @@ class Watcher:
     def begin(self, facts: Any) -> bool:
         return True
 
-    def observe(self, directions: Any, norms: Tensor, factors: Tensor) -> None:
+    def observe(self, batch: Any) -> None:
         pass
 
     def finish(self, clipped: Any, released: Any) -> None:
@@ -52,7 +54,7 @@ def oracle_of(seed: int | None, ledger: Ledger | None = None) -> PrivateGradient
     )  # fmt: skip
     return sized_oracle(
         smooth_net(), cross_entropy, plan, DPSAT(0.1), seed=seed, filter=Exponential(0.5),
-        statistics=statistics, observer=Watcher(), physical_batch_size=16, ledger=ledger,
+        statistics=statistics, observers=Watcher(), physical_batch_size=16, ledger=ledger,
     )  # fmt: skip
 
 
@@ -74,8 +76,8 @@ def raising(owner: Any, name: str, error: type[BaseException], *, late: bool) ->
 #: the part of an oracle, its function, and whether that raises after it has run
 Point = tuple[Callable[[PrivateGradientOracle], Any], str, bool]
 BEFORE: dict[str, Point] = {
-    "observer.begin": (lambda o: o.observer, "begin", True),
-    "observer.observe": (lambda o: o.observer, "observe", True),
+    "observer.begin": (lambda o: o.observers[0], "begin", True),
+    "observer.observe": (lambda o: o.observers[0], "observe", True),
     "statistics.begin": (lambda o: o.statistics, "begin", True),
     "statistics.observe": (lambda o: o.statistics, "observe", True),
     "statistics.sums": (lambda o: o.statistics, "sums", True),
@@ -92,7 +94,7 @@ AFTER: dict[str, Point] = {
     "the filter": (lambda o: o.filter, "apply", False),
     "the filter, applied": (lambda o: o.filter, "apply", True),
     "statistics.publish": (lambda o: o.statistics, "publish", False),
-    "observer.finish": (lambda o: o.observer, "finish", False),
+    "observer.finish": (lambda o: o.observers[0], "finish", False),
 }
 _WRITTEN = {"statistics.publish", "observer.finish"}
 
@@ -145,9 +147,9 @@ def check_the_step_is_taken(name: str, seed: int | None) -> None:
     oracle, noised = oracle_of(seed), []
     add = oracle.noise.add
 
-    def adding(*args: Any, stream: str = "noise", **more: Any) -> Any:
-        noised.append((stream, args[2]))
-        return add(*args, stream=stream, **more)
+    def adding(*args: Any, stream: str = "noise", start: int = 0) -> Any:
+        noised.append((stream, args[2], start))
+        return add(*args, stream=stream, start=start)
 
     oracle.noise.add = adding
     one, two, three = steps(oracle, 3)
@@ -167,7 +169,7 @@ def check_the_step_is_taken(name: str, seed: int | None) -> None:
     assert refused, f"{name}: the batch of a step that is taken, again"
     oracle.backward(*three)
     assert all(p.grad is not None for p in oracle.model.parameters())
-    assert len(noised) == len(set(noised)) == 6, name  # gradient and counts of three steps
+    assert len(noised) == len(set(noised)) == 9, name  # gradient, bit and counts, three steps
     assert oracle.ledger.epsilon() == pytest.approx(oracle.plan.epsilon(steps=3))
     resumed = oracle_of(seed, oracle.ledger)
     resumed.load_state_dict(oracle.state_dict())
@@ -205,6 +207,19 @@ def check_a_replay_that_is_interrupted_is_replayed() -> None:
         assert (oracle.step, len(ledger)) == (1, 1)
 
 
+class Recorder(Watcher):
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def observe(self, batch: Any) -> None:
+        self.seen += [batch.ids.clone(), batch.norms.clone(), batch.factors.clone()]
+
+    def finish(self, clipped: Any, released: Any) -> None:
+        self.seen += [flat(clipped).clone(), flat(released).clone()]
+
+
 class Spoiler(Watcher):
     """Writes zeros over everything that it is given."""
 
@@ -213,9 +228,9 @@ class Spoiler(Watcher):
             tensor.zero_()
         return True
 
-    def observe(self, directions: Any, norms: Tensor, factors: Tensor) -> None:
-        norms.zero_()
-        factors.zero_()
+    def observe(self, batch: Any) -> None:
+        for tensor in (batch.ids, batch.norms, batch.factors):
+            tensor.zero_()
 
     def finish(self, clipped: Any, released: Any) -> None:
         for tensor in (*clipped.values(), *released.values()):
@@ -223,11 +238,11 @@ class Spoiler(Watcher):
 
 
 def check_observers_and_filters_get_copies() -> None:
-    """One that writes over what it gets changes no gradient, no history and no statistics."""
+    """One that writes over what it gets changes no gradient, history, statistics or observation."""
     runs = []
     for observer in (Watcher(), Spoiler()):
-        oracle = oracle_of(0)
-        oracle.observer = observer
+        oracle, recorder = oracle_of(0), Recorder()
+        oracle.observers = (observer, recorder)
         if isinstance(observer, Spoiler):
             apply = oracle.filter.apply
             oracle.filter.apply = lambda g, apply=apply: (
@@ -236,9 +251,10 @@ def check_observers_and_filters_get_copies() -> None:
             )[0]
         for batch in steps(oracle, 3):
             oracle.backward(*batch)
-        runs.append((flat(gradients(oracle.model)), oracle.statistics.released))
+        runs.append((flat(gradients(oracle.model)), oracle.statistics.released, recorder.seen))
     assert torch.equal(runs[0][0], runs[1][0])
     assert runs[0][1] == runs[1][1]
+    assert all(map(torch.equal, runs[0][2], runs[1][2]))
 
 
 # --- the claims themselves, point by point
@@ -306,12 +322,11 @@ def check_an_interrupted_step_leaves_no_record() -> None:
 
 
 def taken_at_its_end(original: Any) -> Any:
+    def commit(self: PrivateGradientOracle, attempt: Any) -> None:
+        if attempt.written:
+            original(self, attempt)
 
-    def settle(self: PrivateGradientOracle) -> None:
-        if self._attempt is not None and self._attempt.written:
-            original(self)
-
-    return settle
+    return commit
 
 
 def taken_before_the_charge(original: Any) -> Any:
@@ -332,20 +347,15 @@ def as_it_is(original: Any) -> Any:
 
 
 def keeps_the_batch(original: Any) -> Any:
-    def explain(self: Any, attempt: Any, error: BaseException) -> None:
-        records = attempt.records
-        original(self, attempt, error)
-        attempt.records = records
-
-    return explain
+    return lambda self: dict(self.__dict__, _references=self.alive())
 
 
 MISTAKES = {
     "an interrupted batch kept": Mistake(
-        check_an_interrupted_step_leaves_no_record, Oracle, "_explain", keeps_the_batch
+        check_an_interrupted_step_leaves_no_record, WeakTensors, "__getstate__", keeps_the_batch
     ),
     "a step that counts when its gradient is written": Mistake(
-        check_what_raises_after_the_charge_leaves_a_step_that_is_taken, Oracle, "_settle",
+        check_what_raises_after_the_charge_leaves_a_step_that_is_taken, Oracle, "_commit",
         taken_at_its_end,
     ),
     "a step that counts before its charge": Mistake(
@@ -355,8 +365,11 @@ MISTAKES = {
     "the gradient of the step before stays": Mistake(
         check_what_raises_after_the_charge_leaves_a_step_that_is_taken, Oracle, "_explain", silent
     ),
-    "observers and filters get the originals": Mistake(
-        check_observers_and_filters_get_copies, oracle_module, "_copied", as_it_is
+    "filters get the originals": Mistake(
+        check_observers_and_filters_get_copies, oracle_module, "copied", as_it_is
+    ),
+    "observers get the originals": Mistake(
+        check_observers_and_filters_get_copies, observers_module, "copied", as_it_is
     ),
 }  # fmt: skip
 

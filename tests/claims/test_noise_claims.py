@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from checks import check_gaussian, check_uncorrelated
-from dpbam import DPSGD, Compute, PrivateGradientOracle
+from dpbam import DPSGD, Compute, PrivateGradientOracle, mechanism
+from dpbam.mechanism import SumMemory
 from dpbam.privacy import noise as noise_module
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness
@@ -132,13 +133,14 @@ def scaled(factor: float):
 
 
 def once_per_micro_batch(original):
-    def clipped_sum(self, batch, lam, watchers):
-        total = original(self, batch, lam, watchers)
-        for k, _ in enumerate(self._computation.physical(batch)):
-            total = self.noise.add(total, SIGMA * C, 1000 + k)
-        return total
+    def clipped_sums(step):
+        queries = original(step)
+        total = queries["gradient"].sums
+        for k, _ in enumerate(step.computation.physical(step.batch)):
+            total = step.noise.add(total, SIGMA * C, 1000 + k)
+        return {**queries, "gradient": replace(queries["gradient"], sums=total)}
 
-    return clipped_sum
+    return clipped_sums
 
 
 def scaled_by_the_realised_batch(original):
@@ -187,10 +189,10 @@ def skips_an_empty_batch(original):
 
 
 def left_as_it_is(original):
-    def leave(self, clipped):
-        self._spare = dict(clipped)
+    def keep(self, sums, noise):
+        self._zeros = dict(sums)
 
-    return leave
+    return keep
 
 
 Oracle = PrivateGradientOracle
@@ -198,7 +200,7 @@ MISTAKES = {
     "two thirds of it": Mistake(check_scale, GaussianNoise, "add", scaled(2 / 3)),
     "three halves of it": Mistake(check_scale, GaussianNoise, "add", scaled(3 / 2)),
     "none": Mistake(check_scale, GaussianNoise, "add", scaled(0)),
-    "per micro-batch": Mistake(check_scale, Oracle, "_clipped_sum", once_per_micro_batch),
+    "per micro-batch": Mistake(check_scale, mechanism, "clipped_sums", once_per_micro_batch),
     "by the realised batch": Mistake(check_scale, Oracle, "backward", scaled_by_the_realised_batch),
     "not on one parameter": Mistake(check_scale, GaussianNoise, "add", missing_on_the_last),
     "the same in two leaves": Mistake(
@@ -214,7 +216,7 @@ MISTAKES = {
         check_own_generator, noise_module, "_normal", torchs_generator
     ),
     "a sum left to the next step": Mistake(
-        check_no_sum_without_noise_outlives_its_step, Oracle, "_leave", left_as_it_is
+        check_no_sum_without_noise_outlives_its_step, SumMemory, "keep", left_as_it_is
     ),
     "an empty batch skipped": Mistake(
         check_empty_batch_is_noise, Oracle, "backward", skips_an_empty_batch

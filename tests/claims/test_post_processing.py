@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dpbam import mechanism
 from dpbam.catalogue import FILTERS
 from dpbam.filters import Filter, KalmanStep
 from dpbam.methods import DiSK
@@ -49,7 +50,7 @@ def check_parts_see_what_was_released(name: str = "disk") -> None:
         charged, gradient = given[-1]
         assert charged == step
         assert all(torch.allclose(gradient[n], g) for n, g in noised[-1].items())
-        for seen, released in zip(oracle._public_history().gradients[::-1], noised[::-1],
+        for seen, released in zip(oracle._history().gradients[::-1], noised[::-1],
                                   strict=False):  # fmt: skip
             assert all(torch.allclose(seen[n], g) for n, g in released.items())
     plain = [entry["noise_multiplier"] for entry in oracle.ledger.entries()]
@@ -110,11 +111,11 @@ def test_the_corrected_variance_is_that_of_the_noise() -> None:
 def without_noise(original):
     """The sum before the noise reaches the filter and the history."""
 
-    def privatised(self, clipped):
-        original(self, clipped)
-        return {n: s / self.plan.batch_size for n, s in clipped.items()}
+    def add_noise(query, step):
+        original(query, step)
+        return {n: s / query.divisor for n, s in query.sums.items()}
 
-    return privatised
+    return add_noise
 
 
 def adds_something(original):
@@ -128,10 +129,10 @@ def adds_something(original):
 
 MISTAKES = {
     "a history of gradients without noise": Mistake(
-        check_parts_see_what_was_released, PrivateGradientOracle, "_privatised", without_noise
+        check_parts_see_what_was_released, mechanism, "add_noise", without_noise
     ),
     "a filter before the noise": Mistake(
-        check_a_filter_sees_what_was_released, PrivateGradientOracle, "_privatised", without_noise
+        check_a_filter_sees_what_was_released, mechanism, "add_noise", without_noise
     ),
     "a Kalman step that adds what it was not given": Mistake(
         check_every_filter_is_a_function_of_what_was_released, KalmanStep, "apply", adds_something

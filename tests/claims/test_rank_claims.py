@@ -11,7 +11,7 @@ from test_noise_claims import SIGMA, C, L, silent_oracle
 from torch import nn
 
 from checks import LEVEL, RARE, check_gaussian, check_uncorrelated
-from dpbam import PrivateGradientOracle
+from dpbam import mechanism
 from dpbam.distributed import Ranks, process
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.sampling import UnitShare
@@ -80,26 +80,27 @@ def test_the_noise_is_that_of_one_process(world: int, kind: str) -> None:
 # --- the mistakes
 
 
-def privatised_by(noised):
-    """An oracle that releases the sum over the ranks of ``noised(oracle, clipped)``."""
+def released_by(noised):
+    """A mechanism that releases the sum over the ranks of ``noised(step, clipped)``."""
 
     def mistake(original):
-        def privatised(self, clipped):
-            self.ranks.from_leader(lambda: self._charge(str(self.step)))
-            return {n: s / L for n, s in self.ranks.total(noised(self, clipped)).items()}
+        def add_noise(query, step):
+            total = step.ranks.total(noised(step, query.sums))
+            mean = {n: s / (L * step.ranks.world) for n, s in total.items()}
+            return step.ranks.scattered(mean)[0]  # which adds up the ranks' means
 
-        return privatised
+        return add_noise
 
     return mistake
 
 
-def full_noise(oracle, clipped):
-    return oracle.noise.add(clipped, SIGMA * C, oracle.step, start=oracle.ranks.rank * 10**6)
+def full_noise(step, clipped):
+    return step.noise.add(clipped, SIGMA * C, step.number, start=step.ranks.rank * 10**6)
 
 
-def shares_of_noise_from_one_seed(oracle, clipped):
+def shares_of_noise_from_one_seed(step, clipped):
     """Each rank adds its share of the variance, but all draw alike."""
-    return oracle.noise.add(clipped, SIGMA * C / math.sqrt(oracle.ranks.world), oracle.step)
+    return step.noise.add(clipped, SIGMA * C / math.sqrt(step.ranks.world), step.number)
 
 
 def each_keeps_its_own(original):
@@ -122,19 +123,18 @@ def every_rank_has_every_unit(original):
     return lambda self, units: np.ones(len(units), dtype=bool)
 
 
-Oracle = PrivateGradientOracle
 MISTAKES = {
     "full noise on every rank": Mistake(
-        check_noise_over_ranks, Oracle, "_privatised", privatised_by(full_noise)
+        check_noise_over_ranks, mechanism, "add_noise", released_by(full_noise)
     ),
     "no noise on any rank": Mistake(
         check_noise_over_ranks,
-        Oracle,
-        "_privatised",
-        privatised_by(lambda oracle, clipped: clipped),
+        mechanism,
+        "add_noise",
+        released_by(lambda step, clipped: clipped),
     ),
     "the same noise on every rank": Mistake(
-        check_noise_over_ranks, Oracle, "_privatised", privatised_by(shares_of_noise_from_one_seed)
+        check_noise_over_ranks, mechanism, "add_noise", released_by(shares_of_noise_from_one_seed)
     ),
     "noise on one rank's slice only": Mistake(
         check_noise_over_ranks, GaussianNoise, "add", on_the_first_slice_only

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbam import Compute, PrivateGradientOracle, oracle
-from dpbam.batches import LogicalBatch
+from dpbam import Compute, PrivateGradientOracle, mechanism
 from dpbam.catalogue import CLIPPINGS
 from dpbam.privacy import secure_noise
 from dpbam.privacy.clipping import ROUNDING
@@ -89,8 +88,7 @@ def test_sums_are_float64_and_gradients_have_the_dtype_of_their_parameter(
         quiet_plan(C),
         compute=Compute(engine="functional", physical_batch_size=2),
     )
-    batch = LogicalBatch.of(torch.ones(5, 3, dtype=dtype), torch.zeros(5), None, 1)
-    summed = private._clipped_sum(batch.keyed(private.randomness, 0), 0.0, [])["weight"]
+    summed = clipped_sum(private, torch.ones(5, 3, dtype=dtype), torch.zeros(5))
     private.backward(torch.ones(5, 3, dtype=dtype), torch.zeros(5))
     assert summed.dtype == torch.float64
     assert float(summed.norm()) == pytest.approx(5 * C, rel=1e-3)
@@ -192,10 +190,10 @@ def rounded_first(original):
 
 MISTAKES = {
     "physical batches added in float32": Mistake(
-        check_many_physical_batches, oracle, "sum_of_none", in_float32
+        check_many_physical_batches, mechanism, "sum_of_none", in_float32
     ),
     "65,536 units added in float32": Mistake(
-        check_one_physical_batch, oracle, "portions", in_one_portion
+        check_one_physical_batch, mechanism, "portions", in_one_portion
     ),
     "a secure-noise allowance of zero": Mistake(check_allowance, secure_noise, "raised", none),
     "a sum rounded before its noise": Mistake(

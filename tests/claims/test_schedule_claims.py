@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from dpbam import PrivacyPlan
-from dpbam.oracle import PrivateGradientOracle
-from dpbam.privacy.adaptive_clipping import AdaptiveClipping
+from dpbam import PrivacyPlan, mechanism
+from dpbam.privacy.clipping import StepClipping
 from dpbam.privacy.noise import GaussianNoise
 from planting import Mistake, catches
 from support import cross_entropy, private_plan, samples, sized_oracle, smooth_net
@@ -25,11 +26,13 @@ def check_each_step_is_charged_as_noised(clipping: str = "flat") -> None:
         return add(sums, std, step, **options)
 
     oracle.noise.add = seen
+    per_step = 1 if clipping == "flat" else 2  # the gradient, and the extra coordinates
     for step in range(6):
-        bounds.append(oracle.clipping.sensitivity * (3.0 if step < 3 else 1.0))
+        bounds += per_step * [oracle.clipping.sensitivity * (3.0 if step < 3 else 1.0)]
         oracle.backward(*samples(9 + step % 2))
     charged = [entry["noise_multiplier"] for entry in oracle.ledger.entries()]
-    assert [s / c for s, c in zip(stds, bounds, strict=True)] == pytest.approx(charged)
+    ratios = [s / c for s, c in zip(stds, bounds, strict=True)]
+    assert ratios == pytest.approx([sigma for sigma in charged for _ in range(per_step)])
     assert charged == [2.0, 2.0, 1.0, 1.0, 0.5, 0.5]
 
 
@@ -55,37 +58,50 @@ def check_a_noise_of_the_users_own_is_charged_as_it_states() -> None:
     assert oracle.ledger.charges()[0].noise_multiplier == 0.5
 
 
+def sensitive_as(sensitivity):
+    """A clipping of a step that states another sensitivity."""
+
+    def mistake(original):
+        def init(self, clipping, phi=1.0):
+            original(self, clipping, phi)
+            self.sensitivity = sensitivity(clipping, phi)
+
+        return init
+
+    return mistake
+
+
+def moved_first(original):
+    def add_noise(query, step):
+        clipping = step.clipping._clipping
+        before = clipping.sensitivity
+        clipping._move(0.0, 0.3)
+        return original(replace(query, std=query.std * clipping.sensitivity / before), step)
+
+    return add_noise
+
+
 MISTAKES = {
     "the plan's sigma charged at every step": Mistake(
         check_each_step_is_charged_as_noised, PrivacyPlan, "charged_at",
         lambda original: lambda self, step: self.noise_multiplier,
     ),
     "noise for C where the clip is at 3 C": Mistake(
-        check_each_step_is_charged_as_noised, PrivateGradientOracle, "_sensitivity",
-        lambda original: lambda self: self.clipping.sensitivity,
+        check_each_step_is_charged_as_noised, StepClipping, "__init__",
+        sensitive_as(lambda clipping, phi: clipping.sensitivity),
     ),
     "noise for the first C after C has grown": Mistake(
-        check_an_adaptive_clip_is_charged_as_noised, PrivateGradientOracle,
-        "_sensitivity", lambda original: lambda self: self.plan.clip_factor_at(self.step),
+        check_an_adaptive_clip_is_charged_as_noised, StepClipping, "__init__",
+        sensitive_as(lambda clipping, phi: phi),
     ),
     "C adapted before the noise is drawn": Mistake(
-        check_an_adaptive_clip_is_charged_as_noised, PrivateGradientOracle,
-        "_privatised", lambda original: _moved_first(original),
+        check_an_adaptive_clip_is_charged_as_noised, mechanism, "add_noise", moved_first,
     ),
     "a noise of the user's own charged as the plan's": Mistake(
         check_a_noise_of_the_users_own_is_charged_as_it_states, PrivacyPlan, "charged_at",
         lambda original: lambda self, step: 2 * original(self, step),
     ),
 }  # fmt: skip
-
-
-def _moved_first(original):
-    def privatised(self, total):
-        assert isinstance(self.clipping, AdaptiveClipping)
-        self.clipping._move(0.0, 0.3)
-        return original(self, total)
-
-    return privatised
 
 
 @catches(MISTAKES)

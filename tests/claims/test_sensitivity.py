@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpbam import BAM, DPSGD, PrivateGradientOracle, params
+from dpbam import BAM, DPSGD, mechanism, params
 from dpbam.batches import LogicalBatch
-from dpbam.checks import PlanViolationError
 from dpbam.engines import functional
+from dpbam.errors import PlanViolationError
 from dpbam.methods import DiSK
 from dpbam.privacy.adaptive_clipping import QuantileClipping, SlackClipping
 from dpbam.privacy.clipping import (
@@ -31,6 +33,7 @@ from support import (
     gradients,
     in_turn,
     quiet_plan,
+    released_before,
     sized_oracle,
 )
 
@@ -71,9 +74,9 @@ class Neighbours:
     def sum(self, rows: list[list[float]], units: list[int]) -> Tensor:
         """l times the gradient at step 1: the clipped sum, DP-SAT's ascent included."""
         x = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)
-        previous = {n: torch.ones_like(p) for n, p in self.model.named_parameters()}
-        theta = {f"history/0/theta/{n}": p + 0.1 for n, p in self.model.named_parameters()}
-        self.oracle.load_state_dict({"step": 1, "previous": previous, "parts": theta})
+        ones = {n: torch.ones_like(p) for n, p in self.model.named_parameters()}
+        parts = released_before(self.model, ones, ahead=0.1)
+        self.oracle.load_state_dict({"step": 1, "parts": parts})
         self.oracle.backward(x, torch.arange(len(x)) % 2, torch.tensor(units, dtype=torch.long))
         return torch.cat([flat(gradients(self.model)), *self.extra[-1:]]) * L
 
@@ -153,16 +156,18 @@ def factor_times_nan(original):
 def clips_what_it_does_not_sum(original):
     """Factors from the plain gradient, the perturbed one summed."""
 
-    def clipped_sum(self, batch, lam, watchers):
-        total = params.zeros(params.trainable(self.model))
-        for physical in self._computation.physical(batch):
-            plain = self.engine.directions(physical, DPSGD(), 0.0).norms()
-            perturbed = self.engine.directions(physical, self._present, lam)
-            for name, part in perturbed.weighted_sum(self.clipping.factors(plain)).items():
-                total[name] += part
-        return total
+    def clipped_sums(step):
+        queries, total = original(step), params.zeros(step.theta)
+        with params.shifted(step.theta, step.shift):
+            for physical in step.computation.physical(step.batch):
+                plain = step.computation.directions(physical, DPSGD(), 0.0).norms()
+                perturbed = step.computation.directions(physical, step.method, step.lam)
+                factors, _ = step.clipping.clip(plain)
+                for name, part in perturbed.weighted_sum(factors).items():
+                    total[name] += part
+        return {**queries, "gradient": replace(queries["gradient"], sums=total)}
 
-    return clipped_sum
+    return clipped_sums
 
 
 def one_norm_a_parameter(original):
@@ -210,8 +215,8 @@ MISTAKES = {
     ),
     "the plain gradient clipped, the perturbed one summed": Mistake(
         check_of("bam", 1, [[0.5, 0.1, -0.3]], [[0.0, 0.01, 0.0]], USUAL[:1], USUAL[1:]),
-        PrivateGradientOracle,
-        "_clipped_sum",
+        mechanism,
+        "clipped_sums",
         clips_what_it_does_not_sum,
     ),
     "each parameter clipped to C": Mistake(
@@ -237,8 +242,8 @@ MISTAKES = {
     ),
     "DiSK's two gradients summed, the first one clipped": Mistake(
         check_of("disk, two gradients", 1, *[[[2.0] * 3], [[-2.0] * 3]] * 4),  # as OFTEN
-        PrivateGradientOracle,
-        "_clipped_sum",
+        mechanism,
+        "clipped_sums",
         clips_what_it_does_not_sum,
     ),
     "a norm without the regulariser, and C too large": Mistake(
@@ -296,6 +301,6 @@ def check_a_norm_that_float32_cannot_hold_is_not_raised() -> None:
 
 def test_norms_that_float32_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     check_a_norm_that_float32_cannot_hold_is_not_raised()
-    monkeypatch.setattr("dpbam.oracle.LEAST_NORM", 0.0)
+    monkeypatch.setattr("dpbam.privacy.clipping.LEAST_NORM", 0.0)
     with pytest.raises(AssertionError, match="moved by"):
         check_a_norm_that_float32_cannot_hold_is_not_raised()

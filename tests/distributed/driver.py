@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpbam import PrivateGradientOracle
+from dpbam import mechanism
 from dpbam.app.cli.boundary import INTERRUPTED, guarded
 from dpbam.app.runs import RunConfig, RunInterruptedError, execute, stored_config
 from dpbam.app.runs.folder import RunFolder
@@ -27,7 +27,7 @@ from together import AGENT, LIMIT, as_rank, open_store
 
 POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
     "before the sums are reduced": lambda kill: _before(process.dist, "reduce_scatter", kill),
-    "between noise and ledger": lambda kill: _before(PrivateGradientOracle, "_replayed", kill),
+    "between noise and ledger": lambda kill: _before(mechanism, "identify", kill),
     "before the slices are gathered": lambda kill: _before(process.dist, "all_gather", kill),
     "after the slices are gathered": lambda kill: _after(process.dist, "all_gather", kill),
     "while the others wait": lambda kill: _before(process.dist, "all_reduce", kill),

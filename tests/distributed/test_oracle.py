@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from checks import LEVEL, RARE, check_poisson
-from dpbam import BAM, Compute, FlatClipping, Method, PrivacyPlan, PrivateGradientOracle, checks
+from dpbam import BAM, Compute, FlatClipping, Method, PrivacyPlan, PrivateGradientOracle, guard
 from dpbam.bias import BiasLens, PrivateStatistics
-from dpbam.checks import PlanViolationError
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks, watch
 from dpbam.distributed.process import ProcessRanks
+from dpbam.errors import PlanViolationError
 from dpbam.filters import Exponential, Filter, LowPass
 from dpbam.methods import SAM, SGD, DiSK
 from dpbam.privacy.adaptive_clipping import QuantileClipping
@@ -315,9 +315,9 @@ def test_units_of_another_rank_are_refused(units):
 
 def test_an_observer_on_one_rank_alone_is_refused_on_all():
     def watched(ranks: Ranks) -> str:
-        oracle = oracle_of(ranks, observer=BiasLens() if ranks.leads else None)
+        oracle = oracle_of(ranks, observers=BiasLens() if ranks.leads else ())
         units = torch.arange(ranks.rank, 10, ranks.world)
-        with pytest.raises(ValueError, match="of 2 ranks 1 have an observer and 0") as refused:
+        with pytest.raises(ValueError, match="2 ranks have 1 observers and 0") as refused:
             oracle.backward(*samples(len(units)), units)
         return str(refused.value)
 
@@ -395,7 +395,7 @@ def test_other_options_of_the_same_part_on_one_rank_are_refused_on_all():
 
 def test_options_that_are_not_compared_would_pass(monkeypatch):
     """Negative control: parts compared by the names of their classes alone."""
-    monkeypatch.setattr(checks, "_described", lambda part: type(part).__qualname__)
+    monkeypatch.setattr(guard, "describe", lambda part: type(part).__qualname__)
     assert refused_kinds(other_options()) == [[""] * 6] * 2
 
 
@@ -440,6 +440,6 @@ def test_statistics_with_a_smaller_bound_on_one_rank_are_refused_on_all():
 
 def test_statistics_that_are_not_compared_would_have_less_noise_on_one_rank(monkeypatch):
     """Negative control: the slice of rank 1 has a hundredth of what its sum needs."""
-    monkeypatch.setattr("dpbam.oracle.check_deviations", lambda ranks, deviations: None)
+    monkeypatch.setattr("dpbam.mechanism.check_same_noise", lambda ranks, deviations: None)
     first, second = deviations_of_noise()
     assert first == pytest.approx(100 * second)

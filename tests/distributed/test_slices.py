@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpbam import PrivateGradientOracle
+from dpbam import mechanism
 from dpbam.bias import BiasLens, PrivateStatistics
 from dpbam.distributed import Ranks, process
 from dpbam.distributed.process import ProcessRanks
@@ -146,14 +146,14 @@ def test_no_rank_gathers_before_the_step_is_on_disk(tmp_path):
 
 def test_ranks_that_do_not_wait_for_the_ledger_are_noticed(tmp_path, monkeypatch):
     """The negative control: the leader is slow to charge, and the other rank goes ahead."""
-    real = PrivateGradientOracle._charge
+    real = mechanism.charge
 
-    def late(self: PrivateGradientOracle, replayed: str | None) -> None:
+    def late(step: mechanism.Step, replay: str | None) -> None:
         gathering.wait(LIMIT)  # until the other rank is about to gather
-        real(self, replayed)
+        real(step, replay)
 
     gathering.clear()
-    monkeypatch.setattr(PrivateGradientOracle, "_charge", late)
+    monkeypatch.setattr(mechanism, "charge", late)
     monkeypatch.setattr(
         ProcessRanks, "from_leader", lambda self, make: make() if self.leads else None
     )
@@ -173,7 +173,7 @@ def watched(ranks: Ranks, method: str, batch_size: int) -> tuple[list[Any], list
     plan = private_plan(n=80, batch_size=batch_size, steps=4, clip_norm=0.3,
                         joint_noise_multipliers=seen.noise_multipliers)  # fmt: skip
     oracle = sized_oracle(
-        model, cross_entropy, plan, METHODS[method](0.3), seed=3, ranks=ranks, observer=lens,
+        model, cross_entropy, plan, METHODS[method](0.3), seed=3, ranks=ranks, observers=lens,
         statistics=seen, physical_batch_size=4,
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

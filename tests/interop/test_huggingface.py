@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from violations import LONG, VIOLATIONS, draw_with
 
 from dpbam import BAM, DPSAT, Compute, Ledger, PrivacyPlan, PrivateGradientOracle
-from dpbam.checks import PlanViolationError
+from dpbam.errors import PlanViolationError
 from dpbam.interop import trainers
 from dpbam.interop.huggingface import PrivateTrainer, causal_loss, sequence_loss, token_loss
 

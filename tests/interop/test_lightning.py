@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from violations import LONG, VIOLATIONS, draw_with
 
 from dpbam import BAM, DPSAT, Compute, Ledger, PrivacyPlan, PrivateGradientOracle
-from dpbam.checks import PlanViolationError
+from dpbam.errors import PlanViolationError
 from dpbam.interop import lightning
 from dpbam.interop.lightning import make_private
 

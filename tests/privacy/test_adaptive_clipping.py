@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 
 from dpbam import PrivacyPlan
 from dpbam.catalogue import CLIPPINGS
-from dpbam.checks import PlanViolationError, check_factors, contributions
-from dpbam.errors import ArgumentError
+from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.privacy.adaptive_clipping import QuantileClipping, SlackClipping
-from dpbam.privacy.clipping import Clipping, NormalisedClipping, PSACClipping
+from dpbam.privacy.clipping import (
+    Clipping,
+    NormalisedClipping,
+    PSACClipping,
+    check_factors,
+    measure,
+)
 from support import cross_entropy, private_plan, quiet_plan, samples, sized_oracle, smooth_net
 
 NORMS = torch.tensor([[0.0, 1e-12, 0.05, 0.3, 0.7, 1.0, 4.0, 1e6]])
@@ -33,7 +38,8 @@ def test_direction_and_extra_coordinates_together_stay_within_the_sensitivity(
     lengths = torch.tensor([norms])
     factors = clipping.factors(lengths)
     extra = clipping.extra(lengths, factors)
-    check_factors(clipping, [contributions(clipping, lengths, factors, extra)])
+    bound = clipping.sensitivity
+    check_factors(clipping, bound, [measure(clipping, bound, lengths, factors, extra)])
     assert clipping.sensitivity == pytest.approx(c)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 PARTS = ("Guarantee", "Assumptions", "Proof")
 #: The modules of the mechanism, in the order of a step.
 MODULES = {
-    "The oracle": ("dpbam.oracle", "dpbam.checks"),
+    "The mechanism": ("dpbam.mechanism", "dpbam.reference"),
+    "The oracle": ("dpbam.oracle", "dpbam.guard"),
     "The plan": ("dpbam.privacy.plan",),
     "Sampling": ("dpbam.privacy.sampling",),
     "Clipping": ("dpbam.privacy.clipping", "dpbam.privacy.adaptive_clipping"),
@@ -30,11 +31,12 @@ MODULES = {
 }  # fmt: skip
 #: Values, errors, and functions whose result no guarantee depends on.
 HELPERS = {
-    "PlanViolationError", "two_sided_tail", "probability", "check_unchanged", "check_ascent",
-    "check_alike", "check_parts", "replace_quietly", "epoch_steps", "default_delta", "unclipped",
+    "two_sided_tail", "probability", "check_unchanged", "check_same_watchers", "check_oracle",
+    "Admitted", "Attempt", "Step", "Released", "gather", "charge", "identify", "describe",
+    "replace_quietly", "Query", "epoch_steps", "default_delta", "unclipped",
     "check_norm", "make_clipping", "make_noise", "ReleasedStatistics", "Charge", "checked",
     "accountant_version", "quiet", "Losses", "GaussianBound", "Entry", "preview", "note",
-    "release_reservation", "stored_ledger", "check_steps", "WriterLock", "identify",
+    "release_reservation", "stored_ledger", "check_steps", "WriterLock",
 }  # fmt: skip
 _HEAD = """# Guarantees
 

@@ -17,21 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor
-
 from dpbam import _validate
 from dpbam.bias.record import BiasRecord
 from dpbam.bias.tally import Tally
-from dpbam.engines import PerSampleDirections
 from dpbam.methods import Penalised, form_of
-from dpbam.observers import StepFacts
+from dpbam.observers import Observation, StepFacts
 from dpbam.params import Params
 
 Sink = Callable[[BiasRecord], None]
 
 
 class BiasLens:
-    """Measures the bias of clipping; an oracle's ``observer``.
+    """Measures the bias of clipping; one of an oracle's ``observers``.
 
     Args:
         sink: called with each record, for example to append it to a file; None appends it to
@@ -52,7 +49,7 @@ class BiasLens:
         >>> plan = PrivacyPlan(n=100, batch_size=9, steps=1, noise_multiplier=1.0, delta=1e-3,
         ...                    clip_norm=0.1)
         >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
-        >>> oracle = PrivateGradientOracle(model, loss, plan, BAM(0.02), observer=lens, seed=0)
+        >>> oracle = PrivateGradientOracle(model, loss, plan, BAM(0.02), observers=lens, seed=0)
         >>> data = (torch.randn(100, 2), torch.zeros(100, dtype=torch.long))
         >>> for batch in oracle.batches(data):
         ...     oracle.backward(*batch)
@@ -89,9 +86,11 @@ class BiasLens:
             self._tally.plain = facts.batch_gradient()
         return True
 
-    def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
+    def observe(self, batch: Observation) -> None:
         assert self._tally is not None
-        self._tally.add(directions, norms, factors, eta=self.eta, layers=self.layers)
+        self._tally.add(
+            batch.directions, batch.norms, batch.factors, eta=self.eta, layers=self.layers
+        )
 
     def finish(self, clipped: Params, released: Params) -> None:
         assert self._tally is not None

@@ -27,9 +27,8 @@ from torch import Tensor
 
 from dpbam import _validate
 from dpbam.bias.decomposition import dot, flat
-from dpbam.engines import PerSampleDirections
 from dpbam.errors import ArgumentError
-from dpbam.observers import StepFacts
+from dpbam.observers import Observation, StepFacts
 from dpbam.params import Params, add_into, doubled
 from dpbam.privacy.clipping import portions
 
@@ -137,13 +136,14 @@ class PrivateStatistics:
         self._counts = torch.zeros(bins, dtype=torch.float64)
         self._residual = {} if self.bias_bound is None else doubled(facts.zeros())
 
-    def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
+    def observe(self, batch: Observation) -> None:
+        norms, factors = batch.norms, batch.factors
         lengths = norms.double().square().sum(0).sqrt()  # [U], |d_i|
         self._counts += self._binned(lengths)
         if self.bias_bound is not None:
             weights = removed(norms, factors, self.bias_bound)
             for portion, span in portions(weights):
-                add_into(self._residual, directions.weighted_sum(portion, span))
+                add_into(self._residual, batch.directions.weighted_sum(portion, span))
 
     def sums(self) -> dict[str, tuple[Params, float]]:
         """Return the counts with sigma_1, and the bias sum with sigma_2 B."""
@@ -153,10 +153,11 @@ class PrivateStatistics:
             found["bias"] = (residual, self._std(1))
         return found
 
-    def publish(self, released: Params) -> None:
-        facts = self._now()
-        counts = released.pop("statistics/counts")
-        bias, error = self._bias(released, facts.plan.batch_size) if released else (None, None)
+    def publish(self, released: dict[str, Params]) -> None:
+        facts, bias, error = self._now(), None, None
+        counts = released["counts"]["statistics/counts"]
+        if "bias" in released:
+            bias, error = self._bias(released["bias"], facts.plan.batch_size)
         self._sink(
             ReleasedStatistics(
                 step=facts.step,

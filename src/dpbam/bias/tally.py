@@ -18,7 +18,7 @@ from dpbam.bias.decomposition import cosine, decompose, dot, flat, norm, ratio
 from dpbam.bias.record import EDGES, QUANTILES, BiasRecord, Layer, Norms, Reading
 from dpbam.engines import PerSampleDirections
 from dpbam.methods import Form
-from dpbam.observers import StepFacts
+from dpbam.observers import StepFacts, layer_of
 from dpbam.params import Params, doubled, map_rows
 from dpbam.privacy.clipping import unclipped
 
@@ -206,11 +206,6 @@ class Tally:
                 cosine=cosine(g_clip, r),
             )
         return found
-
-
-def layer_of(name: str) -> str:
-    """Return the module that a parameter belongs to; a bare parameter is its own layer."""
-    return name.rpartition(".")[0] or name
 
 
 def summary(norms: Tensor, clip_norm: float | None = None) -> Norms:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from dpbam.checks import check_new
 from dpbam.errors import ArgumentError, ArgumentTypeError
+from dpbam.guard import check_new
 from dpbam.interop import trainers
 from dpbam.loading import refuse_sampler
 from dpbam.methods import Method

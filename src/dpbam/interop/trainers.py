@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from dpbam.checks import PlanViolationError
-from dpbam.errors import ArgumentError, ArgumentTypeError
+from dpbam.errors import ArgumentError, ArgumentTypeError, PlanViolationError
 from dpbam.loading import refuse_repeated
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import trainable

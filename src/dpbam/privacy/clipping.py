@@ -39,6 +39,9 @@ one unit more or less rounds it differently: at r = 65,536 that moved the sum by
 an engine sums at most :data:`MOST_SUMMED` units in float32 (:func:`portions`), and portions and
 physical batches are added in float64. For 65,536 aligned directions one unit then moves the sum by
 C (1 + ROUNDING) at most; measured: C (1 + 0.0002).
+
+The mechanism clips through :class:`StepClipping`, the clipping of one step, which fixes the
+sensitivity before a unit is seen and refuses factors that exceed it.
 """
 
 from __future__ import annotations
@@ -52,10 +55,11 @@ import torch
 from torch import Tensor
 
 from dpbam import _validate
-from dpbam.errors import ArgumentError
+from dpbam.errors import ArgumentError, PlanViolationError
 
 MOST_SUMMED = 1024  # units that are added in float32
 ROUNDING = 2.0**-11  # what float32 arithmetic may add to the sensitivity, relative to it
+FACTOR_ROUNDING = 1e-6  # what factor times norm may exceed the sensitivity by, relative to it
 
 LEAST_NORM = 1e-10  # the squares of a float32 norm below 1e-18 or so add up to 0
 _LEAST_R = 1e-12  # factors stay below C / (2 sqrt(r)), at norms of sqrt(r), which float32 knows
@@ -74,7 +78,7 @@ class Clipping(ABC):
     Assumptions: a unit's factors and extra coordinates depend on that unit and on public values
     alone.
 
-    Proof: ``dpbam.checks.check_factors`` refuses at every step what exceeds it.
+    Proof: :class:`StepClipping` refuses at every step what exceeds it.
     """
 
     coordinates: int = 0  # K, the extra coordinates per unit
@@ -87,6 +91,15 @@ class Clipping(ABC):
     @abstractmethod
     def scales(self, norms: Tensor) -> Tensor:
         """Map finite norms [G, U] to factors [G, U]."""
+
+    def at(self, step: int, phi: float = 1.0) -> StepClipping:
+        """Return the clipping of one step, whose sensitivity is fixed before its units are seen.
+
+        Args:
+            step: its number, from 0.
+            phi: the factor on C of the plan's clip schedule at this step.
+        """
+        return StepClipping(self, phi)
 
     def groups(self, names: Iterable[str]) -> dict[str, int]:
         """Return the clipping group of each parameter; by default one group for all."""
@@ -113,6 +126,217 @@ class Clipping(ABC):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
         """Resume from :meth:`state_dict`."""
+
+
+class StepClipping:
+    """A clipping at one step: its factors, its sensitivity C_t = phi C, and the checks of both.
+
+    With a clip schedule, phi is the schedule's factor: the clipping is applied to norms / phi, and
+    its extra coordinates are multiplied by phi, so that a unit's part is at most phi C.
+
+    Guarantee: for each unit i, over the groups g and the extra coordinates k,
+
+        sqrt(sum_g (f_gi |d_gi|)^2 + sum_k e_ki^2) <= C_t (1 + 1e-6),
+
+    every factor f finite and not negative, and 0 where a norm is not finite; and C_t is what it was
+    before the units of the step were seen. Otherwise :meth:`verify` refuses the step.
+
+    Assumptions: the engine's norms are right (tests compare engines), and a factor depends on its
+    own unit, which cannot be seen here; :meth:`verify` is called before the sum is released.
+
+    Proof: the inequality itself is evaluated in float64, on the norms and factors that are used.
+
+    Args:
+        clipping: maps norms to factors.
+        phi: the clip schedule's factor on C at this step.
+
+    Attributes:
+        sensitivity: C_t; infinite where nothing is clipped.
+
+    Example:
+        >>> step = StepClipping(FlatClipping(1.0), phi=2.0)
+        >>> step.clip(torch.tensor([[0.5, 4.0]]))[0], step.sensitivity
+        (tensor([[1.0000, 0.5000]]), 2.0)
+        >>> step.verify()
+    """
+
+    def __init__(self, clipping: Clipping, phi: float = 1.0) -> None:
+        self._clipping, self._phi = clipping, phi
+        self._fixed = clipping.sensitivity  # C, read once, before any unit
+        self.sensitivity = self._fixed * phi
+        self.coordinates = clipping.coordinates
+        self._measured: list[Tensor] = []  # [3] per physical batch, on the device
+
+    def clip(self, norms: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the factors [G, U] of norms [G, U], and the sum of the extra coordinates [K].
+
+        The sum is None where the clipping has no extra coordinates; else in float64 (on MPS, which
+        has no float64, in float32).
+        """
+        scaled = norms / self._phi if self._phi != 1 else norms
+        factors = self._clipping.factors(scaled)  # [G, U]
+        if self._phi < 1:  # a norm below this one may be too small to be right: it is not raised
+            factors = torch.where(norms < LEAST_NORM, factors.clamp(max=1.0), factors)
+        extra = self._extra(scaled, factors)
+        self._measured.append(measure(self._clipping, self._fixed, scaled, factors, extra))
+        if extra is None:
+            return factors, None
+        return factors, self._phi * extra.to(_widest(extra)).sum(1)
+
+    def _extra(self, norms: Tensor, factors: Tensor) -> Tensor | None:
+        """Return the clipping's extra coordinates [K, U]; 0 for a unit that is not finite."""
+        if not self.coordinates:
+            return None
+        finite = norms.isfinite().all(dim=0)
+        finite_norms = torch.where(finite, norms, 0.0)
+        return torch.where(finite, self._clipping.extra(finite_norms, factors), 0.0)
+
+    def verify(self) -> None:
+        """Refuse the step if a unit exceeds C_t, or C follows the units.
+
+        Once for all physical batches of a step, so that a GPU waits once.
+        """
+        check_factors(self._clipping, self._fixed, self._measured)
+        if self._clipping.sensitivity != self._fixed:
+            raise PlanViolationError(
+                f"the sensitivity of {type(self._clipping).__name__} was {self._fixed:g} before "
+                f"this step's units were clipped and is {self._clipping.sensitivity:g} after: a "
+                "norm that follows the units without noise reveals them; adapt it in update, to "
+                "extra coordinates"
+            )
+
+    def adapt(self, released: Tensor) -> None:
+        """Give the clipping its extra coordinates [K] when they are released, divided by l."""
+        self._clipping.update((released / self._phi).cpu())
+
+
+def measure(
+    clipping: Clipping,
+    sensitivity: float,
+    norms: Tensor,
+    factors: Tensor,
+    extra: Tensor | None = None,
+) -> Tensor:
+    """Return what :func:`check_factors` decides by, on the device, without waiting for it: [3].
+
+    Whether a factor is unsound, whether a unit exceeds the sensitivity, and the largest norm that a
+    unit contributes.
+
+    Guarantee: none by itself; :func:`check_factors` decides by it.
+
+    Assumptions: as for :class:`StepClipping`.
+
+    Proof: that of :class:`StepClipping`; the maximum over physical batches loses no violation.
+
+    Args:
+        clipping: what computed the factors.
+        sensitivity: what a unit's part may be.
+        norms: [G, U] of G clipping groups and U units. Not to be shared.
+        factors: [G, U].
+        extra: [K, U], the clipping's extra coordinates; None: it has none.
+    """
+    name = type(clipping).__name__
+    if factors.shape != norms.shape:
+        raise PlanViolationError(
+            f"{name} returned factors of shape {tuple(factors.shape)} for norms of shape "
+            f"{tuple(norms.shape)}: return one factor per group and unit"
+        )
+    dtype = _widest(norms)
+    finite = norms.isfinite()
+    joint = factors.to(dtype) * torch.where(finite, norms, 0.0).to(dtype)  # [G, U]
+    if extra is not None:
+        if extra.shape != (clipping.coordinates, norms.shape[1]):
+            raise PlanViolationError(
+                f"{name} returned extra coordinates of shape {tuple(extra.shape)}, not "
+                f"({clipping.coordinates}, {norms.shape[1]}): return one row per coordinate"
+            )
+        joint = torch.cat([joint, extra.to(dtype)])  # [G + K, U]
+    if not norms.shape[1]:
+        return torch.zeros(3, dtype=dtype, device=norms.device)
+    lengths = joint.norm(dim=0)  # [U]
+    sound = factors.isfinite() & (factors >= 0) & (finite | (factors == 0))
+    within = lengths <= sensitivity * (1 + FACTOR_ROUNDING)  # False for NaN
+    return torch.stack([(~sound.all()).to(dtype), (~within.all()).to(dtype), lengths.max()])
+
+
+def check_factors(clipping: Clipping, sensitivity: float, measured: list[Tensor]) -> None:
+    """Refuse factors that let a unit move the sum by more than the sensitivity.
+
+    Guarantee: that of :class:`StepClipping`; else nothing is charged or released.
+
+    Assumptions: as there.
+
+    Proof: as there.
+
+    Args:
+        clipping: what computed the factors.
+        sensitivity: what a unit's part may be.
+        measured: what :func:`measure` returned for each physical batch.
+
+    Example:
+        >>> flat, norms = FlatClipping(1.0), torch.tensor([[4.0]])
+        >>> check_factors(flat, 1.0, [measure(flat, 1.0, norms, torch.tensor([[0.25]]))])
+        >>> check_factors(flat, 1.0, [measure(flat, 1.0, norms, torch.tensor([[1.0]]))])
+        Traceback (most recent call last):
+        ...
+        dpbam.errors.PlanViolationError: FlatClipping lets a unit through with norm 4, ...
+    """
+    if not measured:
+        return
+    unsound, exceeding, largest = torch.stack(measured).amax(0).tolist()
+    name = type(clipping).__name__
+    if unsound:
+        raise PlanViolationError(
+            f"{name} returned a factor that is negative, not finite, or not 0 for a norm that is "
+            "not finite: a factor is a finite number from 0 on, and a unit with NaN or infinity "
+            "in it contributes nothing"
+        )
+    if exceeding:
+        raise PlanViolationError(
+            f"{name} lets a unit through with norm {largest:.6g}, above its sensitivity "
+            f"{sensitivity:g}, to which the noise is calibrated: factor times norm, over all "
+            "groups and extra coordinates together, must be at most the sensitivity"
+        )
+
+
+def _widest(values: Tensor) -> torch.dtype:
+    return torch.float32 if values.device.type == "mps" else torch.float64  # mps has no float64
+
+
+def check_groups(groups: Mapping[str, int], names: list[str]) -> None:
+    """Refuse clipping groups that are not 0 .. G - 1, with every trained parameter in one of them.
+
+    Guarantee: every trained parameter is part of the norm that bounds it.
+
+    Assumptions: the engine's norms have a row for each of the groups 0 .. G - 1.
+
+    Proof: the groups are a partition of the names.
+    """
+    numbers = set(groups.values())
+    if set(groups) != set(names) or numbers != set(range(len(numbers))):
+        raise ArgumentError(
+            "the clipping's groups must give each of the trained parameters one of the numbers "
+            f"0 .. G - 1, and leave none of these numbers out; got {dict(groups)}"
+        )
+
+
+def check_coordinates(clipping: Clipping) -> None:
+    """Refuse a clipping whose ``extra`` or ``update`` would never be called.
+
+    Guarantee: a clipping that adapts by released coordinates has them, or is refused before a step.
+
+    Assumptions: the number of coordinates is known when the oracle is made.
+
+    Proof: the mechanism calls both where ``coordinates`` is positive, which is compared with what
+    is overridden.
+    """
+    for hook in ("extra", "update"):
+        function = getattr(getattr(clipping, hook), "__func__", None)
+        if not clipping.coordinates and function is not getattr(Clipping, hook):
+            raise ArgumentError(
+                f"{type(clipping).__name__} overrides {hook} and has no extra coordinates, so that "
+                "it would never be called: set coordinates to their number"
+            )
 
 
 def unclipped(norms: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -27,6 +28,29 @@ from dpbam.params import Params, accumulation_dtype, elementwise, joined, separa
 from dpbam.privacy.randomness import Randomness
 
 BLOCK = 2**16  # coordinates of one generator
+
+
+@dataclass(frozen=True)
+class Query:
+    """A sum over the units of a logical batch, and the noise that it is released with.
+
+    The gradient, the extra coordinates of an adaptive clipping and the statistics of a joint
+    release are queries, and are released alike.
+
+    Attributes:
+        sums: by name, over the units of this rank. Without noise: not to be shared.
+        std: sigma_k times the sensitivity of the sums.
+        stream: names the noise; seeded, two queries of one step must not have the same coordinates
+            of one stream.
+        start: the number of the first coordinate in the stream.
+        divisor: what the noised sums are divided by: l, the expected batch size, or 1.
+    """
+
+    sums: Params
+    std: float
+    stream: str
+    start: int = 0
+    divisor: float = 1
 
 
 class NoiseMechanism(Protocol):

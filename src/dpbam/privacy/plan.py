@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam import _validate
 from dpbam.catalogue import CLIPPINGS
-from dpbam.errors import ArgumentError
+from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.privacy import accounting, calibration
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.randomness import Randomness, SecureRandomness
@@ -317,6 +317,62 @@ class PrivacyPlan:
             return math.inf
         spent = self.charges(self.steps if steps is None else steps, replays)
         return accounting.total_epsilon(spent, self.delta, accountant=self.accountant)
+
+    def check_step(self, step: int) -> None:
+        """Refuse a step beyond the plan, whose epsilon would be exceeded.
+
+        Guarantee: no training takes more steps than its plan's epsilon counts.
+
+        Assumptions: the ledger's steps are the oracle's.
+
+        Proof: epsilon grows with the number of steps.
+        """
+        if step >= self.steps:
+            raise PlanViolationError(
+                f"all {self.steps} steps of the plan are taken: another one would cost more than "
+                "the plan's epsilon; make a plan with more steps"
+            )
+
+    def check_before(self, ledger: Ledger, stream: str) -> None:
+        """Refuse a step until the release that the plan has before it is on the ledger.
+
+        Guarantee: the ledger's epsilon includes the release before the first step, once for each
+        oracle that has one, also where several share the ledger.
+
+        Assumptions: the release was made with the plan's sigma, on all units; an oracle that
+        resumes another's state continues its training.
+
+        Proof: no step is taken while the ledger has no entry under the oracle's own name,
+        ``stream``, at the plan's sigma or less and q = 1.
+        """
+        sigma = self.released_before
+        if not self.private or sigma is None:
+            return
+        entry = ledger.entry(stream, 0)
+        if entry is None or entry["noise_multiplier"] > sigma or entry["sampling_rate"] < 1:
+            raise PlanViolationError(
+                f"the plan's release before the first step (sigma {sigma:g}) is not on the ledger: "
+                "charge it with oracle.ledger.charge(oracle.before, 0, noise_multiplier="
+                f"{sigma:g}, sampling_rate=1.0, unit=oracle.plan.unit), or leave released_before "
+                "out of the plan"
+            )
+
+    def check_resumed(self, ledger: Ledger, step: int) -> None:
+        """Refuse a ledger without the steps before ``step``.
+
+        Guarantee: a training resumes only on a ledger with at least as many steps as its parameters
+        have seen, so its epsilon covers them.
+
+        Assumptions: the entries are those of this training.
+
+        Proof: every step is charged before it changes the parameters.
+        """
+        if self.private and len(ledger) < step:
+            raise PlanViolationError(
+                f"the state is at step {step}, but its ledger has {len(ledger)} steps: give the "
+                "oracle the ledger of that run (ledger=plan.ledger(path), or ledger.merge(entries) "
+                "of a checkpoint) before its state"
+            )
 
     def clipper(self) -> Clipping:
         """Return the clipping object."""

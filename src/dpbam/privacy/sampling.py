@@ -9,6 +9,7 @@ The batch size is random (mean q n, variance q (1 - q) n) and may be 0; an empty
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,10 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam import _validate
-from dpbam.errors import ArgumentError
+from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.privacy.randomness import Randomness
 
 Indices = NDArray[np.int64]
+LEAST_TAIL = 1e-20  # of a batch size that is not refused, two-sided
+LEAST_RUN = 1e-12  # of a run of equal sizes that is not refused
+
+_WAY_OUT = (
+    "draw with oracle.batches(dataset), or make the oracle with sampling='unchecked', which "
+    "charges each step without amplification by sampling"
+)
 
 
 @dataclass(frozen=True)
@@ -150,3 +158,112 @@ class UnitIndex:
         if len(own) <= self.max_records:
             return own
         return np.sort(generator.choice(own, self.max_records, replace=False))
+
+
+class BatchSizes:
+    """Refuses batch sizes that Poisson sampling cannot give. One object per oracle.
+
+    The number of units in a Poisson batch is X ~ Binomial(m, q). The data set has m = n units, its
+    neighbours n - 1 and n + 1; a size is refused only if it is impossible under all three, so that
+    a refusal does not distinguish them.
+
+    1. *Size.* A size k is refused if 2 min(P[X <= k], P[X >= k]) < 1e-20 under each m. False-alarm
+       rate: at most 1e-20 per step.
+    2. *Run.* With p_k = max over m of P[X = k], the r-th batch in a row with the same size k is
+       refused if p_k^(r - 1) < 1e-12. False-alarm rate: a run that starts at step t has a first
+       batch of some size k, and r - 1 further independent ones that equal it,
+
+           sum_k P[X = k] P[X = k]^(r_k - 1) <= sum_k P[X = k] 1e-12 = 1e-12,
+
+       so at most 1e-12 per step, and T 1e-12 in a training of T steps. A loader with batches of
+       one size is refused at its 41st step at the latest (p_k <= 1/2), at 4096 of 50,000 units
+       at its 7th.
+    3. At q = 1 the size is one of n - 1, n, n + 1; runs are not checked.
+
+    The run is kept in memory and starts again when a training is resumed: a realised batch size is
+    not protected by privacy, so it is not in a checkpoint.
+
+    Guarantee: sizes that are refused could not come, within the false-alarm rates above, from
+    Poisson sampling of the plan or of a neighbour; a refusal charges nothing.
+
+    Assumptions: refusals are seen by the operator only. Plausible sizes that were drawn wrongly
+    pass.
+
+    Proof: the two displayed inequalities.
+
+    Args:
+        n: number of units of privacy.
+        batch_size: l, the expected number of units per step.
+
+    Example:
+        >>> sizes = BatchSizes(n=100, batch_size=10)
+        >>> sizes.check(14)
+        >>> sizes.check(80)
+        Traceback (most recent call last):
+        ...
+        dpbam.errors.PlanViolationError: the batch has 80 units, but Poisson sampling gives 10...
+    """
+
+    def __init__(self, n: int, batch_size: int) -> None:
+        self._n, self._q, self._expected = n, batch_size / n, batch_size
+        self._size, self._length = -1, 0  # of the present run
+
+    def check(self, size: int) -> None:
+        """Refuse a next batch of ``size`` units, over all ranks, if it is impossible."""
+        if self._q == 1.0:
+            self._check_whole(size)
+            return
+        if self._tail(size) < LEAST_TAIL:
+            deviation = math.sqrt(self._expected * (1 - self._q))
+            raise PlanViolationError(
+                f"the batch has {size} units, but Poisson sampling gives {self._expected} +- "
+                f"{deviation:.2g} of n = {self._n}, and this size with probability below "
+                f"{LEAST_TAIL:g}: {_WAY_OUT}"
+            )
+        length = self._length_with(size)
+        if self._most_likely(size) ** (length - 1) < LEAST_RUN:
+            raise PlanViolationError(
+                f"{length} batches in a row have {size} units, which Poisson sampling gives with "
+                f"probability below {LEAST_RUN:g}, and a loader with batches of one size always: "
+                f"{_WAY_OUT}"
+            )
+
+    def count(self, size: int) -> None:
+        self._size, self._length = size, self._length_with(size)
+
+    def _length_with(self, size: int) -> int:
+        return self._length + 1 if size == self._size else 1
+
+    def _check_whole(self, size: int) -> None:
+        if abs(size - self._n) > 1:
+            raise PlanViolationError(
+                f"the batch has {size} units, but the plan's batch is the whole data set, n = "
+                f"{self._n}: {_WAY_OUT}"
+            )
+
+    def _tail(self, size: int) -> float:
+        return max(two_sided_tail(size, m, self._q) for m in self._units())
+
+    def _most_likely(self, size: int) -> float:
+        """Return p_k, the largest probability of ``size`` over m."""
+        return max(probability(size, m, self._q) for m in self._units())
+
+    def _units(self) -> tuple[int, int, int]:
+        return self._n - 1, self._n, self._n + 1
+
+
+def two_sided_tail(k: int, m: int, q: float) -> float:
+    """Return 2 min(P[X <= k], P[X >= k]), at most 1, for X ~ Binomial(m, q) with 0 < q < 1."""
+    from scipy.special import betainc
+
+    below = float(betainc(m - k, k + 1, 1 - q)) if k < m else 1.0  # P[X <= k]
+    above = float(betainc(k, m - k + 1, q)) if 0 < k <= m else float(k <= 0)  # P[X >= k]
+    return min(1.0, 2 * min(below, above))
+
+
+def probability(k: int, m: int, q: float) -> float:
+    """Return P[X = k] for X ~ Binomial(m, q) with 0 < q < 1."""
+    if not 0 <= k <= m:
+        return 0.0
+    ways = math.lgamma(m + 1) - math.lgamma(k + 1) - math.lgamma(m - k + 1)
+    return math.exp(ways + k * math.log(q) + (m - k) * math.log1p(-q))

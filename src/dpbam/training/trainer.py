@@ -209,11 +209,8 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         device = device_of(self.model)
-        previous = state["oracle"]["previous"]
-        if previous is not None:
-            previous = map_rows(lambda g: g.to(device), previous)
         parts = map_rows(lambda t: t.to(device), state["oracle"]["parts"])
-        self.oracle.load_state_dict({**state["oracle"], "previous": previous, "parts": parts})
+        self.oracle.load_state_dict({**state["oracle"], "parts": parts})
         if self.average:
             self.average.load_state_dict(state["average"])
 

@@ -8,7 +8,7 @@ from dpbam.app.runs.checkpoint import listed, load_latest, save
 FACTS = {"run": "r", "n": 5}
 
 
-def state(step: int, *, optimizer: str = "NAdam", previous: bool = True):
+def state(step: int, *, optimizer: str = "NAdam", history: bool = True):
     """What a trainer would hand over after a step of a small model."""
     torch.manual_seed(step)
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
@@ -22,8 +22,8 @@ def state(step: int, *, optimizer: str = "NAdam", previous: bool = True):
         "optimizer": made.state_dict(),
         "oracle": {
             "step": step,
-            "previous": released if previous else None,
-            "parts": {"clipping/sensitivity": torch.tensor(0.1, dtype=torch.float64)},
+            "parts": {"clipping/sensitivity": torch.tensor(0.1, dtype=torch.float64)}
+            | {f"history/0/gradient/{n}": g for n, g in released.items() if history},
         },
         "average": released,
     }
@@ -40,9 +40,9 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("optimizer", ["NAdam", "SGD", "Adam", "AdamW"])
-@pytest.mark.parametrize("previous", [True, False])
-def test_everything_comes_back_bit_by_bit_and_in_order(tmp_path, optimizer, previous):
-    saved = state(7, optimizer=optimizer, previous=previous)
+@pytest.mark.parametrize("history", [True, False])
+def test_everything_comes_back_bit_by_bit_and_in_order(tmp_path, optimizer, history):
+    saved = state(7, optimizer=optimizer, history=history)
     save(tmp_path / "c", saved, FACTS)
     loaded = load_latest(tmp_path / "c", "r")
     assert loaded.facts == FACTS

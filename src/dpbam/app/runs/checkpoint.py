@@ -100,7 +100,6 @@ def _flatten(state: Mapping[str, Any]) -> tuple[Params, dict[str, Any]]:
     optimizer, oracle = state["optimizer"], state["oracle"]
     tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in state["model"].items()}
     tensors |= {f"average.{k}": v for k, v in (state["average"] or {}).items()}
-    tensors |= {f"previous.{k}": v for k, v in (oracle["previous"] or {}).items()}
     tensors |= {f"parts.{k}": v for k, v in oracle["parts"].items()}
     scalars: dict[str, Any] = {}
     for index, entries in optimizer["state"].items():
@@ -128,11 +127,7 @@ def _unflatten(tensors: Params, rest: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model": part("model."),
         "average": part("average.") or None,
-        "oracle": {
-            "step": rest["step"],
-            "previous": part("previous.") or None,
-            "parts": part("parts."),
-        },
+        "oracle": {"step": rest["step"], "parts": part("parts.")},
         "optimizer": {"state": entries, "param_groups": rest["groups"]},
     }
 

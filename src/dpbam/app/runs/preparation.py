@@ -127,7 +127,7 @@ class Prepared:
             noise=config.noise,
             ledger=ledger,
             statistics=build.make_release(config, on_release),
-            observer=observer,
+            observers=() if observer is None else observer,
             compute=Compute(engine=config.engine, physical_batch_size=config.physical_batch_size),
             ranks=ranks,
         )

@@ -1,0 +1,384 @@
+"""The guard: what is refused before a step is charged.
+
+The accountant composes T steps, each on a Poisson sample of rate q, each clipped to C. Batches and
+clipping may be the user's own, so both are checked at every step. A check lives with the object
+that it checks; the guard calls all of them, in this order, and none can be left out:
+
+==========================  ======================================================================
+layer                       refuses
+==========================  ======================================================================
+:meth:`Guard.admit_step`    a step beyond the plan's T (``PrivacyPlan.check_step``), or before a
+                            release that the plan has before it is on the ledger (``check_before``)
+:meth:`Guard.admit_model`   layers that mix samples (``nn.check_model``), and other trained
+                            parameters than those that the oracle was made for
+:meth:`Guard.admit_batch`   rows without owners, units of another rank, a unit with too many rows
+                            (``LogicalBatch.of``)
+:meth:`Guard.admit_sample`  a batch that was part of a step before (:class:`UsedBatches`), sizes
+                            that Poisson sampling cannot give (``sampling.BatchSizes``), ranks with
+                            other observers or statistics
+==========================  ======================================================================
+
+The clipping is checked on the units themselves, by ``clipping.StepClipping.verify``, before their
+sum is released. What an oracle is made of is checked once, by :func:`check_oracle`.
+
+A check refuses what cannot be right, and proves nothing else: batches of plausible sizes may still
+be drawn wrongly. :meth:`dpbam.oracle.PrivateGradientOracle.batches` draws correctly.
+
+Whether a check refuses depends on the data without noise; the exception is for the operator only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from dpbam.batches import LogicalBatch
+from dpbam.errors import ArgumentError, PlanViolationError
+from dpbam.methods import Method, check_declared
+from dpbam.nn import check_model, check_trainable
+from dpbam.params import WeakTensors, digest, trainable, version_of
+from dpbam.privacy.clipping import check_coordinates, check_groups
+from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.plan import PrivacyPlan
+from dpbam.privacy.sampling import BatchSizes
+
+if TYPE_CHECKING:
+    from dpbam.distributed import Ranks
+    from dpbam.engines import Loss
+    from dpbam.oracle import PrivateGradientOracle
+
+SAMPLINGS = ("poisson", "unchecked")
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A logical batch that the plan accounts for.
+
+    Attributes:
+        batch: its rows, ordered by unit.
+        size: the units of all ranks. Not to be shared.
+        replays: whether the ledger has the step already, from a seeded run.
+        tensors: what was handed over, by weak references.
+    """
+
+    batch: LogicalBatch
+    size: int
+    replays: bool
+    tensors: WeakTensors
+
+
+class Guard:
+    """Admits the steps of one oracle, or refuses them.
+
+    Guarantee: what is refused charges nothing, and nothing of it is released.
+
+    Assumptions: every batch passes through :meth:`admit`, which ``backward`` calls first.
+
+    Proof: it is called before the mechanism, and raises.
+    """
+
+    def __init__(self, plan: PrivacyPlan, names: list[str], sampling: str) -> None:
+        self._plan, self._names, self._sampling = plan, names, sampling
+        self._sizes = BatchSizes(plan.n, plan.batch_size)
+
+    def admit(
+        self, oracle: PrivateGradientOracle, inputs: Any, targets: Any, units: Tensor | None
+    ) -> Admitted:
+        """Return the batch of the next step, or refuse it."""
+        self.admit_step(oracle)
+        self.admit_model(oracle.model)
+        batch = self.admit_batch(oracle.ranks, inputs, targets, units)
+        return self.admit_sample(oracle, batch, inputs, units)
+
+    def admit_step(self, oracle: PrivateGradientOracle) -> None:
+        """Refuse a step that the plan does not count."""
+        self._plan.check_step(oracle.step)
+        if oracle.ranks.leads:  # it has the ledger
+            self._plan.check_before(oracle.ledger, oracle.before)
+
+    def admit_model(self, model: nn.Module) -> None:
+        """Refuse a model that was changed since the oracle was made."""
+        check_model(model)
+        check_unchanged(self._names, trainable(model))
+
+    def admit_batch(
+        self, ranks: Ranks, inputs: Any, targets: Any, units: Tensor | None
+    ) -> LogicalBatch:
+        """Refuse rows whose owners are not known, or which are another rank's."""
+        check_units(self._plan, units, ranks)
+        return LogicalBatch.of(inputs, targets, units, self._plan.max_records)
+
+    def admit_sample(
+        self, oracle: PrivateGradientOracle, batch: LogicalBatch, inputs: Any, units: Tensor | None
+    ) -> Admitted:
+        """Refuse what is not a new Poisson sample of the plan, over all ranks."""
+        plan, ranks, tensors = self._plan, oracle.ranks, WeakTensors(inputs, units)
+        poisson = plan.private and self._sampling == "poisson"
+        used = (
+            poisson and plan.sampling_rate < 1 and UsedBatches.of(oracle.ledger).has(inputs, units)
+        )
+        replays = oracle.ledger.entry(oracle.stream, oracle.step) is not None  # on the leader
+        # one message for all counts, so that ranks wait for one another once
+        counts = batch.size, used, replays, len(oracle.observers), oracle.statistics is not None
+        size, repeats, replayed, *watchers = map(int, ranks.sums(*counts))
+        check_new(0 if replayed else repeats)  # a seeded replay has its own batch again
+        check_same_watchers(ranks, len(oracle.observers), *watchers)
+        if poisson:
+            self._sizes.check(size)
+        return Admitted(batch, size, bool(replayed), tensors)
+
+    def count(self, ledger: Ledger, size: int, tensors: WeakTensors) -> None:
+        """Record the batch of a step that is taken."""
+        self.recognise(ledger, tensors)
+        self._sizes.count(size)
+
+    def recognise(self, ledger: Ledger, tensors: WeakTensors) -> None:
+        """Refuse these tensors from now on, in any step on the ledger."""
+        UsedBatches.of(ledger).add(tensors)
+
+    def resume(self, ledger: Ledger, step: int, *, leads: bool) -> None:
+        """Refuse a state whose steps are not on the ledger, and begin new runs of sizes."""
+        if leads:  # it has the ledger
+            self._plan.check_resumed(ledger, step)
+        self._sizes = BatchSizes(self._plan.n, self._plan.batch_size)
+
+
+class UsedBatches:
+    """Refuses a batch that ``backward`` was given before. One object per ledger.
+
+    A plan accounts for a new Poisson sample per step. An optimiser that evaluates its closure
+    several times per step, such as LBFGS, or several oracles with one ledger could be given the
+    same sample again, which costs more: k releases of one sample are one at sigma / sqrt(k).
+
+    Guarantee: the tensors of a released step, the same objects and not changed in place since, are
+    refused in another step: all of the inputs together, or units alone.
+
+    Assumptions: copies and views of a whole batch are not recognised; drawing a new one for each
+    step is the caller's duty. At q = 1 every batch is the whole data set, and may be the same.
+
+    Proof: identity of the tensors, by weak references, and torch's count of in-place changes.
+    """
+
+    def __init__(self) -> None:
+        self._versions: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> its version
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> UsedBatches:
+        """Return the object of a ledger; several ledgers on one file are one."""
+        if ledger.path is not None:
+            return _USED_BY_FILE.setdefault(ledger.path.resolve(), cls())
+        return _USED.setdefault(ledger, cls())
+
+    def has(self, inputs: object, units: Tensor | None) -> bool:
+        """Whether a step was given these records, or these owners, as the same tensors."""
+        return self._knows(inputs) or self._knows(units)
+
+    def add(self, tensors: WeakTensors) -> None:
+        for tensor in tensors.alive():
+            self._versions[tensor] = version_of(tensor)
+
+    def _knows(self, batch: object) -> bool:
+        tensors, known = WeakTensors(batch).alive(), self._versions
+        return bool(tensors) and all(t in known and known[t] == version_of(t) for t in tensors)
+
+
+_USED: WeakKeyDictionary[Ledger, UsedBatches] = WeakKeyDictionary()
+_USED_BY_FILE: dict[Path, UsedBatches] = {}  # of weak references alone: a name per ledger file
+
+
+def check_new(repeats: int) -> None:
+    """Refuse a batch that was given before, on this rank or another.
+
+    Guarantee: no charge is made for a sample that a step with the same ledger has used.
+
+    Assumptions: those of :class:`UsedBatches`, whose findings on all ranks are added up.
+
+    Proof: it is called before the step is charged.
+    """
+    if repeats:
+        raise PlanViolationError(
+            "this batch was part of a step before, and the plan accounts for a new Poisson sample "
+            "per step: call backward once per batch; an optimiser that evaluates its closure "
+            "several times per step, such as LBFGS, cannot be used (if these tensors were filled "
+            "anew through numpy or .data, pass clones)"
+        )
+
+
+def check_unchanged(names: list[str], parameters: Iterable[str]) -> None:
+    """Refuse a model whose trainable parameters are not ``names`` any more."""
+    if list(parameters) != names:
+        raise ArgumentError(
+            "the model's trainable parameters are not those that the oracle was made for: "
+            "make a new oracle after freezing or unfreezing, with the same ledger"
+        )
+
+
+def check_units(plan: PrivacyPlan, units: Tensor | None, ranks: Ranks) -> None:
+    """Refuse rows without units where the unit is not the record, and units of another rank.
+
+    Guarantee: a unit's rows are on one rank, and are counted as one unit.
+
+    Assumptions: owners are named rightly.
+
+    Proof: ``UnitShare``'s shares are a partition of the units.
+    """
+    if units is None and plan.unit != "record":
+        raise ArgumentError(
+            f"the plan's unit is the {plan.unit}: pass units, the {plan.unit} of each row, or "
+            "every row would count as one"
+        )
+    if ranks.world == 1:
+        return
+    if units is None or not ranks.share.owns(torch.as_tensor(units).cpu().numpy()).all():
+        raise ArgumentError(
+            f"rank {ranks.rank} of {ranks.world} takes its own units only, or one could count "
+            "twice: draw with oracle.batches(dataset), and pass its units"
+        )
+
+
+def check_same_watchers(ranks: Ranks, here: int, observers: int, releases: int) -> None:
+    """Refuse observers, or statistics, that only some of the ranks have."""
+    if observers != here * ranks.world or releases not in (0, ranks.world):
+        raise ArgumentError(
+            f"{ranks.world} ranks have {observers} observers and {releases} statistics together: "
+            "make the oracle with the same ones on every rank"
+        )
+
+
+def check_oracle(oracle: PrivateGradientOracle, loss: Loss, *, filtered: bool) -> None:
+    """Refuse an oracle whose components do not fit together; ``filtered``: a filter was given."""
+    plan, method, clipping = oracle.plan, oracle.method, oracle.clipping
+    check_model(oracle.model)
+    check_trainable(oracle.model)
+    check_interceptable(oracle.model, loss)
+    check_declared(method)
+    check_coordinates(clipping)
+    check_groups(clipping.groups(list(trainable(oracle.model))), list(trainable(oracle.model)))
+    if filtered and method.filter() is not None:
+        raise ArgumentError(f"{method.name} has a filter of its own: leave filter out")
+    if plan.private and not method.private:
+        raise ArgumentError(
+            f"{method.name} uses the batch without noise, so it cannot be private: "
+            "use it with PrivacyPlan.non_private(...)"
+        )
+    joint = () if oracle.statistics is None else oracle.statistics.noise_multipliers
+    if joint != plan.joint_noise_multipliers:
+        raise ArgumentError(
+            f"the plan has joint_noise_multipliers={plan.joint_noise_multipliers} but the "
+            f"release adds {joint}: make the plan with joint_noise_multipliers="
+            "release.noise_multipliers"
+        )
+    if clipping.sensitivity != plan.clip_norm:
+        raise ArgumentError(
+            f"the clipping's sensitivity {clipping.sensitivity:g} is not the plan's "
+            f"clip_norm {plan.clip_norm:g}: make both the same"
+        )
+    check_same_components(oracle.ranks, plan, noise=oracle.noise, clipping=clipping, method=method,
+                          filter=oracle.filter)  # fmt: skip
+
+
+def check_interceptable(model: nn.Module, loss: object) -> None:
+    """Refuse compiled and scripted code, and trained parameters that are complex.
+
+    Guarantee: no module of the model or the loss hides its operations from the engines, or keeps
+    tensors of records in compiled code.
+
+    Assumptions: a function under ``torch.compile`` that forward calls is not seen here; what it
+    keeps is refused after the pass.
+
+    Proof: every module is looked at, before anything runs.
+
+    Example:
+        >>> check_interceptable(torch.jit.script(nn.Linear(2, 2)), None)
+        Traceback (most recent call last):
+        ...
+        dpbam.errors.ArgumentError: the model is TorchScript (RecursiveScriptModule), whose ...
+    """
+    roots = {"the model": model} | ({"the loss": loss} if isinstance(loss, nn.Module) else {})
+    for root, tree in roots.items():
+        for path, module in tree.named_modules():
+            where = f"layer {path!r} of {root}" if path else root
+            if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+                raise ArgumentError(
+                    f"{where} is compiled, which hides its operations from the engines and is no "
+                    "faster there: compile nothing (of compiled = torch.compile(model) pass "
+                    "model, or compiled._orig_mod)"
+                )
+            if isinstance(module, torch.jit.ScriptModule):
+                raise ArgumentError(
+                    f"{where} is TorchScript ({type(module).__name__}), whose operations cannot be "
+                    "intercepted: pass the module that torch.jit.script or torch.jit.trace was "
+                    "given"
+                )
+    if isinstance(loss, torch.jit.ScriptFunction):
+        raise ArgumentError(
+            "the loss is TorchScript, whose operations cannot be intercepted: pass the function "
+            "that torch.jit.script was given"
+        )
+    for name, parameter in trainable(model).items():
+        if parameter.is_complex():
+            raise ArgumentError(
+                f"parameter {name} is complex, and clipping and noise are for real numbers: keep "
+                "real and imaginary part in a real parameter, and use torch.view_as_complex of it"
+            )
+
+
+def check_same_components(ranks: Ranks, plan: PrivacyPlan, **components: object) -> None:
+    """Refuse an oracle that was made of other components, or with other options, on some rank.
+
+    Guarantee: every slice of the gradient has the noise that rank 0 charges.
+
+    Assumptions: a class of the user's own has the same code on every rank, and its options are
+    attributes of plain values or tensors (:func:`describe`).
+
+    Proof: plan, noise, clipping, method and filter of each rank are compared with those of rank 0,
+    with their options, at construction.
+    """
+    described = {"plan": repr(plan)} | {kind: describe(c) for kind, c in components.items()}
+    leaders, *others = ranks.collected(described)
+    for rank, other in enumerate(others, 1):
+        for kind in described:
+            if other[kind] != leaders[kind]:
+                raise ArgumentError(
+                    f"rank {rank} has another {kind} than rank 0, which charges the steps: make "
+                    "the oracle with the same one, and the same options, on every rank"
+                )
+
+
+def describe(component: object) -> str:
+    """Name the class of a component, and its attributes, for a comparison.
+
+    Objects among the attributes count by their class, so that randomness, which ranks must not
+    share, is not compared.
+
+    Example:
+        >>> from dpbam.privacy.clipping import FlatClipping
+        >>> describe(FlatClipping(0.5))
+        "dpbam.privacy.clipping.FlatClipping({'clip_norm': '0.5'})"
+    """
+    options = {
+        name: _describe_value(value)
+        for name, value in sorted(getattr(component, "__dict__", {}).items())
+    }
+    return f"{type(component).__module__}.{type(component).__qualname__}({options})"
+
+
+def _describe_value(value: object) -> object:
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return repr(value)
+    if isinstance(value, dict):
+        return {repr(k): _describe_value(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_describe_value(v) for v in value]
+    if isinstance(value, Tensor):
+        return digest({"": value})
+    if isinstance(value, Method):  # inside another
+        return describe(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)

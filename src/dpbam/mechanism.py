@@ -1,0 +1,327 @@
+"""The mechanism: everything that is released passes through :func:`private_step`.
+
+    g_t = ( sum_i clip(d_i, C_t) + N(0, (sigma_t C_t)^2 I) ) / l        the paper's Algorithm 1
+
+Guarantee: on a Poisson sample of rate q, one call is the subsampled Gaussian mechanism with noise
+multiplier sigma_t under adding or removing one unit, and it is on the ledger before anything of it
+leaves this module.
+
+====  =====================  ======================================================================
+line  quantity               why it is what the accountant composes
+====  =====================  ======================================================================
+1     sum_i clip(d_i, C_t)   a unit's direction depends on it and on public values alone, and its
+                             part has norm C_t at most, or ``clipping.StepClipping`` refuses the
+                             step: one unit moves the sum by at most C_t
+2     + N(0, std^2 I)        std = sigma_t C_t, of public values alone, once per logical batch, in
+                             each coordinate by exactly one rank
+3     / l                    the expected batch size, which is public, never the realised one
+4     charge                 on disk, by the leader, before the slices of the ranks are gathered
+====  =====================  ======================================================================
+
+A unit also adds its extra coordinates, where the clipping has them, which are part of the same
+vector of norm C_t, and its part of the statistics, each sum with its own sigma_k: all are
+queries (:class:`~dpbam.privacy.noise.Query`), and the joint event is what the plan charges.
+
+Of the user's code, model, loss, method and clipping run inside the loop of line 1, and observers
+there get copies; after the charge nothing of the user's runs here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpbam.batches import LogicalBatch
+from dpbam.compute import Computation
+from dpbam.distributed import Ranks
+from dpbam.errors import ArgumentError, PlanViolationError
+from dpbam.methods import Method
+from dpbam.observers import Watch
+from dpbam.params import (
+    Params,
+    WeakTensors,
+    add_into,
+    digest,
+    elementwise,
+    joint_digest,
+    shifted,
+    sum_of_none,
+)
+from dpbam.privacy.clipping import StepClipping, portions
+from dpbam.privacy.ledger import Ledger
+from dpbam.privacy.noise import GaussianNoise, NoiseMechanism, Query
+from dpbam.privacy.plan import PrivacyPlan
+from dpbam.privacy.secure_noise import SecureGaussianNoise
+
+_COPYING_NOISES = (GaussianNoise, SecureGaussianNoise)  # they keep neither sums nor results
+
+
+@dataclass
+class Attempt:
+    """What becomes of a step, on its way from the guard to ``.grad``. It holds no record.
+
+    Attributes:
+        number: of the step.
+        size: the units of its batch, over all ranks.
+        batch: weak references to the tensors that were handed over.
+        replays: whether the ledger had the step before.
+        noise_std: of each entry of the gradient.
+        active: whether ``backward`` is still running.
+        charged: whether this attempt has charged it.
+        written: whether ``.grad`` holds its gradient.
+    """
+
+    number: int
+    size: int
+    batch: WeakTensors
+    replays: bool
+    noise_std: float
+    active: bool = True
+    charged: bool = False
+    written: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"active": False}  # of a copy, no step is running
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One admitted step: everything that :func:`private_step` uses.
+
+    Attributes:
+        plan: sigma_t, l and the charged event.
+        batch: the logical batch: one Poisson sample of this rank's units.
+        computation: the engine, and the physical batches that it is given.
+        method: defines a unit's direction.
+        lam: its lambda at this step.
+        theta: the trained parameters.
+        shift: what is added to theta for the whole batch (DP-SAT, DiSK): public; None: nothing.
+        clipping: of this step, with its sensitivity C_t.
+        watch: observers and the joint release.
+        sampling_rate: q of the charge; 1 where batches are not known to be Poisson samples.
+        stream: the name of the noise on the ledger.
+        seeded: whether the noise can be repeated, so that a replay has to be recognised.
+        memory: what the sum is accumulated in.
+        attempt: what becomes of the step.
+    """
+
+    plan: PrivacyPlan
+    batch: LogicalBatch
+    computation: Computation
+    method: Method
+    lam: float
+    theta: Mapping[str, nn.Parameter]
+    shift: Params | None
+    clipping: StepClipping
+    watch: Watch
+    noise: NoiseMechanism
+    ranks: Ranks
+    ledger: Ledger
+    sampling_rate: float
+    stream: str
+    seeded: bool
+    memory: SumMemory
+    attempt: Attempt
+
+    @property
+    def number(self) -> int:
+        return self.attempt.number
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a step has made public: noised, and on the ledger.
+
+    Attributes:
+        gradient: by parameter, divided by l.
+        coordinates: [K] the clipping's extra coordinates, divided by l; None: it has none.
+        statistics: the sums of the joint release, by name.
+    """
+
+    gradient: Params
+    coordinates: Tensor | None = None
+    statistics: dict[str, Params] = field(default_factory=dict)
+
+
+def private_step(step: Step) -> Released:
+    """Clip, sum, noise, charge: Algorithm 1 on one logical batch.
+
+    Guarantee: the result is the Gaussian mechanism of the module's first lines, and is on the
+    ledger; if anything raises before the charge, nothing was released or charged.
+
+    Assumptions: the guard has admitted the step; the engine's handle is right.
+
+    Proof: docs/mechanism.md, line by line.
+    """
+    queries = clipped_sums(step)  # sum_i clip(d_i, C_t), and what is released with it
+    noised = {name: add_noise(query, step) for name, query in queries.items()}  # once per batch
+    step.memory.keep(queries[_GRADIENT].sums, step.noise)
+    replay = identify(noised, step)
+    step.ranks.from_leader(lambda: charge(step, replay))  # the others wait until it is on disk
+    step.attempt.charged = True  # also on the ranks without the ledger
+    return gather(noised, queries, step)
+
+
+def clipped_sums(step: Step) -> dict[str, Query]:
+    """Return sum_i clip(d_i, C_t) over this rank's units, and the sums that are released with it.
+
+    Float32 sums of at most ``MOST_SUMMED`` units are added in float64.
+
+    Guarantee: one unit moves the gradient and the extra coordinates together by at most C_t.
+
+    Assumptions: norms are those of the directions, and a unit is in one physical batch of one rank.
+
+    Proof: ``StepClipping.verify`` refuses a unit with a larger part, before anything is returned.
+    """
+    clipping, plan = step.clipping, step.plan
+    gradient = step.memory.take(step.theta)
+    device = next(iter(step.theta.values())).device
+    coordinates = sum_of_none({"extra": torch.zeros(clipping.coordinates, device=device)})
+    with shifted(step.theta, step.shift):  # theta + shift; theta again afterwards, in any case
+        for physical in step.computation.physical(step.batch):  # whole units, this rank's
+            directions = step.computation.directions(
+                physical, step.method, step.lam, plain=step.watch.wants_plain
+            )  # d_1 .. d_U
+            norms = directions.norms()  # [G, U]
+            factors, extra = clipping.clip(norms)  # [G, U], [K]
+            for portion, span in portions(factors):
+                add_into(gradient, directions.weighted_sum(portion, span))
+            if extra is not None:
+                coordinates["extra"] += extra
+            # the unit's part is in the sum: what an observer does to its copies changes nothing
+            step.watch.observe(directions, norms, factors)
+    clipping.verify()  # a refusal discards the sums
+    step.watch.copy_sum(gradient)
+    # sigma_t C_t; a plan without noise may have no clip, so that C_t is infinite
+    sigma = plan.noise_multiplier_at(step.number)
+    std = sigma * clipping.sensitivity if sigma else 0.0
+    queries = {_GRADIENT: Query(gradient, std, "noise", divisor=plan.batch_size)}
+    if clipping.coordinates:
+        start = sum(s.numel() for s in gradient.values())  # after the gradient's own coordinates
+        queries[_COORDINATES] = Query(coordinates, std, "noise", start, plan.batch_size)
+    statistics = step.watch.queries()
+    if statistics:
+        check_same_noise(step.ranks, {name: query.std for name, query in statistics.items()})
+    return queries | {_STATISTICS + name: query for name, query in statistics.items()}
+
+
+def add_noise(query: Query, step: Step) -> Params:
+    """Return this rank's slice of (sum over all ranks + N(0, std^2 I)) / divisor.
+
+    Guarantee: every coordinate gets noise of the full variance, from exactly one rank.
+
+    Assumptions: the noise mechanism's own.
+
+    Proof: the slices of the ranks are a partition of the coordinates.
+    """
+    if not 0 < query.std < math.inf:
+        raise PlanViolationError(
+            f"the noise of step {step.number} has standard deviation {query.std:g}, which hides "
+            "nothing: training without noise is PrivacyPlan.non_private(...)"
+        )
+    sums, start = step.ranks.scattered(query.sums)
+    noised = step.noise.add(
+        sums, query.std, step.number, stream=query.stream, start=query.start + start
+    )
+    if query.divisor == 1:
+        return noised
+    if type(step.noise) in _COPYING_NOISES:  # its result is in memory of its own, used once
+        return elementwise(lambda s: s.div_(query.divisor), noised)
+    return elementwise(lambda s: s / query.divisor, noised)
+
+
+def identify(noised: Mapping[str, Params], step: Step) -> str | None:
+    """Return a digest of what all ranks release, to recognise a seeded replay; else None."""
+    if not step.seeded:
+        return None
+    # numbered: a statistic's entry named as a parameter would take its place, and a step with
+    # another gradient, under the same noise, would pass for a replay
+    named = {
+        f"{k}/{name}" if k else name: sums
+        for k, query in enumerate(noised.values())
+        for name, sums in query.items()
+    }
+    first, *others = step.ranks.collected(digest(named))
+    return joint_digest(first, *others) if others else first
+
+
+def charge(step: Step, replay: str | None) -> None:
+    """Write the step to the ledger; on return it is on disk."""
+    step.ledger.charge(
+        step.stream,
+        step.number,
+        noise_multiplier=step.noise.charged(step.plan.charged_at(step.number)),
+        sampling_rate=step.sampling_rate,
+        unit=step.plan.unit,
+        release=replay,
+    )
+
+
+def gather(noised: Mapping[str, Params], queries: Mapping[str, Query], step: Step) -> Released:
+    """Put the slices of all ranks together, once the step is on the ledger."""
+    released = {name: step.ranks.gathered(noised[name], queries[name].sums) for name in queries}
+    gradient = released.pop(_GRADIENT)
+    coordinates = released.pop(_COORDINATES, {}).get("extra")
+    statistics = {name.removeprefix(_STATISTICS): sums for name, sums in released.items()}
+    return Released(gradient, coordinates, statistics)
+
+
+def check_same_noise(ranks: Ranks, deviations: Mapping[str, float]) -> None:
+    """Refuse statistics with other noise on some rank, such as that of a smaller bound.
+
+    Guarantee: every slice of the statistics has the noise that rank 0 charges.
+
+    Assumptions: what a unit adds to a statistic is bounded by its deviation over its sigma.
+
+    Proof: the deviations of each rank are compared with those of rank 0 at every step, before it is
+    charged; their sigmas are the plan's, which is checked when the oracle is made.
+    """
+    leaders, *others = ranks.collected(dict(deviations))
+    for rank, other in enumerate(others, 1):
+        if other != leaders:
+            raise ArgumentError(
+                f"rank {rank} adds noise of deviations {other} to the statistics, rank 0 of "
+                f"{leaders}: make the statistics with the same options on every rank"
+            )
+
+
+class SumMemory:
+    """Zeros to sum into, in memory that is used again at the next step, on a processor.
+
+    New memory is mapped page by page, which takes as long as the noise of a large model.
+
+    Guarantee: between two steps it holds zeros, never a sum without noise.
+
+    Assumptions: the noise mechanism keeps no reference; the memory of any other than the library's
+    is not used again.
+
+    Proof: :meth:`keep` zeroes it before the step is charged, and :meth:`take` lets go of it.
+    """
+
+    def __init__(self) -> None:
+        self._zeros: Params | None = None
+
+    def take(self, theta: Mapping[str, Tensor]) -> Params:
+        """Return float64 zeros in the shapes of ``theta``."""
+        zeros, self._zeros = self._zeros, None
+        same = zeros is not None and {n: z.shape for n, z in zeros.items()} == {
+            n: t.shape for n, t in theta.items()
+        }
+        return zeros if zeros is not None and same else sum_of_none(theta)
+
+    def keep(self, sums: Params, noise: NoiseMechanism) -> None:
+        """Keep the memory of sums that have got their noise."""
+        on_processor = all(s.device.type == "cpu" for s in sums.values())
+        if on_processor and type(noise) in _COPYING_NOISES:
+            # zeroed now, not when it is used: a copy of the oracle, or a file that it is pickled
+            # into, would hold the sum without its noise
+            torch._foreach_zero_(list(sums.values()))
+            self._zeros = dict(sums)
+
+
+_GRADIENT, _COORDINATES, _STATISTICS = "gradient", "coordinates", "statistics/"

@@ -1,0 +1,38 @@
+"""Steps without privacy: references such as SGD and SAM, and clipping without noise.
+
+They need ``PrivacyPlan.non_private`` and never pass through :mod:`dpbam.mechanism`. The ledger has
+each of them without noise, so that its epsilon is infinite.
+"""
+
+from __future__ import annotations
+
+from dpbam import mechanism
+from dpbam.mechanism import Released, Step
+from dpbam.params import Params, elementwise
+from dpbam.privacy.noise import Query
+
+
+def reference_step(step: Step) -> Released:
+    """Return the sums of the directions, divided by l, with the plan's noise, if it has any.
+
+    Guarantee: none; the step is charged without noise, so that epsilon is infinite.
+
+    Assumptions: none.
+
+    Proof: ``charged_at`` of a plan without privacy is 0.
+    """
+    queries = mechanism.clipped_sums(step)
+    sums = {name: _divide(query, step) for name, query in queries.items()}
+    replay = mechanism.identify(sums, step)
+    step.ranks.from_leader(lambda: mechanism.charge(step, replay))
+    step.attempt.charged = True
+    return mechanism.gather(sums, queries, step)
+
+
+def _divide(query: Query, step: Step) -> Params:
+    """Return this rank's slice of (sum over all ranks + noise) / divisor; std may be 0."""
+    sums, start = step.ranks.scattered(query.sums)
+    noised = step.noise.add(
+        sums, query.std, step.number, stream=query.stream, start=query.start + start
+    )
+    return elementwise(lambda s: s / query.divisor, noised) if query.divisor != 1 else noised
