@@ -104,8 +104,8 @@ def run_rows(function: Callable[[Any], Any], tensors: list[Tensor]) -> Any:
         _vmap_decrement_nesting()
 
 
-def on_all_rows(function: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:
-    """Return ``function`` of the tensors of all rows, computed outside vmap, as a batched tensor.
+def on_all_rows(function: Callable[..., Any], rows: int, *tensors: Tensor) -> Any:
+    """Return ``function`` of the tensors of all rows, computed outside vmap, as batched tensors.
 
     Row i of the result of ``function`` must depend on row i of its arguments alone.
 
@@ -122,7 +122,7 @@ def on_all_rows(function: Callable[..., Tensor], rows: int, *tensors: Tensor) ->
         result = function(*whole)
     finally:
         push_dynamic_layer_stack(layer)
-    return batched(result)
+    return tuple(map(batched, result)) if isinstance(result, tuple) else batched(result)
 
 
 def apply(function: type[Function], *args: Any) -> Any:

@@ -7,8 +7,7 @@ CUDA computes convolutions by default, and matrix products if asked to: 10 bits 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -17,8 +16,7 @@ import torch
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-@contextmanager
-def full_precision() -> Iterator[None]:
+class full_precision:
     """Switch autocast and TF32 off in a block.
 
     Example:
@@ -26,19 +24,22 @@ def full_precision() -> Iterator[None]:
         ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
         torch.float32
     """
-    kinds = [kind for kind in _device_types() if torch.is_autocast_enabled(kind)]
-    products = _cuda_products() if torch.cuda.is_available() else []
-    asked = [getattr(place, name) for place, name, _ in products]
-    for kind in kinds:
-        torch.set_autocast_enabled(kind, False)
-    for place, name, full in products:
-        setattr(place, name, full)
-    try:
-        yield
-    finally:
-        for (place, name, _), value in zip(products, asked, strict=True):
-            setattr(place, name, value)
-        for kind in kinds:
+
+    __slots__ = ("_kinds", "_products")
+
+    def __enter__(self) -> None:
+        self._kinds = [kind for kind in _device_types() if torch.is_autocast_enabled(kind)]
+        products = _cuda_products() if torch.cuda.is_available() else []
+        self._products = [(place, name, getattr(place, name)) for place, name, _ in products]
+        for kind in self._kinds:
+            torch.set_autocast_enabled(kind, False)
+        for place, name, full in products:
+            setattr(place, name, full)
+
+    def __exit__(self, *error: object) -> None:
+        for place, name, asked in self._products:
+            setattr(place, name, asked)
+        for kind in self._kinds:
             torch.set_autocast_enabled(kind, True)
 
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from dpbam.engines.decomposed.sequences import (
     Masked,
@@ -51,10 +52,23 @@ Step = Callable[[Weights, Tensor, State], State]  # of the projected input, [B, 
 
 def _lstm_step(weights: Weights, x: Tensor, state: State) -> State:
     h, c = state
-    i, f, g, o = (x + F.linear(h, weights.hh, weights.b_hh)).chunk(4, -1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    h = o.sigmoid() * c.tanh()
+    h, c = lstm_gates(x, F.linear(h, weights.hh, weights.b_hh), c)
     return (h if weights.hr is None else F.linear(h, weights.hr)), c
+
+
+def lstm_gates(x: Tensor, projected: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (h_t, c_t) before a projection: what an LSTM computes entry by entry.
+
+    A torch function of its own, so that an engine intercepts one call per step, not eleven.
+    """
+    if has_torch_function((x, projected, c)):
+        state: tuple[Tensor, Tensor] = handle_torch_function(
+            lstm_gates, (x, projected, c), x, projected, c
+        )
+        return state
+    i, f, g, o = (x + projected).chunk(4, -1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
 
 
 def _gru_step(weights: Weights, x: Tensor, state: State) -> State:

@@ -16,16 +16,12 @@ The whole forward pass uses the moved weights: a parameter that the model detach
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.func import vmap
 
 from dpbam.engines.base import UnsupportedModelError
-from dpbam.engines.batching import apply
 from dpbam.engines.fused.bilinear import Layer, Pair
 from dpbam.engines.fused.directions import FusedDirections
 from dpbam.engines.fused.fold import Fold, per_unit
@@ -51,6 +47,7 @@ class Ascent:
         self._fold = fold
         self._computed: dict[tuple[str, int], tuple[Weight, Tensor]] = {}
         self._scaled: dict[int, list[Pair]] = {}
+        self._row_steps: dict[int, tuple[Weight, Tensor | None]] = {}
         self._matrix_uses = 0  # of this pass: the n-th is the n-th of the plain pass
         self._large = {g.name: g for g in plain.parts if isinstance(g, Materialised)}
         self._small: Params = {}  # eps_u g_u of joined gradients: [U, *shape]
@@ -96,7 +93,7 @@ class Ascent:
                 offset = self._once("offset", bias.weight, lambda: self._moved_offset(bias, g))
             form = use.layer.right_form if use.swap else use.layer.left_form
             given = form(self._fold(x))
-            y: Tensor = apply(Each, given, use.layer, weights, offset, use.swap)
+            y = use.layer.run_each(given, weights, offset, swap=use.swap)
             return self._fold.undo(y, _row_of(use, x, y)).to(x.dtype)
 
     def _once(self, kind: str, weight: Weight, compute: Callable[[], Tensor]) -> Tensor:
@@ -126,8 +123,7 @@ class Ascent:
         with full_precision():
             pairs = self._scaled_pairs(gradient)
             a = use.layer.left_form(self._fold(x))
-            more: Tensor = apply(Ascend, a, gradient.layer, pairs)
-        return more
+            return gradient.layer.ascend(a, pairs)
 
     def _scaled_pairs(self, gradient: Factored) -> list[Pair]:
         """Return the pairs of eps_u G_u, computed once per pass."""
@@ -198,8 +194,10 @@ class Ascent:
 
     def step_of(self, weight: Weight) -> Tensor | None:
         """Return eps_u J_s g_u of every row, [N, *D], or None if it does not move."""
-        step = self._step_by_unit(weight)
-        return None if step is None else self._fold.to_rows(step)
+        if id(weight) not in self._row_steps:
+            step = self._step_by_unit(weight)
+            self._row_steps[id(weight)] = weight, None if step is None else self._fold.to_rows(step)
+        return self._row_steps[id(weight)][1]
 
     def shifted(self, y: Tensor, bias: Weight, channel_axes: int) -> Tensor:
         """Return y, [N, *, channels, *], plus the step of the bias."""
@@ -240,57 +238,3 @@ def _row_of(use: MatrixUse, x: Tensor, whole: Tensor) -> tuple[int, ...]:
     """Return the shape of a row of y: x's leading axes, then those that the layer computes."""
     kept = len(use.layer.shape) - 1  # axes of a row that the layer replaces: channels, space
     return (*x.shape[1 : x.ndim - kept], *whole.shape[whole.ndim - kept :])
-
-
-class Each(torch.autograd.Function):
-    """f(weights_u, x_u) + offset_u, or its transpose (``swap``): a function of x alone."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, layer: Layer, weights: Tensor, offset: Tensor | None, swap: bool
-    ) -> Tensor:
-        ctx.given = layer, weights, swap, x.new_empty(1).expand(x.shape)
-        if swap:
-            y = layer.transpose_each(weights, x, layer.left_like(x))
-        else:
-            y = layer.apply_each(weights, x)
-        return y if offset is None else y.add_(layer.channels(offset, y))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        layer, weights, swap, like = ctx.given
-        none = (None,) * 4
-        if not ctx.needs_input_grad[0]:
-            return None, *none
-        if swap:
-            return layer.apply_each(weights, grad), *none
-        return layer.transpose_each(weights, grad, like), *none
-
-
-class Ascend(torch.autograd.Function):
-    """sum_t b_t <a_t, x_s>, shaped as b: a function of x alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: Layer, pairs: list[Pair]) -> Tensor:
-        ctx.given = layer, pairs
-
-        def part(a: Tensor, b: Tensor) -> Tensor:
-            rows = layer.rows(b)
-            return layer.gram(x, a).to(rows.dtype) @ rows
-
-        return layer.from_rows(reduce(torch.add, (part(a, b) for a, b in pairs)), pairs[0][1])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        layer, pairs = ctx.given
-        if not ctx.needs_input_grad[0]:
-            return None, None, None
-
-        def part(a: Tensor, b: Tensor) -> Tensor:
-            weights = layer.rows(grad) @ layer.rows(b).transpose(1, 2)  # <g_s, b_t>
-            back: Tensor = layer.gram_back(weights, a)
-            return back
-
-        return reduce(torch.add, (part(a, b) for a, b in pairs)), None, None

@@ -18,11 +18,16 @@ only ``materialise`` computes G_u:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import reduce
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from dpbam.engines.batching import apply
 
 Pair = tuple[Tensor, Tensor]
 Purpose = Literal["sum", "ascent", "derivative"]  # what follows a norm
@@ -104,6 +109,18 @@ class Layer(Protocol):
     def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
         """Return f(weights_u, .)^T b_u, shaped as ``like``, an a."""
 
+    def run_each(
+        self, x: Tensor, weights: Tensor, offset: Tensor | None, *, swap: bool = False
+    ) -> Tensor:
+        """Return f(weights_u, x_u) + offset_u, or its transpose; differentiable in x alone."""
+        y: Tensor = apply(Each, x, self, weights, offset, swap)
+        return y
+
+    def ascend(self, x: Tensor, pairs: Sequence[Pair]) -> Tensor:
+        """Return sum_t b_t <a_t, x_s> over the pairs (a, b), shaped as b; differentiable in x."""
+        y: Tensor = apply(Ascend, x, self, pairs)
+        return y
+
     def left_like(self, b: Tensor) -> Tensor:
         """Return an a without values, of the shape of the input that gives this b."""
         return b.new_empty(1).expand(*b.shape[:-1], self.shape[1])
@@ -143,6 +160,60 @@ def short_lengths(x: Tensor) -> Tensor:
 def widest(x: Tensor) -> torch.dtype:
     """Return float64, which MPS does not have."""
     return x.dtype if x.device.type == "mps" else torch.float64
+
+
+class Each(torch.autograd.Function):
+    """f(weights_u, x_u) + offset_u, or its transpose (``swap``): a function of x alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, layer: Layer, weights: Tensor, offset: Tensor | None, swap: bool
+    ) -> Tensor:
+        ctx.given = layer, weights, swap, x.new_empty(1).expand(x.shape)
+        if swap:
+            y = layer.transpose_each(weights, x, layer.left_like(x))
+        else:
+            y = layer.apply_each(weights, x)
+        return y if offset is None else y.add_(layer.channels(offset, y))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        layer, weights, swap, like = ctx.given
+        none = (None,) * 4
+        if not ctx.needs_input_grad[0]:
+            return None, *none
+        if swap:
+            return layer.apply_each(weights, grad), *none
+        return layer.transpose_each(weights, grad, like), *none
+
+
+class Ascend(torch.autograd.Function):
+    """sum_t b_t <a_t, x_s>, shaped as b: a function of x alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Layer, pairs: list[Pair]) -> Tensor:
+        ctx.given = layer, pairs
+
+        def part(a: Tensor, b: Tensor) -> Tensor:
+            rows = layer.rows(b)
+            return layer.gram(x, a).to(rows.dtype) @ rows
+
+        return layer.from_rows(reduce(torch.add, (part(a, b) for a, b in pairs)), pairs[0][1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        layer, pairs = ctx.given
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+
+        def part(a: Tensor, b: Tensor) -> Tensor:
+            weights = layer.rows(grad) @ layer.rows(b).transpose(1, 2)  # <g_s, b_t>
+            back: Tensor = layer.gram_back(weights, a)
+            return back
+
+        return reduce(torch.add, (part(a, b) for a, b in pairs)), None, None
 
 
 _ENTRY = 60  # an entry of a Gram matrix takes the time of this many products

@@ -45,6 +45,7 @@ from dpbam.engines.fused.layers import (  # they register their rules
     mish,
     norm,
     pool,
+    recurrent,
 )
 from dpbam.engines.fused.tape import Capture, Tape
 from dpbam.engines.fused.uses import Flow, RecordedUse
@@ -52,7 +53,19 @@ from dpbam.engines.isolation import Isolation, alone, isolated, over_rows, row_l
 from dpbam.engines.precision import full_precision
 from dpbam.methods import Ascended, Method, form_of
 
-_ = attention, conv, cross_entropy, elementwise, embedding, group_norm, linear, mish, norm, pool
+_ = (
+    attention,
+    conv,
+    cross_entropy,
+    elementwise,
+    embedding,
+    group_norm,
+    linear,
+    mish,
+    norm,
+    pool,
+    recurrent,
+)
 _ANY_KERNEL = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
@@ -175,14 +188,15 @@ class FusedEngine:
         capture = Capture(parameters, batch.rows, generic, twice=twice, ascent=ascent)
 
         def key() -> Tensor:
-            return on_all_rows(batch.row_keys, capture.rows)
+            keys: Tensor = on_all_rows(batch.row_keys, capture.rows)
+            return keys
 
         def loss_of(row: tuple[Any, Any]) -> Tensor:
             around = watch.around(capture, KeyedDraws(key), Decompose())
             return row_loss(self._model, self._loss, row, around)
 
         with torch.enable_grad(), _attention_kernels(twice):
-            losses = over_rows(loss_of, alone((batch.inputs, batch.targets))).squeeze(1)
+            losses: Tensor = over_rows(loss_of, alone((batch.inputs, batch.targets))).squeeze(1)
         if not losses.requires_grad:
             raise UnsupportedModelError("the loss depends on no trainable parameter")
         capture.tape.check_untouched()

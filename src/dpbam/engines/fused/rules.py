@@ -113,4 +113,5 @@ def use_matrix(
             tape.uses.append(SumUse(shift, shape, j))
         return y
 
-    return capture.all_rows(for_all_rows, x)
+    y: Tensor = capture.all_rows(for_all_rows, x)
+    return y

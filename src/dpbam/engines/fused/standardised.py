@@ -16,7 +16,7 @@ with ``along`` the part of BAM's third term along V' (:meth:`ScaledGradient.thir
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpbam.engines.fused.bilinear import Layer
+from dpbam.engines.fused.bilinear import Layer, Pair
 from dpbam.engines.fused.ghost_norm import Factors, grams_of
 from dpbam.engines.fused.gradients import (
     Doubt,
@@ -64,6 +64,9 @@ class Centred:
         pulled = (weights @ self.layer.mean(a).unsqueeze(2)).squeeze(2)
         plain = self.layer.gram_back(weights, a)
         return plain - self.layer.mean_back(self._fan_in * pulled, a)
+
+    def ascend(self, x: Tensor, pairs: Sequence[Pair]) -> Tensor:
+        return Layer.ascend(self, x, pairs)  # not the layer's own, uncentred
 
     def materialise(self, a: Tensor, b: Tensor) -> Tensor:
         return centre(self.layer.materialise(a, b))

@@ -249,18 +249,18 @@ class Capture(TorchFunctionMode):
         source = self.weight(t)
         return f"{call.name} of {', '.join(source.names) if source else 'a constant'}"
 
-    def all_rows(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    def all_rows(self, function: Callable[..., Any], *tensors: Tensor) -> Any:
         """Return ``function`` of [N, *row] tensors, computed for all rows at once."""
         return on_all_rows(function, self.rows, *tensors)
 
     def input(self, x: Tensor, what: str) -> tuple[Tensor, int]:
         """Return x as a node of the tape, and its index there."""
-        noted = self.all_rows(lambda whole: self.tape.input(whole, what)[0], x)
+        noted: Tensor = self.all_rows(lambda whole: self.tape.input(whole, what)[0], x)
         return noted, len(self.tape.inputs) - 1
 
     def output(self, y: Tensor, what: str) -> tuple[Tensor, int]:
         """Return y as a node of the tape, and its index there."""
-        noted = self.all_rows(lambda whole: self.tape.output(whole, what)[0], y)
+        noted: Tensor = self.all_rows(lambda whole: self.tape.output(whole, what)[0], y)
         return noted, len(self.tape.outputs) - 1
 
     def moved(self, value: Tensor, weight: Weight | None) -> Tensor:

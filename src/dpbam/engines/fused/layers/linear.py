@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.fused.bilinear import MATRIX_ENTRY, Costs, Layer, Purpose
+from dpbam.engines.fused.bilinear import MATRIX_ENTRY, Costs, Layer, Pair, Purpose
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.rules import Call, ready, rule, use_matrix
 from dpbam.engines.fused.tape import Capture
@@ -53,6 +55,17 @@ class Linear(Layer):
 
     def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
         return b @ weights
+
+    def run_each(
+        self, x: Tensor, weights: Tensor, offset: Tensor | None, *, swap: bool = False
+    ) -> Tensor:
+        if swap:
+            return super().run_each(x, weights, offset, swap=swap)
+        y = self.apply_each(weights, x)  # torch's own derivative, which needs no Python
+        return y if offset is None else y + self.channels(offset, y)
+
+    def ascend(self, x: Tensor, pairs: Sequence[Pair]) -> Tensor:
+        return reduce(torch.add, (self.gram(x, a).to(b.dtype) @ b for a, b in pairs))
 
     def prefers_gram(self, t: int, pairs: int, purpose: Purpose) -> bool:
         o, i = self.shape
