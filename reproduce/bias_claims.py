@@ -31,7 +31,7 @@ from reproduce.outcome import (
     points,
 )
 
-PLAIN = "non_private_against_plain"
+PLAIN, OWN = "non_private_against_plain", "non_private_against_own"
 SAME_BIAS = 0.1  # of DP-SGD's: by what DP-SAT's may differ and be called the same
 PUBLIC = "CIFAR-10 is public, so what was measured without noise may be shown."
 By = Mapping[str, Mapping[int, RunRecord]]
@@ -51,36 +51,63 @@ def figure1(studies: Sequence[Study]) -> Outcome:
 
 def figure2(studies: Sequence[Study]) -> Outcome:
     """Judge the bias over training: BAM lowers it, DP-SAT does not."""
-    arms = studies[0].arms()
-    claims = []
-    for arm in _others(arms, "bam"):
-        found = difference_of(arms[arm], arms["dp-sgd"], _late("bias"))
-        claims.append(Claim(f"{arm}: BAM has less bias than DP-SGD", "below", found))
-        found = difference_of(arms[arm], arms["dp-sgd"], _late("relative_bias"))
-        text = f"{arm}: also relative to the gradient's length (which the paper does not claim)"
-        claims.append(Claim(text, "below", found))
-        found = difference_of(arms[arm], arms["dp-sgd"])
-        claims.append(
-            Claim(f"{arm}: and it is more accurate than DP-SGD", "above", found, "points")
-        )
-    for arm in _others(arms, "dp-sat"):
-        found = difference_of(arms[arm], arms["dp-sgd"], _late("bias"))
-        margin = SAME_BIAS * mean_of(arms["dp-sgd"], _late("bias")).mean
-        text = f"{arm}: DP-SAT has the same bias as DP-SGD, to within 10%"
-        claims.append(Claim(text, "same", found, margin=margin))
+    trained = [study for study in studies if study.records]
     return Outcome(
         "fig2", "Figure 2: bias over training",
-        tables=[overview(arms)],
-        figures=_drawn(bias, studies[0], "fig2"),
-        claims=claims,
+        tables=[overview(study.arms(), _net_of(study)) for study in trained],
+        figures=[f for study in trained for f in _drawn(bias, study, _figure_name(study))],
+        claims=[c for study in trained for c in _less_bias(study, is_last=study is trained[-1])],
         notes=["Accuracy in percent, its paired difference in points with the 95% t interval. Bias "
-               "and cosines are means over the last quarter of the measured steps. " + PUBLIC,
+               "and cosines are means over the last quarter of the measured steps, against the "
+               "plain gradient of the batch; the method's own gradient is what it clips. " + PUBLIC,
                *_record_notes(studies)],
         studies=studies,
     )  # fmt: skip
 
 
-def overview(arms: By) -> TextTable:
+def _net_of(study: Study) -> str:
+    return str(study.recipe.setting["model"])
+
+
+def _figure_name(study: Study) -> str:
+    return study.recipe.name if study.recipe.name.startswith("fig2") else "fig2"
+
+
+def _less_bias(study: Study, *, is_last: bool) -> list[Claim]:
+    """Judge the bias of each arm against DP-SGD's; the last study is the nearest to the paper's."""
+    arms, net, claims = study.arms(), _net_of(study), []
+    for arm in _others(arms, "bam"):
+        less = difference_of(arms[arm], arms["dp-sgd"], _late("bias"))
+        papers = is_last and next(iter(_others(arms, "bam"))) == arm
+        text = f"{net}, {arm}: BAM has less bias than DP-SGD"
+        claims.append(Claim(text, "below", less, paper="Figure 2" if papers else ""))
+        for text, key, reference in (
+            ("also relative to the gradient's length", "relative_bias", PLAIN),
+            ("against its own unclipped gradient", "bias", OWN),
+            ("and relative to that gradient's length", "relative_bias", OWN),
+        ):
+            if _has(arms, reference):
+                reading = _late(key, reference)
+                less = difference_of(arms[arm], arms["dp-sgd"], reading)
+                claims.append(Claim(f"{net}, {arm}: {text}", "below", less))
+        gain = difference_of(arms[arm], arms["dp-sgd"])
+        text = f"{net}, {arm}: and it is more accurate than DP-SGD"
+        claims.append(Claim(text, "above", gain, "points"))
+    for arm in _others(arms, "dp-sat"):
+        same = difference_of(arms[arm], arms["dp-sgd"], _late("bias"))
+        margin = SAME_BIAS * mean_of(arms["dp-sgd"], _late("bias")).mean
+        text = f"{net}: DP-SAT has the same bias as DP-SGD, to within 10%"
+        claims.append(Claim(text, "same", same, margin=margin, paper="Figure 2" if is_last else ""))
+    return claims
+
+
+def _has(arms: By, reference: str) -> bool:
+    """Whether all runs have measured against this gradient."""
+    rows = (row for by in arms.values() for r in by.values() for row in r.non_private_bias)
+    return all(row.get(reference) is not None for row in rows)
+
+
+def overview(arms: By, name: str = "arm") -> TextTable:
     """Tabulate all measurements of a study, one row per arm: means over the seeds.
 
     Accuracy in percent; its paired difference to the first arm in points, with its interval.
@@ -89,6 +116,7 @@ def overview(arms: By) -> TextTable:
     readings: dict[str, Reading] = {
         "bias": _late("bias"),
         "bias / gradient": _late("relative_bias"),
+        **({"against its own": _late("bias", OWN)} if _has(arms, OWN) else {}),
         "length's share": _late("magnitude_share"),
         "cosine": _late("cosine"),
         "cosine with noise": _late("private_cosine"),
@@ -103,7 +131,7 @@ def overview(arms: By) -> TextTable:
         accuracy = f"{100 * mean_of(by_seed).mean:.1f}"
         rows.append((arm, accuracy, difference, *figures, str(len(by_seed))))
     first = f"against {next(iter(arms))}"
-    return TextTable(("arm", "accuracy", first, *readings, "seeds"), rows)
+    return TextTable((name, "accuracy", first, *readings, "seeds"), rows)
 
 
 def figure4(studies: Sequence[Study]) -> Outcome:
@@ -115,10 +143,11 @@ def figure4(studies: Sequence[Study]) -> Outcome:
     for arm in _others(ascending, "bam") if sat else ():
         found = difference_of(ascending[arm], ascending[sat or ""], alignment)
         text = f"{arm}: BAM's ascent is better aligned with SAM's than DP-SAT's"
-        claims.append(Claim(text, "above", found))
+        papers = "Figure 4" if arm == next(iter(_others(ascending, "bam"))) else ""
+        claims.append(Claim(text, "above", found, paper=papers))
     if sat:
-        found = mean_of(ascending[sat], alignment)
-        claims.append(Claim("DP-SAT's ascent points against SAM's", "below", found))
+        text, found = "DP-SAT's ascent points against SAM's", mean_of(ascending[sat], alignment)
+        claims.append(Claim(text, "below", found, paper="Figure 4"))
     return Outcome(
         "fig4", "Figure 4: alignment of the ascent step",
         tables=[_readings(ascending, rows)],
@@ -141,7 +170,7 @@ def figure5(studies: Sequence[Study]) -> Outcome:
     text = "Bigger batches have less bias: ln(bias) falls with ln(batch size)"
     studies = [at_shared_epochs(study) for study in studies]
     slopes = _slopes(studies[0], lambda r: math.log(_all(r, "bias")))
-    claims = [Claim(text, "below", estimate(slopes))] if slopes else []
+    claims = [Claim(text, "below", estimate(slopes), paper="Figure 5")] if slopes else []
     return _by_size("fig5", "Figure 5: bias against the batch size", "bias", studies, claims)
 
 
@@ -150,7 +179,7 @@ def figure6(studies: Sequence[Study]) -> Outcome:
     text = "Bigger batches have a better direction: the cosine rises with ln(batch size)"
     studies = [at_shared_epochs(study) for study in studies]
     slopes = _slopes(studies[0], lambda r: _all(r, "cosine"))
-    claims = [Claim(text, "above", estimate(slopes))] if slopes else []
+    claims = [Claim(text, "above", estimate(slopes), paper="Figure 6")] if slopes else []
     return _by_size("fig6", "Figure 6: direction against the batch size", "cosine", studies, claims)
 
 
@@ -212,7 +241,8 @@ def flatness(studies: Sequence[Study]) -> Outcome:
     for arm in (*_others(arms, "bam"), *_others(arms, "dp-sat")):
         found = difference_of(arms[arm], arms["dp-sgd"], readings["largest eigenvalue"])
         text = f"{arm}: its minima are flatter than DP-SGD's (largest eigenvalue of the Hessian)"
-        claims.append(Claim(text, "below", found))
+        papers = "Appendix C" if arm in _others(arms, "bam")[-1:] else ""
+        claims.append(Claim(text, "below", found, paper=papers))
     return Outcome(
         "flatness", "Flatness of the minima",
         tables=[_readings(arms, readings)],
@@ -224,8 +254,8 @@ def flatness(studies: Sequence[Study]) -> Outcome:
     )  # fmt: skip
 
 
-def _late(key: str) -> Reading:
-    return lambda record: last_quarter(record, key)
+def _late(key: str, reference: str = PLAIN) -> Reading:
+    return lambda record: last_quarter(record, key, reference)
 
 
 def _all(record: RunRecord, key: str) -> float:

@@ -43,6 +43,7 @@ class Claim:
         over: what the interval is over.
         floor_missed: whether the baseline is not above its floor.
         resolution: the largest half-width of the interval that allows a verdict; None: any.
+        paper: the part of the paper that claims it; empty: a question of this study.
     """
 
     text: str
@@ -53,6 +54,7 @@ class Claim:
     over: str = "seeds"
     floor_missed: bool = False
     resolution: float | None = None
+    paper: str = ""
 
     @property
     def verdict(self) -> Verdict:
@@ -88,8 +90,7 @@ class Claim:
         d = self.difference
         if d.count < 2:
             return f"{d.count} of the {self.over}: no interval"
-        mean, low, high = (self._show(value) for value in (d.mean, d.low, d.high))
-        found = f"{mean} [{low}, {high}], {d.count} {self.over}"
+        found = f"{self.interval()}, {d.count} {self.over}"
         if not math.isnan(d.effect_size):
             found += f", d_z {d.effect_size:+.1f}"
         if self.kind == "same":
@@ -105,6 +106,12 @@ class Claim:
             found += f"; visible from {self._show(d.smallest_detectable, signed=False)} on"
         return found
 
+    def interval(self) -> str:
+        """Return the mean difference and its interval."""
+        d = self.difference
+        mean, low, high = (self._show(value) for value in (d.mean, d.low, d.high))
+        return f"{mean} [{low}, {high}]"
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {
@@ -116,6 +123,7 @@ class Claim:
             "resolution": self.resolution,
             "difference": self.difference.to_dict(),
             "verdict": self.verdict,
+            "paper": self.paper,
         }
 
     def _show(self, value: float, *, signed: bool = True) -> str:

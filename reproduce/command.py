@@ -55,7 +55,7 @@ def run(
     ),
     work: Annotated[Path, typer.Option(help="Run folders.")] = Path("runs/reproduce"),
     docs: Annotated[
-        Path | None, typer.Option(help="Also write results.md and its figures into this folder.")
+        Path | None, typer.Option(help="Also write the pages of results into this folder.")
     ] = None,
     pneumonia: Annotated[
         Path | None, typer.Option(help="pneumoniamnist.npz [next to the downloads].")
@@ -198,7 +198,7 @@ def _report(names: list[str], scale: str, out: Path, seeds: int | None) -> None:
 def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> None:
     """Write the page with all its scales, whichever was just reported; or one of its own."""
     from reproduce.index import ALL, EXPERIMENTS, PAPERS, outcome, outcomes
-    from reproduce.results_page import PAGE_SCALES, write_figures, write_page
+    from reproduce.results_page import PAGE_SCALES, write_figures, write_pages
 
     if experiment != ALL and (write := EXPERIMENTS[experiment].page) is not None:
         scale = EXPERIMENTS[experiment].scales[0]
@@ -209,8 +209,8 @@ def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> No
             console().print(f"Written: {docs / f'{experiment}.md'}", markup=False, soft_wrap=True)
         return
     names = PAPERS if experiment == ALL else [experiment]
-    path = write_page({s: outcomes(names, s, out, seeds) for s in PAGE_SCALES}, docs)
-    console().print(f"Written: {path}", markup=False, soft_wrap=True)
+    paths = write_pages({s: outcomes(names, s, out, seeds) for s in PAGE_SCALES}, docs)
+    console().print(f"Written: {', '.join(map(str, paths))}", markup=False, soft_wrap=True)
 
 
 def _show(result: Outcome) -> None:

@@ -178,7 +178,10 @@ def _(folder: Path) -> str:
     lines = []
     for name in ("wide", "listed"):
         flags = f"--data mine:{name} --epochs 3 --epsilon 8 --seed 0 --out {name}"
-        lines += [dpbam(folder, f"train {flags}"), dpbam(folder, f"evaluate {name}")]
+        lines += [
+            dpbam(folder, f"train {flags}"),
+            dpbam(folder, f"evaluate {name} --data mine:{name}"),
+        ]
         lines += [dpbam(folder, f"export {name} --to {name}-export")]
     return "\n".join(lines)
 
@@ -195,7 +198,7 @@ def _(folder: Path) -> str:
 def _(folder: Path) -> str:
     return "\n".join([
         dpbam(folder, "data check dark", says="27.png", code=2),
-        dpbam(folder, "data check deep", says="12"),
+        dpbam(folder, "data check deep", says="only 12 in use", code=2),
     ])  # fmt: skip
 
 

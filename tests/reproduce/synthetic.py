@@ -45,7 +45,8 @@ def record(arm, seed, accuracy, *, cell=None, method=None, lam=0.02, batch_size=
 def study(records, *, name="table1-test", grid=None, floor=None):
     arms = {r.arm: {"method": r.config["method"]} for r in records}
     recipe = Recipe(
-        name=name, scale="pocket", title="Accuracy on Test at epsilon 1", setting={}, arms=arms,
-        records=name, images=1000, shape=[1, 8, 8], classes=10, grid=grid or {}, floor=floor,
+        name=name, scale="pocket", title="Accuracy on Test at epsilon 1",
+        setting={"model": "resnet9"}, arms=arms, records=name, images=1000,
+        shape=[1, 8, 8], classes=10, grid=grid or {}, floor=floor,
     )  # fmt: skip
     return Study(recipe, records, len(records))

@@ -19,7 +19,8 @@ def place(tmp_path, monkeypatch):
     text = TEXT.format(**OPTIONS).replace("seeds = 2", "seeds = 1")
     for scale in ("pocket", "desk"):
         (tmp_path / "recipes" / scale).mkdir(parents=True)
-        (tmp_path / "recipes" / scale / "methods.toml").write_text(text)
+        for name in ("methods", "fig2-resnet9"):
+            (tmp_path / "recipes" / scale / f"{name}.toml").write_text(text)
     monkeypatch.setattr(recipes, "recipes_folder", lambda: tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -32,9 +33,9 @@ def test_from_nothing_to_a_verdict_and_not_twice(place, reproduce):
     assert "inconclusive" in ended.out
     result = json.loads((place / "reproduce" / "results" / "pocket" / "fig2.json").read_text())
     assert result["provenance"]["runs"] == 3
-    assert "### Figure 2" in (place / "docs" / "results.md").read_text()
+    assert "## Figure 2" in (place / "docs" / "results-pocket.md").read_text()
     assert (place / "docs" / "results" / "pocket" / "fig2.svg").exists()
-    assert "No record yet: `fig2`" in (place / "docs" / "results.md").read_text()  # at desk scale
+    assert "No record yet: `fig2`" in (place / "docs" / "results-desk.md").read_text()
     again = reproduce("fig2")
     assert again.code == 0
     assert "3/3" not in again.err  # nothing was trained

@@ -10,7 +10,7 @@ import pytest
 from reproduce import accuracy_claims, bias_claims, depth
 from reproduce.index import EXPERIMENTS, PAPERS, chosen
 from reproduce.recipes import SCALES
-from reproduce.results_page import page, write_outcome
+from reproduce.results_page import pages, write_outcome
 from tests.reproduce.synthetic import MACHINE, record, steps, study
 from tests.reproduce.tuned import best_lambda, best_rate, best_trial
 
@@ -105,7 +105,7 @@ def test_an_unfinished_table_still_comes_out():
     found = accuracy_claims.table1([part])
     assert not of_bam(found)
     assert len(found.tables[0].rows) == 2
-    text = page({"desk": {"table1": found, "exact": None}})
+    text = pages({"desk": {"table1": found, "exact": None}})["results-desk.md"]
     assert "2 of 2 runs" in text
     assert "No record yet: `exact`." in text
     assert "python -m reproduce table1 --scale desk" in text
@@ -193,10 +193,10 @@ def methods_study(sat_bias=3.0, jitter=0.01):
 
 def test_figure_2_judges_bam_and_dp_sat():
     found = verdicts(bias_claims.figure2([methods_study()]))
-    assert found["bam-0.02: BAM has less bias than DP-SGD"] == "reproduced"
-    assert found["dp-sat: DP-SAT has the same bias as DP-SGD, to within 10%"] == "reproduced"
+    assert found["resnet9, bam-0.02: BAM has less bias than DP-SGD"] == "reproduced"
+    assert found["resnet9: DP-SAT has the same bias as DP-SGD, to within 10%"] == "reproduced"
     less = verdicts(bias_claims.figure2([methods_study(sat_bias=2.0)]))
-    assert less["dp-sat: DP-SAT has the same bias as DP-SGD, to within 10%"] == "not reproduced"
+    assert less["resnet9: DP-SAT has the same bias as DP-SGD, to within 10%"] == "not reproduced"
 
 
 def test_figure_4_and_flatness():

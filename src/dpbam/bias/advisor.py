@@ -161,7 +161,7 @@ def advise(
 
 
 def method_advice(method: str, *, averaged: bool) -> str:
-    """Return the advice of docs/when.md for a method, by public settings alone.
+    """Return the advice of docs/results.md for a method, by public settings alone.
 
     Args:
         method: its name, such as "bam".
@@ -179,12 +179,12 @@ def method_advice(method: str, *, averaged: bool) -> str:
     if not averaged:
         sentences.append(
             "Try averaged weights (--swa 0.5): they cost neither privacy nor time, and gained "
-            "with an MLP on CIFAR-10 in our comparison, though not on digits (docs/when.md)."
+            "with an MLP on CIFAR-10 in our comparison, though not on digits (docs/results.md)."
         )
     if method == "bam":
         sentences.append(
             "Compare with --method dp-sgd: with averaged weights BAM was not shown to be better in "
-            "our comparison (docs/when.md), and a step takes twice as long."
+            "our comparison (docs/results.md), and a step takes twice as long."
         )
     return " ".join(sentences)
 
@@ -285,7 +285,7 @@ def _recommendation(now: Option, best: Option) -> str:
         )
     caution = (
         " With a larger lambda a better cosine was no better accuracy in our comparison "
-        "(docs/when.md)."
+        "(docs/results.md)."
         if best.lam > now.lam
         else ""
     )

@@ -236,7 +236,7 @@ def test_a_dry_run_gives_the_advice_that_needs_no_data(dpbam):
     ended = dpbam("train", *QUICK, "--method", "bam", "--dry-run")
     assert method_advice("bam", averaged=False) in " ".join(ended.out.split())
     ended = dpbam("train", *QUICK, "--method", "dp-sgd", "--swa", 0.5, "--dry-run")
-    assert "docs/when.md" not in ended.out
+    assert "docs/results.md" not in ended.out
 
 
 def test_a_delta_below_one_over_n_is_not(dpbam):
