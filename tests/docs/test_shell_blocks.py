@@ -135,7 +135,7 @@ def test_the_commands_of_a_page(
             raise AssertionError(f"{page}:{block.line}: {error}\n{said.out}{said.err}") from error
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/tutorial.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_block_says_what_it_is(page: str) -> None:
     for block in blocks((ROOT / page).read_text()):
         where = f"{page}:{block.line}"

@@ -20,7 +20,7 @@ from dpbam import _jsonl
 from dpbam._jsonl import sync_folder
 from dpbam.app.runs.run import RunError
 
-FORMAT = 4  # docs/formats.md says when it grows
+FORMAT = 4  # CONTRIBUTING.md says when it grows
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
