@@ -51,6 +51,7 @@ from dpbam import FlatClipping, _validate, mechanism
 from dpbam.app.audit.accountant import bracket
 from dpbam.app.cli import progress
 from dpbam.app.runs import ConfigError, RunError, load_run_model, own_code
+from dpbam.app.runs.files import FORMAT
 from dpbam.data import DataError, npz
 from dpbam.privacy import accounting, ledger, secure_noise
 from dpbam.privacy.accounting import Charge
@@ -264,7 +265,7 @@ def check_files_run_no_code() -> None:
     """A model.json that names a function is refused, and the function is not called."""
     with tempfile.TemporaryDirectory() as folder:
         mark, facts = Path(folder) / "mark", {"image_shape": [1, 8, 8], "class_names": ["a", "b"]}
-        facts |= {"model": "os:mkdir", "model_options": {"path": str(mark)}}
+        facts |= {"model": "os:mkdir", "model_options": {"path": str(mark)}, "format": FORMAT}
         (Path(folder) / "model.json").write_text(json.dumps(facts))
         (Path(folder) / "model.safetensors").write_bytes(save({"w": torch.ones(1)}))
         with contextlib.suppress(ConfigError, RunError):
