@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from dpbam.data import DataError, check, from_arrays, load, load_pair
+from dpbam.data.checking import summary
 from dpbam.data.registry import inspect
 from dpbam.data.sources import Options
-from dpbam.data.summary import summary
 
 from .helpers import random_pixels, write_image
 

@@ -13,7 +13,7 @@ pytest.importorskip("selenium", reason="selenium is in the dev extra")
 from selenium.webdriver.common.by import By
 
 pytestmark = [needs_chromium, pytest.mark.slow]  # the site takes long to build
-PAGES = ("index", "method", "choosing", "cookbook", "reference/methods", "reference/command-line")
+PAGES = ("index", "method", "choosing", "cookbook", "reference/oracle", "reference/command-line")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -43,3 +44,14 @@ def test_the_example_has_the_outline_of_todays_statements(today, monkeypatch) ->
         "write it anew: python tools/example_statement.py"
     )
     assert "epsilon = 3, delta = 1e-06" in page
+
+
+def test_every_field_has_a_row_with_its_flag_and_default(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    from docs_site import configuration
+
+    rows = [line for line in configuration.page().splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == list(RunConfig.model_fields)
+    assert "| `lr` | `--lr` | 0.005 | Learning rate. |" in rows
+    assert all("\n" not in row and row.count("|") == 5 for row in rows)
+    sys.modules.pop("docs_site.configuration")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 
 from dpbam._version import __version__
-from dpbam.app.cli.app import command
-from dpbam.catalogue import COMMANDS
+from dpbam.app.cli import main
+from dpbam.app.cli.app import COMMANDS, command
+from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS
 
 
 def commands():
@@ -49,7 +51,7 @@ def test_every_help_has_examples(command, dpbam):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_has_the_first_sentence_of_each_help(name):
     first = command().commands[name].help.split("\n\n")[0]
-    assert COMMANDS[name].summary == first
+    assert COMMANDS[name] == first
 
 
 def test_the_commands_that_users_were_promised():
@@ -109,3 +111,11 @@ def test_python_m_dpbam():
     )
     assert done.returncode == 2
     assert done.stderr == "error: No such command 'trian'. Did you mean 'train'?\n"
+
+
+def test_every_part_of_the_catalogue_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    for flag, kind in (("--method", METHODS), ("--clipping", CLIPPINGS), ("--filter", FILTERS)):
+        assert [row["name"] for row in rows if row["flag"] == flag] == list(kind)
+    assert all(row["formula"] and row["cost"] and row["use"] for row in rows)

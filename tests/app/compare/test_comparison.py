@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dpbam.app.compare.comparison import Comparison, Contender, compare, noise_seed, plan_runs
+from dpbam.app.compare.pairing import WHAT, check_pairs
 from dpbam.app.runs import ConfigError
 from dpbam.data import load_pair
 from dpbam.privacy.accounting import Charge, total_epsilon
@@ -215,3 +217,26 @@ def test_a_method_is_not_better_than_itself():
 def test_a_real_difference_would_be_noticed():
     """Negative control: with a method that is a point better the same simulation fails."""
     assert covered(0.01) < 0.8
+
+
+SHARED = {"data": "d", "test_data": "t", "initial_weights": "w", "batches": "b", "batch_size": "64"}
+
+
+def run(arm, seed, **changes):
+    return SimpleNamespace(arm=arm, seed=seed, pairing={**SHARED, **changes})
+
+
+def test_pairs_pass():
+    check_pairs([run("a", 0), run("b", 0), run("a", 1, batches="c"), run("b", 1, batches="c")])
+
+
+@pytest.mark.parametrize("key", WHAT)
+def test_each_difference_is_named(key):
+    with pytest.raises(ConfigError, match=f"b and a of seed 0 do not share their {WHAT[key]}"):
+        check_pairs([run("a", 0), run("b", 0, **{key: "other"})])
+
+
+def test_other_batch_sizes_have_other_batches():
+    check_pairs([run("a", 0), run("b", 0, batch_size="128", batches="other")])
+    with pytest.raises(ConfigError, match="initial weights"):
+        check_pairs([run("a", 0), run("b", 0, batch_size="128", initial_weights="other")])

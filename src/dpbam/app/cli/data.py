@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from dpbam.app.cli.flags import settings_as_flags
+from dpbam.app.cli.flags import with_flags
 from dpbam.app.cli.output import Json, facts, option, print_json, printable, say, table
 from dpbam.app.runs.config import RunConfig
 from dpbam.catalogue import SOURCES
 from dpbam.data import DataSet, data_root, load_pair
 from dpbam.data import check as find_problems
 from dpbam.data.base import counted
+from dpbam.data.checking import summary
 from dpbam.data.registry import inspect
 from dpbam.data.sources import Options
-from dpbam.data.summary import summary
 
 _SPLITS = {"train": "to train on", "test": "to test"}
 _SHOWN = 50  # problems
@@ -133,5 +133,5 @@ def _count(problems: int) -> str:
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_,
     "fetch": fetch,
-    "check": settings_as_flags(leave_out=set(RunConfig.model_fields) - _FLAGS)(check),
+    "check": with_flags(check, leave_out=set(RunConfig.model_fields) - _FLAGS),
 }
