@@ -36,7 +36,10 @@ HOSTILE = (
 names = st.lists(st.sampled_from(HOSTILE) | st.characters(), min_size=1, max_size=4)
 names = names.map(lambda parts: "".join(parts).strip()).filter(bool)
 PLAIN = "Qname"  # stands for a name where its effect is measured
-MODEL = {"model": PLAIN, "image_shape": [1, 8, 8], "class_names": [PLAIN, "well"]}
+MODEL = {
+    "model": PLAIN, "image_shape": [1, 8, 8], "class_names": [PLAIN, "well"],
+    "task": "single-label",
+}  # fmt: skip
 METRICS = {"step": 8, "accuracy": 0.5}
 
 

@@ -27,7 +27,7 @@ from dpbam.privacy.accounting import total_epsilon
 _OF_A_SEARCH = {"tuned_on", "may_be_published", "must_not_be_published"}  # in a trial's statement
 _PRIVACY = "\n## Privacy\n"  # the card's last part; before it an operator may add figures
 _FIGURE = re.compile(r"(epsilon|\beps\b|\u03b5).*\d", re.IGNORECASE)  # in one line
-_MODEL = {"model": "", "image_shape": (), "class_names": ()}  # on which that part does not depend
+_MODEL = {"model": "", "image_shape": (), "class_names": (), "task": "single-label"}  # any
 
 
 def _settings(e: Evidence) -> Iterator[Finding]:
