@@ -206,6 +206,114 @@ def efficientnet() -> nn.Module:
     )  # fmt: skip
 
 
+class InvertedResidual(nn.Module):
+    """MobileNetV2's block with group norm: expand, depthwise, project."""
+
+    def __init__(self, fan: int, out: int, stride: int) -> None:
+        super().__init__()
+        wide = 6 * fan
+        self.layers = nn.Sequential(
+            nn.Conv2d(fan, wide, 1, bias=False), nn.GroupNorm(8, wide), nn.ReLU6(),
+            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False), nn.GroupNorm(8, wide),
+            nn.ReLU6(), nn.Conv2d(wide, out, 1, bias=False), nn.GroupNorm(8, out),
+        )  # fmt: skip
+        self.skips = fan == out and stride == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layers(x)
+        return x + y if self.skips else y
+
+
+def mobilenet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.GroupNorm(8, 16), nn.ReLU6(),
+        InvertedResidual(16, 24, 2), InvertedResidual(24, 24, 1), InvertedResidual(24, 32, 2),
+        InvertedResidual(32, 32, 1), InvertedResidual(32, 64, 2), InvertedResidual(64, 64, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+class BERT(nn.Module):
+    """Token and position embeddings, torch's encoder layers, a class from the first token."""
+
+    def __init__(self, vocabulary: int = 8192, width: int = 128, depth: int = 2) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(64, width)
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True
+            )
+            for _ in range(depth)
+        )
+        self.pool, self.head = nn.Linear(width, width), nn.Linear(width, 10)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1]).expand(ids.shape))
+        x = self.norm(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.pool(x[:, 0]).tanh())
+
+
+class PointNet(nn.Module):
+    """The same layers for each of 256 points, the largest value over the points, two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points = nn.Sequential(
+            nn.Conv1d(3, 64, 1), nn.GroupNorm(8, 64), nn.ReLU(), nn.Conv1d(64, 128, 1),
+            nn.GroupNorm(8, 128), nn.ReLU(), nn.Conv1d(128, 512, 1),
+        )  # fmt: skip
+        self.head = nn.Sequential(nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.points(x).amax(-1))
+
+
+class LoRA(nn.Module):
+    """A frozen linear layer plus a trained update of low rank."""
+
+    def __init__(self, fan: int, out: int, rank: int = 8) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(fan, out).requires_grad_(False)
+        self.down, self.up = nn.Linear(fan, rank, bias=False), nn.Linear(rank, out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(x) + 2 * self.up(self.down(x))
+
+
+class LoRABlock(nn.Module):
+    """A frozen transformer block with an update of each of its linear layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = (nn.LayerNorm(width).requires_grad_(False) for _ in range(2))
+        self.q, self.k, self.v, self.out = (LoRA(width, width) for _ in range(4))
+        self.up, self.down = LoRA(width, 4 * width), LoRA(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.norm1(x)
+        q, k, v = (
+            layer(z).unflatten(-1, (-1, 32)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class LoRAEncoder(nn.Module):
+    """A frozen encoder of 64 patches with updates of rank 8, and a trained head."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, width, 4, stride=4).requires_grad_(False)
+        self.blocks = nn.Sequential(*(LoRABlock(width) for _ in range(depth)))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.patch(x).flatten(2).transpose(1, 2)).mean(1))
+
+
 def convolutions() -> nn.Module:
     """Ten convolutions 16 to 16 with group norm and ReLU, one linear layer: 42 parameters."""
     layers: list[nn.Module] = []
@@ -271,6 +379,11 @@ NETS["resnet9-64"] = Net(lambda: ResNet9(3, 10), 32)
 NETS["resnet9-16"] = Net(lambda: ResNet9(3, 10, width=0.25), 64)
 NETS["mlp-tiny"] = Net(lambda: _layers(32, 64, 10), 64, _vectors(32))
 NETS["mlp-large"] = Net(lambda: _layers(784, 2048, 2048, 1792, 10), 32, _vectors(784))  # 9.5 M
+NETS["mobilenet"] = Net(mobilenet, 16)
+NETS["bert"] = Net(BERT, 32, lambda n: (torch.randint(8192, (n, 64)), torch.arange(n) % 10))
+NETS["pointnet"] = Net(PointNet, 16, lambda n: (torch.randn(n, 3, 256), torch.arange(n) % 10))
+NETS["lora-small"] = Net(lambda: LoRAEncoder(64, 2), 8)
+NETS["lora-large"] = Net(lambda: LoRAEncoder(256, 4), 8)
 NETS["convolutions"] = Net(
     convolutions, 64, lambda n: (torch.randn(n, 16, 8, 8), torch.arange(n) % 10)
 )

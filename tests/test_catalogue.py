@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,14 @@ from dpbam.app.report.records import read_run
 from dpbam.app.runs import ConfigError, RunConfig, execute
 from dpbam.app.search.search import Search
 from dpbam.app.search.space import parse_space
-from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, Kind
+from dpbam.catalogue import CLIPPINGS, COMMANDS, ENCODERS, FILTERS, METHODS, MODELS, TASKS, Kind
 from dpbam.errors import ArgumentError
 from dpbam.filters import Filter
 from dpbam.methods import DPSGD, Method
+from dpbam.nn.encoders import _check_config
 from dpbam.privacy.clipping import FlatClipping
+from dpbam.tasks.scores import Compared, metric_label
+from dpbam.tasks.single_label import SingleLabel
 
 KINDS = [kind for kind in vars(catalogue).values() if isinstance(kind, Kind)]
 TINY: dict[str, Any] = {
@@ -139,7 +143,64 @@ def test_a_model_is_added_by_one_entry(tmp_path: Path, capsys: pytest.CaptureFix
         assert f"made by toy ({target(ToyNet)})" in statement["initial_weights"]
         assert read_run(run).config["model"] == "toy"
         assert main(["evaluate", str(run), "--json"]) == 0
-        assert "accuracy" in json.loads(capsys.readouterr().out)
+        assert "accuracy" in json.loads(capsys.readouterr().out)["scores"]
+
+
+class ToyTask(SingleLabel):
+    """Classes in an order: a record also scores how far its prediction is off."""
+
+    name, metric = "toy-order", "closeness"
+    words = replace(SingleLabel.words, gives="a grade among {names}")
+
+    def scores(self, kept: Any, targets: Any) -> dict[str, float]:
+        off = abs(kept.argmax(1) - targets).mean()
+        return {"closeness": 1 - float(off) / len(self.class_names)}
+
+    def compared(self, kept: Any, targets: Any) -> dict[str, Compared]:
+        return {"closeness": Compared(self.scores(kept, targets)["closeness"], 0.5, 0.0)}
+
+
+def test_a_task_is_added_by_one_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = catalogue.Task("toy-order", target(ToyTask), metric_labels=(("closeness", "Close"),))
+    with added(TASKS, entry):
+        assert "toy-order" in help_all(capsys)
+        run = execute(RunConfig(**TINY, task="toy-order"), tmp_path / "run").out
+        assert "a grade among 0, 1, 2" in (run / "README.md").read_text()
+        found = read_run(run)
+        assert (found.metric, found.config["task"]) == ("closeness", "toy-order")
+        assert metric_label("closeness") == "Close"
+        assert main(["evaluate", str(run), "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["task"], report["metric"]) == ("toy-order", "closeness")
+        assert main(["evaluate", str(run)]) == 0
+        assert "Close" in capsys.readouterr().out
+
+
+def toy_command(name: str = "world") -> None:
+    """Say hello.
+
+    Examples:
+        $ dpbam hello
+    """
+    print(f"hello {name}")
+
+
+def test_a_command_is_added_by_one_entry(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = catalogue.Entry("hello", f"{__name__}:toy_command", "Say hello.")
+    with added(COMMANDS, entry):
+        assert main(["--help"]) == 0
+        assert "Say hello." in capsys.readouterr().out
+        assert main(["hello", "--name", "you"]) == 0
+        assert capsys.readouterr().out == "hello you\n"
+    assert main(["hello"]) == 2
+
+
+def test_a_family_of_encoders_is_added_by_one_entry() -> None:
+    entry = catalogue.Entry("toy", "dpbam.nn.encoders:PublicEncoder", origin="tests")
+    with pytest.raises(ArgumentError, match="toy"):
+        _check_config({"model_type": "toy"}, "hf:toy")
+    with added(ENCODERS, entry):
+        _check_config({"model_type": "toy"}, "hf:toy")
 
 
 def test_a_name_is_given_once() -> None:

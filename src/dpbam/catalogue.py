@@ -89,6 +89,17 @@ class Method(Part):
 
 
 @dataclass(frozen=True)
+class Task(Entry):
+    """A task; its class has everything else that is known about it.
+
+    Attributes:
+        metric_labels: pairs of a metric's name and how people write it, where they differ.
+    """
+
+    metric_labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Model(Entry):
     """A model.
 
@@ -200,6 +211,10 @@ class Kind(Mapping[str, E], Generic[E]):
     def __len__(self) -> int:
         return len(self._all())
 
+    # a kind is one object, not its present entries: annotations that hold it are hashed
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def _all(self) -> dict[str, E]:
         """Return the entries, after plug-ins were looked for once."""
         if not self._plugins_loaded:
@@ -279,6 +294,18 @@ CORRECTION = Part(
     "nadam, adam, adamw", "dpbam.training.adam_bc:AdamBC",
     "Adam where noise dominates; refused with a filter", reference="DP-AdamBC, Tang et al. 2023",
     formula="m / sqrt(max(v - noise's variance, floor))", cost="none: the variance is public",
+)  # fmt: skip
+
+TASKS: Kind[Task] = Kind(
+    "task",
+    "dpbam.tasks",
+    Task("single-label", "dpbam.tasks.single_label:SingleLabel", "one class per record"),
+    Task("multi-label", "dpbam.tasks.multi_label:MultiLabel", "any subset of findings per record",
+         metric_labels=(("auc", "AUC"), ("micro_auc", "micro AUC"))),
+    Task("regression", "dpbam.tasks.regression:Regression", "one value per record",
+         metric_labels=(("r2", "R2"), ("mae", "MAE"), ("spearman", "Spearman"))),
+    Task("segmentation", "dpbam.tasks.segmentation:Segmentation", "one class per pixel",
+         metric_labels=(("dice", "Dice"), ("iou", "IoU"))),
 )  # fmt: skip
 
 MODELS: Kind[Model] = Kind(
@@ -364,6 +391,53 @@ FIGURES: Kind[Figure] = Kind(
     Figure("layers", "dpbam.app.report.norm_figures:layers",
            "norms and cosines by layer", section="Gradients and loss",
            sentence="dpbam.app.report.meaning:of_layers"),
+)  # fmt: skip
+
+#: Families of public encoders: model types of transformers whose features were tested.
+ENCODERS: Kind[Entry] = Kind(
+    "family of encoders",
+    "dpbam.encoders",
+    *(Entry(name, "dpbam.nn.encoders:PublicEncoder")
+      for name in ("convnext", "convnextv2", "dinov2", "dinov2_with_registers", "resnet", "vit")),
+)  # fmt: skip
+
+#: Commands: a function of the command line, or a dict of functions for a group of commands.
+COMMANDS: Kind[Entry] = Kind(
+    "command",
+    "dpbam.commands",
+    Entry("train", "dpbam.app.cli.train:train",
+          "Train a model with differential privacy, and write a privacy statement."),
+    Entry("compare", "dpbam.app.cli.compare:compare_methods",
+          "Train several methods with paired seeds, and compare their accuracy."),
+    Entry("search", "dpbam.app.cli.search:search",
+          "Search for hyper-parameters: DP-SGD's first, then lambda for DP-SAT and BAM."),
+    Entry("evaluate", "dpbam.app.cli.evaluate:evaluate",
+          "Evaluate a run's model on labelled data, as a whole, by class and by sub-group."),
+    Entry("predict", "dpbam.app.cli.evaluate:predict",
+          "Predict images with a run's model: a label and the probability of every class."),
+    Entry("export", "dpbam.app.cli.export:export",
+          "Write a run's model as ONNX, for Hugging Face, or as safetensors, and check it."),
+    Entry("report", "dpbam.app.cli.report:report",
+          "Write one self-contained HTML page about one run, or several side by side."),
+    Entry("plot", "dpbam.app.cli.report:plot",
+          "Draw one figure of one run or several, or write its data."),
+    Entry("audit", "dpbam.app.cli.audit:audit",
+          "Check a finished run, or attack its model."),
+    Entry("sign", "dpbam.app.cli.sign:sign",
+          "Sign a run's privacy statement, which names the model's digest, with the operator's "
+          "key."),
+    Entry("bias", "dpbam.app.cli.bias:bias",
+          "Measure the bias that clipping puts into a model's gradients: its length and "
+          "direction."),
+    Entry("demo", "dpbam.app.cli.demo:demo",
+          "Compare DP-SGD, DP-SAT, BAM and training without privacy on digits, in a few minutes."),
+    Entry("epsilon", "dpbam.app.cli.calculators:epsilon",
+          "Calculate the epsilon of a training with a given noise multiplier."),
+    Entry("calibrate", "dpbam.app.cli.calculators:calibrate",
+          "Find the least noise multiplier for a number of steps; or, given one, the most steps."),
+    Entry("methods", "dpbam.app.cli.methods:methods",
+          "List methods, clippings, filters and corrections, with formula, privacy cost and use."),
+    Entry("data", "dpbam.app.cli.data:COMMANDS", "List, fetch and check data sets."),
 )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.methods import Method, check_declared
 from dpbam.nn import check_model, check_trainable
 from dpbam.params import WeakTensors, digest, trainable, version_of
-from dpbam.privacy.clipping import check_coordinates, check_groups
+from dpbam.privacy.clipping import Clipping, StepClipping, check_coordinates, check_groups
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.sampling import BatchSizes
@@ -84,9 +84,8 @@ class Guard:
     Proof: it is called before the mechanism, and raises.
     """
 
-    def __init__(self, plan: PrivacyPlan, names: list[str], sampling: str) -> None:
-        self._plan, self._names, self._sampling = plan, names, sampling
-        self._sizes = BatchSizes(plan.n, plan.batch_size)
+    def __init__(self, plan: PrivacyPlan, names: list[str]) -> None:
+        self._names, self._sizes = names, BatchSizes(plan.n, plan.batch_size)
 
     def admit(
         self, oracle: PrivateGradientOracle, inputs: Any, targets: Any, units: Tensor | None
@@ -94,14 +93,14 @@ class Guard:
         """Return the batch of the next step, or refuse it."""
         self.admit_step(oracle)
         self.admit_model(oracle.model)
-        batch = self.admit_batch(oracle.ranks, inputs, targets, units)
+        batch = self.admit_batch(oracle.plan, oracle.ranks, inputs, targets, units)
         return self.admit_sample(oracle, batch, inputs, units)
 
     def admit_step(self, oracle: PrivateGradientOracle) -> None:
         """Refuse a step that the plan does not count."""
-        self._plan.check_step(oracle.step)
+        oracle.plan.check_step(oracle.step)
         if oracle.ranks.leads:  # it has the ledger
-            self._plan.check_before(oracle.ledger, oracle.before)
+            oracle.plan.check_before(oracle.ledger, oracle.before)
 
     def admit_model(self, model: nn.Module) -> None:
         """Refuse a model that was changed since the oracle was made."""
@@ -109,18 +108,19 @@ class Guard:
         check_unchanged(self._names, trainable(model))
 
     def admit_batch(
-        self, ranks: Ranks, inputs: Any, targets: Any, units: Tensor | None
+        self, plan: PrivacyPlan, ranks: Ranks, inputs: Any, targets: Any, units: Tensor | None
     ) -> LogicalBatch:
         """Refuse rows whose owners are not known, or which are another rank's."""
-        check_units(self._plan, units, ranks)
-        return LogicalBatch.of(inputs, targets, units, self._plan.max_records)
+        check_units(plan, units, ranks)
+        return LogicalBatch.of(inputs, targets, units, plan.max_records)
 
     def admit_sample(
         self, oracle: PrivateGradientOracle, batch: LogicalBatch, inputs: Any, units: Tensor | None
     ) -> Admitted:
         """Refuse what is not a new Poisson sample of the plan, over all ranks."""
-        plan, ranks, tensors = self._plan, oracle.ranks, WeakTensors(inputs, units)
-        poisson = plan.private and self._sampling == "poisson"
+        # the oracle's own values, as they are charged: a copy here could disagree with them
+        plan, ranks, tensors = oracle.plan, oracle.ranks, WeakTensors(inputs, units)
+        poisson = plan.private and oracle.sampling == "poisson"
         used = (
             poisson and plan.sampling_rate < 1 and UsedBatches.of(oracle.ledger).has(inputs, units)
         )
@@ -143,11 +143,11 @@ class Guard:
         """Refuse these tensors from now on, in any step on the ledger."""
         UsedBatches.of(ledger).add(tensors)
 
-    def resume(self, ledger: Ledger, step: int, *, leads: bool) -> None:
+    def resume(self, oracle: PrivateGradientOracle, step: int) -> None:
         """Refuse a state whose steps are not on the ledger, and begin new runs of sizes."""
-        if leads:  # it has the ledger
-            self._plan.check_resumed(ledger, step)
-        self._sizes = BatchSizes(self._plan.n, self._plan.batch_size)
+        if oracle.ranks.leads:  # it has the ledger
+            oracle.plan.check_resumed(oracle.ledger, step)
+        self._sizes = BatchSizes(oracle.plan.n, oracle.plan.batch_size)
 
 
 class UsedBatches:
@@ -240,6 +240,23 @@ def check_units(plan: PrivacyPlan, units: Tensor | None, ranks: Ranks) -> None:
         raise ArgumentError(
             f"rank {ranks.rank} of {ranks.world} takes its own units only, or one could count "
             "twice: draw with oracle.batches(dataset), and pass its units"
+        )
+
+
+def check_step_clipping(clipping: Clipping, step_clipping: object) -> None:
+    """Refuse a clipping of a step that does not check its own factors.
+
+    Guarantee: every step's factors are checked against the sensitivity that its noise has.
+
+    Assumptions: none.
+
+    Proof: it is a :class:`~dpbam.privacy.clipping.StepClipping` and no class derived from it.
+    """
+    if type(step_clipping) is not StepClipping:
+        raise ArgumentError(
+            f"{type(clipping).__name__}.at returned a {type(step_clipping).__name__}, whose "
+            "factors are not checked: return the at(step, phi) of a clipping, such as "
+            "FlatClipping(norm).at(step, phi)"
         )
 
 

@@ -29,7 +29,7 @@ there get copies; after the charge nothing of the user's runs here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +97,9 @@ class Step:
         plan: sigma_t, l and the charged event.
         batch: the logical batch: one Poisson sample of this rank's units.
         computation: the engine, and the physical batches that it is given.
-        method: defines a unit's direction.
+        method: defines a unit's direction, as it is at this step.
+        method_state: a digest of the state of the oracle's method, and a function that computes it
+            again: units must not change it.
         lam: its lambda at this step.
         theta: the trained parameters.
         shift: what is added to theta for the whole batch (DP-SAT, DiSK): public; None: nothing.
@@ -114,6 +116,7 @@ class Step:
     batch: LogicalBatch
     computation: Computation
     method: Method
+    method_state: tuple[str, Callable[[], str]]
     lam: float
     theta: Mapping[str, nn.Parameter]
     shift: Params | None
@@ -196,6 +199,7 @@ def clipped_sums(step: Step) -> dict[str, Query]:
             # the unit's part is in the sum: what an observer does to its copies changes nothing
             step.watch.observe(directions, norms, factors)
     clipping.verify()  # a refusal discards the sums
+    check_method_state(step)
     step.watch.copy_sum(gradient)
     # sigma_t C_t; a plan without noise may have no clip, so that C_t is infinite
     sigma = plan.noise_multiplier_at(step.number)
@@ -269,6 +273,23 @@ def gather(noised: Mapping[str, Params], queries: Mapping[str, Query], step: Ste
     coordinates = released.pop(_COORDINATES, {}).get("extra")
     statistics = {name.removeprefix(_STATISTICS): sums for name, sums in released.items()}
     return Released(gradient, coordinates, statistics)
+
+
+def check_method_state(step: Step) -> None:
+    """Refuse a method whose state is not what it was before the units of this step were seen.
+
+    Guarantee: what a method keeps, and a checkpoint holds, are released and public values.
+
+    Assumptions: the state is what ``state_dict`` returns; ``update`` gets what was released.
+
+    Proof: its digest is compared before and after the units, before the step is charged.
+    """
+    before, compute = step.method_state
+    if compute() != before:
+        raise PlanViolationError(
+            f"the state of {step.method.name} changed while units were seen, and would be kept "
+            "without noise: change it in update, which gets the released gradient"
+        )
 
 
 def check_same_noise(ranks: Ranks, deviations: Mapping[str, float]) -> None:

@@ -268,6 +268,21 @@ class Method(ABC):
         """Return a new filter of the released gradient that belongs to the method, if any."""
         return None
 
+    def update(self, released: Params) -> None:  # noqa: B027
+        """Adapt to the released gradient of a step, when it is on the ledger: public, a copy.
+
+        This is the only place where a method may change its state. A class that overrides it has
+        the state in :meth:`state_dict` and :meth:`load_state_dict`, so that a resumed run continues
+        with it; a state that changes while units are seen is refused before the step is charged.
+        """
+
+    def state_dict(self) -> Params:
+        """Return what :meth:`update` has changed, as tensors by name, for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: Params) -> None:  # noqa: B027
+        """Resume from :meth:`state_dict`."""
+
     @abstractmethod
     def direction(self, grad: GradFn, theta: Params, lam: float) -> Params:
         """Return the direction of one unit, given the gradient function of its own loss.
@@ -410,7 +425,9 @@ class DiSK(Method):
         self.kappa = _validate.probability("kappa", kappa)
         self.inner = DPSGD() if inner is None else inner
         # of the method inside, direction and lam_at are used: nothing else of it may matter
-        ignored = [part for part in ("at", "ascent", "filter") if overrides(self.inner, part)]
+        ignored = [
+            hook for hook in ("at", "ascent", "filter", "update") if overrides(self.inner, hook)
+        ]
         if ignored or not self.inner.private:
             reason = f" (it has its own {' and '.join(ignored)})" if ignored else ""
             raise ArgumentError(
@@ -534,6 +551,13 @@ def check_declared(method: Method) -> None:
                 "never get any"
             )
 
+    for hook, other in (("update", "state_dict"), ("state_dict", "load_state_dict")):
+        if overrides(method, hook) and not overrides(method, other):
+            raise ArgumentError(
+                f"{type(method).__name__} overrides {hook} and not {other}: without it a resumed "
+                "run would continue with another state than it had"
+            )
+
 
 def _declared_with(method: Method, part: str, name: str) -> bool:
     """Whether ``name`` is set where ``part`` is, or by a class derived from that one."""
@@ -548,7 +572,14 @@ def present(method: Method, history: History) -> Method:
     The filter, the previous gradient and the history of a training are those of the method that
     the oracle was made with; a method that asks for others would not get them.
     """
+    before = _shallow_state(method)
     now = method.at(history)
+    changed = [name for name, value in _shallow_state(method).items() if before.get(name) != value]
+    if changed:
+        raise ArgumentError(
+            f"{method.name}.at has changed the method's {changed[0]}, and it runs in per_sample "
+            "and for lam() too: return a copy.copy(self) with the change, or adapt in update"
+        )
     if now is method:
         return now
     check_declared(now)
@@ -563,3 +594,15 @@ def present(method: Method, history: History) -> Method:
             f"not made with: give {method.name} the same"
         )
     return now
+
+
+def _shallow_state(method: Method) -> dict[str, tuple[object, ...]]:
+    """Identify the method's attributes without reading them: object, size, in-place changes."""
+    return {
+        name: (
+            id(value),
+            len(value) if isinstance(value, list | dict | set) else 0,
+            getattr(value, "_version", 0),
+        )
+        for name, value in vars(method).items()
+    }

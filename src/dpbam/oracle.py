@@ -23,12 +23,12 @@ from dpbam.engines import Engine, Loss
 from dpbam.engines.memory import Fit
 from dpbam.errors import ArgumentError
 from dpbam.filters import Filter
-from dpbam.guard import SAMPLINGS, Admitted, Guard, check_oracle
+from dpbam.guard import SAMPLINGS, Admitted, Guard, check_oracle, check_step_clipping
 from dpbam.loading import PoissonBatches
 from dpbam.mechanism import Attempt, Released, Step, SumMemory, private_step
-from dpbam.methods import DPSGD, History, Method, present
+from dpbam.methods import DPSGD, History, Method, overrides, present
 from dpbam.observers import JointRelease, Observer, PerSample, StepFacts, Watch, materialise
-from dpbam.params import Params, Snapshot, cast, copied, shifted, trainable, zeros
+from dpbam.params import Params, Snapshot, cast, copied, digest, shifted, trainable, zeros
 from dpbam.privacy.clipping import Clipping
 from dpbam.privacy.ledger import BEFORE, Ledger
 from dpbam.privacy.noise import NoiseMechanism
@@ -164,7 +164,7 @@ class PrivateGradientOracle:
         self.stream = self._new_stream()
         self.before = f"{self.stream}{BEFORE}"  # of the release that the plan has before step 0
         self._names = list(trainable(model))
-        self._guard = Guard(plan, self._names, self.sampling)
+        self._guard = Guard(plan, self._names)
         self._memory = SumMemory()
         self._releases: list[tuple[Params, Params]] = []  # released gradient, and theta there
         self._noise_std = 0.0
@@ -268,6 +268,7 @@ class PrivateGradientOracle:
         if self.physical_batch_size is None and len(batch.ids):
             self._computation.fit_or_fall_back(inputs, targets, method, lam)
         clipping = self.clipping.at(number, plan.clip_factor_at(number))
+        check_step_clipping(self.clipping, clipping)
         shift = method.ascent(lam, history.previous, lambda: self._gradient_for_ascent(batch))
         watched = bool(self.observers) or self.statistics is not None
         facts = StepFacts(
@@ -283,6 +284,7 @@ class PrivateGradientOracle:
         sigma = plan.noise_multiplier_at(number)
         return Step(
             plan=plan, batch=batch, computation=self._computation, method=method, lam=lam,
+            method_state=(self._method_state(), self._method_state),
             theta=trainable(self.model), shift=shift, clipping=clipping, watch=watch,
             noise=self.noise, ranks=self.ranks, ledger=self.ledger,
             sampling_rate=1.0 if self.sampling == "unchecked" else plan.sampling_rate,
@@ -334,6 +336,8 @@ class PrivateGradientOracle:
             step.clipping.adapt(released.coordinates)
         self._write(released.gradient)
         step.attempt.written = True
+        if overrides(self.method, "update"):
+            self.method.update(copied(released.gradient))
         if self.statistics is not None:
             self.statistics.publish(released.statistics)
         step.watch.finish(released.gradient, self.ranks)
@@ -407,6 +411,11 @@ class PrivateGradientOracle:
         lam = method.lam_at(self.step, self._theta())  # a schedule, or a method of the user's own
         return _validate.non_negative(f"lam of {method.name} at step {self.step}", lam)
 
+    def _method_state(self) -> str:
+        """Return a digest of the method's own state; nothing is computed where it has none."""
+        state = self.method.state_dict()
+        return digest(state) if state else ""
+
     def _history(self) -> History:
         gradients = tuple(gradient for gradient, _ in self._releases)
         return History(gradients, tuple(theta for _, theta in self._releases), self._theta())
@@ -474,12 +483,13 @@ class PrivateGradientOracle:
     def state_dict(self) -> dict[str, Any]:
         """Return the step, and ``parts``, the tensors on which later steps depend; all are public.
 
-        ``parts`` has those of clipping, filter and the history of releases that the method uses.
+        ``parts`` has those of clipping, filter and method, and the releases that the method uses.
         ``before`` is the ledger's name for the release that the plan has before the first step.
         """
         parts = {f"clipping/{k}": v for k, v in self.clipping.state_dict().items()}
         if self.filter is not None:
             parts |= {f"filter/{k}": v for k, v in self.filter.state_dict().items()}
+        parts |= {f"method/{k}": v for k, v in self.method.state_dict().items()}
         for k, (gradient, theta) in enumerate(self._releases):
             parts |= {f"history/{k}/gradient/{n}": g for n, g in gradient.items()}
             parts |= {f"history/{k}/theta/{n}": t for n, t in theta.items()}
@@ -493,13 +503,15 @@ class PrivateGradientOracle:
         entries of a checkpoint were merged into it.
         """
         step = _validate.count("the state's step", state["step"], least=0)
-        self._guard.resume(self.ledger, step, leads=self.ranks.leads)
+        self._guard.resume(self, step)
         self.step, self._attempt, self._written = step, None, None
         parts = state.get("parts", {})
         if clipping := _below(parts, "clipping/"):
             self.clipping.load_state_dict(clipping)
         if self.filter is not None:
             self.filter.load_state_dict(_below(parts, "filter/"))
+        if method := _below(parts, "method/"):
+            self.method.load_state_dict(method)
         releases = [_below(parts, f"history/{k}/") for k in range(self.method.remembers)]
         self._releases = [(_below(r, "gradient/"), _below(r, "theta/")) for r in releases if r]
         self.stream = self._new_stream()

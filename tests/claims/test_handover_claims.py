@@ -222,6 +222,52 @@ class Following(FlatClipping):
         return clipping_module.bounded(norms, Following.found)
 
 
+class Overwriting(FlatClipping):
+    """Its own factors, computed in the memory of the norms that they are checked against."""
+
+    def factors(self, norms: Tensor) -> Tensor:
+        norms.clamp_(max=self.clip_norm)
+        return torch.ones_like(norms)
+
+
+def check_a_clipping_does_not_change_the_norms() -> None:
+    oracle = oracle_of(Overwriting(0.01), clip_norm=0.01)
+    words = "Overwriting lets a unit through with norm"
+    assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
+
+
+class Unchecked(FlatClipping):
+    def at(self, step: int, phi: float = 1.0) -> Any:
+        class Trusting(StepClipping):
+            def verify(self) -> None:
+                pass
+
+        return Trusting(self, phi)
+
+
+def test_a_clipping_of_a_step_that_checks_nothing_is_refused() -> None:
+    oracle = oracle_of(Unchecked(0.01), clip_norm=0.01)
+    with pytest.raises(ArgumentError, match=r"Unchecked\.at returned a Trusting"):
+        oracle.backward(*samples(L))
+    assert not len(oracle.ledger)
+
+
+class Halving(FlatClipping):
+    """A schedule of the user's own."""
+
+    def at(self, step: int, phi: float = 1.0) -> StepClipping:
+        return FlatClipping(self.clip_norm / 2**step).at(step, phi)
+
+
+def test_a_schedule_of_the_users_own_moves_the_noise_with_the_clip() -> None:
+    oracle = oracle_of(Halving(0.01), clip_norm=0.01)
+    stds = []
+    for batch in [samples(L, seed=k) for k in range(3)]:
+        oracle.backward(*batch)
+        stds.append(oracle.noise_std * L)
+    assert stds == pytest.approx([0.01, 0.005, 0.0025])
+
+
 class Forgetful(FlatClipping):
     """Its groups start below 0: the loop engine's norms would not have the biases."""
 
@@ -383,6 +429,12 @@ def one_per_object(original):
 MISTAKES = {
     "a sensitivity that follows the units": Mistake(
         check_the_sensitivity_does_not_follow_the_units, StepClipping, "verify", factors_alone
+    ),
+    "norms that a clipping has overwritten": Mistake(
+        check_a_clipping_does_not_change_the_norms,
+        clipping_module,
+        "shielded",
+        lambda original: lambda clipping, norms: norms,
     ),
     "parameters in no clipping group": Mistake(
         check_every_parameter_is_in_a_group, guard, "check_groups", nothing

@@ -15,6 +15,7 @@ from torch import nn
 
 from checks import check_gaussian, check_uncorrelated
 from dpbam import DPSGD, Compute, PrivateGradientOracle, mechanism
+from dpbam.bias import PrivateStatistics
 from dpbam.mechanism import SumMemory
 from dpbam.privacy import noise as noise_module
 from dpbam.privacy.noise import GaussianNoise
@@ -120,6 +121,32 @@ def test_no_sum_without_noise_outlives_its_step() -> None:
     check_no_sum_without_noise_outlives_its_step("flat")
 
 
+def check_no_statistic_without_noise_outlives_its_step() -> None:
+    """A copy of the joint release, between two steps, has neither its counts nor the batch."""
+    statistics = PrivateStatistics([0.1, 0.2, 0.4, 0.8], noise_multiplier=20.0)
+    plan = private_plan(joint_noise_multipliers=statistics.noise_multipliers)
+    oracle = sized_oracle(smooth_net(), cross_entropy, plan, statistics=statistics, seed=0)
+    batch, counts = samples(9), []
+    sums = statistics.sums
+
+    def noticed():
+        found = sums()
+        counts.append(found["counts"][0]["statistics/counts"].clone())
+        return found
+
+    statistics.sums = noticed
+    oracle.backward(*batch)
+    del statistics.sums
+    saved = pickle.dumps(statistics)
+    assert counts[0].sum() == 9
+    assert counts[0].numpy().tobytes() not in saved, "the counts without noise are in the file"
+    assert batch[0][0].numpy().tobytes() not in saved, "a record is in the file"
+
+
+def test_no_statistic_without_noise_outlives_its_step() -> None:
+    check_no_statistic_without_noise_outlives_its_step()
+
+
 # --- the mistakes
 
 
@@ -188,6 +215,16 @@ def skips_an_empty_batch(original):
     return backward
 
 
+def kept_until_the_next_step(original):
+    def sums(self):
+        counts, residual = self._counts, self._residual
+        found = original(self)
+        self._counts, self._residual = counts, residual
+        return found
+
+    return sums
+
+
 def left_as_it_is(original):
     def keep(self, sums, noise):
         self._zeros = dict(sums)
@@ -217,6 +254,12 @@ MISTAKES = {
     ),
     "a sum left to the next step": Mistake(
         check_no_sum_without_noise_outlives_its_step, SumMemory, "keep", left_as_it_is
+    ),
+    "a statistic left to the next step": Mistake(
+        check_no_statistic_without_noise_outlives_its_step,
+        PrivateStatistics,
+        "sums",
+        kept_until_the_next_step,
     ),
     "an empty batch skipped": Mistake(
         check_empty_batch_is_noise, Oracle, "backward", skips_an_empty_batch

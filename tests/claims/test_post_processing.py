@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from dpbam import mechanism
 from dpbam.catalogue import FILTERS
 from dpbam.filters import Filter, KalmanStep
-from dpbam.methods import DiSK
+from dpbam.methods import DPSGD, DiSK
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.training.adam_bc import AdamBC
 from planting import Mistake, catches
@@ -108,6 +110,88 @@ def test_the_corrected_variance_is_that_of_the_noise() -> None:
     check_the_corrected_variance_is_that_of_the_noise()
 
 
+class Momentum(DPSGD):
+    """Keeps the length of the last released gradient; ``peeks``: counts physical batches, instead.
+
+    The count is in a global iterator, which the engines cannot see.
+    """
+
+    peeks = False
+
+    def __init__(self):
+        super().__init__()
+        self.length = torch.zeros((), dtype=torch.float64)
+
+    def direction(self, grad, theta, lam):
+        if self.peeks:
+            next(CALLS)
+        return grad(theta)
+
+    def update(self, released):
+        self.length = torch.stack([g.norm() for g in released.values()]).norm()
+
+    def state_dict(self):
+        calls = CALLS.__reduce__()[1][0] if self.peeks else 0
+        return {"length": self.length + calls}
+
+    def load_state_dict(self, state):
+        self.length = state["length"]
+
+
+CALLS = itertools.count()
+
+
+def check_the_state_of_a_method_is_what_was_released() -> None:
+    """A method's state is in the oracle's, a function of releases, or the step is refused."""
+    oracle = sized_oracle(smooth_net(), cross_entropy, private_plan(), Momentum(), seed=0,
+                          engine="functional")  # fmt: skip
+    oracle.backward(*samples(9))
+    released = torch.cat([g.flatten() for g in gradients(oracle.model).values()])
+    assert float(oracle.state_dict()["parts"]["method/length"]) == pytest.approx(released.norm())
+    resumed = sized_oracle(
+        smooth_net(), cross_entropy, oracle.plan, Momentum(), seed=0, ledger=oracle.ledger
+    )
+    resumed.load_state_dict(oracle.state_dict())
+    assert resumed.method.length == oracle.method.length
+    peeking = Momentum()
+    peeking.peeks = True
+    oracle = sized_oracle(smooth_net(), cross_entropy, private_plan(), peeking, seed=0,
+                          engine="functional")  # fmt: skip
+    refused = False
+    try:
+        oracle.backward(*samples(9))
+    except ValueError as error:
+        refused = "changed while units were seen" in str(error)
+    assert refused, "a state that counts the units"
+    assert not len(oracle.ledger)
+
+
+def test_the_state_of_a_method_is_what_was_released() -> None:
+    check_the_state_of_a_method_is_what_was_released()
+
+
+@pytest.mark.parametrize(("hook", "lacking"), [("update", "state_dict"), ("state_dict", "load")])
+def test_a_state_that_would_be_lost_is_refused(hook: str, lacking: str) -> None:
+    cls = type("Own", (DPSGD,), {hook: lambda self, *args: {}})
+    with pytest.raises(ValueError, match=f"Own overrides {hook} and not {lacking}"):
+        sized_oracle(smooth_net(), cross_entropy, private_plan(), cls())
+
+
+def test_at_must_not_change_the_method() -> None:
+    class Counting(DPSGD):
+        remembers = 0
+        steps = 0
+
+        def at(self, history):
+            self.steps += 1
+            return self
+
+    oracle = sized_oracle(smooth_net(), cross_entropy, private_plan(), Counting())
+    with pytest.raises(ValueError, match=r"Counting\.at has changed the method's steps"):
+        oracle.backward(*samples(9))
+    assert not len(oracle.ledger)
+
+
 def without_noise(original):
     """The sum before the noise reaches the filter and the history."""
 
@@ -133,6 +217,10 @@ MISTAKES = {
     ),
     "a filter before the noise": Mistake(
         check_a_filter_sees_what_was_released, mechanism, "add_noise", without_noise
+    ),
+    "a method's state that follows the units": Mistake(
+        check_the_state_of_a_method_is_what_was_released, mechanism, "check_method_state",
+        lambda original: lambda step: None,
     ),
     "a Kalman step that adds what it was not given": Mistake(
         check_every_filter_is_a_function_of_what_was_released, KalmanStep, "apply", adds_something

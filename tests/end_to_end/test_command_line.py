@@ -80,8 +80,8 @@ def report(place):
 
 def test_the_model_is_of_use(place, report):
     """Chance is 10%; eight epochs at epsilon 3 are enough for far more."""
-    low, high = report["accuracy"]["interval"]
-    assert low < report["accuracy"]["value"] < high
+    low, high = report["interval"]
+    assert low < report["scores"]["accuracy"] < high
     assert low > 0.6
     assert report["auc"] > 0.9
     assert sum(map(sum, report["confusion"])) == 359
@@ -91,7 +91,7 @@ def test_the_model_is_of_use(place, report):
 
 def test_evaluation_agrees_with_what_training_measured(place, report):
     last = json.loads((place / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert report["accuracy"]["value"] == pytest.approx(last["accuracy"])
+    assert report["scores"]["accuracy"] == pytest.approx(last["accuracy"])
 
 
 def test_predictions_are_those_that_were_evaluated(place, report):
@@ -103,7 +103,7 @@ def test_predictions_are_those_that_were_evaluated(place, report):
     one, *rows = csv.DictReader(io.StringIO(said))
     assert one["label"] == rows[0]["label"]
     right = sum(int(r["label"]) == y for r, y in zip(rows, test.labels, strict=True))
-    assert right / len(rows) == pytest.approx(report["accuracy"]["value"])
+    assert right / len(rows) == pytest.approx(report["scores"]["accuracy"])
     assert sum(float(v) for k, v in one.items() if k.startswith("p(")) == pytest.approx(1, abs=1e-4)
 
 

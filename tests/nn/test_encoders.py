@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpbam import Compute, PrivacyPlan, PrivateGradientOracle
+from dpbam.catalogue import ENCODERS
 from dpbam.errors import DPBAMError
 from dpbam.nn import build_model, check_model, train_part
-from dpbam.nn.encoders import FAMILIES, described_encoder, load_encoder, resizing
+from dpbam.nn.encoders import described_encoder, load_encoder, resizing
 from tests.tiny_encoders import MODELS, edit_json, save_encoder
 
 GREY, RGB = (1, 6, 6), (3, 6, 6)
@@ -40,7 +41,7 @@ def gradient(model, engine, inputs):
 
 
 def test_all_supported_families_are_tested():
-    assert set(MODELS) == set(FAMILIES)
+    assert set(MODELS) == set(ENCODERS)
 
 
 @pytest.mark.parametrize("family", MODELS)

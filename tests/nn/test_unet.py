@@ -10,7 +10,7 @@ from dpbam.engines.base import PhysicalBatch
 from dpbam.errors import ArgumentError
 from dpbam.methods import BAM, DPSGD
 from dpbam.nn import UNet, build_model
-from dpbam.training.tasks import Segmentation
+from dpbam.tasks.segmentation import Segmentation
 
 
 @pytest.mark.parametrize(("side", "depth"), [((8, 8), 3), ((17, 10), 2), ((9, 31), 1)])

@@ -31,6 +31,7 @@ from dpbam.errors import ArgumentError
 from dpbam.observers import Observation, StepFacts
 from dpbam.params import Params, add_into, doubled
 from dpbam.privacy.clipping import portions
+from dpbam.privacy.plan import PrivacyPlan
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,13 @@ class PrivateStatistics:
             raise ArgumentError("bias_noise_multiplier needs a bias_bound: what one unit may add")
         self.released: list[ReleasedStatistics] = []
         self._sink = sink or self.released.append
-        self._facts: StepFacts | None = None
+        self._plan: PrivacyPlan | None = None
+        self._step, self._sensitivity = 0, math.inf
         self._counts, self._residual = torch.zeros(0), Params()
 
     def begin(self, facts: StepFacts) -> None:
-        self._facts = facts
+        # single values: the facts as a whole hold the batch, and this object outlives the step
+        self._plan, self._step, self._sensitivity = facts.plan, facts.step, facts.sensitivity
         bins = len(self._thresholds()) + 1
         self._counts = torch.zeros(bins, dtype=torch.float64)
         self._residual = {} if self.bias_bound is None else doubled(facts.zeros())
@@ -146,25 +149,34 @@ class PrivateStatistics:
                 add_into(self._residual, batch.directions.weighted_sum(portion, span))
 
     def sums(self) -> dict[str, tuple[Params, float]]:
-        """Return the counts with sigma_1, and the bias sum with sigma_2 B."""
-        found = {"counts": ({"statistics/counts": self._counts}, self._std(0))}
+        """Return the counts with sigma_1, and the bias sum with sigma_2 B; they are not kept here.
+
+        Guarantee: no sum without noise is in this object, or in a copy of it, after the step.
+
+        Assumptions: it is called once per step, by the mechanism.
+
+        Proof: what is returned is let go of.
+        """
+        counts, residual = self._counts, self._residual
+        self._counts, self._residual = torch.zeros(0), Params()
+        sums = {"counts": ({"statistics/counts": counts}, self._std(0))}
         if self.bias_bound is not None:
-            residual = {f"statistics/bias/{n}": s for n, s in self._residual.items()}
-            found["bias"] = (residual, self._std(1))
-        return found
+            bias = {f"statistics/bias/{n}": s for n, s in residual.items()}
+            sums["bias"] = (bias, self._std(1))
+        return sums
 
     def publish(self, released: dict[str, Params]) -> None:
-        facts, bias, error = self._now(), None, None
+        bias = error = None
         counts = released["counts"]["statistics/counts"]
         if "bias" in released:
-            bias, error = self._bias(released["bias"], facts.plan.batch_size)
+            bias, error = self._bias(released["bias"], self._present_plan().batch_size)
         self._sink(
             ReleasedStatistics(
-                step=facts.step,
+                step=self._step,
                 thresholds=self._thresholds(),
                 counts=tuple(counts.tolist()),
                 count_std=self._std(0),
-                clip_norm=facts.sensitivity,
+                clip_norm=self._sensitivity,
                 bias=bias,
                 bias_square_std=error,
             )
@@ -186,18 +198,18 @@ class PrivateStatistics:
 
     def _std(self, k: int) -> float:
         """Return sigma_k times the sum's sensitivity; 0 under a plan without privacy."""
-        if not self._now().plan.private:
+        if not self._present_plan().private:
             return 0.0
         sensitivity = 1.0 if k == 0 else self.bias_bound or 0.0
         return self.noise_multipliers[k] * sensitivity
 
     def _thresholds(self) -> tuple[float, ...]:
-        return tuple(sorted({*self.given, self._now().sensitivity} - {math.inf}))
+        return tuple(sorted({*self.given, self._sensitivity} - {math.inf}))
 
-    def _now(self) -> StepFacts:
-        if self._facts is None:
+    def _present_plan(self) -> PrivacyPlan:
+        if self._plan is None:
             raise RuntimeError("no step has begun")
-        return self._facts
+        return self._plan
 
 
 def removed(norms: Tensor, factors: Tensor, bound: float) -> Tensor:

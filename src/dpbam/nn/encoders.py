@@ -28,9 +28,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpbam import _validate
 from dpbam._names import ENCODER, is_path, public_name
+from dpbam.catalogue import ENCODERS
 from dpbam.errors import ArgumentError, ArgumentTypeError
 
-FAMILIES = ("convnext", "convnextv2", "dinov2", "dinov2_with_registers", "resnet", "vit")
 _FILES = ("config.json", "preprocessor_config.json", "*.safetensors", "*.safetensors.index.json")
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
@@ -302,10 +302,10 @@ def _check_config(config: Mapping[str, Any], where: object) -> None:
             "transformers itself knows"
         )
     family = config.get("model_type")
-    if family not in FAMILIES:
+    if family not in ENCODERS:
         raise ArgumentError(
             f"{where} is of the architecture {family!r}, which is not supported: choose an encoder "
-            f"of {', '.join(FAMILIES)}"
+            f"of {', '.join(ENCODERS)}"
         )
 
 

@@ -174,7 +174,7 @@ class StepClipping:
         has no float64, in float32).
         """
         scaled = norms / self._phi if self._phi != 1 else norms
-        factors = self._clipping.factors(scaled)  # [G, U]
+        factors = self._clipping.factors(shielded(self._clipping, scaled))  # [G, U]
         if self._phi < 1:  # a norm below this one may be too small to be right: it is not raised
             factors = torch.where(norms < LEAST_NORM, factors.clamp(max=1.0), factors)
         extra = self._extra(scaled, factors)
@@ -208,6 +208,19 @@ class StepClipping:
     def adapt(self, released: Tensor) -> None:
         """Give the clipping its extra coordinates [K] when they are released, divided by l."""
         self._clipping.update((released / self._phi).cpu())
+
+
+def shielded(clipping: Clipping, norms: Tensor) -> Tensor:
+    """Return norms that the clipping may write to: a copy, where its ``factors`` are its own.
+
+    Guarantee: the norms that factors are checked against are the engine's.
+
+    Assumptions: none.
+
+    Proof: :meth:`Clipping.factors` writes to no norms, and any other gets a copy.
+    """
+    builtin = getattr(clipping.factors, "__func__", None) is Clipping.factors
+    return norms if builtin else norms.clone()
 
 
 def measure(

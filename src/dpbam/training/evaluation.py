@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpbam.data import DataSet
 from dpbam.data.dataset import model_input
 from dpbam.params import device_of, evaluating
-from dpbam.training.tasks import Task
+from dpbam.tasks.base import Task
 
 
 def spare(model: nn.Module) -> nn.Module | None:

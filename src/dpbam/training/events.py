@@ -8,38 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from dpbam.tasks.scores import Compared
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dpbam.privacy.plan import PrivacyPlan
-
-
-_LABELS = {
-    "auc": "AUC", "micro_auc": "micro AUC", "r2": "R2", "mae": "MAE", "spearman": "Spearman",
-    "dice": "Dice", "iou": "IoU",
-}  # fmt: skip
-
-
-def metric_label(name: str) -> str:
-    """Return a metric's name as people write it.
-
-    Example:
-        >>> metric_label("auc"), metric_label("average_precision")
-        ('AUC', 'average precision')
-    """
-    return _LABELS.get(name, name.replace("_", " "))
-
-
-def metric_text(name: str, value: float) -> str:
-    """Return a metric's value as people read it: an accuracy in percent, others as they are.
-
-    Example:
-        >>> metric_text("accuracy", 0.9234), metric_text("r2", -0.25)
-        ('92.3%', '-0.250')
-    """
-    return f"{value:.1%}" if name.endswith("accuracy") else f"{value:.3f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,30 +71,6 @@ class StepReport:
     seconds_left: float
     non_private_batch_size: int
     non_private_loss: float | None
-
-
-class Compared(NamedTuple):
-    """A model's score next to that of the best constant answer, on the same records.
-
-    Attributes:
-        own: the model's.
-        constant: what the best answer that ignores the image would have.
-        chance: the standard error of the score of a model that knows nothing.
-    """
-
-    own: float
-    constant: float
-    chance: float
-
-    @property
-    def better(self) -> bool:
-        """Whether it is better by more than two standard errors; NaN never is.
-
-        Example:
-            >>> Compared(0.55, 0.5, 0.03).better, Compared(0.6, 0.5, 0.03).better
-            (False, True)
-        """
-        return self.own > self.constant + 2 * self.chance
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,10 @@ from dpbam.data.dataset import model_input
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import device_of, evaluating, map_rows
 from dpbam.privacy.plan import PrivacyPlan
+from dpbam.tasks.base import Task, make_task
 from dpbam.training.averaging import WeightAverage
 from dpbam.training.evaluation import spare, summarise
 from dpbam.training.events import EvaluationReport, Reporter, StepReport
-from dpbam.training.tasks import Task, make_task
 
 Ending = Literal["complete", "stopped", "budget ended"]
 

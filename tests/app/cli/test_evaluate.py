@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpbam.app.cli.evaluate import _show_task
-from dpbam.app.runs import task_metrics
-from dpbam.app.runs.task_metrics import evaluate_task
+from dpbam.app.cli.evaluate import show
 from dpbam.data import from_arrays
-from dpbam.training.tasks import make_task
+from dpbam.tasks import base
+from dpbam.tasks.base import make_task
 
 FINDINGS = ("Atelectasis", "Cardiomegaly", "Pleural_Thickening")
 
@@ -21,13 +20,14 @@ def test_findings_are_readable_at_80_columns(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(task_metrics, "_RESAMPLES", 2)
+    monkeypatch.setattr(base, "_RESAMPLES", 2)
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, (40, 3))
     data = from_arrays(np.zeros((40, 8, 8), np.uint8), labels, class_names=FINDINGS)
     sexes = {"sex": np.array(["f", "m"] * 20)}
     task = make_task("multi-label", FINDINGS)
-    _show_task(data, evaluate_task(task, rng.normal(size=(40, 3)), labels, sexes, thresholds))
+    result = task.evaluate(rng.normal(size=(40, 3)), labels, sexes, thresholds)
+    show(data, result, task.words)
     shown = capsys.readouterr().out
     for word in (*FINDINGS, "sensitivity", "specificity", "precision", "records"):
         assert f" {word} " in shown

@@ -37,12 +37,20 @@ def run(tmp_path: Path, mark: Path) -> Path:
     (folder / "non-private").mkdir(parents=True)
     facts = {"model": "own_nets:small", "model_options": {"mark": str(mark)}}
     (folder / "model.json").write_text(
-        json.dumps({"image_shape": [1, 8, 8], "class_names": list("0123456789"), **facts})
+        json.dumps(
+            {
+                "format": 4,
+                "task": "single-label",
+                "image_shape": [1, 8, 8],
+                "class_names": list("0123456789"),
+                **facts,
+            }
+        )
     )
     weights = torch.nn.Linear(64, 10).state_dict()
     (folder / "model.safetensors").write_bytes(save({f"1.{k}": v for k, v in weights.items()}))
     config = RunConfig(noise_multiplier=1.0, data="digits", **facts)
-    stored = {"run": "r", "config": config.to_mapping(), "noise_multiplier": 1.0}
+    stored = {"format": 4, "run": "r", "config": config.to_mapping(), "noise_multiplier": 1.0}
     (folder / "non-private" / "run.json").write_text(json.dumps(stored))
     return folder
 

@@ -127,19 +127,22 @@ def reading(t: float, method: str, rng: random.Random) -> dict[str, Any]:
 
 def evaluation(classes: tuple[str, ...], rng: random.Random) -> dict[str, Any]:
     """As ``dpbam evaluate --save`` keeps it."""
-    from dpbam.app.runs.metrics import Proportion
+    from dpbam.tasks.scores import wilson
 
     k = len(classes)
     confusion = [[rng.randint(40, 80) if i == j else 10 for j in range(k)] for i in range(k)]
-    by_class = {
-        name: Proportion(confusion[i][i], sum(confusion[i])).to_dict()
-        for i, name in enumerate(classes)
-    }
-    groups = {name: {"accuracy": Proportion(right, 100).to_dict()} for name, right in
+
+    def share(right: int, count: int) -> dict[str, Any]:
+        return {"value": right / count, "interval": list(wilson(right, count)), "count": count}
+
+    by_class = {name: share(confusion[i][i], sum(confusion[i])) for i, name in enumerate(classes)}
+    counts = [one["count"] for one in by_class.values()]
+    groups = {name: {"accuracy": right / 100, **share(right, 100)} for name, right in
               (("f", 60), ("m", 75))}  # fmt: skip
     return {
-        "test_set_of_the_run": True,
-        "accuracy": Proportion(200, 300).to_dict(), "classes": by_class, "confusion": confusion,
+        "test_set_of_the_run": True, "task": "single-label", "metric": "accuracy",
+        "scores": {"accuracy": 2 / 3}, "interval": list(wilson(200, 300)), "count": sum(counts),
+        "trivial": max(counts) / sum(counts), "classes": by_class, "confusion": confusion,
         "groups": {"sex": {"worst": "f", "groups": groups}},
     }  # fmt: skip
 

@@ -53,7 +53,7 @@ def test_an_accuracy_is_compared_with_the_most_frequent_class(run: Run) -> None:
     shares = {"well": {"value": 1.0, "count": 75}, "ill": {"value": 0.0, "count": 25}}
     known = replace(
         run, metrics=({"epoch": 1.0, "accuracy": 0.75, "records": 100},),
-        evaluation={"classes": shares},
+        evaluation={"classes": shares, "trivial": 0.75, "count": 100},
     )  # fmt: skip
     assert headline(known).quality.endswith("The best constant answer would have 75.0%.")
     patients = replace(known, statement={**run.statement, "unit": "patient (all records ...)"})

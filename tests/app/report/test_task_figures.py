@@ -14,8 +14,7 @@ from dpbam.app.report.catalogue import build
 from dpbam.app.report.groups import groups
 from dpbam.app.report.html import render
 from dpbam.app.report.records import Run
-from dpbam.app.runs.task_metrics import evaluate_task
-from dpbam.training.tasks import make_task
+from dpbam.tasks.base import make_task
 
 TASKS = ("multi-label", "regression", "segmentation")
 
@@ -36,7 +35,7 @@ def task_run(task: str) -> Run:
     }[task]
     kept, y = made.summary(torch.randn(40, *shape), targets)
     column = np.array(["f", "m"] * 20)
-    found = evaluate_task(made, kept.double().numpy(), y.numpy(), {"sex": column})
+    found = made.evaluate(kept.double().numpy(), y.numpy(), {"sex": column})
     rows = tuple(
         {"step": k, "epoch": float(k), "epsilon": 1.0 + k, **found.scores, "loss": 1.0,
          "records": 40} for k in (1, 2)

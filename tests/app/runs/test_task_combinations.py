@@ -177,7 +177,7 @@ def test_a_run_of_any_combination_is_whole(row, tmp_path):
     assert found.to_dict()["groups"]["patient"]["groups"]
     np.savez(tmp_path / "new.npz", images=random_pixels(2, 5, (8, 8)))
     predictions = list(predict_files(model, [tmp_path / "new.npz"]))
-    assert [p.mask is not None for p in predictions] == [row["task"] == "segmentation"] * 2
+    assert [p.row.mask is not None for p in predictions] == [row["task"] == "segmentation"] * 2
     assert write_report([out], tmp_path).stat().st_size > 10**5
 
 

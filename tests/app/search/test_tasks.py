@@ -18,7 +18,7 @@ from dpbam.app.search.search import Search
 from dpbam.app.search.space import parse_space
 from dpbam.app.search.study import do_trials
 from dpbam.data.dataset import TASKS
-from dpbam.training.events import metric_label, metric_text
+from dpbam.tasks.scores import metric_label, metric_text
 from tests.app.runs.test_task_combinations import METRICS, SETTINGS, config_of, write_data
 from tests.data.helpers import random_pixels
 

@@ -1,14 +1,13 @@
 """The tree of commands. A command's module is imported when the command is used.
 
-Each module has ``COMMANDS``: the functions of its commands. A function's docstring is the help, and
-the lines under ``Examples:`` in it that begin with ``$`` are the examples below the flags.
+The catalogue names the function of each command. Its docstring is the help, and the lines under
+``Examples:`` in it that begin with ``$`` are the examples below the flags.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -16,36 +15,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from dpbam._version import __version__
 from dpbam.app.cli.output import HELP_ALL
+from dpbam.catalogue import COMMANDS
 
-# The name of each command, and the first sentence of its help.
-COMMANDS = {
-    "train": "Train a model with differential privacy, and write a privacy statement.",
-    "compare": "Train several methods with paired seeds, and compare their accuracy.",
-    "search": "Search for hyper-parameters: DP-SGD's first, then lambda for DP-SAT and BAM.",
-    "evaluate": "Evaluate a run's model on labelled data, as a whole, by class and by sub-group.",
-    "predict": "Predict images with a run's model: a label and the probability of every class.",
-    "export": "Write a run's model as ONNX, for Hugging Face, or as safetensors, and check it.",
-    "report": "Write one self-contained HTML page about one run, or several side by side.",
-    "plot": "Draw one figure of one run or several, or write its data.",
-    "audit": "Check a finished run, or attack its model.",
-    "sign": "Sign a run's privacy statement, which names the model's digest, with the operator's "
-    "key.",
-    "bias": "Measure the bias that clipping puts into a model's gradients: its length and "
-    "direction.",
-    "demo": "Compare DP-SGD, DP-SAT, BAM and training without privacy on digits, in a few minutes.",
-    "epsilon": "Calculate the epsilon of a training with a given noise multiplier.",
-    "calibrate": "Find the least noise multiplier for a number of steps; or, given one, the most "
-    "steps.",
-    "methods": "List methods, clippings, filters and corrections, with formula, privacy cost and "
-    "use.",
-    "data": "List, fetch and check data sets.",
-}
-_MODULES = {
-    "calibrate": "calculators",
-    "epsilon": "calculators",
-    "plot": "report",
-    "predict": "evaluate",
-}  # of a command whose module has another name
 _HELP = (
     "Train on sensitive images with differential privacy, and measure the bias that clipping puts "
     "into gradients."
@@ -90,7 +61,7 @@ class _Root(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, one.summary) for name, one in COMMANDS.items()])
 
 
 def command() -> Any:
@@ -105,15 +76,15 @@ def command() -> Any:
 
 def _built(name: str) -> Any:
     """Import a command's module and build its click command, or the group of its commands."""
-    module = import_module(f"dpbam.app.cli.{_MODULES.get(name, name)}")
-    if name in module.COMMANDS:
-        return single(name, module.COMMANDS[name])
-    firsts = [_parts(function)[1][0] for function in module.COMMANDS.values()]
+    target = COMMANDS.load(name)
+    if not isinstance(target, Mapping):
+        return single(name, target)
+    firsts = [_parts(function)[1][0] for function in target.values()]
     app = typer.Typer(
-        help=COMMANDS[name], epilog=_shown(firsts), no_args_is_help=True, rich_markup_mode="rich",
-        add_completion=False, context_settings=_SETTINGS,
+        help=COMMANDS[name].summary, epilog=_shown(firsts), no_args_is_help=True,
+        rich_markup_mode="rich", add_completion=False, context_settings=_SETTINGS,
     )  # fmt: skip
-    for inner, function in module.COMMANDS.items():
+    for inner, function in target.items():
         _add(app, inner, function)
     return typer.main.get_command(app)
 
@@ -127,6 +98,8 @@ def single(name: str, function: Callable[..., None]) -> Any:
 
 def _add(app: typer.Typer, name: str, function: Callable[..., None]) -> None:
     text, examples = _parts(function)
+    if marked := getattr(function, "settings_as_flags", None):  # made anew: names may be added
+        function = marked()
     app.command(name, cls=_tiered(function), help=text, epilog=_shown(examples))(function)
 
 

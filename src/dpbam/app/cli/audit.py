@@ -62,9 +62,6 @@ def audit(
         _check(folder, public_key, json, every)
 
 
-COMMANDS = {"audit": audit}
-
-
 def _check(folder: Path, operator: Path | None, as_json: bool, every: bool) -> None:
     from dpbam.app.audit import check, exported
     from dpbam.app.runs.folder import RunFolder

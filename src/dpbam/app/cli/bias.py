@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpbam.app.cli.flags import resumed_config, run_config, with_flags
+from dpbam.app.cli.flags import resumed_config, run_config, settings_as_flags
 from dpbam.app.cli.output import Json, facts, number, option, percent, print_json, say, table
 from dpbam.app.runs import RunConfig
 from dpbam.app.runs.bias import NOTE, Measured, measure
@@ -31,7 +31,8 @@ _WORDS = {
 _SHARES = ("relative_bias", "magnitude_share", "direction_share", "noise_share")
 
 
-def _bias(
+@settings_as_flags()
+def bias(
     flags: dict[str, Any],
     folder: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run folder: its model is measured.")
@@ -64,9 +65,6 @@ def _bias(
         print_json(found.to_dict())
     else:
         _show(settings, found)
-
-
-COMMANDS = {"bias": with_flags(_bias)}
 
 
 def _settings(folder: Path | None, flags: dict[str, Any]) -> RunConfig:

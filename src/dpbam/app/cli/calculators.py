@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel
 
 from dpbam import _validate
-from dpbam.app.cli.flags import with_flags
+from dpbam.app.cli.flags import settings_as_flags
 from dpbam.app.cli.output import Json, option, print_facts
 from dpbam.app.runs.config import default_batch_size
 from dpbam.app.runs.settings import setting
@@ -62,7 +62,8 @@ class Mechanism(BaseModel):
         return default_delta(self.n)
 
 
-def _epsilon(
+@settings_as_flags(Mechanism)
+def epsilon(
     flags: dict[str, Any],
     noise_multiplier: Annotated[float, option("Sigma.")],
     json: Json = False,
@@ -90,7 +91,8 @@ def _epsilon(
     print_facts(answer, json=json)
 
 
-def _calibrate(
+@settings_as_flags(Mechanism)
+def calibrate(
     flags: dict[str, Any],
     epsilon: Annotated[float, option("The budget.")],
     noise_multiplier: Annotated[
@@ -129,9 +131,3 @@ def _calibrate(
         "accountant": accounting.accountant_version(accountant),
     }
     print_facts(answer, json=json)
-
-
-COMMANDS = {
-    "epsilon": with_flags(_epsilon, Mechanism),
-    "calibrate": with_flags(_calibrate, Mechanism),
-}

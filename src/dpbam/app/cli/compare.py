@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from dpbam import _validate
-from dpbam.app.cli.flags import ConfigFile, merged, with_flags
+from dpbam.app.cli.flags import ConfigFile, merged, settings_as_flags
 from dpbam.app.cli.output import Json, option, print_json, say, table
 from dpbam.app.cli.progress import RunsDisplay, cost, resumable
 from dpbam.app.compare.comparison import Comparison, Contender, compare, plan_runs
 from dpbam.app.compare.statistics import Estimate
 from dpbam.app.runs import RunSpec
 from dpbam.privacy.rounding import up
-from dpbam.training.events import metric_label
+from dpbam.tasks.scores import metric_label
 
 _ENOUGH = 5
 METHODS = ("dp-sgd", "dp-sat", "bam")
 
 
-def _compare(
+@settings_as_flags(leave_out=("method", "seed"))
+def compare_methods(
     flags: dict[str, Any],
     out: Annotated[Path, option("A folder for all runs and comparison.json.")],
     method: Annotated[
@@ -71,9 +72,6 @@ def _compare(
         print_json(result.to_dict())
     else:
         show(result, out)
-
-
-COMMANDS = {"compare": with_flags(_compare, leave_out=("method", "seed"))}
 
 
 def carry_out(runs: list[RunSpec], out: Path, jobs: int, quiet: bool) -> Comparison:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpbam.app.cli.flags import with_flags
+from dpbam.app.cli.flags import settings_as_flags
 from dpbam.app.cli.output import Json, facts, option, print_json, printable, say, table
 from dpbam.app.runs.config import RunConfig
 from dpbam.catalogue import SOURCES
@@ -133,5 +133,5 @@ def _count(problems: int) -> str:
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_,
     "fetch": fetch,
-    "check": with_flags(check, leave_out=set(RunConfig.model_fields) - _FLAGS),
+    "check": settings_as_flags(leave_out=set(RunConfig.model_fields) - _FLAGS)(check),
 }

@@ -58,9 +58,6 @@ def demo(
     say(f"Report: {write_report([out], out / 'report.html')}")
 
 
-COMMANDS = {"demo": demo}
-
-
 def headline(result: Comparison) -> str:
     """Return the accuracy of each method, and at which epsilon."""
     private = next(run for run in result.runs if run.arm == result.names[0])

@@ -16,12 +16,12 @@ import numpy as np
 import typer
 
 from dpbam import _validate
+from dpbam._names import did_you_mean
 from dpbam.app.cli.output import (
     Json,
     facts,
     note,
     option,
-    percent,
     print_json,
     say,
     table,
@@ -32,7 +32,6 @@ from dpbam.app.runs import RunModel, load_run_model, stored_config
 from dpbam.app.runs.escaping import cell
 from dpbam.app.runs.files import read_json, write_atomic, write_json
 from dpbam.app.runs.folder import RunFolder
-from dpbam.app.runs.metrics import Metrics, Proportion, Scores
 from dpbam.app.runs.own_code import check_code
 from dpbam.app.runs.predict import (
     Prediction,
@@ -41,11 +40,11 @@ from dpbam.app.runs.predict import (
     predict_files,
     summaries,
 )
-from dpbam.app.runs.task_metrics import TaskMetrics, best_thresholds, parse_thresholds
 from dpbam.data import DataError, DataSet, load
 from dpbam.data.split import is_held_out
 from dpbam.errors import ArgumentError
-from dpbam.training.events import metric_label, metric_text
+from dpbam.tasks.base import Words
+from dpbam.tasks.scores import Evaluation, metric_label, metric_text
 
 CAVEAT = (
     "These figures come from the records themselves, without noise: on records that are not public "
@@ -53,6 +52,7 @@ CAVEAT = (
 )
 FORMATS = ("csv", "json")
 _MOST_COLUMNS = 12  # of a confusion matrix that fits on a screen
+_NOT_COLUMNS = ("value", "interval", "count", "threshold")
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Device = Annotated[str, option("cpu, cuda, ...")]
@@ -60,8 +60,6 @@ Threshold = Annotated[list[str] | None, option("Of findings: 0.3, or NAME=0.3; r
 ThresholdFrom = Annotated[
     str | None, option("A data set that you declare public: thresholds of the best F1 on it.")
 ]
-_KINDS = {"regression": "values", "segmentation": "shares", "single-label": "probabilities",
-          "multi-label": "probabilities"}  # fmt: skip
 OwnModel = Annotated[
     str | None, option("The run's own module:function, which you trust to be run.")
 ]
@@ -114,10 +112,8 @@ def evaluate(
     }  # fmt: skip
     if json:
         print_json(report)
-    elif isinstance(result, TaskMetrics):
-        _show_task(dataset, result)
     else:
-        _show(dataset, result)
+        show(dataset, result, loaded.task.words)
     if save:
         path = run / "non-private" / f"evaluation-{split}.json"
         path.parent.mkdir(exist_ok=True)
@@ -156,7 +152,7 @@ def predict(
     """
     _validate.one_of("--format", format, FORMATS)
     loaded = load_run_model(run, device=device, own_model=model)
-    if masks is not None and loaded.task.name != "segmentation":
+    if masks is not None and not loaded.task.targets_are_images:
         raise ArgumentError(f"--masks is for a segmentation, not for {loaded.task.name}")
     at = _thresholds(run, loaded, threshold, threshold_from, None, None)
     paths = files_in(files)
@@ -175,8 +171,7 @@ def predict(
     if masks is not None:
         _write_masks(predictions, masks)
         note(f"{len(predictions)} masks in {masks}, pixels of class numbers from 0")
-    kind = _KINDS[loaded.task.name]
-    text = _csv(predictions, loaded, kind) if format == "csv" else _json(predictions, kind)
+    text = _csv(predictions, loaded) if format == "csv" else _json(predictions, loaded)
     if out is None:
         print(text, end="")
     else:
@@ -187,9 +182,6 @@ def predict(
         raise typer.Exit(1)
 
 
-COMMANDS = {"evaluate": evaluate, "predict": predict}
-
-
 def _thresholds(
     run: Path, model: RunModel, given: list[str] | None, public: str | None, root: Path | None,
     columns: list[str] | None,
@@ -197,14 +189,14 @@ def _thresholds(
     """Return the thresholds of findings that were given, or that are best on a public set."""
     if not given and public is None:
         return {}
-    if model.task.name != "multi-label":
+    if not model.task.has_thresholds:
         raise ArgumentError(
             f"thresholds are for findings, and this model does {model.task.name}: leave them out"
         )
     found: dict[str, float] = {}
     if public is not None:
         dataset = _load(run, model, public, "train", None, root, columns)
-        found = best_thresholds(model.task, *summaries(model, dataset))
+        found = model.task.best_thresholds(*summaries(model, dataset))
         note(f"thresholds from {dataset.name}, which you declare public: "
              + ", ".join(f"{name} {value:.3f}" for name, value in found.items()))  # fmt: skip
     return {**found, **parse_thresholds(given or (), model.class_names)}
@@ -231,7 +223,7 @@ def _load(
     convertible = channels if channels in (1, 3) else None
     part = partial(
         load, str(data), split=split, root=root, image_size=(height, width), channels=convertible,
-        task=model.task.name, label_columns=columns or (), dicom_window=model.dicom_window,
+        task=model.task.layout, label_columns=columns or (), dicom_window=model.dicom_window,
     )  # fmt: skip
     if unit is None and config is not None and config.unit is not None:
         with suppress(DataError):  # if it is not for want of the column, it is raised again
@@ -278,65 +270,76 @@ def _statement(folder: RunFolder) -> dict[str, Any]:
     return read_json(folder.statement_json) if folder.statement_json.exists() else {}
 
 
-def _show(dataset: DataSet, result: Metrics) -> None:
-    scores = result.scores
-    frequent = max(share.count for share in result.classes.values()) / max(1, len(dataset))
-    values = {
-        "data": f"{dataset.name}, {len(dataset)} records",
-        "accuracy": f"{_share(scores.accuracy)} (95% Wilson)",
-        "balanced accuracy": percent(scores.balanced_accuracy),
-        "AUC": _figure(scores.auc),
-        "calibration error": percent(scores.calibration_error),
-        "best constant": f"accuracy {percent(frequent)}",
-    }
-    say(facts(values))
-    rows = [(name, share.count, _share(share)) for name, share in result.classes.items()]
-    say(table(("class", "records", "recognised"), rows))
-    for column in result.groups:
-        _show_groups(column, result)
-    if len(result.classes) <= _MOST_COLUMNS:
-        counts = zip(result.classes, result.confusion.tolist(), strict=True)
-        names = ("label \\ predicted", *result.classes)
-        say(table(names, [(name, *row) for name, row in counts]))
-    say(CAVEAT)
+def parse_thresholds(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+    """Read ``0.3`` (of all findings) and ``oedema=0.3``.
+
+    Example:
+        >>> parse_thresholds(["0.3", "effusion=0.6"], ["oedema", "effusion"])
+        {'oedema': 0.3, 'effusion': 0.6}
+    """
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        if name and name not in names:
+            hint = did_you_mean(name, names)
+            raise ArgumentError(f"--threshold names {name!r}, which is no finding: {hint}")
+        try:
+            threshold = float(value)
+        except ValueError:
+            threshold = math.nan
+        if not 0 < threshold < 1:
+            raise ArgumentError(f"--threshold must be like 0.3 or NAME=0.3, got {text!r}")
+        found |= {name: threshold} if name else dict.fromkeys(names, threshold)
+    return found
 
 
-def _show_task(dataset: DataSet, result: TaskMetrics) -> None:
-    low, high = (metric_text(result.metric, edge) for edge in result.interval)
+def show(dataset: DataSet, result: Evaluation, words: Words) -> None:
+    """Print the metrics of all records, of each class and of each sub-group."""
+    metric, main = result.metric, metric_label(result.metric)
     values = {metric_label(name): metric_text(name, value) for name, value in result.scores.items()}
-    main = metric_label(result.metric)
-    values[main] += f" [{low}, {high}] (95% bootstrap)"
-    values["best constant"] = f"{main} {metric_text(result.metric, result.trivial)}"
-    if result.task == "multi-label":
-        values["threshold"] = _listed_thresholds(result)
+    kind = "Wilson" if metric == "accuracy" else "bootstrap"
+    values[main] += f" {_interval(metric, result.interval)} (95% {kind})"
+    values["best constant"] = f"{main} {metric_text(metric, result.trivial)}"
+    at = {name: one["threshold"] for name, one in result.classes.items() if "threshold" in one}
+    if at:  # one of all findings, or each one's: a column would make the table too wide
+        same = len(set(at.values())) == 1
+        listed = [f"{name} {value:.3f}" for name, value in at.items()]
+        values["threshold"] = f"{next(iter(at.values())):.3f}" if same else ", ".join(listed)
     say(facts({"data": f"{dataset.name}, {len(dataset)} records", **values}))
     if result.classes:
-        some = next(iter(result.classes.values()))
-        names = [name for name in some if name not in ("value", "count", "threshold")]
-        what = "pixels" if result.task == "segmentation" else "records"
-        header = ("class", what, main, *map(_narrow, names))
+        heading = "recognised" if metric == "accuracy" else main
+        others = [k for k in next(iter(result.classes.values())) if k not in _NOT_COLUMNS]
         rows = [
-            (label, found["count"], *(_figure(found[name]) for name in ("value", *names)))
-            for label, found in result.classes.items()
-        ]
-        say(table(header, rows))
+            (label, one["count"], _with_interval(metric, one["value"], one.get("interval")),
+             *(metric_text(k, one[k]) for k in others))
+            for label, one in result.classes.items()
+        ]  # fmt: skip
+        say(table(("class", words.counted, heading, *map(_narrow, others)), rows))
     for column, groups in result.groups.items():
         worst, names = result.worst(column), list(result.scores)
         rows = [
-            (f"{group or '(none)'}{' <- worst' if group == worst else ''}", found["count"],
-             *(_figure(found[name]) for name in names))
-            for group, found in groups.items()
+            (f"{group or '(none)'}{' <- worst' if group == worst else ''}", one["count"],
+             _with_interval(metric, one[metric], one.get("interval")),
+             *(metric_text(k, one[k]) for k in names if k != metric))
+            for group, one in groups.items()
         ]  # fmt: skip
         header = (column, "records", *map(_narrow, names))
         say(table(header, rows, title=f"by {column}; the worst is {worst}"))
+    confusion = result.figures.get("confusion", ())
+    if confusion and len(confusion) <= _MOST_COLUMNS and words.counted == "records":
+        rows = [(name, *row) for name, row in zip(result.classes, confusion, strict=True)]
+        say(table(("label \\ predicted", *result.classes), rows))
     say(CAVEAT)
 
 
-def _listed_thresholds(result: TaskMetrics) -> str:
-    """Return the threshold of all findings, or each one's: a column would make the table wide."""
-    at = {name: _figure(found["threshold"]) for name, found in result.classes.items()}
-    same = set(at.values())
-    return same.pop() if len(same) == 1 else ", ".join(f"{k} {v}" for k, v in at.items())
+def _with_interval(metric: str, value: float, interval: Sequence[float] | None) -> str:
+    if interval is None or math.isnan(value):
+        return metric_text(metric, value)
+    return f"{metric_text(metric, value)} {_interval(metric, interval)}"
+
+
+def _interval(metric: str, edges: Sequence[float]) -> str:
+    return f"[{', '.join(metric_text(metric, edge) for edge in edges)}]"
 
 
 def _narrow(metric: str) -> str:
@@ -344,50 +347,20 @@ def _narrow(metric: str) -> str:
     return metric_label(metric).replace(" ", "\n")
 
 
-def _show_groups(column: str, result: Metrics) -> None:
-    worst = result.worst(column)
-    rows = [_group(name, s, name == worst) for name, s in result.groups[column].items()]
-    header = (column, "records", "accuracy", "balanced", "AUC", "calibration error")
-    say(table(header, rows, title=f"by {column}; the worst is {worst}"))
-
-
-def _group(name: str, scores: Scores, worst: bool) -> tuple[object, ...]:
-    return (
-        f"{name or '(none)'}{' <- worst' if worst else ''}",
-        scores.accuracy.count,
-        _share(scores.accuracy),
-        percent(scores.balanced_accuracy),
-        _figure(scores.auc),
-        percent(scores.calibration_error),
-    )
-
-
-def _share(share: Proportion) -> str:
-    if not share.count:
-        return "-"
-    low, high = share.interval
-    return f"{percent(share.value)} [{percent(low)}, {percent(high)}]"
-
-
-def _figure(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _csv(predictions: Sequence[Prediction], model: RunModel, kind: str) -> str:
-    text = io.StringIO()
+def _csv(predictions: Sequence[Prediction], model: RunModel) -> str:
+    text, words = io.StringIO(), model.task.words
     writer = csv.writer(text, lineterminator="\n")
-    shown = {"probabilities": "p({})", "shares": "share({})"}.get(kind, "{}")
-    labelled = kind != "values"  # a value is its own label
-    first = ["file", "label"] if labelled else ["file"]
-    writer.writerow([*first, *(cell(shown.format(name)) for name in model.class_names)])
-    for one in predictions:
-        values = (f"{one.values[name]:.6f}" for name in model.class_names)
-        writer.writerow([cell(one.file), *([cell(one.label)] if labelled else []), *values])
+    first = ["file", "label"] if words.labelled else ["file"]
+    writer.writerow([*first, *(cell(words.column.format(name)) for name in model.class_names)])
+    for file, row in predictions:
+        values = (f"{row.values[name]:.6f}" for name in model.class_names)
+        writer.writerow([cell(file), *([cell(row.label)] if words.labelled else []), *values])
     return text.getvalue()
 
 
-def _json(predictions: Sequence[Prediction], kind: str) -> str:
-    rows = [{"file": one.file, "label": one.label, kind: one.values} for one in predictions]
+def _json(predictions: Sequence[Prediction], model: RunModel) -> str:
+    kind = model.task.words.values
+    rows = [{"file": file, "label": row.label, kind: row.values} for file, row in predictions]
     return to_json(rows, indent=2) + "\n"
 
 
@@ -400,7 +373,7 @@ def _write_masks(predictions: Sequence[Prediction], folder: Path) -> None:
     if len(set(names)) < len(names):
         raise ArgumentError("two of the files have one name: predict them in separate commands")
     for name, one in zip(names, predictions, strict=True):
-        Image.fromarray(np.asarray(one.mask)).save(folder / name)
+        Image.fromarray(np.asarray(one.row.mask)).save(folder / name)
 
 
 def _mask_name(file: str) -> str:

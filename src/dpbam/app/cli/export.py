@@ -34,6 +34,3 @@ def export(
     checked = f"loaded again, its outputs {allowed if difference else 'are the same'}"
     values = {"folder": str(folder), "files": ", ".join(files), "checked": checked}
     print_facts(values, json=json)
-
-
-COMMANDS = {"export": export}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -25,6 +25,7 @@ ConfigFile = Annotated[
     Path | None,
     option("A .toml file of these settings; flags override it.", "--config"),
 ]
+Command = TypeVar("Command", bound=Callable[..., None])
 _FEW = 20  # flags whose help one screen holds
 
 
@@ -62,6 +63,22 @@ def with_flags(
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
     del wrapped.__wrapped__  # typer would read its signature instead
     return wrapped
+
+
+def settings_as_flags(
+    model: type[BaseModel] = RunConfig, *, leave_out: Collection[str] = ()
+) -> Callable[[Command], Command]:
+    """Mark a command that takes the fields of ``model`` as flags (:func:`with_flags`).
+
+    The flags are made when the command line is built: their help lists what the catalogue has then.
+    """
+
+    def mark(command: Command) -> Command:
+        make = functools.partial(with_flags, command, model, leave_out=leave_out)
+        command.settings_as_flags = make  # type: ignore[attr-defined]
+        return command
+
+    return mark
 
 
 def _help_all(count: int) -> inspect.Parameter:

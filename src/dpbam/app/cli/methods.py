@@ -8,7 +8,7 @@ from dpbam.catalogue import CLIPPINGS, CORRECTION, FILTERS, METHODS, Part
 _KINDS = (("--method", METHODS), ("--clipping", CLIPPINGS), ("--filter", FILTERS))
 
 
-def _methods(json: Json = False) -> None:
+def methods(json: Json = False) -> None:
     """List methods, clippings, filters and corrections, with formula, privacy cost and use.
 
     Each of the first three also takes module:Name, code of your own.
@@ -34,6 +34,3 @@ def _methods(json: Json = False) -> None:
     ]  # fmt: skip
     say(table(header, rows, left=5))
     say("--method, --clipping and --filter also take module:Name, code of your own.")
-
-
-COMMANDS = {"methods": _methods}

@@ -33,14 +33,8 @@ from dpbam.app.runs import RunConfig, RunResult
 from dpbam.app.runs.escaping import visible
 from dpbam.app.runs.pool import StoppedError
 from dpbam.privacy.rounding import up
-from dpbam.training.events import (
-    EvaluationReport,
-    Reporter,
-    StartReport,
-    StepReport,
-    metric_label,
-    metric_text,
-)
+from dpbam.tasks.scores import metric_label, metric_text
+from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport
 
 if TYPE_CHECKING:
     from dpbam.privacy.plan import PrivacyPlan

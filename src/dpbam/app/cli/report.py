@@ -78,9 +78,6 @@ def plot(
     say(str(draw(figure, _folders(runs or []), out)))
 
 
-COMMANDS = {"report": report, "plot": plot}
-
-
 def _folders(paths: list[Path]) -> list[Path]:
     """Of several paths, as ``runs/*`` gives them, keep the folders."""
     return [path for path in paths if path.is_dir() or len(paths) == 1]

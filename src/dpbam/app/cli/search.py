@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from dpbam import _validate
-from dpbam.app.cli.flags import ConfigFile, merged, with_flags
+from dpbam.app.cli.flags import ConfigFile, merged, settings_as_flags
 from dpbam.app.cli.output import Json, console, facts, note, option, print_json, say, table
 from dpbam.app.cli.progress import resumable
 from dpbam.app.runs.config import ConfigError
@@ -15,12 +15,13 @@ from dpbam.app.search.search import METHODS, Search, Stage
 from dpbam.app.search.space import parse_space
 from dpbam.app.search.study import Score, Study, do_trials
 from dpbam.privacy.rounding import up
-from dpbam.training.events import metric_label, metric_text
+from dpbam.tasks.scores import metric_label, metric_text
 
 _SHOWN = 10  # trials of each stage in the table
 
 
-def _search(
+@settings_as_flags(leave_out=("method",))
+def search(
     flags: dict[str, Any],
     out: Annotated[Path, option("A folder for all trials and result.json.")],
     pay: Annotated[
@@ -91,9 +92,6 @@ def _search(
         print_json(result.to_dict())
     else:
         show(result, out)
-
-
-COMMANDS = {"search": with_flags(_search, leave_out=("method",))}
 
 
 def score_noise(pay: str, text: str | None) -> float | None:

@@ -38,6 +38,3 @@ def sign(
     run = RunFolder(folder)
     public = sign(folder, key)
     say(facts({"signature": signed_files(run)[1], "public key": public}))
-
-
-COMMANDS = {"sign": sign}

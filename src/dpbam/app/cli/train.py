@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from dpbam.app.cli.boundary import INTERRUPTED
-from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, with_flags
+from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, settings_as_flags
 from dpbam.app.cli.output import console, facts, note, number, option, print_json, say
 from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
 from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
@@ -24,10 +24,12 @@ from dpbam.app.runs.timing import duration
 from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
-from dpbam.training.events import Reporter, metric_label, metric_text
+from dpbam.tasks.scores import metric_label, metric_text
+from dpbam.training.events import Reporter
 
 
-def _train(
+@settings_as_flags()
+def train(
     flags: dict[str, Any],
     config: ConfigFile = None,
     out: Annotated[Path | None, option("The run folder. By default a new one in runs/.")] = None,
@@ -68,9 +70,6 @@ def _train(
         raise typer.Exit(INTERRUPTED)
     if ranks.leads:
         _show_result(result, settings, quiet, json_lines)
-
-
-COMMANDS = {"train": with_flags(_train)}
 
 
 def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines: bool) -> None:

@@ -8,7 +8,7 @@ from dpbam.app.compare.statistics import Estimate, paired_difference
 from dpbam.app.report.charts import forest
 from dpbam.app.report.figure import COLOURS, Figure
 from dpbam.app.report.groups import Group
-from dpbam.training.events import metric_label
+from dpbam.tasks.scores import metric_label
 
 
 def differences(groups: Sequence[Group]) -> Figure:

@@ -14,7 +14,7 @@ from dpbam.app.report.charts import Series, confusion_matrix, dots, lines, scatt
 from dpbam.app.report.figure import Figure, Panel
 from dpbam.app.report.groups import PALETTE_SIZE, Group
 from dpbam.app.report.records import ReportError, Run
-from dpbam.training.events import metric_label
+from dpbam.tasks.scores import metric_label
 
 MOST_CATEGORIES = 30
 NOT_EVALUATED = "There is no evaluation by class. Run dpbam evaluate RUN --save to make one."
@@ -174,11 +174,7 @@ def _classes(run: Run) -> Shares:
 def _subgroups(column: str, run: Run) -> Shares:
     found = (run.evaluation or {}).get("groups", {}).get(column, {}).get("groups", {})
     metric = (run.evaluation or {}).get("metric")
-    if metric is None:
-        return {name: scores["accuracy"] for name, scores in found.items()}
-    return {
-        name: {"value": scores[metric], "count": scores["count"]} for name, scores in found.items()
-    }
+    return {name: {**scores, "value": scores.get(metric)} for name, scores in found.items()}
 
 
 def _dots(title: str, groups: Sequence[Group], shares_of: Callable[[Run], Shares]) -> list[Panel]:

@@ -8,10 +8,9 @@ from typing import Any
 
 from dpbam.app.report.records import Run
 from dpbam.app.report.tables import shown
-from dpbam.app.runs.metrics import Proportion
 from dpbam.app.runs.statement_text import right_guesses
 from dpbam.privacy.rounding import up
-from dpbam.training.events import metric_label, metric_text
+from dpbam.tasks.scores import metric_label, metric_text, wilson
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def _quality(run: Run) -> tuple[str, str]:
 def _interval(run: Run, value: float, records: int) -> Sequence[float] | None:
     """Wilson's for an accuracy; of other metrics, what was recorded."""
     if run.metric == "accuracy":
-        return Proportion(round(value * records), records).interval if records else None
+        return wilson(round(value * records), records) if records else None
     stored = run.evaluation_of_last_records.get("interval")
     return stored if isinstance(stored, list) and len(stored) == 2 else None
 

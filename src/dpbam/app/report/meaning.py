@@ -20,7 +20,7 @@ from dpbam.app.report.norm_figures import LEVELS
 from dpbam.app.report.records import Run
 from dpbam.app.report.released_figures import released_share
 from dpbam.app.report.tables import mean_text
-from dpbam.training.events import metric_label, metric_text
+from dpbam.tasks.scores import metric_label, metric_text
 
 Runs = Sequence[Run]
 _MOST = 8  # settings that have a sentence

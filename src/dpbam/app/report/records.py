@@ -37,7 +37,7 @@ from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.settings import policies
 from dpbam.catalogue import METHODS, is_private
 from dpbam.errors import DPBAMError
-from dpbam.training.events import Compared
+from dpbam.tasks.scores import Compared
 
 CONFIG = "config.toml"
 #: Settings that may be in a report for publication.
@@ -116,11 +116,7 @@ class Run:
         if scores.get("constant") is not None:
             return float(scores["constant"])
         evaluation = self.evaluation_of_last_records
-        if "trivial" in evaluation:
-            return float(evaluation["trivial"])
-        # of an accuracy, the best constant is the most frequent class
-        counts = [int(share["count"]) for share in evaluation.get("classes", {}).values()]
-        return max(counts) / sum(counts) if counts else None
+        return float(evaluation["trivial"]) if "trivial" in evaluation else None
 
     @property
     def useless(self) -> bool:
@@ -136,8 +132,7 @@ class Run:
     def evaluation_of_last_records(self) -> dict[str, Any]:
         """What ``dpbam evaluate --save`` recorded, if it was of as many records."""
         evaluation = self.evaluation or {}
-        shares = evaluation.get("classes", {}).values()
-        count = evaluation.get("count", sum(int(share.get("count") or 0) for share in shares))
+        count = evaluation.get("count")
         records = int(self.metrics[-1].get("records") or 0) if self.metrics else 0
         return evaluation if count == records else {}
 

@@ -13,7 +13,7 @@ from dpbam.app.report.comparison_figures import paired, verdict
 from dpbam.app.report.groups import Group
 from dpbam.app.report.records import Run
 from dpbam.privacy.rounding import up
-from dpbam.training.events import metric_label, metric_text
+from dpbam.tasks.scores import metric_label, metric_text
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dpbam.app.report.groups import Group, curves, numbers
 from dpbam.app.report.records import Run
 from dpbam.catalogue import is_private
 from dpbam.privacy.rounding import up
-from dpbam.training.events import metric_label, metric_text
+from dpbam.tasks.scores import metric_label, metric_text
 
 
 def accuracy(groups: Sequence[Group]) -> Figure:

@@ -31,9 +31,9 @@ from dpbam.nn.encoders import PublicEncoder, file_digest
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import device_of, evaluating, trainable
 from dpbam.privacy.clipping import Clipping
+from dpbam.tasks.base import Task, make_task
 from dpbam.training.adam_bc import AdamBC
 from dpbam.training.averaging import WeightAverage, dense, exponential
-from dpbam.training.tasks import Task, make_task
 from dpbam.training.trainer import augmentation
 
 _KINDS: dict[str, type] = {"method": Method, "clipping": Clipping, "filter": Filter}
@@ -89,10 +89,10 @@ def _make_feature_model(config: RunConfig, train: DataSet) -> FeatureModel:
 def task_of(config: RunConfig, train: DataSet, model: nn.Module) -> Task:
     """Return the task on the model's device; refuse a model without the outputs that it needs."""
     task = make_task(
-        train.task, train.class_names, class_weights=config.class_weights, focal=config.focal,
-        target_range=config.target_range,
+        config.task or train.task, train.class_names, class_weights=config.class_weights,
+        focal=config.focal, target_range=config.target_range,
     )  # fmt: skip
-    _check_weighted(config, train)
+    _check_weighted(config, train, task)
     device = device_of(model)
     blank = torch.zeros(1, *train.shape, dtype=torch.uint8, device=device)
     with torch.no_grad(), evaluating(model):
@@ -100,14 +100,14 @@ def task_of(config: RunConfig, train: DataSet, model: nn.Module) -> Task:
     return task.to(device)
 
 
-def _check_weighted(config: RunConfig, train: DataSet) -> None:
+def _check_weighted(config: RunConfig, train: DataSet, task: Task) -> None:
     """Refuse weights that would have no effect, or no classes."""
-    if config.release_counts is not None and train.task == "regression":
+    if config.release_counts is not None and not task.has_classes:
         raise ConfigError("release_counts cannot be used: a regression has no classes")
     unit = train.chosen_unit(config.unit)
     weighted = config.class_weights or config.focal or config.release_counts
     normalised = config.clipping in ("automatic", "normalised") and unit == "record"
-    if weighted and normalised and train.task == "single-label":
+    if weighted and normalised and task.name == "single-label":
         raise ConfigError(
             f"clipping {config.clipping} gives every record's gradient one length, so that weights "
             "of its class and focal loss have no effect: choose flat clipping, or leave them out"
@@ -300,10 +300,10 @@ def make_augment(config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
     return augmentation(_views(config))
 
 
-def make_mask_augment(config: RunConfig, task: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+def make_mask_augment(config: RunConfig, task: Task) -> Callable[[Tensor, Tensor], Tensor] | None:
     """Return what moves the masks of a segmentation with their images."""
     draw = _views(config)
-    if draw is None or task != "segmentation":
+    if draw is None or not task.targets_are_images:
         return None
     return lambda masks, keys: draw(masks[:, None], keys)[:, 0]
 

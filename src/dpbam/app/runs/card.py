@@ -8,26 +8,16 @@ sets that everyone has.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpbam.app.runs.escaping import each_text, json_text, markdown, visible
+from dpbam.catalogue import TASKS
 from dpbam.privacy.rounding import up
 
+if TYPE_CHECKING:
+    from dpbam.tasks.base import Words
+
 _NO_METRICS = ("step", "epoch", "epsilon", "loss", "records")  # of a row of metrics.jsonl
-_TAGS = {"single-label": "image-classification", "multi-label": "image-classification",
-         "segmentation": "image-segmentation"}  # fmt: skip
-_GIVES = {
-    "single-label": "one of these classes: {names}",
-    "multi-label": "which of these findings it shows: {names}",
-    "regression": "a number, {names}, trained on values from {low:g} to {high:g}",
-    "segmentation": "one of these classes for every pixel: {names}",
-}
-_OUTPUTS = {
-    "single-label": "One output per class; softmax makes them probabilities.",
-    "multi-label": "One output per finding; the logistic function makes them probabilities.",
-    "regression": "The output y stands for the value {low:g} + (y + 1) / 2 * {width:g}.",
-    "segmentation": "One output per class and pixel; the class with the largest is predicted.",
-}
 #: Library -> how it loads the model.
 _LOADING = {
     "dpbam": """\
@@ -64,13 +54,13 @@ def model_card(
     shown = None
     if metrics is not None and statement["evaluated_on"].get("public"):
         shown = {k: v for k, v in metrics.items() if k not in _NO_METRICS and v is not None}
-    stated = each_text(statement, markdown)
+    stated, words = each_text(statement, markdown), _words(model)
     return _TEMPLATE.format(
         matter=_front_matter(statement, model, shown),
         title=f"{markdown(str(model['model']))}, trained with {stated['method']}",
         shape=" x ".join(map(str, model["image_shape"])),
-        gives=_of_task(_GIVES, model),
-        outputs=_of_task(_OUTPUTS, model),
+        gives=_of_task(words.gives, model),
+        outputs=_of_task(words.outputs, model),
         loading=_LOADING["dpbam"],
         metrics=_evaluation(stated, shown),
         privacy=_privacy(stated),
@@ -85,10 +75,14 @@ def exported_card(card: str, library: str) -> str:
     )
 
 
-def _of_task(texts: Mapping[str, str], model: Mapping[str, Any]) -> str:
+def _words(model: Mapping[str, Any]) -> Words:
+    words: Words = TASKS.load(model["task"]).words
+    return words
+
+
+def _of_task(text: str, model: Mapping[str, Any]) -> str:
     low, high = model.get("target_range") or (0.0, 0.0)
     names = ", ".join(markdown(str(name)) for name in model["class_names"])
-    text = texts[model.get("task", "single-label")]
     return text.format(names=names, low=low, high=high, width=high - low)
 
 
@@ -96,7 +90,7 @@ def _front_matter(
     statement: Mapping[str, Any], model: Mapping[str, Any], metrics: Mapping[str, Any] | None
 ) -> str:
     """Return YAML: its values are written as JSON, which YAML includes, in one line each."""
-    tag = _TAGS.get(model.get("task", "single-label"))
+    tag = _words(model).pipeline_tag
     values: dict[str, Any] = {
         "library_name": "dpbam",
         **({"pipeline_tag": tag} if tag else {}),

@@ -53,7 +53,7 @@ def weigh(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracle) 
         oracle.before = known[0]
     stored = read_json(path)
     counts = np.array([stored["counts"][name] for name in task.class_names])
-    weights = balanced(counts, stored["noise"], prepared.plan.n, task.name == "multi-label")
+    weights = balanced(counts, stored["noise"], prepared.plan.n, task.several_labels)
     task.weights.copy_(torch.from_numpy(weights))
 
 

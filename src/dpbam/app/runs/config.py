@@ -35,7 +35,7 @@ from dpbam.app.runs.settings import (
     sentence,
     setting,
 )
-from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, is_private
+from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, TASKS, is_private
 from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import SHARE
 from dpbam.privacy.plan import PrivacyPlan, default_delta, epoch_steps
@@ -43,6 +43,7 @@ from dpbam.privacy.plan import PrivacyPlan, default_delta, epoch_steps
 MethodName: TypeAlias = named(METHODS)  # type: ignore[valid-type]
 ClippingName: TypeAlias = named(CLIPPINGS)  # type: ignore[valid-type]
 ModelName: TypeAlias = Annotated[str, Names(MODELS)]  # checked where it is built
+TaskName: TypeAlias = named(TASKS, own=False)  # type: ignore[valid-type]
 FilterName: TypeAlias = named(FILTERS, "none")  # type: ignore[valid-type]
 _PANELS = ("Data", "Privacy", "Method", "Model", "Training", "Run", "Statement")
 _data, _privacy, _method, _model, _training, _run, _stated = (
@@ -91,7 +92,7 @@ class RunConfig(BaseModel):
         unset="each by its own", searchable=True,
     )
 
-    task: Literal["single-label", "multi-label", "regression", "segmentation"] | None = _data(
+    task: TaskName | None = _data(
         "What is predicted.", unset="from the labels", common=True, published=True,
     )
     label_columns: Patterns = _data(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dpbam.app.runs.config import RunConfig
     from dpbam.data import DataSet
-    from dpbam.training.tasks import Task
+    from dpbam.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train
         "model_options": build.model_options(config),
         "image_shape": list(train.shape),
         "dicom_window": config.dicom_window,
-        "task": train.task,
+        "task": config.task or train.task,
         "class_names": list(train.class_names),
         "target_range": config.target_range,
         "input": "uint8 images to float32: x / 127.5 - 1",
@@ -93,7 +93,7 @@ def load_run_model(
     from safetensors.torch import load_file
 
     from dpbam.data.sources import Options
-    from dpbam.training.tasks import make_task
+    from dpbam.tasks.base import make_task
 
     folder = RunFolder(run)
     if not folder.model.exists() or not folder.weights.exists():
@@ -115,8 +115,7 @@ def load_run_model(
             _check_sizes(build, weights)
         module = build()
         module.load_state_dict(weights)
-        name, edges = str(facts.get("task", "single-label")), facts.get("target_range")
-        task = make_task(name, names, target_range=edges)
+        task = make_task(str(facts["task"]), names, target_range=facts.get("target_range"))
         given = facts.get("dicom_window")
         window = None if given is None else (float(given[0]), float(given[1]))
         Options(dicom_window=window)  # refuses a wrong one

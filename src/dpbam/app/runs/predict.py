@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.app.runs.metrics import Metrics, evaluate
-from dpbam.app.runs.task_metrics import TaskMetrics, evaluate_task
 from dpbam.data import DataError, DataSet, read_images, to_float
 from dpbam.data.arrays import as_images
 from dpbam.data.decode import SUFFIXES
 from dpbam.data.folder import find_images
+from dpbam.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dpbam.app.runs.model_file import RunModel
+    from dpbam.tasks.base import Row
+    from dpbam.tasks.scores import Evaluation
 
 Pixels = NDArray[np.uint8]
 _ROWS = 256  # images at once
 _ARRAYS = ("images", "x", "data", "test_images", "x_test")
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What is predicted for one image; row 3 of an array is ``scans.npz[3]``.
-
-    Attributes:
-        label: the likeliest class; findings with ``|`` between them; the value, as text.
-        values: by class, finding or name of the value: probability, share of the pixels, value.
-        mask: of a segmentation: uint8 [H, W].
-    """
+class Prediction(NamedTuple):
+    """What is predicted for one image; row 3 of an array is ``scans.npz[3]``."""
 
     file: str
-    label: str
-    values: dict[str, float]
-    mask: Pixels | None = None
+    row: Row
 
 
 def files_in(places: Sequence[str | Path]) -> list[Path]:
@@ -81,36 +71,7 @@ def predict_files(
             raise DataError(f"{path} is {kind}: give image files or .npz files")
     for names, pixels in _chunks(paths, model, on_unreadable or _raise):
         for name, row in zip(names, _predictions(model, pixels), strict=True):
-            yield _prediction(model, name, row, thresholds or {})
-
-
-def _prediction(
-    model: RunModel, file: str, row: NDArray[Any], thresholds: Mapping[str, float]
-) -> Prediction:
-    names = model.class_names
-    if model.task.name == "segmentation":
-        shares = np.bincount(row.reshape(-1), minlength=len(names)) / row.size
-        seen = [name for name, share in zip(names, shares, strict=True) if share > 0]
-        return Prediction(file, "|".join(seen), _by_name(names, shares), row)
-    values = _by_name(names, row)
-    if model.task.name == "regression":
-        return Prediction(file, f"{row[0]:g}", values)
-    if model.task.name == "multi-label":
-        found = [name for name, p in values.items() if p >= thresholds.get(name, 0.5)]
-        return Prediction(file, "|".join(found), values)
-    return Prediction(file, names[int(row.argmax())], values)
-
-
-def _by_name(names: Sequence[str], row: NDArray[Any]) -> dict[str, float]:
-    return dict(zip(names, row.tolist(), strict=True))
-
-
-def predict_dataset(model: RunModel, dataset: DataSet) -> NDArray[np.float64]:
-    """Return the probabilities [N, K] of every record of a data set."""
-    from dpbam.training.evaluation import predict_logits
-
-    _check_shape(model, dataset)
-    return _array_of(model.task.predictions(predict_logits(model.module, dataset)[0]))
+            yield Prediction(name, model.task.row(row, thresholds or {}))
 
 
 def _check_shape(model: RunModel, dataset: DataSet) -> None:
@@ -126,17 +87,10 @@ def evaluate_dataset(
     dataset: DataSet,
     by: Iterable[str] = (),
     thresholds: Mapping[str, float] | None = None,
-) -> Metrics | TaskMetrics:
-    """Return all metrics of a model on a data set, for all records and by the columns ``by``.
-
-    Classes are matched by name, so a data set that lacks some of the model's is evaluated too.
-    """
+) -> Evaluation:
+    """Return all metrics of a model on a data set, for all records and by the columns ``by``."""
     groups = {column: dataset.column(column) for column in by}
-    if model.task.name != "single-label":
-        kept, targets = summaries(model, dataset)
-        return evaluate_task(model.task, kept, targets, groups, thresholds)
-    labels = _labels_of(model, dataset)
-    return evaluate(predict_dataset(model, dataset), labels, model.class_names, groups)
+    return model.task.evaluate(*summaries(model, dataset), groups, thresholds)
 
 
 def summaries(model: RunModel, dataset: DataSet) -> tuple[NDArray[np.float64], NDArray[Any]]:
@@ -148,30 +102,19 @@ def summaries(model: RunModel, dataset: DataSet) -> tuple[NDArray[np.float64], N
     from dpbam.training.evaluation import summarise
 
     _check_shape(model, dataset)
-    if dataset.task != model.task.name:
+    if dataset.task != model.task.layout:
         raise DataError(
             f"{dataset.name} has labels for {dataset.task}, but the model does {model.task.name}"
         )
-    if dataset.task != "regression" and dataset.class_names != model.class_names:
-        raise DataError(
-            f"{dataset.name} has {', '.join(dataset.class_names[:10])}, but the model knows "
-            f"{', '.join(model.class_names[:10])}: give the same, in the same order"
-        )
+    try:
+        numbers = model.task.numbered(dataset.class_names)
+    except ArgumentError as error:
+        raise DataError(f"{dataset.name} {error}") from None
+    if numbers is not None:
+        labels, names = numbers[dataset.labels], model.class_names
+        dataset = replace(dataset, labels=labels, class_names=names)
     kept, targets, _ = summarise(model.module, dataset, model.task)
     return kept.double().numpy(), targets.numpy()
-
-
-def _labels_of(model: RunModel, dataset: DataSet) -> NDArray[np.int64]:
-    """Return the data set's labels in the model's numbering."""
-    number = {name: k for k, name in enumerate(model.class_names)}
-    unknown = [name for name in dataset.class_names if name not in number]
-    if unknown:
-        raise DataError(
-            f"{dataset.name} has the class {unknown[0]!r}, which the model does not know: it knows "
-            f"{', '.join(model.class_names[:10])}{', ...' if len(number) > 10 else ''}"
-        )
-    numbers = np.array([number[name] for name in dataset.class_names])
-    return np.asarray(numbers[dataset.labels])
 
 
 def _predictions(model: RunModel, pixels: Pixels) -> NDArray[Any]:
@@ -181,11 +124,7 @@ def _predictions(model: RunModel, pixels: Pixels) -> NDArray[Any]:
     device = next(model.module.parameters()).device
     with torch.no_grad():
         output = model.module(to_float(torch.from_numpy(pixels).to(device)))
-        return _array_of(model.task.predictions(output))
-
-
-def _array_of(predictions: Tensor) -> NDArray[Any]:
-    return np.asarray(predictions.cpu().numpy())
+        return np.asarray(model.task.predictions(output).cpu().numpy())
 
 
 def _chunks(

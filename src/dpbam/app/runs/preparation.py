@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from dpbam.observers import Observer
     from dpbam.oracle import PrivateGradientOracle
     from dpbam.privacy.ledger import Ledger
+    from dpbam.tasks.base import Task
     from dpbam.training.events import Reporter
-    from dpbam.training.tasks import Task
     from dpbam.training.trainer import Trainer
 
 _FEW_ROWS = 16  # with fewer, parts of a step that do not grow still dominate
@@ -118,7 +118,7 @@ class Prepared:
             self.plan,
             build.make_method(config, self.plan.steps),
             augment=build.make_augment(config),
-            augment_targets=build.make_mask_augment(config, self.train.task),
+            augment_targets=build.make_mask_augment(config, self.task),
             multiplicity=max(1, config.augment_multiplicity),
             filter=build.make_filter(config),
             clipping=build.make_clipping(config),
@@ -245,6 +245,7 @@ def prepare(
         dpbam.errors.DPBAMError: one sentence.
     """
     from dpbam.app.runs import build
+    from dpbam.catalogue import TASKS
     from dpbam.data import load_pair
 
     if config.tensorboard and find_spec("tensorboard") is None:
@@ -258,7 +259,7 @@ def prepare(
         image_size=config.image_size,
         channels=config.channels,
         unit=config.unit,
-        task=config.task,
+        task=config.task and TASKS.load(config.task).layout,
         label_columns=config.label_columns,
         dicom_window=config.dicom_window,
     )

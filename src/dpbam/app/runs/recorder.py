@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam.app.runs.files import append_json_line, keep_json_lines, read_json_lines
 from dpbam.app.runs.folder import RunFolder
-from dpbam.training.events import Compared, EvaluationReport, Reporter, StartReport, StepReport
+from dpbam.tasks.scores import Compared
+from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport
 
 if TYPE_CHECKING:
     from dpbam.bias import BiasRecord, ReleasedStatistics

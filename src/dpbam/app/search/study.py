@@ -24,7 +24,7 @@ from dpbam.app.runs.files import locked, read_json, write_atomic
 from dpbam.app.runs.pool import Send, run_tasks
 from dpbam.app.search.search import Search, Stage
 from dpbam.privacy.ledger import Ledger
-from dpbam.training.events import metric_label, metric_text
+from dpbam.tasks.scores import metric_label, metric_text
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -72,16 +72,19 @@ class Linear(Layer):
         return Costs(t, t, (i, o), i, entry=MATRIX_ENTRY).gram_is_cheaper(pairs, purpose)
 
 
-@rule(F.linear)
+@rule(F.linear, always=True)
 def _linear(capture: Capture, call: Call) -> Any:
     given = call.bind("input weight bias")
     x, weight, bias = given["input"], given["weight"], given["bias"]
+    trained = capture.weight(weight) is not None or capture.weight(bias) is not None
     if not ready(capture, x, weight, bias):
-        return generic(capture, call)
+        return generic(capture, call) if trained else call.run()
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x.contiguous(), weight, bias)  # else torch multiplies slice by slice
 
+    if not trained:  # frozen: for all rows at once too, which vmap does by a slower path
+        return capture.all_rows(lambda x: linear(x, weight, bias), x)
     layer = Linear(tuple(weight.shape))
     return use_matrix(capture, capture.name_of(call, weight), linear, layer, (x, weight, bias))
 

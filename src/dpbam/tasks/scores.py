@@ -1,0 +1,134 @@
+"""Scores and their words: without torch, so that reports and the command line read them fast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dpbam.catalogue import TASKS
+
+Scores = dict[str, float]
+LEVEL = 0.95  # of every interval
+
+
+def metric_label(name: str) -> str:
+    """Return a metric's name as people write it.
+
+    Example:
+        >>> metric_label("auc"), metric_label("average_precision")
+        ('AUC', 'average precision')
+    """
+    labels = {key: label for task in TASKS.values() for key, label in task.metric_labels}
+    return labels.get(name, name.replace("_", " "))
+
+
+def metric_text(name: str, value: float) -> str:
+    """Return a metric's value as people read it: an accuracy in percent, others as they are.
+
+    Example:
+        >>> metric_text("accuracy", 0.9234), metric_text("r2", -0.25)
+        ('92.3%', '-0.250')
+    """
+    if math.isnan(value):
+        return "-"
+    percent = name.endswith("accuracy") or name == "calibration_error"
+    return f"{value:.1%}" if percent else f"{value:.3f}"
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Return the 95% Wilson interval of ``right`` of ``count`` records.
+
+    Example:
+        >>> [round(edge, 3) for edge in wilson(92, 100)]
+        [0.85, 0.959]
+    """
+    from scipy.stats import binomtest
+
+    if not count:
+        return 0.0, 1.0
+    found = binomtest(right, count).proportion_ci(LEVEL, method="wilson")
+    return float(found.low), float(found.high)
+
+
+class Compared(NamedTuple):
+    """A model's score next to that of the best constant answer, on the same records.
+
+    Attributes:
+        own: the model's.
+        constant: what the best answer that ignores the image would have.
+        chance: the standard error of the score of a model that knows nothing.
+    """
+
+    own: float
+    constant: float
+    chance: float
+
+    @property
+    def better(self) -> bool:
+        """Whether it is better by more than two standard errors; NaN never is.
+
+        Example:
+            >>> Compared(0.55, 0.5, 0.03).better, Compared(0.6, 0.5, 0.03).better
+            (False, True)
+        """
+        return self.own > self.constant + 2 * self.chance
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All metrics of one model on one set.
+
+    They are functions of the records: on records that are not public each is a release of its own,
+    which training's epsilon does not cover. Intervals take the records as independent: with several
+    records per patient they are too narrow.
+
+    Attributes:
+        task: its name.
+        metric: the main one's name.
+        scores: of all records.
+        interval: of the main one, 95%.
+        trivial: the main one of the best constant prediction.
+        count: records.
+        classes: class or finding -> its ``value`` of the main metric, its ``count``, and others.
+        groups: column -> value -> scores, with the ``count`` of records.
+        figures: what a report draws: ``confusion``, ``roc`` or ``scatter``.
+    """
+
+    task: str
+    metric: str
+    scores: Scores
+    interval: tuple[float, float]
+    trivial: float
+    count: int
+    classes: Mapping[str, Mapping[str, Any]]
+    groups: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def worst(self, column: str) -> str:
+        """Return the sub-group with the lowest main metric; of two, the larger."""
+        groups = self.groups[column]
+
+        def rank(name: str) -> tuple[float, int]:
+            value = float(groups[name][self.metric])
+            return (math.inf if math.isnan(value) else value, -int(groups[name]["count"]))
+
+        return min(groups, key=rank)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "task": self.task,
+            "metric": self.metric,
+            "scores": self.scores,
+            "interval": list(self.interval),
+            "trivial": self.trivial,
+            "count": self.count,
+            "classes": self.classes,
+            "groups": {
+                column: {"worst": self.worst(column), "groups": groups}
+                for column, groups in self.groups.items()
+            },
+            **self.figures,
+        }
