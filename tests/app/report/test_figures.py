@@ -192,3 +192,12 @@ def test_a_figure_is_added_by_one_entry(three: tuple[Group, ...], tmp_path: Path
     finally:
         FIGURES.remove("toy")
     assert 'id="figure-toy"' not in render(runs)
+
+
+def test_of_dp_sgd_the_two_readings_are_one_panel(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "r", method="dp-sgd"))
+    same = [
+        {**row, "non_private_against_own": row["non_private_against_plain"]} for row in run.bias
+    ]
+    figure = build("bias", groups([replace(run, bias=tuple(same))]))
+    assert [panel.title for panel in figure.panels] == ["Against the plain batch gradient"]

@@ -74,13 +74,25 @@ def measured(
     """A figure of recorded numbers over training; ``otherwise`` is why a measured run has none."""
 
     def build(groups: Sequence[Group]) -> Figure:
-        panels = [panel for reading in readings for panel in reading.panels(groups)]
+        panels = _distinct([panel for r in readings for panel in r.panels(groups)])
         against = any(r.path[0] in (BEST, PLAIN) for r in readings)
         whole = caption + (_own_only(groups) if against else "")
         missing = otherwise if any(g.runs[0].bias for g in groups) else NOT_MEASURED
         return Figure(name, title, whole, "training", panels, missing, scales or {})
 
     return build
+
+
+def _distinct(panels: Sequence[Panel]) -> list[Panel]:
+    """Leave out panels that repeat the curves of one before: of DP-SGD both readings are one."""
+    kept: list[Panel] = []
+    curves: list[list[tuple[Any, ...]]] = []
+    for panel in panels:
+        points = [(row["series"], row["x"], row["y"]) for row in panel.rows]
+        if points not in curves:
+            curves.append(points)
+            kept.append(panel)
+    return kept
 
 
 def _own_only(groups: Sequence[Group]) -> str:
