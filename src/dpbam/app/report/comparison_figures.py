@@ -16,12 +16,13 @@ def differences(groups: Sequence[Group]) -> Figure:
     metrics = {run.metric for group in groups for run in group.runs}
     metric = metrics.pop() if len(metrics) == 1 else "accuracy"
     scale, unit = (100.0, ", in points") if metric == "accuracy" else (1.0, "")
-    rows, colours = [], []
+    rows, colours, sentences = [], [], []
     for group, found in paired(groups):
         values = {"difference": found.mean, "low": found.low, "high": found.high}
         scaled = {name: scale * value for name, value in values.items()}
         rows.append({"setting": group.label, **scaled, "seeds": found.count})
         colours.append(COLOURS[group.colour % len(COLOURS)])
+        sentences.append(f"{group.label}: {difference_text(found, metric)}: {verdict(found)}.")
     first = groups[0].label if groups else "the first"
     label = f"{metric_label(metric)} minus that of {first}{unit}"
     return Figure(
@@ -36,6 +37,7 @@ def differences(groups: Sequence[Group]) -> Figure:
         "trains them. A page for publication has no seeds.",
         # one run has nothing to be compared with
         expected=len(groups) > 1,
+        meaning=tuple(sentences),
     )
 
 
@@ -47,6 +49,15 @@ def paired(groups: Sequence[Group]) -> list[tuple[Group, Estimate]]:
     baseline = _by_seed(first)
     alike = [g for g in others if _compared(g) == _compared(first) and {*_by_seed(g)} & {*baseline}]
     return [(g, paired_difference(_by_seed(g), baseline)) for g in alike]
+
+
+def difference_text(difference: Estimate, metric: str) -> str:
+    """Return a difference with its interval: of accuracies in points, of other metrics as it is."""
+    scale, form, unit = (100, "+.1f", " points") if metric == "accuracy" else (1, "+.3f", "")
+    mean, low, high = (
+        f"{scale * x:{form}}" for x in (difference.mean, difference.low, difference.high)
+    )
+    return f"{mean} [{low}, {high}]{unit}" if difference.count > 1 else f"{mean}{unit}"
 
 
 def verdict(difference: Estimate) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpbam.app.compare.statistics import Estimate, estimate
 from dpbam.app.report.bias_figures import OWN, PLAIN, last_mean
-from dpbam.app.report.comparison_figures import paired, verdict
+from dpbam.app.report.comparison_figures import difference_text, paired, verdict
 from dpbam.app.report.groups import Group
 from dpbam.app.report.records import Run
 from dpbam.privacy.rounding import up
@@ -48,7 +48,6 @@ def results(groups: Sequence[Group]) -> Table:
         columns["verdict"] = lambda g: verdict(by_label[g.label]) if g.label in by_label else ""
     columns["ε of one run"] = _epsilon
     columns["bias at the end"] = lambda g: _spread(g, partial(_reading, "bias"), ".2f")
-    columns["cosine with ĝ"] = lambda g: _spread(g, partial(_reading, "cosine"), ".3f")
     cells = {head: [of(g) for g in groups] for head, of in columns.items()}
     shown = {
         head: column for head, column in cells.items() if any(c not in ("", "–") for c in column)
@@ -61,8 +60,7 @@ def results(groups: Sequence[Group]) -> Table:
     if len(metrics) == 1 and len(constants) == 1 and (alone := constants.pop()) is not None:
         empty = ("",) * (len(shown) - 1)
         rows.append(("best constant answer", "", metric_text(metrics[0], alone), *empty))
-    marked = ("bias at the end", "cosine with ĝ")
-    return Table(("setting", "runs", *shown), tuple(rows), marked=marked)
+    return Table(("setting", "runs", *shown), tuple(rows), marked=("bias at the end",))
 
 
 def mean_text(values: Sequence[float], text: Callable[[float], str]) -> str:
@@ -125,10 +123,7 @@ def _final(metric: str, group: Group) -> str:
 def _difference(by_label: Mapping[str, Estimate], group: Group) -> str:
     if group.label not in by_label:
         return ""
-    found, percent = by_label[group.label], group.runs[0].metric == "accuracy"
-    scale, form = (100, "+.1f") if percent else (1, "+.3f")
-    mean, low, high = (f"{scale * x:{form}}" for x in (found.mean, found.low, found.high))
-    return f"{mean} [{low}, {high}]" if found.count > 1 else mean
+    return difference_text(by_label[group.label], group.runs[0].metric).removesuffix(" points")
 
 
 def _epsilon(group: Group) -> str:
