@@ -226,3 +226,47 @@ PARTIAL = {
 def test_a_sampler_that_may_leave_records_out_is_refused(options: Any) -> None:
     with pytest.raises(ValueError, match=r"may leave records .* pass torch.utils.data.Subset\("):
         poisson_batches(private_plan(), DataLoader(D, **options))
+
+
+# --- items that are dicts, and the number of batches
+
+
+class Dicts(Dataset):
+    """Items as a tokenizer's: keyword arguments of the model, and labels."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {name: torch.tensor([float(i)]) for name in ("x", "mask")} | dict.fromkeys(
+            self.names, i % 3
+        )
+
+
+@pytest.mark.parametrize("name", ["labels", "label", "targets", "target"])
+def test_dict_items_are_keyword_arguments_and_a_target(name: str) -> None:
+    plan = private_plan(n=12, batch_size=6, steps=2)
+    for inputs, targets, units in poisson_batches(plan, Dicts(name), seed=0):
+        assert list(inputs) == ["x", "mask"]
+        assert torch.equal(inputs["x"][:, 0].long(), units)
+        assert torch.equal(targets, units % 3)
+
+
+@pytest.mark.parametrize("names", [(), ("label", "labels"), ("other",)])
+def test_dict_items_without_one_target_are_refused(names: tuple[str, ...]) -> None:
+    plan = private_plan(n=12, batch_size=6, steps=2)
+    with pytest.raises(TypeError, match="one of them must be the target's"):
+        next(poisson_batches(plan, Dicts(*names), seed=0))
+
+
+def test_batches_count_down_to_the_end_of_the_plan() -> None:
+    plan = private_plan(n=12, batch_size=6, steps=3)
+    batches = poisson_batches(plan, Dicts("label"), seed=0, start=1)
+    assert len(batches) == 2
+    next(batches)
+    assert len(batches) == 1
+    assert len(list(batches)) == 1
+    assert len(batches) == 0

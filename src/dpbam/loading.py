@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from numbers import Integral
 from typing import Any
@@ -35,18 +35,22 @@ from dpbam.privacy.sampling import Indices, PoissonSampler, UnitIndex, UnitShare
 from dpbam.reading import isolated, keyed
 
 Batch = tuple[Any, Any, Tensor]
+TARGETS = ("labels", "label", "targets", "target")  # keys of a dict item's target
 
 
-class PoissonBatches:
-    """Iterates over (inputs, targets, units): the batches of one plan on one data set.
+class PoissonBatches(Iterator[Batch]):
+    """Iterates once over (inputs, targets, units): the batches of one plan on one data set.
+
+    ``len()`` is the number of batches that are left.
 
     Args:
         plan: n, the unit of privacy and the most records of one unit.
-        dataset: a map-style data set of (input, target) pairs, which is read one record at a time
-            (:class:`~dpbam.reading.OneByOne`); or a tuple (inputs, targets) of tensors (or dicts
-            of tensors) with the records along the first axis; or anything with ``batch(indices) ->
-            (inputs, targets)``, such as :class:`dpbam.data.DataSet`, whose rows must depend on
-            their own records alone.
+        dataset: a map-style data set of (input, target) pairs, or of dicts with one of the keys
+            :data:`TARGETS`, the others being the model's keyword arguments; it is read one record
+            at a time (:class:`~dpbam.reading.OneByOne`). Or a tuple (inputs, targets) of tensors
+            (or dicts of tensors) with the records along the first axis; or anything with
+            ``batch(indices) -> (inputs, targets)``, such as :class:`dpbam.data.DataSet`, whose rows
+            must depend on their own records alone.
         sampler: the plan's sampler.
         units: the owner of each record, if the unit is not the record.
         num_workers: workers of the DataLoader, or threads that gather batches ahead.
@@ -76,8 +80,19 @@ class PoissonBatches:
                 "sampling rate would be another; make the plan with the data set's size"
             )
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self._gathered() if hasattr(self._dataset, "batch") else self._loaded()
+        self._batches = self._gathered() if hasattr(self._dataset, "batch") else self._loaded()
+        self._left = len(sampler)
+
+    def __iter__(self) -> PoissonBatches:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = next(self._batches)
+        self._left -= 1
+        return batch
+
+    def __len__(self) -> int:
+        return self._left
 
     def _samples(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Draw (records, units) of each step, both [N] int64.
@@ -133,7 +148,17 @@ class PoissonBatches:
 
 
 def _pair(items: list[Any]) -> Any:
+    """Collate items to (inputs, targets); of dicts, the targets are under the one usual key."""
     pair = default_collate(items)
+    if isinstance(pair, Mapping):
+        names = [name for name in TARGETS if name in pair]
+        if len(names) != 1 or len(pair) < 2:
+            raise ArgumentTypeError(
+                f"a data set's items are dicts with the keys {sorted(map(str, pair))}: one of them "
+                f"must be the target's ({', '.join(TARGETS)}), the others are the model's keyword "
+                "arguments; or give (input, target) pairs"
+            )
+        return {k: v for k, v in pair.items() if k != names[0]}, pair[names[0]]
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ArgumentTypeError("a data set's items must be (input, target) pairs")
     return pair

@@ -7,6 +7,7 @@ the same batch with noise of its own; together with the gradient it is one Gauss
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -74,6 +75,13 @@ class Observation:
         """The share of units that the clip makes shorter, in any group."""
         return float((self.factors < 1).any(0).double().mean()) if len(self.ids) else 0.0
 
+    def losses(self) -> Tensor:
+        """Return the units' losses at theta (shifted, where the method shifts it), [U].
+
+        They are of the same pass: no further one is made.
+        """
+        return self.directions.losses()
+
     def layer_norms(self) -> dict[str, Tensor]:
         """Return the norms of the directions by layer, [U] each; computed when asked for."""
         squares: dict[str, Tensor] = {}
@@ -105,6 +113,46 @@ class Observer(Protocol):
 
         Both are of all ranks.
         """
+
+
+class TrainingLoss:
+    """Measures the mean training loss of each batch, in the pass of the step itself.
+
+    It is not protected by privacy: do not share it.
+
+    Attributes:
+        non_private_losses: the mean over the units of each step's batch, in the model's present
+            mode and with its augmentations; NaN for an empty batch.
+
+    Example:
+        >>> from dpbam import PrivateGradientOracle
+        >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
+        >>> plan = PrivacyPlan(n=20, batch_size=5, steps=3, noise_multiplier=1.0, delta=1e-3)
+        >>> watched = TrainingLoss()
+        >>> oracle = PrivateGradientOracle(torch.nn.Linear(2, 2), loss, plan, observers=watched)
+        >>> for batch in oracle.batches((torch.randn(20, 2), torch.zeros(20).long())):
+        ...     oracle.backward(*batch)
+        >>> len(watched.non_private_losses)
+        3
+    """
+
+    wants_plain = False
+
+    def __init__(self) -> None:
+        self.non_private_losses: list[float] = []
+        self._ranks, self._total, self._units = Ranks(), 0.0, 0
+
+    def begin(self, facts: StepFacts) -> bool:
+        self._ranks, self._total, self._units = facts.ranks, 0.0, 0
+        return True
+
+    def observe(self, batch: Observation) -> None:
+        self._total += float(batch.losses().double().sum())
+        self._units += len(batch.ids)
+
+    def finish(self, clipped: Params, released: Params) -> None:
+        total, units = self._ranks.sums(self._total, self._units)
+        self.non_private_losses.append(total / units if units else math.nan)
 
 
 class JointRelease(Protocol):
@@ -172,6 +220,8 @@ class Watch:
 
     def observe(self, directions: PerSampleDirections, norms: Tensor, factors: Tensor) -> None:
         """Show one physical batch to each, as copies: none changes what the next one sees."""
+        if not self.observers and self.statistics is None:
+            return
         end = self._seen + norms.shape[1]
         ids, self._seen = self.ids[self._seen : end], end
         watchers: list[Observer | JointRelease] = [*self.observers]

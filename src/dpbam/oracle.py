@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -200,25 +200,23 @@ class PrivateGradientOracle:
         """Whether the noise is secure; then the Poisson draws should be, too."""
         return isinstance(self.noise.randomness, SecureRandomness)
 
-    def batches(
-        self, dataset: Any, *, units: Any = None, num_workers: int = 0
-    ) -> Iterator[tuple[Any, Any, Any]]:
+    def batches(self, dataset: Any, *, units: Any = None, num_workers: int = 0) -> PoissonBatches:
         """Draw the Poisson batches of the steps that are left, as (inputs, targets, units).
 
         Plan, seed, security, the step to resume from and, with several ranks, the share of the
         units are the oracle's own.
 
         Args:
-            dataset: a map-style data set of (input, target) pairs, a tuple of two tensors, or a
+            dataset: a map-style data set of (input, target) pairs or of dicts with a target's key
+                (labels, label, targets or target), a tuple of two tensors, or a
                 :class:`dpbam.data.DataSet`; its size is the plan's n.
             units: the owner of each record, where the unit of privacy is not the record.
             num_workers: workers that read ahead, for data sets that read from disk.
         """
-        batches = PoissonBatches(
+        return PoissonBatches(
             self.plan, dataset, self.sampler(),
             units=units, num_workers=num_workers, share=self.ranks.share,
         )  # fmt: skip
-        return iter(batches)
 
     def sampler(self) -> PoissonSampler:
         """Return a DataLoader's ``batch_sampler`` that draws as :meth:`batches`, for all ranks."""
@@ -280,7 +278,8 @@ class PrivateGradientOracle:
             zeros=lambda: zeros(trainable(self.model)),
             batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
         )  # fmt: skip
-        watch = Watch.begin(facts, self.observers, self.statistics, batch.ids_as_split())
+        ids = batch.ids_as_split() if watched else batch.ids[:0]  # not computed for nobody
+        watch = Watch.begin(facts, self.observers, self.statistics, ids)
         sigma = plan.noise_multiplier_at(number)
         return Step(
             plan=plan, batch=batch, computation=self._computation, method=method, lam=lam,

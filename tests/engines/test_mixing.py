@@ -126,7 +126,7 @@ class TogetherEngine:
                 materialize_grads=True,
             )  # fmt: skip
             found.append(dict(zip(theta, g, strict=True)))
-        return LoopDirections(found, self._groups)
+        return LoopDirections(found, self._groups, torch.zeros(len(found)))
 
 
 MUST_FAIL = ["zero gate", "cumulative sum", "divided by the maximum", "queue in a list",

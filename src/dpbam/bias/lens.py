@@ -16,9 +16,12 @@ sees is not protected by privacy: do not share it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 from dpbam import _validate
-from dpbam.bias.record import BiasRecord
+from dpbam.bias.record import BiasRecord, as_columns
 from dpbam.bias.tally import Tally
 from dpbam.methods import Penalised, form_of
 from dpbam.observers import Observation, StepFacts
@@ -73,6 +76,17 @@ class BiasLens:
         self.wants_plain = False
         self._sink = sink or self.records.append
         self._tally: Tally | None = None
+
+    def to_frame(self) -> Any:
+        """Return :attr:`records` as columns, one row per measured step: **not to be shared**.
+
+        A ``pandas.DataFrame`` where pandas is installed, else a dict of lists. Nested fields have
+        their names joined by a slash, for example ``non_private_against_own/bias``.
+        """
+        columns = as_columns(self.records)
+        if find_spec("pandas") is None:
+            return columns
+        return import_module("pandas").DataFrame(columns)
 
     def begin(self, facts: StepFacts) -> bool:
         if facts.step % self.every:

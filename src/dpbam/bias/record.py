@@ -6,7 +6,9 @@ public facts of the plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 #: Quantiles of the per-unit norms that are recorded.
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -139,3 +141,23 @@ class BiasRecord:
     non_private_alignment: float | None
     non_private_flatness_slack: float | None
     non_private_layers: dict[str, Layer] = field(default_factory=dict)
+
+
+def as_columns(records: Sequence[BiasRecord]) -> dict[str, list[Any]]:
+    """Return one list per field, nested names joined by a slash; None where a step has no value.
+
+    Quantiles and counts stay tuples. Not to be shared.
+    """
+    rows = [_flatten(asdict(record)) for record in records]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{name}/")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

@@ -93,6 +93,12 @@ class PerSampleDirections(Protocol):
     def parameter_norms(self) -> dict[str, Tensor]:
         """Return the norms of d_i's entries by parameter, for measurements: [U] each."""
 
+    def losses(self) -> Tensor:
+        """Return the units' losses at theta, of the same pass, for measurements: [U].
+
+        NaN for a method of the user's own that never asks for the gradient at theta.
+        """
+
     @property
     def plain(self) -> PerSampleDirections | None:
         """The plain gradients g_i of the same pass if requested, for measurements."""

@@ -48,8 +48,9 @@ class FunctionalEngine:
         parameters = trainable(self._model)
         theta = {n: p.detach() for n, p in parameters.items()}
 
-        def direction(rows: _Unit, unit_loss: Any) -> tuple[Params, Params]:
+        def direction(rows: _Unit, unit_loss: Any) -> tuple[Params, Params, Tensor]:
             at_theta: Params = {}
+            losses: list[Tensor] = []  # at theta
             hidden: list[bool] = []  # of calls whose values have no graph of their own
 
             def gradient(values: Params) -> Params:
@@ -57,8 +58,10 @@ class FunctionalEngine:
                 if not any(innermost(v).requires_grad for v in values.values()):
                     hidden.append(innermost(value).requires_grad)
                 # the same tensors, in whatever dict: a method may begin elsewhere than at theta
-                if plain and not at_theta and all(values[n] is t for n, t in theta.items()):
-                    at_theta.update({n: t.clone() for n, t in g.items()})  # d may overwrite g
+                if all(values[n] is t for n, t in theta.items()):
+                    losses.append(value.detach())
+                    if plain and not at_theta:
+                        at_theta.update({n: t.clone() for n, t in g.items()})  # d may overwrite g
                 return dict(g)
 
             d = method.direction(gradient, dict(theta), lam)
@@ -69,19 +72,20 @@ class FunctionalEngine:
                 raise UnsupportedModelError(
                     "a parameter is used where torch functions cannot be intercepted"
                 )
-            return dict(d), at_theta
+            unknown = rows[2].new_full((), torch.nan, dtype=torch.float32)
+            return dict(d), at_theta, losses[0] if losses else unknown
 
-        def run(watch: Isolation) -> tuple[Params, Params]:
+        def run(watch: Isolation) -> tuple[Params, Params, Tensor]:
             unit_loss = self._unit_loss(batch, parameters, watch)
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-                found: tuple[Params, Params] = over_rows(
+                found: tuple[Params, Params, Tensor] = over_rows(
                     lambda unit: direction(unit, unit_loss), _by_unit(batch)
                 )
             return found
 
-        d, g = isolated(self._model, self._loss, run)
-        plain_directions = FunctionalDirections(g, self._groups) if plain else None
-        return FunctionalDirections(d, self._groups, plain_directions)
+        d, g, losses = isolated(self._model, self._loss, run)
+        plain_directions = FunctionalDirections(g, self._groups, losses) if plain else None
+        return FunctionalDirections(d, self._groups, losses, plain_directions)
 
     def _unit_loss(
         self, batch: PhysicalBatch, parameters: Mapping[str, nn.Parameter], watch: Isolation
@@ -150,10 +154,15 @@ class FunctionalDirections:
         self,
         directions: Params,
         groups: Mapping[str, int],
+        losses: Tensor,
         plain: FunctionalDirections | None = None,
     ) -> None:
+        self._losses = losses.detach()
         self._d = {n: d.detach().to(accumulation_dtype(d.dtype)) for n, d in directions.items()}
         self._groups, self.plain = groups, plain
+
+    def losses(self) -> Tensor:
+        return self._losses
 
     @measured
     def norms(self) -> Tensor:

@@ -105,6 +105,7 @@ class LoopEngine:
         state = MethodState(method)
         found: list[Params] = []
         gradients: list[Params] = []
+        losses: list[Tensor] = []
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), theta.kept(), _no_accumulation():
             before = self._loss_of(0, batch, theta)
             for u in range(batch.units):
@@ -112,14 +113,16 @@ class LoopEngine:
                     found.append(_direction(unit, method, lam))
                     if plain:
                         gradients.append(_widened(unit.gradient(theta.public)))
+                    losses.append(unit.loss_at_theta)
             after = self._loss_of(0, batch, theta)
             generators.check()
             surroundings.check()
             state.check()
             theta.check(method)
         _check_repeatable(before, after)
-        plain_directions = LoopDirections(gradients, self._groups) if plain else None
-        return LoopDirections(found, self._groups, plain_directions)
+        each_loss = torch.stack(losses)
+        plain_directions = LoopDirections(gradients, self._groups, each_loss) if plain else None
+        return LoopDirections(found, self._groups, each_loss, plain_directions)
 
     def _loss_of(self, u: int, batch: PhysicalBatch, theta: _Theta) -> Tensor:
         with self._unit(u, batch, theta) as unit:
@@ -197,6 +200,7 @@ class _Unit:
     ) -> None:  # fmt: skip
         self._model, self._loss, self._batch, self._unit = model, loss, batch, unit
         self.theta, self._kept = theta, kept
+        self.loss_at_theta = torch.tensor(torch.nan)
 
     def loss(self) -> Tensor:
         """Return the mean of L_r over the unit's rows, each run alone: scalar."""
@@ -214,11 +218,16 @@ class _Unit:
     def gradient(self, values: Params) -> Params:
         """Return the gradient of the unit's loss with the parameters at ``values``."""
         with self.theta.at(values):
-            return self._tree(self._autograd(self.loss()))
+            loss = self.loss()
+            if all(values[n] is t for n, t in self.theta.public.items()):
+                self.loss_at_theta = loss.detach()
+            return self._tree(self._autograd(loss))
 
     def penalised(self, penalty: float) -> Params:
         """Return the gradient of L + penalty |g|: g + penalty H g / |g|, or g where g = 0."""
-        graph = self._tree(self._autograd(self.loss(), create_graph=True))
+        loss = self.loss()
+        self.loss_at_theta = loss.detach()
+        graph = self._tree(self._autograd(loss, create_graph=True))
         g = {n: t.detach() for n, t in graph.items()}
         if not bool(norm(g) > 0):  # NaN too: clipping drops the unit
             return g
@@ -260,9 +269,16 @@ class LoopDirections:
     """Directions of U units, one dict per unit, in float32 or better."""
 
     def __init__(
-        self, units: list[Params], groups: Mapping[str, int], plain: LoopDirections | None = None
+        self,
+        units: list[Params],
+        groups: Mapping[str, int],
+        losses: Tensor,
+        plain: LoopDirections | None = None,
     ) -> None:
-        self._units, self._groups, self.plain = units, groups, plain
+        self._units, self._groups, self._losses, self.plain = units, groups, losses, plain
+
+    def losses(self) -> Tensor:
+        return self._losses
 
     def norms(self) -> Tensor:
         count = max(self._groups.values()) + 1

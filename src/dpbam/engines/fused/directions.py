@@ -42,6 +42,7 @@ class FusedDirections:
         self._norms = norms
         self._ordinary = False  # whether no unit can make a sum infinite, as far as is known
         self.plain: FusedDirections | None = None
+        self.row_losses: Tensor | None = None  # [U R], of the pass at theta
 
     @measured
     def each_norm(self) -> list[Norm]:
@@ -49,6 +50,10 @@ class FusedDirections:
         if self._norms is None:
             self._norms, self._ordinary = settle(self.parts)
         return self._norms
+
+    def losses(self) -> Tensor:
+        assert self.row_losses is not None
+        return self.row_losses.reshape(self._units, -1).mean(1)
 
     @measured
     def norms(self) -> Tensor:

@@ -133,11 +133,13 @@ class FusedEngine:
         purpose: Purpose = "sum",
     ) -> FusedDirections:
         """Return g_u, at theta or where the ascent moves it."""
-        tape, total = self._forward(batch, watch, ascent=ascent)
+        tape, losses = self._forward(batch, watch, ascent=ascent)
         with full_precision():
-            flow = self._backward(tape, total, Fold(batch), twice=False).flow
+            flow = self._backward(tape, batch.total(losses), Fold(batch), twice=False).flow
             flow = replace(flow.detached(), purpose=purpose)
-            return self._made(collect(tape.uses, flow), batch)
+            made = self._made(collect(tape.uses, flow), batch)
+        made.row_losses = losses.detach()
+        return made
 
     def _ascended(
         self, batch: PhysicalBatch, lam: float, watch: Isolation, *, plain: bool
@@ -150,20 +152,23 @@ class FusedEngine:
             ascent = Ascent(before, steps, Fold(batch))
         made = self._plain(batch, watch, ascent)
         made.plain = before if plain else None
+        made.row_losses = before.row_losses  # at theta, not where the ascent has moved it
         return made
 
     def _exact(
         self, batch: PhysicalBatch, penalty: float, watch: Isolation, *, plain: bool
     ) -> FusedDirections:
         """Return the gradient of L_u + p |g_u|, by backward over backward."""
-        tape, total = self._forward(batch, watch, twice=True)
+        tape, losses = self._forward(batch, watch, twice=True)
         with full_precision():
-            first = self._backward(tape, total, Fold(batch), twice=True)
+            first = self._backward(tape, batch.total(losses), Fold(batch), twice=True)
             before, bam = first.again(tape, penalty)
             with torch.no_grad():
                 made = self._made(collect(tape.uses, bam, before), batch)
+        made.row_losses = losses.detach()
         if plain:
             made.plain = self._made(before.collected, batch, before.norms)
+            made.plain.row_losses = made.row_losses
         return made
 
     def _made(
@@ -183,7 +188,7 @@ class FusedEngine:
         twice: bool = False,
         ascent: Ascent | None = None,
     ) -> tuple[Tape, Tensor]:
-        """Return the tape, and sum_u L_u: step 1."""
+        """Return the tape, and the losses of the rows, [U R]: step 1."""
         parameters = self._parameters
         capture = Capture(parameters, batch.rows, generic, twice=twice, ascent=ascent)
 
@@ -200,7 +205,7 @@ class FusedEngine:
         if not losses.requires_grad:
             raise UnsupportedModelError("the loss depends on no trainable parameter")
         capture.tape.check_untouched()
-        return capture.tape, batch.total(losses)
+        return capture.tape, losses
 
     def _backward(self, tape: Tape, total: Tensor, fold: Fold, *, twice: bool) -> _Backward:
         """Return b at every y; for BAM also h at every x, all attached to the graph: step 2."""
