@@ -155,13 +155,26 @@ def _step_seconds(config: RunConfig, prepared: Prepared, recipe: Recipe, rows: i
     return estimated_seconds(replace(prepared, config=timed, plan=plan), rows) / plan.steps
 
 
+class _NoModules:
+    """Takes the place of torch's tracker of modules: everything belongs to one."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
+
 def _flops_per_row(prepared: Prepared, oracle: PrivateGradientOracle) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
     batches = (batch for batch in oracle.batches(prepared.train) if len(batch[1]) >= _ROWS)
     oracle.backward(*next(batches))  # DP-SAT does not ascend in its first step
     counted = next(batches)
-    with FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)
+    # by module it would count with hooks on gradients, which the engines refuse
+    counter.mod_tracker = _NoModules()  # type: ignore[assignment]
+    with counter:
         oracle.backward(*counted)
     return float(counter.get_total_flops() / len(counted[1]))
 

@@ -39,7 +39,9 @@ def estimated_seconds(prepared: Prepared, rows: int) -> float:
     fast = _step_seconds(prepared, few, rows)
     more = min(plan.batch_size, max(few, rows // views), max(few, int(few * _PATIENCE / fast)))
     slow = _step_seconds(prepared, more, rows) if more > few else fast
-    each = max(0.0, slow - fast) / (more - few) if more > few else 0.0
+    # where the units cannot be told from the rest (one step takes all the patience, or the machine
+    # was busy during the first), the whole step counts as theirs: too long rather than too short
+    each = (slow - fast) / (more - few) if more > few and slow > fast else slow / more
     step = slow + each * (plan.batch_size - more)
     evaluations = math.ceil(plan.steps / evaluation_steps(plan, prepared.config.eval_every))
     return plan.steps * step + evaluations * _evaluation_seconds(prepared) + _features(prepared)
