@@ -66,22 +66,22 @@ Arms = Mapping[str, Mapping[int, RunRecord]]
 
 def table1(studies: Sequence[Study]) -> Outcome:
     """Compare with the paper's Table 1, and add the paired differences that it lacks."""
-    found = [study for study in studies if study.records]
+    trained = [study for study in studies if study.records]
     return Outcome(
         "table1",
         "Table 1: test accuracy",
         tables=[
-            *(_accuracies(study, *each) for study in found for each in _readings(study)),
-            *(table for study in found if (table := _lens(study)).rows),
+            *(_accuracies(study, *each) for study in trained for each in _readings(study)),
+            *(table for study in trained if (table := _lens(study)).rows),
         ],
-        figures=[f for study in found if (f := _differences_figure(study)) is not None],
-        claims=[c for study in found for each in _readings(study) for c in _better(study, *each)],
+        figures=[f for study in trained if (f := _differences_figure(study)) is not None],
+        claims=[c for study in trained for each in _readings(study) for c in _better(study, *each)],
         notes=[
             "Mean over the seeds with its 95% t interval, in percent, and SD, next to the paper's "
             "mean and SD over three seeds. The paper's numbers are of full-size training: compare "
             "the differences, not the levels.",
-            *([_LAST_NOTE] if any(len(_readings(study)) > 1 for study in found) else []),
-            *(note for study in found for note in _floor_notes(study)),
+            *([_LAST_NOTE] if any(len(_readings(study)) > 1 for study in trained) else []),
+            *(note for study in trained for note in _floor_notes(study)),
         ],
         studies=studies,
     )
@@ -164,28 +164,29 @@ def _better_than(study: Study, one: str, other: str, which: str, reading: Readin
         if not set(arms.get(one, {})) & set(arms.get(other, {})):
             continue
         each.append(arms)
-        found = difference_of(arms[one], arms[other], reading)
+        difference = difference_of(arms[one], arms[other], reading)
         place, missed = f"{title}, epsilon {up(cell['epsilon'])}", _missed(study, arms)
-        claims.append(_above(place, (one, other), found, study, missed=missed))
+        claims.append(_above(place, (one, other), difference, study, missed=missed))
         if study.recipe.resolution and (one, other, which) == ("bam", "dp-sgd", ""):
-            claims.append(_same(place, found, study.recipe.resolution, missed=missed))
+            claims.append(_same(place, difference, study.recipe.resolution, missed=missed))
     if len(each) > 1 and _seeds(each, one, other):
-        found = _over_cells(each, one, other, reading)
+        difference = _over_cells(each, one, other, reading)
         missed = any(_missed(study, arms) for arms in each)
-        claims.append(_above(f"{title}, all epsilons", (one, other), found, study, missed=missed))
+        place = f"{title}, all epsilons"
+        claims.append(_above(place, (one, other), difference, study, missed=missed))
     return claims
 
 
 def _above(
-    place: str, pair: tuple[str, str], found: Estimate, study: Study, *, missed: bool
+    place: str, pair: tuple[str, str], difference: Estimate, study: Study, *, missed: bool
 ) -> Claim:
     one, other = (METHODS[arm] for arm in pair)
     said = f"{one}, is" if "," in one else f"{one} is"
     text = f"{place}: {said} more accurate than {other}"
     papers = pair[0].startswith("bam") and _is_papers(study) and "all epsilons" not in place
     return Claim(
-        text, "above", found, "points", floor_missed=missed, resolution=study.recipe.resolution,
-        paper="Table 1" if papers else "",
+        text, "above", difference, "points", floor_missed=missed,
+        resolution=study.recipe.resolution, paper="Table 1" if papers else "",
     )  # fmt: skip
 
 
@@ -194,9 +195,9 @@ def _is_papers(study: Study) -> bool:
     return study.recipe.name in {row["recipe"] for row in paper()["table1"]}
 
 
-def _same(place: str, found: Estimate, margin: float, *, missed: bool) -> Claim:
+def _same(place: str, difference: Estimate, margin: float, *, missed: bool) -> Claim:
     text = f"{place}: BAM and DP-SGD differ by less than {100 * margin:g} points"
-    return Claim(text, "same", found, "points", margin, floor_missed=missed)
+    return Claim(text, "same", difference, "points", margin, floor_missed=missed)
 
 
 def _over_cells(cells: Sequence[Arms], one: str, other: str, reading: Reading) -> Estimate:
@@ -258,7 +259,7 @@ def exact(studies: Sequence[Study]) -> Outcome:
             for arm, by_seed in arms.items()
         ]  # fmt: skip
         if set(arms.get("bam", {})) & set(arms.get("bam-exact", {})):
-            found = difference_of(arms["bam-exact"], arms["bam"])
+            difference = difference_of(arms["bam-exact"], arms["bam"])
             text = (
                 f"Epsilon {epsilon}: the approximation of BAM costs no accuracy: exact BAM differs "
                 "by less than a point"
@@ -268,7 +269,7 @@ def exact(studies: Sequence[Study]) -> Outcome:
                 Claim(
                     text,
                     "same",
-                    found,
+                    difference,
                     "points",
                     SAME_ACCURACY,
                     resolution=resolution,
@@ -311,8 +312,8 @@ def sweep(studies: Sequence[Study]) -> Outcome:
         for arm in order
     ]  # fmt: skip
     claims = [
-        Claim(f"{name} matters: {by_lambda[arm]:g} differs from 0", "different", found, "points")
-        for arm, found in against.items()
+        Claim(f"{name} matters: {by_lambda[arm]:g} differs from 0", "different", gain, "points")
+        for arm, gain in against.items()
     ]
     return Outcome(
         "lambda",
@@ -335,10 +336,10 @@ def _lambda(record: RunRecord) -> float:
 def _sweep_figure(
     arms: Arms, by_lambda: Mapping[str, float], order: Sequence[str], name: str
 ) -> Figure:
-    drawn = [arm for arm in order if by_lambda[arm] > 0]
-    means = [mean_of(arms[arm]) for arm in drawn]
+    swept = [arm for arm in order if by_lambda[arm] > 0]
+    means = [mean_of(arms[arm]) for arm in swept]
     series = Series(
-        "BAM", 2, tuple(by_lambda[arm] for arm in drawn), tuple(e.mean for e in means),
+        "BAM", 2, tuple(by_lambda[arm] for arm in swept), tuple(e.mean for e in means),
         tuple(e.low for e in means), tuple(e.high for e in means), style="points",
     )  # fmt: skip
     marks = ((mean_of(arms["dp-sgd"]).mean, "DP-SGD"),) if "dp-sgd" in arms else ()
@@ -354,8 +355,8 @@ def _differences_figure(study: Study) -> Figure | None:
         arms = study.arms(cell)
         for arm in (arm for arm in METHODS if arm != "dp-sgd"):
             if len(set(arms.get(arm, {})) & set(arms.get("dp-sgd", {}))) > 1:
-                found = difference_of(arms[arm], arms["dp-sgd"])
-                rows.append((f"{METHODS[arm]}, epsilon {up(cell['epsilon'])}", found))
+                difference = difference_of(arms[arm], arms["dp-sgd"])
+                rows.append((f"{METHODS[arm]}, epsilon {up(cell['epsilon'])}", difference))
     if not rows:
         return None
     values = Series(

@@ -141,13 +141,14 @@ def figure4(studies: Sequence[Study]) -> Outcome:
     claims = []
     sat = next(iter(_others(ascending, "dp-sat")), None)
     for arm in _others(ascending, "bam") if sat else ():
-        found = difference_of(ascending[arm], ascending[sat or ""], alignment)
+        difference = difference_of(ascending[arm], ascending[sat or ""], alignment)
         text = f"{arm}: BAM's ascent is better aligned with SAM's than DP-SAT's"
         papers = "Figure 4" if arm == next(iter(_others(ascending, "bam"))) else ""
-        claims.append(Claim(text, "above", found, paper=papers))
+        claims.append(Claim(text, "above", difference, paper=papers))
     if sat:
-        text, found = "DP-SAT's ascent points against SAM's", mean_of(ascending[sat], alignment)
-        claims.append(Claim(text, "below", found, paper="Figure 4"))
+        cosine = mean_of(ascending[sat], alignment)
+        text = "DP-SAT's ascent points against SAM's"
+        claims.append(Claim(text, "below", cosine, paper="Figure 4"))
     return Outcome(
         "fig4", "Figure 4: alignment of the ascent step",
         tables=[_readings(ascending, rows)],
@@ -204,8 +205,8 @@ def _epochs(record: RunRecord) -> list[float]:
 
 def _nearest(record: RunRecord, wanted: Sequence[float]) -> RunRecord:
     epochs = _epochs(record)
-    kept = [min(range(len(epochs)), key=lambda i: abs(epochs[i] - e)) for e in wanted]
-    return replace(record, non_private_bias=[record.non_private_bias[i] for i in kept])
+    nearest = [min(range(len(epochs)), key=lambda i: abs(epochs[i] - e)) for e in wanted]
+    return replace(record, non_private_bias=[record.non_private_bias[i] for i in nearest])
 
 
 def figure7(studies: Sequence[Study]) -> Outcome:
@@ -239,10 +240,10 @@ def flatness(studies: Sequence[Study]) -> Outcome:
     }
     claims = []
     for arm in (*_others(arms, "bam"), *_others(arms, "dp-sat")):
-        found = difference_of(arms[arm], arms["dp-sgd"], readings["largest eigenvalue"])
+        difference = difference_of(arms[arm], arms["dp-sgd"], readings["largest eigenvalue"])
         text = f"{arm}: its minima are flatter than DP-SGD's (largest eigenvalue of the Hessian)"
         papers = "Appendix C" if arm in _others(arms, "bam")[-1:] else ""
-        claims.append(Claim(text, "below", found, paper=papers))
+        claims.append(Claim(text, "below", difference, paper=papers))
     return Outcome(
         "flatness", "Flatness of the minima",
         tables=[_readings(arms, readings)],
@@ -286,10 +287,10 @@ def _readings(arms: By, readings: Mapping[str, Reading]) -> TextTable:
     return TextTable(("arm", *readings, "seeds"), rows)
 
 
-def _number(found: Estimate) -> str:
-    if found.count < 2:
-        return f"{found.mean:.4g}"
-    return f"{found.mean:.4g} [{found.low:.4g}, {found.high:.4g}]"
+def _number(mean: Estimate) -> str:
+    if mean.count < 2:
+        return f"{mean.mean:.4g}"
+    return f"{mean.mean:.4g} [{mean.low:.4g}, {mean.high:.4g}]"
 
 
 def _by_arm_or_variant(study: Study) -> dict[str, dict[int, RunRecord]]:
@@ -297,8 +298,8 @@ def _by_arm_or_variant(study: Study) -> dict[str, dict[int, RunRecord]]:
     if not study.recipe.variants:
         return study.arms()
     (arm,) = study.recipe.arms
-    found = {v: study.arms({"at": v}).get(arm, {}) for v in study.recipe.variants}
-    return {variant: by_seed for variant, by_seed in found.items() if by_seed}
+    by_variant = {v: study.arms({"at": v}).get(arm, {}) for v in study.recipe.variants}
+    return {variant: by_seed for variant, by_seed in by_variant.items() if by_seed}
 
 
 def _slopes(study: Study, reading: Reading) -> list[float]:
@@ -345,8 +346,8 @@ def _by_size(
 
 def _drawn(figure: Builder, study: Study, name: str) -> list[Figure]:
     """Draw a figure from records; the data is public, and so is the figure."""
-    drawn = figure(as_groups(study.records))
-    return [replace(drawn, name=name, about="public")] if drawn.panels else []
+    picture = figure(as_groups(study.records))
+    return [replace(picture, name=name, about="public")] if picture.panels else []
 
 
 def _record_notes(studies: Sequence[Study]) -> list[str]:

@@ -90,21 +90,21 @@ class Claim:
         d = self.difference
         if d.count < 2:
             return f"{d.count} of the {self.over}: no interval"
-        found = f"{self.interval()}, {d.count} {self.over}"
+        text = f"{self.interval()}, {d.count} {self.over}"
         if not math.isnan(d.effect_size):
-            found += f", d_z {d.effect_size:+.1f}"
+            text += f", d_z {d.effect_size:+.1f}"
         if self.kind == "same":
-            found += f"; margin {self._show(self.margin, signed=False)}"
+            text += f"; margin {self._show(self.margin, signed=False)}"
         if self.floor_missed:
-            found += "; the baseline is not above its floor"
+            text += "; the baseline is not above its floor"
         elif self.too_wide:
             assert self.resolution is not None
-            found += f"; wider than ±{self._show(self.resolution, signed=False)}: needs more seeds"
+            text += f"; wider than ±{self._show(self.resolution, signed=False)}: needs more seeds"
             if d.low > 0 or d.high < 0:
-                found += ", though it excludes 0"
+                text += ", though it excludes 0"
         elif self.verdict == "inconclusive":
-            found += f"; visible from {self._show(d.smallest_detectable, signed=False)} on"
-        return found
+            text += f"; visible from {self._show(d.smallest_detectable, signed=False)} on"
+        return text
 
     def interval(self) -> str:
         """Return the mean difference and its interval."""
@@ -133,7 +133,7 @@ class Claim:
 
 def count_verdicts(claims: Mapping[str, list[Claim]]) -> dict[Verdict, int]:
     """Count the claims of all experiments by verdict."""
-    found: dict[Verdict, int] = {"reproduced": 0, "not reproduced": 0, "inconclusive": 0}
-    for claim in (claim for several in claims.values() for claim in several):
-        found[claim.verdict] += 1
-    return found
+    counts: dict[Verdict, int] = {"reproduced": 0, "not reproduced": 0, "inconclusive": 0}
+    for claim in (claim for group in claims.values() for claim in group):
+        counts[claim.verdict] += 1
+    return counts

@@ -202,10 +202,10 @@ def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> No
 
     if experiment != ALL and (write := EXPERIMENTS[experiment].page) is not None:
         scale = EXPERIMENTS[experiment].scales[0]
-        found = outcome(experiment, scale, out, seeds)
-        if found is not None:
-            write_figures(found, docs / "results" / scale, formats=(".svg",))
-            write_atomic(docs / f"{experiment}.md", write(found))
+        result = outcome(experiment, scale, out, seeds)
+        if result is not None:
+            write_figures(result, docs / "results" / scale, formats=(".svg",))
+            write_atomic(docs / f"{experiment}.md", write(result))
             console().print(f"Written: {docs / f'{experiment}.md'}", markup=False, soft_wrap=True)
         return
     names = PAPERS if experiment == ALL else [experiment]
@@ -215,8 +215,8 @@ def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> No
 
 def _show(result: Outcome) -> None:
     screen = console()
-    for part in result.tables:
-        screen.print(table(part.header, part.rows, title=result.title, left=2))
+    for each in result.tables:
+        screen.print(table(each.header, each.rows, title=result.title, left=2))
     if result.claims:
         rows = [(claim.text, claim.verdict, claim.sentence()) for claim in result.claims]
         header = ("claim", "verdict", "difference [95% interval]")
@@ -258,13 +258,13 @@ def _take_steps(recipes: list[Recipe], steps: int, batch_size: int | None) -> No
     for recipe in recipes:
         for run in recipe.runs(1)[: len(recipe.arms)]:
             try:
-                found = take_steps(run.config, steps, batch_size)
+                taken = take_steps(run.config, steps, batch_size)
             except DataError as error:
                 screen.print(f"{recipe.name}: {error}", markup=False, soft_wrap=True)
                 break
-            losses = ", ".join(f"{before:.3f} -> {after:.3f}" for before, after in found.losses)
+            losses = ", ".join(f"{before:.3f} -> {after:.3f}" for before, after in taken.losses)
             screen.print(
-                f"{recipe.scale} {recipe.name}, {run.arm}: {steps} steps of {found.rows} images, "
-                f"loss {losses}, epsilon {up(found.epsilon)}",
+                f"{recipe.scale} {recipe.name}, {run.arm}: {steps} steps of {taken.rows} images, "
+                f"loss {losses}, epsilon {up(taken.epsilon)}",
                 markup=False, soft_wrap=True,
             )  # fmt: skip

@@ -212,9 +212,9 @@ def take_steps(config: RunConfig, steps: int, batch_size: int | None = None) -> 
         prepared = prepare(config.replace(**small))
     oracle = prepared.oracle()
     optimizer = prepared.trainer(oracle, Reporter()).optimizer
-    drawn = oracle.batches(prepared.train, units=prepared.units)
+    batches = oracle.batches(prepared.train, units=prepared.units)
     rows, losses = [], []
-    for images, labels, units in islice(drawn, steps):
+    for images, labels, units in islice(batches, steps):
         before = _loss(prepared, images, labels)
         oracle.backward(images, labels, units)
         optimizer.step()

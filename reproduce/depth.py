@@ -57,8 +57,8 @@ def measure(timing: Timing, path: Path) -> dict[str, Any]:
     import torch
 
     if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return stored
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -86,7 +86,7 @@ def by_turns(steps: Mapping[K, Step], timing: Timing, now: Clock) -> dict[K, lis
 
     All steps take turns within a trial, so that a busy machine slows all of them.
     """
-    found: dict[K, list[float]] = {key: [] for key in steps}
+    seconds: dict[K, list[float]] = {key: [] for key in steps}
     for step in steps.values():
         step()  # what happens once happens now
     for _ in range(timing.trials):
@@ -94,8 +94,8 @@ def by_turns(steps: Mapping[K, Step], timing: Timing, now: Clock) -> dict[K, lis
             begin = now()
             for _ in range(timing.repetitions):
                 step()
-            found[key].append((now() - begin) / timing.repetitions)
-    return found
+            seconds[key].append((now() - begin) / timing.repetitions)
+    return seconds
 
 
 def private_step(depth: int, name: str, timing: Timing, engine: str = "fused") -> Step:
@@ -106,14 +106,15 @@ def private_step(depth: int, name: str, timing: Timing, engine: str = "fused") -
     from dpbam.engines import FunctionalEngine, FusedEngine, PhysicalBatch
 
     loss = nn.CrossEntropyLoss(reduction="none")
-    made = (FusedEngine if engine == "fused" else FunctionalEngine)(_net(depth, timing.width), loss)
+    kind = FusedEngine if engine == "fused" else FunctionalEngine
+    engine_of_net = kind(_net(depth, timing.width), loss)
     method, lam = _methods()[name]
     n = torch.arange(timing.batch)
     images = torch.randn(timing.batch, 3, timing.side, timing.side)
     batch = PhysicalBatch(images, n % 10, timing.batch, n)
 
     def run() -> None:
-        handle = made.directions(batch, method, lam)
+        handle = engine_of_net.directions(batch, method, lam)
         handle.weighted_sum(handle.norms().reciprocal().clamp(max=1.0))
 
     return run
@@ -153,9 +154,9 @@ def figure3(result: Mapping[str, Any], studies: Sequence[Study] = ()) -> Outcome
     for bam in ("bam", "bam-exact"):
         for other in ("dp-sgd", "dp-sat"):
             text = f"{NAMES[bam]} takes longer than {NAMES[other]} (ln of the ratio)"
-            found = _log_ratio(seconds[bam], seconds[other])
+            ratio = _log_ratio(seconds[bam], seconds[other])
             place = "Figure 3" if other == "dp-sgd" else ""
-            claims.append(Claim(text, "above", found, over="trials", paper=place))
+            claims.append(Claim(text, "above", ratio, over="trials", paper=place))
         growth = _exponents(seconds[bam])
         shown = estimate([value - LINEAR for value in growth])
         text = f"{NAMES[bam]} grows at most linearly: its exponent of the depth is below {LINEAR:g}"

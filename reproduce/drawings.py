@@ -125,13 +125,13 @@ def _vectors() -> list[Spec]:
 
 def _values(scene: Scene, unit: float) -> list[Row]:
     """The arrows; those of the CSV file have its columns."""
-    found = []
+    values = []
     for arrow in scene.arrows:
         row: Row = {"role": arrow.role, "label": arrow.label}
         row |= {name: rounded(value) for name, value in _geometry(arrow, unit).items()}
         listed = {} if arrow.again else {"panel": scene.title, "vector": arrow.role}
-        found.append(row | listed)
-    return found
+        values.append(row | listed)
+    return values
 
 
 def _geometry(arrow: Arrow, unit: float) -> dict[str, float]:
@@ -152,12 +152,12 @@ def _geometry(arrow: Arrow, unit: float) -> dict[str, float]:
 def _label_place(arrow: Arrow, along: Point, unit: float) -> Point:
     """Next to the arrow, or beyond its end."""
     (x0, y0), (x1, y1), (ux, uy) = arrow.start, arrow.end, along
-    wide = 8 + 3.5 * len(arrow.label)  # half the label, pixels
+    half_width = 8 + 3.5 * len(arrow.label)  # half the label, pixels
     if arrow.side == "end":
-        return (x1 + ux * wide / unit, y1 + uy * 12 / unit)
+        return (x1 + ux * half_width / unit, y1 + uy * 12 / unit)
     sign = 1 if arrow.side == "left" else -1
     x, y = x0 + 0.6 * (x1 - x0), y0 + 0.6 * (y1 - y0)
-    return (x - uy * sign * wide / unit, y + ux * sign * 12 / unit)
+    return (x - uy * sign * half_width / unit, y + ux * sign * 12 / unit)
 
 
 def _notes(scene: Scene, height: float) -> list[Spec]:
@@ -374,9 +374,9 @@ def _by_batch_size(groups: Sequence[Group], key: str) -> list[Series]:
     for colour, method in enumerate(dict.fromkeys(g.runs[0].method for g in groups)):
         points: dict[float, list[float]] = {}
         for run in (r for g in groups for r in g.runs if r.method == method and r.bias):
-            found = mean(numbers(run.bias, best(run), key))
-            if math.isfinite(found):
-                points.setdefault(float(run.config["batch_size"]), []).append(found)
+            value = mean(numbers(run.bias, best(run), key))
+            if math.isfinite(value):
+                points.setdefault(float(run.config["batch_size"]), []).append(value)
         if len(points) > 1:
             sizes = tuple(sorted(points))
             means = tuple(mean(points[size]) for size in sizes)

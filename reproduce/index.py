@@ -139,8 +139,8 @@ def chosen(name: str, scale: str = "pocket") -> list[str]:
 
 def recipes_of(names: Sequence[str], scale: str) -> list[Recipe]:
     """Load every recipe that the experiments need, once, in order."""
-    found = [recipe for name in names for recipe in EXPERIMENTS[name].recipes(scale)]
-    return list({recipe.name: recipe for recipe in found}.values())
+    recipes = [recipe for name in names for recipe in EXPERIMENTS[name].recipes(scale)]
+    return list({recipe.name: recipe for recipe in recipes}.values())
 
 
 def outcome(name: str, scale: str, out: Path, seeds: int | None = None) -> Outcome | None:
@@ -160,8 +160,8 @@ def outcomes(
     names: Sequence[str], scale: str, out: Path, seeds: int | None = None
 ) -> dict[str, Outcome | None]:
     """Return the outcomes of the experiments that the scale has; None without a record."""
-    own = [name for name in names if scale in EXPERIMENTS[name].scales]
-    return {name: outcome(name, scale, out, seeds) for name in own}
+    of_scale = [name for name in names if scale in EXPERIMENTS[name].scales]
+    return {name: outcome(name, scale, out, seeds) for name in of_scale}
 
 
 def timing_path(out: Path) -> Path:

@@ -50,11 +50,11 @@ class Study:
 
     def arms(self, cell: Mapping[str, Any] | None = None) -> dict[str, dict[int, RunRecord]]:
         """Return arm -> seed -> record, in the recipe's order, of one place in the grid."""
-        found: dict[str, dict[int, RunRecord]] = {arm: {} for arm in self.recipe.arms}
+        by_arm: dict[str, dict[int, RunRecord]] = {arm: {} for arm in self.recipe.arms}
         for record in self.records:
             if cell is None or record.cell == cell:
-                found[record.arm][record.seed] = record
-        return {arm: by_seed for arm, by_seed in found.items() if by_seed}
+                by_arm[record.arm][record.seed] = record
+        return {arm: by_seed for arm, by_seed in by_arm.items() if by_seed}
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def as_groups(records: Iterable[RunRecord]) -> tuple[Group, ...]:
     ])  # fmt: skip
 
 
-def points(found: Estimate, *, signed: bool = False, digits: int = 1) -> str:
+def points(share: Estimate, *, signed: bool = False, digits: int = 1) -> str:
     """Format a share in percent with its interval.
 
     Example:
@@ -149,8 +149,8 @@ def points(found: Estimate, *, signed: bool = False, digits: int = 1) -> str:
         '41.0 [28.3, 53.7]'
     """
     sign = "+" if signed else ""
-    mean, low, high = (f"{100 * x:{sign}.{digits}f}" for x in (found.mean, found.low, found.high))
-    return mean if found.count < 2 else f"{mean} [{low}, {high}]"
+    mean, low, high = (f"{100 * x:{sign}.{digits}f}" for x in (share.mean, share.low, share.high))
+    return mean if share.count < 2 else f"{mean} [{low}, {high}]"
 
 
 def _distinct(values: Iterable[Any]) -> list[str]:

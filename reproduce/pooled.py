@@ -197,11 +197,11 @@ def _means(places: Sequence[Setting]) -> TextTable:
     """One row per reading: the pooled gain, its heterogeneity, the spread over seeds."""
     rows = []
     for name, reading in READINGS.items() if len(places) > 1 else ():
-        found, spread = combine(places, reading), spread_ratio(places, reading)
+        gain, spread = combine(places, reading), spread_ratio(places, reading)
         smaller = sum(bam < dp_sgd for dp_sgd, bam in (p.spreads(reading) for p in places))
         rows.append((
-            name, points(found.as_estimate(), signed=True, digits=2), f"{100 * found.tau:.2f}",
-            f"{found.q:.1f} ({found.p_value:.2g})", f"{100 * found.i_squared:.0f}%",
+            name, points(gain.as_estimate(), signed=True, digits=2), f"{100 * gain.tau:.2f}",
+            f"{gain.q:.1f} ({gain.p_value:.2g})", f"{100 * gain.i_squared:.0f}%",
             "{:.2f} [{:.2f}, {:.2f}]".format(
                 *(math.exp(x) for x in (spread.mean, spread.low, spread.high))),
             f"{smaller} of {len(places)}", str(sum(len(p.bam) for p in places)),
@@ -232,11 +232,11 @@ def _pooled_claims(places: Sequence[Setting]) -> list[Claim]:
     claims = []
     for name, reading in READINGS.items():
         text = f"All settings, {name} (exploratory): BAM is more accurate than DP-SGD"
-        found = combine(places, reading).as_estimate()
-        claims.append(Claim(text, "above", found, "points", over="settings"))
+        gain = combine(places, reading).as_estimate()
+        claims.append(Claim(text, "above", gain, "points", over="settings"))
         if name == "averaged weights":
             text = f"All settings, {name} (exploratory): they differ by less than half a point"
-            claims.append(Claim(text, "same", found, "points", margin=0.005, over="settings"))
+            claims.append(Claim(text, "same", gain, "points", margin=0.005, over="settings"))
     return claims
 
 

@@ -251,9 +251,9 @@ def bias_at_the_end(config: RunConfig, run: Path) -> list[dict[str, Any]]:
 
 
 def _flatness(run: RunSpec) -> dict[str, Any]:
-    found = measure(run.config, run=run.out, batches=1, flatness=True).flatness
-    assert found is not None  # it was asked for
-    return asdict(found)
+    flatness = measure(run.config, run=run.out, batches=1, flatness=True).flatness
+    assert flatness is not None  # it was asked for
+    return asdict(flatness)
 
 
 def machine(threads: int, device: str) -> dict[str, Any]:

@@ -85,22 +85,22 @@ OPENING = (("pooled", "pooled"), ("fig2", "fig2-resnet9"), ("fig2", "fig2"))
 Outcomes = Mapping[str, Outcome | None]
 
 
-def write_outcome(found: Outcome, folder: Path, scale: str = "pocket") -> list[Path]:
+def write_outcome(outcome: Outcome, folder: Path, scale: str = "pocket") -> list[Path]:
     """Write ``NAME.json``, ``NAME.md`` and the figures as SVG and PNG; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    data, text = folder / f"{found.name}.json", folder / f"{found.name}.md"
-    write_json(data, found.to_dict())
-    figures = write_figures(found, folder)
-    write_atomic(text, section(found, "", scale))
+    data, text = folder / f"{outcome.name}.json", folder / f"{outcome.name}.md"
+    write_json(data, outcome.to_dict())
+    figures = write_figures(outcome, folder)
+    write_atomic(text, section(outcome, "", scale))
     return [data, text, *figures]
 
 
 def write_pages(by_scale: Mapping[str, Outcomes], docs: Path) -> list[Path]:
     """Write ``results.md``, a page per scale, and their figures into ``DOCS/results/SCALE/``."""
     for scale, outcomes in by_scale.items():
-        for found in outcomes.values():
-            if found is not None:
-                write_figures(found, docs / "results" / scale, formats=(".svg",))
+        for outcome in outcomes.values():
+            if outcome is not None:
+                write_figures(outcome, docs / "results" / scale, formats=(".svg",))
     paths = []
     for name, text in pages(by_scale).items():
         paths.append(docs / name)
@@ -108,28 +108,28 @@ def write_pages(by_scale: Mapping[str, Outcomes], docs: Path) -> list[Path]:
     return paths
 
 
-def write_figures(found: Outcome, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    return [f.save(folder / f"{f.name}{end}") for f in found.figures for end in formats]
+def write_figures(outcome: Outcome, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    return [f.save(folder / f"{f.name}{end}") for f in outcome.figures for end in formats]
 
 
 def pages(by_scale: Mapping[str, Outcomes]) -> dict[str, str]:
     """Return every page by the name of its file; experiments without a run (None) are listed."""
     return {
         "results.md": first_page(by_scale),
-        **{f"results-{scale}.md": _of_scale(scale, found) for scale, found in by_scale.items()},
+        **{f"results-{scale}.md": _of_scale(scale, each) for scale, each in by_scale.items()},
     }
 
 
 def first_page(by_scale: Mapping[str, Outcomes]) -> str:
     """Return the answer in a paragraph, two figures, the paper's claims, and the rule."""
     desk = by_scale.get("desk", {})
-    drawn = {
+    figures = {
         (name, figure.name): figure
         for name, outcome in desk.items()
         if outcome is not None
         for figure in outcome.figures
     }
-    chosen = [(key, drawn[key]) for key in OPENING if key in drawn][:2]
+    chosen = [(key, figures[key]) for key in OPENING if key in figures][:2]
     parts = [_TITLE, _wrapped(paragraph(desk))]
     parts += [f"![{f.caption}](results/desk/{f.name}.svg)\n\n*{f.caption}*" for _, f in chosen]
     parts.append("## The paper's claims")
@@ -140,14 +140,14 @@ def first_page(by_scale: Mapping[str, Outcomes]) -> str:
 
 
 def _of_scale(scale: str, outcomes: Outcomes) -> str:
-    found = [one for one in outcomes.values() if one is not None]
+    reported = [one for one in outcomes.values() if one is not None]
     empty = [f"`{name}`" for name, one in outcomes.items() if one is None]
     parts = [_SCALES[scale]]
     if empty:
         parts.append(f"No record yet: {', '.join(empty)}.\n")
-    if any(one.claims for one in found):
-        parts.append(_verdicts({one.name: list(one.claims) for one in found}))
-    return "\n".join([*parts, *(section(one, f"results/{scale}/", scale) for one in found)])
+    if any(one.claims for one in reported):
+        parts.append(_verdicts({one.name: list(one.claims) for one in reported}))
+    return "\n".join([*parts, *(section(one, f"results/{scale}/", scale) for one in reported)])
 
 
 def _verdicts(claims: Mapping[str, list[Claim]]) -> str:
@@ -159,28 +159,28 @@ def _verdicts(claims: Mapping[str, list[Claim]]) -> str:
 def claims_table(claims: Mapping[str, list[Claim]]) -> str:
     rows = [
         (name, claim.text, f"**{claim.verdict}**", claim.sentence())
-        for name, several in claims.items()
-        for claim in several
+        for name, group in claims.items()
+        for claim in group
     ]
     return TextTable(("", "claim", "verdict", "difference"), rows).to_markdown()
 
 
-def section(found: Outcome, figures: str, scale: str = "pocket") -> str:
+def section(outcome: Outcome, figures: str, scale: str = "pocket") -> str:
     """Return the part of one experiment; ``figures`` is the path from the page to its figures."""
-    parts = [f"## {found.title}"]
-    parts += [f"![{figure.caption}]({figures}{figure.name}.svg)" for figure in found.figures]
-    parts += [table.to_markdown() for table in found.tables]
-    if found.claims and not figures:
-        parts.append(claims_table({found.name: list(found.claims)}))
-    parts += [_wrapped(note) for note in found.notes]
-    parts.append(_provenance(found, scale))
+    parts = [f"## {outcome.title}"]
+    parts += [f"![{figure.caption}]({figures}{figure.name}.svg)" for figure in outcome.figures]
+    parts += [table.to_markdown() for table in outcome.tables]
+    if outcome.claims and not figures:
+        parts.append(claims_table({outcome.name: list(outcome.claims)}))
+    parts += [_wrapped(note) for note in outcome.notes]
+    parts.append(_provenance(outcome, scale))
     return "\n\n".join(parts) + "\n"
 
 
-def _provenance(found: Outcome, scale: str) -> str:
+def _provenance(outcome: Outcome, scale: str) -> str:
     """Return the command, and number, time, machine and commits of its runs."""
     option = "" if scale == "pocket" else f" --scale {scale}"
-    facts, command = found.provenance(), f"`python -m reproduce {found.name}{option}`"
+    facts, command = outcome.provenance(), f"`python -m reproduce {outcome.name}{option}`"
     if not facts["processors"]:
         return f"{command}."
     runs = f"{facts['runs']} of {facts['asked']} runs, " if facts["asked"] else ""

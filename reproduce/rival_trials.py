@@ -58,10 +58,10 @@ def following(name: str, trials: Sequence[Trial], accuracies: Sequence[float]) -
     tried = len(trials) - len(rated)  # of the contender's own setting
     if not tried and rate in (rates[0], rates[-1]):
         return {**trials[0], "lr": _short(rate / 2 if rate == rates[0] else 2 * rate)}
-    made = {**trials[0], "lr": rate, **_own(name, trials[0])[tried]}
+    fields = {**trials[0], "lr": rate, **_own(name, trials[0])[tried]}
     if name == "dp-sgd":  # the length of a step stays
-        made["lr"] = _short(rate * trials[0]["clip_norm"] / made["clip_norm"])
-    return made
+        fields["lr"] = _short(rate * trials[0]["clip_norm"] / fields["clip_norm"])
+    return fields
 
 
 def _own(name: str, first: Trial) -> Sequence[dict[str, Any]]:
@@ -77,15 +77,16 @@ def combined(trials: Mapping[str, Sequence[Trial]], accuracies: Mapping[str, Seq
     rivals = sorted(set(OWN) - {"dp-sgd", "dp-sat", "bam"},
                     key=lambda n: -accuracies[n][at[n]])[:2]  # fmt: skip
     lam = trials["bam"][at["bam"]]["lam"]
-    made: dict[str, list[dict[str, Any]]] = {}
+    by_name: dict[str, list[dict[str, Any]]] = {}
     for rival in rivals:
         its = {**trials[rival][at[rival]], "lam": lam}
         if its["method"] == "disk":
             its["method_options"] = {**its["method_options"], "inner": "bam"}
         else:
             its["method"] = "bam"
-        made[COMBINED + rival] = [{**its, "lr": _short(its["lr"] * 2.0**k)} for k in (-1, 0, 1, 2)]
-    return made
+        rates = [_short(its["lr"] * 2.0**k) for k in (-1, 0, 1, 2)]
+        by_name[COMBINED + rival] = [{**its, "lr": rate} for rate in rates]
+    return by_name
 
 
 def by_contender(study: Study) -> tuple[dict[str, list[Trial]], dict[str, list[float]]]:

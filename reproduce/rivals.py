@@ -87,9 +87,9 @@ def bias_methods(studies: Sequence[Study]) -> Outcome:
     )
 
 
-def page(found: Outcome) -> str:
+def page(outcome: Outcome) -> str:
     """Return the page of its own."""
-    return f"{_INTRODUCTION}\n{section(found, '', 'desk')}"
+    return f"{_INTRODUCTION}\n{section(outcome, '', 'desk')}"
 
 
 def whole(study: Study) -> dict[str, dict[int, RunRecord]]:
@@ -110,7 +110,7 @@ def ranked(arms: Mapping[str, Mapping[int, RunRecord]]) -> list[str]:
 def best_trials(trials: Study) -> dict[str, str]:
     """Return contender -> the most accurate of its trials, which are called CONTENDER-NUMBER."""
     _, accuracies = by_contender(trials)
-    return {name: f"{name}-{1 + best(found)}" for name, found in accuracies.items()}
+    return {name: f"{name}-{1 + best(means)}" for name, means in accuracies.items()}
 
 
 def _ranking(arms: Mapping[str, Mapping[int, RunRecord]]) -> TextTable:
@@ -127,9 +127,10 @@ def _ranking(arms: Mapping[str, Mapping[int, RunRecord]]) -> TextTable:
 
 def _against(arms: Mapping[str, Mapping[int, RunRecord]], arm: str) -> str:
     level = 1 - (1 - LEVEL) / max(1, len(arms) - 1)  # Bonferroni
-    found = difference_of(arms[arm], arms[BASELINE], level=level)
-    verdict = "better" if found.low > 0 else "worse" if found.high < 0 else "not distinguished"
-    return f"{points(found, signed=True, digits=2)}: {verdict}"
+    difference = difference_of(arms[arm], arms[BASELINE], level=level)
+    low, high = difference.low, difference.high
+    verdict = "better" if low > 0 else "worse" if high < 0 else "not distinguished"
+    return f"{points(difference, signed=True, digits=2)}: {verdict}"
 
 
 def _directions(arms: Mapping[str, Mapping[int, RunRecord]]) -> TextTable:
@@ -159,8 +160,11 @@ def _trials(trials: Study) -> TextTable:
     arms = trials.arms()
     rows = []
     for name, arm in best_trials(trials).items():
-        own = [other for other in arms if other.rpartition("-")[0] == name]
-        tried = ", ".join(points(mean_of(arms[other])) for other in own)
+        tried = ", ".join(
+            points(mean_of(by_seed))
+            for other, by_seed in arms.items()
+            if other.rpartition("-")[0] == name
+        )
         rows.append((label(name), tried, _settings(trials.recipe.arms[arm])))
     return TextTable(
         ("contender", "accuracy of its trials, held out", "settings of the best"), rows
@@ -170,15 +174,15 @@ def _trials(trials: Study) -> TextTable:
 def at_the_edge(trials: Study) -> list[str]:
     """Return the contenders whose best learning rate is the smallest or largest of those tried."""
     tried, _ = by_contender(trials)
-    found = []
+    edges = []
     for name, arm in best_trials(trials).items():
         its = trials.recipe.arms[arm]
         step = [
             t["lr"] * t.get("clip_norm", 1.0) ** (name == BASELINE) for t in (its, *tried[name])
         ]
         if step[0] in (min(step[1:]), max(step[1:])):
-            found.append(name)
-    return found
+            edges.append(name)
+    return edges
 
 
 def _edges(trials: Study) -> list[str]:

@@ -65,9 +65,9 @@ def pneumonia(split: str) -> DataSet:
     path = pneumonia_path()
     if split == "test":
         return load(str(path), split="test")
-    parts = [load(str(path), split=part) for part in ("train", "val")]
-    images, labels = zip(*(_arrays(part, np.arange(len(part))) for part in parts), strict=True)
-    return _set(parts[0], np.concatenate(images), np.concatenate(labels))
+    splits = [load(str(path), split=name) for name in ("train", "val")]
+    images, labels = zip(*(_arrays(data, np.arange(len(data))) for data in splits), strict=True)
+    return _set(splits[0], np.concatenate(images), np.concatenate(labels))
 
 
 def pneumonia_tuning(split: str) -> DataSet:
@@ -106,8 +106,8 @@ def halved(images: Images) -> Images:
 
 
 def _kept(count: int, split: str) -> NDArray[np.int64]:
-    held = np.arange(count) % HELD_OUT == 0
-    return np.flatnonzero(held if split == "test" else ~held)
+    is_held_out = np.arange(count) % HELD_OUT == 0
+    return np.flatnonzero(is_held_out if split == "test" else ~is_held_out)
 
 
 def _halved_set(dataset: DataSet, where: NDArray[np.int64] | None = None) -> DataSet:

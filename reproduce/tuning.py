@@ -26,10 +26,10 @@ _TUNED = {
 
 def tuning(studies: Sequence[Study]) -> Outcome:
     """Show the settings tried: learning rates, the same for each method, then lambda."""
-    found = [study for study in studies if study.records]
+    trained = [study for study in studies if study.records]
     return Outcome(
         "tuning", "How the methods were tuned",
-        tables=[_rates(study) if "lr" in study.recipe.grid else _trials(study) for study in found],
+        tables=[_rates(s) if "lr" in s.recipe.grid else _trials(s) for s in trained],
         notes=[_TUNED[studies[0].recipe.scale]],
         studies=studies,
     )  # fmt: skip

@@ -102,17 +102,17 @@ class Place(NamedTuple):
 
 def when(studies: Sequence[Study]) -> Outcome:
     """Show the gain of BAM's default lambda over batch size, epsilon and width; other lambdas."""
-    found, other = places(studies), others(studies)
+    variants, other = places(studies), others(studies)
     return Outcome(
         "when",
         _TITLE,
         tables=[
             table
-            for table in (_pooled(found), _gains(found), _shares(studies), _others(other))
+            for table in (_pooled(variants), _gains(variants), _shares(studies), _others(other))
             if table.rows
         ],
-        figures=[_figure(found)] if found else [],
-        claims=_claims(found, other),
+        figures=[_figure(variants)] if variants else [],
+        claims=_claims(variants, other),
         notes=_NOTES,
         studies=studies,
     )
@@ -139,36 +139,37 @@ def _paired(arms: Arms, arm: str) -> Arms:
     return {name: {s: arms[name][s] for s in seeds} for name in ("dp-sgd", arm) if seeds}
 
 
-def by_net(found: Sequence[Place]) -> dict[str, list[Place]]:
+def by_net(variants: Sequence[Place]) -> dict[str, list[Place]]:
     """Return the places of each net whose variants share a seed."""
-    nets = {n: [p for p in found if _net(p) == n] for n in dict.fromkeys(map(_net, found))}
+    nets = {n: [p for p in variants if _net(p) == n] for n in dict.fromkeys(map(_net, variants))}
     return {net: mine for net, mine in nets.items() if _shared(mine)}
 
 
-def averaging(found: Sequence[Place]) -> Estimate:
+def averaging(variants: Sequence[Place]) -> Estimate:
     """Estimate what averaging gains for DP-SGD: for each seed over the places, then over seeds."""
-    return _over(found, lambda arms, seed: accuracy(arms["dp-sgd"][seed])
+    return _over(variants, lambda arms, seed: accuracy(arms["dp-sgd"][seed])
                  - last_accuracy(arms["dp-sgd"][seed]))  # fmt: skip
 
 
-def gain(found: Sequence[Place], reading: Reading) -> Estimate:
+def gain(variants: Sequence[Place], reading: Reading) -> Estimate:
     """Estimate BAM's gain over DP-SGD in the same way."""
-    return _over(found, lambda arms, seed: reading(arms["bam"][seed])
+    return _over(variants, lambda arms, seed: reading(arms["bam"][seed])
                  - reading(arms["dp-sgd"][seed]))  # fmt: skip
 
 
-def _over(found: Sequence[Place], of: Callable[[Arms, int], float]) -> Estimate:
-    return estimate([fmean(of(p.arms, seed) for p in found) for seed in sorted(_shared(found))])
+def _over(variants: Sequence[Place], of: Callable[[Arms, int], float]) -> Estimate:
+    seeds = sorted(_shared(variants))
+    return estimate([fmean(of(p.arms, seed) for p in variants) for seed in seeds])
 
 
-def _shared(found: Sequence[Place]) -> set[int]:
-    return set.intersection(*(set(place.arms["bam"]) for place in found))
+def _shared(variants: Sequence[Place]) -> set[int]:
+    return set.intersection(*(set(place.arms["bam"]) for place in variants))
 
 
-def _pooled(found: Sequence[Place]) -> TextTable:
+def _pooled(variants: Sequence[Place]) -> TextTable:
     """One row per net: the mean over all variants, paired by seed."""
     rows = []
-    for net, mine in by_net(found).items():
+    for net, mine in by_net(variants).items():
         each = [averaging(mine), *(gain(mine, reading) for reading in _READINGS.values())]
         shown = (points(e, signed=True, digits=2) for e in each)
         rows.append((net, str(len(mine)), *shown, str(each[0].count)))
@@ -177,17 +178,17 @@ def _pooled(found: Sequence[Place]) -> TextTable:
     return TextTable(header, rows)
 
 
-def _claims(found: Sequence[Place], other: Sequence[Place]) -> list[Claim]:
+def _claims(variants: Sequence[Place], other: Sequence[Place]) -> list[Claim]:
     """Judge BAM's gain over all variants of a net, and wherever bias outweighs noise."""
     judged = []
-    for net, mine in by_net(found).items():
+    for net, mine in by_net(variants).items():
         judged.append((f"{net}, all variants", mine))
         judged.append((f"{net}, a bias share above 0.5", [p for p in mine if p.bias_share > 0.5]))
     judged += [(p.study.recipe.title, [p]) for p in other if p.bias_share > 0.5]
     claims = []
-    for where, some in judged:
-        for name, reading in _READINGS.items() if some else ():
-            text, each = f"{where}, {name}", gain(some, reading)
+    for where, group in judged:
+        for name, reading in _READINGS.items() if group else ():
+            text, each = f"{where}, {name}", gain(group, reading)
             more = f"{text}: BAM is more accurate than DP-SGD"
             same = f"{text}: they differ by less than half a point"
             claims.append(Claim(more, "above", each, "points"))
@@ -195,10 +196,10 @@ def _claims(found: Sequence[Place], other: Sequence[Place]) -> list[Claim]:
     return claims
 
 
-def _gains(found: Sequence[Place]) -> TextTable:
+def _gains(variants: Sequence[Place]) -> TextTable:
     """One row per net and variant: what DP-SGD's gradient suffers from, and BAM's gain."""
     rows = []
-    for place in sorted(found, key=lambda p: (_net(p), -p.bias_share)):
+    for place in sorted(variants, key=lambda p: (_net(p), -p.bias_share)):
         facts = (place.noise, place.mean("cosine"), place.mean("private_cosine"), place.bias_share)
         columns = [
             text
@@ -254,10 +255,10 @@ def others(studies: Sequence[Study]) -> list[Place]:
     ]
 
 
-def _others(found: Sequence[Place]) -> TextTable:
+def _others(variants: Sequence[Place]) -> TextTable:
     """One row per other data set and net."""
     rows = []
-    for place in found:
+    for place in variants:
         level = points(mean_of(place.arms["dp-sgd"]))
         each = [averaging([place]), *(place.gain(r) for r in _READINGS.values())]
         shown = (points(e, signed=True, digits=2) for e in each)
@@ -272,12 +273,12 @@ def _net(place: Place) -> str:
     return str(place.study.recipe.setting["model"])
 
 
-def _figure(found: Sequence[Place]) -> Figure:
-    nets = list(dict.fromkeys(_net(place) for place in found))
+def _figure(variants: Sequence[Place]) -> Figure:
+    nets = list(dict.fromkeys(_net(place) for place in variants))
     panels = [
         lines(
             name, "bias share", "points above DP-SGD",
-            [_series(net, k, [p for p in found if _net(p) == net], reading)
+            [_series(net, k, [p for p in variants if _net(p) == net], reading)
              for k, net in enumerate(nets)],
             percent=False,
         )
@@ -290,8 +291,8 @@ def _figure(found: Sequence[Place]) -> Figure:
     return Figure("when", _TITLE, caption, "public", panels)
 
 
-def _series(net: str, colour: int, found: Sequence[Place], reading: Reading) -> Series:
-    ordered = sorted(found, key=lambda place: place.bias_share)
+def _series(net: str, colour: int, variants: Sequence[Place], reading: Reading) -> Series:
+    ordered = sorted(variants, key=lambda place: place.bias_share)
     gains = [place.gain(reading) for place in ordered]
     return Series(
         net, colour, tuple(place.bias_share for place in ordered),
