@@ -183,7 +183,7 @@ class LogicalBatch:
         inputs, targets = map_rows(lambda t: t[index].to(device), (self.inputs, self.targets))
         inputs = views.of(inputs, keys)
         if views.augment is not None:
-            inputs = within_reach(inputs)
+            inputs = map_rows(_cut, inputs)  # without a read: once per physical batch it would wait
         if k > 1:
             targets = map_rows(lambda t: t.repeat_interleave(k, dim=0), targets)
         if views.augment_targets is not None:

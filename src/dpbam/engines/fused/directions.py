@@ -11,7 +11,15 @@ from torch import Tensor
 
 from dpbam.engines.fused.collect import Collected
 from dpbam.engines.fused.ghost_norm import Factors
-from dpbam.engines.fused.gradients import Gradient, Joined, Materialised, Norm, settle
+from dpbam.engines.fused.gradients import (
+    Gradient,
+    Joined,
+    Materialised,
+    Measured,
+    Norm,
+    measure,
+    settle,
+)
 from dpbam.engines.precision import measured
 from dpbam.params import Params, accumulation_dtype, zeros
 
@@ -54,6 +62,19 @@ class FusedDirections:
     def losses(self) -> Tensor:
         assert self.row_losses is not None
         return self.row_losses.reshape(self._units, -1).mean(1)
+
+    @measured
+    def measure(self) -> Measured:
+        """Compute the norms, to be settled later: until then they are used as they are."""
+        found = measure(self.parts)
+        self._norms = found.norms
+        return found
+
+    @measured
+    def settle(self, found: Measured, sound: Sequence[bool]) -> bool:
+        """Repair the norms where ``sound`` is False; return whether one was repaired."""
+        self._norms, self._ordinary = found.settled(sound)
+        return any(a is not b for a, b in zip(self._norms, found.norms, strict=True))
 
     @measured
     def norms(self) -> Tensor:

@@ -33,7 +33,7 @@ from dpbam.engines.fused.collect import Collected, PlainPass, collect
 from dpbam.engines.fused.directions import FusedDirections
 from dpbam.engines.fused.fold import Fold
 from dpbam.engines.fused.generic import generic
-from dpbam.engines.fused.gradients import Norm, settle
+from dpbam.engines.fused.gradients import Norm, read_flags, settle
 from dpbam.engines.fused.layers import (  # they register their rules
     attention,
     conv,
@@ -146,14 +146,27 @@ class FusedEngine:
     ) -> FusedDirections:
         """Return g_u at theta + lam g_u / |g_u|: the paper's BAM."""
         before = self._plain(batch, watch, purpose="ascent")
-        with torch.no_grad():
-            total = before.norms().square().sum(0)  # over the clipping groups
-            steps = lam * _safe_root(total)[1]
-            ascent = Ascent(before, steps, Fold(batch))
-        made = self._plain(batch, watch, ascent)
-        made.plain = before if plain else None
-        made.row_losses = before.row_losses  # at theta, not where the ascent has moved it
-        return made
+
+        def moved() -> FusedDirections:
+            with torch.no_grad():
+                total = before.norms().square().sum(0)  # over the clipping groups
+                steps = lam * _safe_root(total)[1]
+                ascent = Ascent(before, steps, Fold(batch))
+            return self._plain(batch, watch, ascent)
+
+        # Both passes run before the device is asked whether a norm needs repair: it waits once, not
+        # twice. Rarely it does; then the second pass runs again from the repaired norms.
+        measured = before.measure()
+        directions = moved()
+        again = directions.measure()
+        sound = read_flags(measured, again)
+        if before.settle(measured, sound[0]):
+            directions = moved()
+        else:
+            directions.settle(again, sound[1])
+        directions.plain = before if plain else None
+        directions.row_losses = before.row_losses  # at theta, not where the ascent has moved it
+        return directions
 
     def _exact(
         self, batch: PhysicalBatch, penalty: float, watch: Isolation, *, plain: bool
@@ -255,7 +268,7 @@ class _Backward:
         hbar = _spread(found[len(self.ys) :], list(self.h), len(self.flow.x))
         bam = replace(self.flow, ybar=ybar, hbar=hbar).detached()
         bare = Collected([g.detached() for g in plain.gradients], plain.of_use)
-        norms = [replace(norm, square=norm.square.detach()) for norm in norms]
+        norms = [norm.detached() for norm in norms]
         return PlainPass(bare, norms, penalty * inverse.detach()), bam
 
 

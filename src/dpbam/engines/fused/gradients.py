@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 import torch
@@ -56,6 +57,8 @@ class Norm:
         by_gram: all units were computed by Gram matrices.
         recomputed: (indices [k], gradients [k, *theta]) of units that were materialised because
             their parts cancel (:func:`recompute_cancelling`).
+        inner: of a scaled gradient whose norm is differentiated, the factored part, its norm, and
+            what is added to that.
     """
 
     square: Tensor
@@ -63,6 +66,11 @@ class Norm:
     grams: Grams = field(default_factory=dict)
     by_gram: bool = False
     recomputed: tuple[Tensor, Tensor] | None = None
+    inner: tuple[Factored, Norm, Tensor] | None = None
+
+    def detached(self) -> Norm:
+        """Return the same without the graph."""
+        return replace(self, square=self.square.detach(), inner=None)
 
 
 class Gradient(Protocol):
@@ -345,20 +353,47 @@ class Doubt(NamedTuple):
     bound: Callable[[Tensor], Tensor] | None = None
 
 
-def settle(
-    gradients: Sequence[Gradient], *, differentiable: bool = False
-) -> tuple[list[Norm], bool]:
-    """Return the norm of each gradient, and whether all numbers behind them are ordinary.
+@dataclass(frozen=True)
+class Measured:
+    """The norms of gradients as first computed, and on the device whether they are sound.
 
-    That is: finite, and neither so small nor so large that squares under- or overflow; then no
-    unit has to be left out of a sum to keep the sum finite.
-
-    Whether parts of a unit cancel is seen on the device for all gradients together, and read once:
-    a read per layer would make a GPU wait as often. The few gradients in doubt are then repaired
-    one by one, each by a decision in float64 (:func:`ill_conditioned`), which is the same for all
-    units that are not in doubt.
+    Attributes:
+        gradients: what was measured.
+        norms: of each gradient, not repaired.
+        doubted: the indices of gradients whose units' parts may cancel.
+        flags: bool, whether the squares of all others are finite (if there are others), then
+            whether each doubted gradient is sound.
+        differentiable: whether the norms are to be differentiated.
     """
-    norms = [gradient.norm(differentiable=differentiable) for gradient in gradients]
+
+    gradients: Sequence[Gradient]
+    norms: list[Norm]
+    doubted: list[int]
+    flags: Tensor
+    differentiable: bool
+
+    def settled(self, sound: Sequence[bool]) -> tuple[list[Norm], bool]:
+        """Return the norms, repaired where ``sound``, the flags as read, is False; and all flags.
+
+        If all are True, all numbers behind the norms are ordinary: finite, and neither so small nor
+        so large that squares under- or overflow; then no unit has to be left out of a sum to keep
+        the sum finite.
+        """
+        norms, answers = list(self.norms), sound[len(sound) - len(self.doubted) :]
+        for i in (i for i, answer in zip(self.doubted, answers, strict=True) if not answer):
+            norms[i] = self.gradients[i].repaired(norms[i], differentiable=self.differentiable)
+        return norms, all(sound)
+
+
+def measure(gradients: Sequence[Gradient], *, differentiable: bool = False) -> Measured:
+    """Compute the norm of each gradient, without waiting for the device.
+
+    Whether parts of a unit cancel is seen on the device for all gradients together, and read once
+    (:func:`read_flags`): a read per layer would make a GPU wait as often. The few gradients in
+    doubt are then repaired one by one, each by a decision in float64 (:func:`ill_conditioned`),
+    which is the same for all units that are not in doubt.
+    """
+    norms = _norms(gradients, differentiable=differentiable)
     doubts: dict[int, Doubt] = {}
     for i, (gradient, norm) in enumerate(zip(gradients, norms, strict=True)):
         doubt = gradient.doubt(norm, differentiable=differentiable)
@@ -370,12 +405,37 @@ def settle(
     for i, doubt in doubts.items():
         kinds.setdefault(doubt.square.dtype, []).append(i)
     flags += [_sound([doubts[i] for i in kind]) for kind in kinds.values()]
-    sound: list[bool] = torch.cat(flags).tolist() if flags else []
     order = [i for kind in kinds.values() for i in kind]
-    answers = sound[len(sound) - len(order) :]
-    for i in (i for i, answer in zip(order, answers, strict=True) if not answer):
-        norms[i] = gradients[i].repaired(norms[i], differentiable=differentiable)
-    return norms, all(sound)
+    return Measured(gradients, norms, order, torch.cat(flags), differentiable)
+
+
+def read_flags(*measured: Measured) -> list[list[bool]]:
+    """Read the flags of several passes from the device at once."""
+    numbers: list[bool] = torch.cat([m.flags for m in measured]).tolist()
+    ends = [0, *accumulate(len(m.flags) for m in measured)]
+    return [numbers[a:b] for a, b in pairwise(ends)]
+
+
+def settle(
+    gradients: Sequence[Gradient], *, differentiable: bool = False
+) -> tuple[list[Norm], bool]:
+    """Return the norm of each gradient, and whether all numbers behind them are ordinary."""
+    if not gradients:
+        return [], True
+    measured = measure(gradients, differentiable=differentiable)
+    (sound,) = read_flags(measured)
+    return measured.settled(sound)
+
+
+def _norms(gradients: Sequence[Gradient], *, differentiable: bool) -> list[Norm]:
+    """Return the norm of each gradient; small ones that are to be differentiated together."""
+    together = [g for g in gradients if isinstance(g, Materialised)] if differentiable else []
+    if len({g.values.dtype for g in together}) != 1:
+        return [g.norm(differentiable=differentiable) for g in gradients]
+    flat = [g._flat() for g in together]
+    squares = torch.cat(flat, 1).square().split_with_sizes([t.shape[1] for t in flat], 1)
+    joint = {id(g): Norm(t.sum(1)) for g, t in zip(together, squares, strict=True)}
+    return [joint.get(id(g)) or g.norm(differentiable=differentiable) for g in gradients]
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:

@@ -125,19 +125,21 @@ class ScaledGradient:
         pairs = [(a, b * layer.channels(r, b).to(b.dtype)) for a, b in self.base.pairs]
         scaled = replace(self.base, pairs=pairs)
         inner = scaled.norm(differentiable=differentiable)
-        if differentiable:
-            inner = scaled.repaired(inner, differentiable=True) if inner.grams else inner
-        return Norm(inner.square + (2 * r * kappa * rho + kappa.square() * v2).sum(1))
+        more = (2 * r * kappa * rho + kappa.square() * v2).sum(1)
+        parts = (scaled, inner, more) if differentiable else None
+        return Norm(inner.square + more, inner=parts)
 
     def doubt(self, norm: Norm, *, differentiable: bool) -> Doubt | None:
-        if differentiable:  # the norm has repaired its parts
-            return None
+        if norm.inner is not None:  # the factored part alone is repaired
+            scaled, inner, _ = norm.inner
+            return scaled.doubt(inner, differentiable=differentiable)
         doubt = self.base.doubt(norm, differentiable=False)
         return None if doubt is None else doubt._replace(bound=self._bound)
 
     def repaired(self, norm: Norm, *, differentiable: bool) -> Norm:
-        if differentiable:
-            return norm
+        if norm.inner is not None:
+            scaled, inner, more = norm.inner
+            return Norm(scaled.repaired(inner, differentiable=differentiable).square + more)
         return recompute_cancelling(norm, self._bound(self.base.sizes()), self._some)
 
     def _bound(self, sizes: Tensor) -> Tensor:

@@ -105,13 +105,22 @@ class _GroupNormBack(torch.autograd.Function):
         of_g = torch.stack([sum_g, sum_gh, sum_gv])
         sums = torch.cat([scale * of_g, sbar * of_g[:2], torch.stack([sum_v, sum_vh])])
         mean_u, a, mean_uv, mean_p, mean_ph, mean_v, c = s.means_over_groups(sums).unbind()
-        # scale's second use
-        record(r * (sum_gv - mean_v * sum_g - c * sum_gh), None)
         by_scale, r2 = scale * r, r**2
-        gbar = s.combine([(by_scale, v)], sbar - by_scale * c, x, tbar - by_scale * mean_v)
-        on_xhat = r2 * (3 * a * c - mean_uv + mean_u * mean_v) - r * mean_ph
-        constant = r2 * (a * mean_v + c * mean_u) - r * mean_p
-        xbar = s.combine([(-r2 * a, v), (r * sbar - r2 * c * scale, g)], on_xhat, x, constant)
+        # all products [n, channels] of two of these in one operation: on a GPU each would be one
+        factors = [
+            (mean_v, sum_g), (c, sum_gh), (3 * a, c), (mean_u, mean_v), (a, mean_v), (c, mean_u),
+            (by_scale, c), (by_scale, mean_v), (r2, a), (r2, c), (r, sbar.to(r.dtype)),
+            (r, mean_ph), (r, mean_p),
+        ]  # fmt: skip
+        v_g, c_gh, a_c, u_v, a_v, c_u, s_c, s_v, r2_a, r2_c, r_s, r_ph, r_p = (
+            torch.stack([left for left, _ in factors])
+            * torch.stack([right for _, right in factors])
+        ).unbind()
+        record(r * (sum_gv - v_g - c_gh), None)  # scale's second use
+        gbar = s.combine([(by_scale, v)], sbar - s_c, x, tbar - s_v)
+        on_xhat = r2 * (a_c - mean_uv + u_v) - r_ph
+        constant = r2 * (a_v + c_u) - r_p
+        xbar = s.combine([(-r2_a, v), (r_s - r2_c * scale, g)], on_xhat, x, constant)
         return gbar, xbar, None, None, None, None, None
 
 
