@@ -342,3 +342,18 @@ def test_an_unlisted_split_folder(tmp_path):
     (tmp_path / "labels.csv").write_text("file,label\ntrain/x/0.png,a\nother/0.png,b\n")
     with pytest.raises(DataError, match=r"line 3 .* must be train, val or test"):
         load(str(tmp_path))
+
+
+def test_one_pass_finds_all_problems_of_a_table_and_opens_no_image(tmp_path, monkeypatch):
+    for k in range(4):
+        write_image(tmp_path / f"{k}.png", seed=k)
+    rows = ["0.png,a", "1.png,", "gone.png,b", "3.png,b", "../x.png,a"]
+    (tmp_path / "labels.csv").write_text("file,label\n" + "\n".join(rows) + "\n")
+    opened = []
+    monkeypatch.setattr("dpbam.data.folder.opened", lambda *a, **k: opened.append(a))
+    with pytest.raises(DataError) as caught:
+        load_pair(str(tmp_path))
+    assert len(caught.value.problems) == 3
+    assert "line 3 of" in caught.value.problems[0]
+    assert str(caught.value).endswith(f"; 2 more problems: dpbam data check {tmp_path} lists all")
+    assert not opened

@@ -181,12 +181,12 @@ def common_format(
 ) -> tuple[tuple[int, int], int]:
     """Return (H, W) and C of a set: from the options, else from 32 evenly spaced headers.
 
-    With findings all headers are read, and broken ones are reported when the images are read.
+    While a set is checked all headers are read, and broken ones are reported with the images.
 
     Raises:
         DataError: if these differ in size and no size is given, or if one is broken.
     """
-    probed = min(count, _PROBED) if options.findings is None else count
+    probed = count if options.thorough else min(count, _PROBED)
     sizes: Counter[tuple[int, int]] = Counter()
     grey, error = True, DataError(f"there are no images in {where}")
     with bombs_refused():
@@ -196,7 +196,7 @@ def common_format(
                     sizes[image.height, image.width] += 1
                     grey = grey and (image.mode in _GREY or image.mode.startswith(_DEEP))
             except DataError as broken:
-                if options.findings is None:
+                if not options.thorough:
                     raise
                 error = broken
     if not sizes:

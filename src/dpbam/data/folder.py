@@ -109,12 +109,14 @@ def open_folder(argument: str, options: Options) -> Openers:
     if table.is_file():
         with options.collecting():
             listing = _from_csv(root, table, options)
-        if listing is None or (not listing.records and options.findings):
+        if listing is None or (not listing.records and options.thorough):
             listing = _unlisted(root)
     elif options.task in (None, "segmentation") and _mask_folders(root):
         listing = _from_mask_tree(root, options)
     else:
         listing = _from_tree(root, options)
+    if options.failed:  # the table first: no image is opened where it has problems
+        return {}
     if not listing.records:
         suffixes = " ".join(sorted(SUFFIXES))
         raise DataError(f"there are no images in {argument} (looked for CLASS/x with {suffixes})")
@@ -175,7 +177,7 @@ def _images(root: Path, paths: list[str], argument: str, options: Options) -> Fi
     size, channels = common_format(
         lambda index: opened(root / paths[index], window=window), len(paths), options, str(root)
     )
-    resize = options.size is not None or options.findings is not None
+    resize = options.size is not None or options.thorough
     return FileImages(root, paths, size, channels, resize, window, Path(argument))
 
 

@@ -48,7 +48,7 @@ def open_huggingface(argument: str, options: Options) -> Openers:
     numbers, masks, classes = number_known(raw, names, options)
     encoded = {split: _encoded(rows, image) for split, rows in sets.items()}
     size, channels = _common_format(encoded, calls, options)
-    resize = options.size is not None or options.findings is not None
+    resize = options.size is not None or options.thorough
     return {
         split: partial(
             DataSet,
@@ -67,7 +67,7 @@ def _common_format(
     encoded: dict[str, Any], calls: dict[str, str], options: Options
 ) -> tuple[tuple[int, int], int]:
     """The size and the channels of the training set; while a set is checked, of all splits."""
-    splits = ["train"] if options.findings is None else list(encoded)
+    splits = list(encoded) if options.thorough else ["train"]
     places = [(split, index) for split in splits for index in range(len(encoded[split]))]
 
     def open_place(place: int) -> AbstractContextManager[Image.Image]:

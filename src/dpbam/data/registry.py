@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from dpbam._names import did_you_mean
 from dpbam.catalogue import BUILT_IN, SOURCES
-from dpbam.data.base import DataError
+from dpbam.data.base import DataError, counted
 from dpbam.data.dataset import DataSet
 from dpbam.data.owners import person_columns
 from dpbam.data.sources import Findings, Openers, Options
@@ -74,13 +75,16 @@ def load(
     """
     options = Options(
         root, image_size, channels, unit, download, progress, task, tuple(label_columns),
-        dicom_window=dicom_window,
+        dicom_window=dicom_window, findings=Findings(),
     )  # fmt: skip
-    openers = _with_test(_open(spec, options), options)
-    if split not in openers:
-        raise DataError(f"{spec} has no split {split!r}: it has {', '.join(openers)}")
-    dataset = _with_unit(openers[split](), options)
-    return _fit_to_train_on(dataset) if split == "train" else dataset
+    with _all_problems(spec, options):
+        openers = _with_test(_usable(_open(spec, options), options), options)
+        if split not in openers:
+            raise DataError(f"{spec} has no split {split!r}: it has {', '.join(openers)}")
+        dataset = _with_unit(openers[split](), options)
+        if split == "train":
+            _fit_to_train_on(dataset)
+    return dataset
 
 
 def load_pair(
@@ -107,17 +111,41 @@ def load_pair(
     """
     options = Options(
         root, image_size, channels, unit, download, progress, task, tuple(label_columns),
-        dicom_window=dicom_window,
+        dicom_window=dicom_window, findings=Findings(),
     )  # fmt: skip
-    _check_columns(spec, options)
-    openers = _with_test(_open(spec, options), options)
-    train, test = (_with_unit(openers[split](), options) for split in ("train", "test"))
-    _fit_to_train_on(train)
-    _same_shape(train, test)
-    _check_window(train, options)
-    if options.unit_column is not None:
-        train.column(options.unit_column)
+    with _all_problems(spec, options):
+        _check_columns(spec, options)
+        openers = _with_test(_usable(_open(spec, options), options), options)
+        train, test = (_with_unit(openers[split](), options) for split in ("train", "test"))
+        _fit_to_train_on(train)
+        _same_shape(train, test)
+        _check_window(train, options)
+        if options.unit_column is not None:
+            train.column(options.unit_column)
     return Splits(train, test)
+
+
+@contextmanager
+def _all_problems(spec: str, options: Options) -> Iterator[None]:
+    """Raise one error with all problems that were collected inside, the first in its sentence."""
+    findings = options.findings
+    assert findings is not None  # the caller collects
+    with options.collecting():
+        yield
+    problems = list(dict.fromkeys(findings.problems))
+    if problems:
+        collected = DataError(*problems)
+        if len(problems) > 1:
+            more = counted(len(problems) - 1, "more problem")
+            collected.args = (f"{problems[0]}; {more}: dpbam data check {spec} lists all",)
+        raise collected
+
+
+def _usable(openers: Openers, options: Options) -> Openers:
+    """Return the openers of a source whose table of records has no problem: only then decode."""
+    if options.failed and options.findings is not None:
+        raise DataError(*options.findings.problems)
+    return openers
 
 
 def inspect(spec: str, options: Options) -> tuple[Findings, dict[str, DataSet]]:
@@ -126,7 +154,7 @@ def inspect(spec: str, options: Options) -> tuple[Findings, dict[str, DataSet]]:
     Where no test set can be held out, "train" is the whole set. What is in the images, and whether
     the sets go together, is for :func:`dpbam.data.check`.
     """
-    findings = Findings()
+    findings = Findings(thorough=True)
     options = replace(options, findings=findings)
     parts: dict[str, DataSet] = {}
     with options.collecting():
@@ -202,7 +230,7 @@ def _held_out(dataset: DataSet, options: Options) -> tuple[DataSet, DataSet]:
     return held_out(dataset, unit=None if unit == "record" else unit)
 
 
-def _fit_to_train_on(dataset: DataSet) -> DataSet:
+def _fit_to_train_on(dataset: DataSet) -> None:
     """Refuse a training set with a single class, or with nothing to tell apart."""
     present = np.unique(dataset.labels)
     if dataset.task == "segmentation":
@@ -216,7 +244,6 @@ def _fit_to_train_on(dataset: DataSet) -> DataSet:
             f"{dataset.name} has one class only, {dataset.class_names[present[0]]!r}: "
             "a classifier needs at least two"
         )
-    return dataset
 
 
 def is_function(spec: str) -> bool:

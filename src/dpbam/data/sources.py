@@ -23,17 +23,26 @@ _LARGEST = 4096
 
 @dataclass
 class Findings:
-    """What ``dpbam data check`` collects while a data set is loaded."""
+    """What is collected while a data set is loaded.
+
+    Attributes:
+        problems: one sentence each.
+        thorough: whether everything is looked at, as ``dpbam data check`` does: the headers of all
+            image files, and images of other sizes as well.
+        sizes: (H, W) of the image files whose headers were read.
+    """
 
     problems: list[str] = field(default_factory=list)
-    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (H, W) of image files
+    thorough: bool = False
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
 class Options:
     """How to load a data set; the arguments of :func:`dpbam.data.load`.
 
-    With ``findings``, records that cannot be used are left out and their problems collected.
+    With ``findings``, records that cannot be used are left out and their problems collected, so
+    that one pass over a set finds all of them.
     """
 
     root: str | Path | None = None
@@ -73,6 +82,16 @@ class Options:
     def unit_column(self) -> str | None:
         """The column of the unit of privacy; None if every record is a unit."""
         return None if self.unit == _RECORD else self.unit
+
+    @property
+    def thorough(self) -> bool:
+        """Whether a set is checked, not loaded for use."""
+        return self.findings is not None and self.findings.thorough
+
+    @property
+    def failed(self) -> bool:
+        """Whether a set that is loaded for use has problems, so that the rest need not be read."""
+        return self.findings is not None and bool(self.findings.problems) and not self.thorough
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
