@@ -7,14 +7,20 @@ facts that are public anyway, by a rule that was fitted on public data sets and 
 **Features.** The encoder that the user names, who thereby declares it public; scattering if none is
 named.
 
-**The descent's path.** With features of norm 1, sigma_1 the noise multiplier of a single release
+**The descent's path.** With features of norm 10, sigma_1 the noise multiplier of a single release
 within the budget, and n units, the noise in a weight after a path of length L is about
 L sigma_1 / n, for any number of steps. The study's best L is where that noise reaches a fixed
 level:
 
     L = PATH n / sigma_1,   at most LONGEST,      lr = L / (C T)
 
-**The head.** Descent, except where the task is a regression, which the closed form serves.
+**The decision.** A head that is trained with few units or little epsilon prefers frequent classes
+beyond their share, up to the constant. So the class counts are released once, with noise that
+takes some 2% of the budget, and half of their logarithms is taken out of the decision: on
+validation records that costs no accuracy, and gains one to three points of balanced accuracy.
+
+**The head.** Descent, except where the task is a regression, which the closed form serves. On
+validation records of the same distribution, descent was ahead in every cell of the study.
 """
 
 from __future__ import annotations
@@ -28,12 +34,14 @@ from dpbam.privacy.plan import default_delta
 from dpbam.privacy.rounding import up
 
 SCATTERING = "scattering"
-PATH = 0.2  # the noise in a weight at the end, in units of what a record adds to it
-SHORTEST, LONGEST = 5.0, 3000.0
-CLIP_NORM = 0.3  # below nearly all gradient norms: every record has the same weight
+PATH = 0.012  # the noise in a weight at the end; flat from 0.01 to 0.02
+SHORTEST, LONGEST = 0.5, 1500.0
+CLIP_NORM = 3.0  # below nearly all gradient norms, which are near 10: records weigh the same
 STEPS = 100
 MOMENTUM = 0.9
 AVERAGE = 0.3
+COUNTS = 7.0  # sigma of the class counts over that of a single release: 1/49 of the budget
+BALANCE = 0.5
 TASKS = ("single-label", "regression")
 
 
@@ -91,6 +99,8 @@ class Choice:
         lr: the learning rate; None in closed form.
         momentum: None in closed form.
         average: the share of the steps whose weights are averaged; None in closed form.
+        release_counts: sigma of the released class counts; None: none are released.
+        balance: the share of the classes' log frequencies that is taken out of the decision.
         delta: as given, or the default.
         reason: two lines for the user.
     """
@@ -103,6 +113,8 @@ class Choice:
     lr: float | None
     momentum: float | None
     average: float | None
+    release_counts: float | None
+    balance: float
     delta: float
     reason: tuple[str, str]
 
@@ -123,13 +135,15 @@ def choose(facts: Facts) -> Choice:
     if _in_closed_form(facts):
         return Choice(
             features=features, head="closed-form", batch_size=facts.n, steps=1, clip_norm=None,
-            lr=None, momentum=None, average=None, delta=delta,
+            lr=None, momentum=None, average=None, release_counts=None, balance=0.0, delta=delta,
             reason=(_about_features(facts), _about_closed_form(facts)),
         )  # fmt: skip
+    sigma = single_release_sigma(facts.epsilon, delta)
     return Choice(
         features=features, head="descent", batch_size=facts.n, steps=STEPS, clip_norm=CLIP_NORM,
         lr=float(f"{path_length(facts.n, facts.epsilon, delta) / (CLIP_NORM * STEPS):.3g}"),
-        momentum=MOMENTUM, average=AVERAGE, delta=delta,
+        momentum=MOMENTUM, average=AVERAGE, release_counts=float(f"{COUNTS * sigma:.3g}"),
+        balance=BALANCE, delta=delta,
         reason=(_about_features(facts), _about_descent(facts)),
     )  # fmt: skip
 
@@ -142,8 +156,8 @@ def path_length(n: int, epsilon: float, delta: float) -> float:
     """Return L = lr C T: longer with more units and with more epsilon, within bounds.
 
     Example:
-        >>> round(path_length(2000, 1.0, 1e-5))
-        107
+        >>> round(path_length(2000, 1.0, 1e-5), 1)
+        6.4
     """
     return min(LONGEST, max(SHORTEST, PATH * n / single_release_sigma(epsilon, delta)))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dpbam._names import ENCODER, did_you_mean
 from dpbam.errors import ArgumentError
-from dpbam.features.base import Features, digest_of, standardise_rows
+from dpbam.features.base import HEAD_SCALE, Features, digest_of, standardise_rows
 from dpbam.features.cache import cached_features, feature_key
 from dpbam.features.encoders import EncoderFeatures
 from dpbam.features.onnx import ONNX, OnnxFeatures
@@ -22,6 +22,7 @@ from dpbam.features.scattering import ScatteringFeatures
 SCATTERING = "scattering"
 
 __all__ = [
+    "HEAD_SCALE",
     "ONNX",
     "SCATTERING",
     "EncoderFeatures",

@@ -8,6 +8,10 @@ The last step is the same for all extractors (:func:`standardise_rows`): the D n
 are centred and scaled to Euclidean norm 1, by that record alone. So gradients of a linear head have
 a norm of at most sqrt(2), whatever the extractor, and one learning rate and one clipping norm serve
 all of them. Raw features of public encoders differ in scale by a factor of a hundred.
+
+A head by gradient descent sees them times :data:`HEAD_SCALE`. Its bias has the constant input 1:
+next to features of norm 1, half of every clipped gradient's square would belong to the bias, which
+has little to learn, and the noise would be that of the whole. At norm 10 it is a hundredth.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+HEAD_SCALE = 10.0  # the norm of the features that a head by descent sees
 _LEAST = 1e-12  # below this a centred record is constant, and has no direction
 
 

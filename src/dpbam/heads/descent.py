@@ -4,11 +4,12 @@ Softmax regression from zero, with momentum, every record in every step (q = 1),
 weights over the last steps. Each step is one release of
 :class:`~dpbam.oracle.PrivateGradientOracle` and is charged on its ledger.
 
-On features of norm 1, what decides is the length of the path that the weights may go, L = lr C T,
-in units of the clipped gradient: the noise in the weights after T steps is about L sigma_1 / n per
-coordinate, where sigma_1 is the noise multiplier of a single step within the same budget, whatever
-T is (T steps need sigma = sigma_1 sqrt(T), and their noise adds up to sqrt(T) times one's). So T is
-fixed, and L alone follows from public facts (:mod:`dpbam.auto`).
+The head sees features of norm 10 (:data:`dpbam.features.HEAD_SCALE`). What decides is then the
+length of the path that the weights may go, L = lr C T, in units of the clipped gradient: the noise
+in the weights after T steps is about L sigma_1 / n per coordinate, where sigma_1 is the noise
+multiplier of a single step within the same budget, whatever T is (T steps need sigma = sigma_1
+sqrt(T), and their noise adds up to sqrt(T) times one's). So T is fixed, and L alone follows from
+public facts (:mod:`dpbam.auto`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from dpbam import _validate
 from dpbam.compute import Compute
+from dpbam.features.base import HEAD_SCALE
 from dpbam.heads.base import LinearHead, check_rows
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.privacy.ledger import Ledger
@@ -97,10 +99,10 @@ def fit_by_descent(
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=descent.lr, momentum=descent.momentum)
     average = WeightAverage(model, dense(round(plan.steps * (1 - descent.average))))
-    for inputs, targets, owners in oracle.batches((features, labels), units=units):
+    for inputs, targets, owners in oracle.batches((HEAD_SCALE * features, labels), units=units):
         step = oracle.step
         oracle.backward(inputs, targets, owners)
         optimizer.step()
         average.update(step)
     with average.applied(), torch.no_grad():
-        return LinearHead(model.weight.detach().clone(), model.bias.detach().clone())
+        return LinearHead(HEAD_SCALE * model.weight.detach(), model.bias.detach().clone())

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,8 +22,14 @@ BINS = 15  # of the calibration error
 class SingleLabel(Task):
     """One class per record.
 
+    With ``adjusted``, the loss adds ``offsets`` to the outputs, and predictions do not (logit
+    adjustment, Menon et al. 2021): offsets a log pi_k for frequencies pi take the share a of their
+    logarithms out of the decision.
+
+    Attributes:
+        offsets: [K], of the classes. A buffer: part of a training's state.
+
     Example:
-        >>> import torch
         >>> task = SingleLabel(["ill", "well"], class_weights={"ill": 4.0})
         >>> task(torch.zeros(2, 2), torch.tensor([0, 1])) / math.log(2)
         tensor([4., 1.])
@@ -36,7 +43,16 @@ class SingleLabel(Task):
         pipeline_tag="image-classification",
     )
 
+    offsets: Tensor
+    adjusted = False
+
+    def __init__(self, class_names: Sequence[str], **settings: Any) -> None:
+        super().__init__(class_names, **settings)
+        self.register_buffer("offsets", torch.zeros(len(self.class_names)))
+
     def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        if self.adjusted:
+            output = output + self.offsets
         nll = F.cross_entropy(output, targets, reduction="none")
         return self._weighted(nll, self.weights[targets])
 

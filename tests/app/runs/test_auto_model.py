@@ -43,7 +43,7 @@ from tests.tiny_encoders import save_encoder
 def config() -> RunConfig:
     return RunConfig(
         model="scattering", noise_multiplier=1.0, accountant="rdp", batch_size=1438, epochs=3,
-        optimizer="sgd", lr=30.0, clip_norm=0.3, swa=0.4, num_workers=0, checkpoint_every=0, seed=5,
+        optimizer="sgd", lr=0.3, clip_norm=3.0, swa=0.4, num_workers=0, checkpoint_every=0, seed=5,
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def last_metrics(out):
 
 def accuracy(out):
     """The accuracy of the saved model, from images."""
-    return evaluate_dataset(load_run_model(out), load("digits", split="test")).scores.accuracy.value
+    return evaluate_dataset(load_run_model(out), load("digits", split="test")).scores["accuracy"]
 
 
 def test_features_are_kept_with_what_is_not_private_for_the_owner_alone(finished):
@@ -93,7 +93,8 @@ def test_the_saved_model_holds_the_constants_of_its_features(finished, monkeypat
 def test_a_head_on_features_predicts_arrays(finished, tmp_path):
     images = load("digits", split="test").images.read(np.arange(5))
     np.savez(tmp_path / "few.npz", images=images)
-    labels = [row.label for row in predict_files(load_run_model(finished), [tmp_path / "few.npz"])]
+    predicted = predict_files(load_run_model(finished), [tmp_path / "few.npz"])
+    labels = [one.row.label for one in predicted]
     assert len(labels) == 5
     assert set(labels) <= set(map(str, range(10)))
 
@@ -231,6 +232,7 @@ def test_the_statement_lists_the_facts_that_auto_used(automatic):
     }  # fmt: skip
     assert set(by_rule["settings"]) == {
         "model", "batch_size", "epochs", "clip_norm", "optimizer", "lr", "momentum", "swa",
+        "release_counts", "balance",
     }  # fmt: skip
     text = (out / "privacy-statement.md").read_text()
     assert "from public facts alone: n 1438" in text.replace("\\", "")

@@ -8,7 +8,13 @@ import pytest
 from dpbam.app.audit.check import check_run, signed_off
 from dpbam.app.runs import Budget, ConfigError, RunConfig, RunError, execute, prepare
 from dpbam.app.runs.bias import measure
-from dpbam.app.runs.class_counts import _release, balanced, contributions, sensitivity
+from dpbam.app.runs.class_counts import (
+    _release,
+    balanced,
+    contributions,
+    offsets,
+    sensitivity,
+)
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.folder import RunFolder
 from dpbam.data import from_arrays
@@ -140,3 +146,28 @@ def test_weights_that_clipping_would_undo_are_refused(setting):
 
 def test_the_bias_is_measured_without_releasing_counts():
     assert len(measure(RunConfig(**SETTINGS), batches=1).records) == 1
+
+
+def test_offsets_are_the_share_of_the_log_frequencies():
+    counts = np.array([600.0, 300.0, 100.0])
+    whole, half = (offsets(counts, 1e-9, 1000, share) for share in (1.0, 0.5))
+    assert np.allclose(np.exp(whole), [0.6, 0.3, 0.1])
+    assert np.allclose(half, whole / 2)
+
+
+def test_noise_alone_makes_no_class_frequent():
+    rng = np.random.default_rng(0)
+    noised = 50 + 40 * rng.standard_normal((200, 10))  # uniform counts of 500 units
+    spread = np.ptp([offsets(counts, 40.0, 500, 1.0) for counts in noised], axis=1)
+    assert np.median(spread) < 0.1
+    unshrunk = np.log(np.maximum(noised / 500, 0.02)).std(axis=1)  # the control
+    assert np.median(unshrunk) > 0.3
+
+
+def test_a_balanced_run_adjusts_the_loss_by_its_released_counts(tmp_path):
+    execute(RunConfig(**SETTINGS, balance=0.5, seed=1), tmp_path / "run")
+    assert signed_off(check_run(tmp_path / "run"))
+    text = (tmp_path / "run" / "privacy-statement.md").read_text()
+    assert "0.5 of the log frequencies" in text.replace("\\", "")
+    with pytest.raises(ConfigError, match="balance needs the frequencies"):
+        RunConfig(**{**SETTINGS, "release_counts": None}, balance=0.5)

@@ -325,8 +325,9 @@ def halves(records: int, shadows: int) -> NDArray[np.bool_]:
 def _shadow(config: RunConfig, sigma: float, k: int, shadows: int, send: Send) -> Statistics:
     """Train the k-th shadow model, seeded, and return the statistics of all records."""
     quiet = config.replace(seed=k, noise_seed=None, noise="standard", budget=None,
-                           release_norms=None, release_counts=None, measure_bias=None,
-                           eval_every=10**9, num_workers=0)  # fmt: skip
+                           release_norms=None, release_counts=None, balance=0.0,
+                           measure_bias=None, eval_every=10**9, num_workers=0,
+                           auto_facts={}, auto_settings=())  # fmt: skip
     whole = prepare(quiet, noise_multiplier=sigma or None)
     everyone = _everyone(whole)
     own = everyone.subset(np.flatnonzero(halves(len(everyone), shadows)[k]))

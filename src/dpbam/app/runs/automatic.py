@@ -124,6 +124,9 @@ def _chosen(config: RunConfig, choice: auto.Choice, n: int) -> dict[str, Any]:
     }
     if config.ema is None:
         rule["swa"] = round(1 - choice.average, 6)
+    wanted = config.balance or "balance" not in given
+    if wanted and not config.class_weights and "release_counts" not in given:
+        rule |= {"release_counts": choice.release_counts, "balance": choice.balance}
     values |= {name: value for name, value in rule.items() if name not in given}
     resolved = config.replace(**values, public_encoder=None)
     if resolved.optimizer == "sgd":  # the rule has no learning rate of any other

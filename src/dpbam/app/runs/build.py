@@ -32,6 +32,7 @@ from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import device_of, evaluating, trainable
 from dpbam.privacy.clipping import Clipping
 from dpbam.tasks.base import Task, make_task
+from dpbam.tasks.single_label import SingleLabel
 from dpbam.training.adam_bc import AdamBC
 from dpbam.training.averaging import WeightAverage, dense, exponential
 from dpbam.training.trainer import augmentation
@@ -93,6 +94,10 @@ def task_of(config: RunConfig, train: DataSet, model: nn.Module) -> Task:
         focal=config.focal, target_range=config.target_range,
     )  # fmt: skip
     _check_weighted(config, train, task)
+    if config.balance:
+        if not isinstance(task, SingleLabel):
+            raise ConfigError(f"balance is for one class per record, and the task is {task.name}")
+        task.adjusted = True
     device = device_of(model)
     blank = torch.zeros(1, *train.shape, dtype=torch.uint8, device=device)
     with torch.no_grad(), evaluating(model):
@@ -105,7 +110,8 @@ def _check_weighted(config: RunConfig, train: DataSet, task: Task) -> None:
     if config.release_counts is not None and not task.has_classes:
         raise ConfigError("release_counts cannot be used: a regression has no classes")
     unit = train.chosen_unit(config.unit)
-    weighted = config.class_weights or config.focal or config.release_counts
+    counts = config.release_counts if not config.balance else None  # offsets act at any length
+    weighted = config.class_weights or config.focal or counts
     normalised = config.clipping in ("automatic", "normalised") and unit == "record"
     if weighted and normalised and task.name == "single-label":
         raise ConfigError(

@@ -20,6 +20,11 @@ multi-label                           w_k = (n - c_k) / c_k, at least 1
 ====================================  ====================================
 
 A count below its noise is replaced by it, so that noise alone makes no weight large.
+
+With ``balance`` a, the counts of a single-label task do not weigh the loss: they give the offsets a
+log pi_k of the classes' frequencies pi (:class:`~dpbam.tasks.single_label.SingleLabel`), which act
+whatever the clipping norm is. The frequencies' distance from uniform is shrunk by what of its
+square is noise, so that noise alone makes no class frequent.
 """
 
 from __future__ import annotations
@@ -46,6 +51,8 @@ def weigh(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracle) 
     """Set the task's weights from the run's released counts, which are made if it has none yet."""
     import torch
 
+    from dpbam.tasks.single_label import SingleLabel
+
     task, path = prepared.task, folder.class_counts
     if not path.exists():
         _release(folder, prepared, oracle)
@@ -53,6 +60,10 @@ def weigh(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracle) 
         oracle.before = known[0]
     stored = read_json(path)
     counts = np.array([stored["counts"][name] for name in task.class_names])
+    if isinstance(task, SingleLabel) and prepared.config.balance:
+        adjustment = offsets(counts, stored["noise"], prepared.plan.n, prepared.config.balance)
+        task.offsets.copy_(torch.from_numpy(adjustment))
+        return
     weights = balanced(counts, stored["noise"], prepared.plan.n, task.several_labels)
     task.weights.copy_(torch.from_numpy(weights))
 
@@ -97,6 +108,26 @@ def contributions(train: DataSet, units: NDArray[Any] | None) -> Floats:
     sums = np.zeros((len(records), shares.shape[1]))
     np.add.at(sums, owner, shares)
     return np.asarray(sums / records[:, None])
+
+
+def offsets(counts: Floats, noise: float, n: int, balance: float) -> Floats:
+    """Return a log pi_k from noised counts: pi is their share of n, shrunk towards uniform.
+
+    The squared distance from uniform is |c/n - 1/K|^2, of which (K - 1) (noise / n)^2 is expected
+    of noise alone; a class has at least a fifth of a uniform one's frequency.
+
+    Example:
+        >>> offsets(np.array([750.0, 250.0]), noise=10.0, n=1000, balance=0.5).round(2)
+        array([-0.14, -0.69])
+        >>> offsets(np.array([40.0, 60.0]), noise=30.0, n=100, balance=1.0).round(2)
+        array([-0.69, -0.69])
+    """
+    classes = len(counts)
+    away = counts / n - 1 / classes
+    square = float(away @ away)
+    signal = 1 - (classes - 1) * (noise / n) ** 2 / square if square else 0.0
+    shares = np.maximum(1 / classes + max(0.0, signal) * away, 0.2 / classes)
+    return np.asarray(balance * np.log(shares / shares.sum()))
 
 
 def balanced(counts: Floats, noise: float, n: int, findings: bool) -> Floats:

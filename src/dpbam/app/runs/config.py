@@ -261,6 +261,11 @@ class RunConfig(BaseModel):
         "Weight of a class in the loss, a public fact such as ill=4; repeatable.", {},
         flag="--class-weight", **_TUNED,
     )
+    balance: Fraction = _training(
+        "Share of the classes' log frequencies that is taken out of the decision: 0 is the most "
+        "accurate if they stay as they are, at 1 rare classes count as much as frequent ones. The "
+        "frequencies are those of --release-counts.", 0.0, **_TUNED, off=0,
+    )
     focal: NonNegative = _training(
         "Gamma of the focal loss. 0: cross-entropy.", 0.0, **_TUNED, off=0,
     )
@@ -342,6 +347,11 @@ class RunConfig(BaseModel):
         if self.release_counts is not None and (not self.private or self.task == "regression"):
             reason = "a regression has no classes" if self.private else "method without privacy"
             raise ArgumentError(f"release_counts cannot be used ({reason}): leave it out")
+        if self.balance and self.release_counts is None:
+            raise ArgumentError(
+                "balance needs the frequencies of the classes: give release_counts (such as 20), "
+                "or leave it out"
+            )
         if self.release_norms is not None and not self.private:
             raise ArgumentError(f"release_norms needs noise, and method {self.method!r} adds none")
         if self.correct_noise and (self.optimizer == "sgd" or not self.private):

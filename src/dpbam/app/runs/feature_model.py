@@ -22,6 +22,7 @@ from dpbam._names import FEATURES, ONNX, SCATTERING, public_name
 from dpbam.app.runs.files import write_json
 from dpbam.errors import ArgumentError
 from dpbam.features import (
+    HEAD_SCALE,
     EncoderFeatures,
     Features,
     OnnxFeatures,
@@ -81,7 +82,7 @@ class FeatureModel(nn.Module):
         return self.extractor.width, 1, 1
 
     def features(self, images: Tensor) -> Tensor:
-        """Return what the head sees: [N, C, H, W] in [-1, 1] -> [N, D], rows of norm 1."""
+        """Return features, [N, C, H, W] in [-1, 1] -> [N, D], rows of norm 1."""
         with torch.no_grad():
             rows = standardise_rows(self.extractor.extract(images))
         return rows.to(self.head.weight.device)
@@ -89,8 +90,8 @@ class FeatureModel(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return [N, outputs], from images or from their features [N, D, 1, 1]."""
         if images.shape[1:] == self.feature_shape:
-            return self.head(images.flatten(1))  # type: ignore[no-any-return]
-        return self.head(self.features(images))  # type: ignore[no-any-return]
+            return self.head(HEAD_SCALE * images.flatten(1))  # type: ignore[no-any-return]
+        return self.head(HEAD_SCALE * self.features(images))  # type: ignore[no-any-return]
 
     def train(self, mode: bool = True) -> FeatureModel:
         """Set the mode of the head; what computes the features stays in eval."""

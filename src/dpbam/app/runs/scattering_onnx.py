@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpbam.features import ScatteringFeatures
+from dpbam.features import HEAD_SCALE, ScatteringFeatures
 
 _Pair = tuple[Tensor, Tensor]  # real and imaginary part
 _LEAST = 1e-12
@@ -45,7 +45,8 @@ class RealScattering(nn.Module):
             "rows": _reflected(features._rows, cell),
             "columns": _reflected(features._columns, cell),
             "mean": features.axes.mean, "project": features.axes.project,
-            "sign": features.axes.sign, "weight": head.weight.detach(), "bias": head.bias.detach(),
+            "sign": features.axes.sign, "weight": HEAD_SCALE * head.weight.detach(),
+            "bias": head.bias.detach(),
         }  # fmt: skip
         sizes = constants["rows"].shape[0], constants["columns"].shape[0]
         for k in range(self.scales):

@@ -297,10 +297,13 @@ def _weights(config: RunConfig) -> str:
     given = ", ".join(f"{name} {weight:g}" for name, weight in config.class_weights.items())
     if config.release_counts is None:
         return f"given by the user as public facts: {given}" if given else "none"
-    return (
+    source = (
         f"from class counts, released once with noise of sigma {config.release_counts:g} before "
         "the first step: a Gaussian event on all units, covered by the epsilon above"
     )
+    if config.balance:
+        return f"none; {config.balance:g} of the log frequencies is out of the decision, {source}"
+    return source
 
 
 def _chosen(config: RunConfig) -> dict[str, Any] | None:

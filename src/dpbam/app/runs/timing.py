@@ -57,7 +57,7 @@ def _step_seconds(prepared: Prepared, units: int, rows: int) -> float:
         prepared.plan, batch_size=units, steps=max(2, prepared.plan.steps), released_before=None
     )
     config = prepared.config.replace(
-        release_counts=None, physical_batch_size=rows, batch_size=units, budget=None
+        release_counts=None, balance=0.0, physical_batch_size=rows, batch_size=units, budget=None
     )
     oracle = replace(prepared, plan=plan, config=config).oracle()
     train = prepared.seen.train
