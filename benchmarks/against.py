@@ -1,15 +1,17 @@
-"""The fused engine against that of another checkout, step by step in turns in one process.
+"""Private steps of the fused engine against those of another checkout, in turns in one process.
 
     git worktree add ../before COMMIT
     python benchmarks/against.py ../before [--nets resnet9-64 wrn-16-4] [--repeats 5]
 
-Processor time, one thread. Printed and written to results/against.json: the median over the turns
-of (this checkout / the other), and of each as a multiple of the non-private step of the same turn.
+Processor time, one thread, whole steps with noise. Printed and written to results/against.json: the
+median over the turns of (this checkout / the other), and of each as a multiple of the non-private
+step of the same turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
 import subprocess
@@ -26,20 +28,44 @@ import torch
 HERE = Path(__file__).resolve().parent
 
 
-def steps_of(checkout: Path) -> ModuleType:
-    """The module ``steps`` of this folder, with the package ``dpbam`` of a checkout."""
-    ours = ("dpbam", "steps", "nets")
-    for name in [name for name in sys.modules if name.split(".")[0] in ours]:
-        del sys.modules[name]
-    sys.path[:0] = [str(checkout / "src"), str(HERE)]
-    try:
-        import steps
+_SWAPPED = ("dpbam", "steps", "nets")
 
-        import dpbam
-    finally:
-        del sys.path[:2]
-    assert Path(dpbam.__file__).is_relative_to(checkout), dpbam.__file__
-    return steps
+
+class Checkout:
+    """The module ``steps`` of this folder with the package ``dpbam`` of a checkout.
+
+    Both checkouts live in one process: :meth:`use` makes its modules those that an ``import``
+    inside a function gets.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._modules: dict[str, ModuleType] = {}
+        self.use()
+        sys.path[:0] = [str(root / "src"), str(HERE)]
+        try:
+            self.steps = importlib.import_module("steps")
+            package = importlib.import_module("dpbam")
+        finally:
+            del sys.path[:2]
+        assert Path(package.__file__ or "").is_relative_to(root), package.__file__
+        self._modules = _loaded()
+
+    def use(self) -> None:
+        for name in _loaded():
+            del sys.modules[name]
+        sys.modules.update(self._modules)
+
+    def prepare(self, method: str, net: str, rows: int) -> Callable[[], object]:
+        """Return a whole private step, with noise, after two calls."""
+        self.use()
+        run = self.steps.private_step("fused", method, net, rows)
+        run()
+        self._modules = _loaded()  # with those that were imported at first use
+        return run
+
+
+def _loaded() -> dict[str, ModuleType]:
+    return {k: m for k, m in sys.modules.items() if k.split(".")[0] in _SWAPPED}
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -48,16 +74,17 @@ def seconds(run: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
-def compare(now: ModuleType, before: ModuleType, net: str, method: str, repeats: int) -> Any:
-    rows = now.NETS[net].batch
-    runs = [
-        before.step("fused", method, net, rows),
-        now.step("fused", method, net, rows),
-        now.step("plain", method, net, rows),
-    ]
-    for run in runs:
-        run()
-    turns = [[seconds(run) for run in runs] for _ in range(repeats)]
+def compare(now: Checkout, before: Checkout, net: str, method: str, repeats: int) -> Any:
+    rows = now.steps.NETS[net].batch
+    runs = [(c, c.prepare(method, net, rows)) for c in (before, now)]
+    runs.append((now, now.steps.step("plain", method, net, rows)))
+    turns = []
+    for _ in range(repeats):
+        turn = []
+        for checkout, run in runs:
+            checkout.use()
+            turn.append(seconds(run))
+        turns.append(turn)
     median = statistics.median
     return {
         "net": net, "method": method, "turns": repeats,
@@ -83,7 +110,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     other = arguments.checkout.resolve()
-    before, now = steps_of(other), steps_of(HERE.parent)
+    before, now = Checkout(other), Checkout(HERE.parent)
     rows = []
     for net in arguments.nets:
         for method in arguments.methods:

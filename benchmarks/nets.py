@@ -96,7 +96,7 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch(x).flatten(2).transpose(1, 2)
-        x = x + self.position(torch.arange(x.shape[1]).expand(x.shape[:2]))
+        x = x + self.position(torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]))
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x).mean(1))
@@ -130,7 +130,8 @@ class GPT2(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1]).expand(ids.shape))
+        places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        x = self.token(ids) + self.position(places)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)).transpose(1, 2)
@@ -249,7 +250,8 @@ class BERT(nn.Module):
         self.pool, self.head = nn.Linear(width, width), nn.Linear(width, 10)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1]).expand(ids.shape))
+        places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        x = self.token(ids) + self.position(places)
         x = self.norm(x)
         for layer in self.layers:
             x = layer(x)

@@ -12,7 +12,7 @@ from nets import NETS, loss, make
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dpbam import Compute, PrivacyPlan, PrivateGradientOracle, mechanism
+from dpbam import Compute, PrivacyPlan, PrivateGradientOracle
 from dpbam.batches import LogicalBatch, Views
 from dpbam.engines import FunctionalEngine, FusedEngine, LoopEngine
 from dpbam.engines.fused.layers.group_norm import GroupNorm
@@ -29,15 +29,25 @@ METHODS: dict[str, tuple[Method, float]] = {
     "bam": (BAM(0.02), 0.02),
     "bam-exact": (BAM(0.02, exact=True), 0.02),
 }
-__all__ = ["METHODS", "NETS", "opacus_step", "private_step", "step"]
+__all__ = ["METHODS", "NETS", "opacus_step", "placed", "private_step", "step"]
 ENGINES = {"fused": FusedEngine, "functional": FunctionalEngine, "loop": LoopEngine}
 
 
-def step(engine: str, method: str, net: str, rows: int, *, noise: bool = False) -> Step:
+def placed(
+    given: tuple[nn.Module, Tensor, Tensor], device: Any
+) -> tuple[nn.Module, Tensor, Tensor]:
+    """Return model, inputs and targets on a device."""
+    model, x, y = given
+    return model.to(device), x.to(device), y.to(device)
+
+
+def step(
+    engine: str, method: str, net: str, rows: int, *, noise: bool = False, device: Any = "cpu"
+) -> Step:
     """Return a step: the sum of clipped directions of ``rows`` samples; ``noise``: released."""
     if noise and not engine.startswith(("plain", "opacus")):
-        return private_step(engine, method, net, rows)
-    model, x, y = make(net, rows)
+        return private_step(engine, method, net, rows, device=device)
+    model, x, y = placed(make(net, rows), device)
     if engine.startswith("plain"):
         return _plain(model, x, y, ours=engine == "plain-ours")
     if engine.startswith("opacus"):
@@ -102,6 +112,8 @@ def _ours(engine: str, method: str, model: nn.Module, x: Tensor, y: Tensor) -> S
 
 def _auto(method: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     """What the oracle does by default: it chooses the engine and the physical batch size."""
+    from dpbam import mechanism  # against.py runs other steps of older checkouts, too
+
     plan = PrivacyPlan(n=10**6, batch_size=len(y), steps=1, noise_multiplier=1.0, delta=1e-7)
     oracle = PrivateGradientOracle(model, loss, plan, METHODS[method][0], seed=0, compute=Compute())
     oracle.fit(x, y)
@@ -111,16 +123,17 @@ def _auto(method: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 
 def private_step(
-    engine: str, method: str, net: str, rows: int, *, parts: int = 1, seed: int | None = None
-) -> Step:
+    engine: str, method: str, net: str, rows: int, *, parts: int = 1, seed: int | None = None,
+    device: Any = "cpu",
+) -> Step:  # fmt: skip
     """Return a whole ``backward`` of an oracle, noise included, of ``parts`` physical batches."""
-    model, x, y = make(net, rows)
+    model, x, y = placed(make(net, rows), device)
     plan = PrivacyPlan(n=100 * rows, batch_size=rows, steps=9999, noise_multiplier=1.0, delta=1e-7)
     compute = Compute(engine=engine, physical_batch_size=-(-rows // parts))
     oracle = PrivateGradientOracle(
         model, loss, plan, METHODS[method][0], seed=seed, sampling="unchecked", compute=compute
     )
-    optimiser = torch.optim.SGD(model.parameters(), 1e-3)
+    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-3)
 
     def run() -> None:
         oracle.backward(x, y)
