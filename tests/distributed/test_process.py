@@ -90,7 +90,7 @@ def test_a_restarted_command_resumes(launched, monkeypatch, tmp_path):
     folder = RunFolder(tmp_path)
     folder.non_private.mkdir()
     config = RunConfig(**flags, lr=0.5).to_mapping()
-    folder.facts.write_text(json.dumps({"config": config, "run": "r"}))
+    folder.facts.write_text(json.dumps({"format": 4, "config": config, "run": "r"}))
     settings, out, resume = _asked(None, flags, tmp_path, False)
     assert resume
     assert out == tmp_path

@@ -7,7 +7,7 @@ from dpbam.app.runs.folder import RunFolder, stored_config
 
 def begin(folder: RunFolder, config) -> None:
     folder.non_private.mkdir(exist_ok=True)
-    write_json(folder.facts, {"run": "r", "config": config.to_mapping()})
+    write_json(folder.facts, {"format": 4, "run": "r", "config": config.to_mapping()})
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path):
