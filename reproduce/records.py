@@ -211,7 +211,7 @@ def _record(run: RunSpec, recipe: Recipe) -> RunRecord:
     """Collect what is kept of the finished run in a run folder."""
     folder = RunFolder(run.out)
     facts, metrics = folder.read_facts(), read_json_lines(folder.metrics)
-    plan = run.config.plan(facts["n"], noise_multiplier=facts["noise_multiplier"] or None)
+    plan = run.config.plan(facts.n, noise_multiplier=facts.noise_multiplier or None)
     assert run.seed is not None  # recipes are seeded
     last_of_lens = recipe.first_seed + recipe.lens
     return RunRecord(
@@ -225,7 +225,7 @@ def _record(run: RunSpec, recipe: Recipe) -> RunRecord:
         accuracy_curve=[[m["step"], m["accuracy"]] for m in metrics],
         seconds=read_json_lines(folder.training_log)[-1]["seconds"],
         pairing=folder.pairing(),
-        machine=machine(facts["threads"], facts["device"]),
+        machine=machine(facts.threads, facts.device),
         last_accuracy=last_accuracy(run.config, folder),
         non_private_bias=read_json_lines(folder.non_private / "bias.jsonl")
         or (bias_at_the_end(run.config, run.out) if run.seed < last_of_lens else []),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 
 import pytest
@@ -13,6 +12,7 @@ from dpbam.app.runs import RunConfig
 from dpbam.app.runs.folder import RunFolder
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks
 from dpbam.distributed.process import flatten, timeout, unflatten
+from made_runs import run_facts
 from together import LIMIT, together
 
 
@@ -89,8 +89,7 @@ def test_a_restarted_command_resumes(launched, monkeypatch, tmp_path):
     assert _asked(None, flags, tmp_path, False)[2] is False  # it had not begun
     folder = RunFolder(tmp_path)
     folder.non_private.mkdir()
-    config = RunConfig(**flags, lr=0.5).to_mapping()
-    folder.facts.write_text(json.dumps({"format": 4, "config": config, "run": "r"}))
+    run_facts(RunConfig(**flags, lr=0.5)).write(folder.facts)
     settings, out, resume = _asked(None, flags, tmp_path, False)
     assert resume
     assert out == tmp_path

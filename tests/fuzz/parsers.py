@@ -30,6 +30,7 @@ from dpbam.data.imagenet32 import read_part
 from dpbam.data.npz import NpzFile, open_npz
 from dpbam.data.sources import Options
 from dpbam.privacy.ledger import Ledger
+from made_runs import run_facts
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def _mlp() -> torch.nn.Module:
 
 
 def _facts() -> bytes:
-    config = RunConfig(epsilon=3.0, freeze=("conv.*",), model_options={"width": 0.5}).to_mapping()
-    return json.dumps({"format": 4, "run": "r", "config": config, "n": 100, "delta": 1e-4}).encode()
+    config = RunConfig(epsilon=3.0, freeze=("conv.*",), model_options={"width": 0.5})
+    return json.dumps(run_facts(config).to_json()).encode()
 
 
 def _ledger() -> bytes:

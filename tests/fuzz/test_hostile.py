@@ -23,9 +23,11 @@ from dpbam.app.report import draw, write_report
 from dpbam.app.report.records import ReportError
 from dpbam.app.runs import RunError, load_run_model
 from dpbam.app.runs import checkpoint as checkpoints
+from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.folder import RunFolder
 from dpbam.data import DataError, decode
 from dpbam.data.fetch import extract
+from made_runs import run_facts
 
 
 def npz_of(folder: Path, header: bytes, body: bytes = b"") -> Path:
@@ -88,8 +90,7 @@ def test_a_run_folder_with_a_link_out_is_refused(tmp_path: Path) -> None:
     run, victim = tmp_path / "run", tmp_path / "victim"
     victim.write_text("untouched")
     (run / "non-private").mkdir(parents=True)
-    facts = {"format": 4, "run": "r", "config": {}}
-    (run / "non-private" / "run.json").write_text(json.dumps(facts))
+    run_facts(RunConfig(epsilon=3.0)).write(run / "non-private" / "run.json")
     with RunFolder(run).opened(resume=True):
         pass  # as it is, it opens
     (run / "ledger.jsonl").symlink_to(victim)

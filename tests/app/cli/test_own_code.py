@@ -11,6 +11,7 @@ from safetensors.torch import save
 
 from app.cli.helpers import QUICK, one_sentence
 from dpbam.app.runs import RunConfig
+from made_runs import run_facts
 
 OWN = """
 from pathlib import Path
@@ -50,8 +51,7 @@ def run(tmp_path: Path, mark: Path) -> Path:
     weights = torch.nn.Linear(64, 10).state_dict()
     (folder / "model.safetensors").write_bytes(save({f"1.{k}": v for k, v in weights.items()}))
     config = RunConfig(noise_multiplier=1.0, data="digits", **facts)
-    stored = {"format": 4, "run": "r", "config": config.to_mapping(), "noise_multiplier": 1.0}
-    (folder / "non-private" / "run.json").write_text(json.dumps(stored))
+    run_facts(config).write(folder / "non-private" / "run.json")
     return folder
 
 

@@ -1,13 +1,13 @@
 import pytest
 
 from dpbam.app.runs import RunError
-from dpbam.app.runs.files import write_json
 from dpbam.app.runs.folder import RunFolder, stored_config
+from made_runs import run_facts
 
 
 def begin(folder: RunFolder, config) -> None:
     folder.non_private.mkdir(exist_ok=True)
-    write_json(folder.facts, {"format": 4, "run": "r", "config": config.to_mapping()})
+    run_facts(config).write(folder.facts)
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path):

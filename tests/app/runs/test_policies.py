@@ -15,6 +15,7 @@ from dpbam.app.runs.identity import config_digest
 from dpbam.app.runs.settings import Policy, policies, setting, settings
 from dpbam.app.search.search import Search
 from dpbam.app.search.space import parse_space
+from made_runs import run_facts
 
 BASE = RunConfig(epsilon=3.0, model="auto", public_encoder="hf:/home/ann/vit", seed=1)
 
@@ -60,7 +61,7 @@ def test_the_digest_tells_settings_apart() -> None:
 
 
 def test_what_may_change_on_resume_is_the_policy() -> None:
-    facts = {"config": BASE.to_mapping()}
+    facts = run_facts(BASE)
     free = {name for name, one in policies(RunConfig).items() if one.resume == "always"}
     # how the bias is measured is as free as whether it is
     assert {"measure_bias", "purpose", "num_workers"} <= free

@@ -170,14 +170,14 @@ def _ledger(e: Evidence) -> Iterator[Finding]:
 
 def _mechanism(e: Evidence) -> Iterator[Finding]:
     s, f, private = e.statement, e.facts, e.config.private
-    rate = e.config.expected_batch(int(f["n"])) / int(f["n"])
+    rate = e.config.expected_batch(int(f.n)) / int(f.n)
     sigmas = {float(x["noise_multiplier"]) for x in e.steps}
     before = [(float(x["noise_multiplier"]), float(x["sampling_rate"]))
               for x in e.entries if str(x["stream"]).endswith(BEFORE)]  # fmt: skip
     paid = [] if e.config.release_counts is None else [(e.config.release_counts, 1.0)]
     yield Finding("class counts are charged once, at q = 1, where they are released",
                   before == paid, f"{len(before)} charged, {len(paid)} released")  # fmt: skip
-    expected = _charged(float(f["noise_multiplier"]), e.config.joint_noise_multipliers)
+    expected = _charged(float(f.noise_multiplier), e.config.joint_noise_multipliers)
     yield Finding(
         "the ledger's sigma is the run's",
         all(math.isclose(x, expected, rel_tol=1e-9) for x in sigmas),
@@ -188,10 +188,10 @@ def _mechanism(e: Evidence) -> Iterator[Finding]:
     rates = {float(x["sampling_rate"]) for x in e.steps}
     yield Finding("the ledger's q is batch size / n", rates <= {rate}, digits(*sorted(rates), rate))
     yield _same("the statement's sigma is the run's", _number(s["noise_multiplier"]),
-                float(f["noise_multiplier"]))  # fmt: skip
+                float(f.noise_multiplier))  # fmt: skip
     yield _same("the statement's q is batch size / n", float(s["sampling_rate"]), rate)
-    yield _same("the statement's n is the run's", float(s["units"]), float(f["n"]))
-    yield _same("the statement's delta is the run's", float(s["delta"]), float(f["delta"]))
+    yield _same("the statement's n is the run's", float(s["units"]), float(f.n))
+    yield _same("the statement's delta is the run's", float(s["delta"]), float(f.delta))
     yield Finding("all charged steps are stated", int(s["charged_steps"]) == len(e.steps),
                   f"{s['charged_steps']} stated, {len(e.steps)} on the ledger")  # fmt: skip
     if private:
@@ -202,11 +202,11 @@ def _mechanism(e: Evidence) -> Iterator[Finding]:
 
 
 def _configuration(e: Evidence) -> Iterator[Finding]:
-    began = RunConfig.from_mapping(e.facts["config"])
+    began = e.facts.config
     before, now = began.to_mapping(), e.config.to_mapping()
-    before["delta"] = float(e.facts["delta"])
-    before.setdefault("unit", e.facts.get("unit", e.statement["unit_name"]))  # the data set's own
-    before.setdefault("batch_size", began.expected_batch(int(e.facts["n"])))
+    before["delta"] = float(e.facts.delta)
+    before.setdefault("unit", e.facts.unit)  # the data set's own
+    before.setdefault("batch_size", began.expected_batch(int(e.facts.n)))
     names = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
     yield Finding("config.toml is what the run began with", not names, ", ".join(names) or "same")
 
@@ -226,18 +226,18 @@ def _checkpoints(e: Evidence) -> Iterator[Finding]:
         yield Finding("a checkpoint is there", False, "none")
         return
     try:
-        latest = checkpoint.load_latest(e.folder.checkpoints, str(e.facts["run"]))
+        latest = checkpoint.load_latest(e.folder.checkpoints, str(e.facts.run))
     except RunError as error:
         yield Finding("the checkpoint is whole and of this run", False, str(error))
         return
     assert latest is not None
-    step = int(latest.state["oracle"]["step"])
+    step = int(latest["oracle"]["step"])
     yield Finding("the checkpoint is whole and of this run", True, f"step {step}")
     yield Finding("the ledger covers the checkpoint", step <= len(e.steps),
                   f"step {step}, {len(e.steps)} charged")  # fmt: skip
     yield Finding("the statement's steps are the checkpoint's", step == int(e.statement["steps"]),
                   f"{step}; {e.statement['steps']}")  # fmt: skip
-    yield _model(e, latest.state)
+    yield _model(e, latest)
 
 
 def _fixed(e: Evidence) -> Iterator[Finding]:
@@ -247,9 +247,9 @@ def _fixed(e: Evidence) -> Iterator[Finding]:
     if isinstance(weights, str):
         yield Finding(what, False, weights)
         return
-    recorded = e.facts["initial_tensors"]
+    recorded = e.facts.initial_tensors
     wrong = difference(weights, recorded)
-    yield Finding(what, not wrong, wrong or f"{len(recorded['fixed'])} tensors, bit-identical")
+    yield Finding(what, not wrong, wrong or f"{len(recorded.fixed)} tensors, bit-identical")
 
 
 def _weights(e: Evidence) -> dict[str, Tensor] | str:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.documents import RunFacts
 from dpbam.app.runs.folder import RunFolder
 from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import BEFORE
@@ -49,7 +50,7 @@ class Evidence(NamedTuple):
     """What the folder holds."""
 
     folder: RunFolder
-    facts: dict[str, Any]
+    facts: RunFacts
     config: RunConfig
     entries: list[dict[str, Any]]
     torn: bool

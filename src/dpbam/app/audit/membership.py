@@ -271,8 +271,8 @@ def _prepared(folder: RunFolder, config: RunConfig, own_code: bool) -> Prepared:
     facts = folder.read_facts()
     if not folder.weights.is_file():
         raise RunError(f"{folder.path} has no model: an attack needs the folder of a finished run")
-    prepared = prepare(config, noise_multiplier=facts["noise_multiplier"] or None)
-    if prepared.train.fingerprint() != facts["non_private_fingerprint"]:
+    prepared = prepare(config, noise_multiplier=facts.noise_multiplier or None)
+    if prepared.train.fingerprint() != facts.non_private_fingerprint:
         raise RunError(f"the data of {folder.path} have changed: an attack needs its training set")
     task, unit = prepared.train.task, prepared.plan.unit
     if task != "single-label" or unit != "record" or config.on_features:

@@ -32,16 +32,16 @@ _MODEL = {"model": "", "image_shape": (), "class_names": (), "task": "single-lab
 
 def _settings(e: Evidence) -> Iterator[Finding]:
     words, facts = e.restored, e.facts
-    yield Finding("the statement is this run's", words["run"] == facts["run"], str(words["run"]))
+    yield Finding("the statement is this run's", words["run"] == facts.run, str(words["run"]))
     day = str(words["identity"]["date"])
     yield Finding("the statement's date is not in the future", day <= today(), day)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about delta: it was said when the run began
         plan = e.config.plan(
-            int(facts["n"]), noise_multiplier=float(facts["noise_multiplier"]),
-            unit=facts.get("unit"),
+            int(facts.n), noise_multiplier=float(facts.noise_multiplier),
+            unit=facts.unit,
         )  # fmt: skip
-    expected = settled(e.config, plan, facts.get("public_weights"))
+    expected = settled(e.config, plan, facts.public_weights)
     if (e.folder.path / MARK).exists():
         expected = {k: v for k, v in expected.items() if k not in _OF_A_SEARCH}
     odd = sorted(k for k, v in expected.items() if words.get(k, ...) != v)
@@ -55,13 +55,10 @@ def _settings(e: Evidence) -> Iterator[Finding]:
 
 def _evaluations(e: Evidence) -> Iterator[Finding]:
     what = "the statement's evaluations are the run's"
-    if "test" not in e.facts:
-        yield Finding(what, True, "not compared: the run began before they were recorded", True)
-        return
     steps = [x.get("step") for x in read_json_lines(e.folder.non_private / "evaluations.jsonl")]
     times = len(steps) if e.config.seed is None else len(set(steps))
     stated = e.statement["evaluated_on"]
-    expected = evaluated_on(e.config, str(e.facts["unit"]), e.facts["test"], times)
+    expected = evaluated_on(e.config, str(e.facts.unit), e.facts.test, times)
     odd = sorted(k for k, v in expected.items() if stated.get(k, ...) != v)
     yield Finding(what, not odd, ", ".join(odd) or f"{times} times")
 
@@ -83,7 +80,7 @@ def _budget(e: Evidence) -> Iterator[Finding]:
     except RunError as error:
         yield Finding(what, False, str(error))
         return
-    mine = [entry for entry in entries if entry.run == e.facts["run"]]
+    mine = [entry for entry in entries if entry.run == e.facts.run]
     counted = [by_kind(entry.charges) for entry in mine]
     seen = f"{sum(c.total() for c in counted)} releases; {len(e.entries)} on the ledger"
     yield Finding(what, counted == [by_kind(e.charges)], seen)

@@ -239,7 +239,7 @@ def _is_test_set(run: Path, dataset: DataSet) -> bool:
     """
     folder = RunFolder(run)
     if folder.started:
-        known = folder.read_facts().get("non_private_test_records")
+        known = folder.read_facts().non_private_test_records
         return known == replace(dataset, columns={}).fingerprint()
     stated = _statement(folder).get("evaluated_on")
     if is_held_out(dataset) or not isinstance(stated, dict):

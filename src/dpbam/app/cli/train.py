@@ -143,7 +143,7 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
 
     with console(stderr=True).status("loading PyTorch") as status:
         prepared = prepare(settings, on_phase=status.update)
-        run = "" if resumed is None else resumed.read_facts()["run"]
+        run = "" if resumed is None else resumed.read_facts().run
         budget = {} if settings.budget is None else preview(settings.budget, run, prepared.plan)
         summary = prepared.summary(status.update) | budget
     if as_json:

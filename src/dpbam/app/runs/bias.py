@@ -103,8 +103,8 @@ def _sigma(config: RunConfig, run: Path | None) -> float | None:
     if run is None:
         return None
     facts = RunFolder(run).read_facts()
-    same = RunConfig.from_mapping(facts["config"]).replace(seed=config.seed) == config
-    return (facts["noise_multiplier"] or None) if same else None
+    same = facts.config.replace(seed=config.seed) == config
+    return (facts.noise_multiplier or None) if same else None
 
 
 def _load_weights(prepared: Prepared, run: Path) -> None:
@@ -115,9 +115,9 @@ def _load_weights(prepared: Prepared, run: Path) -> None:
     folder = RunFolder(run)
     latest = None
     if not folder.model.exists():
-        latest = checkpoint.load_latest(folder.checkpoints, folder.read_facts()["run"])
+        latest = checkpoint.load_latest(folder.checkpoints, folder.read_facts().run)
     if latest:
-        prepared.model.load_state_dict(latest.state["model"])
+        prepared.model.load_state_dict(latest["model"])
     else:
         loaded = load_run_model(run, own_model=prepared.config.model)
         prepared.model.load_state_dict(loaded.module.state_dict())

@@ -20,6 +20,7 @@ from torch.optim.adamw import AdamW
 
 from dpbam._names import load_function
 from dpbam.app.runs.config import ConfigError, RunConfig
+from dpbam.app.runs.documents import PublicWeights
 from dpbam.app.runs.feature_model import FeatureModel, build_feature_model
 from dpbam.bias import PrivateStatistics, ReleasedStatistics
 from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, Kind
@@ -126,13 +127,14 @@ def model_options(config: RunConfig) -> dict[str, Any]:
     return {**lora, **config.model_options}
 
 
-def public_weights(config: RunConfig, model: nn.Module) -> dict[str, Any] | None:
+def public_weights(config: RunConfig, model: nn.Module) -> PublicWeights | None:
     """Return the source of the weights that training starts from, and SHA-256 of each file."""
     if isinstance(model, PublicEncoder | FeatureModel):
-        return model.weights
+        return PublicWeights(**model.weights) if model.weights else None
     if config.init is None:
         return None
-    return {"source": config.init.name, "files": {config.init.name: file_digest(config.init)}}
+    name = config.init.name
+    return PublicWeights(source=name, files={name: file_digest(config.init)})
 
 
 def load_initial(model: nn.Module, path: Path) -> list[str]:

@@ -7,7 +7,7 @@ A file holds the tensors of a trainer's state by name, and everything else as JS
     parts.<name>               (the state of clipping, filter and method: all of it released)
 
 Its name ends in a hash of its content, so that damage is detected. The last two are kept. They are
-not for publishing: the JSON holds the run's facts, among them a fingerprint of the data.
+not for publishing: averages and moments are of no use to others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_tensors
@@ -34,18 +34,11 @@ _NAME = re.compile(r"step-[0-9]{1,18}\..+\.safetensors")
 _WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
-class Checkpoint(NamedTuple):
-    """A trainer's state, and the facts of the run that it belongs to."""
-
-    state: dict[str, Any]
-    facts: dict[str, Any]
-
-
-def save(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
+def save(folder: Path, state: Mapping[str, Any], run: str) -> Path:
     """Write the checkpoint of ``Trainer.state_dict()``, then delete the oldest."""
     step = int(state["oracle"]["step"])
     tensors, rest = _flatten(state)
-    header = {_HEADER: json.dumps({**rest, "facts": dict(facts)})}
+    header = {_HEADER: json.dumps({**rest, "run": run})}
     content = save_tensors(tensors, header)
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{step:08d}.{_hash(content)}.safetensors"
@@ -62,7 +55,7 @@ def listed(folder: Path) -> list[Path]:
     return sorted(there, key=lambda p: (_step(p), p.stat().st_mtime))
 
 
-def load_latest(folder: Path, run: str) -> Checkpoint | None:
+def load_latest(folder: Path, run: str) -> dict[str, Any] | None:
     """Load the latest checkpoint, None if there is none yet; refuse a damaged or another run's."""
     there = listed(folder)
     if not there:
@@ -79,12 +72,12 @@ def load_latest(folder: Path, run: str) -> Checkpoint | None:
         # safetensors does not keep the order: sums over parameters (DP-SAT's norm) in another
         # order differ in the last bit
         state = _unflatten({name: found[name] for name in rest["names"]}, rest)
-        run_of = rest["facts"]["run"]
+        run_of = rest["run"]
     except (SafetensorError, *_WRONG) as error:
         raise RunError(f"the checkpoint {path} cannot be used ({error}): {way_out}") from None
     if run_of != run:
         raise RunError(f"the checkpoint {path} belongs to another run: {way_out}")
-    return Checkpoint(state, rest["facts"])
+    return state
 
 
 def _step(path: Path) -> int:

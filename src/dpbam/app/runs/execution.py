@@ -23,6 +23,7 @@ from dpbam.app.runs.automatic import as_chosen
 from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.class_counts import weigh
 from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.documents import RunFacts
 from dpbam.app.runs.facts import (
     check_config,
     check_prepared,
@@ -30,7 +31,7 @@ from dpbam.app.runs.facts import (
     initial_tensors,
     new_facts,
 )
-from dpbam.app.runs.files import disk_error, write_atomic, write_json
+from dpbam.app.runs.files import disk_error, write_atomic
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.identity import identity
 from dpbam.app.runs.model_file import save_run_model
@@ -89,33 +90,33 @@ def execute(
         return _follow(prepared, folder.path, ranks)
 
 
-def _begun(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str, Any], Prepared]:
+def _begun(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[RunFacts, Prepared]:
     """Prepare a new run, which is refused before anything is written."""
     prepared = prepare(config, cache=folder.non_private if ranks.leads else None)
     facts = ranks.from_leader(lambda: new_facts(prepared, ranks.world))
     if ranks.world > 1:
         check_prepared(facts, prepared, ranks.world)
         # each host calibrates by itself, perhaps with other last bits: all take the leader's sigma
-        plan = replace_quietly(prepared.plan, noise_multiplier=facts["noise_multiplier"])
+        plan = replace_quietly(prepared.plan, noise_multiplier=facts.noise_multiplier)
         prepared = replace(prepared, plan=plan)
     if config.budget is not None and ranks.leads:
         Budget(config.budget)  # refuse a missing one before the folder holds a run
     return facts, prepared
 
 
-def _resumed(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[dict[str, Any], Prepared]:
+def _resumed(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[RunFacts, Prepared]:
     """Prepare a run again, with its sigma and, on the same device, its physical batch size."""
     facts = ranks.from_leader(folder.read_facts)
-    config = as_chosen(config, RunConfig.from_mapping(facts["config"]))
+    config = as_chosen(config, facts.config)
     check_config(facts, config)
-    stored, kept = RunConfig.from_mapping(facts["config"]), config
+    stored, kept = facts.config, config
     if (config.device, config.engine) == (stored.device, stored.engine):
-        rows = config.physical_batch_size or facts["physical_batch_size"]
+        rows = config.physical_batch_size or facts.physical_batch_size
         kept = config.replace(physical_batch_size=rows)
     cache = folder.non_private if ranks.leads else None
-    prepared = prepare(kept, noise_multiplier=facts["noise_multiplier"] or None, cache=cache)
+    prepared = prepare(kept, noise_multiplier=facts.noise_multiplier or None, cache=cache)
     check_prepared(facts, prepared, ranks.world)
-    return {**facts, "config": config.to_mapping()}, prepared
+    return facts.model_copy(update={"config": config}), prepared
 
 
 def _follow(prepared: Prepared, out: Path, ranks: Ranks) -> RunResult:
@@ -157,7 +158,7 @@ class _Session:
     def __init__(
         self,
         folder: RunFolder,
-        facts: dict[str, Any],
+        facts: RunFacts,
         prepared: Prepared,
         reporter: Reporter,
         ranks: Ranks,
@@ -177,18 +178,19 @@ class _Session:
         from dpbam.app.runs import checkpoint
 
         config, plan = self.prepared.config, self.prepared.plan
-        latest = checkpoint.load_latest(self.folder.checkpoints, self.facts["run"])
+        latest = checkpoint.load_latest(self.folder.checkpoints, self.facts.run)
         lens = _lens(self.prepared, self.recorder.on_bias)
         oracle = self.prepared.oracle(ledger, lens, self.recorder.on_release, self.ranks)
         fit = self.prepared.fit(oracle)
-        self.facts["physical_batch_size"] = fit.rows
+        self.facts = self.facts.model_copy(update={"physical_batch_size": fit.rows})
         trainer = self.prepared.trainer(oracle, self.reporter)
         self._has_checkpoint = latest is not None
         if latest:
-            self._load(trainer, ledger, latest.state)
+            self._load(trainer, ledger, latest)
             check_unchanged(trainer.model, self.facts)
         else:  # new weights, which have seen no data
-            self.facts["initial_tensors"] = initial_tensors(trainer.model)
+            tensors = initial_tensors(trainer.model)
+            self.facts = self.facts.model_copy(update={"initial_tensors": tensors})
         spending.check_ledger(plan, ledger, oracle.step)
         trainer.max_charges = spending.most_charges(config, plan, ledger, oracle.step)
         self._write_down(trainer.max_charges, ledger, oracle.step)
@@ -207,7 +209,7 @@ class _Session:
                 ending = self._train(trainer, stop)
             except BaseException:
                 with suppress(RunError):  # what ended the training is what counts
-                    spending.note(config.budget, self.facts["run"], ledger)
+                    spending.note(config.budget, self.facts.run, ledger)
                 raise
         result = self.ranks.from_leader(
             lambda: self._finish(trainer, ending, time.monotonic() - began)
@@ -243,7 +245,7 @@ class _Session:
         new = not self.folder.started
         if new:
             write_atomic(self.folder.ledger, "")
-        write_json(self.folder.facts, self.facts)
+        self.facts.write(self.folder.facts)
         try:
             self._reserve(charges, ledger, step)
         except ValueError:
@@ -256,7 +258,7 @@ class _Session:
 
     def _resolved(self) -> RunConfig:
         """Return the configuration as asked for, with what was chosen in place of defaults."""
-        asked, plan = RunConfig.from_mapping(self.facts["config"]), self.prepared.plan
+        asked, plan = self.facts.config, self.prepared.plan
         return asked.replace(delta=plan.delta, unit=plan.unit, batch_size=plan.batch_size)
 
     def _reserve(self, charges: int, ledger: Ledger, step: int) -> None:
@@ -265,9 +267,7 @@ class _Session:
         if config.budget is not None:
             lost = spending.replays(config, ledger, step)
             whole = plan.charges(max(0, charges - lost), lost)
-            spending.reserve(
-                config.budget, self.folder, self.facts["run"], whole, plan.unit, ledger
-            )
+            spending.reserve(config.budget, self.folder, self.facts.run, whole, plan.unit, ledger)
 
     def _announce(self, step: int, fit: Fit) -> None:
         from dpbam.params import count_trainable
@@ -346,8 +346,8 @@ class _Session:
         from dpbam.app.runs import checkpoint
 
         check_unchanged(trainer.model, self.facts)
-        spending.note(self.prepared.config.budget, self.facts["run"], trainer.oracle.ledger)
-        path = checkpoint.save(self.folder.checkpoints, trainer.state_dict(), self.facts)
+        spending.note(self.prepared.config.budget, self.facts.run, trainer.oracle.ledger)
+        path = checkpoint.save(self.folder.checkpoints, trainer.state_dict(), self.facts.run)
         self._saved, self._has_checkpoint = (time.monotonic(), trainer.oracle.step), True
         self.reporter.on_checkpoint(path, trainer.oracle.step)
 
@@ -362,10 +362,10 @@ class _Session:
             check_unchanged(prepared.model, self.facts)
             save_run_model(self.folder, prepared.model, config, prepared.train)
         values = statement(
-            prepared, ledger, run=self.facts["run"], steps=step,
+            prepared, ledger, run=self.facts.run, steps=step,
             evaluations=self.recorder.evaluated(seeded=config.seed is not None),
             identity=identity(self.folder, self._resolved()),
-            budget=spending.settle(config.budget, self.folder, self.facts["run"], ledger),
+            budget=spending.settle(config.budget, self.folder, self.facts.run, ledger),
         )  # fmt: skip
         write_statement(self.folder, values)
         if signed and signed[0] == self.folder.statement_json.read_bytes():

@@ -21,10 +21,11 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpbam._version import __version__
 from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.documents import InitialTensors, RunFacts, TestFacts
 from dpbam.app.runs.files import FORMAT
 from dpbam.app.runs.run import RunError
 from dpbam.app.runs.settings import policies
@@ -38,43 +39,39 @@ if TYPE_CHECKING:
     from dpbam.app.runs.preparation import Prepared
 
 
-def new_facts(prepared: Prepared, world: int = 1) -> dict[str, Any]:
+def new_facts(prepared: Prepared, world: int = 1) -> RunFacts:
     """Return what a new run settles. Not for publishing: it holds a fingerprint of the data."""
     import torch
 
     plan = prepared.plan
-    return {
-        "format": FORMAT,
-        "run": secrets.token_hex(8),
-        "config": prepared.config.to_mapping(),
-        "n": plan.n,
-        "unit": plan.unit,
-        "test": test_facts(prepared),
-        "noise_multiplier": plan.noise_multiplier,
-        "delta": plan.delta,
-        "sampling_rate": plan.sampling_rate,
-        "clip_norm": plan.clip_norm if plan.private else None,
-        "device": prepared.device,
-        "threads": torch.get_num_threads(),
-        "ranks": world,
-        "versions": versions(),
-        "public_weights": prepared.public_weights,
-        "initial_weights": weights_digest(prepared.model),
-        "initial_tensors": initial_tensors(prepared.model),
-        "non_private_fingerprint": prepared.train.fingerprint(),
-        "non_private_test_fingerprint": prepared.test.fingerprint(),
-        "non_private_test_records": replace(prepared.test, columns={}).fingerprint(),
-    }
+    return RunFacts(
+        format=FORMAT,
+        run=secrets.token_hex(8),
+        config=prepared.config,
+        n=plan.n,
+        unit=plan.unit,
+        test=test_facts(prepared),
+        noise_multiplier=plan.noise_multiplier,
+        delta=plan.delta,
+        sampling_rate=plan.sampling_rate,
+        clip_norm=plan.clip_norm if plan.private else None,
+        device=prepared.device,
+        threads=torch.get_num_threads(),
+        ranks=world,
+        versions=versions(),
+        public_weights=prepared.public_weights,
+        initial_weights=weights_digest(prepared.model),
+        initial_tensors=initial_tensors(prepared.model),
+        non_private_fingerprint=prepared.train.fingerprint(),
+        non_private_test_fingerprint=prepared.test.fingerprint(),
+        non_private_test_records=replace(prepared.test, columns={}).fingerprint(),
+    )
 
 
-def test_facts(prepared: Prepared) -> dict[str, Any]:
+def test_facts(prepared: Prepared) -> TestFacts:
     """Return what a statement has about the test data."""
-    test = prepared.test
-    return {
-        "set": test.name,
-        "records": len(test),
-        "names_units": prepared.plan.unit in test.columns,
-    }
+    test, unit = prepared.test, prepared.plan.unit
+    return TestFacts(set=test.name, records=len(test), names_units=unit in test.columns)
 
 
 def versions() -> dict[str, str]:
@@ -85,9 +82,9 @@ def versions() -> dict[str, str]:
     }
 
 
-def check_config(facts: dict[str, Any], config: RunConfig) -> None:
+def check_config(facts: RunFacts, config: RunConfig) -> None:
     """Refuse a configuration that the run was not begun with, naming the field that differs."""
-    stored, new = RunConfig.from_mapping(facts["config"]), config
+    stored, new = facts.config, config
     lengthless = "warmup" not in stored.method_options and stored.swa is None
     constant = stored.schedule == "constant" and lengthless
     allowed = {"always": True, "unseeded": stored.seed is None, "constant": constant}
@@ -101,18 +98,18 @@ def check_config(facts: dict[str, Any], config: RunConfig) -> None:
         )
 
 
-def check_prepared(facts: dict[str, Any], prepared: Prepared, world: int = 1) -> None:
+def check_prepared(facts: RunFacts, prepared: Prepared, world: int = 1) -> None:
     """Refuse changed data, more epochs than the budget allows, and a seeded run's other machine.
 
     Of several ranks each checks the data that it has, against the leader's.
     """
     config, plan = prepared.config, prepared.plan
-    if prepared.train.fingerprint() != facts["non_private_fingerprint"] or plan.n != facts["n"]:
+    if prepared.train.fingerprint() != facts.non_private_fingerprint or plan.n != facts.n:
         raise RunError(
             f"{prepared.train.name} is not the data that the run began with: restore it, or start "
             "a new run with another --out"
         )
-    if "public_weights" in facts and prepared.public_weights != facts["public_weights"]:
+    if prepared.public_weights != facts.public_weights:
         raise RunError(
             "the public weights are not those that the run began with: restore them, or start a "
             "new run with another --out"
@@ -126,24 +123,24 @@ def check_prepared(facts: dict[str, Any], prepared: Prepared, world: int = 1) ->
         _check_machine(facts, world)
 
 
-def _check_machine(facts: dict[str, Any], world: int) -> None:
+def _check_machine(facts: RunFacts, world: int) -> None:
     """A seeded run is the same to the bit: the same torch, the same number of threads and ranks."""
     import torch
 
-    if torch.__version__.partition("+")[0] != facts["versions"]["torch"].partition("+")[0]:
+    if torch.__version__.partition("+")[0] != facts.versions["torch"].partition("+")[0]:
         raise RunError(
-            f"the seeded run began with torch {facts['versions']['torch']}, here is "
+            f"the seeded run began with torch {facts.versions['torch']}, here is "
             f"{torch.__version__}: its steps would come out differently; install that one"
         )
-    if torch.get_num_threads() != facts["threads"]:
+    if torch.get_num_threads() != facts.threads:
         raise RunError(
-            f"the seeded run began with {facts['threads']} threads, here are "
+            f"the seeded run began with {facts.threads} threads, here are "
             f"{torch.get_num_threads()}: its steps would come out differently; set "
-            f"OMP_NUM_THREADS={facts['threads']}"
+            f"OMP_NUM_THREADS={facts.threads}"
         )
-    if world != facts.get("ranks", 1):
+    if world != facts.ranks:
         raise RunError(
-            f"the seeded run began on {facts.get('ranks', 1)} processes, here are {world}: sums of "
+            f"the seeded run began on {facts.ranks} processes, here are {world}: sums of "
             "other parts differ in the last bits; resume it on as many"
         )
 
@@ -152,17 +149,17 @@ def _show(value: object) -> str:
     return "unset" if value is None else str(value)
 
 
-def initial_tensors(model: nn.Module) -> dict[str, dict[str, str]]:
+def initial_tensors(model: nn.Module) -> InitialTensors:
     """Return SHA-256 of every tensor by name: ``trained`` parameters, and ``fixed`` others.
 
     A tied parameter is listed under each of its names.
     """
     trained = {n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     digests = {name: tensor_digest(value) for name, value in model.state_dict().items()}
-    return {
-        "trained": {name: value for name, value in digests.items() if name in trained},
-        "fixed": {name: value for name, value in digests.items() if name not in trained},
-    }
+    return InitialTensors(
+        trained={name: value for name, value in digests.items() if name in trained},
+        fixed={name: value for name, value in digests.items() if name not in trained},
+    )
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -194,14 +191,14 @@ def _update(digest: _Hash, values: Tensor) -> None:
     digest.update(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
-def difference(tensors: Mapping[str, Tensor], recorded: Mapping[str, Mapping[str, str]]) -> str:
+def difference(tensors: Mapping[str, Tensor], recorded: InitialTensors) -> str:
     """Describe what besides trained parameters is not as recorded; empty if everything is.
 
     Args:
         tensors: a model's state dict, or what its file holds.
         recorded: what :func:`initial_tensors` returned before training.
     """
-    fixed, trained = recorded["fixed"], recorded["trained"]
+    fixed, trained = recorded.fixed, recorded.trained
     for name in sorted({*tensors, *fixed, *trained}):
         if name not in tensors:
             return f"{name} is missing"
@@ -212,12 +209,9 @@ def difference(tensors: Mapping[str, Tensor], recorded: Mapping[str, Mapping[str
     return ""
 
 
-def check_unchanged(model: nn.Module, facts: Mapping[str, Any]) -> None:
+def check_unchanged(model: nn.Module, facts: RunFacts) -> None:
     """Refuse to save or publish a model whose buffers or frozen parameters were written to."""
-    recorded = facts.get("initial_tensors")
-    if not isinstance(recorded, dict):
-        raise RunError("the run has no record of its model before training: start a new run")
-    if wrong := difference(model.state_dict(), recorded):
+    if wrong := difference(model.state_dict(), facts.initial_tensors):
         raise RunError(
             f"{wrong}, though it is not trained: what a forward pass writes there comes from the "
             "data without noise, so nothing is saved or published; keep no state in the model"

@@ -27,11 +27,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from dpbam._jsonl import sync_folder
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.files import check_format, locked, read_json, read_json_lines
+from dpbam.app.runs.documents import RunFacts
+from dpbam.app.runs.files import locked, read_json_lines
 from dpbam.app.runs.run import RunError
 
 PUBLISHABLE = (
@@ -74,7 +74,7 @@ class RunFolder:
         """Whether a run was begun here, finished or not."""
         return self.facts.exists()
 
-    def read_facts(self) -> dict[str, Any]:
+    def read_facts(self) -> RunFacts:
         """Return what was settled when the run began."""
         if not self.started:
             raise RunError(
@@ -82,11 +82,7 @@ class RunFolder:
                 if self.path.exists()
                 else f"there is no run folder {self.path}: start one without --resume"
             )
-        facts = read_json(self.facts)
-        check_format(self.facts, facts)
-        if not isinstance(facts.get("config"), dict) or not isinstance(facts.get("run"), str):
-            raise RunError(f"{self.facts} is damaged: restore it from a backup")
-        return facts
+        return RunFacts.read(self.facts)
 
     def withdraw_statement(self) -> tuple[bytes, bytes] | None:
         """Remove statement, signature and card; return the signed bytes and the signature."""
@@ -107,10 +103,10 @@ class RunFolder:
         facts = self.read_facts()
         sizes = [row.get("non_private_batch_size") for row in read_json_lines(self.training_log)]
         return {
-            "data": facts["non_private_fingerprint"][:16],
-            "test_data": facts["non_private_test_fingerprint"][:16],
-            "initial_weights": facts["initial_weights"][:16],
-            "batch_size": str(round(facts["sampling_rate"] * facts["n"])),
+            "data": facts.non_private_fingerprint[:16],
+            "test_data": facts.non_private_test_fingerprint[:16],
+            "initial_weights": facts.initial_weights[:16],
+            "batch_size": str(round(facts.sampling_rate * facts.n)),
             "batches": hashlib.sha256(repr(sizes).encode()).hexdigest()[:16],
         }
 
@@ -179,4 +175,4 @@ class RunFolder:
 
 def stored_config(out: str | Path) -> RunConfig:
     """Return the configuration of the run in ``out``, to resume it from."""
-    return RunConfig.from_mapping(RunFolder(out).read_facts()["config"])
+    return RunFolder(out).read_facts().config

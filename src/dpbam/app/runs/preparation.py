@@ -23,6 +23,7 @@ from dpbam.privacy.plan import RELATION, PrivacyPlan
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from dpbam.app.runs.documents import PublicWeights
     from dpbam.bias import ReleasedStatistics
     from dpbam.data import DataSet, Splits
     from dpbam.distributed import Ranks
@@ -77,7 +78,7 @@ class Prepared:
         return Splits(*(on_features(x, self.model, cache) for x in (self.train, self.test)))
 
     @property
-    def public_weights(self) -> dict[str, Any] | None:
+    def public_weights(self) -> PublicWeights | None:
         """Where the weights that training starts from came from, by digest."""
         from dpbam.app.runs import build
 

@@ -110,13 +110,13 @@ def release_reservation(out: str | Path) -> None:
     folder = RunFolder(out)
     with folder.opened(resume=True):
         facts = folder.read_facts()
-        config = RunConfig.from_mapping(facts["config"])
+        config = facts.config
         if config.budget is None:
             raise RunError(f"the run in {folder.path} has no budget file")
-        ledger = stored_ledger(folder, facts["delta"], config.accountant)
-        latest = checkpoint.load_latest(folder.checkpoints, facts["run"])
-        check_steps(ledger, int(latest.state["oracle"]["step"]) if latest else 0)
-        Budget(config.budget).settle(facts["run"], ledger.charges())
+        ledger = stored_ledger(folder, facts.delta, config.accountant)
+        latest = checkpoint.load_latest(folder.checkpoints, facts.run)
+        check_steps(ledger, int(latest["oracle"]["step"]) if latest else 0)
+        Budget(config.budget).settle(facts.run, ledger.charges())
 
 
 def stored_ledger(folder: RunFolder, delta: float, accountant: str) -> Ledger:

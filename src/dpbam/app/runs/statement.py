@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dpbam.app.runs.config import RunConfig
+    from dpbam.app.runs.documents import PublicWeights, TestFacts
     from dpbam.app.runs.preparation import Prepared
     from dpbam.privacy.ledger import Ledger
 
@@ -115,7 +116,7 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
 
 
 def settled(
-    config: RunConfig, plan: PrivacyPlan, public_weights: dict[str, Any] | None
+    config: RunConfig, plan: PrivacyPlan, public_weights: PublicWeights | None
 ) -> dict[str, Any]:
     """Return what the settings alone determine; ``dpbam audit`` computes it again."""
     outside = [*_OUTSIDE, *([] if config.noise == "secure" else [_FLOATS])]
@@ -149,7 +150,7 @@ def settled(
         "noise": config.noise,
         "noise_mode": _SEEDED if config.seed is not None else _MODES[config.noise],
         "initial_weights": _initial(config, public_weights),
-        "public_weights": public_weights,
+        "public_weights": None if public_weights is None else public_weights.to_json(),
         "tuned_on": (
             "this software does not know how often settings were tried on these data: ask the "
             "operator. If they were, it is not counted, and the true epsilon is larger"
@@ -165,14 +166,14 @@ def settled(
     }
 
 
-def evaluated_on(config: RunConfig, unit: str, test: dict[str, Any], times: int) -> dict[str, Any]:
+def evaluated_on(config: RunConfig, unit: str, test: TestFacts, times: int) -> dict[str, Any]:
     """Return what was evaluated: ``test`` is from :func:`dpbam.app.runs.facts.test_facts`."""
     return {
-        "set": test["set"],
+        "set": test.set,
         "public": is_public(config.data),
-        "records": test["records"],
+        "records": test.records,
         "times": times,
-        "trained_on": _trained_on(config, unit, test["names_units"]),
+        "trained_on": _trained_on(config, unit, test.names_units),
         "shared_units_allowed": config.allow_shared_units,
         "note": _EVALUATION + (_SHARED if config.allow_shared_units else ""),
     }
@@ -257,12 +258,12 @@ def _trained_on(config: RunConfig, unit: str, named: bool) -> str:
     return f"Not known: the test records do not name their {unit}"
 
 
-def _initial(config: RunConfig, public: dict[str, Any] | None) -> str:
+def _initial(config: RunConfig, public: PublicWeights | None) -> str:
     """Describe the initial weights; "independent of the data" only where that is known."""
     if public is not None:
-        files = ", ".join(f"SHA-256 of {name}: {value}" for name, value in public["files"].items())
+        files = ", ".join(f"SHA-256 of {name}: {value}" for name, value in public.files.items())
         return (
-            f"from {public['source']}, taken to be public: if they were trained on sensitive data, "
+            f"from {public.source}, taken to be public: if they were trained on sensitive data, "
             f"that training's privacy has to be added ({files})"
         )
     if config.fixed_features:
