@@ -102,6 +102,7 @@ def sized_oracle(
 ) -> PrivateGradientOracle:
     """An oracle with a fixed number of rows to compute at once: measuring it costs the most."""
     rows = options.pop("physical_batch_size", MOST_ROWS)
+    options.setdefault("sampling", "poisson-elsewhere")  # tests hand over batches of their own
     compute = Compute(engine=options.pop("engine", "auto"), physical_batch_size=rows)
     return PrivateGradientOracle(model, loss, plan, method, compute=compute, **options)
 

@@ -13,9 +13,10 @@ layer                       refuses
                             parameters than those that the oracle was made for
 :meth:`Guard.admit_batch`   rows without owners, units of another rank, a unit with too many rows
                             (``LogicalBatch.of``)
-:meth:`Guard.admit_sample`  a batch that was part of a step before (:class:`UsedBatches`), sizes
-                            that Poisson sampling cannot give (``sampling.BatchSizes``), ranks with
-                            other observers or statistics
+:meth:`Guard.admit_sample`  batches from elsewhere that are not declared (:func:`check_source`), a
+                            batch that was part of a step before (:class:`UsedBatches`), sizes that
+                            Poisson sampling cannot give (``sampling.BatchSizes``), ranks with other
+                            observers or statistics
 ==========================  ======================================================================
 
 The clipping is checked on the units themselves, by ``clipping.StepClipping.verify``, before their
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from dpbam.engines import Loss
     from dpbam.oracle import PrivateGradientOracle
 
-SAMPLINGS = ("poisson", "unchecked")
+SAMPLINGS = ("poisson", "poisson-elsewhere", "unchecked")
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ class Guard:
         """Refuse what is not a new Poisson sample of the plan, over all ranks."""
         # the oracle's own values, as they are charged: a copy here could disagree with them
         plan, ranks, tensors = oracle.plan, oracle.ranks, WeakTensors(inputs, units)
-        poisson = plan.private and oracle.sampling == "poisson"
+        poisson = plan.private and oracle.sampling != "unchecked"
+        if poisson:
+            check_source(oracle)
         used = (
             poisson and plan.sampling_rate < 1 and UsedBatches.of(oracle.ledger).has(inputs, units)
         )
@@ -217,6 +220,27 @@ def check_unchanged(names: list[str], parameters: Iterable[str]) -> None:
         raise ArgumentError(
             "the model's trainable parameters are not those that the oracle was made for: "
             "make a new oracle after freezing or unfreezing, with the same ledger"
+        )
+
+
+def check_source(oracle: PrivateGradientOracle) -> None:
+    """Refuse batches from elsewhere, such as a shuffled loader's, unless they are declared.
+
+    Guarantee: at the first step, no batch is charged as a Poisson sample of an oracle that has not
+    drawn any.
+
+    Assumptions: an oracle whose sampler was asked for is given what was drawn with it; sizes are
+    checked besides.
+
+    Proof: it is called before the first charge, and ``sampler`` records that it was called.
+    """
+    if oracle.sampling == "poisson" and oracle.plan.sampling_rate < 1 and not oracle.draws:
+        raise PlanViolationError(
+            "this oracle has drawn no batch, and a loader's batches are not the Poisson samples "
+            "that the plan accounts for: draw with oracle.batches(dataset), or a DataLoader with "
+            "batch_sampler=oracle.sampler(); for Poisson samples from elsewhere make the oracle "
+            "with sampling='poisson-elsewhere', and for other batches with sampling='unchecked', "
+            "which charges each step without amplification by sampling"
         )
 
 

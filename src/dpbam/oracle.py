@@ -61,7 +61,9 @@ class PrivateGradientOracle:
             (:mod:`dpbam.filters`); None: the method's own, or none.
         clipping: *privacy.* Overrides the plan's kind of clipping; its sensitivity must be C at the
             first step. Norms and extra coordinates are checked against it at every step.
-        sampling: *privacy.* ``"poisson"`` refuses batch sizes that Poisson sampling cannot give.
+        sampling: *privacy.* ``"poisson"``: batches are drawn by :meth:`batches` or
+            :meth:`sampler`; sizes that Poisson sampling cannot give are refused.
+            ``"poisson-elsewhere"``: you draw Poisson samples of the plan by other means.
             ``"unchecked"`` is for batches from elsewhere, such as fixed batches of a test: nothing
             is amplified, and each step is charged at q = 1. The ledger's epsilon then holds if one
             unit more or less changes nothing else in a batch; the plan's does not.
@@ -161,6 +163,7 @@ class PrivateGradientOracle:
         self.statistics, self.ranks = statistics, ranks or Ranks()
         check_oracle(self, loss, filtered=filter is not None)
         self.step = 0
+        self.draws = False  # whether a sampler of this oracle was asked for
         self.stream = self._new_stream()
         self.before = f"{self.stream}{BEFORE}"  # of the release that the plan has before step 0
         self._names = list(trainable(model))
@@ -221,6 +224,7 @@ class PrivateGradientOracle:
     def sampler(self) -> PoissonSampler:
         """Return a DataLoader's ``batch_sampler`` that draws as :meth:`batches`, for all ranks."""
         self._settle()
+        self.draws = True
         return self.plan.sampler(seed=self.randomness.seed, start=self.step, secure=self.secure)
 
     def backward(self, inputs: Any, targets: Any, units: Tensor | None = None) -> None:
@@ -379,7 +383,8 @@ class PrivateGradientOracle:
             >>> plan = PrivacyPlan(n=9, batch_size=3, steps=1, noise_multiplier=1.0, delta=1e-3)
             >>> oracle = PrivateGradientOracle(model, nn.CrossEntropyLoss(reduction="none"), plan)
             >>> optimizer = torch.optim.SGD([model.weight], lr=0.1)
-            >>> oracle.backward(torch.randn(3, 2), torch.tensor([0, 1, 1]))
+            >>> data = (torch.randn(9, 2), torch.zeros(9, dtype=torch.long))
+            >>> oracle.backward(*next(oracle.batches(data)))
             >>> optimizer.step()
             >>> oracle.unmoved()
             ['bias']

@@ -58,7 +58,14 @@ def first_sum(x: Tensor, y: Tensor, model: type[nn.Module], **compute: Any) -> T
     os.environ.pop(_SCALE, None)
     CONFIG.scale = None
     plan = private_plan(n=10 * len(x), batch_size=len(x), clip_norm=C)
-    oracle = PrivateGradientOracle(model(), cross_entropy, plan, seed=0, compute=Compute(**compute))
+    oracle = PrivateGradientOracle(
+        model(),
+        cross_entropy,
+        plan,
+        seed=0,
+        compute=Compute(**compute),
+        sampling="poisson-elsewhere",
+    )
     try:
         with warnings.catch_warnings(), noticed_sums() as sums:
             warnings.simplefilter("ignore")  # the loop engine is slow

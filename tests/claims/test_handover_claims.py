@@ -40,7 +40,7 @@ N, L = 400, 40
 def oracle_of(
     clipping: Clipping | None = None,
     *,
-    sampling: str = "poisson",
+    sampling: str = "poisson-elsewhere",
     engine: str = "auto",
     rows: int = 64,
     **fields: Any,
@@ -78,6 +78,15 @@ def shuffled(epochs: int = 6, **options: Any) -> Iterable[Any]:
 def check_a_shuffled_loader_is_refused() -> None:
     """At its 12th step: P[X = 40]^10 of Binomial(401, 0.1) is above 1e-12, ^11 below."""
     assert steps_until_refused(oracle_of(), shuffled(), "12 batches in a row have 40") == 11
+
+
+def check_a_shuffled_loader_is_refused_at_once() -> None:
+    """An oracle that has drawn nothing takes no batch; once it draws, it does."""
+    oracle = oracle_of(sampling="poisson")
+    words = "this oracle has drawn no batch"
+    assert steps_until_refused(oracle, shuffled(), words) == 0
+    oracle.backward(*next(oracle.batches(samples(N))))
+    assert oracle.step == 1
 
 
 def check_an_impossible_batch_is_refused() -> None:
@@ -438,6 +447,9 @@ MISTAKES = {
     ),
     "parameters in no clipping group": Mistake(
         check_every_parameter_is_in_a_group, guard, "check_groups", nothing
+    ),
+    "batches of any loader": Mistake(
+        check_a_shuffled_loader_is_refused_at_once, guard, "check_source", nothing
     ),
     "equal batches do not count": Mistake(
         check_a_shuffled_loader_is_refused, BatchSizes, "count", nothing

@@ -45,6 +45,7 @@ def silent_oracle(seed: int | None = 7) -> PrivateGradientOracle:
         cross_entropy,
         plan,
         DPSGD(),
+        sampling="poisson-elsewhere",
         compute=Compute(engine="functional", physical_batch_size=2),
         seed=seed,
     )

@@ -44,7 +44,7 @@ def released(kind: str) -> dict[str, torch.Tensor]:
     model, plan = ManyScalars(), private_plan(noise_multiplier=SIGMA, clip_norm=C, batch_size=L)
     oracle = PrivateGradientOracle(
         model, cross_entropy, plan, noise=kind, seed=7 if kind == "standard" else None,
-        compute=Compute(engine="functional", physical_batch_size=4),
+        compute=Compute(engine="functional", physical_batch_size=4), sampling="poisson-elsewhere",
     )  # fmt: skip
     oracle.backward(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
     return {n: p.grad.flatten().double() * L for n, p in model.named_parameters()}

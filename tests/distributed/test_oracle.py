@@ -218,7 +218,9 @@ def test_one_draw_for_two_shares_is_found_out():
 def handed(ranks: Ranks, sizes: list[int]) -> tuple[str, int]:
     """The refusal, and the leader's charges, of batches of ``sizes`` units over all ranks."""
     plan = private_plan(n=400, batch_size=40, steps=15)
-    oracle = PrivateGradientOracle(nn.Linear(4, 3).double(), cross_entropy, plan, ranks=ranks)
+    oracle = PrivateGradientOracle(
+        nn.Linear(4, 3).double(), cross_entropy, plan, ranks=ranks, sampling="poisson-elsewhere"
+    )
     said = ""
     for size in sizes:
         units = torch.arange(ranks.rank, size, ranks.world)
@@ -302,7 +304,12 @@ class Second(Ranks):
 
 def oracle_of(ranks: Ranks, **options: object) -> PrivateGradientOracle:
     return PrivateGradientOracle(
-        nn.Linear(4, 3).double(), cross_entropy, private_plan(), ranks=ranks, **options
+        nn.Linear(4, 3).double(),
+        cross_entropy,
+        private_plan(),
+        ranks=ranks,
+        sampling="poisson-elsewhere",
+        **options,
     )
 
 
@@ -419,7 +426,7 @@ def deviations_of_noise() -> list[Any]:
         noise = Remembering(Randomness(3))
         oracle = PrivateGradientOracle(
             nn.Linear(4, 3).double(), cross_entropy, plan, ranks=ranks, statistics=statistics,
-            noise=noise,
+            noise=noise, sampling="poisson-elsewhere",
         )  # fmt: skip
         units = torch.arange(ranks.rank, 10, ranks.world)
         try:

@@ -353,7 +353,7 @@ def test_padding_to_the_longest_is_refused(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"gradient_accumulation_steps": 2}, "the oracle splits a batch itself"),
-        ({"bf16": True}, "bf16=True is not supported"),
+        ({"fp16": True}, "float16 needs loss scaling"),
         ({"label_smoothing_factor": 0.1}, "smooth it there"),
         ({"include_num_input_tokens_seen": True}, "how many samples were drawn"),
         ({"train_sampling_strategy": "group_by_length"}, "the plan's Poisson samples"),
@@ -445,6 +445,20 @@ def test_unequal_lengths_are_refused_before_a_step_with_or_without_a_collator(
         with pytest.raises(ValueError, match=r"in one record and .* pad every sample to one"):
             trainer(tmp_path, train_dataset=Unequal(), **options)
     assert not len(Ledger(1e-2, path=tmp_path / "ledger.jsonl"))
+
+
+def test_mixed_precision_is_a_plain_loop_inside_autocast(tmp_path: Path) -> None:
+    """The model keeps float32, and accelerate does not wrap its forward."""
+    args = arguments(tmp_path, bf16=True)
+    ours = trainer(tmp_path, args=args, oracle_options={"seed": 5})
+    ours.train()
+    assert args.bf16
+    assert ours.accelerator.mixed_precision == "no"
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = plain_loop(bert(), BAM(0.02), 5)
+    torch.testing.assert_close(weights(ours.model), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(expected, plain_loop(bert(), BAM(0.02), 5))
+    assert {p.dtype for p in ours.model.parameters()} == {torch.float32}
 
 
 def test_a_model_in_bfloat16_trains(tmp_path: Path) -> None:

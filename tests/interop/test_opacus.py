@@ -73,7 +73,9 @@ def opacus_weights(monkeypatch: pytest.MonkeyPatch, batches: list[Any], seed: in
 def our_weights(batches: list[Any]) -> list[Tensor]:
     net = smooth_net()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
-    oracle = PrivateGradientOracle(net, cross_entropy, PLAN, DPSGD(), seed=SEED)
+    oracle = PrivateGradientOracle(
+        net, cross_entropy, PLAN, DPSGD(), seed=SEED, sampling="poisson-elsewhere"
+    )
     for x, y in batches:
         oracle.backward(x, y)
         optimizer.step()
@@ -145,7 +147,9 @@ def test_going_on_with_bam_within_one_budget() -> None:
     plan = PrivacyPlan.calibrate(epsilon=before + 2, delta=1e-3, n=N, batch_size=L, steps=3,
                                  clip_norm=CLIP, accountant="rdp", spent=taken.charges)  # fmt: skip
     ledger = record(plan.ledger(), taken.charges, run="first")
-    oracle = PrivateGradientOracle(taken.model, cross_entropy, plan, BAM(0.02), ledger=ledger)
+    oracle = PrivateGradientOracle(
+        taken.model, cross_entropy, plan, BAM(0.02), ledger=ledger, sampling="poisson-elsewhere"
+    )
     at_start = [p.detach().clone() for p in net.parameters()]
     for x, y, ids in poisson_batches(plan, taken.dataset):
         oracle.backward(x, y, ids)

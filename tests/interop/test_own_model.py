@@ -99,7 +99,12 @@ def test_it_trains_privately(images: tuple[Tensor, Tensor]) -> None:
     model = replace_batch_norm(ResNet()).double()
     optimizer = torch.optim.NAdam(model.parameters())
     oracle = PrivateGradientOracle(
-        model, cross_entropy, plan, BAM(0.02), compute=Compute(physical_batch_size=64)
+        model,
+        cross_entropy,
+        plan,
+        BAM(0.02),
+        compute=Compute(physical_batch_size=64),
+        sampling="poisson-elsewhere",
     )
     before = flat(dict(model.named_parameters()))
     x, y = images

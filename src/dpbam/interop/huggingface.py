@@ -90,6 +90,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         oracle_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        self._mixed = bool(args.bf16)  # the step's own autocast, below
         args = _arguments(args, plan)
         _check_options(options)
         self._check_overrides()
@@ -97,8 +98,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         if self.accelerator.mixed_precision != "no":  # by accelerate's own configuration
             raise ArgumentError(
                 f"accelerate computes in {self.accelerator.mixed_precision}, which is not "
-                "supported: private gradients are computed in the parameters' own precision; set "
-                "its mixed precision to 'no'"
+                "supported: it wraps the model's forward; set its mixed precision to 'no', and "
+                "TrainingArguments(bf16=True)"
             )
         given = Path(args.output_dir) / "ledger.jsonl" if ledger is None else ledger
         self._given: Ledger | Path | str = given
@@ -144,7 +145,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 f"the batch has none of the labels {self.label_names}, only {sorted(inputs)}: add "
                 "a column 'labels' to the data set, or set TrainingArguments(label_names=)"
             )
-        self.oracle.backward(inputs, targets if len(targets) > 1 else next(iter(targets.values())))
+        # matrix products in bfloat16; norms, clip factors and sums stay in float32 or better
+        with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self._mixed):
+            self.oracle.backward(
+                inputs, targets if len(targets) > 1 else next(iter(targets.values()))
+            )
         return torch.tensor(math.nan, device=self.args.device)
 
     def _check_overrides(self) -> None:
@@ -289,9 +294,7 @@ _INSTEAD = {
 _SPLIT = "oracle_options={'compute': dpbam.Compute(physical_batch_size=...)}"
 _UNSUPPORTED = {
     "gradient_accumulation_steps": (1, f"the oracle splits a batch itself: pass {_SPLIT}"),
-    "fp16": (False, "private gradients are computed in the parameters' own precision"),
-    "bf16": (False, "private gradients are computed in the parameters' own precision: load the "
-             "model in it, from_pretrained(..., dtype=torch.bfloat16)"),
+    "fp16": (False, "float16 needs loss scaling, which the engines do not have: use bf16=True"),
     "label_smoothing_factor": (0.0, "the loss is the per_sample_loss: smooth it there"),
     "neftune_noise_alpha": (None, "the engine does not support noise on embeddings"),
     "gradient_checkpointing": (False, f"pass {_SPLIT} instead"),
@@ -337,6 +340,8 @@ def _arguments(args: Any, plan: PrivacyPlan) -> Any:
             "include_num_input_tokens_seen reveals how many samples were drawn: remove it"
         )
     args = copy.copy(args)
+    if args.bf16:  # accelerate would wrap the model's forward; the private step casts by itself
+        args.bf16, args.mixed_precision = False, "no"
     args.max_steps = plan.steps
     args.max_grad_norm = 0.0  # the oracle has clipped every sample
     args.ignore_data_skip = True  # the sampler itself starts at the current step
