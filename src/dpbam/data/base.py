@@ -45,16 +45,16 @@ def for_each(
     function: Callable[[Value, str], Result], items: Mapping[str, Value]
 ) -> dict[str, Result]:
     """Return ``function(value, name)`` by name; if some fail, one error has all their problems."""
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     problems: list[str] = []
     for name, value in items.items():
         try:
-            found[name] = function(value, name)
+            results[name] = function(value, name)
         except DataError as error:
             problems += error.problems
     if problems:
         raise DataError(*problems)
-    return found
+    return results
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -134,8 +134,8 @@ class Images(ABC):
 
     def walk(self, indices: Indices | None = None) -> Iterator[tuple[Indices, Pixels]]:
         """Yield all records (or those at ``indices``) in order, in chunks that fit in memory."""
-        for part in self.chunks(indices):
-            yield part, self.read(part)
+        for positions in self.chunks(indices):
+            yield positions, self.read(positions)
 
     def chunks(self, indices: Indices | None = None) -> Iterator[Indices]:
         """Yield the positions that :meth:`walk` reads at once."""
@@ -193,11 +193,11 @@ class Concatenated(Images):
     """Several sets of images one after another, such as the batch files of a set."""
 
     def __init__(self, parts: Sequence[Images]) -> None:
-        shapes = {part.shape[1:] for part in parts}
+        shapes = {images.shape[1:] for images in parts}
         if len(shapes) != 1:
             raise DataError(f"parts of one set must have images of one shape, got {shapes}")
         self._parts = list(parts)
-        self._ends = np.cumsum([len(part) for part in parts])
+        self._ends = np.cumsum([len(images) for images in parts])
         self.shape = (int(self._ends[-1]), *shapes.pop())
 
     def read(self, indices: Indices) -> Pixels:

@@ -87,12 +87,12 @@ def _walk(dataset: DataSet) -> tuple[list[str], dict[int, bytes]]:
     broken: list[str] = []
     hashes: dict[int, bytes] = {}
     brightest: dict[int, int] = {}
-    for index, found in _each(dataset.images):
-        if isinstance(found, DataError):
-            broken.append(str(found))
+    for index, pixels in _each(dataset.images):
+        if isinstance(pixels, DataError):
+            broken.append(str(pixels))
         else:
-            hashes[index] = hashlib.sha256(found.tobytes()).digest()
-            brightest[index] = int(found.max())
+            hashes[index] = hashlib.sha256(pixels.tobytes()).digest()
+            brightest[index] = int(pixels.max())
     if len(broken) > _LISTED:
         rest = f"{dataset.name} has {len(broken) - _LISTED} more images that cannot be read"
         broken = [*broken[:_LISTED], rest]
@@ -134,13 +134,13 @@ def _names(indices: list[int], dataset: DataSet) -> str:
 
 def _each(images: Images) -> Iterator[tuple[int, Pixels | DataError]]:
     """Every record's pixels, or its error: by chunks, one by one where a record is broken."""
-    for part in images.chunks():
+    for positions in images.chunks():
         try:
-            pixels = images.read(part)
+            pixels = images.read(positions)
         except Exception:  # a user's own Images can fail in any way
-            yield from ((int(i), _single(images, int(i))) for i in part)
+            yield from ((int(i), _single(images, int(i))) for i in positions)
         else:
-            yield from zip(part.tolist(), pixels, strict=True)
+            yield from zip(positions.tolist(), pixels, strict=True)
 
 
 def _single(images: Images, index: int) -> Pixels | DataError:
@@ -215,16 +215,16 @@ def summary(parts: Mapping[str, DataSet], findings: Findings, unit: str | None) 
         return {}
     first = next(iter(parts.values()))
     channels, height, width = first.shape
-    largest = max(math.prod(part.images.shape) for part in parts.values())
+    largest = max(math.prod(dataset.images.shape) for dataset in parts.values())
     streams = first.images.decodes and largest > KEPT_BYTES
     values: dict[str, Any] = {
-        "images": {split: len(part) for split, part in parts.items()},
+        "images": {split: len(dataset) for split, dataset in parts.items()},
         "kind": f"{_KINDS.get(channels, f'{channels} channels')}, {height}x{width}",
         "sizes": {f"{h}x{w}": count for (h, w), count in findings.sizes.most_common()},
         "task": None if first.class_names == UNKNOWN else first.task,
         "classes": _classes_by_split(parts),
         "columns": {name: len(_distinct(parts, name)) for name in sorted(first.columns)},
-        "bytes_of_pixels": sum(math.prod(part.images.shape) for part in parts.values()),
+        "bytes_of_pixels": sum(math.prod(dataset.images.shape) for dataset in parts.values()),
         "read": "decoded anew for every step" if streams else "kept in memory",
         "notes": list(first.notes),
     }
@@ -239,7 +239,7 @@ def _classes_by_split(parts: Mapping[str, DataSet]) -> dict[str, dict[str, int]]
     first = next(iter(parts.values()))
     if first.task == "regression" or first.class_names == UNKNOWN:
         return {}
-    counts = {s: part.class_counts().tolist() for s, part in parts.items()}
+    counts = {s: dataset.class_counts().tolist() for s, dataset in parts.items()}
     return {
         name: {split: count[k] for split, count in counts.items()}
         for k, name in enumerate(first.class_names)
@@ -247,12 +247,12 @@ def _classes_by_split(parts: Mapping[str, DataSet]) -> dict[str, dict[str, int]]
 
 
 def _units(parts: Mapping[str, DataSet], column: str) -> dict[str, Any]:
-    every = np.concatenate([part.column(column) for part in parts.values()])
+    every = np.concatenate([dataset.column(column) for dataset in parts.values()])
     _, records = np.unique(every, return_counts=True)
-    by_split = {split: len(np.unique(part.column(column))) for split, part in parts.items()}
+    by_split = {split: len(np.unique(dataset.column(column))) for split, dataset in parts.items()}
     return {**by_split, "fewest_images": int(records.min()), "most_images": int(records.max())}
 
 
 def _distinct(parts: Mapping[str, DataSet], name: str) -> set[Any]:
-    found = [part.columns[name] for part in parts.values() if name in part.columns]
-    return {value for values in found for value in values.tolist()}
+    columns = [dataset.columns[name] for dataset in parts.values() if name in dataset.columns]
+    return {value for values in columns for value in values.tolist()}

@@ -293,8 +293,8 @@ class DataSet:
             digest.update(f"{name} {values.dtype.str} ".encode())
             digest.update(values.tobytes())
         digest.update(self.images.manifest())
-        for part in (self.images,) if self.masks is None else (self.images, self.masks):
-            for _, pixels in part.walk(part.hashed_records()):
+        for images in (self.images,) if self.masks is None else (self.images, self.masks):
+            for _, pixels in images.walk(images.hashed_records()):
                 digest.update(pixels.data)
         if self.masks is not None:
             digest.update(self.masks.manifest())
@@ -329,8 +329,8 @@ def _ways_to_choose(owner: Owner) -> str:
         return f"name the owners in a column patient of labels.csv, or pass {SINGLE}"
     if not owner.column.isprintable():
         return f"rename it to patient, and pass --unit patient, or pass {SINGLE}"
-    whole = f"--unit {shlex.quote(owner.column)} to protect all records of one owner together"
-    return f"pass {whole}, or {SINGLE}"
+    by_owner = f"--unit {shlex.quote(owner.column)} to protect all records of one owner together"
+    return f"pass {by_owner}, or {SINGLE}"
 
 
 def _check_types(data: DataSet) -> None:

@@ -58,7 +58,7 @@ class DecodedImages(Images):
     def __init__(self, count: int, size: tuple[int, int], channels: int, resize: bool) -> None:
         self.shape = (count, channels, *size)
         self._resize = resize
-        self._kept: dict[tuple[int, ...], Pixels] = {}  # one array, by its shape
+        self._decoded: dict[tuple[int, ...], Pixels] = {}  # one array, by its shape
         self._known = np.zeros(count, bool)
 
     @abstractmethod
@@ -77,14 +77,14 @@ class DecodedImages(Images):
         """Decode the images not decoded before; keep them if the whole set is small enough."""
         if np.prod(self.shape, dtype=np.float64) > KEPT_BYTES:
             return self._decode(indices)
-        kept = self._kept.get(self.shape)
-        if kept is None:  # of several threads that come here, all get the array of one
-            kept = self._kept.setdefault(self.shape, np.empty(self.shape, np.uint8))
+        decoded = self._decoded.get(self.shape)
+        if decoded is None:  # of several threads that come here, all get the array of one
+            decoded = self._decoded.setdefault(self.shape, np.empty(self.shape, np.uint8))
         new = np.unique(indices[~self._known[indices]])
         if new.size:
-            kept[new] = self._decode(new)
+            decoded[new] = self._decode(new)
             self._known[new] = True
-        return kept[indices]
+        return decoded[indices]
 
     def _decode(self, indices: Indices) -> Pixels:
         out = np.empty((len(indices), *self.shape[1:]), np.uint8)
@@ -168,8 +168,8 @@ def read_images(
         (1, 1, 28, 28)
     """
     channels, height, width = shape
-    whole = [str(Path(path).absolute()) for path in paths]
-    images = FileImages(Path(), whole, (height, width), channels, True, window)
+    absolute = [str(Path(path).absolute()) for path in paths]
+    images = FileImages(Path(), absolute, (height, width), channels, True, window)
     return images.read(np.arange(len(paths), dtype=np.int64))
 
 

@@ -57,10 +57,10 @@ def _share_bars_among_threads() -> None:
 def verify(path: Path, md5: str) -> None:
     """Refuse a file whose md5 is not the published one."""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "md5").hexdigest()
-    if found != md5:
+        digest = hashlib.file_digest(file, "md5").hexdigest()
+    if digest != md5:
         raise DataError(
-            f"{path} has md5 {found}, not {md5}: it is truncated or not the official file, so "
+            f"{path} has md5 {digest}, not {md5}: it is truncated or not the official file, so "
             "remove it and fetch it again"
         )
 

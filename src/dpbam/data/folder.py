@@ -120,10 +120,10 @@ def open_folder(argument: str, options: Options) -> Openers:
     if not listing.records:
         suffixes = " ".join(sorted(SUFFIXES))
         raise DataError(f"there are no images in {argument} (looked for CLASS/x with {suffixes})")
-    found = {record.split for record in listing.records}
+    splits = {record.split for record in listing.records}
     with options.collecting():
-        if "train" not in found:
-            there = " and ".join(sorted(found))
+        if "train" not in splits:
+            there = " and ".join(sorted(splits))
             raise DataError(f"{argument} has {there} images but none to train on")
     call, unit = root.name or "folder", _read_patients(root, listing, options)
     images = _images(root, [record.path for record in listing.records], argument, options)
@@ -136,22 +136,22 @@ def open_folder(argument: str, options: Options) -> Openers:
             labels, names = _labels(listing, call, options.task)
     return {
         split: partial(
-            _load, f"{call}/{split}" if len(found) > 1 else call, split, listing,
+            _load, f"{call}/{split}" if len(splits) > 1 else call, split, listing,
             DataSet(call, images, labels, names, masks=masks, unit=unit),
         )
-        for split in sorted(found)
+        for split in sorted(splits)
     }  # fmt: skip
 
 
 def _labels(listing: Listing, call: str, task: str | None) -> tuple[NDArray[Any], tuple[str, ...]]:
     """The labels of all records, and the classes."""
-    given: Sequence[str] | None = None
+    class_names: Sequence[str] | None = None
     if listing.classes and task in (None, "single-label"):  # a folder's name is one class
-        given, task = class_order(listing.classes), "single-label"
+        class_names, task = class_order(listing.classes), "single-label"
     elif len(listing.columns) > 1 or (listing.columns and task == "regression"):
-        given = listing.columns
+        class_names = listing.columns
     raw = np.array([record.labels for record in listing.records])
-    numbers, names = number_labels({call: raw}, given, task, place=listing.place)
+    numbers, names = number_labels({call: raw}, class_names, task, place=listing.place)
     return numbers[call], names
 
 
@@ -166,8 +166,8 @@ def _masks(
     files = MaskFiles(root, paths, images.shape[2:], 1, resize)
     listed = root / "classes.txt"
     lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
-    given = [line.strip() for line in lines if line.strip()]
-    masks, names = number_masks({str(root): files}, given)
+    class_names = [line.strip() for line in lines if line.strip()]
+    masks, names = number_masks({str(root): files}, class_names)
     return masks[str(root)], names
 
 
@@ -246,7 +246,7 @@ def _check_agreement(root: Path, tags: list[str], named: list[str]) -> None:
     names: dict[str, set[str]] = {}
     for tag, name in zip(tags, named, strict=True):
         names.setdefault(tag, set()).add(name)
-    split = sum(len(found) > 1 for tag, found in names.items() if tag)
+    split = sum(len(named_as) > 1 for tag, named_as in names.items() if tag)
     if split and len(names) > 1:
         raise DataError(
             f"{split} PatientIDs of the DICOM files in {root} have several values in the column "
@@ -259,8 +259,8 @@ def _load(name: str, split: str, listing: Listing, everything: DataSet) -> DataS
     chosen = np.array([k for k, r in enumerate(listing.records) if r.split == split], np.int64)
     records = [listing.records[k] for k in chosen]
     lines = [record.line for record in records] if all(record.line for record in records) else ()
-    part = everything.subset(chosen, name=name)
-    return replace(part, columns=_columns(records), notes=listing.notes, table=TABLE, lines=lines)
+    subset = everything.subset(chosen, name=name)
+    return replace(subset, columns=_columns(records), notes=listing.notes, table=TABLE, lines=lines)
 
 
 def _columns(records: Sequence[ImageRecord]) -> dict[str, NDArray[Any]]:
@@ -304,12 +304,12 @@ def _from_mask_tree(root: Path, options: Options) -> Listing:
         for path in (path for path in paths if path.startswith(start)):
             inner = PurePosixPath(path.removeprefix(start))
             names = (inner.as_posix(), inner.with_suffix(".png").as_posix())
-            found = [place / "masks" / n for n in names if (place / "masks" / n).is_file()]
-            if not found:
+            existing = [place / "masks" / n for n in names if (place / "masks" / n).is_file()]
+            if not existing:
                 with options.collecting():
                     raise DataError(f"{root / path} has no mask {place / 'masks' / inner}")
                 continue
-            mask = found[0].relative_to(root).as_posix()
+            mask = existing[0].relative_to(root).as_posix()
             levels = {f"folder{k}": level for k, level in enumerate(inner.parts[:-1], start=1)}
             split = "train" if place == root else place.name
             listing.records.append(ImageRecord(path, (), split, levels, mask))
@@ -379,9 +379,9 @@ def _record(
     wanted = options.label_columns or (() if masked else ("label",))
     labels = tuple(row.pop(name).strip() for name in wanted)
     for_each(lambda _, name: _inside(root, name, where), dict.fromkeys([path, masked or path]))
-    given = row.pop("split", None)
+    named_split = row.pop("split", None)
     split, parts = _split_of(path, (root / "train").is_dir())
-    split = given or split
+    split = named_split or split
     if split not in _SPLITS:
         raise DataError(
             f"{where} has split {split!r}: its column split, or the first folder of its file, must "
@@ -420,8 +420,8 @@ def read_labels(
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            given = list(reader.fieldnames or [])
-            names = reader.fieldnames = _standard(table, given, options)
+            header = list(reader.fieldnames or [])
+            names = reader.fieldnames = _standard(table, header, options)
             label = ("mask",) if _masked(names, options) else ("label",)
             needed = ("file", *(options.label_columns or label))
             _check_header(table, names, needed)
@@ -449,10 +449,10 @@ def _first_line(last: int, row: Mapping[Any, Any]) -> int:
 def _standard(table: Path, names: list[str], options: Options) -> list[str]:
     """The names of a table's columns, synonyms replaced where no column has the name itself."""
     plain = [re.sub(r"[\s-]", "_", name.strip().lower()) for name in names]
-    found = list(names)
+    renamed = list(names)
     for standard, synonyms in _SYNONYMS.items():
         chosen = standard in ("label", "mask") and bool(options.label_columns)
-        if standard in names or chosen or (standard == "label" and _masked(found, options)):
+        if standard in names or chosen or (standard == "label" and _masked(renamed, options)):
             continue
         places = [k for k, name in enumerate(plain) if name in (standard, *synonyms)]
         places = [k for k in places if names[k] not in options.label_columns]
@@ -462,8 +462,8 @@ def _standard(table: Path, names: list[str], options: Options) -> list[str]:
                 f"which could be {standard!r}: rename the right one to {standard}"
             )
         for k in places:
-            found[k] = standard
-    return found
+            renamed[k] = standard
+    return renamed
 
 
 def _renamed(table: Path, options: Options) -> tuple[str, ...]:
@@ -474,7 +474,7 @@ def _renamed(table: Path, options: Options) -> tuple[str, ...]:
     except (UnicodeDecodeError, csv.Error):  # while a set is checked: reported already
         return ()
     pairs = zip(names, _standard(table, names, options), strict=True)
-    changed = [f"{given!r} as {name}" for given, name in pairs if given != name]
+    changed = [f"{spelling!r} as {name}" for spelling, name in pairs if spelling != name]
     return (f"{table.name}: reading the column {', '.join(changed)}",) if changed else ()
 
 
@@ -507,7 +507,7 @@ def _split_of(path: str, has_splits: bool) -> tuple[str | None, tuple[str, ...]]
 
 def find_images(root: Path) -> tuple[list[str], tuple[str, ...]]:
     """Return the images under ``root`` as sorted relative paths, and notes on what was ignored."""
-    found: list[str] = []
+    paths: list[str] = []
     hidden = other = outside = 0
     for here, folders, files in os.walk(root):  # links to folders are not followed
         outside += sum((Path(here) / name).is_symlink() for name in folders)
@@ -521,11 +521,11 @@ def find_images(root: Path) -> tuple[list[str], tuple[str, ...]]:
             elif path.is_symlink() and not path.resolve().is_relative_to(root):
                 outside += 1
             else:
-                found.append(path.relative_to(root).as_posix())
+                paths.append(path.relative_to(root).as_posix())
     other -= sum((root / name).is_file() for name in _LISTS)
     counts = {
         counted(hidden, "hidden file"): hidden,
         counted(other, "file that is not an image", "files that are not images"): other,
         f"{counted(outside, 'link')} to folders or out of the folder": outside,
     }
-    return sorted(found), tuple(f"ignored {what}" for what, n in counts.items() if n)
+    return sorted(paths), tuple(f"ignored {what}" for what, n in counts.items() if n)

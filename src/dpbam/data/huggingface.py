@@ -132,13 +132,13 @@ def _load_dataset(argument: str, options: Options) -> dict[str, Any]:
 def _parquet_files(path: Path) -> dict[str, list[str]] | None:
     """The local files by split, or None if ``path`` is not local."""
     if path.is_dir():
-        found = {
+        paths_by_split = {
             split: sorted(map(str, path.glob(f"{split}*.parquet")))
             for split in ("train", "test", "val")
         }
-        if not found["train"]:
+        if not paths_by_split["train"]:
             raise DataError(f"{path} has no file train*.parquet")
-        return {split: files for split, files in found.items() if files}
+        return {split: files for split, files in paths_by_split.items() if files}
     if path.suffix == ".parquet":
         if not path.is_file():
             raise DataError(f"there is no file {path}")

@@ -132,8 +132,8 @@ def _classes(splits: Arrays, class_names: Sequence[str] | None, place: Place) ->
     if all(labels.dtype.kind == "U" for labels in flat.values()):
         names = tuple(class_names or class_order({str(x) for y in flat.values() for x in set(y)}))
         return for_each(lambda labels, where: _look_up(labels, names, where), flat), names
-    whole = for_each(lambda labels, where: _whole(labels, where, place), flat)
-    return whole, tuple(class_names) if class_names else _count_classes(whole)
+    numbers = for_each(lambda labels, where: _whole(labels, where, place), flat)
+    return numbers, tuple(class_names) if class_names else _count_classes(numbers)
 
 
 def _one_class(labels: NDArray[Any], where: str) -> NDArray[Any]:
@@ -201,15 +201,19 @@ def _listed(splits: Arrays, class_names: Sequence[str] | None) -> Numbered:
     """Findings with ``|`` between them."""
     rows = {
         where: [
-            [part.strip() for part in text.split(SEPARATOR) if part.strip().lower() not in _NONE]
+            [
+                finding.strip()
+                for finding in text.split(SEPARATOR)
+                if finding.strip().lower() not in _NONE
+            ]
             for text in labels.tolist()
         ]
         for where, labels in splits.items()
     }
-    found = {name for lists in rows.values() for names in lists for name in names}
-    names = tuple(class_names or class_order(found))
-    if not names or found - set(names):
-        odd = repr(min(found - set(names))) if found else "no finding at all"
+    findings = {name for lists in rows.values() for names in lists for name in names}
+    names = tuple(class_names or class_order(findings))
+    if not names or findings - set(names):
+        odd = repr(min(findings - set(names))) if findings else "no finding at all"
         raise DataError(f"labels of {' and '.join(splits)} hold {odd}, not among the findings")
     return {
         where: np.array([[name in row for name in names] for row in lists], dtype=np.uint8)
@@ -233,8 +237,8 @@ def _zero_one(labels: NDArray[Any], where: str, place: Place) -> NDArray[np.uint
 def _values(splits: Arrays, class_names: Sequence[str] | None, place: Place) -> Numbered:
     if class_names and len(class_names) != 1:
         raise DataError(f"a regression has one value per record, but {len(class_names)} names")
-    found = for_each(lambda labels, where: _floats(labels, where, place), splits)
-    return found, tuple(class_names or ("value",))
+    values = for_each(lambda labels, where: _floats(labels, where, place), splits)
+    return values, tuple(class_names or ("value",))
 
 
 def _floats(labels: NDArray[Any], where: str, place: Place) -> NDArray[np.float32]:

@@ -91,7 +91,7 @@ def number_masks(
     names = tuple(class_names or (_BINARY if binary else map(str, range(max(values) + 1))))
     top = 1 if binary else max(values)
     if top >= len(names):
-        where = next(w for w, found in seen.items() if max(found) == max(values))
+        where = next(w for w, present in seen.items() if max(present) == max(values))
         raise DataError(
             f"masks of {where} hold the value {max(values)}, but there are {len(names)} classes, "
             f"0..{len(names) - 1}: name them all, or correct the masks"
@@ -108,11 +108,11 @@ def number_masks(
 def _values(masks: Images, where: str) -> set[int]:
     """The values that occur; an error with the problems of every mask that cannot be read."""
     present, problems = np.zeros(256, bool), list[str]()
-    for part in masks.chunks():
+    for positions in masks.chunks():
         try:
-            present |= np.bincount(masks.read(part).reshape(-1), minlength=256) > 0
+            present |= np.bincount(masks.read(positions).reshape(-1), minlength=256) > 0
         except DataError:
-            problems += masks.unreadable(part)
+            problems += masks.unreadable(positions)
     if problems:
         raise DataError(*problems)
     return set(np.flatnonzero(present).tolist())

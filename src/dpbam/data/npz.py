@@ -81,18 +81,20 @@ def open_npz(argument: str, options: Options) -> Openers:
         )
     with options.collecting():
         _refuse_ignored_owners(file, set(splits), options)
-    given = [str(x) for x in file.read("class_names")] if "class_names" in file.names else None
+    class_names = (
+        [str(x) for x in file.read("class_names")] if "class_names" in file.names else None
+    )
     raw = {split: file.images(labels) for split, (_, labels) in splits.items()}
     calls = {f"{file.path.name}/{split}": split for split in splits}
     numbers, masks, names = number_known(
-        {call: raw[split] for call, split in calls.items()}, given, options
+        {call: raw[split] for call, split in calls.items()}, class_names, options
     )
 
     def load(call: str, split: str) -> DataSet:
         columns = _columns(file, split, set(splits), options)
         images = file.images(splits[split][0])
-        part = numbered(images, numbers[call], masks.get(call), call, names, columns)
-        return replace(part, notes=_ignored(file, set(splits)))
+        dataset = numbered(images, numbers[call], masks.get(call), call, names, columns)
+        return replace(dataset, notes=_ignored(file, set(splits)))
 
     return {split: partial(load, call, split) for call, split in calls.items()}
 

@@ -24,10 +24,10 @@ from dpbam.errors import ArgumentError
 def open_user(argument: str, options: Options) -> Openers:
     """Return the splits for which the function does not return None."""
     function = _import(argument)
-    found = {split: _call(function, argument, split) for split in ("train", "test")}
-    if found["train"] is None:
+    returned = {split: _call(function, argument, split) for split in ("train", "test")}
+    if returned["train"] is None:
         raise DataError(f"{argument}('train') returned None: it must return the training set")
-    results = {split: value for split, value in found.items() if value is not None}
+    results = {split: value for split, value in returned.items() if value is not None}
     if not all(isinstance(value, DataSet) for value in results.values()):
         results = _from_arrays(argument, results, options)
     if len({value.class_names for value in results.values()}) > 1:
@@ -42,16 +42,16 @@ def _same(dataset: DataSet) -> DataSet:
 def _from_arrays(argument: str, results: dict[str, Any], options: Options) -> dict[str, DataSet]:
     parts = {split: _parts(argument, value) for split, value in results.items()}
     labels = for_each(
-        lambda part, call: to_array(part[1], f"labels of {call}"),
-        {f"{argument}/{split}": part for split, part in parts.items()},
+        lambda arrays, call: to_array(arrays[1], f"labels of {call}"),
+        {f"{argument}/{split}": arrays for split, arrays in parts.items()},
     )
     numbers, masks, names = number_known(labels, None, options)
 
-    def part(value: tuple[Any, Any, dict[str, Any]], split: str) -> DataSet:
+    def to_dataset(value: tuple[Any, Any, dict[str, Any]], split: str) -> DataSet:
         call = f"{argument}/{split}"
         return numbered(value[0], numbers[call], masks.get(call), call, names, value[2])
 
-    return for_each(part, parts)
+    return for_each(to_dataset, parts)
 
 
 def _parts(argument: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:

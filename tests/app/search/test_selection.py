@@ -147,9 +147,9 @@ def test_wrong_repetitions_are_refused(arguments: tuple[float, ...], says: str) 
 
 
 def test_whole_numbers_stay_whole() -> None:
-    assert Domain.parse("batch_size", "64..256").whole
+    assert Domain.parse("batch_size", "64..256").integer
     assert Domain.parse("augment_multiplicity", "0..4").end(-1) == 4
-    assert not Domain.parse("epochs", "5..20").whole
+    assert not Domain.parse("epochs", "5..20").integer
 
 
 def test_choices_are_read_as_toml_else_as_text() -> None:

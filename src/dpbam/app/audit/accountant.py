@@ -88,8 +88,8 @@ def _loss(x: Array, charge: Charge) -> Array:
     """log P(x) / Q(x) = log(1 - q + q exp((2 x - 1) / (2 sigma^2))), rising in x."""
     q, sigma = charge.sampling_rate, charge.noise_multiplier
     with np.errstate(divide="ignore"):
-        kept = math.log1p(-q) if q < 1 else -math.inf
-    return np.logaddexp(kept, math.log(q) + (2 * x - 1) / (2 * sigma**2))
+        log_absent = math.log1p(-q) if q < 1 else -math.inf
+    return np.logaddexp(log_absent, math.log(q) + (2 * x - 1) / (2 * sigma**2))
 
 
 def _inverse(loss: Array, charge: Charge) -> Array:

@@ -123,9 +123,9 @@ class Attack:
         allowed = [k for k in range(int(level * n) + 1) if rate_at_most(k, n, error) <= level]
         if not allowed:
             return Rate(level, None, 0.0, 0.0, best_possible)
-        found = self.true_positives(allowed[-1])
-        least = 1 - rate_at_most(m - found, m, error)
-        return Rate(level, allowed[-1], found / m, least, best_possible)
+        true_positives = self.true_positives(allowed[-1])
+        least = 1 - rate_at_most(m - true_positives, m, error)
+        return Rate(level, allowed[-1], true_positives / m, least, best_possible)
 
 
 @dataclass(frozen=True)
@@ -171,21 +171,21 @@ class MembershipResult:
 
     @property
     def verdict(self) -> str:
-        """What was found, and what it does not show."""
+        """Say what was found, and what it does not show."""
         if self.violated:
             return (
                 "the claim is refuted, or members and non-members differ by themselves: an attack "
                 "finds more members than the run's mechanism allows"
             )
-        found = (
+        summary = (
             "these attacks distinguish members from non-members better than chance"
             if self.above_chance
             else "these attacks do not distinguish members from non-members"
         )
         if self.curve is None:
-            return f"{found}; without a promise, other attacks may find everyone"
+            return f"{summary}; without a promise, other attacks may find everyone"
         return (
-            f"{found}, and not better than the run's mechanism allows. Other attacks may do "
+            f"{summary}, and not better than the run's mechanism allows. Other attacks may do "
             "better, up to the best possible rate; what protects against all of them is the proof"
         )
 
@@ -246,10 +246,10 @@ def attack_run(
         tasks = [partial(_shadow, config, prepared.plan.noise_multiplier, k, shadows)
                  for k in range(shadows)]  # fmt: skip
         done = iter(range(1, shadows + 1))
-        found = run_tasks(tasks, jobs, on_result=lambda *_: progress(next(done), shadows))
+        shadow_scores = run_tasks(tasks, jobs, on_result=lambda *_: progress(next(done), shadows))
         inside = halves(len(everyone), shadows)
         for k, name in enumerate(STATISTICS):
-            ratios = likelihood_ratios(released[k], np.stack([s[k] for s in found]), inside)
+            ratios = likelihood_ratios(released[k], np.stack([s[k] for s in shadow_scores]), inside)
             attacks[f"{name}, shadow models"] = ratios
     ledger = Ledger(prepared.plan.delta, prepared.plan.accountant)  # the file is only read
     ledger.merge(read_json_lines(folder.ledger))
@@ -296,9 +296,9 @@ def _everyone(prepared: Prepared) -> DataSet:
 def statistics(prepared: Prepared, records: DataSet) -> Statistics:
     """log(p / (1 - p)) of the true class, and -log |g|, of every record: [2, N]."""
     logits, labels = predict_logits(prepared.model, records)
-    own = logits.double().gather(1, labels[:, None])
+    true_logit = logits.double().gather(1, labels[:, None])
     others = logits.double().scatter(1, labels[:, None], -torch.inf)
-    margin = own[:, 0] - others.logsumexp(1)
+    margin = true_logit[:, 0] - others.logsumexp(1)
     norms = torch.cat(list(_norms(prepared, records))).double()
     return np.stack([margin.numpy(), -norms.clamp(min=_LEAST_NORM).log().numpy()])
 
@@ -328,12 +328,12 @@ def _shadow(config: RunConfig, sigma: float, k: int, shadows: int, send: Send) -
                            release_norms=None, release_counts=None, balance=0.0,
                            measure_bias=None, eval_every=10**9, num_workers=0,
                            auto_facts={}, auto_settings=())  # fmt: skip
-    whole = prepare(quiet, noise_multiplier=sigma or None)
-    everyone = _everyone(whole)
-    own = everyone.subset(np.flatnonzero(halves(len(everyone), shadows)[k]))
-    quiet = quiet.replace(batch_size=min(whole.plan.batch_size, len(own)))
-    plan = quiet.plan(len(own), noise_multiplier=sigma or None)
-    shadow = replace(whole, config=quiet, train=own, plan=plan)
+    prepared = prepare(quiet, noise_multiplier=sigma or None)
+    everyone = _everyone(prepared)
+    members = everyone.subset(np.flatnonzero(halves(len(everyone), shadows)[k]))
+    quiet = quiet.replace(batch_size=min(prepared.plan.batch_size, len(members)))
+    plan = quiet.plan(len(members), noise_multiplier=sigma or None)
+    shadow = replace(prepared, config=quiet, train=members, plan=plan)
     trainer = shadow.trainer(shadow.oracle(), Reporter())
     trainer.run()
     with trainer.averaged():

@@ -27,10 +27,10 @@ def save_roc(results: Sequence[MembershipResult], path: Path, about: str = "trai
 def _roc(result: MembershipResult) -> Panel:
     rates = _FALSE_POSITIVE_RATES
     best = [1.0 if result.curve is None else 1 - float(result.curve(x)) for x in rates]
-    found = [[rate for rate in result.rates(a) if rate.false_positives is not None]
+    rates_by_attack = [[rate for rate in result.rates(a) if rate.false_positives is not None]
              for a in result.attacks]  # fmt: skip
-    levels = tuple(rate.level for rate in found[0])
-    limits = [max(rate.least for rate in same) for same in zip(*found, strict=True)]
+    levels = tuple(rate.level for rate in rates_by_attack[0])
+    limits = [max(rate.least for rate in same) for same in zip(*rates_by_attack, strict=True)]
     series = [
         Series("best possible", 0, rates, tuple(best)),
         Series("chance", 7, rates, rates),

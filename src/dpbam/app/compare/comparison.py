@@ -59,7 +59,7 @@ class Contender:
     def name(self) -> str:
         """A name that differs from the other contenders', also of the folder."""
         parts = [self.method, self.gradient, None if self.lam is None else f"{self.lam:g}"]
-        joined = "-".join([*(part for part in parts if part), *(v for _, v in self.settings)])
+        joined = "-".join([*(word for word in parts if word), *(v for _, v in self.settings)])
         return re.sub(r"[^\w.+-]", ".", joined)
 
     @classmethod
@@ -116,8 +116,8 @@ class Comparison:
 
     def verdict(self, name: str) -> Verdict:
         """Judge a contender against the baseline; no winner if the interval contains 0."""
-        found = self.difference(name)
-        return "better" if found.low > 0 else "worse" if found.high < 0 else "no winner"
+        difference = self.difference(name)
+        return "better" if difference.low > 0 else "worse" if difference.high < 0 else "no winner"
 
     def total_epsilon(self) -> float:
         private = [run for run in self.runs if math.isfinite(run.epsilon)]
@@ -229,8 +229,8 @@ def _config(
     shared: Mapping[str, Any], contender: Contender, seed: int, share_noise: bool
 ) -> RunConfig:
     values = {**shared, "method": contender.method, "seed": seed}
-    own = {"lam": contender.lam, "gradient": contender.gradient}
-    values |= {field: value for field, value in own.items() if value is not None}
+    of_method = {"lam": contender.lam, "gradient": contender.gradient}
+    values |= {field: value for field, value in of_method.items() if value is not None}
     values |= _given(contender.settings)
     if contender.method == REFERENCE:
         values = {k: v for k, v in values.items() if k not in ("epsilon", "noise_multiplier")}
@@ -241,14 +241,14 @@ def _config(
 
 def _given(texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Read a contender's own settings as their flags would be."""
-    flags, found = {one.flag.removeprefix("--"): one for one in settings(RunConfig)}, {}
+    flags, parsed = {one.flag.removeprefix("--"): one for one in settings(RunConfig)}, {}
     for name in dict(texts):
         if name not in flags:
             raise ConfigError(f"{name} is unknown: {did_you_mean(name, flags)}")
         values = [value for key, value in texts if key == name]
-        several = get_origin(flags[name].type) is list
-        found[flags[name].name] = flags[name].parse(values if several else values[-1])
-    return found
+        is_list = get_origin(flags[name].type) is list
+        parsed[flags[name].name] = flags[name].parse(values if is_list else values[-1])
+    return parsed
 
 
 def _check_folder(run: RunSpec) -> None:

@@ -76,23 +76,23 @@ def measured(
     def build(groups: Sequence[Group]) -> Figure:
         panels = _distinct([panel for r in readings for panel in r.panels(groups)])
         against = any(r.path[0] in (BEST, PLAIN) for r in readings)
-        whole = caption + (_own_only(groups) if against else "")
+        explained = caption + (_own_only(groups) if against else "")
         missing = otherwise if any(g.runs[0].bias for g in groups) else NOT_MEASURED
-        return Figure(name, title, whole, "training", panels, missing, scales or {})
+        return Figure(name, title, explained, "training", panels, missing, scales or {})
 
     return build
 
 
 def _distinct(panels: Sequence[Panel]) -> list[Panel]:
     """Leave out panels that repeat the curves of one before: of DP-SGD both readings are one."""
-    kept: list[Panel] = []
+    distinct: list[Panel] = []
     curves: list[list[tuple[Any, ...]]] = []
     for panel in panels:
         points = [(row["series"], row["x"], row["y"]) for row in panel.rows]
         if points not in curves:
             curves.append(points)
-            kept.append(panel)
-    return kept
+            distinct.append(panel)
+    return distinct
 
 
 def _own_only(groups: Sequence[Group]) -> str:

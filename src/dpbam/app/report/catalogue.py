@@ -18,10 +18,10 @@ from dpbam.catalogue import FIGURES, load
 
 def sections() -> dict[str, list[str]]:
     """Return the names of the figures by section of the report, in its order."""
-    found: dict[str, list[str]] = {}
+    names_by_section: dict[str, list[str]] = {}
     for name, entry in FIGURES.items():
-        found.setdefault(entry.section, []).append(name)
-    return found
+        names_by_section.setdefault(entry.section, []).append(name)
+    return names_by_section
 
 
 def build(name: str, groups: Sequence[Group]) -> Figure:

@@ -47,9 +47,9 @@ class Series(NamedTuple):
         common = {"panel": title, "series": self.label, "group": self.group or self.label,
                   "colour": self.colour, "style": self.style}  # fmt: skip
         columns = {x: self.x, y: self.y, "low": self.low, "high": self.high}
-        given = {name: values for name, values in columns.items() if values}
-        points = zip(*given.values(), strict=True)
-        return [common | dict(zip(given, point, strict=True)) for point in points]
+        present = {name: values for name, values in columns.items() if values}
+        points = zip(*present.values(), strict=True)
+        return [common | dict(zip(present, point, strict=True)) for point in points]
 
 
 def lines(

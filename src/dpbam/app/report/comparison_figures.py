@@ -17,12 +17,14 @@ def differences(groups: Sequence[Group]) -> Figure:
     metric = metrics.pop() if len(metrics) == 1 else "accuracy"
     scale, unit = (100.0, ", in points") if metric == "accuracy" else (1.0, "")
     rows, colours, sentences = [], [], []
-    for group, found in paired(groups):
-        values = {"difference": found.mean, "low": found.low, "high": found.high}
+    for group, difference in paired(groups):
+        values = {"difference": difference.mean, "low": difference.low, "high": difference.high}
         scaled = {name: scale * value for name, value in values.items()}
-        rows.append({"setting": group.label, **scaled, "seeds": found.count})
+        rows.append({"setting": group.label, **scaled, "seeds": difference.count})
         colours.append(COLOURS[group.colour % len(COLOURS)])
-        sentences.append(f"{group.label}: {difference_text(found, metric)}: {verdict(found)}.")
+        sentences.append(
+            f"{group.label}: {difference_text(difference, metric)}: {verdict(difference)}."
+        )
     first = groups[0].label if groups else "the first"
     label = f"{metric_label(metric)} minus that of {first}{unit}"
     return Figure(

@@ -105,11 +105,16 @@ def roc(groups: Sequence[Group]) -> Figure:
 
 def _roc_curves(evaluation: dict[str, Any]) -> list[Series]:
     """The curves of the findings with the lowest AUC, the hardest first."""
-    shares, found = evaluation.get("classes", {}), evaluation.get("roc") or {}
-    drawn = [name for name, points in found.items() if points]
-    hardest = sorted(drawn, key=lambda name: _value(shares, name, "value"))[:PALETTE_SIZE]
+    shares, points_by_name = evaluation.get("classes", {}), evaluation.get("roc") or {}
+    with_points = [name for name, points in points_by_name.items() if points]
+    hardest = sorted(with_points, key=lambda name: _value(shares, name, "value"))[:PALETTE_SIZE]
     return [
-        Series(name, k, tuple(x for x, _ in found[name]), tuple(y for _, y in found[name]))
+        Series(
+            name,
+            k,
+            tuple(x for x, _ in points_by_name[name]),
+            tuple(y for _, y in points_by_name[name]),
+        )
         for k, name in enumerate(hardest)
     ]
 
@@ -172,9 +177,11 @@ def _classes(run: Run) -> Shares:
 
 
 def _subgroups(column: str, run: Run) -> Shares:
-    found = (run.evaluation or {}).get("groups", {}).get(column, {}).get("groups", {})
+    scores_by_group = (run.evaluation or {}).get("groups", {}).get(column, {}).get("groups", {})
     metric = (run.evaluation or {}).get("metric")
-    return {name: {**scores, "value": scores.get(metric)} for name, scores in found.items()}
+    return {
+        name: {**scores, "value": scores.get(metric)} for name, scores in scores_by_group.items()
+    }
 
 
 def _dots(title: str, groups: Sequence[Group], shares_of: Callable[[Run], Shares]) -> list[Panel]:

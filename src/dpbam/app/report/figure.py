@@ -115,16 +115,16 @@ class Figure:
         """The Vega-Lite specification, for the page and for every file."""
         width = {1: 410, 2: 440, 4: 440}.get(len(self.panels), 290)
         colour = _colour(self.panels)
-        drawn = [_drawn(panel, k, width, colour) for k, panel in enumerate(self.panels)]
+        views = [_drawn(panel, k, width, colour) for k, panel in enumerate(self.panels)]
         spoken = filter(None, [self.title, *map(_spoken, self.panels), self.mark])
         return {
             "description": ". ".join(spoken),
             "config": CONFIG,
             "title": {"text": self.mark, "orient": "bottom", "anchor": "end", "fontSize": 11,
                       "color": AMBER},
-            "columns": 3 if drawn[0]["width"] <= 320 else 2,
+            "columns": 3 if views[0]["width"] <= 320 else 2,
             "spacing": 36,
-            "concat": drawn,
+            "concat": views,
             "resolve": {"scale": self.scales},
             "usermeta": {"mark": self.mark, "columns": self.panels[0].columns},
         }  # fmt: skip
@@ -185,7 +185,7 @@ def _renumbered(svg: str) -> str:
     names: dict[str, str] = {}
     return re.sub(
         r'(?<=id=")(clip|gradient_)\d+|(?<=url\(#)(clip|gradient_)\d+',
-        lambda found: names.setdefault(found[0], f"{found[1] or found[2]}{len(names)}"),
+        lambda match: names.setdefault(match[0], f"{match[1] or match[2]}{len(names)}"),
         svg,
     )
 
@@ -218,8 +218,8 @@ def _spoken(panel: Panel) -> str:
 def _colour(panels: Sequence[Panel]) -> Spec | None:
     """The groups' colours, the same in all panels; a legend where a panel has several."""
     groups = [{row["group"]: row["colour"] for row in p.rows if "group" in row} for p in panels]
-    palette = {name: COLOURS[k % len(COLOURS)] for found in groups for name, k in found.items()}
-    legend = {"title": None, "columns": 3} if any(len(found) > 1 for found in groups) else None
+    palette = {name: COLOURS[k % len(COLOURS)] for colours in groups for name, k in colours.items()}
+    legend = {"title": None, "columns": 3} if any(len(colours) > 1 for colours in groups) else None
     scale = {"domain": list(palette), "range": list(palette.values())}
     return (
         {"field": "group", "type": "nominal", "scale": scale, "legend": legend} if palette else None
@@ -249,7 +249,7 @@ def _buckets(curve: Sequence[Row], size: int) -> Iterable[Row]:
         return curve
     parts = [curve[k : k + size] for k in range(0, len(curve), size)]
     means = [k for k in ("x", "y", "low", "high") if k in curve[0]]
-    return [{**part[0], **{k: mean(row[k] for row in part) for k in means}} for part in parts]
+    return [{**bucket[0], **{k: mean(row[k] for row in bucket) for k in means}} for bucket in parts]
 
 
 def mean(values: Iterable[float]) -> float:

@@ -54,18 +54,19 @@ def curves(
     all_groups: Iterable[Group], points: Callable[[Run], tuple[Numbers, Numbers]]
 ) -> tuple[Series, ...]:
     """One curve per group: its run's, or the mean of its runs with each of them faintly behind."""
-    drawn: list[Series] = []
+    series: list[Series] = []
     for g in all_groups:
-        found = [(run.name, *points(run)) for run in g.runs]
-        found = [f for f in found if f[1]]
-        if len(found) > 1:
-            drawn += [
-                Series(name, g.colour, x, y, style="seed", group=g.label) for name, x, y in found
+        named_curves = [(run.name, *points(run)) for run in g.runs]
+        named_curves = [f for f in named_curves if f[1]]
+        if len(named_curves) > 1:
+            series += [
+                Series(name, g.colour, x, y, style="seed", group=g.label)
+                for name, x, y in named_curves
             ]
-        if found:
-            x, y = _mean_curve([(x, y) for _, x, y in found])
-            drawn.append(Series(g.label, g.colour, x, y))
-    return tuple(drawn)
+        if named_curves:
+            x, y = _mean_curve([(x, y) for _, x, y in named_curves])
+            series.append(Series(g.label, g.colour, x, y))
+    return tuple(series)
 
 
 def numbers(rows: Iterable[dict[str, Any]], *path: str) -> Numbers:
@@ -84,11 +85,11 @@ def _number(row: Any, path: Sequence[str]) -> float:
     return float(row) if isinstance(row, int | float) else float("nan")
 
 
-def _mean_curve(found: list[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
+def _mean_curve(xy: list[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
     """The mean where all curves have a point."""
-    if len(found) == 1:
-        return found[0]
-    at = [dict(zip((round(v, 6) for v in x), y, strict=True)) for x, y in found]
+    if len(xy) == 1:
+        return xy[0]
+    at = [dict(zip((round(v, 6) for v in x), y, strict=True)) for x, y in xy]
     common = sorted(set.intersection(*(set(a) for a in at)))
     return tuple(common), tuple(sum(a[x] for a in at) / len(at) for x in common)
 

@@ -101,10 +101,10 @@ def _take_opening(built: dict[str, list[Figure]]) -> list[Figure]:
     """
     quality = built.get("Quality", [])
     for name in ("differences", "accuracy"):
-        drawn = [figure for figure in quality if figure.name == name and figure.panels]
-        if drawn:
+        opening = [figure for figure in quality if figure.name == name and figure.panels]
+        if opening:
             built["Quality"] = [figure for figure in quality if figure.name != name]
-            return drawn
+            return opening
     return []
 
 

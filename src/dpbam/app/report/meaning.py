@@ -64,8 +64,11 @@ def of_classes(runs: Runs) -> str:
 def of_subgroups(runs: Runs) -> str:
     by_column: dict[str, list[dict[str, float]]] = {}
     for run in runs:
-        for column, part in ((run.evaluation or {}).get("groups") or {}).items():
-            scores = {name: found.get(run.metric) for name, found in part["groups"].items()}
+        for column, subgroups in ((run.evaluation or {}).get("groups") or {}).items():
+            scores = {
+                name: group_scores.get(run.metric)
+                for name, group_scores in subgroups["groups"].items()
+            }
             by_column.setdefault(column, []).append(_values(scores))
     texts = [_ends(column, _by_name(s), runs[0].metric) for column, s in by_column.items()]
     return "; ".join(text for text in texts if text)

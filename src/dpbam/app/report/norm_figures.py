@@ -53,7 +53,11 @@ def over_time(
     starts = range(0, len(rows), size)
     parts = [[sum(c) for c in zip(*counts[k : k + size], strict=True)] for k in starts]
     shares = [
-        [max(0.0, c) / (sum(max(0.0, d) for d in part) or 1.0) for c in part] for part in parts
+        [
+            max(0.0, c) / (sum(max(0.0, d) for d in counts_of_period) or 1.0)
+            for c in counts_of_period
+        ]
+        for counts_of_period in parts
     ]
     used = [k for k in range(len(edges) + 1) if any(share[k] > 0.001 for share in shares)]
     bins = range(max(used, default=0), min(used, default=0) - 1, -1)
@@ -120,11 +124,11 @@ def _grid(group: Group, rows: RowList, key: str, value: str) -> Panel:
     """Means over equal parts of training, layers over moments."""
     size = math.ceil(len(rows) / COLUMNS)
     parts = [rows[k : k + size] for k in range(0, len(rows), size)]
-    moments = _moments(group.runs[0], [part[0] for part in parts])
+    moments = _moments(group.runs[0], [period[0] for period in parts])
     names = list(rows[0]["non_private_layers"])[:MOST_LAYERS]
     cells = [
-        (name, moment, mean(numbers(part, "non_private_layers", name, key)))
+        (name, moment, mean(numbers(period, "non_private_layers", name, key)))
         for name in names
-        for moment, part in zip(moments, parts, strict=True)
+        for moment, period in zip(moments, parts, strict=True)
     ]
     return grid(f"{group.label}: {value}", "layer", cells, value)

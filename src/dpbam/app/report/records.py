@@ -163,15 +163,17 @@ class Run:
                 "search's trial (report on the search's folder best) or of a reference without "
                 "privacy (leave it out)"
             )
-        found = self.evaluation or {}
-        own = found.get("test_set_of_the_run") is True  # of other records nothing is promised
+        evaluation = self.evaluation or {}
+        of_test_set = (
+            evaluation.get("test_set_of_the_run") is True
+        )  # of other records nothing is promised
         return Run(
             name=f"run {str(self.statement.get('run', '?'))[:8]}",
             config=_public(self.config),
             statement=self.statement,
             statistics=self.statistics,
             metrics=self.metrics if public_test_data else (),
-            evaluation=found if public_test_data and own else None,
+            evaluation=evaluation if public_test_data and of_test_set else None,
         )
 
 
@@ -184,11 +186,11 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     Raises:
         ReportError: if there is no run.
     """
-    found = [path for folder in folders for path in _runs_within(Path(folder))]
-    names = Counter(path.name for path in found)
+    paths = [path for folder in folders for path in _runs_within(Path(folder))]
+    names = Counter(path.name for path in paths)
     return [
         replace(read_run(p), name=p.name if names[p.name] == 1 else f"{p.parent.name}/{p.name}")
-        for p in found
+        for p in paths
     ]
 
 
@@ -252,8 +254,8 @@ def read_run(folder: str | Path) -> Run:
 
 def _public(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings for publication, an encoder's folder without the path to it."""
-    kept = {k: v for k, v in config.items() if k in PUBLIC_SETTINGS}
-    return kept | ({"model": public_name(str(kept["model"]))} if "model" in kept else {})
+    public = {k: v for k, v in config.items() if k in PUBLIC_SETTINGS}
+    return public | ({"model": public_name(str(public["model"]))} if "model" in public else {})
 
 
 def _settings(stated: dict[str, Any]) -> dict[str, Any]:

@@ -107,5 +107,5 @@ def _smooth(
         return (), ()
     size = math.ceil(len(rows) / PARTS)
     parts = [rows[k : k + size] for k in range(0, len(rows), size)]
-    means = tuple(mean([value(row) for row in part]) for part in parts)
-    return epochs(run, tuple(part[0] for part in parts)), means
+    means = tuple(mean([value(row) for row in period]) for period in parts)
+    return epochs(run, tuple(period[0] for period in parts)), means

@@ -42,7 +42,7 @@ def results(groups: Sequence[Group]) -> Table:
     columns: dict[str, Callable[[Group], str]] = {
         f"final {metric_label(m)}": partial(_final, m) for m in metrics
     }
-    by_label = {group.label: found for group, found in paired(groups)}
+    by_label = {group.label: difference for group, difference in paired(groups)}
     if by_label:
         columns[f"difference to {groups[0].label}"] = lambda g: _difference(by_label, g)
         columns["verdict"] = lambda g: verdict(by_label[g.label]) if g.label in by_label else ""
@@ -70,9 +70,9 @@ def mean_text(values: Sequence[float], text: Callable[[float], str]) -> str:
         >>> mean_text([0.90, 0.92, 0.94], "{:.2f}".format), mean_text([0.9], "{:.2f}".format)
         ('0.92 [0.87, 0.97]', '0.90')
     """
-    found = estimate(values)
-    interval = f" [{text(found.low)}, {text(found.high)}]" if found.count > 1 else ""
-    return f"{text(found.mean)}{interval}"
+    spread = estimate(values)
+    interval = f" [{text(spread.low)}, {text(spread.high)}]" if spread.count > 1 else ""
+    return f"{text(spread.mean)}{interval}"
 
 
 def side_by_side(groups: Sequence[Group], facts: Callable[[Run], dict[str, Any]]) -> Table:

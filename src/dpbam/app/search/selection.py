@@ -191,7 +191,7 @@ def search_noise_multiplier(
         )
     if excess(low) <= 0:
         return math.exp(low)
-    found = float(brentq(excess, low, high, xtol=5e-5))
-    while excess(found) > 0:
-        found += 2e-5
-    return math.exp(found)
+    least = float(brentq(excess, low, high, xtol=5e-5))
+    while excess(least) > 0:
+        least += 2e-5
+    return math.exp(least)

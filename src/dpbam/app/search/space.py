@@ -40,7 +40,7 @@ class Domain:
 
     Example:
         >>> Domain.parse("lr", "1e-4..1e-2:log")
-        Domain(name='lr', low=0.0001, high=0.01, log=True, whole=False, choices=())
+        Domain(name='lr', low=0.0001, high=0.01, log=True, integer=False, choices=())
         >>> Domain.parse("lrr", "1..2")
         Traceback (most recent call last):
         dpbam.app.runs.config.ConfigError: lrr cannot be varied: did you mean 'lr'?
@@ -50,7 +50,7 @@ class Domain:
     low: float = 0.0
     high: float = 0.0
     log: bool = False
-    whole: bool = False
+    integer: bool = False
     choices: tuple[Any, ...] = ()
 
     @classmethod
@@ -61,7 +61,7 @@ class Domain:
             raise ConfigError(f"{name} cannot be varied: {did_you_mean(name, known)}")
         span, colon, mark = text.partition(":")
         if ".." not in span:
-            return cls(name, choices=tuple(_value(part) for part in text.split(",")))._checked()
+            return cls(name, choices=tuple(_value(choice) for choice in text.split(",")))._checked()
         low, _, high = span.partition("..")
         try:
             bounds = float(low), float(high)
@@ -71,28 +71,28 @@ class Domain:
             ) from None
         if colon and mark != "log":
             raise ConfigError(f"only :log may follow the range of {name}, got :{mark}")
-        return cls(name, *bounds, log=bool(colon), whole=_is_whole(name))._checked()
+        return cls(name, *bounds, log=bool(colon), integer=_is_integer(name))._checked()
 
     def draw(self, generator: Generator) -> Any:
         """Draw a value, uniform among the choices, in the range or in its logarithm."""
         if self.choices:
             return self.choices[int(generator.integers(len(self.choices)))]
         # a whole number stands for the values that round to it, so that both ends are as likely
-        margin = 0.5 if self.whole else 0.0
+        margin = 0.5 if self.integer else 0.0
         low, high = self.low - margin, self.high + margin
         if self.log:
             value = math.exp(generator.uniform(math.log(low), math.log(high)))
         else:
             value = float(generator.uniform(low, high))
         value = min(max(value, self.low), self.high)  # exp and log round
-        return round(value) if self.whole else value
+        return round(value) if self.integer else value
 
     def end(self, which: int) -> Any:
         """Return the first (0) or the last (-1) value."""
         if self.choices:
             return self.choices[which]
         bound = (self.low, self.high)[which]
-        return int(bound) if self.whole else bound
+        return int(bound) if self.integer else bound
 
     def _checked(self) -> Domain:
         if not self.choices and not self.low < self.high:
@@ -116,20 +116,20 @@ def parse_space(texts: Iterable[str], file: Path | None = None) -> dict[str, Dom
         >>> list(parse_space(["lr=1e-3..1e-1:log", "clip_norm=0.5,1"]))
         ['lr', 'clip_norm']
     """
-    found: dict[str, str] = {}
+    texts_by_name: dict[str, str] = {}
     for name, value in (read_file(file) if file is not None else {}).items():
         for choice in value if isinstance(value, list) else str(value).split(","):
             check_code({name: choice}, (), file)
-        found[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        texts_by_name[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--vary must be like lr=1e-4..1e-2:log, got {text!r}")
-        found[name.strip().replace("-", "_")] = value.strip()
-    return {name: Domain.parse(name, text) for name, text in found.items()}
+        texts_by_name[name.strip().replace("-", "_")] = value.strip()
+    return {name: Domain.parse(name, text) for name, text in texts_by_name.items()}
 
 
-def _is_whole(name: str) -> bool:
+def _is_integer(name: str) -> bool:
     return any(one.type is int for one in settings(RunConfig) if one.name == name)
 
 

@@ -119,8 +119,8 @@ class Study:
         # the first stage decides what later ones do not vary
         first = self.search.stages()[0]
         leader = None if stage == first else self.best(first)
-        drawn = self.file.trials[stage.method][number]
-        settings = {**(leader.settings if leader else {}), **drawn}
+        hyper_parameters = self.file.trials[stage.method][number]
+        settings = {**(leader.settings if leader else {}), **hyper_parameters}
         seed = self.search.settings.get("seed")
         # trials with one seed would share initial weights and noise: each derives another
         seeds = {} if seed is None else {"seed": trial_seed(seed, stage.method, number)}
@@ -136,7 +136,7 @@ class Study:
         )  # fmt: skip
         write_atomic(self._score_file(stage, number), trial.model_dump_json(indent=1))
         varied = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
-                           for k, v in drawn.items())  # fmt: skip
+                           for k, v in hyper_parameters.items())  # fmt: skip
         shown = f"{metric_label(trial.metric)} {metric_text(trial.metric, value)}"
         log(f"{stage.method} trial {number + 1} of {self.count(stage)}: {shown} ({varied})")
 
