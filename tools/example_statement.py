@@ -16,7 +16,8 @@ from dpbam.app.cli import main
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "example-statement.md"
 COMMAND = [
-    "train", "--data", "digits", "--epsilon", "3", "--epochs", "30", "--lr", "0.01",
+    "train", "--data", "digits", "--model", "small-cnn", "--epsilon", "3", "--epochs", "30",
+    "--lr", "0.01",
     "--operator", "Example Laboratory", "--curator", "Example Hospital",
     "--purpose", "an example for the documentation",
     "--unit-reason", "each image was written by hand for this data set; writers are not recorded",

@@ -21,7 +21,8 @@ from dpbam.app.cli import main
 ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 COMMAND = [
-    "train", "--data", "digits", "--epsilon", "3", "--epochs", "30", "--lr", "0.01",
+    "train", "--data", "digits", "--model", "small-cnn", "--epsilon", "3", "--epochs", "30",
+    "--lr", "0.01",
     "--operator", "Example Laboratory", "--curator", "Example Hospital",
     "--purpose", "an example for the documentation", "--quiet",
 ]  # fmt: skip

@@ -46,7 +46,10 @@ FLAGS = {
         ["--epsilon", 3, "--method", "dp-sat", "--gradient", "exact"],
         "has no effect",
     ),
-    "momentum without effect": (["--epsilon", 3, "--momentum", 0.5], "--optimizer nadam"),
+    "momentum without effect": (
+        ["--epsilon", 3, "--model", "mlp", "--momentum", 0.5],
+        "--optimizer nadam",
+    ),
     "flip without effect": (["--epsilon", 3, "--flip", "none"], "--augment-multiplicity 0"),
     "lr": (["--epsilon", 3, "--lr", 0], "lr must be positive"),
     "lr NaN": (["--epsilon", 3, "--lr", "nan"], "NaN"),

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from dpbam.app.audit.check import check_run, signed_off
-from dpbam.app.cli.flags import with_flags
+from dpbam.app.cli.flags import run_config, with_flags
 from dpbam.app.runs import (
     ConfigError,
     RunConfig,
@@ -27,7 +27,7 @@ from dpbam.app.runs import (
     prepare,
     stored_config,
 )
-from dpbam.app.runs.automatic import command, resolve
+from dpbam.app.runs.automatic import command, resolve, with_default_model
 from dpbam.app.runs.export import export
 from dpbam.app.runs.feature_model import build_feature_model
 from dpbam.app.runs.files import read_json, read_json_lines
@@ -405,3 +405,25 @@ def test_features_that_take_long_are_reported(config, tmp_path, monkeypatch):
     heard = Listening()
     execute(config.replace(epochs=1), tmp_path / "run", reporter=heard)
     assert "features of 1438 of 1438 records" in heard.messages
+
+
+@pytest.mark.parametrize(
+    ("flags", "model"),
+    [
+        ({"epsilon": 3.0}, "auto"),
+        ({"epsilon": 3.0, "lr": 0.1, "momentum": 0.5, "method": "bam"}, "auto"),
+        ({"epsilon": 3.0, "model": "mlp"}, "mlp"),
+        ({"noise_multiplier": 1.0}, "small-cnn"),
+        ({"method": "sgd"}, "small-cnn"),
+        ({"epsilon": 3.0, "augment_multiplicity": 2}, "small-cnn"),
+        ({"epsilon": 3.0, "train": "head"}, "small-cnn"),
+    ],
+)
+def test_the_command_takes_auto_unless_a_model_is_asked_for(flags, model):
+    assert run_config(None, flags, default=with_default_model).model == model
+
+
+def test_a_file_that_names_a_model_keeps_it(tmp_path):
+    (tmp_path / "run.toml").write_text('model = "mlp"')
+    config = run_config(tmp_path / "run.toml", {"epsilon": 3.0}, default=with_default_model)
+    assert config.model == "mlp"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from pydantic import BaseModel
 
+from dpbam._names import AUTO
 from dpbam.app.cli.output import HELP_ALL, option
 from dpbam.app.runs.config import ConfigError, RunConfig, read_file
 from dpbam.app.runs.effects import switched_off_by
@@ -146,6 +147,8 @@ def _flags_of(taken: Sequence[Setting], file: Path | None) -> dict[str, str]:
 def _effective(config: RunConfig, flags: Mapping[str, Any]) -> RunConfig:
     """Refuse a flag that does nothing together with the other settings."""
     values = config.model_dump()
+    if config.model == AUTO and "optimizer" not in config.model_fields_set:
+        values["optimizer"] = "sgd"  # the rule's
     for name in flags:
         if other := switched_off_by(name, values):
             flag = f"--{other.replace('_', '-')}"
@@ -156,8 +159,14 @@ def _effective(config: RunConfig, flags: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def run_config(file: Path | None, flags: Mapping[str, Any]) -> RunConfig:
-    return _effective(RunConfig.from_mapping(merged(file, flags)), flags)
+def run_config(
+    file: Path | None,
+    flags: Mapping[str, Any],
+    *,
+    default: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+) -> RunConfig:
+    """Return the configuration of a file and flags; ``default`` may add what both leave out."""
+    return _effective(RunConfig.from_mapping(default(merged(file, flags))), flags)
 
 
 def resumed_config(run: Path, flags: Mapping[str, Any]) -> RunConfig:

@@ -17,6 +17,7 @@ from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, settings
 from dpbam.app.cli.output import console, facts, note, number, option, print_json, say
 from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
 from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
+from dpbam.app.runs.automatic import with_default_model
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.spending import preview
 from dpbam.app.runs.statement import released_files
@@ -45,11 +46,13 @@ def train(
 ) -> None:
     """Train a model with differential privacy, and write a privacy statement.
 
-    Give a data set and a budget (--epsilon). The run folder then holds the model, its metrics and
-    the statement. Ctrl-C saves; --resume continues.
+    Give a data set and a budget (--epsilon): model and settings that you leave out are chosen from
+    public facts alone, so that nothing needs tuning (--model auto). The run folder then holds the
+    model, its metrics and the statement. Ctrl-C saves; --resume continues.
 
     Examples:
-        $ dpbam train --data digits --epsilon 3 --epochs 60 --lr 0.01 --out runs/digits
+        $ dpbam train --data digits --epsilon 3 --out runs/digits
+        $ dpbam train --data ./scans --epsilon 3 --encoder onnx:public.onnx --out runs/scans
         $ dpbam train --data cifar10 --model resnet9 --model-option width=0.25 --method bam
             --epsilon 8 --batch-size 4096 --augment-multiplicity 4 --out runs/cifar
         $ dpbam train --data ./scans --image-size 64 --unit patient --epsilon 8 --dry-run
@@ -104,7 +107,7 @@ def _settings(
     config: Path | None, flags: dict[str, Any], out: Path | None, resume: bool
 ) -> RunConfig:
     if not resume:
-        return run_config(config, flags)
+        return run_config(config, flags, default=with_default_model)
     if out is None:
         raise ArgumentError("--resume needs --out, the folder of the run")
     if config is not None:

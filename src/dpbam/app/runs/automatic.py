@@ -9,6 +9,7 @@ can list them, and a resumed run does not choose anew.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from dpbam import auto
 from dpbam._names import AUTO, ENCODER, FEATURES, SCATTERING, public_name
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.app.runs.settings import settings
+from dpbam.catalogue import is_private
 from dpbam.privacy.plan import default_delta, epoch_steps
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _OTHERWISE = {"segmentation": "unet"}  # the model for a task that the rule does not know
 _DEFAULT = "small-cnn"
+_OF_NETS = ("train", "freeze", "init", "model_options", "augment_multiplicity")
 _HIDDEN = ("auto_facts", "auto_settings")
 
 
@@ -37,6 +40,25 @@ class Resolved:
 
     config: RunConfig
     lines: tuple[str, ...] = ()
+
+
+def with_default_model(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of ``dpbam train`` with model auto, where no model is named.
+
+    Without epsilon the rule cannot choose, and a setting that shapes a net (:data:`_OF_NETS`) asks
+    for one: then the configuration's own default stays.
+
+    Example:
+        >>> with_default_model({"epsilon": 3.0})["model"]
+        'auto'
+        >>> "model" in with_default_model({"epsilon": 3.0, "augment_multiplicity": 4})
+        False
+    """
+    asks_for_net = any(values.get(name) for name in _OF_NETS)
+    private = is_private(values.get("method", "dp-sgd"))
+    if "model" in values or asks_for_net or not private or values.get("epsilon") is None:
+        return dict(values)
+    return {**values, "model": AUTO}
 
 
 def resolve(config: RunConfig, train: DataSet, n: int) -> Resolved:

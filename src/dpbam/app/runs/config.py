@@ -191,6 +191,7 @@ class RunConfig(BaseModel):
         "The model. Or hf:NAME_OR_FOLDER (a public encoder of Hugging Face), module:function; or a "
         "head on fixed features: scattering, onnx:FILE, features:hf:NAME_OR_FOLDER; or auto, which "
         "chooses it and the settings that are left out.", "small-cnn", common=True, **_TUNED,
+        unset="auto in dpbam train with epsilon; else small-cnn",
     )
     public_encoder: str | None = _model(
         "For model auto: hf:NAME_OR_FOLDER or onnx:FILE. Who names it declares it public.",
