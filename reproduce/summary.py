@@ -6,8 +6,10 @@ Every number comes from the claims of the outcomes, and the words follow from th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 from reproduce.accuracy_claims import LAST, paper
+from reproduce.bias_claims import last_quarter
 from reproduce.claims import Claim
 from reproduce.outcome import Outcome, TextTable
 
@@ -27,7 +29,7 @@ def paragraph(desk: Outcomes) -> str:
         sentences += _gains({claim.text: claim for claim in pooled.claims})
         sentences += _longer(pooled.claims)
     if figure2 := desk.get("fig2"):
-        sentences += _bias(figure2.claims)
+        sentences += _bias(figure2)
     sentences.append(
         "The nets are small and trained for a sixth of the paper's steps: this page does not "
         "predict what its own training, at full width on a GPU, would give."
@@ -84,9 +86,9 @@ def _longer(claims: Iterable[Claim]) -> list[str]:
     ]
 
 
-def _bias(claims: Sequence[Claim]) -> list[str]:
+def _bias(figure2: Outcome) -> list[str]:
     """Describe the bias during training in the setting nearest to the paper's."""
-    papers = next((c for c in claims if c.paper and "BAM" in c.text), None)
+    papers = next((c for c in figure2.claims if c.paper and "BAM" in c.text), None)
     if papers is None or papers.difference.count < 2:
         return []
     words = {
@@ -94,16 +96,22 @@ def _bias(claims: Sequence[Claim]) -> list[str]:
         "not reproduced": "The bias itself is larger with BAM, which the paper denies",
         "inconclusive": "That the bias itself is smaller with BAM was not shown",
     }
-    arm = papers.text.partition(":")[0]
-    by_text = {claim.text: claim for claim in claims}
-    relative = by_text[f"{arm}: also relative to the gradient's length"]
-    accuracy = by_text[f"{arm}: and it is more accurate than DP-SGD"]
-    less = {"reproduced": "less", "not reproduced": "more", "inconclusive": "not less"}
+    name = papers.text.partition(":")[0]
+    accuracy = {claim.text: claim for claim in figure2.claims}[
+        f"{name}: and it is more accurate than DP-SGD"
+    ]
+    arms = [study for study in figure2.studies if study.records][-1].arms()
+    pair = [arms[arm] for arm in (name.rpartition(", ")[2], "dp-sgd")]
+    lengths, shares = (
+        [fmean(last_quarter(record, key) for record in by_seed.values()) for by_seed in pair]
+        for key in ("bias", "relative_bias")
+    )
     return [
-        f"{words[papers.verdict]}: {papers.interval()} after 200 steps of ResNet-9 with its batch "
-        f"size and lambda ({papers.difference.count} seeds); but the gradient is shorter, too: "
-        f"relative to its length the bias is {less[relative.verdict]}, {relative.interval()}, and "
-        f"the accuracy of these short runs differs by {accuracy.interval()} points."
+        f"{words[papers.verdict]}: {lengths[0]:.2g} in place of {lengths[1]:.2g}, a difference of "
+        f"{papers.interval()}, late in 200 steps of ResNet-9 with its batch size and lambda "
+        f"({papers.difference.count} seeds). But the gradient is shorter, too: the bias is "
+        f"{shares[0]:.1%} of its length in place of {shares[1]:.1%}, and the accuracy of these "
+        f"short runs differs by {accuracy.interval()} points."
     ]
 
 
