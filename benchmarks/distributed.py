@@ -50,6 +50,7 @@ def stepper(options: argparse.Namespace, ranks: Ranks, batch_size: int) -> Calla
     oracle = PrivateGradientOracle(
         model, nn.CrossEntropyLoss(reduction="none"), plan, METHODS[options.method](),
         compute=Compute(engine="fused", physical_batch_size=options.batch_size), ranks=ranks,
+        sampling="poisson-elsewhere",
     )  # fmt: skip
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-4)
     images = torch.randn(1000, 3, 32, 32)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from dpbam.privacy import writer_lock
 from dpbam.privacy.ledger import Ledger
 
 STEP = {"noise_multiplier": 2.0, "sampling_rate": 0.1}
@@ -220,3 +221,27 @@ def test_a_repeated_step_is_refused(path: Path, line: int) -> None:
         Ledger(1e-5, path=path)
     with pytest.raises(ValueError, match="line 3"):
         ledger.charge("a", 2, **STEP)
+
+
+def test_a_lock_that_a_thread_is_freeing_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its object is gone and the lock still there; of another process it is refused at once."""
+    path = tmp_path / "file"
+    path.touch()
+    identity, attempts = writer_lock.identify(path.stat()), []
+
+    def busy(descriptor: int, how: int) -> None:
+        attempts.append(how)
+        if len(attempts) < 4:
+            raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "flock", busy)
+    writer_lock._held.add(identity)
+    assert writer_lock.hold(path, create=False).identity == identity
+    assert len(attempts) == 4
+    writer_lock._held.discard(identity)
+    attempts.clear()
+    with pytest.raises(ValueError, match="another process is writing"):
+        writer_lock.hold(path, create=False)
+    assert len(attempts) == 1

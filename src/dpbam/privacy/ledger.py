@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -39,6 +40,9 @@ from dpbam.privacy.accounting import ACCOUNTANTS, Charge, checked, total_epsilon
 BEFORE = "/before"  # ends the stream of a release before the first step
 _FIELDS = ("stream", "step", "noise_multiplier", "sampling_rate", "unit", "release")
 _INVALID = (*_jsonl.INVALID, KeyError, TypeError, OverflowError)
+
+
+_LIVE: weakref.WeakSet[Ledger] = weakref.WeakSet()  # the ledgers of this process
 
 
 class Ledger:
@@ -89,6 +93,7 @@ class Ledger:
         self._status: tuple[int, ...] | None = None  # of the file, when it was last read
         self._torn = False  # whether its last line had no line end then
         self._refresh()
+        _LIVE.add(self)
 
     @property
     def unit(self) -> str | None:
@@ -259,6 +264,10 @@ class Ledger:
                 status = _status(self.path.stat())
             except FileNotFoundError:
                 status = None
+            if status is None and any(
+                other.path == self.path and other._releases for other in list(_LIVE)
+            ):
+                raise self._lost()  # another object of this process has seen entries in it
             if status == self._status:
                 return
             entries, torn = _read(self.path) if status else ([], False)
@@ -271,8 +280,10 @@ class Ledger:
             self._status, self._torn = status, torn
 
     def _lost(self) -> ArgumentError:
+        entries = max([len(o._releases) for o in list(_LIVE) if o.path == self.path] or [0])
         return ArgumentError(
-            f"{self.path} does not hold the {len(self._releases)} entries that this process has "
+            f"{self.path} does not hold the {entries or len(self._releases)} entries that this "
+            "process has "
             "seen in it: it was deleted, cut or replaced meanwhile; restore it from a backup; "
             "without it what was spent is not known"
         )

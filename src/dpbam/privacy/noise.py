@@ -80,7 +80,8 @@ class NoiseMechanism(Protocol):
     ) -> Params:
         """Return the sums with noise of standard deviation ``std``.
 
-        Of several ranks each calls it for a part of the vector, from coordinate ``start`` on.
+        ``start`` is the number of the first coordinate in the stream: of several ranks each calls
+        it for a slice of the vector, and extra coordinates of a clipping follow the gradient's.
         """
 
     def charged(self, noise_multiplier: float) -> float:

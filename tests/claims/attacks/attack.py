@@ -301,7 +301,8 @@ def train(target: Target, present: Tensor) -> Tensor:
         compute=Compute(
             engine=target.engine, physical_batch_size=target.physical_batch_size or plan.n
         ),
-        sampling="poisson" if target.canaries == 1 else "unchecked",  # many may be absent at once
+        # with many canaries, many may be absent at once
+        sampling="poisson-elsewhere" if target.canaries == 1 else "unchecked",
     )  # fmt: skip
     optimizer = torch.optim.SGD(world.model.parameters(), lr=target.lr)
     scores = torch.zeros(target.canaries)
