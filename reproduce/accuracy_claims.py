@@ -12,6 +12,7 @@ from dpbam.app.report.charts import Series, dots, lines
 from dpbam.app.report.figure import Figure
 from dpbam.app.runs import RunRecord
 from dpbam.privacy.rounding import up
+from reproduce import recipes
 from reproduce.claims import Claim
 from reproduce.outcome import (
     Outcome,
@@ -24,7 +25,6 @@ from reproduce.outcome import (
     mean_of,
     points,
 )
-from reproduce.recipes import recipes_folder
 
 METHODS = {
     "dp-sgd": "DP-SGD",
@@ -244,7 +244,7 @@ def paper_value(recipe: str, epsilon: float, arm: str) -> str:
 
 def paper() -> dict[str, Any]:
     """Read the paper's numbers from ``reproduce/recipes/paper.toml``."""
-    return tomllib.loads((recipes_folder() / "paper.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((recipes.recipes_folder() / "paper.toml").read_text(encoding="utf-8"))
 
 
 def exact(studies: Sequence[Study]) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -25,6 +26,7 @@ def place(tmp_path, monkeypatch):
         (tmp_path / "recipes" / scale).mkdir(parents=True)
         for name in ("methods", "fig2-resnet9"):
             (tmp_path / "recipes" / scale / f"{name}.toml").write_text(text)
+    shutil.copy(recipes.recipes_folder() / "paper.toml", tmp_path / "recipes")
     monkeypatch.setattr(recipes, "recipes_folder", lambda: tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -99,6 +99,7 @@ class Prepared:
         observer: Observer | None = None,
         on_release: Callable[[ReleasedStatistics], None] | None = None,
         ranks: Ranks | None = None,
+        sampling: str = "poisson",
     ) -> PrivateGradientOracle:
         """Make the oracle that trains this run.
 
@@ -107,6 +108,7 @@ class Prepared:
             observer: watches the steps; what it sees is not protected by privacy.
             on_release: called with the statistics that are released with each gradient.
             ranks: the processes that train together.
+            sampling: "unchecked" for steps that are only measured, on batches without a record.
         """
         from dpbam.app.runs import build
         from dpbam.compute import Compute
@@ -131,6 +133,7 @@ class Prepared:
             observers=() if observer is None else observer,
             compute=Compute(engine=config.engine, physical_batch_size=config.physical_batch_size),
             ranks=ranks,
+            sampling=sampling,
         )
 
     def fit(self, oracle: PrivateGradientOracle) -> Fit:

@@ -59,7 +59,8 @@ def _step_seconds(prepared: Prepared, units: int, rows: int) -> float:
     config = prepared.config.replace(
         release_counts=None, balance=0.0, physical_batch_size=rows, batch_size=units, budget=None
     )
-    oracle = replace(prepared, plan=plan, config=config).oracle()
+    # blank images are no sample of the data
+    oracle = replace(prepared, plan=plan, config=config).oracle(sampling="unchecked")
     train = prepared.seen.train
     each = 1 if prepared.units is None else math.ceil(min(plan.max_records, len(train) / plan.n))
 
