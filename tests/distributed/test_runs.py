@@ -70,7 +70,8 @@ def test_every_rank_takes_the_leaders_sigma(tmp_path):
     """Each host calibrates by itself, and may find other last bits."""
     config = RunConfig(**SEEDED)
     facts = new_facts(prepare(config), 2)
-    facts["noise_multiplier"] *= 1 + 1e-12
+    sigma = facts.noise_multiplier * (1 + 1e-12)
+    facts = facts.model_copy(update={"noise_multiplier": sigma})
 
     class Follower(Ranks):
         rank, world = 1, 2
@@ -79,4 +80,4 @@ def test_every_rank_takes_the_leaders_sigma(tmp_path):
             return facts
 
     _, prepared = _begun(RunFolder(tmp_path / "run"), config, Follower())
-    assert prepared.plan.noise_multiplier == facts["noise_multiplier"]
+    assert prepared.plan.noise_multiplier == sigma

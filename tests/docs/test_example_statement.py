@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dpbam.app.runs import RunConfig, prepare
+from dpbam.app.runs.documents import Identity
 from dpbam.app.runs.statement import statement
 from dpbam.app.runs.statement_text import to_markdown
 from tests.docs.pages import ROOT
@@ -28,8 +29,8 @@ def today() -> str:
     for step in range(prepared.plan.steps):
         ledger.charge("s", step, noise_multiplier=prepared.plan.noise_multiplier,
                       sampling_rate=prepared.plan.sampling_rate)  # fmt: skip
-    identity = {"date": "2026-11-17", "files": {"model.safetensors": "0" * 64, "model.json": "1"},
-                "configuration_sha256": "2", "versions": {}}  # fmt: skip
+    files = {"model.safetensors": "0" * 64, "model.json": "1" * 64}
+    identity = Identity(date="2026-11-17", files=files, configuration_sha256="2" * 64, versions={})
     return to_markdown(
         statement(prepared, ledger, run="r", steps=len(ledger), evaluations=1, identity=identity)
     )

@@ -104,7 +104,7 @@ def _budget() -> bytes:
 
 
 def _checkpoint() -> bytes:
-    rest = {"step": 7, "names": ["model.w", "optimizer.0.exp"], "facts": {"run": "r"},
+    rest = {"step": 7, "names": ["model.w", "optimizer.0.exp"], "run": "r",
             "groups": [{"lr": 0.1, "params": [0]}], "scalars": {"optimizer.0.t": 7}}  # fmt: skip
     tensors = {"model.w": torch.ones(3), "optimizer.0.exp": torch.zeros(3)}
     return save(tensors, {"dpbam": json.dumps(rest)})
@@ -141,8 +141,10 @@ def _image(kind: str, mode: str = "RGB") -> bytes:
 
 
 _CSV = b"file,label,patient,split\na/1.png,cat,ann,train\nb/2.png,dog,bob,test\n"
-_MODEL = {"format": 4, "dpbam": "0.1", "model": "mlp", "model_options": {},
-          "image_shape": [1, 8, 8], "class_names": ["a", "b"], "method": "bam"}  # fmt: skip
+_MODEL = {
+    "format": 4, "dpbam": "0.1", "model": "mlp", "model_options": {}, "image_shape": [1, 8, 8],
+    "task": "single-label", "class_names": ["a", "b"], "input": "", "method": "bam",
+}  # fmt: skip
 _CONFIG = RunConfig(epsilon=3.0, freeze=("a.*",), model_options={"width": 0.5}, image_size=64)
 
 PARSERS: dict[str, Parser] = {

@@ -21,6 +21,7 @@ from dpbam.app.audit.check import signed_off
 from dpbam.app.audit.vouching import sign
 from dpbam.app.cli import main
 from dpbam.app.runs import RunConfig, RunError, execute
+from dpbam.app.runs.documents import Statement
 from dpbam.app.runs.export import export
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.identity import config_digest, file_digest, write_signature
@@ -99,7 +100,7 @@ def forged(**changes: object) -> Callable[[Path], None]:
 
     def edit(run: Path) -> None:
         values = json.loads((run / "privacy-statement.json").read_text())
-        write_statement(RunFolder(run), {**values, **changes})
+        write_statement(RunFolder(run), Statement.model_validate({**values, **changes}))
 
     return edit
 
@@ -146,7 +147,9 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
         statement(may_be_published=["ledger.jsonl"]),
         "only harmless files are listed for publishing",
     ),
-    "a field gone": (statement(evaluated_on=None), "evaluations"),
+    "a field gone": (
+        statement(evaluated_on=None), "the statement has the fields of a statement",
+    ),
     "prose": (
         lambda run: (run / "privacy-statement.md").write_text("all is well"),
         "the statement for people is the one for machines",

@@ -41,6 +41,10 @@ def run(tmp_path: Path, mark: Path) -> Path:
         json.dumps(
             {
                 "format": 4,
+                "dpbam": "0",
+                "input": "",
+                "method": "bam",
+                "model_options": {},
                 "task": "single-label",
                 "image_shape": [1, 8, 8],
                 "class_names": list("0123456789"),

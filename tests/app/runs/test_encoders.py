@@ -158,9 +158,9 @@ def test_runs_share_the_features_of_one_cache(config, tmp_path, monkeypatch):
 
 
 def test_only_the_head_differs_from_the_public_weights(finished):
-    recorded = RunFolder(finished).read_facts()["initial_tensors"]
+    recorded = RunFolder(finished).read_facts().initial_tensors
     weights = load_file(finished / "model.safetensors")
-    assert set(recorded["trained"]) == {"head.weight", "head.bias"}
+    assert set(recorded.trained) == {"head.weight", "head.bias"}
     assert not difference(weights, recorded)
     name = next(n for n in weights if n.endswith("running_mean"))
     changed = {**weights, name: weights[name] + 1e-6}  # the negative control

@@ -21,6 +21,7 @@ from dpbam.app.report import write_report
 from dpbam.app.report.figure import Figure, Panel
 from dpbam.app.runs import card, escaping, execute, statement_text
 from dpbam.app.runs.card import exported_card, model_card
+from dpbam.app.runs.documents import BudgetState, ModelFacts, OtherRun, Statement
 from dpbam.app.runs.escaping import cell, json_text, visible
 from dpbam.app.runs.export import export
 from dpbam.app.runs.statement_text import to_html, to_markdown
@@ -36,10 +37,10 @@ HOSTILE = (
 names = st.lists(st.sampled_from(HOSTILE) | st.characters(), min_size=1, max_size=4)
 names = names.map(lambda parts: "".join(parts).strip()).filter(bool)
 PLAIN = "Qname"  # stands for a name where its effect is measured
-MODEL = {
-    "model": PLAIN, "image_shape": [1, 8, 8], "class_names": [PLAIN, "well"],
-    "task": "single-label",
-}  # fmt: skip
+MODEL = ModelFacts(
+    format=4, dpbam="0", model=PLAIN, model_options={}, image_shape=[1, 8, 8], task="single-label",
+    class_names=[PLAIN, "well"], input="", method="bam",
+)  # fmt: skip
 METRICS = {"step": 8, "accuracy": 0.5}
 
 
@@ -62,11 +63,12 @@ def stated_values():
         operator=PLAIN, curator=PLAIN, purpose=PLAIN, unit_reason=PLAIN,
         class_weights={"3": 2.0},
     )  # fmt: skip
-    values = made(config, budget={
-        "file": PLAIN, "epsilon": 3.0, "delta": 1e-4, "taken": 1.0,
-        "other_runs": [{"run": PLAIN, "finished": True}],
-    })  # fmt: skip
-    return values | {
+    budget = BudgetState(
+        file=PLAIN, epsilon=3.0, delta=1e-4, taken=1.0,
+        other_runs=[OtherRun(run=PLAIN, finished=True)],
+    )  # fmt: skip
+    values = made(config, budget=budget).to_json()
+    return Statement.model_validate(values | {
         "unit_name": PLAIN, "unit": f"{PLAIN} (all records)", "method": PLAIN, "filter": PLAIN,
         "clipping": PLAIN, "own_code": PLAIN, "initial_weights": f"from {PLAIN}, public",
         "class_weights": f"{PLAIN} 2", "accountant": PLAIN, "tuned_on": PLAIN,
@@ -74,7 +76,7 @@ def stated_values():
         "public_weights": {"source": f"hf:{PLAIN}/{PLAIN}", "files": {}},
         "outside_the_promise": [line.replace("record", PLAIN)
                                 for line in values["outside_the_promise"]],
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def structure(markdown):

@@ -12,6 +12,7 @@ import torch
 
 from dpbam.app.runs import RunError, execute, load_run_model
 from dpbam.app.runs.card import exported_card, model_card
+from dpbam.app.runs.documents import ModelFacts, PublicWeights, Statement
 from dpbam.app.runs.export import _difference, _images, export
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.identity import file_digest
@@ -19,6 +20,9 @@ from dpbam.data import to_float
 from tests.tiny_encoders import save_encoder
 
 export_module = sys.modules[export.__module__]
+
+#: Of a statement that is about no file.
+UNKNOWN = {"date": "2026-11-17", "files": {}, "configuration_sha256": "0" * 64, "versions": {}}
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +159,7 @@ def edit(run, **changes):
         (lambda run: edit(run, private=False), "a reference without privacy"),
         (lambda run: edit(run, may_be_published=[]), "does not let its model be published"),
         (lambda run: (run / "NOT-FOR-RELEASE.md").touch(), "export the search's folder best"),
-        (lambda run: edit(run, identity={"files": {}}), "is not the file that the privacy"),
+        (lambda run: edit(run, identity=UNKNOWN), "is not the file that the privacy"),
         (lambda run: (run / "model.json").write_text((run / "model.json").read_text() + " "),
          "model.json in .* is not the file that the privacy statement is about"),
     ],
@@ -211,10 +215,9 @@ def test_the_card_of_a_public_data_set_has_its_metrics(plain):
 def test_the_card_has_what_the_model_gives_and_what_its_outputs_mean(plain, task, said):
     cards = pytest.importorskip("huggingface_hub")
     metrics = {"step": 9, "epoch": 1.0, "epsilon": 3.0, "auc": 0.5, "loss": 1.0, "records": 7}
-    model = read_json(plain / "model.json") | {"task": task, "class_names": ["a", "b"]}
-    text = model_card(
-        read_json(plain / "privacy-statement.json"), model | {"target_range": [0, 32]}, metrics
-    )
+    changes = {"task": task, "class_names": ["a", "b"], "target_range": [0, 32]}
+    model = ModelFacts.read(plain / "model.json").model_copy(update=changes)
+    text = model_card(Statement.read(plain / "privacy-statement.json"), model, metrics)
     assert said in text
     (result,) = cards.ModelCard(text).data.eval_results  # the hub's own reader
     assert (result.metric_type, result.metric_value) == ("auc", 0.5)
@@ -231,26 +234,29 @@ def test_the_card_of_an_export_loads_what_is_there(encoder, to, library, tmp_pat
 
 
 def test_the_card_of_private_data_has_no_metrics(plain):
-    statement = read_json(plain / "privacy-statement.json")
-    statement["evaluated_on"]["public"] = False  # whatever it is called
-    text = model_card(statement, read_json(plain / "model.json"), {"accuracy": 0.98765})
+    statement = Statement.read(plain / "privacy-statement.json")
+    private = statement.evaluated_on.model_copy(update={"public": False})  # whatever it is called
+    statement = statement.model_copy(update={"evaluated_on": private})
+    text = model_card(statement, ModelFacts.read(plain / "model.json"), {"accuracy": 0.98765})
     assert "model-index" not in front_matter(text)
     assert "0.98" not in text
     assert "98.7" not in text
 
 
 def test_the_card_of_a_reference_says_that_it_is_not_private(plain):
-    statement = read_json(plain / "privacy-statement.json") | {"private": False}
-    text = model_card(statement, read_json(plain / "model.json"), None)
+    statement = Statement.read(plain / "privacy-statement.json")
+    reference = statement.model_copy(update={"private": False})
+    text = model_card(reference, ModelFacts.read(plain / "model.json"), None)
     assert "not-private" in front_matter(text)["tags"]
     assert "do not publish it" in text
 
 
 def test_the_card_names_a_base_model_of_the_hub_and_no_folder(plain, encoder):
     assert "base_model" not in front_matter((encoder / "README.md").read_text())
-    statement = read_json(plain / "privacy-statement.json")
-    statement["public_weights"] = {"source": "hf:org/tiny@main", "files": {}}
-    text = model_card(statement, read_json(plain / "model.json"), None)
+    weights = PublicWeights(source="hf:org/tiny@main", files={})
+    statement = Statement.read(plain / "privacy-statement.json")
+    statement = statement.model_copy(update={"public_weights": weights})
+    text = model_card(statement, ModelFacts.read(plain / "model.json"), None)
     assert front_matter(text)["base_model"] == "org/tiny"
 
 

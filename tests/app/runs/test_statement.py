@@ -2,10 +2,10 @@ import html
 import json
 import math
 import re
+import runpy
 import sys
 import types
 from pathlib import Path
-from unittest.mock import ANY
 
 import jsonschema
 import numpy as np
@@ -17,7 +17,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from dpbam.app.runs import ConfigError, build, prepare
-from dpbam.app.runs.files import FORMAT, plain
+from dpbam.app.runs.documents import BudgetState, Identity, Statement
+from dpbam.app.runs.files import FORMAT
 from dpbam.app.runs.statement import attacks, statement
 from dpbam.app.runs.statement_text import right_guesses, to_html, to_markdown
 from dpbam.data import load_pair
@@ -39,7 +40,7 @@ def made(config, charges=8, **facts):
     for step in range(charges):
         ledger.charge("s", step, noise_multiplier=prepared.plan.noise_multiplier,
                       sampling_rate=prepared.plan.sampling_rate)  # fmt: skip
-    facts = {"run": "r", "steps": 8, "evaluations": 3, "identity": IDENTITY, **facts}
+    facts = {"run": "r", "steps": 8, "evaluations": 3, "identity": Identity(**IDENTITY), **facts}
     return statement(prepared, ledger, **facts)
 
 
@@ -57,7 +58,7 @@ def test_it_names_all_that_a_privacy_officer_has_to_know(tiny):
         assert words in text, words
     assert "Research only" not in text
     assert text.index("## In plain words") < text.index("differentially private")
-    assert json.loads(json.dumps(values)) == values
+    assert Statement.model_validate(json.loads(json.dumps(values.to_json()))) == values
 
 
 OWN = """
@@ -108,18 +109,18 @@ def test_a_seeded_run_is_for_research_only(tiny):
 
 def test_lost_steps_are_named_and_counted(tiny):
     values = made(tiny, charges=11)
-    assert values["epsilon"] > made(tiny)["epsilon"]
+    assert values.epsilon > made(tiny).epsilon
     assert "8 reached the model, 11 are charged" in to_markdown(values)
 
 
 def test_a_reference_promises_nothing(tiny):
     values = made(tiny.replace(method="sgd", noise_multiplier=None))
-    assert values["private"] is False
-    assert values["epsilon"] == float("inf")
+    assert values.private is False
+    assert values.epsilon == float("inf")
     assert "**This model gives no privacy.**" in to_markdown(values)
     assert "differentially private" not in to_markdown(values)
-    assert values["may_be_published"] == []
-    assert values["may_be_published_if_the_test_records_are_not_sensitive"] == []
+    assert values.may_be_published == []
+    assert values.may_be_published_if_the_test_records_are_not_sensitive == []
 
 
 def test_a_private_folder_with_a_public_name_is_not_public(tiny, tmp_path):
@@ -128,16 +129,16 @@ def test_a_private_folder_with_a_public_name_is_not_public(tiny, tmp_path):
         (folder / f"class{k % 2}").mkdir(parents=True, exist_ok=True)
         pixels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"class{k % 2}" / f"{k}.png")
-    own = made(tiny.replace(data=str(folder), batch_size=2))["evaluated_on"]
-    assert own["set"].startswith("digits")
-    assert own["public"] is False
-    assert made(tiny)["evaluated_on"]["public"] is True
+    own = made(tiny.replace(data=str(folder), batch_size=2)).evaluated_on
+    assert own.set.startswith("digits")
+    assert own.public is False
+    assert made(tiny).evaluated_on.public is True
 
 
 def test_other_releases_are_named_or_said_to_be_unknown(tiny):
     others = [{"run": "aa", "finished": True}, {"run": "bb", "finished": False}]
     budget = {"file": "b.json", "epsilon": 8, "delta": 1e-5, "taken": 1.2341, "other_runs": others}
-    text = to_markdown(made(tiny, budget=budget))
+    text = to_markdown(made(tiny, budget=BudgetState.model_validate(budget)))
     assert "b.json, allows epsilon 8 at delta 1e-05" in text
     assert (
         "1.235 of it, at that delta, was taken by this run and 2 others: aa, bb (reserved)" in text
@@ -146,7 +147,7 @@ def test_other_releases_are_named_or_said_to_be_unknown(tiny):
 
 
 def test_what_the_promise_leaves_out_is_one_whole_list(tiny):
-    listed = " ".join(made(tiny)["outside_the_promise"])
+    listed = " ".join(made(tiny).outside_the_promise)
     for words in ("operator", "test records", "Other releases", "Tuning", "number of records",
                   "Several records", "not stated honestly", "floating-point"):  # fmt: skip
         assert words in listed, words
@@ -160,16 +161,15 @@ def test_several_units_have_the_groups_bound(k):
     """Of a Gaussian mechanism of mu, k units have that of k mu; epsilon alone allows no less."""
     found = attacks([Charge(2.0, 1.0, 1)], "pld")
     exact = math.erf(k * 0.5 / 2 / math.sqrt(2))  # 2 Phi(k mu / 2) - 1, mu = 1 / 2
-    assert exact <= found["advantage_of_several"][str(k)] <= exact + 1e-3
-    values = {"trade_off": {"not_given": ""}, "epsilon": 2.0, "delta": 1e-3}
+    assert exact <= found.advantage_of_several[str(k)] <= exact + 1e-3
     group = 1e-3 * math.expm1(2.0 * k) / math.expm1(2.0)
     least = min(1.0, (math.exp(2.0 * k) + group) / (math.exp(2.0 * k) + 1))
-    assert least <= right_guesses(values, k) <= 1.0
+    assert least <= right_guesses(2.0, 1e-3, None, k) <= 1.0
 
 
 def test_other_quantities_are_none_only_if_none_are_released(tiny):
     def released(**changes):
-        return made(tiny.replace(**changes))["released_beside_the_gradients"]
+        return made(tiny.replace(**changes)).released_beside_the_gradients
 
     assert released() == "none"
     assert released(release_counts=10.0) == "class counts (see Class weights)"
@@ -198,7 +198,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_statement_keeps_to_the_published_schema(tiny, kind):
-    schema, values = json.loads(SCHEMA.read_text()), plain(made(tiny.replace(**KINDS[kind])))
+    schema, values = json.loads(SCHEMA.read_text()), made(tiny.replace(**KINDS[kind])).to_json()
     checker = jsonschema.Draft202012Validator(schema)
     assert [error.message for error in checker.iter_errors(values)] == []
     assert set(values) <= set(schema["properties"])
@@ -207,23 +207,24 @@ def test_every_statement_keeps_to_the_published_schema(tiny, kind):
     assert not checker.is_valid({**values, "surprise": 1})
 
 
-def test_the_schema_is_of_todays_format():
-    schema = json.loads(SCHEMA.read_text())
-    assert schema["properties"]["format"] == {"const": FORMAT, "description": ANY}
+def test_the_published_schema_is_generated_from_the_type():
+    script = Path(__file__).parents[3] / "tools" / "statement_schema.py"
+    assert SCHEMA.read_text() == runpy.run_path(str(script))["schema"]()
+    assert json.loads(SCHEMA.read_text())["properties"]["format"]["const"] == FORMAT
 
 
 def test_the_example_is_computed_from_the_run(tiny):
     """Rates, and what is right by a coin's toss, from the trade-off; else from epsilon, delta."""
     values = made(tiny.replace(accountant="pld", seed=None))
-    text, found = to_markdown(values), values["trade_off"]
-    assert f"at most {up(50 + 50 * found['advantage'], 3)}% of the time" in text
-    assert f"at most {up(1000 * found['true_positive_rates']['0.001'], 3)} in 1,000" in text
-    assert f"is at most {up(100 * found['true_positive_rates']['0.01'], 3)}%" in text
+    text, found = to_markdown(values), values.trade_off
+    assert f"at most {up(50 + 50 * found.advantage, 3)}% of the time" in text
+    assert f"at most {up(1000 * found.true_positive_rates['0.001'], 3)} in 1,000" in text
+    assert f"is at most {up(100 * found.true_positive_rates['0.01'], 3)}%" in text
     rough = made(tiny.replace(seed=None))
     assert "Not given: the accountant was RDP" in to_markdown(rough)
-    odds = math.exp(rough["epsilon"])
+    odds = math.exp(rough.epsilon)
     assert f"at most {up(100 * (odds + 1e-4) / (odds + 1), 3)}% of the time" in to_markdown(rough)
-    assert rough["epsilon"] > values["epsilon"]
+    assert rough.epsilon > values.epsilon
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_the_example_is_computed_from_the_run(tiny):
     ],
 )
 def test_what_cannot_be_given_is_said(charges, accountant, why):
-    assert why in attacks(charges, accountant)["not_given"]
+    assert why in attacks(charges, accountant).not_given
 
 
 def test_the_page_to_print_has_every_word_and_nothing_active(tiny):
@@ -280,10 +281,10 @@ def test_no_unit_is_in_both_sets(tiny, tmp_path, monkeypatch, test_patients, say
     if says is None:
         with pytest.raises(ConfigError, match="1 values of 'patient' are in both"):
             made(config)
-        allowed = made(config.replace(allow_shared_units=True))["evaluated_on"]["trained_on"]
+        allowed = made(config.replace(allow_shared_units=True)).evaluated_on.trained_on
         assert allowed == "Not excluded: the operator allowed a patient to be in both sets"
         return
     values = made(config)
-    assert values["evaluated_on"]["trained_on"] == says
+    assert values.evaluated_on.trained_on == says
     assert "of a patient with more than 2 records, 2 are drawn anew" in to_markdown(values)
     assert "Each patient of the 6 in the training data, with all records" in to_markdown(values)

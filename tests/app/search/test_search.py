@@ -284,7 +284,7 @@ def test_the_best_alone_may_be_released(paid: tuple[SearchResult, Path]) -> None
     assert sorted(listed) == sorted(p.name for p in best.path.iterdir())
     assert result.trial is not None
     assert best.weights.read_bytes() == result.trial.weights.read_bytes()
-    assert load_run_model(best.path).facts["model"] == "mlp"
+    assert load_run_model(best.path).facts.model == "mlp"
 
 
 def trials_of(result: SearchResult) -> list[Score]:
@@ -306,8 +306,8 @@ def test_published_files_reveal_nothing_about_other_trials(paid: tuple[SearchRes
     secrets = [str(out), "trials/"]
     for trial in trials_of(result):
         facts = RunFolder(result.study.folder(trial.method, trial.number)).read_facts()
-        secrets += [str(facts["config"]["seed"]), f"{trial.number:04d}/"]
-        secrets += [] if trial == result.best else [facts["run"], facts["initial_weights"]]
+        secrets += [str(facts.config.seed), f"{trial.number:04d}/"]
+        secrets += [] if trial == result.best else [facts.run, facts.initial_weights]
     assert len(secrets) > 8
     assert not [secret for secret in secrets if secret in text]
     said = json.loads(files["result.json"])
@@ -324,7 +324,7 @@ def test_a_report_for_publication_is_one_of_the_winner(
     page = write_report([out / BEST], tmp_path / "page.html", publishable=True).read_text()
     assert "this is the best of a random number of independent trials" in page
     assert result.trial is not None
-    assert str(result.trial.read_facts()["config"]["seed"]) not in page
+    assert str(result.trial.read_facts().config.seed) not in page
     assert f"{result.trial.path.name}/" not in page
     with pytest.raises(ReportError, match="lets nothing be published"):
         write_report([result.trial.path], tmp_path / "page.html", publishable=True)

@@ -19,8 +19,8 @@ from dpbam.app.audit.evidence import Evidence, Finding, digits
 from dpbam.app.audit.stated import STATED, signature
 from dpbam.app.runs.automatic import not_by_rule
 from dpbam.app.runs.config import RunConfig, read_file
+from dpbam.app.runs.documents import Attacks, DamagedFileError, Statement
 from dpbam.app.runs.facts import difference
-from dpbam.app.runs.files import check_format, read_json
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.identity import config_digest, file_digest, public_key
 from dpbam.app.runs.run import RunError
@@ -73,8 +73,12 @@ def check_run(run: str | Path, operator: Path | None = None) -> list[Finding]:
     facts = folder.read_facts()
     config = RunConfig.from_mapping(read_file(folder.config))
     entries, torn = _read_ledger(folder.ledger)
+    try:
+        statement = Statement.read(folder.statement_json)
+    except DamagedFileError as error:
+        return [Finding("the statement has the fields of a statement", False, str(error))]
     evidence = Evidence(
-        folder, facts, config, entries, torn, _read_statement(folder),
+        folder, facts, config, entries, torn, statement,
         None if operator is None else public_key(operator),
     )  # fmt: skip
     if len(evidence.charges) > _MOST_KINDS:  # each takes an accountant seconds
@@ -100,7 +104,7 @@ def _checked(
 
 
 def _epsilon(e: Evidence) -> Iterator[Finding]:
-    stated, delta = _number(e.statement["epsilon"]), float(e.statement["delta"])
+    stated, delta = e.statement.epsilon, float(e.statement.delta)
     first = total_epsilon(e.charges, delta, accountant=e.config.accountant)
     seen = "; ".join(dict.fromkeys([up(stated, 7), up(first, 7)]))
     yield _same("the statement's epsilon is the ledger's", stated, first)._replace(seen=seen)
@@ -117,15 +121,15 @@ def _epsilon(e: Evidence) -> Iterator[Finding]:
 
 
 def _trade_off(e: Evidence) -> Iterator[Finding]:
-    stated, first = e.statement["trade_off"], attacks(e.charges, e.config.accountant)
-    seen = f"mu {stated.get('gaussian_mu', 'not given')}"
+    stated, first = e.statement.trade_off, attacks(e.charges, e.config.accountant)
+    seen = f"mu {stated.gaussian_mu if isinstance(stated, Attacks) else 'not given'}"
     yield Finding("the statement's attacks are the ledger's", stated == first, seen)
-    if "not_given" in stated or not e.charges:
+    if not isinstance(stated, Attacks) or not e.charges:
         return
-    epsilons = np.linspace(0.0, 1.5 * _number(e.statement["epsilon"]) + 1, 2000)
-    low, _ = profile(e.charges, epsilons, float(e.statement["delta"]))
+    epsilons = np.linspace(0.0, 1.5 * e.statement.epsilon + 1, 2000)
+    low, _ = profile(e.charges, epsilons, float(e.statement.delta))
     second = TradeOff(epsilons[low > 1e-9], low[low > 1e-9])
-    pairs = [(rate, stated["true_positive_rates"][f"{rate:g}"], second.power(rate))
+    pairs = [(rate, stated.true_positive_rates[f"{rate:g}"], second.power(rate))
              for rate in RATES]  # fmt: skip
     yield Finding(
         "a second accountant finds no better attack",
@@ -137,7 +141,7 @@ def _trade_off(e: Evidence) -> Iterator[Finding]:
 
 def _identity(e: Evidence) -> Iterator[Finding]:
     """The files are those that the statement names, and the operator's key signed it."""
-    files = e.statement["identity"]["files"]
+    files = e.statement.identity.files
     released = {n for n in released_files(e.config) if (e.folder.path / n).exists()}
     needed = {e.folder.weights.name, e.folder.model.name, *released}
     yield Finding("the statement names the model's files and what was released",
@@ -146,7 +150,7 @@ def _identity(e: Evidence) -> Iterator[Finding]:
         path = e.folder.path / Path(name).name
         same = path.is_file() and file_digest(path) == digest
         yield Finding(f"{path.name} is the file that the statement names", same, digest)
-    digest = e.statement["identity"]["configuration_sha256"]
+    digest = e.statement.identity.configuration_sha256
     yield Finding("the configuration is the one that the statement names",
                   digest == config_digest(e.config), digest)  # fmt: skip
     yield from signature(e.folder, e.operator_key)
@@ -158,13 +162,13 @@ def _ledger(e: Evidence) -> Iterator[Finding]:
     twice = [key for key, count in keys.items() if count > 1]
     yield Finding("no noise is used twice", not twice, f"{len(twice)} steps of a stream repeat")
     steps = {int(x["step"]) for x in e.steps}
-    taken = int(e.statement["steps"])
+    taken = int(e.statement.steps)
     missing = taken - sum(0 <= step < taken for step in steps)  # no list of them: it may be long
     yield Finding("every step is on the ledger", not missing, f"{missing} are missing")
     seeds = {str(x["stream"]).startswith("seed-") for x in e.entries}
     yield Finding(
         "the ledger's streams are seeded as the statement says",
-        seeds <= {bool(e.statement["seeded"])}, f"seeded: {e.statement['seeded']}",
+        seeds <= {bool(e.statement.seeded)}, f"seeded: {e.statement.seeded}",
     )  # fmt: skip
 
 
@@ -184,21 +188,21 @@ def _mechanism(e: Evidence) -> Iterator[Finding]:
         digits(*sorted(sigmas), expected),
     )
     yield _same("the statement's charged sigma is the ledger's",
-                _number(s["charged_noise_multiplier"]), expected)  # fmt: skip
+                s.charged_noise_multiplier, expected)  # fmt: skip
     rates = {float(x["sampling_rate"]) for x in e.steps}
     yield Finding("the ledger's q is batch size / n", rates <= {rate}, digits(*sorted(rates), rate))
-    yield _same("the statement's sigma is the run's", _number(s["noise_multiplier"]),
+    yield _same("the statement's sigma is the run's", s.noise_multiplier,
                 float(f.noise_multiplier))  # fmt: skip
-    yield _same("the statement's q is batch size / n", float(s["sampling_rate"]), rate)
-    yield _same("the statement's n is the run's", float(s["units"]), float(f.n))
-    yield _same("the statement's delta is the run's", float(s["delta"]), float(f.delta))
-    yield Finding("all charged steps are stated", int(s["charged_steps"]) == len(e.steps),
-                  f"{s['charged_steps']} stated, {len(e.steps)} on the ledger")  # fmt: skip
+    yield _same("the statement's q is batch size / n", float(s.sampling_rate), rate)
+    yield _same("the statement's n is the run's", float(s.units), float(f.n))
+    yield _same("the statement's delta is the run's", float(s.delta), float(f.delta))
+    yield Finding("all charged steps are stated", int(s.charged_steps) == len(e.steps),
+                  f"{s.charged_steps} stated, {len(e.steps)} on the ledger")  # fmt: skip
     if private:
-        yield _same("the statement's C is the configured one", _number(s["clip_norm"]),
+        yield _same("the statement's C is the configured one", s.clip_norm,
                     e.config.clip_norm)  # fmt: skip
     seeded = e.config.seed is not None
-    yield Finding("seeding is stated", bool(s["seeded"]) == seeded, f"seeded: {seeded}")
+    yield Finding("seeding is stated", bool(s.seeded) == seeded, f"seeded: {seeded}")
 
 
 def _configuration(e: Evidence) -> Iterator[Finding]:
@@ -235,8 +239,8 @@ def _checkpoints(e: Evidence) -> Iterator[Finding]:
     yield Finding("the checkpoint is whole and of this run", True, f"step {step}")
     yield Finding("the ledger covers the checkpoint", step <= len(e.steps),
                   f"step {step}, {len(e.steps)} charged")  # fmt: skip
-    yield Finding("the statement's steps are the checkpoint's", step == int(e.statement["steps"]),
-                  f"{step}; {e.statement['steps']}")  # fmt: skip
+    yield Finding("the statement's steps are the checkpoint's", step == int(e.statement.steps),
+                  f"{step}; {e.statement.steps}")  # fmt: skip
     yield _model(e, latest)
 
 
@@ -281,7 +285,7 @@ def _model(e: Evidence, state: dict[str, Any]) -> Finding:
 
 def _published(e: Evidence) -> Iterator[Finding]:
     paid = set(released_files(e.config))
-    allowed, listed = {*PUBLISHABLE, *paid}, set(e.statement["may_be_published"])
+    allowed, listed = {*PUBLISHABLE, *paid}, set(e.statement.may_be_published)
     yield Finding("only harmless files are listed for publishing", listed <= allowed,
                   ", ".join(sorted(listed)))  # fmt: skip
     yield Finding("statistics are released only where they are paid for",
@@ -296,12 +300,6 @@ _CHECKS = (
     _epsilon, _trade_off, _ledger, _mechanism, _configuration, _rule, _checkpoints, _fixed,
     _published, _identity, *STATED,
 )  # fmt: skip
-
-
-def _read_statement(folder: RunFolder) -> dict[str, Any]:
-    values = read_json(folder.statement_json)
-    check_format(folder.statement_json, values)
-    return values
 
 
 def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:

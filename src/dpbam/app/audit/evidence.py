@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import Any, NamedTuple
 
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.documents import RunFacts
+from dpbam.app.runs.documents import RunFacts, Statement
 from dpbam.app.runs.folder import RunFolder
 from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import BEFORE
@@ -54,7 +53,7 @@ class Evidence(NamedTuple):
     config: RunConfig
     entries: list[dict[str, Any]]
     torn: bool
-    statement: dict[str, Any]
+    statement: Statement
     operator_key: str | None = None  # the public key that is expected
 
     @property
@@ -68,13 +67,3 @@ class Evidence(NamedTuple):
     def steps(self) -> list[dict[str, Any]]:
         """The entries that are steps, not releases before the first."""
         return [e for e in self.entries if not str(e["stream"]).endswith(BEFORE)]
-
-    @property
-    def restored(self) -> dict[str, Any]:
-        """The statement as it was before JSON, which has a word for infinity."""
-        return restored(self.statement)
-
-
-def restored(statement: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a statement with numbers for the word of infinity."""
-    return {k: math.inf if v == "infinite" else v for k, v in statement.items()}

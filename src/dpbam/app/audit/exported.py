@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpbam.app.audit.evidence import Finding
 from dpbam.app.audit.stated import signature, texts
-from dpbam.app.runs.files import read_json
+from dpbam.app.runs.documents import Exported, Statement
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.identity import EXPORTED, exported_files, public_key
 from dpbam.app.runs.run import RunError
@@ -48,7 +48,7 @@ def check_run(folder: str | Path, operator: Path | None = None) -> list[Finding]
 
 
 def _files(export: RunFolder) -> Iterator[Finding]:
-    listed = read_json(export.path / EXPORTED)["files"]
+    listed = Exported.read(export.path / EXPORTED).files
     there = exported_files(export)
     odd = sorted({*listed} ^ {*there})
     yield Finding("the folder holds the files that were exported, no others", not odd,
@@ -59,11 +59,11 @@ def _files(export: RunFolder) -> Iterator[Finding]:
 
 
 def _statement(export: RunFolder) -> Iterator[Finding]:
-    statement = read_json(export.statement_json)
+    statement = Statement.read(export.statement_json)
     weights = export.weights.name
-    source = read_json(export.path / EXPORTED)["exported_from"][weights]
+    source = Exported.read(export.path / EXPORTED).exported_from.get(weights, "")
     yield Finding("the statement is about the model that was exported",
-                  statement["identity"]["files"][weights] == source, source)  # fmt: skip
-    allowed = statement["private"] is True and weights in statement["may_be_published"]
+                  statement.identity.files.get(weights) == source, source)  # fmt: skip
+    allowed = statement.private and weights in statement.may_be_published
     yield Finding("the statement lets the model be published", allowed, weights)
     yield from texts(export, statement)

@@ -10,13 +10,13 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from dpbam._version import __version__
-from dpbam.app.audit.evidence import Evidence, Finding, digits, restored
+from dpbam.app.audit.evidence import Evidence, Finding, digits
 from dpbam.app.runs.budget import Budget, by_kind
 from dpbam.app.runs.card import model_card
-from dpbam.app.runs.files import read_json_lines
+from dpbam.app.runs.documents import ModelFacts, Statement
+from dpbam.app.runs.files import FORMAT, read_json_lines
 from dpbam.app.runs.folder import MARK, RunFolder
 from dpbam.app.runs.identity import signed_files, today, verified
 from dpbam.app.runs.run import RunError
@@ -27,13 +27,16 @@ from dpbam.privacy.accounting import total_epsilon
 _OF_A_SEARCH = {"tuned_on", "may_be_published", "must_not_be_published"}  # in a trial's statement
 _PRIVACY = "\n## Privacy\n"  # the card's last part; before it an operator may add figures
 _FIGURE = re.compile(r"(epsilon|\beps\b|\u03b5).*\d", re.IGNORECASE)  # in one line
-_MODEL = {"model": "", "image_shape": (), "class_names": (), "task": "single-label"}  # any
+_MODEL = ModelFacts(  # any: that part does not depend on it
+    format=FORMAT, dpbam="", model="", model_options={}, image_shape=[1, 1, 1], task="single-label",
+    class_names=[], input="", method="",
+)  # fmt: skip
 
 
 def _settings(e: Evidence) -> Iterator[Finding]:
-    words, facts = e.restored, e.facts
-    yield Finding("the statement is this run's", words["run"] == facts.run, str(words["run"]))
-    day = str(words["identity"]["date"])
+    words, facts = e.statement, e.facts
+    yield Finding("the statement is this run's", words.run == facts.run, str(words.run))
+    day = str(words.identity.date)
     yield Finding("the statement's date is not in the future", day <= today(), day)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about delta: it was said when the run began
@@ -41,15 +44,15 @@ def _settings(e: Evidence) -> Iterator[Finding]:
             int(facts.n), noise_multiplier=float(facts.noise_multiplier),
             unit=facts.unit,
         )  # fmt: skip
-    expected = settled(e.config, plan, facts.public_weights)
+    expected = dict(settled(e.config, plan, facts.public_weights))
     if (e.folder.path / MARK).exists():
         expected = {k: v for k, v in expected.items() if k not in _OF_A_SEARCH}
-    odd = sorted(k for k, v in expected.items() if words.get(k, ...) != v)
-    if not str(words["accountant"]).endswith(f", {e.config.accountant.upper()}"):
+    odd = sorted(k for k, v in expected.items() if getattr(words, k) != v)
+    if not str(words.accountant).endswith(f", {e.config.accountant.upper()}"):
         odd.append("accountant")
     seen = ", ".join(odd) or f"{len(expected)} fields"
-    if odd and words["dpbam"] != __version__:
-        seen += f"; it was written by dpbam {words['dpbam']}: audit it with that version"
+    if odd and words.dpbam != __version__:
+        seen += f"; it was written by dpbam {words.dpbam}: audit it with that version"
     yield Finding("the statement's words follow from the settings", not odd, seen)
 
 
@@ -57,18 +60,18 @@ def _evaluations(e: Evidence) -> Iterator[Finding]:
     what = "the statement's evaluations are the run's"
     steps = [x.get("step") for x in read_json_lines(e.folder.non_private / "evaluations.jsonl")]
     times = len(steps) if e.config.seed is None else len(set(steps))
-    stated = e.statement["evaluated_on"]
+    stated = e.statement.evaluated_on
     expected = evaluated_on(e.config, str(e.facts.unit), e.facts.test, times)
-    odd = sorted(k for k, v in expected.items() if stated.get(k, ...) != v)
+    odd = sorted(k for k, v in dict(expected).items() if getattr(stated, k) != v)
     yield Finding(what, not odd, ", ".join(odd) or f"{times} times")
 
 
 def _budget(e: Evidence) -> Iterator[Finding]:
     """The budget that the run was given is the one that is stated, and counts the run."""
-    path, stated = e.config.budget, e.statement["budget"]
-    same = (path and path.name) == (stated and stated["file"])
+    path, stated = e.config.budget, e.statement.budget
+    same = (path and path.name) == (stated and stated.file)
     yield Finding("the statement names the run's budget", same, str(path or "no budget"))
-    if path is None or not same:
+    if path is None or stated is None or not same:
         return
     what = "the budget counts this run as its ledger does"
     if not path.is_file():
@@ -85,28 +88,28 @@ def _budget(e: Evidence) -> Iterator[Finding]:
     seen = f"{sum(c.total() for c in counted)} releases; {len(e.entries)} on the ledger"
     yield Finding(what, counted == [by_kind(e.charges)], seen)
     yield Finding("the statement's budget is the file's",
-                  total == (stated["epsilon"], stated["delta"]),
+                  total == (stated.epsilon, stated.delta),
                   f"epsilon {total[0]:g} at delta {total[1]:g}")  # fmt: skip
     least = total_epsilon(e.charges, total[1], accountant="pld")  # the least of all
-    unknown = {r["run"] for r in stated["other_runs"]} - {entry.run for entry in entries}
+    unknown = {r.run for r in stated.other_runs} - {entry.run for entry in entries}
     yield Finding("what the budget had given by then holds this run",
-                  stated["taken"] >= least * (1 - 1e-6) and not unknown,
-                  f"{digits(stated['taken'])}; at least {digits(least)}")  # fmt: skip
+                  stated.taken >= least * (1 - 1e-6) and not unknown,
+                  f"{digits(stated.taken)}; at least {digits(least)}")  # fmt: skip
 
 
 def _texts(e: Evidence) -> Iterator[Finding]:
     yield from texts(e.folder, e.statement)
 
 
-def texts(folder: RunFolder, statement: dict[str, Any]) -> Iterator[Finding]:
+def texts(folder: RunFolder, statement: Statement) -> Iterator[Finding]:
     """Check that the Markdown and HTML files have the content of the JSON file."""
-    values, text, page = restored(statement), _read(folder.statement), folder.statement_html
+    text, page = _read(folder.statement), folder.statement_html
     yield Finding("the statement for people is the one for machines",
-                  text == to_markdown(values), folder.statement.name)  # fmt: skip
+                  text == to_markdown(statement), folder.statement.name)  # fmt: skip
     yield Finding("the statement to print is the one for people",
                   _read(page) == to_html(text), page.name)  # fmt: skip
     before, _, privacy = _read(folder.card).partition(_PRIVACY)
-    expected = model_card(values, _MODEL, None).partition(_PRIVACY)[2]
+    expected = model_card(statement, _MODEL, None).partition(_PRIVACY)[2]
     same = privacy == expected and not _FIGURE.search(before)
     yield Finding("the model card promises what the statement does", same, folder.card.name)
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -29,8 +29,9 @@ from dpbam.app.cli.output import (
 )
 from dpbam.app.cli.progress import counting
 from dpbam.app.runs import RunModel, load_run_model, stored_config
+from dpbam.app.runs.documents import SavedEvaluation, Statement
 from dpbam.app.runs.escaping import cell
-from dpbam.app.runs.files import read_json, write_atomic, write_json
+from dpbam.app.runs.files import plain, write_atomic
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.own_code import check_code
 from dpbam.app.runs.predict import (
@@ -117,7 +118,7 @@ def evaluate(
     if save:
         path = run / "non-private" / f"evaluation-{split}.json"
         path.parent.mkdir(exist_ok=True)
-        write_json(path, report)
+        SavedEvaluation.model_validate(plain(report)).write(path)
         note(f"saved as {path}")
 
 
@@ -241,10 +242,11 @@ def _is_test_set(run: Path, dataset: DataSet) -> bool:
     if folder.started:
         known = folder.read_facts().non_private_test_records
         return known == replace(dataset, columns={}).fingerprint()
-    stated = _statement(folder).get("evaluated_on")
-    if is_held_out(dataset) or not isinstance(stated, dict):
+    statement = _statement(folder)
+    if is_held_out(dataset) or statement is None:
         return False
-    return (stated.get("set"), stated.get("records")) == (dataset.name, len(dataset))
+    stated = statement.evaluated_on
+    return (stated.set, stated.records) == (dataset.name, len(dataset))
 
 
 def _refuse_other_split(run: Path, dataset: DataSet, unit: str | None) -> None:
@@ -256,7 +258,8 @@ def _refuse_other_split(run: Path, dataset: DataSet, unit: str | None) -> None:
             "its records: restore the run's data and leave --unit out, or pass --split all for "
             "data that the run never saw"
         )
-    stated = _statement(folder).get("unit_name")
+    statement = _statement(folder)
+    stated = None if statement is None else statement.unit_name
     if unit is None or stated not in (None, unit):
         named = "the --unit of its training" if stated is None else f"--unit {stated}"
         raise ArgumentError(
@@ -266,8 +269,8 @@ def _refuse_other_split(run: Path, dataset: DataSet, unit: str | None) -> None:
         )
 
 
-def _statement(folder: RunFolder) -> dict[str, Any]:
-    return read_json(folder.statement_json) if folder.statement_json.exists() else {}
+def _statement(folder: RunFolder) -> Statement | None:
+    return Statement.read(folder.statement_json) if folder.statement_json.exists() else None
 
 
 def parse_thresholds(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:

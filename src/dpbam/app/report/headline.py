@@ -8,6 +8,7 @@ from typing import Any
 
 from dpbam.app.report.records import Run
 from dpbam.app.report.tables import shown
+from dpbam.app.runs.documents import Attacks
 from dpbam.app.runs.statement_text import right_guesses
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text, wilson
@@ -79,7 +80,9 @@ def _privacy(s: dict[str, Any]) -> str:
     if s.get("unfinished") or not isinstance(s.get("epsilon"), int | float):
         return "The training has not finished, so that nothing is promised yet."
     unit = str(s.get("unit") or "record").split(" ")[0]
-    guessed = up(min(100.0, 100 * right_guesses({"trade_off": {}, **s})), 4)
+    stated = s.get("trade_off") or {}
+    found = Attacks.model_validate(stated) if "advantage" in stated else None
+    guessed = up(min(100.0, 100 * right_guesses(float(s["epsilon"]), s["delta"], found)), 4)
     return (
         f"Someone who has the model, and knows all training data but whether one {unit} is among "
         f"them, guesses that right at most {guessed}% of the time, against 50% without the model "

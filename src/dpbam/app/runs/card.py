@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dpbam.app.runs.documents import ModelFacts, Statement
 from dpbam.app.runs.escaping import each_text, json_text, markdown, visible
 from dpbam.catalogue import TASKS
 from dpbam.privacy.rounding import up
@@ -41,9 +42,7 @@ _LOADING = {
 }
 
 
-def model_card(
-    statement: Mapping[str, Any], model: Mapping[str, Any], metrics: Mapping[str, Any] | None
-) -> str:
+def model_card(statement: Statement, model: ModelFacts, metrics: Mapping[str, Any] | None) -> str:
     """Return the card.
 
     Args:
@@ -52,19 +51,19 @@ def model_card(
         metrics: the last evaluation, if there is one; it is left out unless it may be published.
     """
     shown = None
-    if metrics is not None and statement["evaluated_on"].get("public"):
+    if metrics is not None and statement.evaluated_on.public:
         shown = {k: v for k, v in metrics.items() if k not in _NO_METRICS and v is not None}
     stated, words = each_text(statement, markdown), _words(model)
     return _TEMPLATE.format(
         matter=_front_matter(statement, model, shown),
-        title=f"{markdown(str(model['model']))}, trained with {stated['method']}",
-        shape=" x ".join(map(str, model["image_shape"])),
+        title=f"{markdown(str(model.model))}, trained with {stated.method}",
+        shape=" x ".join(map(str, model.image_shape)),
         gives=_of_task(words.gives, model),
         outputs=_of_task(words.outputs, model),
         loading=_LOADING["dpbam"],
         metrics=_evaluation(stated, shown),
         privacy=_privacy(stated),
-        weights=stated["initial_weights"],
+        weights=stated.initial_weights,
     )
 
 
@@ -75,61 +74,61 @@ def exported_card(card: str, library: str) -> str:
     )
 
 
-def _words(model: Mapping[str, Any]) -> Words:
-    words: Words = TASKS.load(model["task"]).words
+def _words(model: ModelFacts) -> Words:
+    words: Words = TASKS.load(model.task).words
     return words
 
 
-def _of_task(text: str, model: Mapping[str, Any]) -> str:
-    low, high = model.get("target_range") or (0.0, 0.0)
-    names = ", ".join(markdown(str(name)) for name in model["class_names"])
+def _of_task(text: str, model: ModelFacts) -> str:
+    low, high = model.target_range or (0.0, 0.0)
+    names = ", ".join(markdown(str(name)) for name in model.class_names)
     return text.format(names=names, low=low, high=high, width=high - low)
 
 
 def _front_matter(
-    statement: Mapping[str, Any], model: Mapping[str, Any], metrics: Mapping[str, Any] | None
+    statement: Statement, model: ModelFacts, metrics: Mapping[str, Any] | None
 ) -> str:
     """Return YAML: its values are written as JSON, which YAML includes, in one line each."""
     tag = _words(model).pipeline_tag
     values: dict[str, Any] = {
         "library_name": "dpbam",
         **({"pipeline_tag": tag} if tag else {}),
-        "tags": ["differential-privacy" if statement["private"] else "not-private",
-                 statement["method"]],
+        "tags": ["differential-privacy" if statement.private else "not-private",
+                 statement.method],
     }  # fmt: skip
-    public = statement.get("public_weights")
-    if public and "/" in public["source"]:  # a name of the hub
-        values["base_model"] = public["source"].removeprefix("hf:").partition("@")[0]
+    public = statement.public_weights
+    if public and "/" in public.source:  # a name of the hub
+        values["base_model"] = public.source.removeprefix("hf:").partition("@")[0]
     if metrics is not None:
         scores = [{"type": name, "value": round(value, 4)} for name, value in metrics.items()]
-        name = statement["evaluated_on"]["set"]
+        name = statement.evaluated_on.set
         result = {"task": {"type": tag or "other"}, "dataset": {"name": name, "type": name},
                   "metrics": scores}  # fmt: skip
-        values["model-index"] = [{"name": str(model["model"]), "results": [result]}]
+        values["model-index"] = [{"name": str(model.model), "results": [result]}]
     shown = each_text(values, visible)
     return "\n".join(f"{name}: {json_text(value)}" for name, value in shown.items())
 
 
-def _evaluation(statement: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> str:
-    evaluated = statement["evaluated_on"]
+def _evaluation(statement: Statement, metrics: Mapping[str, Any] | None) -> str:
+    evaluated = statement.evaluated_on
     if metrics is None:
         return (
-            f"The model was evaluated on {evaluated['records']:,} records. The figures are not in "
+            f"The model was evaluated on {evaluated.records:,} records. The figures are not in "
             "this card: they come from those records without noise, so publishing them is a "
             "decision of its own. Add them if the test records are not sensitive."
         )
     scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-    return f"On {evaluated['set']}, {evaluated['records']:,} public records: {scores}."
+    return f"On {evaluated.set}, {evaluated.records:,} public records: {scores}."
 
 
-def _privacy(s: Mapping[str, Any]) -> str:
-    if not s["private"]:
+def _privacy(s: Statement) -> str:
+    if not s.private:
         return "**None.** It was trained without noise, as a reference: do not publish it."
-    research = " Research only: the run was seeded." if s["seeded"] else ""
+    research = " Research only: the run was seeded." if s.seeded else ""
     return (
-        f"(epsilon = {up(s['epsilon'])}, delta = {s['delta']:g})-differential privacy for every "
-        f"{s['unit']} of the training set, {s['neighbouring_relation']}; method {s['method']}, "
-        f"accountant {s['accountant']}.{research} `privacy-statement.md` has the whole statement: "
+        f"(epsilon = {up(s.epsilon)}, delta = {s.delta:g})-differential privacy for every "
+        f"{s.unit} of the training set, {s.neighbouring_relation}; method {s.method}, "
+        f"accountant {s.accountant}.{research} `privacy-statement.md` has the whole statement: "
         "what it covers, and what not."
     )
 

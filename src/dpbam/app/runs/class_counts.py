@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.app.runs.files import FORMAT, read_json, write_json
+from dpbam.app.runs.documents import ClassCounts
+from dpbam.app.runs.files import FORMAT
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.run import RunError
 
@@ -58,13 +59,13 @@ def weigh(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracle) 
         _release(folder, prepared, oracle)
     elif known := oracle.ledger.released_before():  # by a process that died before a checkpoint
         oracle.before = known[0]
-    stored = read_json(path)
-    counts = np.array([stored["counts"][name] for name in task.class_names])
+    stored = ClassCounts.read(path)
+    counts = np.array([stored.counts[name] for name in task.class_names])
     if isinstance(task, SingleLabel) and prepared.config.balance:
-        adjustment = offsets(counts, stored["noise"], prepared.plan.n, prepared.config.balance)
+        adjustment = offsets(counts, stored.noise, prepared.plan.n, prepared.config.balance)
         task.offsets.copy_(torch.from_numpy(adjustment))
         return
-    weights = balanced(counts, stored["noise"], prepared.plan.n, task.several_labels)
+    weights = balanced(counts, stored.noise, prepared.plan.n, task.several_labels)
     task.weights.copy_(torch.from_numpy(weights))
 
 
@@ -90,8 +91,8 @@ def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracl
     )  # fmt: skip
     names = prepared.task.class_names
     counts = dict(zip(names, noised["counts"].tolist(), strict=True))
-    values = {"format": FORMAT, "counts": counts, "noise": std, "of": prepared.plan.unit}
-    write_json(folder.class_counts, values)
+    released = ClassCounts(format=FORMAT, counts=counts, noise=std, of=prepared.plan.unit)
+    released.write(folder.class_counts)
 
 
 def sensitivity(train: DataSet) -> float:

@@ -412,4 +412,4 @@ class Statement(Settled):
     )
 
 
-assert FORMAT == 4  # the Literal above
+assert FORMAT == 4  # as in Settled

@@ -23,6 +23,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 # What opens a construct within a line; a name never begins a line, so -, + and 1. are harmless.
 # An underscore within a word, as of patient_id, opens none.
 _MARKS = re.compile(
@@ -52,12 +54,17 @@ def markdown(text: str) -> str:
 
 
 def each_text(values: Any, escape: Callable[[str], str]) -> Any:
-    r"""Return a copy of plain values with ``escape`` of each text; the keys of mappings stay.
+    r"""Return a copy of values with ``escape`` of each text; the keys of mappings stay.
 
     Example:
         >>> each_text({"a*b": ["c*d", 3]}, markdown)
         {'a*b': ['c\\*d', 3]}
     """
+    if isinstance(values, BaseModel):
+        fields = {
+            name: each_text(getattr(values, name), escape) for name in values.model_fields_set
+        }
+        return values.model_copy(update=fields)
     if isinstance(values, Mapping):
         return {key: each_text(value, escape) for key, value in values.items()}
     if isinstance(values, list | tuple):

@@ -376,7 +376,7 @@ class _Session:
             plan=prepared.plan,
             steps=step,
             charged=len(ledger),
-            epsilon=values["epsilon"],
+            epsilon=values.epsilon,
             delta=prepared.plan.delta,
             evaluations=tuple(trainer.evaluations),
             seconds=seconds,

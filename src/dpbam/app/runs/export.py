@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam import _validate
 from dpbam.app.runs.card import exported_card
-from dpbam.app.runs.files import read_json, write_atomic, write_json
+from dpbam.app.runs.documents import Exported, Statement
+from dpbam.app.runs.files import write_atomic
 from dpbam.app.runs.folder import MARK, RunFolder
 from dpbam.app.runs.identity import EXPORTED, file_digest
 from dpbam.app.runs.model_file import RunModel, load_run_model
@@ -83,11 +84,11 @@ def export(
         card = source.card.read_text(encoding="utf-8")
         write_atomic(folder / source.card.name, exported_card(card, library))
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    write_json(folder / EXPORTED, {
-        "format": 1,
-        "exported_from": {source.weights.name: file_digest(source.weights)},
-        "files": {path.relative_to(folder).as_posix(): file_digest(path) for path in files},
-    })  # fmt: skip
+    Exported(
+        format=1,
+        exported_from={source.weights.name: file_digest(source.weights)},
+        files={path.relative_to(folder).as_posix(): file_digest(path) for path in files},
+    ).write(folder / EXPORTED)
     return folder, difference
 
 
@@ -98,19 +99,18 @@ def _check_publishable(source: RunFolder) -> None:
             f"{source.path} has no privacy statement: finish its training first (dpbam train "
             "--resume)"
         )
-    statement = read_json(source.statement_json)
-    if not statement.get("private"):
+    statement = Statement.read(source.statement_json)
+    if not statement.private:
         raise RunError(
             f"{source.path} is a reference without privacy, so its model is not exported: use "
             f"{source.weights.name} where it is, by dpbam predict or load_run_model"
         )
-    listed = statement.get("may_be_published") or ()
-    if source.weights.name not in listed or (source.path / MARK).exists():
+    if source.weights.name not in statement.may_be_published or (source.path / MARK).exists():
         raise RunError(
             f"the privacy statement of {source.path} does not let its model be published, as that "
             "of a search's trial: export the search's folder best"
         )
-    digests = (statement.get("identity") or {}).get("files") or {}
+    digests = statement.identity.files
     required = {source.weights.name, source.model.name}
     for name in sorted(required | {n for n in digests if (source.path / Path(n).name).exists()}):
         if digests.get(name) != file_digest(source.path / Path(name).name):
@@ -165,8 +165,8 @@ def _to_safetensors(model: RunModel, source: RunFolder, folder: Path, own: str |
     target, merged = RunFolder(folder), _merged(model.module)
     weights = {name: value.contiguous() for name, value in merged.state_dict().items()}
     write_atomic(target.weights, save(weights))
-    options = {k: v for k, v in model.facts["model_options"].items() if k != "lora_rank"}
-    write_json(target.model, {**model.facts, "model_options": options})
+    options = {k: v for k, v in model.facts.model_options.items() if k != "lora_rank"}
+    model.facts.model_copy(update={"model_options": options}).write(target.model)
     with torch.no_grad():
         loaded = load_run_model(folder, own_model=own).module
         return loaded(to_float(_images(model)))  # type: ignore[no-any-return]
@@ -207,7 +207,7 @@ def _to_onnx(model: RunModel, source: RunFolder, folder: Path, own: str | None) 
         raise RunError(
             f"this model cannot be exported to ONNX ({said}): use --to safetensors"
         ) from error
-    write_json(folder / "model.json", model.facts)
+    model.facts.write(folder / "model.json")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -226,7 +226,7 @@ def _without_complex(model: RunModel) -> nn.Module:
     if isinstance(module.extractor, ScatteringFeatures):
         return RealScattering(module.extractor, module.head)
     raise RunError(
-        f"{model.facts['model']} cannot be exported to ONNX, since torch does not compute its "
+        f"{model.facts.model} cannot be exported to ONNX, since torch does not compute its "
         "features: use --to safetensors, which holds features and head"
     )
 

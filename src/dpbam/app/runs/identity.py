@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpbam.app.runs.documents import DamagedFileError, Identity, Signature
 from dpbam.app.runs.escaping import each_text
 from dpbam.app.runs.facts import versions
-from dpbam.app.runs.files import read_json, write_json
 from dpbam.app.runs.run import RunError
 from dpbam.app.runs.settings import settings
 from dpbam.errors import ArgumentError
@@ -32,15 +32,15 @@ EXPORTED = "exported.json"
 _SEEDS = {"seed", "noise_seed"}
 
 
-def identity(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
+def identity(folder: RunFolder, config: RunConfig) -> Identity:
     """Return what names the model: date, SHA-256 of its files and of the settings, versions."""
     files = (folder.weights, folder.model, folder.statistics, folder.class_counts)
-    return {
-        "date": today(),
-        "files": {path.name: file_digest(path) for path in files if path.exists()},
-        "configuration_sha256": config_digest(config),
-        "versions": versions(),
-    }
+    return Identity(
+        date=today(),
+        files={path.name: file_digest(path) for path in files if path.exists()},
+        configuration_sha256=config_digest(config),
+        versions=versions(),
+    )
 
 
 def today() -> str:
@@ -121,12 +121,8 @@ def write_signature(folder: RunFolder, key: Path) -> str:
         raise ArgumentError(f"the key {key} is not an Ed25519 key: {make_one}")
     signature = private.sign(covered.read_bytes())
     public: str = private.public_key().public_bytes_raw().hex()
-    write_json(target, {
-        "format": 1,
-        "algorithm": "Ed25519",
-        "public_key": public,
-        "signature": base64.b64encode(signature).decode(),
-    })  # fmt: skip
+    encoded = base64.b64encode(signature).decode()
+    Signature(format=1, algorithm="Ed25519", public_key=public, signature=encoded).write(target)
     return public
 
 
@@ -136,17 +132,17 @@ def verified(folder: RunFolder) -> str:
     from cryptography.exceptions import InvalidSignature
 
     covered, path = signed_files(folder)
-    values = read_json(path)
     try:
-        public = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(values["public_key"]))
-        signature = base64.b64decode(values["signature"], validate=True)
+        stored = Signature.read(path)
+        public = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(stored.public_key))
+        signature = base64.b64decode(stored.signature, validate=True)
         public.verify(signature, covered.read_bytes())
-    except (InvalidSignature, KeyError, TypeError, ValueError):
+    except (InvalidSignature, DamagedFileError, TypeError, ValueError):
         raise RunError(
             f"{path} is no signature of {covered.name} as it is: one of the "
             "two was changed; ask the operator, who can sign again"
         ) from None
-    return str(values["public_key"])
+    return stored.public_key
 
 
 def public_key(path: Path) -> str:

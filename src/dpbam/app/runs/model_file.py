@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam._names import public_name
 from dpbam._version import __version__
-from dpbam.app.runs.files import FORMAT, check_format, read_json, write_atomic, write_json
+from dpbam.app.runs.documents import ModelFacts
+from dpbam.app.runs.files import FORMAT, plain, write_atomic
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.own_code import check_code, names_code
 from dpbam.app.runs.run import RunError
@@ -43,7 +44,7 @@ class RunModel:
     module: nn.Module
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
-    facts: dict[str, Any]
+    facts: ModelFacts
     task: Task
     dicom_window: tuple[float, float] | None = None
 
@@ -56,25 +57,29 @@ def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train
     from dpbam.nn.encoders import PublicEncoder
 
     weights = {k: v.detach().cpu().clone().contiguous() for k, v in model.state_dict().items()}
-    facts = {
-        "format": FORMAT,
-        "dpbam": __version__,
-        "model": public_name(config.model),
-        "model_options": build.model_options(config),
-        "image_shape": list(train.shape),
-        "dicom_window": config.dicom_window,
-        "task": config.task or train.task,
-        "class_names": list(train.class_names),
-        "target_range": config.target_range,
-        "input": "uint8 images to float32: x / 127.5 - 1",
-        "method": config.method,
-    }
+    described: dict[str, Any] = {}
     if isinstance(model, PublicEncoder):  # so that loading needs neither the hub nor the folder
-        facts |= {"encoder": model.description(), "public_weights": model.weights}
+        described = {"encoder": model.description()}
     if isinstance(model, FeatureModel):
-        facts |= {"features": model.description(), "public_weights": model.weights}
+        described = {"features": model.description()}
+    window, edges = config.dicom_window, config.target_range
+    facts = ModelFacts(
+        format=FORMAT,
+        dpbam=__version__,
+        model=public_name(config.model),
+        model_options=plain(build.model_options(config)),
+        image_shape=list(train.shape),
+        dicom_window=None if window is None else list(window),
+        task=config.task or train.task,
+        class_names=list(train.class_names),
+        target_range=None if edges is None else list(edges),
+        input="uint8 images to float32: x / 127.5 - 1",
+        method=config.method,
+        public_weights=build.public_weights(config, model) if described else None,
+        **plain(described),
+    )
     write_atomic(folder.weights, save(weights))
-    write_json(folder.model, facts)
+    facts.write(folder.model)
 
 
 def load_run_model(
@@ -101,23 +106,24 @@ def load_run_model(
         hint = "its training has not ended: resume it first" if going else "give a run folder"
         raise RunError(f"there is no model in {folder.path}: {hint}")
     folder.check_links()
-    facts = read_json(folder.model)
-    check_format(folder.model, facts)
-    named = {"model": facts.get("model")}  # the method and its parts are not run any more
-    check_code(named, named if own_model == facts.get("model") else (), folder.model)
+    facts = ModelFacts.read(folder.model)
+    named = {"model": facts.model}  # the method and its parts are not run any more
+    check_code(named, named if own_model == facts.model else (), folder.model)
     try:
-        channels, height, width = facts["image_shape"]
-        names = tuple(facts["class_names"])
+        channels, height, width = facts.image_shape
+        names = tuple(facts.class_names)
         weights = load_file(folder.weights)
         build = partial(_build, facts, weights, (channels, height, width), len(names))
         # the user's own may need real tensors, and fixed features are made of the weights' own
-        if not names_code("model", str(facts["model"])) and "features" not in facts:
+        if not names_code("model", facts.model) and facts.features is None:
             _check_sizes(build, weights)
         module = build()
         module.load_state_dict(weights)
-        task = make_task(str(facts["task"]), names, target_range=facts.get("target_range"))
-        given = facts.get("dicom_window")
-        window = None if given is None else (float(given[0]), float(given[1]))
+        edges, centre = facts.target_range, facts.dicom_window
+        task = make_task(
+            facts.task, names, target_range=None if edges is None else (edges[0], edges[1])
+        )
+        window = None if centre is None else (centre[0], centre[1])
         Options(dicom_window=window)  # refuses a wrong one
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
             ValueError, SafetensorError) as error:  # fmt: skip
@@ -130,23 +136,23 @@ def load_run_model(
 
 
 def _build(
-    facts: dict[str, Any], weights: dict[str, Tensor], shape: tuple[int, int, int], outputs: int
+    facts: ModelFacts, weights: dict[str, Tensor], shape: tuple[int, int, int], outputs: int
 ) -> nn.Module:
     """Build the model that ``model.json`` describes, with weights still to load."""
     from dpbam.app.runs.feature_model import described_model
     from dpbam.nn import build_model
     from dpbam.nn.encoders import described_encoder
 
-    options = facts["model_options"]
-    if "features" in facts:
-        return described_model(facts["features"], weights, image_shape=shape, num_outputs=outputs)
-    if "encoder" in facts:
-        model = described_encoder(facts["encoder"], image_shape=shape, num_outputs=outputs)
+    options: dict[str, Any] = dict(facts.model_options)
+    if facts.features is not None:
+        return described_model(facts.features, weights, image_shape=shape, num_outputs=outputs)
+    if facts.encoder is not None:
+        model = described_encoder(facts.encoder, image_shape=shape, num_outputs=outputs)
         if options:
             model.add_lora(**options)
         return model
     return build_model(
-        facts["model"], in_channels=shape[0], image_size=shape[1:], num_classes=outputs, **options
+        facts.model, in_channels=shape[0], image_size=shape[1:], num_classes=outputs, **options
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.config import RunConfig
+from dpbam.app.runs.documents import BudgetState, OtherRun
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.run import RunError
 from dpbam.privacy.accounting import Charge
@@ -71,7 +72,7 @@ def note(path: Path | None, run: str, ledger: Ledger) -> None:
         Budget(path).note(run, ledger.charges())
 
 
-def settle(path: Path | None, folder: RunFolder, run: str, ledger: Ledger) -> dict[str, Any] | None:
+def settle(path: Path | None, folder: RunFolder, run: str, ledger: Ledger) -> BudgetState | None:
     """Settle the budget, if there is one, by the ledger on disk, and return how it stands.
 
     Guarantee: the entry becomes what the ledger holds, never less than is known.
@@ -93,9 +94,10 @@ def settle(path: Path | None, folder: RunFolder, run: str, ledger: Ledger) -> di
         )
     budget.settle(run, stored.charges())
     epsilon, delta = budget.total
-    others = [{"run": e.run, "finished": e.settled} for e in budget.entries() if e.run != run]
-    return {"file": path.name, "epsilon": epsilon, "delta": delta, "taken": budget.epsilon(),
-            "other_runs": others}  # fmt: skip
+    others = [OtherRun(run=e.run, finished=e.settled) for e in budget.entries() if e.run != run]
+    return BudgetState(
+        file=path.name, epsilon=epsilon, delta=delta, taken=budget.epsilon(), other_runs=others
+    )
 
 
 def release_reservation(out: str | Path) -> None:

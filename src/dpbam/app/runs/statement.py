@@ -1,8 +1,8 @@
 """The privacy statement: what a run guarantees, for whom, and what it does not.
 
 Everything in it is public: facts of the plan, the ledger's count, names. Nothing in it was
-computed from the training data without noise. Its fields are in ``privacy-statement.schema.json``
-of the documentation; :mod:`dpbam.app.runs.statement_text` formats it.
+computed from the training data without noise. Its fields are those of
+:class:`dpbam.app.runs.documents.Statement`; :mod:`dpbam.app.runs.statement_text` formats it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from dpbam._version import __version__
 from dpbam.app.runs.card import model_card
+from dpbam.app.runs.documents import (
+    AtDelta,
+    Attacks,
+    ChosenByRule,
+    EvaluatedOn,
+    ModelFacts,
+    NotGiven,
+    Settled,
+    Statement,
+)
 from dpbam.app.runs.facts import test_facts
-from dpbam.app.runs.files import FORMAT, read_json, read_json_lines, write_atomic, write_json
+from dpbam.app.runs.files import read_json_lines, write_atomic
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.statement_text import to_html, to_markdown
 from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, Kind
@@ -26,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dpbam.app.runs.config import RunConfig
-    from dpbam.app.runs.documents import PublicWeights, TestFacts
+    from dpbam.app.runs.documents import BudgetState, Identity, PublicWeights, TestFacts
     from dpbam.app.runs.preparation import Prepared
     from dpbam.privacy.ledger import Ledger
 
@@ -86,9 +96,8 @@ _PROFILE = (1e-2, 1e-4, 1e-6, 1e-8, 1e-10)
 
 
 def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evaluations: int,
-              identity: dict[str, Any],
-              budget: dict[str, Any] | None = None) -> dict[str, Any]:  # fmt: skip
-    """Return the statement as plain values.
+              identity: Identity, budget: BudgetState | None = None) -> Statement:  # fmt: skip
+    """Return the statement.
 
     Args:
         prepared: the run.
@@ -100,98 +109,96 @@ def statement(prepared: Prepared, ledger: Ledger, *, run: str, steps: int, evalu
         budget: how the data set's budget stands, if there is one.
     """
     plan, config = prepared.plan, prepared.config
-    return {
-        "run": run,
-        "dpbam": __version__,
-        "identity": identity,
-        "epsilon": ledger.epsilon(),
-        "trade_off": attacks(ledger.charges(), plan.accountant),
-        "accountant": accounting.accountant_version(plan.accountant),
-        "steps": steps,
-        "charged_steps": len(ledger),
-        "evaluated_on": evaluated_on(config, plan.unit, test_facts(prepared), evaluations),
-        "budget": budget,
-        **settled(config, plan, prepared.public_weights),
-    }
+    return Statement(
+        run=run,
+        dpbam=__version__,
+        identity=identity,
+        epsilon=ledger.epsilon(),
+        trade_off=attacks(ledger.charges(), plan.accountant),
+        accountant=accounting.accountant_version(plan.accountant),
+        steps=steps,
+        charged_steps=len(ledger),
+        evaluated_on=evaluated_on(config, plan.unit, test_facts(prepared), evaluations),
+        budget=budget,
+        **dict(settled(config, plan, prepared.public_weights)),
+    )
 
 
-def settled(
-    config: RunConfig, plan: PrivacyPlan, public_weights: PublicWeights | None
-) -> dict[str, Any]:
+def settled(config: RunConfig, plan: PrivacyPlan, public_weights: PublicWeights | None) -> Settled:
     """Return what the settings alone determine; ``dpbam audit`` computes it again."""
     outside = [*_OUTSIDE, *([] if config.noise == "secure" else [_FLOATS])]
-    return {
-        "format": FORMAT,
-        "operator": config.operator,
-        "curator": config.curator,
-        "purpose": config.purpose,
-        "private": plan.private,
-        "delta": plan.delta,
-        "unit": _unit(plan.unit, plan.max_records),
-        "unit_name": plan.unit,
-        "unit_reason": config.unit_reason,
-        "beyond_max_records": _beyond(plan),
-        "units": plan.n,
-        "neighbouring_relation": f"{RELATION} of privacy",
-        "method": config.method,
-        "sampling": "Poisson: at each step every unit enters on its own with probability q",
-        "sampling_rate": plan.sampling_rate,
-        "expected_batch_size": plan.batch_size,
-        "noise_multiplier": plan.noise_multiplier,
-        "charged_noise_multiplier": plan.charged_noise_multiplier,
-        "released_beside_the_gradients": _beside(config),
-        "count_noise_multiplier": config.release_counts,
-        "class_weights": _weights(config),
-        "clip_norm": plan.clip_norm,
-        "clipping": plan.clipping,
-        "filter": config.filter,
-        "own_code": _own_code(config),
-        "seeded": config.seed is not None,
-        "noise": config.noise,
-        "noise_mode": _SEEDED if config.seed is not None else _MODES[config.noise],
-        "initial_weights": _initial(config, public_weights),
-        "public_weights": None if public_weights is None else public_weights.to_json(),
-        "tuned_on": (
+    return Settled(
+        format=4,
+        operator=config.operator,
+        curator=config.curator,
+        purpose=config.purpose,
+        private=plan.private,
+        delta=plan.delta,
+        unit=_unit(plan.unit, plan.max_records),
+        unit_name=plan.unit,
+        unit_reason=config.unit_reason,
+        beyond_max_records=_beyond(plan),
+        units=plan.n,
+        neighbouring_relation=f"{RELATION} of privacy",
+        method=config.method,
+        sampling="Poisson: at each step every unit enters on its own with probability q",
+        sampling_rate=plan.sampling_rate,
+        expected_batch_size=plan.batch_size,
+        noise_multiplier=plan.noise_multiplier,
+        charged_noise_multiplier=plan.charged_noise_multiplier,
+        released_beside_the_gradients=_beside(config),
+        count_noise_multiplier=config.release_counts,
+        class_weights=_weights(config),
+        clip_norm=plan.clip_norm,
+        clipping=plan.clipping,
+        filter=config.filter,
+        own_code=_own_code(config),
+        seeded=config.seed is not None,
+        noise=config.noise,
+        noise_mode=_SEEDED if config.seed is not None else _MODES[config.noise],
+        initial_weights=_initial(config, public_weights),
+        public_weights=public_weights,
+        tuned_on=(
             "this software does not know how often settings were tried on these data: ask the "
             "operator. If they were, it is not counted, and the true epsilon is larger"
         ),
-        "chosen_by_rule": _chosen(config),
-        "who_sees_what": _WHO_SEES_WHAT,
-        "outside_the_promise": [line.format(unit=plan.unit) for line in outside],
-        "may_be_published": [*PUBLISHABLE, *released_files(config)] if plan.private else [],
-        "may_be_published_if_the_test_records_are_not_sensitive": (
+        chosen_by_rule=_chosen(config),
+        who_sees_what=_WHO_SEES_WHAT,
+        outside_the_promise=[line.format(unit=plan.unit) for line in outside],
+        may_be_published=[*PUBLISHABLE, *released_files(config)] if plan.private else [],
+        may_be_published_if_the_test_records_are_not_sensitive=(
             ["metrics.jsonl"] if plan.private else []
         ),
-        "must_not_be_published": ["non-private/", "checkpoints/", "ledger.jsonl", "config.toml"],
-    }
+        must_not_be_published=["non-private/", "checkpoints/", "ledger.jsonl", "config.toml"],
+    )
 
 
-def evaluated_on(config: RunConfig, unit: str, test: TestFacts, times: int) -> dict[str, Any]:
+def evaluated_on(config: RunConfig, unit: str, test: TestFacts, times: int) -> EvaluatedOn:
     """Return what was evaluated: ``test`` is from :func:`dpbam.app.runs.facts.test_facts`."""
-    return {
-        "set": test.set,
-        "public": is_public(config.data),
-        "records": test.records,
-        "times": times,
-        "trained_on": _trained_on(config, unit, test.names_units),
-        "shared_units_allowed": config.allow_shared_units,
-        "note": _EVALUATION + (_SHARED if config.allow_shared_units else ""),
-    }
+    return EvaluatedOn(
+        set=test.set,
+        public=is_public(config.data),
+        records=test.records,
+        times=times,
+        trained_on=_trained_on(config, unit, test.names_units),
+        shared_units_allowed=config.allow_shared_units,
+        note=_EVALUATION + (_SHARED if config.allow_shared_units else ""),
+    )
 
 
-def write_statement(folder: RunFolder, values: dict[str, Any]) -> None:
+def write_statement(folder: RunFolder, statement: Statement) -> None:
     """Write the statement for machines and for people, and the model card with it in short."""
-    text = to_markdown(values)
-    write_json(folder.statement_json, values)
+    text = to_markdown(statement)
+    statement.write(folder.statement_json)
     write_atomic(folder.statement, text)
     write_atomic(folder.statement_html, to_html(text))
     if folder.model.exists():
         metrics = read_json_lines(folder.metrics)
-        card = model_card(values, read_json(folder.model), metrics[-1] if metrics else None)
-        write_atomic(folder.card, card)
+        model = ModelFacts.read(folder.model)
+        write_atomic(folder.card, model_card(statement, model, metrics[-1] if metrics else None))
 
 
-def attacks(charges: Sequence[accounting.Charge], accountant: str) -> dict[str, Any]:
+def attacks(charges: Sequence[accounting.Charge], accountant: str) -> Attacks | NotGiven:
     """Return what the best attack achieves, rounded against the operator; or why that is unknown.
 
     Args:
@@ -199,29 +206,29 @@ def attacks(charges: Sequence[accounting.Charge], accountant: str) -> dict[str, 
         accountant: the run's.
     """
     if any(not charge.noise_multiplier for charge in charges):
-        return {"not_given": "without noise an attack may always be right"}
+        return NotGiven(not_given="without noise an attack may always be right")
     if accountant != "pld":
-        return {
-            "not_given": "the accountant was RDP, which bounds epsilon and has no distribution of "
-            "the privacy loss to take more from; the PLD accountant has"
-        }
+        return NotGiven(
+            not_given="the accountant was RDP, which bounds epsilon and has no distribution of the "
+            "privacy loss to take more from; the PLD accountant has"
+        )
     found = trade_off(charges)
     if found is None:
-        return {
-            "not_given": "no privacy loss distribution was computed: no step was taken, epsilon "
-            "is above 500, or there are more than a million steps"
-        }
+        return NotGiven(
+            not_given="no privacy loss distribution was computed: no step was taken, epsilon is "
+            "above 500, or there are more than a million steps"
+        )
     mu, regret = found.gaussian
-    return {
-        "true_positive_rates": {f"{rate:g}": _up(found.power(rate)) for rate in RATES},
-        "advantage": _up(found.advantage),
-        "advantage_of_several": {str(k): _up(found.advantage_of(k)) for k in SEVERAL},
-        "reconstruction": {f"{prior:g}": _up(found.power(prior)) for prior in PRIORS},
-        "gaussian_mu": _up(mu),
-        "gaussian_regret": _up(regret),
-        "gaussian_least_error": LEAST_ERROR,
-        "profile": [{"delta": d, "epsilon": _up(found.epsilon(d))} for d in _PROFILE],
-    }
+    return Attacks(
+        true_positive_rates={f"{rate:g}": _up(found.power(rate)) for rate in RATES},
+        advantage=_up(found.advantage),
+        advantage_of_several={str(k): _up(found.advantage_of(k)) for k in SEVERAL},
+        reconstruction={f"{prior:g}": _up(found.power(prior)) for prior in PRIORS},
+        gaussian_mu=_up(mu),
+        gaussian_regret=_up(regret),
+        gaussian_least_error=LEAST_ERROR,
+        profile=[AtDelta(delta=d, epsilon=_up(found.epsilon(d))) for d in _PROFILE],
+    )
 
 
 def _up(value: float) -> float:
@@ -307,16 +314,16 @@ def _weights(config: RunConfig) -> str:
     return source
 
 
-def _chosen(config: RunConfig) -> dict[str, Any] | None:
+def _chosen(config: RunConfig) -> ChosenByRule | None:
     """Return which settings a rule chose, and from which public facts; None: it chose none."""
     if not config.auto_facts:
         return None
-    return {
-        "settings": list(config.auto_settings),
-        "facts": dict(config.auto_facts),
-        "note": "these settings follow from these facts by a fixed rule that reads no record; "
-        "nothing else was used to choose them",
-    }
+    return ChosenByRule(
+        settings=list(config.auto_settings),
+        facts=dict(config.auto_facts),
+        note="these settings follow from these facts by a fixed rule that reads no record; nothing "
+        "else was used to choose them",
+    )
 
 
 def _origin(kind: Kind[Any], name: str) -> str:

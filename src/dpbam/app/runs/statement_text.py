@@ -9,15 +9,17 @@ from __future__ import annotations
 import html
 import math
 import re
+from functools import partial
 from typing import Any
 
+from dpbam.app.runs.documents import Attacks, BudgetState, ChosenByRule, NotGiven, Statement
 from dpbam.app.runs.escaping import each_text, markdown
 from dpbam.privacy.rounding import up
 
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")  # a character that Markdown is to show as it is
 
 
-def to_markdown(s: dict[str, Any]) -> str:
+def to_markdown(s: Statement) -> str:
     """Format a statement, as :func:`dpbam.app.runs.statement.statement` returns it.
 
     Every text in it is escaped first: names of columns, files, data sets and people stay text.
@@ -25,24 +27,24 @@ def to_markdown(s: dict[str, Any]) -> str:
     s = each_text(s, markdown)
     parts = [
         "# Privacy statement",
-        *(["**Research only**: the run was seeded (see Noise)."] if s["seeded"] else []),
-        *(["## In plain words", *_plain_words(s)] if s["private"] else [_NOT_PRIVATE]),
+        *(["**Research only**: the run was seeded (see Noise)."] if s.seeded else []),
+        *(["## In plain words", *_plain_words(s)] if s.private else [_NOT_PRIVATE]),
         "## What this promise does not cover",
-        _bullets(s["outside_the_promise"]),
-        *(["## The promise in formal words", _promise(s)] if s["private"] else []),
+        _bullets(s.outside_the_promise),
+        *(["## The promise in formal words", _promise(s)] if s.private else []),
         "## What an attacker can achieve at best",
-        *_attacks(s["trade_off"], s["unit_name"]),
+        *_attacks(s.trade_off, s.unit_name),
         "## Tuning and evaluation",
         _bullets(_looked_at(s)),
         "## Other releases from the same data",
-        _others(s["budget"]),
+        _others(s.budget),
         "## Who, what for, and who sees what",
         _table([
-            ("Operator, who trained the model", s["operator"] or "not named"),
-            ("Curator of the data", s["curator"] or "not named"),
-            ("Purpose", s["purpose"] or "not stated"),
-            ("Reason for the unit of privacy", s["unit_reason"] or "not stated"),
-            *((f"Seen by {who}", what) for who, what in s["who_sees_what"].items()),
+            ("Operator, who trained the model", s.operator or "not named"),
+            ("Curator of the data", s.curator or "not named"),
+            ("Purpose", s.purpose or "not stated"),
+            ("Reason for the unit of privacy", s.unit_reason or "not stated"),
+            *((f"Seen by {who}", what) for who, what in s.who_sees_what.items()),
         ]),
         "## What was done",
         _table(_mechanism(s)),
@@ -54,15 +56,15 @@ def to_markdown(s: dict[str, Any]) -> str:
         "fingerprints too. A model in another format, as `dpbam export` writes it, has another "
         "fingerprint: `exported.json` next to it lists it.",
         "## What may be published",
-        _bullets(_files(s["may_be_published"])),
+        _bullets(_files(s.may_be_published)),
         "If the test records are not sensitive, also:",
-        _bullets(_files(s["may_be_published_if_the_test_records_are_not_sensitive"])),
+        _bullets(_files(s.may_be_published_if_the_test_records_are_not_sensitive)),
         "## What must not be published",
         "These hold facts taken from the data without noise, or what would help to undo it:",
-        _bullets(_files(s["must_not_be_published"])),
+        _bullets(_files(s.must_not_be_published)),
         "## For specialists",
         _table(_specialists(s)),
-        f"Run {s['run']}, made by dpbam {s['dpbam']}. The operator can check this statement and "
+        f"Run {s.run}, made by dpbam {s.dpbam}. The operator can check this statement and "
         "its signature against the run's files: `dpbam audit RUN --public-key KEY.pem`.",
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
@@ -136,92 +138,93 @@ _NOT_PRIVATE = (
 )
 
 
-def _promise(s: dict[str, Any]) -> str:
-    epsilon, delta = up(s["epsilon"]), f"{s['delta']:g}"
+def _promise(s: Statement) -> str:
+    epsilon, delta = up(s.epsilon), f"{s.delta:g}"
     return (
         f"The model in this folder is **(epsilon = {epsilon}, delta = {delta})-differentially "
-        f"private** for every {s['unit']}: whether that {s['unit_name']} was in the training set "
+        f"private** for every {s.unit}: whether that {s.unit_name} was in the training set "
         "or not changes the probability of any outcome of the training by at most a factor of "
         f"e^{epsilon}, up to the probability {delta}. This holds for all that is computed from the "
         "model, under the conditions and with the exceptions named above."
     )
 
 
-def _plain_words(s: dict[str, Any]) -> list[str]:
+def _plain_words(s: Statement) -> list[str]:
     """Who, against what, how well: the example is computed from this run."""
-    unit, record = s["unit_name"], s["unit_name"] == "record"
+    unit, record = s.unit_name, s.unit_name == "record"
     whole = (
         "by itself: a person with several records is not protected as a person, see below"
         if record else f"with all records of that {unit}"
     )  # fmt: skip
-    seed = ", nor against those who know the seed" if s["seeded"] else ""
+    seed = ", nor against those who know the seed" if s.seeded else ""
     digits = ", nor against attacks on the last digits of floating-point numbers"
-    several = ", ".join(f"{_percent(right_guesses(s, k))} for {k} {unit}s" for k in (2, 5, 10))
+    guesses = partial(right_guesses, s.epsilon, s.delta, s.trade_off)
+    several = ", ".join(f"{_percent(guesses(k))} for {k} {unit}s" for k in (2, 5, 10))
     return [
-        f"**Who is protected.** Each {s['unit'] if record else unit} of the {s['units']:,} in the "
+        f"**Who is protected.** Each {s.unit if record else unit} of the {s.units:,} in the "
         f"training data, {whole}.",
         "**Against what.** Against those who have the model, or anything made from it, and try to "
         f"find out whether a certain {unit} was in the training data, or what was in it; now or "
         "later, with any computer and any other knowledge. Not against the operator and those who "
         f"see the operator's machine or unpublished files{seed}"
-        f"{'' if s['noise'] == 'secure' else digits}. And only if the software worked as described "
+        f"{'' if s.noise == 'secure' else digits}. And only if the software worked as described "
         "and the settings stated here are honest.",
         "**How well.** This example is about the model alone. Suppose someone knows all of the "
         f"training data but for one {unit}, which was used or left out by the toss of a coin. "
         "Without the model they guess right half of the time; with the model at most "
-        f"{_percent(right_guesses(s))} of the time. If they wrongly name only 1 in 1,000 of those "
+        f"{_percent(guesses(1))} of the time. If they wrongly name only 1 in 1,000 of those "
         f"not used, they rightly name at most {_in(_at_best(s, 0.001), '0.001')} of those used. Or "
         "suppose that something may happen because of the model, with a probability of 1% if one "
         f"{unit} is left out: with that {unit} its probability is at most "
-        f"{_percent(_at_best(s, 0.01))}. The number of {unit}s, {s['units']:,}, is treated as "
+        f"{_percent(_at_best(s, 0.01))}. The number of {unit}s, {s.units:,}, is treated as "
         "public and is not protected: someone who really knew all the others could count.",
         f"**Several {unit}s of one {'person' if record else 'family'}.** If one toss of the coin "
         f"decides about several at once, guesses are right at most this often: {several}. Near "
         "100% there is little protection.",
-        f"**What epsilon and delta are.** Epsilon {up(s['epsilon'])} is a ceiling: because of one "
-        f"{unit} nothing becomes more than e^{up(s['epsilon'])} = {_factor(s['epsilon'])} times as "
+        f"**What epsilon and delta are.** Epsilon {up(s.epsilon)} is a ceiling: because of one "
+        f"{unit} nothing becomes more than e^{up(s.epsilon)} = {_factor(s.epsilon)} times as "
         "likely. Only very rare events come near it; for ordinary ones see the figures above and "
-        f"the tables below. Delta {s['delta']:g} is the probability, {_one_in(s['delta'])}, with "
+        f"the tables below. Delta {s.delta:g} is the probability, {_one_in(s.delta)}, with "
         "which even that ceiling may be passed. Smaller is more private for both.",
         "**What is not covered.** The operator, the test records, other releases from the same "
         "data, tuning, and more: the next section is the whole list.",
     ]
 
 
-def right_guesses(s: dict[str, Any], k: int = 1) -> float:
+def right_guesses(
+    epsilon: float, delta: float, found: Attacks | NotGiven | None, k: int = 1
+) -> float:
     """How often the best guess about k units at once is right: (1 + advantage) / 2.
 
     From epsilon, delta alone: (e^(k eps) + d) / (e^(k eps) + 1), with d <= k e^((k - 1) eps) delta.
     """
-    found = s["trade_off"]
-    if "advantage" in found:
-        advantage = found["advantage"] if k == 1 else found["advantage_of_several"][str(k)]
+    if isinstance(found, Attacks):
+        advantage = found.advantage if k == 1 else found.advantage_of_several[str(k)]
         return (1 + float(advantage)) / 2
-    right = (1 + k * math.exp(-s["epsilon"]) * s["delta"]) / (1 + math.exp(-k * s["epsilon"]))
+    right = (1 + k * math.exp(-epsilon) * delta) / (1 + math.exp(-k * epsilon))
     return float(min(1.0, right))
 
 
-def _at_best(s: dict[str, Any], rate: float) -> float:
+def _at_best(s: Statement, rate: float) -> float:
     """1 - f(rate), of the trade-off or, where there is none, of epsilon and delta alone."""
-    rates = s["trade_off"].get("true_positive_rates")
-    if rates is not None:
-        return float(rates[f"{rate:g}"])
-    odds = math.exp(min(s["epsilon"], 700))
-    return float(min(odds * rate + s["delta"], 1 - (1 - s["delta"] - rate) / odds, 1.0))
+    if isinstance(s.trade_off, Attacks):
+        return float(s.trade_off.true_positive_rates[f"{rate:g}"])
+    odds = math.exp(min(s.epsilon, 700))
+    return float(min(odds * rate + s.delta, 1 - (1 - s.delta - rate) / odds, 1.0))
 
 
-def _attacks(found: dict[str, Any], unit: str) -> list[str]:
-    if "not_given" in found:
-        return [f"Not given: {found['not_given']}."]
+def _attacks(found: Attacks | NotGiven, unit: str) -> list[str]:
+    if isinstance(found, NotGiven):
+        return [f"Not given: {found.not_given}."]
     rates = [(f"{100 * float(wrong):g}", _percent(right)[:-1])
-             for wrong, right in found["true_positive_rates"].items()]  # fmt: skip
+             for wrong, right in found.true_positive_rates.items()]  # fmt: skip
     rebuilt = [(_in(float(prior), prior), f"at most {_in(share, prior)}")
-               for prior, share in found["reconstruction"].items()]  # fmt: skip
+               for prior, share in found.reconstruction.items()]  # fmt: skip
     return [
         f"Of attacks that decide whether a {unit} was in the training data, none does better than "
         f"this, under the same conditions and exceptions. The share of {unit}s used that are "
         "rightly named is higher than the share of those not used that are wrongly named by at "
-        f"most {_percent(found['advantage'])[:-1]} percentage points (the advantage).",
+        f"most {_percent(found.advantage)[:-1]} percentage points (the advantage).",
         _table(rates, f"of 100 {unit}s not used, wrongly named",
                f"of 100 {unit}s used, rightly named, at most"),
         f"Guessing what was in a {unit}: the chance of success without the model, and with it.",
@@ -229,24 +232,24 @@ def _attacks(found: dict[str, Any], unit: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _looked_at(s: dict[str, Any]) -> list[str]:
-    evaluated = s["evaluated_on"]
+def _looked_at(s: Statement) -> list[str]:
+    evaluated = s.evaluated_on
     return [
-        f"Tuning: {s['tuned_on']}.",
-        *_chosen(s.get("chosen_by_rule")),
-        f"Evaluation: the model was tried {evaluated['times']} times on {evaluated['records']:,} "
-        f"test records ({evaluated['set']}); {evaluated['note']}.",
-        f"Was a {s['unit_name']} of the test data trained on? {evaluated['trained_on']}.",
+        f"Tuning: {s.tuned_on}.",
+        *_chosen(s.chosen_by_rule),
+        f"Evaluation: the model was tried {evaluated.times} times on {evaluated.records:,} "
+        f"test records ({evaluated.set}); {evaluated.note}.",
+        f"Was a {s.unit_name} of the test data trained on? {evaluated.trained_on}.",
     ]
 
 
-def _chosen(by_rule: dict[str, Any] | None) -> list[str]:
+def _chosen(by_rule: ChosenByRule | None) -> list[str]:
     if by_rule is None:
         return []
-    facts = ", ".join(f"{name} {_fact(value)}" for name, value in by_rule["facts"].items())
+    facts = ", ".join(f"{name} {_fact(value)}" for name, value in by_rule.facts.items())
     return [
-        f"Chosen by a rule: {', '.join(by_rule['settings'])}, from public facts alone: {facts}; "
-        f"{by_rule['note']}."
+        f"Chosen by a rule: {', '.join(by_rule.settings)}, from public facts alone: {facts}; "
+        f"{by_rule.note}."
     ]
 
 
@@ -256,86 +259,86 @@ def _fact(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _others(budget: dict[str, Any] | None) -> str:
+def _others(budget: BudgetState | None) -> str:
     if budget is None:
         return (
             "No budget was kept for this data set. This software does not know what else was "
             "published from these data: ask the curator. All of it adds to this epsilon."
         )
-    runs = [f"{r['run']}{'' if r['finished'] else ' (reserved)'}" for r in budget["other_runs"]]
+    runs = [f"{r.run}{'' if r.finished else ' (reserved)'}" for r in budget.other_runs]
     return (
-        f"The budget of the data set, {budget['file']}, allows epsilon {up(budget['epsilon'])} at "
-        f"delta {budget['delta']:g} for all runs that were given it. When this run ended, "
-        f"{up(budget['taken'])} of it, at that delta, was taken by this run and {len(runs)} others"
+        f"The budget of the data set, {budget.file}, allows epsilon {up(budget.epsilon)} at "
+        f"delta {budget.delta:g} for all runs that were given it. When this run ended, "
+        f"{up(budget.taken)} of it, at that delta, was taken by this run and {len(runs)} others"
         f"{': ' if runs else ''}{', '.join(runs)}. Releases that were made without the budget file "
         "add to that, and nothing here counts them."
     )
 
 
-def _mechanism(s: dict[str, Any]) -> list[tuple[str, str]]:
+def _mechanism(s: Statement) -> list[tuple[str, str]]:
     return [
-        ("Unit of privacy", s["unit"]),
-        ("Limit of records", s["beyond_max_records"]),
-        ("Units in the training set", f"{s['units']:,} (a public fact)"),
-        ("Method", s["method"]),
-        ("Other quantities released from the data", s["released_beside_the_gradients"]),
+        ("Unit of privacy", s.unit),
+        ("Limit of records", s.beyond_max_records),
+        ("Units in the training set", f"{s.units:,} (a public fact)"),
+        ("Method", s.method),
+        ("Other quantities released from the data", s.released_beside_the_gradients),
         *_parts(s),
-        ("Noise", s["noise_mode"]),
-        ("Initial weights", s["initial_weights"]),
+        ("Noise", s.noise_mode),
+        ("Initial weights", s.initial_weights),
     ]
 
 
-def _specialists(s: dict[str, Any]) -> list[tuple[str, str]]:
-    kind = "approximate DP: epsilon holds but for a probability delta" if s["private"] else "none"
-    found = s["trade_off"]
+def _specialists(s: Statement) -> list[tuple[str, str]]:
+    kind = "approximate DP: epsilon holds but for a probability delta" if s.private else "none"
+    found = s.trade_off
     return [
         ("Kind of privacy", kind),
         ("Trust model", "central: the operator has the data, and adds the noise"),
-        ("Neighbouring relation", s["neighbouring_relation"]),
-        ("Sampling", s["sampling"]),
-        ("Sampling rate q", f"{s['sampling_rate']:.6g}"),
-        ("Expected batch size", str(s["expected_batch_size"])),
+        ("Neighbouring relation", s.neighbouring_relation),
+        ("Sampling", s.sampling),
+        ("Sampling rate q", f"{s.sampling_rate:.6g}"),
+        ("Expected batch size", str(s.expected_batch_size)),
         ("Steps", _steps(s)),
-        ("Noise multiplier sigma", f"{s['noise_multiplier']:.6g}"),
-        ("Clipping", f"{s['clipping']}, norm C = {s['clip_norm']:g}"),
-        ("Accountant", s["accountant"]),
-        *((f"Epsilon at delta {p['delta']:g}", up(p["epsilon"])) for p in found.get("profile", ())),
-        *([] if "not_given" in found else [(
-            f"Gaussian DP, for error rates of at least {found['gaussian_least_error']:g}",
-            f"mu = {up(found['gaussian_mu'])}, with a regret of {up(found['gaussian_regret'])}",
-        )]),
+        ("Noise multiplier sigma", f"{s.noise_multiplier:.6g}"),
+        ("Clipping", f"{s.clipping}, norm C = {s.clip_norm:g}"),
+        ("Accountant", s.accountant),
+        *([] if isinstance(found, NotGiven) else [
+            *((f"Epsilon at delta {p.delta:g}", up(p.epsilon)) for p in found.profile), (
+            f"Gaussian DP, for error rates of at least {found.gaussian_least_error:g}",
+            f"mu = {up(found.gaussian_mu)}, with a regret of {up(found.gaussian_regret)}",
+            )]),
     ]  # fmt: skip
 
 
-def _parts(s: dict[str, Any]) -> list[tuple[str, str]]:
+def _parts(s: Statement) -> list[tuple[str, str]]:
     """Rows for what most runs do not have."""
     rows = []
-    if s.get("class_weights", "none") != "none":
-        rows.append(("Class weights", s["class_weights"]))
-    if s.get("filter", "none") != "none":
-        rows.append(("Filter", f"{s['filter']}: of released gradients alone, at no cost"))
-    if s.get("own_code", "none") != "none":
-        rows.append(("Code of the user's own", s["own_code"]))
+    if s.class_weights != "none":
+        rows.append(("Class weights", s.class_weights))
+    if s.filter != "none":
+        rows.append(("Filter", f"{s.filter}: of released gradients alone, at no cost"))
+    if s.own_code != "none":
+        rows.append(("Code of the user's own", s.own_code))
     return rows
 
 
-def _identity(s: dict[str, Any]) -> list[tuple[str, str]]:
-    identity = s["identity"]
+def _identity(s: Statement) -> list[tuple[str, str]]:
+    identity = s.identity
     return [
-        ("Day on which this statement was written (UTC)", identity["date"]),
+        ("Day on which this statement was written (UTC)", identity.date),
         *((f"SHA-256 of {markdown(name)}", f"`{value}`")
-          for name, value in identity["files"].items()),
+          for name, value in identity.files.items()),
         ("SHA-256 of the configuration, without seeds and paths",
-         f"`{identity['configuration_sha256']}`"),
-        ("Made with", ", ".join(f"{k} {v}" for k, v in identity["versions"].items())),
+         f"`{identity.configuration_sha256}`"),
+        ("Made with", ", ".join(f"{k} {v}" for k, v in identity.versions.items())),
     ]  # fmt: skip
 
 
-def _steps(s: dict[str, Any]) -> str:
-    if s["charged_steps"] == s["steps"]:
-        return str(s["steps"])
+def _steps(s: Statement) -> str:
+    if s.charged_steps == s.steps:
+        return str(s.steps)
     return (
-        f"{s['steps']} reached the model, {s['charged_steps']} are charged: the run was "
+        f"{s.steps} reached the model, {s.charged_steps} are charged: the run was "
         "interrupted, and steps that were lost are paid for"
     )
 

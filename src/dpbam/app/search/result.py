@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpbam.app.runs.files import read_json, write_atomic, write_json
+from dpbam.app.runs.documents import NotGiven, Statement
+from dpbam.app.runs.files import write_atomic, write_json
 from dpbam.app.runs.folder import MARK, PUBLISHABLE, RunFolder
 from dpbam.app.runs.identity import today
 from dpbam.app.runs.run import RunError
@@ -190,30 +191,31 @@ def _publish(result: SearchResult, best: Path) -> None:
     released = [p.name for p in (source.statistics, source.class_counts) if p.exists()]
     for name in (source.weights.name, source.model.name, *released):
         write_atomic(best / name, (source.path / name).read_bytes())
-    stored = read_json(source.statement_json)
-    evaluated = stored["evaluated_on"]
-    values = {
-        **stored,
-        "identity": {**stored["identity"], "date": today()},  # of the search, not of the trial
+    stored = Statement.read(source.statement_json)
+    evaluated = stored.evaluated_on
+    note = f"{evaluated.note}. {_ALL_EVALUATED}"
+    changes: dict[str, object] = {
+        "identity": stored.identity.model_copy(update={"date": today()}),  # of the search
         "tuned_on": result.statement(),
-        "evaluated_on": {**evaluated, "note": f"{evaluated['note']}. {_ALL_EVALUATED}"},
+        "evaluated_on": evaluated.model_copy(update={"note": note}),
         "may_be_published": [*PUBLISHABLE, *released],
         "may_be_published_if_the_test_records_are_not_sensitive": [],
         "must_not_be_published": ["../non-private/"],
     }
     if result.search.accounted:
-        values |= {"epsilon": result.epsilon, "accountant": accountant_version("rdp")}
-        values["trade_off"] = {"not_given": _RDP_ALONE}
-    write_statement(target, values)
+        changes |= {"epsilon": result.epsilon, "accountant": accountant_version("rdp"),
+                    "trade_off": NotGiven(not_given=_RDP_ALONE)}  # fmt: skip
+    write_statement(target, stored.model_copy(update=changes))
 
 
 def _mark(result: SearchResult, folder: RunFolder) -> None:
     """Mark a trial's folder; no trial of an accounted search may be published as it is."""
-    values = {**read_json(folder.statement_json), "tuned_on": result.statement()}
+    stored = Statement.read(folder.statement_json)
+    changes: dict[str, object] = {"tuned_on": result.statement()}
     if result.search.accounted:
-        secret = [*values["may_be_published"], *values["must_not_be_published"]]
-        values |= {"may_be_published": [], "must_not_be_published": list(dict.fromkeys(secret))}
-    write_statement(folder, values)
+        secret = dict.fromkeys([*stored.may_be_published, *stored.must_not_be_published])
+        changes |= {"may_be_published": [], "must_not_be_published": list(secret)}
+    write_statement(folder, stored.model_copy(update=changes))
     write_atomic(folder.path / MARK, _NOT_FOR_RELEASE.format(why=_WHY[result.search.pay]))
 
 
