@@ -48,7 +48,8 @@ _FREE = (
 )  # fmt: skip
 _UNSET = {"unit": "record"}  # what None stands for, in the data of recipes
 #: Raised with every change after which a seeded run ends in another model. Records without it are
-#: of version 1; in version 2 the standard noise is drawn by SFC64 with a key of 192 bits.
+#: of version 1; in version 2 the standard noise is drawn by SFC64 with a key of 192 bits. Version 0
+#: was trained before there were recipes, on images halved as floats.
 VERSION = 2
 _PACKAGES = ("torch", "numpy", "dp-accounting", "safetensors")
 Job = tuple[Recipe, RunSpec]
