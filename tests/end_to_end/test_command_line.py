@@ -83,7 +83,7 @@ def test_the_model_is_of_use(place, report):
     low, high = report["interval"]
     assert low < report["scores"]["accuracy"] < high
     assert low > 0.6
-    assert report["auc"] > 0.9
+    assert report["scores"]["auc"] > 0.9
     assert sum(map(sum, report["confusion"])) == 359
     saved = json.loads((place / "run" / "non-private" / "evaluation-test.json").read_text())
     assert saved == report
