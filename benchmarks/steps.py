@@ -18,9 +18,7 @@ from dpbam.engines import FunctionalEngine, FusedEngine, LoopEngine
 from dpbam.engines.fused.layers.group_norm import GroupNorm
 from dpbam.engines.fused.layers.mish import Mish
 from dpbam.engines.fused.layers.pool import AveragePool
-from dpbam.guard import Admitted
 from dpbam.methods import BAM, DPSAT, DPSGD, Method
-from dpbam.params import WeakTensors
 
 Step = Callable[[], object]
 METHODS: dict[str, tuple[Method, float]] = {
@@ -113,6 +111,8 @@ def _ours(engine: str, method: str, model: nn.Module, x: Tensor, y: Tensor) -> S
 def _auto(method: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     """What the oracle does by default: it chooses the engine and the physical batch size."""
     from dpbam import mechanism  # against.py runs other steps of older checkouts, too
+    from dpbam.guard import Admitted
+    from dpbam.params import WeakTensors
 
     plan = PrivacyPlan(n=10**6, batch_size=len(y), steps=1, noise_multiplier=1.0, delta=1e-7)
     oracle = PrivateGradientOracle(model, loss, plan, METHODS[method][0], seed=0, compute=Compute())
