@@ -144,7 +144,7 @@ class Isolation(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        # the modes behind it hold the tensors of the pass, which are freed before norms are computed
+        # the modes behind it hold the tensors of the pass: freed before norms are computed
         self._last, self._selective = None, ()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
