@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -152,13 +151,26 @@ def test_planted_mistakes_are_caught(mistake: Mistake, monkeypatch: pytest.Monke
     mistake.catch(monkeypatch)
 
 
+class OneBatch:
+    """A sampler of one step that takes these records."""
+
+    start, steps = 0, 1
+
+    def __init__(self, records: Any) -> None:
+        self.randomness, self._records = Randomness(seed=5), records
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def indices(self, step: int) -> Any:
+        return self._records
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_plans_batches_are_read_so(workers: int) -> None:
     def batch_of(records: range) -> Tensor:
         seed_all()
-        sampler: Any = SimpleNamespace(
-            start=0, steps=1, randomness=Randomness(seed=5), indices=lambda step: np.array(records)
-        )
+        sampler: Any = OneBatch(np.array(records))
         plan = private_plan(n=N, batch_size=50, steps=5)
         ((x, _, _),) = PoissonBatches(plan, Augmented(), sampler, num_workers=workers)
         return x

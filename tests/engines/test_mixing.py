@@ -91,6 +91,7 @@ def test_refused_step_is_not_charged(name: str) -> None:
         made.model.double(),
         made.loss,
         private_plan(),
+        sampling="poisson-elsewhere",
         compute=Compute(engine="loop", physical_batch_size=RECORDS),
     )
     with pytest.raises(ValueError, match="forward pass"):

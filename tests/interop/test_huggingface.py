@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,7 @@ def test_a_checkpoint_without_its_ledger_is_refused(tmp_path: Path) -> None:
     """It does not know what was released after it: two steps here."""
     with pytest.raises(KeyboardInterrupt):
         trainer(tmp_path, callbacks=[Crash()]).train()
+    gc.collect()  # as in a new process: no ledger object is left that knows the file
     moved = (tmp_path / "ledger.jsonl").rename(tmp_path / "moved.jsonl")
     with pytest.raises(ValueError, match=r"is not there or not whole: what was released after"):
         trainer(tmp_path).train(resume_from_checkpoint=True)
