@@ -1,4 +1,4 @@
-"""Write the table of docs/engines.md: ``python tools/engine_table.py``, again when engines change.
+"""Write the table of docs/engine.md: ``python tools/engine_table.py``, again when engines change.
 
 Each model of the tests' catalogue takes its first step with each engine and method. An engine
 serves what does not raise. With names as arguments, only these rows are made anew.
@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "engines.md"
+PAGE = ROOT / "docs" / "engine.md"
 START, END = "<!-- table: engines -->", "<!-- end -->"
 TITLES = {
     "vision": "Images", "sequence": "Sequences", "code": "Parameters in ordinary code",
@@ -38,9 +38,9 @@ def row(name: str) -> str:
 
 def rows_of(page: str) -> dict[str, str]:
     """The rows that a page has, by model."""
-    found = re.findall(r"^\| ([^|]+) \|.*$", page, re.MULTILINE)
-    lines = re.findall(r"^\| [^|]+ \|.*$", page, re.MULTILINE)
-    return {name.strip(): line for name, line in zip(found, lines, strict=True)}
+    section = page.partition(START)[2].partition(END)[0]
+    lines = re.findall(r"^\| [^|]+ \|.*$", section, re.MULTILINE)
+    return {line.split("|")[1].strip(): line for line in lines}
 
 
 def table(rows: dict[str, str]) -> str:
