@@ -81,8 +81,8 @@ def _privacy(s: dict[str, Any]) -> str:
         return "The training has not finished, so that nothing is promised yet."
     unit = str(s.get("unit") or "record").split(" ")[0]
     stated = s.get("trade_off") or {}
-    found = Attacks.model_validate(stated) if "advantage" in stated else None
-    guessed = up(min(100.0, 100 * right_guesses(float(s["epsilon"]), s["delta"], found)), 4)
+    attacks = Attacks.model_validate(stated) if "advantage" in stated else None
+    guessed = up(min(100.0, 100 * right_guesses(float(s["epsilon"]), s["delta"], attacks)), 4)
     return (
         f"Someone who has the model, and knows all training data but whether one {unit} is among "
         f"them, guesses that right at most {guessed}% of the time, against 50% without the model "
