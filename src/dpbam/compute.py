@@ -33,7 +33,9 @@ class Compute:
             supports the model.
         physical_batch_size: the most rows (samples times views) computed at once; None measures
             how many fit into ``memory_limit``.
-        memory_limit: bytes that a step may allocate, where the physical batch size is measured.
+        memory_limit: bytes that a step may allocate, where the physical batch size is measured. An
+            eighth of it is what one layer's norm may take in the fused engine; a larger one is
+            computed by some units at a time.
 
     Example:
         >>> Compute(engine="loop", physical_batch_size=64).engine
@@ -71,7 +73,8 @@ class Computation:
         groups: Mapping[str, int],
         views: Views,
     ) -> None:
-        self._make = partial(make_engine, compute.engine, model, loss, groups)
+        limit = compute.memory_limit
+        self._make = partial(make_engine, compute.engine, model, loss, groups, limit)
         self._model, self._loss, self.views = model, loss, views
         self._limit = compute.memory_limit
         self._settings = (compute, tuple(groups.items()))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpbam.engines import make_engine
 from dpbam.engines.base import PhysicalBatch
 from dpbam.engines.fused import FusedEngine
 from dpbam.engines.memory import LiveBytes, peak_bytes, physical_batch_size
@@ -52,3 +53,22 @@ def test_live_bytes_does_not_count_freed_tensors() -> None:
             del x
     assert live.now == 0
     assert 12_000 <= live.peak <= 24_000
+
+
+def test_memory_limit_of_a_step_reaches_the_norms_of_the_fused_engine() -> None:
+    """By an eighth; with a limit of few bytes norms are computed unit by unit, and agree."""
+    torch.manual_seed(0)
+    model, n = torch.nn.Linear(8, 8), torch.arange(6)
+    data = PhysicalBatch(torch.randn(6, 40, 8), torch.randn(6, 40, 8), 6, n)
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (output - targets).square().flatten(1).sum(1)
+
+    norms = []
+    for name, limit in (("fused", 2**31), ("fused", 1000), ("auto", 1000)):
+        engine = make_engine(name, model, loss, {"weight": 0, "bias": 0}, limit)
+        fused = engine if isinstance(engine, FusedEngine) else engine._engines[0]  # type: ignore[attr-defined]
+        assert fused._limit == limit // 8
+        norms.append(engine.directions(data, DPSGD(), 0.0).norms())
+    assert torch.allclose(norms[0], norms[1], rtol=1e-6)
+    assert torch.equal(norms[1], norms[2])

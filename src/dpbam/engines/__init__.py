@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from torch import nn
 
@@ -19,6 +19,7 @@ from dpbam.engines.base import (
 from dpbam.engines.functional import FunctionalEngine
 from dpbam.engines.fused import FusedEngine
 from dpbam.engines.loop import LoopEngine
+from dpbam.engines.memory import LIMIT_BYTES
 
 __all__ = [
     "AutoEngine",
@@ -34,21 +35,30 @@ __all__ = [
     "make_engine",
 ]
 
-_ENGINES: dict[str, Callable[[nn.Module, Loss, Mapping[str, int]], Engine]] = {
-    "auto": AutoEngine,
-    "functional": FunctionalEngine,
-    "fused": FusedEngine,
-    "loop": LoopEngine,
-}
-ENGINES = tuple(_ENGINES)
+ENGINES = ("auto", "functional", "fused", "loop")
+_SHARE = 8  # of a step's memory, what one layer's norm may take
 
 
-def make_engine(name: str, model: nn.Module, loss: Loss, groups: Mapping[str, int]) -> Engine:
+def make_engine(
+    name: str,
+    model: nn.Module,
+    loss: Loss,
+    groups: Mapping[str, int],
+    memory_limit: int = LIMIT_BYTES,
+) -> Engine:
     """Return the engine called ``name``: "auto", "functional", "fused" or "loop".
+
+    ``memory_limit`` is that of a step; one layer's norm of the fused engine may take an eighth.
 
     Example:
         >>> model = nn.Linear(2, 1)
         >>> make_engine("functional", model, nn.MSELoss(reduction="none"), {"weight": 0}).name
         'functional'
     """
-    return _ENGINES[_validate.one_of("engine", name, ENGINES)](model, loss, groups)
+    _validate.one_of("engine", name, ENGINES)
+    if name == "functional":
+        return FunctionalEngine(model, loss, groups)
+    if name == "loop":
+        return LoopEngine(model, loss, groups)
+    engine = AutoEngine if name == "auto" else FusedEngine
+    return engine(model, loss, groups, memory_limit=max(1, memory_limit // _SHARE))

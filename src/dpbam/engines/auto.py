@@ -42,11 +42,22 @@ class AutoEngine:
         model: the model.
         loss: (output, targets) -> one value per row.
         groups: the clipping group of each trainable parameter.
+        memory_limit: as of :class:`~dpbam.engines.fused.FusedEngine`.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, groups: Mapping[str, int]) -> None:
-        engines = (FusedEngine, FunctionalEngine, LoopEngine)
-        self._engines: list[Engine] = [made(model, loss, groups) for made in engines]
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        groups: Mapping[str, int],
+        *,
+        memory_limit: int = 2**28,
+    ) -> None:
+        self._engines: list[Engine] = [
+            FusedEngine(model, loss, groups, memory_limit=memory_limit),
+            FunctionalEngine(model, loss, groups),
+            LoopEngine(model, loss, groups),
+        ]
         self._served = False
 
     @property
