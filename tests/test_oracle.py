@@ -405,7 +405,7 @@ def test_an_observer_sees_the_step_and_may_skip_it() -> None:
         wants_plain = True
 
         def begin(self, facts):
-            seen.append(f"begin {facts.step} {facts.lam} {facts.whole}")
+            seen.append(f"begin {facts.step} {facts.lam} {facts.in_one_batch}")
             return facts.step == 0
 
         def observe(self, batch):

@@ -101,13 +101,13 @@ def repair(path: Path, is_row: Callable[[bytes], bool]) -> list[bytes]:
             Such a line is kept; any other is an append that did not finish, and is removed.
     """
     raw = path.read_bytes()
-    whole = raw[: raw.rfind(b"\n") + 1]
-    if len(whole) < len(raw):
+    complete_lines = raw[: raw.rfind(b"\n") + 1]
+    if len(complete_lines) < len(raw):
         with path.open("r+b") as file:
-            if is_row(raw[len(whole) :]):
+            if is_row(raw[len(complete_lines) :]):
                 file.seek(0, os.SEEK_END)
                 file.write(b"\n")
-                whole = raw + b"\n"
+                complete_lines = raw + b"\n"
             else:
-                file.truncate(len(whole))
-    return whole.splitlines()
+                file.truncate(len(complete_lines))
+    return complete_lines.splitlines()

@@ -167,8 +167,8 @@ class Computation:
         total = zeros(trainable(self._model))
         for physical in self.physical(batch):
             directions = self.directions(physical, DPSGD(), 0.0)
-            for name, part in directions.weighted_sum(unclipped(directions.norms())).items():
-                total[name] += part
+            for name, batch_sum in directions.weighted_sum(unclipped(directions.norms())).items():
+                total[name] += batch_sum
         return total
 
     @property

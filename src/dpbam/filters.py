@@ -103,8 +103,8 @@ class LowPass(Filter):
         return {n: m / now[_ONE] for n, m in now.items() if n != _ONE}
 
     def state_dict(self) -> Params:
-        kept = {"g": self._inputs, "m": self._outputs}
-        return {f"{k}/{i}/{n}": t for k, h in kept.items() for i, p in enumerate(h)
+        histories = {"g": self._inputs, "m": self._outputs}
+        return {f"{k}/{i}/{n}": t for k, h in histories.items() for i, p in enumerate(h)
                 for n, t in p.items()}  # fmt: skip
 
     def load_state_dict(self, state: Params) -> None:
@@ -159,9 +159,9 @@ _ONE = "/one"  # not a parameter: the response to a constant
 
 def _numbered(state: Mapping[str, object], kind: str) -> list[Params]:
     """Return the dicts that were saved as ``kind/0/name``, ``kind/1/name``, ..."""
-    found: dict[int, Params] = {}
+    gradients: dict[int, Params] = {}
     for key, value in state.items():
         first, number, name = key.split("/", 2)
         if first == kind:
-            found.setdefault(int(number), {})[name] = value  # type: ignore[assignment]
-    return [found[k] for k in sorted(found)]
+            gradients.setdefault(int(number), {})[name] = value  # type: ignore[assignment]
+    return [gradients[k] for k in sorted(gradients)]

@@ -107,8 +107,8 @@ class PoissonBatches(Iterator[Batch]):
             if self._index:
                 generator = self._sampler.randomness.generator("records", step)
                 records, units = self._index.records(units, generator)
-            own = self._share.owns(units)
-            records, units = records[own], units[own]
+            mine = self._share.owns(units)
+            records, units = records[mine], units[mine]
             yield torch.as_tensor(records), torch.as_tensor(units)
 
     def _gathered(self) -> Iterator[Batch]:
@@ -135,15 +135,15 @@ class PoissonBatches(Iterator[Batch]):
     def _loaded(self) -> Iterator[Batch]:
         """Read record by record, each by itself."""
         alone, join = isolated(self._dataset, _pair)
-        drawn, kept = itertools.tee(self._samples())
+        for_records, for_units = itertools.tee(self._samples())
         randomness, start = self._sampler.randomness, self._sampler.start
         loader: DataLoader[Any] = DataLoader(
             alone,
-            batch_sampler=(keyed(r, randomness, t) for t, (r, _) in enumerate(drawn, start)),
+            batch_sampler=(keyed(r, randomness, t) for t, (r, _) in enumerate(for_records, start)),
             num_workers=self._num_workers,
             collate_fn=join,
         )
-        for (inputs, targets), (_, units) in zip(loader, kept, strict=True):
+        for (inputs, targets), (_, units) in zip(loader, for_units, strict=True):
             yield inputs, targets, units
 
 
@@ -211,14 +211,15 @@ def refuse_repeated(dataset: Any, units: Any = None) -> None:
     records, owners = _origins(dataset, rows, {}), rows if units is None else np.asarray(units)
     order = np.argsort(records, kind="stable")
     one, next_one = order[:-1], order[1:]
-    found = np.flatnonzero((records[one] == records[next_one]) & (owners[one] != owners[next_one]))
-    if len(found):
+    two_owners = owners[one] != owners[next_one]
+    repeated = np.flatnonzero((records[one] == records[next_one]) & two_owners)
+    if len(repeated):
         raise ArgumentError(
-            f"rows {one[found[0]]} and {next_one[found[0]]} of the {type(dataset).__name__} are "
-            "one record but two units, and its owner would lose more privacy than the plan "
-            "accounts for: give each record once and weight the loss (class weights), or name the "
-            "owner of each row, the same for all copies, by oracle.batches(data, units=...) and a "
-            "plan with unit and max_records"
+            f"rows {one[repeated[0]]} and {next_one[repeated[0]]} of the "
+            f"{type(dataset).__name__} are one record but two units, and its owner would lose more "
+            "privacy than the plan accounts for: give each record once and weight the loss (class "
+            "weights), or name the owner of each row, the same for all copies, by "
+            "oracle.batches(data, units=...) and a plan with unit and max_records"
         )
 
 
@@ -230,10 +231,11 @@ def _origins(dataset: Any, rows: Indices, known: dict[Any, int]) -> Indices:
         rows = np.where(rows < 0, rows + len(dataset), rows)
     if not isinstance(dataset, ConcatDataset):
         return rows + (known.setdefault(id(dataset), len(known)) << 40)
-    found, part = np.empty_like(rows), np.searchsorted(dataset.cumulative_sizes, rows, side="right")
+    origins = np.empty_like(rows)
+    place = np.searchsorted(dataset.cumulative_sizes, rows, side="right")
     for k, (inner, end) in enumerate(zip(dataset.datasets, dataset.cumulative_sizes, strict=True)):
-        found[part == k] = _origins(inner, rows[part == k] - end, known)
-    return found
+        origins[place == k] = _origins(inner, rows[place == k] - end, known)
+    return origins
 
 
 def _numbers(indices: Sequence[Any], known: dict[Any, int]) -> Indices:
@@ -260,8 +262,8 @@ def refuse_sampler(loader: DataLoader[Any]) -> None:
         )
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         return  # refused as such
-    whole = type(sampler) in (SequentialSampler, RandomSampler)
-    if not whole or not len(sampler) == len(sampler.data_source) == len(loader.dataset):
+    complete = type(sampler) in (SequentialSampler, RandomSampler)
+    if not complete or not len(sampler) == len(sampler.data_source) == len(loader.dataset):
         raise ArgumentError(
             f"the loader's {type(sampler).__name__} may leave records of the data set out, and "
             "the Poisson samples that replace it would not: pass torch.utils.data.Subset(dataset, "
@@ -282,13 +284,13 @@ def _refuse_weaker_unit(plan: PrivacyPlan, dataset: Any) -> None:
         if (named := owner()) is None:
             return
         sign, unit = named.sign, named.column
-    whole = f"unit={unit!r}, and pass units=data.column({unit!r})"
+    repair = f"unit={unit!r}, and pass units=data.column({unit!r})"
     if unit is None:
-        whole = "another unit, and pass units=, the owner of each record"
+        repair = "another unit, and pass units=, the owner of each record"
     if unit != "record":
         raise ArgumentError(
             f"the data set has {sign}, but the plan's unit is the record, which protects less: "
-            f"make the plan with {whole}; or choose single records by loading with unit='record', "
+            f"make the plan with {repair}; or choose single records by loading with unit='record', "
             "or by dataclasses.replace(data, unit='record')"
         )
 

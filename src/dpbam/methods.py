@@ -434,18 +434,18 @@ class DiSK(Method):
                 f"DiSK shifts theta itself, so {self.inner.name} cannot be inside it{reason}: take "
                 "DP-SGD or BAM"
             )
-        whole = (1 - kappa) / kappa
-        self.gamma = whole if gamma is None else _validate.positive("gamma", gamma)
-        self.share = whole / self.gamma  # a
+        usual_gamma = (1 - kappa) / kappa
+        self.gamma = usual_gamma if gamma is None else _validate.positive("gamma", gamma)
+        self.share = usual_gamma / self.gamma  # a
         self._velocity: Params | None = None
         super().__init__(self.inner.lam)
 
     def at(self, history: History) -> Method:
         if not history.parameters:
             return self
-        made, before = copy.copy(self), history.parameters[-1]
-        made._velocity = {n: t - before[n] for n, t in history.theta.items()}
-        return made
+        predicting, before = copy.copy(self), history.parameters[-1]
+        predicting._velocity = {n: t - before[n] for n, t in history.theta.items()}
+        return predicting
 
     def lam_at(self, step: int, theta: Params) -> float:
         return self.inner.lam_at(step, theta)
@@ -512,19 +512,19 @@ class SAM(Method):
         return grad(theta)  # the oracle has shifted theta
 
 
-def overrides(method: Method, part: str) -> bool:
+def overrides(method: Method, hook: str) -> bool:
     """Whether ``method`` has a ``part`` other than that of :class:`Method`.
 
     Example:
         >>> overrides(DPSAT(0.1), "ascent"), overrides(DPSGD(), "ascent")
         (True, False)
     """
-    return _function(method, part) is not getattr(Method, part)
+    return _function(method, hook) is not getattr(Method, hook)
 
 
-def _function(method: Method, part: str) -> object:
+def _function(method: Method, hook: str) -> object:
     """Return the function that ``method.part(...)`` runs, without the object it is bound to."""
-    bound = getattr(method, part)
+    bound = getattr(method, hook)
     return getattr(bound, "__func__", bound)
 
 
@@ -559,11 +559,11 @@ def check_declared(method: Method) -> None:
             )
 
 
-def _declared_with(method: Method, part: str, name: str) -> bool:
+def _declared_with(method: Method, hook: str, name: str) -> bool:
     """Whether ``name`` is set where ``part`` is, or by a class derived from that one."""
     places = [vars(method), *map(vars, type(method).__mro__)]
-    first = {key: next(i for i, place in enumerate(places) if key in place) for key in (part, name)}
-    return first[name] <= first[part]
+    first = {key: next(i for i, place in enumerate(places) if key in place) for key in (hook, name)}
+    return first[name] <= first[hook]
 
 
 def present(method: Method, history: History) -> Method:

@@ -34,7 +34,7 @@ class StepFacts:
         sensitivity: C_t, the clipping's at this step; infinite where nothing is clipped.
         shift: by how much theta is shifted for the whole batch during the step (DP-SAT, SAM, DiSK);
             None: it is not.
-        whole: whether the logical batch is computed as one physical batch, by one process.
+        in_one_batch: whether the logical batch is computed as one physical batch, by one process.
         zeros: returns zeros for each trainable parameter: a sum with nothing in it yet.
         batch_gradient: returns g_hat at the unshifted theta, by a pass of its own. Do not share.
         ranks: the processes that train together; an observer sees the units of its own.
@@ -47,7 +47,7 @@ class StepFacts:
     previous: Params | None
     sensitivity: float
     shift: Params | None
-    whole: bool
+    in_one_batch: bool
     zeros: Callable[[], Params]
     batch_gradient: Callable[[], Params]
     ranks: Ranks

@@ -278,7 +278,7 @@ class PrivateGradientOracle:
             previous=copied(history.previous) if watched and history.previous else None,
             sensitivity=clipping.sensitivity,
             shift=copied(shift) if watched and shift is not None else None,
-            whole=self.ranks.world == 1 and self._computation.is_whole(batch),
+            in_one_batch=self.ranks.world == 1 and self._computation.is_whole(batch),
             zeros=lambda: zeros(trainable(self.model)),
             batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
         )  # fmt: skip

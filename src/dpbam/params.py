@@ -85,9 +85,9 @@ def sum_of_none(tree: Mapping[str, Tensor]) -> Params:
         least = torch.float32 if t.device.type == "mps" else torch.float64
         kinds.setdefault((t.device, accumulation_dtype(t.dtype, least)), {})[name] = t
     totals: Params = {}
-    for (device, dtype), like in kinds.items():
-        size = sum(t.numel() for t in like.values())
-        totals |= separated(torch.zeros(size, dtype=dtype, device=device), like)
+    for (device, dtype), entries in kinds.items():
+        size = sum(t.numel() for t in entries.values())
+        totals |= separated(torch.zeros(size, dtype=dtype, device=device), entries)
     return {name: totals[name] for name in tree}
 
 
@@ -114,10 +114,10 @@ def joined(tree: Mapping[str, Tensor]) -> Tensor:
     return first.as_strided((size,), (1,), first.storage_offset())
 
 
-def separated(vector: Tensor, like: Mapping[str, Tensor]) -> Params:
-    """Return views of the vector, shaped as ``like``: the inverse of :func:`joined`."""
-    parts = torch.split(vector, [t.numel() for t in like.values()])
-    return {name: t.view(like[name].shape) for name, t in zip(like, parts, strict=True)}
+def separated(vector: Tensor, shapes: Mapping[str, Tensor]) -> Params:
+    """Return views of the vector, shaped as ``shapes``: the inverse of :func:`joined`."""
+    parts = torch.split(vector, [t.numel() for t in shapes.values()])
+    return {name: t.view(shapes[name].shape) for name, t in zip(shapes, parts, strict=True)}
 
 
 def elementwise(
@@ -146,13 +146,13 @@ def _kinds(tree: Mapping[str, Tensor]) -> list[list[str]]:
     return list(kinds.values())
 
 
-def cast(tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Params:
-    """Return the entries in the dtypes of ``like``, in one operation per dtype."""
+def cast(tree: Mapping[str, Tensor], dtypes_of: Mapping[str, Tensor]) -> Params:
+    """Return the entries in the dtypes of ``dtypes_of``, in one operation per dtype."""
     results: Params = {}
-    for dtype in {t.dtype for t in like.values()}:
-        alike = {name: tree[name] for name, t in like.items() if t.dtype == dtype}
+    for dtype in {t.dtype for t in dtypes_of.values()}:
+        alike = {name: tree[name] for name, t in dtypes_of.items() if t.dtype == dtype}
         results |= elementwise(partial(Tensor.to, dtype=dtype, copy=True), alike)
-    return {name: results[name] for name in like}
+    return {name: results[name] for name in dtypes_of}
 
 
 def add_into(total: Params, parts: Mapping[str, Tensor]) -> None:
@@ -182,8 +182,8 @@ def norm(tree: Mapping[str, Tensor]) -> Tensor:
 
 def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Return <a, b> over all entries, in float32 or better: scalar."""
-    wide = {name: accumulation_dtype(x.dtype) for name, x in a.items()}
-    return torch.stack([(a[n].to(wide[n]) * b[n].to(wide[n])).sum() for n in a]).sum()
+    dtypes = {name: accumulation_dtype(x.dtype) for name, x in a.items()}
+    return torch.stack([(a[n].to(dtypes[n]) * b[n].to(dtypes[n])).sum() for n in a]).sum()
 
 
 def unit_vector(tree: Mapping[str, Tensor]) -> Params:
@@ -198,8 +198,9 @@ def unit_vector(tree: Mapping[str, Tensor]) -> Params:
     length = norm(tree)
     positive = length > 0
     scale = torch.where(positive, 1.0 / torch.where(positive, length, 1.0), 0.0)
-    wide = {name: g.to(accumulation_dtype(g.dtype)) for name, g in tree.items()}
-    return {name: (g * scale).to(tree[name].dtype) for name, g in wide.items()}  # 1e6: inf in fp16
+    widened = {name: g.to(accumulation_dtype(g.dtype)) for name, g in tree.items()}
+    # in the dtype of the entries last: a norm of 1e6 is infinite in float16
+    return {name: (g * scale).to(tree[name].dtype) for name, g in widened.items()}
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Params:

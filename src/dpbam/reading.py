@@ -60,13 +60,13 @@ class OneByOne(Dataset[Any]):
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:
         self._dataset, self._collate = dataset, collate
 
-    def __getitem__(self, drawn: Drawn) -> Any:
-        return self.__getitems__([drawn])[0]
+    def __getitem__(self, record_and_key: Drawn) -> Any:
+        return self.__getitems__([record_and_key])[0]
 
-    def __getitems__(self, drawn: Sequence[Drawn]) -> list[Any]:
+    def __getitems__(self, records_and_keys: Sequence[Drawn]) -> list[Any]:
         """Read several records; a DataLoader calls this with a whole batch."""
         with _generators_restored():
-            return [self._row(record, key) for record, key in drawn]
+            return [self._row(record, key) for record, key in records_and_keys]
 
     def _row(self, record: int, key: int) -> Any:
         torch.default_generator.manual_seed(key)

@@ -192,7 +192,7 @@ def test_the_statistics_are_part_of_the_release_that_a_replay_must_repeat() -> N
     state = oracle.state_dict()
     oracle.backward(x, y)
     oracle.load_state_dict(state)
-    oracle.statistics.given = (0.6, 1.0, 2.0, 4.0)
+    oracle.statistics.thresholds = (0.6, 1.0, 2.0, 4.0)
     oracle.statistics.bias_bound = 0.1
     with pytest.raises(ValueError, match="already used"):
         oracle.backward(x, y)

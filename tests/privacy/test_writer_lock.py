@@ -237,10 +237,10 @@ def test_a_lock_that_a_thread_is_freeing_is_waited_for(
             raise BlockingIOError
 
     monkeypatch.setattr(fcntl, "flock", busy)
-    writer_lock._held.add(identity)
+    writer_lock._identities.add(identity)
     assert writer_lock.hold(path, create=False).identity == identity
     assert len(attempts) == 4
-    writer_lock._held.discard(identity)
+    writer_lock._identities.discard(identity)
     attempts.clear()
     with pytest.raises(ValueError, match="another process is writing"):
         writer_lock.hold(path, create=False)

@@ -138,24 +138,24 @@ def advise(
         (1.0, True)
     """
     chosen = sorted({0.0, _validate.non_negative("lam", lam), *lambdas})
-    found = {value: _Pool(plan) for value in chosen}
+    pools = {value: _Pool(plan) for value in chosen}
     maker = make_engine(engine, model, loss, plan.clipper().groups(trainable(model)))
     bounds: list[float] = []
     for inputs, targets in batches:
-        whole = LogicalBatch.of(inputs, targets, None, 1)
-        for batch in whole.split(physical_batch_size, Views(), device_of(model)):
+        batch_of_all = LogicalBatch.of(inputs, targets, None, 1)
+        for batch in batch_of_all.split(physical_batch_size, Views(), device_of(model)):
             if not bounds:
                 use_first(maker, batch, DPSGD())  # what a model fixes is not taken from a record
                 bounds = _bounds(plan, maker.directions(batch, DPSGD(), 0.0).norms())
-            for value, pool in found.items():
+            for value, pool in pools.items():
                 method = BAM(value, exact=True) if value else DPSGD()
                 pool.add(maker.directions(batch, method, value), bounds)
-    truth = found[0.0]
+    truth = pools[0.0]
     if truth.units < 2:
         raise ArgumentError(f"advice needs at least 2 samples with finite gradients: {truth.units}")
-    options = tuple(p.option(truth, plan, c, value) for value, p in found.items() for c in bounds)
-    now = found[lam].option(truth, plan, plan.clip_norm, lam)
-    sizes = tuple(found[lam].option(truth, p, p.clip_norm, lam) for p in _resized(plan))
+    options = tuple(p.option(truth, plan, c, value) for value, p in pools.items() for c in bounds)
+    now = pools[lam].option(truth, plan, plan.clip_norm, lam)
+    sizes = tuple(pools[lam].option(truth, p, p.clip_norm, lam) for p in _resized(plan))
     best = max(options, key=lambda o: o.non_private_cosine)
     return Advice(now, best, options, sizes, truth.units)
 
@@ -201,14 +201,15 @@ class _Pool:
 
     def add(self, directions: PerSampleDirections, bounds: list[float]) -> None:
         norms = directions.norms()
-        kept = unclipped(norms)
-        self.norms.append(norms[:, kept[0] != 0].double())
+        finite_factors = unclipped(norms)
+        self.norms.append(norms[:, finite_factors[0] != 0].double())
         self.units += self.norms[-1].shape[1]
-        part = flat(directions.weighted_sum(kept))
-        self.total = part if self.total is None else self.total + part
+        batch_sum = flat(directions.weighted_sum(finite_factors))
+        self.total = batch_sum if self.total is None else self.total + batch_sum
         for bound in bounds:
-            part = flat(directions.weighted_sum(self._factors(norms, bound)))
-            self.clipped[bound] = self.clipped[bound] + part if bound in self.clipped else part
+            batch_sum = flat(directions.weighted_sum(self._factors(norms, bound)))
+            before = self.clipped.get(bound)
+            self.clipped[bound] = batch_sum if before is None else before + batch_sum
 
     def option(self, truth: _Pool, plan: PrivacyPlan, bound: float, lam: float) -> Option:
         """Predict C = ``bound`` under ``plan``; ``truth`` has the plain gradients."""
@@ -244,13 +245,13 @@ def _bounds(plan: PrivacyPlan, norms: Tensor) -> list[float]:
     total = norms.double().square().sum(0).sqrt()
     total = total[total.isfinite() & (total > 0)].cpu()
     at = torch.tensor(BOUNDS, dtype=torch.float64)
-    found = torch.quantile(total, at).tolist() if len(total) else []
-    return sorted({plan.clip_norm, *(float(f"{bound:.2g}") for bound in found)})
+    quantiles = torch.quantile(total, at).tolist() if len(total) else []
+    return sorted({plan.clip_norm, *(float(f"{bound:.2g}") for bound in quantiles)})
 
 
 def _resized(plan: PrivacyPlan) -> list[PrivacyPlan]:
     """Return the plan at other batch sizes, with the noise for the same epsilon and epochs."""
-    found = []
+    estimates = []
     for step in SIZES:
         size = max(1, round(plan.batch_size * step))
         if size > plan.n:
@@ -262,8 +263,8 @@ def _resized(plan: PrivacyPlan) -> list[PrivacyPlan]:
                 plan.epsilon(), plan.delta, size / plan.n, steps, accountant=plan.accountant
             )
         changed = {"batch_size": size, "steps": steps, "noise_multiplier": sigma}
-        found.append(replace_quietly(plan, **changed))
-    return found
+        estimates.append(replace_quietly(plan, **changed))
+    return estimates
 
 
 def _row(o: Option, now: bool) -> str:

@@ -104,17 +104,18 @@ def measure_flatness(
     batch = LogicalBatch.of(inputs, targets, None, 1)
     chunks = list(batch.split(physical_batch_size, Views(), device_of(model)))
     with evaluating(model):
-        found = make_engine(engine, model, loss, dict.fromkeys(theta, 0))
+        chosen_engine = make_engine(engine, model, loss, dict.fromkeys(theta, 0))
         total: Params = {}
         norms: list[Tensor] = []
         losses = 0.0
-        use_first(found, chunks[0], DPSGD())  # what a model fixes is not taken from a record
+        # what a model fixes at its first use is not taken from a record
+        use_first(chosen_engine, chunks[0], DPSGD())
         for chunk in chunks:
             losses += float(_losses(model, loss, chunk).detach().sum())
-            directions = found.directions(chunk, DPSGD(), 0.0)
+            directions = chosen_engine.directions(chunk, DPSGD(), 0.0)
             norms.append(directions.norms()[0])
-            part = directions.weighted_sum(unclipped(directions.norms()))
-            total = {k: total[k] + g for k, g in part.items()} if total else part
+            batch_sum = directions.weighted_sum(unclipped(directions.norms()))
+            total = {k: total[k] + g for k, g in batch_sum.items()} if total else batch_sum
         top = _top_eigenvalue(model, loss, chunks) if eigenvalue else None
     return Flatness(
         lam=_validate.non_negative("lam", lam),
@@ -145,11 +146,11 @@ def _top_eigenvalue(model: nn.Module, loss: Loss, chunks: Sequence[PhysicalBatch
         return float(product(np.ones(1))[0])
     start = np.random.default_rng(0).standard_normal(d)  # any start serves; the same one each time
     operator = LinearOperator((d, d), matvec=product, dtype=np.float64)
-    found = eigsh(
+    eigenvalues = eigsh(
         operator, k=1, which="LA", tol=1e-2, v0=start, ncv=min(d, 12),
         return_eigenvectors=False,
     )  # fmt: skip
-    return float(found[0])
+    return float(eigenvalues[0])
 
 
 def _hessian_vector(value: Tensor, theta: list[nn.Parameter], vector: list[Tensor]) -> Tensor:
@@ -158,8 +159,8 @@ def _hessian_vector(value: Tensor, theta: list[nn.Parameter], vector: list[Tenso
     slope = torch.stack([(g * v).sum() for g, v in zip(gradient, vector, strict=True)]).sum()
     if not slope.requires_grad:  # a loss that is linear in theta
         return torch.zeros(sum(p.numel() for p in theta), dtype=torch.float64)
-    found = torch.autograd.grad(slope, theta, materialize_grads=True)
-    return torch.cat([h.detach().cpu().double().flatten() for h in found])
+    products = torch.autograd.grad(slope, theta, materialize_grads=True)
+    return torch.cat([h.detach().cpu().double().flatten() for h in products])
 
 
 def _losses(model: nn.Module, loss: Loss, batch: PhysicalBatch) -> Tensor:
@@ -167,6 +168,6 @@ def _losses(model: nn.Module, loss: Loss, batch: PhysicalBatch) -> Tensor:
     return per_row_loss(loss, output, batch.targets, batch.units)
 
 
-def _unflatten(vector: Tensor, like: list[nn.Parameter]) -> list[Tensor]:
-    parts = torch.split(vector, [p.numel() for p in like])
-    return [part.to(p).view_as(p) for part, p in zip(parts, like, strict=True)]
+def _unflatten(vector: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    parts = torch.split(vector, [p.numel() for p in parameters])
+    return [piece.to(p).view_as(p) for piece, p in zip(parts, parameters, strict=True)]

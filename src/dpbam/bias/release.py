@@ -115,7 +115,7 @@ class PrivateStatistics:
         bias_noise_multiplier: float | None = None,
         sink: Callable[[ReleasedStatistics], None] | None = None,
     ) -> None:
-        self.given = tuple(_validate.positive("each of thresholds", t) for t in thresholds)
+        self.thresholds = tuple(_validate.positive("each of thresholds", t) for t in thresholds)
         self.count_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
         self.bias_bound = bias_bound
         self.noise_multipliers: tuple[float, ...] = (self.count_multiplier,)
@@ -204,7 +204,7 @@ class PrivateStatistics:
         return self.noise_multipliers[k] * sensitivity
 
     def _thresholds(self) -> tuple[float, ...]:
-        return tuple(sorted({*self.given, self._sensitivity} - {math.inf}))
+        return tuple(sorted({*self.thresholds, self._sensitivity} - {math.inf}))
 
     def _present_plan(self) -> PrivacyPlan:
         if self._plan is None:

@@ -38,7 +38,7 @@ class Tally:
     form: Form | None
     own_is_plain: bool
     plain: Params | None = None
-    _own: Params = field(default_factory=dict)  # sum_i d_i
+    _unclipped: Params = field(default_factory=dict)  # sum_i d_i
     _plain: Params = field(default_factory=dict)  # sum_i g_i
     _ascent: Params = field(default_factory=dict)  # sum_i g_i / |g_i|
     _norms: list[Tensor] = field(default_factory=list)  # |d_i|: [U] per physical batch
@@ -59,16 +59,17 @@ class Tally:
         layers: bool,
     ) -> None:
         """Add one physical batch: norms and factors [G, U]."""
-        kept = unclipped(norms)  # [G, U], 0 where a unit is not finite
-        _accumulate(self._own, directions.weighted_sum(kept))
+        finite_factors = unclipped(norms)  # [G, U], 0 where a unit is not finite
+        _accumulate(self._unclipped, directions.weighted_sum(finite_factors))
         self._norms.append(_total(norms))
-        self._lost.append(_total(torch.where(kept != 0, (1 - factors).abs() * norms, 0.0)))
+        removed = (1 - factors).abs() * norms
+        self._lost.append(_total(torch.where(finite_factors != 0, removed, 0.0)))
         self._shortened.append((factors < 1).any(0))
         if directions.plain is not None and not self.own_is_plain:
             self._add_plain(directions.plain)
         if layers:
             self._layer_norms.append(_by_layer(directions.parameter_norms()))
-        if eta and self.facts.whole and len(factors) == 1:
+        if eta and self.facts.in_one_batch and len(factors) == 1:
             self._add_etas(directions, factors[0])
 
     def _add_plain(self, plain: PerSampleDirections) -> None:
@@ -76,8 +77,8 @@ class Tally:
         _accumulate(self._plain, plain.weighted_sum(unclipped(norms)))
         total = _total(norms)  # [U]
         self._plain_norms.append(total)
-        some = total.isfinite() & (total > 0)
-        inverse = torch.where(some, 1 / torch.where(some, total, 1.0), 0.0)
+        nonzero = total.isfinite() & (total > 0)
+        inverse = torch.where(nonzero, 1 / torch.where(nonzero, total, 1.0), 0.0)
         _accumulate(self._ascent, plain.weighted_sum(inverse.expand(norms.shape)))
 
     def _add_etas(self, directions: PerSampleDirections, factors: Tensor) -> None:
@@ -87,7 +88,7 @@ class Tally:
             inner = torch.where(factors != 0, factors * directions.inner(total), 0.0)
             return ratio(float(inner.double().sum()), norm(flat(total)) ** 2)
 
-        self._a_own = a(self._own)
+        self._a_own = a(self._unclipped)
         if self._plain:
             self._a_plain = a(self._plain)
         elif self.plain is not None:
@@ -101,7 +102,7 @@ class Tally:
         sigma, bound = plan.noise_multiplier_at(facts.step), facts.sensitivity
         std = sigma * bound if sigma else 0.0  # sigma_t C_t
         variance = sum(g.numel() for g in clipped.values()) * (std / plan.batch_size) ** 2
-        own, plain, g_hat = self._readings(clipped, released, variance)
+        against_own, plain, g_hat = self._readings(clipped, released, variance)
         norms, lost = _joined(self._norms), _joined(self._lost)
         finite, shortened = norms.isfinite(), _joined(self._shortened)
         return BiasRecord(
@@ -115,7 +116,7 @@ class Tally:
             non_private_units=len(norms),
             non_private_broken=int((~finite).sum()),
             non_private_against_plain=plain,
-            non_private_against_own=own,
+            non_private_against_own=against_own,
             non_private_lemma2_bound=float(lost[finite].sum()) / plan.batch_size,
             non_private_norms=summary(norms, bound),
             non_private_plain_norms=summary(_joined(self._plain_norms)) if self._plain else None,
@@ -130,12 +131,12 @@ class Tally:
         ranks = self.facts.ranks
         if ranks.world == 1:
             return
-        own: list[list[Any]]
-        own = [self._norms, self._plain_norms, self._lost, self._shortened, self._layer_norms]
-        every = ranks.collected(map_rows(Tensor.cpu, own))
-        for mine, theirs in zip(own, zip(*every, strict=True), strict=True):
-            mine[:] = [part for parts in theirs for part in parts]
-        sums = [self._own, *([self._plain, self._ascent] if self._plain_norms else [])]
+        lists: list[list[Any]]
+        lists = [self._norms, self._plain_norms, self._lost, self._shortened, self._layer_norms]
+        every = ranks.collected(map_rows(Tensor.cpu, lists))
+        for mine, theirs in zip(lists, zip(*every, strict=True), strict=True):
+            mine[:] = [entry for parts in theirs for entry in parts]
+        sums = [self._unclipped, *([self._plain, self._ascent] if self._plain_norms else [])]
         for total in sums if self._norms else []:
             total.update(ranks.total(doubled(total or self.facts.zeros())))
 
@@ -145,18 +146,20 @@ class Tally:
         """Return readings against the method's own gradient and, if known, g_hat; and g_hat."""
         scale = 1 / self.facts.plan.batch_size
         g_clip, private = flat(clipped, scale), flat(released)
-        own = flat(self._own, scale) if self._own else torch.zeros_like(g_clip)
-        against_own = decompose(g_clip, own, private, variance=variance, a=self._a_own)
-        g_hat = self._g_hat(own)
+        unclipped_own = (
+            flat(self._unclipped, scale) if self._unclipped else torch.zeros_like(g_clip)
+        )
+        against_own = decompose(g_clip, unclipped_own, private, variance=variance, a=self._a_own)
+        g_hat = self._g_hat(unclipped_own)
         if g_hat is None or self.own_is_plain:
             return against_own, against_own if self.own_is_plain else None, g_hat
         against_plain = decompose(g_clip, g_hat, private, variance=variance, a=self._a_plain)
         return against_own, against_plain, g_hat
 
-    def _g_hat(self, own: Tensor) -> Tensor | None:
+    def _g_hat(self, unclipped_own: Tensor) -> Tensor | None:
         """Return the plain batch gradient at theta, divided by l, if it is known."""
         if self.own_is_plain:
-            return own
+            return unclipped_own
         if self._plain:
             return flat(self._plain, 1 / self.facts.plan.batch_size)
         return None if self.plain is None else flat(self.plain)
@@ -166,7 +169,7 @@ class Tally:
         if g_hat is None:
             return None
         if self.facts.shift is not None:
-            return cosine(flat({n: self.facts.shift[n] for n in self._own}), g_hat)
+            return cosine(flat({n: self.facts.shift[n] for n in self._unclipped}), g_hat)
         if not self._regularised:  # the method does not say along what it ascends, if it does
             return None
         units = int(_joined(self._plain_norms).isfinite().sum())
@@ -189,23 +192,26 @@ class Tally:
         if not self._layer_norms:
             return {}
         l = self.facts.plan.batch_size  # noqa: E741
-        joined = {k: _joined([part[k] for part in self._layer_norms]) for k in self._layer_norms[0]}
+        layers_of_batches = self._layer_norms
+        joined = {
+            k: _joined([norms[k] for norms in layers_of_batches]) for k in layers_of_batches[0]
+        }
         squares = {k: float(v[v.isfinite()].square().sum()) for k, v in joined.items()}
-        whole = sum(squares.values())
-        found: dict[str, Layer] = {}
+        total_square = sum(squares.values())
+        layers: dict[str, Layer] = {}
         for layer, norms in joined.items():
             names = [n for n in clipped if layer_of(n) == layer]
             g_clip = flat({n: clipped[n] for n in names}, 1 / l)
-            r = flat({n: self._own[n] for n in names}, 1 / l)
+            r = flat({n: self._unclipped[n] for n in names}, 1 / l)
             bias = norm(g_clip - r)
-            found[layer] = Layer(
+            layers[layer] = Layer(
                 norms=summary(norms),
-                share=ratio(squares[layer], whole),
+                share=ratio(squares[layer], total_square),
                 bias=bias,
                 relative_bias=ratio(bias, norm(r)),
                 cosine=cosine(g_clip, r),
             )
-        return found
+        return layers
 
 
 def summary(norms: Tensor, clip_norm: float | None = None) -> Norms:
@@ -234,8 +240,8 @@ def _by_layer(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {layer: s.sqrt() for layer, s in squares.items()}
 
 
-def _accumulate(total: Params, part: Params) -> None:
-    for name, g in part.items():
+def _accumulate(total: Params, batch_sum: Params) -> None:
+    for name, g in batch_sum.items():
         total[name] = total[name] + g if name in total else g
 
 

@@ -38,49 +38,49 @@ class ProcessRanks(Ranks):
         self.rank, self.world = watch.rank, watch.world
         self._watch = watch
 
-    def scattered(self, own: Params) -> tuple[Params, int]:
-        length = self._length(own)
-        start, message = self.rank * length, flatten(own, like=own, length=self.world * length)
+    def scattered(self, sums: Params) -> tuple[Params, int]:
+        length = self._length(sums)
+        start, message = self.rank * length, flatten(sums, shapes=sums, length=self.world * length)
         with self._together():
-            part = _reduce_scatter(message, start, length)  # sum_r (clipped sum of rank r)
-        return cut(part, own, start), start
+            slice_sum = _reduce_scatter(message, start, length)  # sum_r (clipped sum of rank r)
+        return cut(slice_sum, sums, start), start
 
-    def gathered(self, part: Params, like: Params) -> Params:
-        length = self._length(like)
-        own = flatten(part, like=like, length=length)
-        whole = own.new_empty(self.world * length)
+    def gathered(self, rank_slice: Params, shapes: Params) -> Params:
+        length = self._length(shapes)
+        message = flatten(rank_slice, shapes=shapes, length=length)
+        vector = message.new_empty(self.world * length)
         with self._together():
-            dist.all_gather(list(torch.split(whole, length)), own)
-        return unflatten(whole[: size(like)], like)
+            dist.all_gather(list(torch.split(vector, length)), message)
+        return unflatten(vector[: size(shapes)], shapes)
 
-    def _length(self, like: Params) -> int:
+    def _length(self, shapes: Params) -> int:
         """Return how many coordinates each rank has, the padding of the last ones included."""
-        return max(1, -(-size(like) // self.world))
+        return max(1, -(-size(shapes) // self.world))
 
-    def total(self, own: Params) -> Params:
-        message = flatten(own, like=own, length=size(own))
+    def total(self, sums: Params) -> Params:
+        message = flatten(sums, shapes=sums, length=size(sums))
         with self._together():
             dist.all_reduce(message)
-        return unflatten(message, own)
+        return unflatten(message, sums)
 
     def sums(self, *values: float) -> list[float]:
         message = torch.tensor([float(v) for v in values], dtype=torch.float64)
         with self._together():
             dist.all_reduce(message)
-        found: list[float] = message.tolist()
-        return found
+        totals: list[float] = message.tolist()
+        return totals
 
-    def collected(self, own: T) -> list[T]:
-        found: list[Any] = [None] * self.world
+    def collected(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.world
         with self._together():
-            dist.all_gather_object(found, own)  # pickled: the processes trust one another
-        return found
+            dist.all_gather_object(values, value)  # pickled: the processes trust one another
+        return values
 
     def from_leader(self, make: Callable[[], T]) -> T:
-        made = [make() if self.leads else None]  # pickled: the processes trust one another
+        result = [make() if self.leads else None]  # pickled: the processes trust one another
         with self._together():
-            dist.broadcast_object_list(made, src=0, device=torch.device("cpu"))
-        return made[0]  # type: ignore[return-value]
+            dist.broadcast_object_list(result, src=0, device=torch.device("cpu"))
+        return result[0]  # type: ignore[return-value]
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -96,15 +96,15 @@ class ProcessRanks(Ranks):
 
 def _reduce_scatter(message: Tensor, start: int, length: int) -> Tensor:
     """Return ``length`` coordinates, from ``start`` on, of the sum of all ranks' messages."""
-    part = message.new_empty(length)
+    slice_sum = message.new_empty(length)
     try:
-        dist.reduce_scatter(part, list(torch.split(message, length)))
+        dist.reduce_scatter(slice_sum, list(torch.split(message, length)))
     except RuntimeError as error:
         if "not support" not in str(error):  # by gloo of some versions; then on every rank alike
             raise
         dist.all_reduce(message)
-        part = message[start : start + length]
-    return part
+        slice_sum = message[start : start + length]
+    return slice_sum
 
 
 def size(params: Params) -> int:
@@ -112,31 +112,31 @@ def size(params: Params) -> int:
     return sum(p.numel() for p in params.values())
 
 
-def cut(part: Tensor, like: Params, start: int) -> Params:
-    """Name the coordinates of ``part``, which begins at ``start`` of the vector: flat pieces."""
+def cut(vector_slice: Tensor, shapes: Params, start: int) -> Params:
+    """Name the coordinates of a slice that begins at ``start`` of the vector: flat pieces."""
     pieces, at = Params(), 0
-    for name, p in like.items():
-        first, last = max(at, start), min(at + p.numel(), start + len(part))
+    for name, p in shapes.items():
+        first, last = max(at, start), min(at + p.numel(), start + len(vector_slice))
         if first < last:
-            pieces[name] = part[first - start : last - start]
+            pieces[name] = vector_slice[first - start : last - start]
         at += p.numel()
     return pieces
 
 
-def flatten(params: Params, *, like: Params, length: int) -> Tensor:
-    """Copy all entries into one vector in the widest dtype of ``like``, padded with zeros."""
-    wide = reduce(torch.promote_types, {p.dtype for p in like.values()})
-    flat = next(iter(like.values())).new_zeros(length, dtype=wide)
+def flatten(params: Params, *, shapes: Params, length: int) -> Tensor:
+    """Copy all entries into one vector in the widest dtype of ``shapes``, padded with zeros."""
+    dtype = reduce(torch.promote_types, {p.dtype for p in shapes.values()})
+    flat = next(iter(shapes.values())).new_zeros(length, dtype=dtype)
     parts = torch.split(flat, [*(p.numel() for p in params.values()), length - size(params)])
-    for p, part in zip(params.values(), parts, strict=False):
-        part.copy_(p.detach().flatten())
+    for p, piece in zip(params.values(), parts, strict=False):
+        piece.copy_(p.detach().flatten())
     return flat
 
 
-def unflatten(flat: Tensor, like: Params) -> Params:
+def unflatten(flat: Tensor, shapes: Params) -> Params:
     """The inverse of :func:`flatten`, as views where the dtype allows."""
-    parts = torch.split(flat, [p.numel() for p in like.values()])
-    return {n: s.view(p.shape).to(p.dtype) for (n, p), s in zip(like.items(), parts, strict=True)}
+    parts = torch.split(flat, [p.numel() for p in shapes.values()])
+    return {n: s.view(p.shape).to(p.dtype) for (n, p), s in zip(shapes.items(), parts, strict=True)}
 
 
 @contextmanager

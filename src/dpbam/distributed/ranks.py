@@ -57,32 +57,32 @@ class Ranks:
         """The units of privacy of this rank."""
         return UnitShare(self.rank, self.world)
 
-    def scattered(self, own: Params) -> tuple[Params, int]:
-        """Sum ``own`` over all ranks; return this rank's part, and its first coordinate's number.
+    def scattered(self, sums: Params) -> tuple[Params, int]:
+        """Sum ``sums`` over all ranks; return this rank's part, and its first coordinate's number.
 
         The coordinates of all entries, one after another, are a vector, of which every rank has a
         part of the same length; a part of an entry is flat. Not to be shared.
         """
-        return own, 0
+        return sums, 0
 
-    def gathered(self, part: Params, like: Params) -> Params:
-        """Return the whole of which each rank has a :meth:`scattered` part, shaped as ``like``.
+    def gathered(self, rank_slice: Params, shapes: Params) -> Params:
+        """Return the whole of which each rank has a :meth:`scattered` part, shaped as ``shapes``.
 
         Every rank gets the same result, bit for bit.
         """
-        return part
+        return rank_slice
 
-    def total(self, own: Params) -> Params:
-        """Return the sum of ``own`` over all ranks, on every rank. Not to be shared."""
-        return own
+    def total(self, sums: Params) -> Params:
+        """Return the total of ``sums`` over all ranks, on every rank. Not to be shared."""
+        return sums
 
     def sums(self, *values: float) -> list[float]:
         """Return the sum of each value over the ranks."""
         return list(values)
 
-    def collected(self, own: T) -> list[T]:
-        """Return ``own`` of every rank, in their order."""
-        return [own]
+    def collected(self, value: T) -> list[T]:
+        """Return ``value`` of every rank, in their order."""
+        return [value]
 
     def from_leader(self, make: Callable[[], T]) -> T:
         """Return ``make()`` of the leader; the others do not call it, but wait until it is done."""

@@ -37,13 +37,13 @@ class Watch:
     def __init__(self, stores: list[Any], rank: int, world: int, limit: timedelta) -> None:
         self.rank, self.world = rank, world
         self._limit = limit
-        self._store, self._own = stores
+        self._store, self._private_store = stores
         for connection in stores:
             connection.set_timeout(timedelta(seconds=_PATIENCE / 2 * BEAT))
         self._stop = threading.Event()
         self._pulse = threading.Thread(target=self._beat, name="dpbam-pulse", daemon=True)
-        self._own.set(f"host/{rank}", socket.gethostname())
-        self._own.set(f"pulse/{rank}", "0")
+        self._private_store.set(f"host/{rank}", socket.gethostname())
+        self._private_store.set(f"pulse/{rank}", "0")
 
     def __enter__(self) -> Watch:
         self._pulse.start()
@@ -108,6 +108,6 @@ class Watch:
         while not self._stop.wait(BEAT):
             count += 1
             try:
-                self._own.set(f"pulse/{self.rank}", str(count))
+                self._private_store.set(f"pulse/{self.rank}", str(count))
             except RuntimeError:  # the store is lost; the next message will fail
                 return

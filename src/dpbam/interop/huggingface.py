@@ -101,11 +101,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 "supported: it wraps the model's forward; set its mixed precision to 'no', and "
                 "TrainingArguments(bf16=True)"
             )
-        given = Path(args.output_dir) / "ledger.jsonl" if ledger is None else ledger
-        self._given: Ledger | Path | str = given
+        ledger_place = Path(args.output_dir) / "ledger.jsonl" if ledger is None else ledger
+        self._ledger_place: Ledger | Path | str = ledger_place
         self.oracle = PrivateGradientOracle(
             self.model, per_sample_loss or sequence_loss, plan, method,
-            ledger=trainers.open_ledger(plan, given), **(oracle_options or {}),
+            ledger=trainers.open_ledger(plan, ledger_place), **(oracle_options or {}),
         )  # fmt: skip
         self._sampler = trainers.EpochSampler(plan, lambda: self.oracle)
         self.add_callback(_PrivateSteps(self.oracle))
@@ -118,7 +118,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self._check_overrides()  # what was set on the object since it was made, too
         if not resume_from_checkpoint:
             how = "trainer.train(resume_from_checkpoint=True)"
-            trainers.check_fresh(self.oracle.ledger, self._given, how)
+            trainers.check_fresh(self.oracle.ledger, self._ledger_place, how)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:

@@ -99,8 +99,8 @@ def make_private(
         )
     state = _Private(plan, method, ledger, {"seed": seed, **options})
     state.loader = _loader(data_loader, plan, trainers.EpochSampler(plan, lambda: module.oracle))
-    own = type(module)
-    module.__class__ = type(f"Private{own.__name__}", (PrivateModule, own), {})
+    module_class = type(module)
+    module.__class__ = type(f"Private{module_class.__name__}", (PrivateModule, module_class), {})
     module._private = state
     return module, state.loader
 
@@ -111,7 +111,7 @@ class _Private:
 
     plan: PrivacyPlan
     method: Method | None
-    given: Ledger | Path | str
+    ledger_place: Ledger | Path | str
     options: dict[str, Any]
     loader: DataLoader[Any] | None = None
     oracle: PrivateGradientOracle | None = None
@@ -145,9 +145,9 @@ class PrivateModule(LightningModule):  # type: ignore[misc]
         _check_trainer(self.trainer, self)
         state = self._private
         if state.oracle is None:
-            ledger = trainers.open_ledger(state.plan, state.given)
+            ledger = trainers.open_ledger(state.plan, state.ledger_place)
             if not state.restored:
-                trainers.check_fresh(ledger, state.given, "trainer.fit(..., ckpt_path=...)")
+                trainers.check_fresh(ledger, state.ledger_place, "trainer.fit(..., ckpt_path=...)")
             state.oracle = PrivateGradientOracle(
                 _Losses(self, super().training_step), _as_it_is, state.plan, state.method,
                 ledger=ledger, **state.options,
@@ -263,7 +263,7 @@ class _Sealed:
             return self.__batch
         return map_rows(lambda t: t.to(dtype) if t.is_floating_point() else t, self.__batch)
 
-    def __getitem__(self, part: Any) -> Any:
+    def __getitem__(self, key: Any) -> Any:
         raise ArgumentTypeError(
             "hooks and callbacks cannot open a private training batch, where one record could "
             "change the others: change each record in the data set, or pass augment= to "
@@ -285,18 +285,18 @@ def _as_it_is(losses: Tensor, targets: Tensor) -> Tensor:
     return losses
 
 
-def _loader(given: Any, plan: PrivacyPlan, sampler: trainers.EpochSampler) -> DataLoader[Any]:
-    if not isinstance(given, DataLoader):
-        given = DataLoader(given) if hasattr(given, "__getitem__") else given
-    if not isinstance(given, DataLoader):
+def _loader(loader: Any, plan: PrivacyPlan, sampler: trainers.EpochSampler) -> DataLoader[Any]:
+    if not isinstance(loader, DataLoader):
+        loader = DataLoader(loader) if hasattr(loader, "__getitem__") else loader
+    if not isinstance(loader, DataLoader):
         raise ArgumentTypeError(
-            f"make_private takes a DataLoader or a data set, got {type(given).__name__}: for a "
+            f"make_private takes a DataLoader or a data set, got {type(loader).__name__}: for a "
             "LightningDataModule, pass its train_dataloader()"
         )
-    refuse_sampler(given)
+    refuse_sampler(loader)
     return trainers.poisson_loader(
-        given.dataset, given.collate_fn, plan, sampler, _Seal, num_workers=given.num_workers,
-        pin_memory=given.pin_memory, persistent_workers=given.persistent_workers,
+        loader.dataset, loader.collate_fn, plan, sampler, _Seal, num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory, persistent_workers=loader.persistent_workers,
     )  # fmt: skip
 
 

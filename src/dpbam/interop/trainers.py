@@ -96,11 +96,11 @@ def open_ledger(plan: PrivacyPlan, ledger: Ledger | Path | str) -> Ledger:
     return plan.ledger(path)
 
 
-def check_fresh(ledger: Ledger, given: Ledger | Path | str, how_to_resume: str) -> None:
+def check_fresh(ledger: Ledger, ledger_place: Ledger | Path | str, how_to_resume: str) -> None:
     """Refuse to start a run on the file of another run, which would count as this one's cost."""
-    if len(ledger) and not isinstance(given, Ledger):
+    if len(ledger) and not isinstance(ledger_place, Ledger):
         raise ArgumentError(
-            f"{given} holds {len(ledger)} steps of an earlier run: resume it with "
+            f"{ledger_place} holds {len(ledger)} steps of an earlier run: resume it with "
             f"{how_to_resume}, or give this run another ledger; to count both together, pass the "
             "ledger itself, plan.ledger(path)"
         )

@@ -251,7 +251,7 @@ def _composed(spent: Sequence[Charge], grid: float) -> list[Losses]:
     if len(spent) == 1:
         return list(_losses(tuple(spent), grid))
     middle = len(spent) // 2
-    halves = (_losses(tuple(part), grid) for part in (spent[:middle], spent[middle:]))
+    halves = (_losses(tuple(half), grid) for half in (spent[:middle], spent[middle:]))
     return [composed(*side) for side in zip(*halves, strict=True)]
 
 
@@ -263,8 +263,8 @@ def _losses(charges: tuple[Charge, ...], grid: float) -> tuple[Losses, Losses]:
         return removed, added
     sigma, q, steps = charges[0]
     removed, added = _step_losses(sigma, q, grid)
-    whole = self_composed(removed, steps)
-    return whole, whole if added is removed else self_composed(added, steps)
+    removal_losses = self_composed(removed, steps)
+    return removal_losses, removal_losses if added is removed else self_composed(added, steps)
 
 
 # Takes most of the time, and does not depend on the number of steps. Some megabytes each, at most.

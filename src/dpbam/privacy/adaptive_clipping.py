@@ -191,8 +191,8 @@ class SlackClipping(AdaptiveClipping):
         return self.bound / math.sqrt(self.coordinates)
 
     def extra(self, norms: Tensor, factors: Tensor) -> Tensor:
-        kept = (factors * norms).norm(dim=0) / self.bound  # [U], 0 .. 1
-        x = ((1 - kept) * self.coordinates / _GRID).floor() * _GRID
+        clipped_share = (factors * norms).norm(dim=0) / self.bound  # [U], 0 .. 1
+        x = ((1 - clipped_share) * self.coordinates / _GRID).floor() * _GRID
         bars = torch.arange(self.coordinates, device=norms.device)[:, None]
         filled: Tensor = (x - bars).clamp(min=0.0, max=1.0)
         return filled * self._bar

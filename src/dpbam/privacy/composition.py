@@ -45,14 +45,14 @@ def step_losses(sigma: float, q: float, grid: float) -> tuple[Losses, Losses]:
     import dp_accounting
     from dp_accounting.pld import privacy_loss_distribution
 
-    made: Any = privacy_loss_distribution.from_gaussian_mechanism(
+    distribution: Any = privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=sigma,
         sampling_prob=q,
         value_discretization_interval=grid,
         neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
     )
-    removed = _dense(made._pmf_remove)
-    return removed, removed if made._symmetric else _dense(made._pmf_add)
+    removed = _dense(distribution._pmf_remove)
+    return removed, removed if distribution._symmetric else _dense(distribution._pmf_add)
 
 
 def _dense(pmf: Any) -> Losses:

@@ -164,12 +164,12 @@ def _normal(
     skipped = [start % BLOCK, *[0] * len(generators)]  # a block is drawn from its beginning
 
     def fill(k: int) -> None:
-        part = noise[edges[k] : edges[k + 1]]
+        block = noise[edges[k] : edges[k + 1]]
         generators[k].standard_normal(skipped[k])
-        generators[k].standard_normal(out=part)
-        part *= std
+        generators[k].standard_normal(out=block)
+        block *= std
         if sums is not None:
-            torch.from_numpy(part).add_(sums[edges[k] : edges[k + 1]])
+            torch.from_numpy(block).add_(sums[edges[k] : edges[k + 1]])
 
     if len(generators) == 1 or torch.get_num_threads() == 1:
         for k in range(len(generators)):
@@ -180,6 +180,6 @@ def _normal(
     return noise
 
 
-def _placed(part: Tensor, like: Tensor) -> Tensor:
-    """Give draws the device of ``like``, and its dtype or float32 if that is wider."""
-    return part.to(accumulation_dtype(like.dtype)).to(like.device)
+def _placed(draws: Tensor, sums: Tensor) -> Tensor:
+    """Give draws the device of ``sums``, and its dtype or float32 if that is wider."""
+    return draws.to(accumulation_dtype(sums.dtype)).to(sums.device)

@@ -154,10 +154,10 @@ class UnitIndex:
         return flat, np.repeat(units, sizes)
 
     def _of(self, unit: int, generator: np.random.Generator) -> Indices:
-        own = self._order[self._starts[unit] : self._starts[unit + 1]]
-        if len(own) <= self.max_records:
-            return own
-        return np.sort(generator.choice(own, self.max_records, replace=False))
+        records = self._order[self._starts[unit] : self._starts[unit + 1]]
+        if len(records) <= self.max_records:
+            return records
+        return np.sort(generator.choice(records, self.max_records, replace=False))
 
 
 class BatchSizes:

@@ -111,10 +111,10 @@ class SecureGaussianNoise(GaussianNoise):
                 "a clipped sum is not finite, or too large next to its noise: raise the noise "
                 "multiplier, or lower the batch size"
             )
-        whole = cells.round()
-        rest = (cells - whole).flatten().numpy()  # exact, at most 1/2 in size
-        drawn = rounded_gaussian(deviation, self._bits.words(s.numel()), self._bits, rest)
-        total = whole.long() + torch.from_numpy(drawn).reshape(s.shape)
+        nearest_cells = cells.round()
+        rest = (cells - nearest_cells).flatten().numpy()  # exact, at most 1/2 in size
+        draws = rounded_gaussian(deviation, self._bits.words(s.numel()), self._bits, rest)
+        total = nearest_cells.long() + torch.from_numpy(draws).reshape(s.shape)
         return (total.double() * spacing).to(s)
 
 

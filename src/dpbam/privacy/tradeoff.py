@@ -86,8 +86,8 @@ class TradeOff:
     def epsilon(self, delta: float) -> float:
         """Return epsilon at ``delta``: delta is convex in e^eps, so its chords lie above it."""
         _validate.probability("delta", delta)
-        found = np.interp(-delta, -self.deltas, np.exp(self.epsilons), right=np.inf)
-        return float(np.log(found))
+        odds = np.interp(-delta, -self.deltas, np.exp(self.epsilons), right=np.inf)
+        return float(np.log(odds))
 
     @property
     def advantage(self) -> float:
@@ -167,10 +167,10 @@ def trade_off(charges: Sequence[Charge]) -> TradeOff | None:
 
 @lru_cache(maxsize=16)
 def _trade_off(charges: tuple[Charge, ...]) -> TradeOff | None:
-    found = composed_loss(charges)
-    if found is None:
+    losses = composed_loss(charges)
+    if losses is None:
         return None
-    sides, grid = found
+    sides, grid = losses
     end = max(epsilon_at(side, grid, _LEAST_DELTA) for side in sides)
     stride = grid * max(1, round(end / grid / _POINTS))
     epsilons = np.arange(0.0, end + stride, stride)

@@ -23,7 +23,7 @@ class WriterLock:
 
     def __init__(self, descriptor: int) -> None:
         self.identity = identify(os.fstat(descriptor))
-        _held.add(self.identity)
+        _identities.add(self.identity)
         #: Frees the lock, once. In a forked child, the parent's is left alone.
         self.close = weakref.finalize(self, _release, descriptor, self.identity)
         self.close.atexit = False  # the end of the process does it
@@ -31,13 +31,13 @@ class WriterLock:
 
 def _release(descriptor: int, identity: Identity) -> None:
     os.close(descriptor)
-    _held.discard(identity)
+    _identities.discard(identity)
 
 
 #: threads of this process take turns
 turn = threading.RLock()
 _locks: weakref.WeakValueDictionary[Identity, WriterLock] = weakref.WeakValueDictionary()
-_held: set[Identity] = set()  # locks of this process, those that are being freed included
+_identities: set[Identity] = set()  # locks of this process, those that are being freed included
 _PAUSE, _PAUSES = 0.001, 2000  # seconds between attempts at a lock that a thread is freeing
 
 
@@ -103,7 +103,7 @@ def _flock(descriptor: int, path: Path) -> None:
             except BlockingIOError:
                 # the last ledger of another thread may be ending: its lock is no object any more,
                 # and not yet free
-                if identify(os.fstat(descriptor)) not in _held:
+                if identify(os.fstat(descriptor)) not in _identities:
                     raise
                 time.sleep(_PAUSE)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,7 +127,7 @@ def _forget() -> None:
     for lock in list(_locks.values()):
         lock.close()
     _locks.clear()
-    _held.clear()
+    _identities.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
