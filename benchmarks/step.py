@@ -46,6 +46,7 @@ from dpbam.engines.memory import LiveBytes
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "engine.md"
+NOISY = HERE / "results" / "step_noise.json"  # of whole steps, by --noise
 METHODS = ("dp-sgd", "bam", "bam-exact")
 OURS = [(engine, m) for engine in ("auto", "fused", "functional", "loop") for m in METHODS]
 OPACUS = [(f"opacus-{mode}", "dp-sgd") for mode in ("hooks", "functorch", "ghost")]
@@ -263,6 +264,8 @@ def write_page(rows: list[Row]) -> None:
     """Write the tables and the picture of docs/engine.md from the records."""
     write_between("step", markdown(rows))
     write_between("rivals", rivals(rows))
+    if NOISY.exists():
+        write_between("step-noise", markdown(json.loads(NOISY.read_text())["rows"]))
     plot(rows, PAGE.parent / "assets" / "step.svg")
 
 
