@@ -234,12 +234,14 @@ def run_files(arguments: argparse.Namespace) -> int:
         for run in records[file]["runs"]:
             print(f"{number}/{len(todo)}", file, *run.values(), sep="  ", flush=True)
         write_records(out, records)
-    runs = [run for record in records.values() for run in record["runs"]]
-    green = sum(record["green"] for record in records.values())
+    asked = [records[file] for file in files if file in records]
+    runs = [run for record in asked for run in record["runs"]]
     forks = sum(run["process"] == "fork" for run in runs)
-    print(f"{green} of {len(files)} files green, {forks} of {len(runs)} runs in a fork, "
-          f"{sum(run['processor_seconds'] for run in runs):.0f} s of processor time; "
-          f"red now: {red or 'none'}")  # fmt: skip
+    print(
+        f"{sum(record['green'] for record in asked)} of {len(files)} files green, {forks} of "
+        f"{len(runs)} runs in a fork, {sum(run['processor_seconds'] for run in runs):.0f} s of "
+        f"processor time; red now: {red or 'none'}"
+    )
     return int(bool(red))
 
 
