@@ -1,23 +1,22 @@
-"""The study behind the defaults: which features, head and settings, from public facts alone.
+"""The study behind the defaults: how far the rule of :mod:`dpbam.auto` is from the best.
 
 Each source (:mod:`reproduce.defaults_data`) at some numbers of records n and epsilon 1, 3 and 8,
-with each kind of features and each head, over a grid of settings: tuning without accounting, to
-know the best. The settings of :mod:`dpbam.auto` are then judged by **regret**: points of test
-accuracy below the best private alternative, which is selected on validation records.
+with each kind of features: the rule's own setting, and a grid of alternatives, tuned without
+accounting. **Regret** is the test accuracy of the alternative that validation records select, minus
+the rule's. Validation records are held out of the training records; test records are judged once
+and select nothing. The rule was chosen on validation records of :data:`FITTED` alone.
 
-The grid is computed by a direct simulation of the same mechanism (full batch, clipped, Gaussian
-noise of the same variance), which takes a tenth of the oracle's time; the final figures are runs of
-the oracle (``by`` in a record: "simulation" or "oracle"). Half of a source's held-out records are
-validation records, the other half test records.
+All heads are computed by a direct simulation of the mechanism (full batch, clipped, Gaussian noise
+of the same variance, by the exact formula for a Gaussian release), which takes a tenth of the
+oracle's time; figures of the real command are in ``defaults-final.jsonl``.
 
     python -m reproduce.defaults FEATURES RESULTS        (resumes: a record is never computed twice)
 
-FEATURES holds SOURCE-PART-KIND.npy, raw features float32 [N, D], and SOURCE-PART-labels.npy.
+FEATURES holds what :mod:`reproduce.defaults_features` writes.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import sys
@@ -28,33 +27,51 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
-from scipy.stats import norm
 from torch import Tensor
 
-from dpbam.auto import AVERAGE as RULE_AVERAGE
-from dpbam.auto import LONGEST, PATH, SHORTEST
-from dpbam.auto import STEPS as RULE_STEPS
-from dpbam.features import standardise_rows
+from dpbam.app.runs.class_counts import offsets
+from dpbam.auto import (
+    AVERAGE,
+    BALANCE,
+    CLIP_NORM,
+    COUNTS,
+    MOMENTUM,
+    PATH,
+    STEPS,
+    path_length,
+    single_release_sigma,
+)
+from dpbam.features import HEAD_SCALE
 from dpbam.heads.closed_form import BOUND, GRAM_WEIGHT, class_targets
 from dpbam.privacy.plan import default_delta
 
 Record = dict[str, Any]
-Head = tuple[Tensor, Tensor]
+Head = tuple[Tensor, Tensor]  # weight [D, K], bias [K]
 
-STEPS, CLIP, MOMENTUM, AVERAGE = 50, 0.3, 0.9, 0.6
-PATHS = (20, 60, 200, 600, 2000, 6000)  # L = lr C T
-RIDGES = (0.03, 0.1, 0.3)
+FITTED = ("cifar10", "pneumonia")  # sources on whose validation records the rule was chosen
+PATHS = (0.5, 1.0, 2.0, 4.0)  # times the rule's
+CLIPS = (1.0, 3.0, 10.0)
+BALANCES = (0.0, 0.5, 1.0)
+RIDGES = (0.03, 0.1)
 EPSILONS = (1.0, 3.0, 8.0)
 SEEDS = (0, 1)
-MOST_HELD_OUT = 3000
 SIZES = {
-    "cifar10": (500, 2000, 8000, 50000), "pneumonia": (500, 4708), "digits": (500, 1438),
-    "mnist": (2000,), "fashion": (500, 2000), "sketches": (2000,), "emoji": (500, 2821),
-    "icons": (500, 2355), "faces": (120,), "letters": (2000,),
+    "cifar10": (500, 2000, 8000), "pneumonia": (500, 3766), "digits": (500, 1150),
+    "mnist": (500, 2000), "fashion": (500, 2000), "emoji": (500, 2256), "icons": (500, 1884),
+    "sketches": (500, 2000), "letters": (500, 2000), "faces": (96,),
 }  # fmt: skip
 FEATURES = ("mobilenet", "scattering")
-HEADS = ("rule", "descent", "closed-form")  # the rule's own setting, and two grids
+
+
+def run(folder: Path, results: Path) -> None:
+    """Compute all cells that have no record yet; one line per finished cell."""
+    known = {_key(json.loads(line)) for line in results.open()} if results.exists() else set()
+    for cell in cells(folder):
+        if _key(cell) in known:
+            continue
+        record = cell | simulated(load(folder, cell["source"], cell["features"]), cell)
+        with results.open("a") as file:
+            file.write(json.dumps(record) + "\n")
 
 
 def cells(folder: Path) -> Iterator[Record]:
@@ -62,7 +79,8 @@ def cells(folder: Path) -> Iterator[Record]:
     keys = [
         (n, source, kind)
         for source, sizes in SIZES.items()
-        for n, kind in itertools.product(sizes, FEATURES)
+        for n in sizes
+        for kind in FEATURES
         if all((folder / f"{source}-{p}-{kind}.npy").exists() for p in ("train", "test"))
     ]
     for n, source, kind in sorted(keys):
@@ -70,143 +88,136 @@ def cells(folder: Path) -> Iterator[Record]:
             yield {"source": source, "features": kind, "n": n, "epsilon": epsilon}
 
 
-def run(folder: Path, results: Path) -> None:
-    """Compute all cells that have no record yet; one line per finished cell and head."""
-    known = {_key(json.loads(line)) for line in results.open()} if results.exists() else set()
-    for cell in cells(folder):
-        wanted = [head for head in HEADS if _key(cell | {"head": head}) not in known]
-        if not wanted:
-            continue
-        data = load(folder, cell["source"], cell["features"])
-        if len(data[0]) < 0.9 * cell["n"]:
-            continue
-        for head in wanted:
-            record = cell | {"head": head, "by": "simulation", **simulated(data, cell, head)}
-            with results.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-
-
 def _key(record: Record) -> tuple[Any, ...]:
-    return tuple(record[name] for name in ("source", "features", "n", "epsilon", "head"))
+    return tuple(record[name] for name in ("source", "features", "n", "epsilon"))
 
 
 @lru_cache(2)
-def load(
-    folder: Path, source: str, kind: str, most: int = MOST_HELD_OUT
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return standardised features and labels to train on, and of at most ``most`` held out."""
+def load(folder: Path, source: str, kind: str) -> tuple[Tensor, ...]:
+    """Return features and labels to train on, of validation, and of test records.
+
+    The last fifth of the training records, at most 5,000, are validation records.
+    """
     parts = []
     for part in ("train", "test"):
-        labels = np.load(folder / f"{source}-{part}-labels.npy")
-        values = np.load(folder / f"{source}-{part}-{kind}.npy", mmap_mode="r")
-        count = min(len(values), len(labels))
-        if part == "test":
-            count = min(count, most)
-        parts += [standardise_rows(torch.tensor(values[:count])), torch.tensor(labels[:count])]
-    return parts[0], parts[1], parts[2], parts[3]
+        x = torch.tensor(np.load(folder / f"{source}-{part}-{kind}.npy"))
+        y = torch.tensor(np.load(folder / f"{source}-{part}-labels.npy"))[: len(x)].long()
+        parts += [x, y]
+    x, y, test_x, test_y = parts
+    held_out = min(5000, len(x) // 5)
+    return x[:-held_out], y[:-held_out], x[-held_out:], y[-held_out:], test_x, test_y
 
 
-def simulated(data: tuple[Tensor, ...], cell: Record, head: str) -> Record:
-    """Return the accuracies of one head over its grid: by setting, one value per seed."""
-    x, y, held_x, held_y = data
-    classes = int(torch.cat([y, held_y]).max()) + 1
-    grid: Sequence[float] = {"descent": PATHS, "closed-form": RIDGES, "rule": (PATH,)}[head]
-    scores: dict[str, list[list[float]]] = {str(g): [] for g in grid}
+def simulated(data: tuple[Tensor, ...], cell: Record) -> Record:
+    """Return accuracies on validation and test records, by alternative, one row per seed."""
+    x, y, *held = data
+    classes = int(max(y.max(), held[1].max(), held[3].max())) + 1
     n = min(cell["n"], len(x))
-    seeds = SEEDS if n < 20_000 else SEEDS[:1]
-    for seed in seeds:
+    sigma = single_release_sigma(cell["epsilon"], default_delta(n))
+    length = path_length(n, cell["epsilon"], default_delta(n))
+    scores: dict[str, list[list[float]]] = {}
+    for seed in SEEDS:
         # disjoint parts of the training records where there are enough of them
         start = seed * n if (seed + 1) * n <= len(x) else 0
         rows = slice(start, start + n)
-        sigma = gaussian_sigma(cell["epsilon"], default_delta(n))
-        fit = {"descent": descend, "closed-form": solve, "rule": follow}[head]
-        for setting, (weight, bias) in fit(x[rows], y[rows], classes, sigma, grid, seed):
-            scores[str(setting)].append(_scores(held_x @ weight + bias, held_y, classes))
-    return {"d": x.shape[1], "classes": classes, "trained_on": n, "scores": scores}
+        for name, head in heads(x[rows], y[rows], classes, sigma, length, seed):
+            scores.setdefault(name, []).append(_scores(head, held))
+    constant = float(torch.bincount(held[3]).max() / len(held[3]))
+    return {
+        "d": x.shape[1], "classes": classes, "trained_on": n, "path": PATH,
+        "constant": round(100 * constant, 2), "scores": scores,
+    }  # fmt: skip
 
 
-def _scores(outputs: Tensor, labels: Tensor, classes: int) -> list[float]:
-    """Return accuracy on validation and on test records, and balanced accuracy on the latter."""
-    right = (outputs.argmax(1) == labels).double()
-    half = len(labels) // 2
-    test = right[half:]
-    by_class = [
-        test[labels[half:] == c].mean() for c in range(classes) if (labels[half:] == c).any()
-    ]
-    values = (right[:half].mean(), test.mean(), torch.stack(by_class).mean())
-    return [round(100 * v.item(), 2) for v in values]
+def heads(
+    x: Tensor, y: Tensor, classes: int, sigma: float, length: float, seed: int
+) -> Iterator[tuple[str, Head]]:
+    """Yield the rule's head, the alternatives, and one without privacy (``not private``)."""
+    n = len(x)
+    counts = np.bincount(y.numpy(), minlength=classes)
+    # the counts take a share of the budget: precisions of Gaussian releases add up
+    noise = COUNTS * sigma
+    remaining = 1 / math.sqrt(1 / sigma**2 - 1 / noise**2)
+    noised = counts + noise * np.random.default_rng(seed).standard_normal(classes)
+    settings = [(length * p, c) for p in PATHS for c in CLIPS]
+    fitted = descend(x, y, classes, sigma, [*settings, (length, CLIP_NORM)], seed)
+    (weight, bias), *_ = descend(x, y, classes, remaining, [(length, CLIP_NORM)], seed)
+    shift = torch.from_numpy(offsets(noised, noise, n, BALANCE)).float()
+    yield "rule", (weight, bias - shift)
+    exact = np.log(np.maximum(counts / n, 0.2 / classes))
+    for (path, clip), (weight, bias) in zip(settings, fitted, strict=False):
+        for share in BALANCES:
+            name = f"path {path / length:g} C {clip:g} balance {share:g}"
+            yield name, (weight, bias - share * torch.from_numpy(exact).float())
+    yield from solve(x, y, classes, sigma, seed)
+    (plain, *_) = descend(x, y, classes, 0.0, [(max(4 * length, 100.0), 1e6)], seed)
+    yield "not private", plain
 
 
-@lru_cache(64)
-def gaussian_sigma(epsilon: float, delta: float) -> float:
-    """Return the noise multiplier of one Gaussian release within (epsilon, delta), exactly."""
-
-    def excess(sigma: float) -> float:
-        a, b = 0.5 / sigma, epsilon * sigma
-        return float(norm.cdf(a - b) - math.exp(epsilon) * norm.cdf(-a - b) - delta)
-
-    return float(brentq(excess, 1e-2, 1e4))
+def _scores(head: Head, held: Sequence[Tensor]) -> list[float]:
+    """Return accuracy on validation records; accuracy and balanced accuracy on test records."""
+    weight, bias = head
+    valid_x, valid_y, test_x, test_y = held
+    valid = ((valid_x @ weight + bias).argmax(1) == valid_y).double().mean()
+    right = ((test_x @ weight + bias).argmax(1) == test_y).double()
+    by_class = torch.stack([right[test_y == c].mean() for c in sorted(set(test_y.tolist()))]).mean()
+    return [round(100 * v.item(), 2) for v in (valid, right.mean(), by_class)]
 
 
 def descend(
-    x: Tensor, y: Tensor, classes: int, sigma: float, paths: Sequence[float], seed: int
-) -> Iterator[tuple[float, Head]]:
-    """Simulate :func:`dpbam.heads.fit_by_descent` for some lengths of the path."""
-    for path in paths:
-        yield path, descend_once(x, y, classes, sigma, path, seed)
+    x: Tensor, y: Tensor, classes: int, sigma: float, settings: Sequence[tuple[float, float]],
+    seed: int,
+) -> list[Head]:  # fmt: skip
+    """Simulate :func:`dpbam.heads.fit_by_descent` for several pairs of L and C at once.
 
-
-def follow(
-    x: Tensor, y: Tensor, classes: int, sigma: float, share: Sequence[float], seed: int
-) -> Iterator[tuple[float, Head]]:
-    """Simulate the descent with the settings of :mod:`dpbam.auto`."""
-    for path in share:
-        length = min(LONGEST, max(SHORTEST, path * len(x) / sigma))
-        yield path, descend_once(x, y, classes, sigma, length, seed, RULE_STEPS, RULE_AVERAGE)
-
-
-def descend_once(
-    x: Tensor, y: Tensor, classes: int, sigma: float, path: float, seed: int, steps: int = STEPS,
-    average: float = AVERAGE,
-) -> Head:  # fmt: skip
-    """Simulate the descent: weight [D, K] and bias [K]."""
+    Without noise (sigma 0) the gradient is not clipped, and lr = L / T.
+    """
     generator = torch.Generator().manual_seed(seed)
-    n, d = x.shape
-    inputs = torch.nn.functional.pad(x, (0, 1), value=1.0)
-    targets = torch.nn.functional.one_hot(y, classes).float()
-    norms = inputs.norm(dim=1)
-    lr, std = path / (steps * CLIP), sigma * math.sqrt(steps) * CLIP
-    weight, velocity, mean = (torch.zeros(d + 1, classes) for _ in range(3))
-    first = round(steps * (1 - average))
-    for step in range(steps):
-        residual = torch.softmax(inputs @ weight, 1) - targets
-        factors = (CLIP / (residual.norm(dim=1) * norms).clamp(min=1e-12)).clamp(max=1.0)
-        clipped = inputs.T @ (residual * factors[:, None])
-        noised = clipped + std * torch.randn(d + 1, classes, generator=generator)
+    (n, d), count = x.shape, len(settings)
+    length, clip = (torch.tensor([s[k] for s in settings]) for k in (0, 1))
+    lr = length / (STEPS * clip) if sigma else length / STEPS
+    inputs = torch.nn.functional.pad(HEAD_SCALE * x, (0, 1), value=1.0)
+    norms = inputs.norm(dim=1)[:, None]
+    targets = torch.nn.functional.one_hot(y, classes).float()[:, None]
+    weight = torch.zeros(d + 1, count, classes)
+    velocity, mean = torch.zeros_like(weight), torch.zeros_like(weight)
+    first = round(STEPS * (1 - AVERAGE))
+    for step in range(STEPS):
+        outputs = (inputs @ weight.flatten(1)).view(n, count, classes)
+        residual = torch.softmax(outputs, 2) - targets
+        factors = (clip / (residual.norm(dim=2) * norms).clamp(min=1e-12)).clamp(max=1.0)
+        clipped = inputs.T @ (residual * factors[:, :, None]).flatten(1)
+        noise = torch.randn(d + 1, 1, classes, generator=generator)
+        noised = clipped.view_as(weight) + sigma * math.sqrt(STEPS) * clip[:, None] * noise
         velocity = MOMENTUM * velocity + noised / n
-        weight = weight - lr * velocity
+        weight = weight - lr[:, None] * velocity
         if step >= first:
             mean += (weight - mean) / (step - first + 1)
-    return mean[:-1], mean[-1]
+    return [(HEAD_SCALE * mean[:-1, k], mean[-1, k]) for k in range(count)]
 
 
 def solve(
-    x: Tensor, y: Tensor, classes: int, sigma: float, ridges: Sequence[float], seed: int
-) -> Iterator[tuple[float, Head]]:
-    """Simulate the closed-form head for some regularisers: weight [D, K] and bias [K]."""
+    x: Tensor, y: Tensor, classes: int, sigma: float, seed: int
+) -> Iterator[tuple[str, Head]]:
+    """Simulate the closed-form head for some regularisers, balanced and not."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.nn.functional.pad(x, (0, 1), value=1.0) / math.sqrt(2)
-    d = inputs.shape[1]
-    std = sigma * BOUND
-    raw = torch.randn(d, d, generator=generator, dtype=torch.float64)
-    gram = (inputs.T @ inputs).double() + std / GRAM_WEIGHT * (raw + raw.T) / 2
-    cross = (inputs.T @ class_targets(y, classes)).double()
-    cross += std * torch.randn(d, classes, generator=generator, dtype=torch.float64)
+    d, std = inputs.shape[1], sigma * BOUND
+    raw = torch.randn(d, d, generator=generator)
+    gram = inputs.T @ inputs + std / GRAM_WEIGHT * (raw + raw.T) / 2
+    cross = inputs.T @ class_targets(y, classes)
+    cross += std * torch.randn(d, classes, generator=generator)
+    deviation = math.sqrt(1 - 1 / classes)
+    shares = cross[-1] * math.sqrt(2) * deviation / len(x) + 1 / classes
+    shares = shares.clamp(min=0.2 / classes)
     values, vectors = torch.linalg.eigh(gram)
-    for ridge in ridges:
+    for ridge in RIDGES:
         penalty = ridge * std / GRAM_WEIGHT * math.sqrt(2 * d)
-        weight = vectors @ ((vectors.T @ cross) / (values.clamp(min=0) + penalty)[:, None])
-        yield ridge, (weight[:-1].float(), weight[-1].float())
+        solved = vectors @ ((vectors.T @ cross) / (values.clamp(min=0) + penalty)[:, None])
+        weight = solved[:-1] * deviation / math.sqrt(2)
+        bias = solved[-1] * deviation / math.sqrt(2) + 1 / classes
+        yield f"closed form, ridge {ridge:g}", (weight, bias)
+        yield f"closed form, ridge {ridge:g}, balanced", (weight / shares, bias / shares)
 
 
 if __name__ == "__main__":

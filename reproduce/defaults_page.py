@@ -1,70 +1,196 @@
-"""Regret of the rule, by source, from the study's records.
+"""The tables and the picture of docs/how-good.md, from the study's records.
 
-    python -m reproduce.defaults_page reproduce/results/defaults.jsonl
+    python -m reproduce.defaults_page        (writes the page's tables and its picture anew)
 
-The rule is judged where its own setting was computed, next to both grids; it is one of the
-alternatives, so regret is zero where validation records select it. The grids have 50 steps and the
-mean of the last 60% of the weights, where the rule has 100 and 30%: an alternative tuned in those,
-too, would be better than what is called the best here, and this regret is a lower bound.
+Regret is the test accuracy of the alternative that validation records select, minus the rule's; the
+rule is one of the alternatives. It is negative where validation chose what did worse on test
+records.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
+import re
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from reproduce.defaults import Record
+from reproduce.defaults import FITTED, Record
+from reproduce.recipes import recipes_folder
 
-# the path, the steps and the clip come from CIFAR-10; the others were looked at when the share of
-# averaged weights was chosen, so they do not count as left out
-FITTED = ("cifar10", "emoji", "icons", "pneumonia")
+_REFERENCE = "not private"  # no alternative: it spends no budget
+Cell = dict[str, Any]
+_COLOURS = {"scattering": "#0072b2", "mobilenet": "#d55e00"}
 
 
-def regrets(records: list[Record]) -> dict[tuple[str, str, int, float], float]:
-    """Return points of test accuracy below the best, by (source, features, n, epsilon)."""
-    cells: dict[tuple[str, str, int, float], list[Record]] = defaultdict(list)
+def cells(records: Sequence[Record]) -> list[Cell]:
+    """Return per record: accuracies of rule, best and no privacy on test records, and regret."""
+    found = []
     for record in records:
-        key = record["source"], record["features"], record["n"], record["epsilon"]
-        cells[key].append(record)
-    return {key: _regret(found) for key, found in cells.items() if len(found) == 3}
+        means = {name: np.mean(rows, axis=0) for name, rows in record["scores"].items()}
+        private = {name: m for name, m in means.items() if name != _REFERENCE}
+        best = max(private, key=lambda name: float(private[name][0]))
+        found.append({
+            **{k: record[k] for k in ("source", "features", "n", "epsilon", "constant")},
+            "rule": float(means["rule"][1]), "balanced": float(means["rule"][2]),
+            "best": float(private[best][1]), "chosen": best,
+            "not private": float(means[_REFERENCE][1]),
+            "regret": float(private[best][1] - means["rule"][1]),
+        })  # fmt: skip
+    return found
 
 
-def _regret(cell: list[Record]) -> float:
-    tried = [
-        (np.mean(values, axis=0), record["head"], float(setting))
-        for record in cell
-        for setting, values in record["scores"].items()
-    ]
-    best = max(tried, key=lambda t: t[0][0])[0]  # selected on validation records
-    rule = next(scores for scores, head, _ in tried if head == "rule")
-    return float(best[1] - rule[1])
-
-
-def table(records: list[Record]) -> str:
-    """Return a Markdown table: mean and worst regret by source and features."""
-    found = regrets(records)
+def regret_table(found: Sequence[Cell]) -> str:
+    """Return Markdown: mean and worst regret by source and features, sources left out last."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for (source, kind, _, _), value in found.items():
-        groups[source, kind].append(value)
+    for cell in found:
+        groups[cell["source"], cell["features"]].append(cell["regret"])
     lines = ["| source | features | cells | mean regret | worst |", "|---|---|---|---|---|"]
-    for (source, kind), values in sorted(groups.items()):
-        lines.append(
-            f"| {source} | {kind} | {len(values)} | {np.mean(values):.1f} | {max(values):.1f} |"
-        )
-    others = [v for (source, *_), v in found.items() if source not in FITTED]
-    error = 2 * np.std(others) / math.sqrt(len(others))
-    lines.append(
-        f"| all but {', '.join(FITTED)} |  | {len(others)} | {np.mean(others):.1f} ± {error:.1f} | "
-        f"{max(others):.1f} |"
-    )
+    for (source, kind), values in sorted(groups.items(), key=lambda g: (g[0][0] not in FITTED, g)):
+        lines.append(_row([source, kind], values))
+    for kind in sorted({cell["features"] for cell in found}):
+        others = _left_out(found, kind)
+        if others:
+            lines.append(_row([f"all but {' and '.join(FITTED)}", kind], others))
     return "\n".join(lines)
 
 
+def _left_out(found: Sequence[Cell], kind: str) -> list[float]:
+    return [c["regret"] for c in found if c["source"] not in FITTED and c["features"] == kind]
+
+
+def _row(names: list[str], values: Sequence[float]) -> str:
+    interval = f" ± {_half_width(values):.1f}" if len(values) > 1 else ""
+    cells = [*names, str(len(values)), f"{np.mean(values):.1f}{interval}", f"{max(values):.1f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def _half_width(values: Sequence[float]) -> float:
+    """Return the half width of the 95% t interval of the mean."""
+    from scipy.stats import t
+
+    deviation = float(np.std(values, ddof=1))
+    return float(t.ppf(0.975, len(values) - 1)) * deviation / math.sqrt(len(values))
+
+
+def final_table(records: Sequence[Record]) -> str:
+    """Return Markdown: the real command's accuracy by data, model and epsilon."""
+    groups: dict[tuple[str, str, float], list[Record]] = defaultdict(list)
+    for record in records:
+        groups[record["data"], record["model"], record["facts"]["epsilon"]].append(record)
+    header = "| data | model that was chosen | epsilon | seeds | accuracy, % | balanced, % |"
+    lines = [header, "|---|---|---|---|---|---|"]
+    for (data, model, epsilon), runs in sorted(groups.items()):
+        accuracies, balanced = (
+            ", ".join(
+                f"{run[name]:.1f}"
+                for run in sorted(runs, key=lambda r: r["seed"])
+                if run[name] is not None
+            )
+            for name in ("accuracy", "balanced_accuracy")
+        )
+        cells = (data, model, f"{epsilon:g}", str(len(runs)), accuracies, balanced)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def level_table(found: Sequence[Cell]) -> str:
+    """Return Markdown: test accuracy of the rule by source, features, n and epsilon."""
+    groups: dict[tuple[str, str, int], dict[float, Cell]] = defaultdict(dict)
+    for cell in found:
+        groups[cell["source"], cell["features"], cell["n"]][cell["epsilon"]] = cell
+    epsilons = sorted({cell["epsilon"] for cell in found})
+    heads = " | ".join(f"epsilon {e:g}" for e in epsilons)
+    lines = [f"| source | features | n | constant | {heads} | not private |"]
+    lines.append("|---" * (5 + len(epsilons)) + "|")
+    for (source, kind, n), row in sorted(groups.items()):
+        some = next(iter(row.values()))
+        shown = " | ".join(f"{row[e]['rule']:.1f}" if e in row else "" for e in epsilons)
+        lines.append(
+            f"| {source} | {kind} | {n} | {some['constant']:.1f} | {shown} | "
+            f"{some['not private']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def picture(found: Sequence[Cell]) -> str:
+    """Return an SVG: regret of every cell by source, and mean accuracy against epsilon."""
+    sources = sorted({c["source"] for c in found}, key=lambda s: (s not in FITTED, s))
+    height = 60 + 24 * len(sources)
+    span = max(4.0, *(abs(c["regret"]) for c in found))
+    marks = [_text(10, 20, "Regret, points of test accuracy; blue: scattering, orange: encoder")]
+    for value in (-2, 0, 1, 2):
+        x = 260 + 180 * value / span
+        marks.append(f'<path d="M{x:.1f} 36V{height - 24}" stroke="#bbb"/>')
+        marks.append(_text(x - 6, height - 8, f"{value:+g}"))
+    for k, source in enumerate(sources):
+        y = 50 + 24 * k
+        marks.append(_text(10, y + 4, f"{source} (fitted)" if source in FITTED else source))
+        for cell in (c for c in found if c["source"] == source):
+            x, colour = 260 + 180 * cell["regret"] / span, _COLOURS[cell["features"]]
+            marks.append(f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="{colour}" opacity="0.6"/>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {max(height, 260)}" '
+        'font-family="sans-serif" font-size="12">\n'
+        '<rect width="100%" height="100%" fill="white"/>\n'
+        + "\n".join([*marks, *_curves(found)])
+        + "\n</svg>\n"
+    )
+
+
+def _curves(found: Sequence[Cell]) -> list[str]:
+    """Draw mean accuracy over the sources against epsilon: rule, best, no privacy."""
+    epsilons = sorted({c["epsilon"] for c in found})
+    places = {e: 560 + 216 * math.log(e) / math.log(8) for e in epsilons}
+    marks = [_text(560, 20, "Mean accuracy against epsilon, %")]
+    marks += [_text(x - 3, 250, f"{e:g}") for e, x in places.items()]
+    for kind, colour in _COLOURS.items():
+        chosen = [c for c in found if c["features"] == kind]
+        for name, dashes in {"rule": "", "best": "6 3", _REFERENCE: "2 3"}.items():
+            if not chosen:
+                continue
+            heights = {
+                e: 230 - 1.9 * float(np.mean([c[name] for c in chosen if c["epsilon"] == e]))
+                for e in epsilons
+            }
+            points = " ".join(f"{places[e]:.1f},{heights[e]:.1f}" for e in epsilons)
+            line = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"'
+            marks.append(f'<polyline points="{points}" fill="none" {line}/>')
+            marks.append(_text(782, heights[epsilons[-1]] + 4, name))
+    return marks
+
+
+def _text(x: float, y: float, words: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}">{words}</text>'
+
+
+def page(text: str, folder: Path) -> str:
+    """Return the page's text with its tables made anew from the records in ``folder``."""
+    study = cells(_read(folder / "defaults.jsonl"))
+    tables: dict[str, Callable[[], str]] = {
+        "final": lambda: final_table(_read(folder / "defaults-final.jsonl")),
+        "regret": lambda: regret_table(study),
+        "level": lambda: level_table(study),
+    }
+    for name, make in tables.items():
+        place = re.compile(f"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        assert place.search(text)  # else the table would be lost
+        text = place.sub(lambda m, made=make: f"{m[1]}\n{made()}\n\n{m[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def _read(path: Path) -> list[Record]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 if __name__ == "__main__":
-    lines = Path(sys.argv[1]).read_text().splitlines()
-    print(table([json.loads(line) for line in lines]))
+    root = recipes_folder().parents[1]
+    results, docs = root / "reproduce" / "results", root / "docs"
+    how_good = docs / "how-good.md"
+    how_good.write_text(page(how_good.read_text(encoding="utf-8"), results), encoding="utf-8")
+    shown = picture(cells(_read(results / "defaults.jsonl")))
+    (docs / "assets" / "how-good.svg").write_text(shown, encoding="utf-8")

@@ -18,7 +18,7 @@ from reproduce.recipes import load_recipe
 ROOT = Path(__file__).parents[2]
 LINES = (ROOT / "reproduce" / "results" / "laptop.jsonl").read_text().splitlines()
 RECORDS = [json.loads(line) for line in LINES]
-PAGE = (ROOT / "docs" / "laptop.md").read_text()
+PAGE = (ROOT / "docs" / "how-good.md").read_text()
 
 
 def scored(on: str, epsilon: float) -> list[dict[str, Any]]:

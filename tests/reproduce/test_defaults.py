@@ -1,0 +1,52 @@
+"""The study behind the defaults: its simulation, its records, and the page that shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpbam.auto import CLIP_NORM, PATH, STEPS
+from dpbam.features import standardise_rows
+from dpbam.heads import Descent, fit_by_descent
+from dpbam.privacy.plan import PrivacyPlan
+from reproduce.defaults import FITTED, descend
+from reproduce.defaults_page import _read, cells, page, picture
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "reproduce" / "results"
+STUDY = _read(RESULTS / "defaults.jsonl")
+FINAL = _read(RESULTS / "defaults-final.jsonl")
+
+
+def test_the_simulation_computes_what_the_oracle_does_without_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = standardise_rows(torch.randn(60, 5, generator=generator))
+    y = (x[:, 0] > 0).long()
+    lr = 0.7
+    plan = PrivacyPlan(
+        n=60, batch_size=60, steps=STEPS, clip_norm=CLIP_NORM, delta=1e-3, noise_multiplier=1e-6,
+        unit="record",
+    )  # fmt: skip
+    head = fit_by_descent(x, y, 2, plan, Descent(lr=lr), seed=0)
+    ((weight, bias),) = descend(x, y, 2, 1e-12, [(lr * CLIP_NORM * STEPS, CLIP_NORM)], seed=0)
+    assert torch.allclose(head.weight.T, weight, rtol=1e-3, atol=1e-3)
+    assert torch.allclose(head.bias, bias, rtol=1e-3, atol=1e-3)
+
+
+def test_the_records_are_of_the_rule_that_the_library_has() -> None:
+    assert {record["path"] for record in STUDY} == {PATH}
+    assert {record["source"] for record in STUDY} - set(FITTED)
+
+
+@pytest.mark.parametrize("record", FINAL, ids=lambda r: f"{r['data']}-{r['facts']['epsilon']}")
+def test_a_final_run_stays_within_its_epsilon(record: dict[str, float]) -> None:
+    assert record["epsilon"] <= record["facts"]["epsilon"]
+
+
+def test_the_page_shows_the_records() -> None:
+    text = (ROOT / "docs" / "how-good.md").read_text(encoding="utf-8")
+    assert page(text, RESULTS) == text
+    shown = (ROOT / "docs" / "assets" / "how-good.svg").read_text(encoding="utf-8")
+    assert shown == picture(cells(STUDY))
