@@ -13,7 +13,7 @@ so that one unit of two rows moved the clipped sum of 255 others by 1.12 C.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from dpbam import _validate
 from dpbam.engines.base import PhysicalBatch
-from dpbam.errors import ArgumentError
+from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.params import map_rows, rows, select_rows
 from dpbam.privacy.randomness import Randomness, derive
 
@@ -41,11 +41,20 @@ class Views:
         augment: (inputs, keys [N]) -> inputs; None leaves the inputs as they are.
         multiplicity: K.
         augment_targets: the same for targets that move with the inputs, such as masks.
+
+    Guarantee: an augmentation that mixes rows (mixup, a batch's mean) is refused at the first batch
+    of several rows.
+
+    Assumptions: rows that change one another do so when every other one is left out; what it keeps
+    from batch to batch is not seen.
+
+    Proof: that batch is augmented again, every other row by itself, and compared.
     """
 
     augment: Callable[[Any, Tensor], Any] | None = None
     multiplicity: int = 1
     augment_targets: Callable[[Any, Tensor], Any] | None = None
+    _compared: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _validate.count("multiplicity", self.multiplicity)
@@ -57,13 +66,38 @@ class Views:
             inputs = map_rows(lambda t: t.repeat_interleave(k, dim=0), inputs)
         if self.augment is not None:
             row_keys = keys()
-            inputs = self.augment(inputs, derive(row_keys, _AUGMENT))
+            inputs = self._augmented("augment", self.augment, inputs, derive(row_keys, _AUGMENT))
             if rows(inputs) != len(row_keys):
                 raise ArgumentError(
                     f"augment returned {rows(inputs)} rows for {len(row_keys)}: it must change "
                     "each row by itself, and neither add nor drop any"
                 )
         return inputs
+
+    def of_targets(self, targets: Any, keys: Keys) -> Any:
+        """Map the targets of [N K] views to those that move with them."""
+        if self.augment_targets is None:
+            return targets
+        drawn = derive(keys(), _AUGMENT)
+        return self._augmented("augment_targets", self.augment_targets, targets, drawn)
+
+    def _augmented(
+        self, name: str, augment: Callable[[Any, Tensor], Any], batch: Any, keys: Tensor
+    ) -> Any:
+        """Return the augmented batch, the first time compared with that of every other row."""
+        if name in self._compared or len(keys) < 2:
+            return augment(batch, keys)
+        halves = [map_rows(torch.clone, select_every_other(batch, k)) for k in (0, 1)]
+        together = augment(batch, keys)
+        for k, half in enumerate(halves):
+            apart = augment(half, keys[k::2])
+            if rows(together) == len(keys) and not _alike(select_every_other(together, k), apart):
+                raise PlanViolationError(
+                    f"{name} gives a row other values when other rows are left out, so that one "
+                    "unit would change the others: change each row by itself, and draw from its key"
+                )
+        self._compared.add(name)
+        return together
 
     def keys_of(self, keys: Tensor) -> Tensor:
         """Map the keys of [N] rows to those of their views, [N K]."""
@@ -186,9 +220,23 @@ class LogicalBatch:
             inputs = map_rows(_cut, inputs)  # without a read: once per physical batch it would wait
         if k > 1:
             targets = map_rows(lambda t: t.repeat_interleave(k, dim=0), targets)
-        if views.augment_targets is not None:
-            targets = views.augment_targets(targets, derive(keys(), _AUGMENT))
+        targets = views.of_targets(targets, keys)
         return PhysicalBatch(inputs, targets, units, keys, count * k)
+
+
+def select_every_other(batch: Any, first: int) -> Any:
+    """Return the rows first, first + 2, ... of every tensor of a nested batch."""
+    return map_rows(lambda t: t[first::2], batch)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether nested batches have the same values, up to the rounding of their kernels."""
+    pairs = list(zip(tree_leaves(one), tree_leaves(other), strict=False))
+    return all(
+        a.shape == b.shape and bool(torch.isclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True).all())
+        for a, b in pairs
+        if isinstance(a, Tensor) and isinstance(b, Tensor)
+    )
 
 
 def _no_keys(rows: int) -> Tensor:

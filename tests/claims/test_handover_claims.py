@@ -23,6 +23,7 @@ from dpbam import (
     PerLayerClipping,
     PrivacyPlan,
     PrivateGradientOracle,
+    batches,
     guard,
 )
 from dpbam.batches import LogicalBatch
@@ -245,6 +246,53 @@ def check_a_clipping_does_not_change_the_norms() -> None:
     assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
 
 
+class ByTheLargest(FlatClipping):
+    """Divides all units by the largest norm of them: each is within C, and follows the others."""
+
+    def scales(self, norms: Tensor) -> Tensor:
+        return self.clip_norm / norms.max().clamp(min=1e-9).expand_as(norms)
+
+
+class Remembering(Clipping):
+    """Clips to the mean norm of the step before, which it has kept without noise."""
+
+    def __init__(self, clip_norm: float) -> None:
+        self.present = self.next = clip_norm
+
+    @property
+    def sensitivity(self) -> float:
+        return self.present
+
+    def at(self, step: int, phi: float = 1.0) -> StepClipping:
+        self.present = self.next
+        return super().at(step, phi)
+
+    def scales(self, norms: Tensor) -> Tensor:
+        self.next = float(norms.mean())
+        return clipping_module.bounded(norms, self.present)
+
+
+def check_a_factor_depends_on_its_own_unit() -> None:
+    for make, words in (
+        (ByTheLargest, "other factors for a unit when other units were left out"),
+        (Remembering, "Remembering keeps something of this step's units in an attribute"),
+    ):
+        oracle = oracle_of(make(0.01), clip_norm=0.01)
+        assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
+
+
+def mixup(x: Tensor, keys: Tensor) -> Tensor:
+    return (x + x.roll(1, 0)) / 2
+
+
+def check_an_augmentation_changes_each_row_by_itself() -> None:
+    oracle = PrivateGradientOracle(
+        smooth_net(), cross_entropy, private_plan(n=N, batch_size=L), augment=mixup
+    )
+    words = "augment gives a row other values when other rows are left out"
+    assert steps_until_refused(oracle, oracle.batches(samples(N)), words) == 0
+
+
 class Unchecked(FlatClipping):
     def at(self, step: int, phi: float = 1.0) -> Any:
         class Trusting(StepClipping):
@@ -390,6 +438,10 @@ def nothing(original: Any) -> Any:
     return lambda *args: None
 
 
+def always_alike(original: Any) -> Any:
+    return lambda one, other: True
+
+
 def always_likely(original: Any) -> Any:
     return lambda self, size: 1.0
 
@@ -436,6 +488,12 @@ def one_per_object(original):
 
 
 MISTAKES = {
+    "factors that follow other units": Mistake(
+        check_a_factor_depends_on_its_own_unit, clipping_module, "check_alone", nothing
+    ),
+    "rows that are mixed before the clip": Mistake(
+        check_an_augmentation_changes_each_row_by_itself, batches, "_alike", always_alike
+    ),
     "a sensitivity that follows the units": Mistake(
         check_the_sensitivity_does_not_follow_the_units, StepClipping, "verify", factors_alone
     ),

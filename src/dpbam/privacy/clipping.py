@@ -48,9 +48,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,6 +65,9 @@ ROUNDING = 2.0**-11  # what float32 arithmetic may add to the sensitivity, relat
 FACTOR_ROUNDING = 1e-6  # what factor times norm may exceed the sensitivity by, relative to it
 
 LEAST_NORM = 1e-10  # the squares of a float32 norm below 1e-18 or so add up to 0
+_ALIKE = 1e-5  # relative: vector instructions may round the last of a row differently
+_LEVELS = 4  # of objects inside one another
+_MODULES = ("dpbam.privacy.clipping", "dpbam.privacy.adaptive_clipping")  # functions of the norms
 _LEAST_R = 1e-12  # factors stay below C / (2 sqrt(r)), at norms of sqrt(r), which float32 knows
 _LEAST_GAMMA = 1e-6  # relative to 1 and to C; a float32 norm of 1 is known to 1e-7
 
@@ -141,8 +147,11 @@ class StepClipping:
     every factor f finite and not negative, and 0 where a norm is not finite; and C_t is what it was
     before the units of the step were seen. Otherwise :meth:`verify` refuses the step.
 
-    Assumptions: the engine's norms are right (tests compare engines), and a factor depends on its
-    own unit, which cannot be seen here; :meth:`verify` is called before the sum is released.
+    Assumptions: the engine's norms are right (tests compare engines); :meth:`verify` is called
+    before the sum is released; a factor depends on its own unit alone. Of a clipping of the user's
+    own the last is checked: it is computed again for every other unit of each physical batch, and
+    its attributes must be the same after the units as before. State that it keeps elsewhere, and
+    passes over at the second call, is not seen.
 
     Proof: the inequality itself is evaluated in float64, on the norms and factors that are used.
 
@@ -166,6 +175,9 @@ class StepClipping:
         self.sensitivity = self._fixed * phi
         self.coordinates = clipping.coordinates
         self._measured: list[Tensor] = []  # [3] per physical batch, on the device
+        self._own_code = is_own_code(clipping)
+        self._before = _contents(clipping) if self._own_code else None
+        self._apart: list[Tensor] = []  # whether units change one another, per physical batch
 
     def clip(self, norms: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the factors [G, U] of norms [G, U], and the sum of the extra coordinates [K].
@@ -173,15 +185,25 @@ class StepClipping:
         The sum is None where the clipping has no extra coordinates; else in float64 (on MPS, which
         has no float64, in float32).
         """
+        factors, extra = self._of(norms)
+        scaled = norms / self._phi if self._phi != 1 else norms
+        self._measured.append(measure(self._clipping, self._fixed, scaled, factors, extra))
+        if self._own_code and norms.shape[1] > 1:
+            halves = [self._of(norms[:, k::2]) for k in (0, 1)]
+            self._apart += [differ(factors[:, k::2], half[0]) for k, half in enumerate(halves)]
+            if extra is not None:
+                self._apart += [differ(extra[:, k::2], half[1]) for k, half in enumerate(halves)]
+        if extra is None:
+            return factors, None
+        return factors, self._phi * extra.to(_widest(extra)).sum(1)
+
+    def _of(self, norms: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the factors [G, U] and the extra coordinates [K, U] of norms [G, U]."""
         scaled = norms / self._phi if self._phi != 1 else norms
         factors = self._clipping.factors(shielded(self._clipping, scaled))  # [G, U]
         if self._phi < 1:  # a norm below this one may be too small to be right: it is not raised
             factors = torch.where(norms < LEAST_NORM, factors.clamp(max=1.0), factors)
-        extra = self._extra(scaled, factors)
-        self._measured.append(measure(self._clipping, self._fixed, scaled, factors, extra))
-        if extra is None:
-            return factors, None
-        return factors, self._phi * extra.to(_widest(extra)).sum(1)
+        return factors, self._extra(scaled, factors)
 
     def _extra(self, norms: Tensor, factors: Tensor) -> Tensor | None:
         """Return the clipping's extra coordinates [K, U]; 0 for a unit that is not finite."""
@@ -197,6 +219,11 @@ class StepClipping:
         Once for all physical batches of a step, so that a GPU waits once.
         """
         check_factors(self._clipping, self._fixed, self._measured)
+        self._check_sensitivity()
+        if self._own_code:
+            check_alone(self._clipping, self._apart, self._before)
+
+    def _check_sensitivity(self) -> None:
         if self._clipping.sensitivity != self._fixed:
             raise PlanViolationError(
                 f"the sensitivity of {type(self._clipping).__name__} was {self._fixed:g} before "
@@ -310,6 +337,62 @@ def check_factors(clipping: Clipping, sensitivity: float, measured: list[Tensor]
             f"{sensitivity:g}, to which the noise is calibrated: factor times norm, over all "
             "groups and extra coordinates together, must be at most the sensitivity"
         )
+
+
+def is_own_code(clipping: Clipping) -> bool:
+    """Whether a class, or a function of it, is not one of dpbam's, which depend on norms alone."""
+    parts = [type(clipping), clipping.scales, clipping.factors, clipping.extra]
+    return any(part.__module__ not in _MODULES for part in parts)
+
+
+def differ(together: Tensor, apart: Tensor | None) -> Tensor:
+    """Return whether factors [G, U] are others where other units are left out: scalar."""
+    if apart is None or together.shape != apart.shape:
+        return torch.ones((), dtype=torch.bool, device=together.device)
+    return ~torch.isclose(together, apart, rtol=_ALIKE, atol=0.0, equal_nan=True).all()
+
+
+def check_alone(clipping: Clipping, apart: list[Tensor], before: object) -> None:
+    """Refuse a clipping that lets a unit change the factors of others, now or in a later step.
+
+    Guarantee: a clipping by the batch's largest, mean or median norm is refused, and so is one that
+    keeps norms in its attributes: one unit would move the parts of all others, each by up to C.
+
+    Assumptions: units that change one another do so when every other one is left out.
+
+    Proof: factors and extra coordinates are computed again for every other unit of each physical
+    batch; attributes are compared with those before the units were seen.
+    """
+    name = type(clipping).__name__
+    if apart and bool(torch.stack(apart).any()):
+        raise PlanViolationError(
+            f"{name} returned other factors for a unit when other units were left out: a factor "
+            "must depend on its own unit alone, or one unit moves the parts of all others; adapt "
+            "to the batch in update, by extra coordinates"
+        )
+    if _contents(clipping) != before:
+        raise PlanViolationError(
+            f"{name} keeps something of this step's units in an attribute, which a later step "
+            "would read without noise: adapt it in update, to extra coordinates"
+        )
+
+
+def _contents(value: Any, level: int = 0) -> object:
+    """Return what is equal as long as an object's attributes are, and theirs, have not changed."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), repr(value.detach().double().flatten().tolist())
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, Mapping):
+        return [(repr(key), _contents(each, level + 1)) for key, each in value.items()]
+    if isinstance(value, (list, tuple, deque)):
+        return [_contents(each, level + 1) for each in value]
+    if isinstance(value, (bool, int, float, str, bytes, set, frozenset, type(None))):
+        return repr(value)  # NaN is equal to itself by it
+    held = getattr(value, "__dict__", None)
+    if held is None or callable(value) or level > _LEVELS:
+        return id(value)
+    return id(value), _contents(dict(held), level + 1)
 
 
 def _widest(values: Tensor) -> torch.dtype:
