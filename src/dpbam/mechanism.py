@@ -209,6 +209,7 @@ def clipped_sums(step: Step) -> dict[str, Query]:
         start = sum(s.numel() for s in gradient.values())  # after the gradient's own coordinates
         queries[_COORDINATES] = Query(coordinates, std, "noise", start, plan.batch_size)
     statistics = step.watch.queries()
+    check_counted(plan, statistics)
     if statistics:
         check_same_noise(step.ranks, {name: query.std for name, query in statistics.items()})
     return queries | {_STATISTICS + name: query for name, query in statistics.items()}
@@ -289,6 +290,23 @@ def check_method_state(step: Step) -> None:
         raise PlanViolationError(
             f"the state of {step.method.name} changed while units were seen, and would be kept "
             "without noise: change it in update, which gets the released gradient"
+        )
+
+
+def check_counted(plan: PrivacyPlan, statistics: Mapping[str, Query]) -> None:
+    """Refuse statistics of another number than the plan charges.
+
+    Guarantee: every sum of the joint release is one of the sigma_k of the charged event.
+
+    Assumptions: what a unit adds to a statistic is bounded by its deviation over its sigma.
+
+    Proof: their number is compared at every step, before it is charged.
+    """
+    charged = len(plan.joint_noise_multipliers)
+    if len(statistics) != charged:
+        raise PlanViolationError(
+            f"the statistics release {len(statistics)} sums and the plan charges {charged}: give "
+            "noise_multipliers one entry for each of the sums"
         )
 
 

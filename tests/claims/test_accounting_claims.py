@@ -13,7 +13,7 @@ import torch
 
 from checks import check_poisson
 from dpbam import Ledger, PrivacyPlan, _jsonl, mechanism
-from dpbam.errors import ArgumentError
+from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.loading import PoissonBatches
 from dpbam.params import digest
 from dpbam.privacy import accounting, calibration
@@ -148,6 +148,28 @@ def check_a_replay_has_the_same_gradient() -> None:
     raise AssertionError("two gradients have the same noise, and one entry on the ledger")
 
 
+class CountsTwice(Counts):
+    """Releases the number twice, and states one noise multiplier."""
+
+    def sums(self) -> dict[str, Any]:
+        sums = super().sums()
+        return {"first": sums["count"], "second": sums["count"]}
+
+
+def check_every_statistic_is_charged() -> None:
+    plan = private_plan(n=100, batch_size=10, joint_noise_multipliers=Counts.noise_multipliers)
+    x, y = samples(9)
+    model = torch.nn.Linear(x.shape[1], 3).to(x.dtype)
+    oracle = sized_oracle(model, cross_entropy, plan, statistics=CountsTwice())
+    try:
+        oracle.backward(x, y)
+    except PlanViolationError as refusal:
+        assert "2 sums and the plan charges 1" in str(refusal)  # noqa: PT017
+        assert len(oracle.ledger) == 0
+        return
+    raise AssertionError("two sums were released, and one was charged")
+
+
 def check_small_deltas_are_not_under_counted() -> None:
     """Rounding in a PLD does not hide loss: T steps at q = 1 are one Gaussian release, exactly."""
     for sigma, steps, delta in ((10.0, 1000, 1e-13), (100.0, 100_000, 1e-12), (1.0, 1, 1e-14)):
@@ -270,6 +292,9 @@ def nothing_lost(original):
 
 
 MISTAKES = {
+    "statistics that are not charged": Mistake(
+        check_every_statistic_is_charged, mechanism, "check_counted", lambda _: lambda *args: None
+    ),
     "a delta as small as the rounding": Mistake(
         check_small_deltas_are_not_under_counted, accounting, "_without_lost", nothing_lost
     ),
