@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from argparse import Namespace
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -333,3 +334,66 @@ def test_auto_raises_the_loop_engines_error_if_no_engine_supports_the_model() ->
 
     with pytest.raises(KeyError, match="my own mistake"):
         run(Code(wrong), "auto")
+
+
+def through_data(model: Any, x: Tensor) -> Tensor:
+    model.calls.data += 1
+    return x * model.calls
+
+
+def through_numpy(model: Any, x: Tensor) -> Tensor:
+    model.calls.numpy()[...] += 1
+    return x * model.calls
+
+
+def in_a_namespace(model: Any, x: Tensor) -> Tensor:
+    model.cache.count += 1
+    return x * model.cache.count
+
+
+@pytest.mark.parametrize("count", [through_data, through_numpy])
+def test_a_buffer_that_changes_without_a_new_version_is_refused(count: Any) -> None:
+    with pytest.raises(StatefulModelError, match="changes calls of Code"):
+        run(Code(count), "fused")
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, Namespace])
+def test_a_count_in_a_namespace_is_refused(kind: Any) -> None:
+    model = Code(in_a_namespace)
+    model.cache = kind(count=0)
+    with pytest.raises(StatefulModelError, match="changes cache of Code"):
+        run(model, "fused")
+
+
+class Largest(torch.autograd.Function):
+    """Divides by the largest entry of all rows, by a batching rule of its own."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(g: Tensor) -> Tensor:
+        return g.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def vmap(info: Any, axes: Any, g: Tensor) -> tuple[Tensor, int]:
+        return g / g.abs().max(), 0
+
+
+class Mixing(DPSGD):
+    """A method of a user's own whose direction depends on other units."""
+
+    def direction(self, grad: Any, theta: Any, lam: float) -> Any:
+        return {name: Largest.apply(g) for name, g in grad(theta).items()}
+
+
+def test_a_method_with_a_batching_rule_of_its_own_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="the method calls custom_function_call"):
+        run(smooth_net().float(), "functional", method=Mixing())
+
+
+def test_on_the_loop_engine_such_a_method_gets_one_unit() -> None:
+    found = run(smooth_net().float(), "loop", method=Mixing()).norms()
+    assert torch.equal(found, run(smooth_net().float(), "loop").norms())

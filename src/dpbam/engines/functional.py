@@ -8,6 +8,7 @@ units x parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError, check
 from dpbam.engines.batching import innermost
 from dpbam.engines.decomposed import Decompose
 from dpbam.engines.draws import KeyedDraws
-from dpbam.engines.isolation import Isolation, alone, isolated, over_rows, row_loss
+from dpbam.engines.isolation import Isolation, OnlyTorch, alone, isolated, over_rows, row_loss
 from dpbam.engines.precision import measured
 from dpbam.methods import Method
 from dpbam.params import Params, accumulation_dtype, map_rows, trainable
@@ -64,7 +65,8 @@ class FunctionalEngine:
                         at_theta.update({n: t.clone() for n, t in g.items()})  # d may overwrite g
                 return dict(g)
 
-            d = method.direction(gradient, dict(theta), lam)
+            with nullcontext() if _is_built_in(method) else OnlyTorch():
+                d = method.direction(gradient, dict(theta), lam)
             check_direction(d, theta)
             if not hidden or (plain and not at_theta):
                 gradient(theta)
@@ -145,6 +147,15 @@ def _without_tangents(out: Any) -> Any:
     if isinstance(out, Tensor):
         return out.detach()
     return type(out)(map(_without_tangents, out)) if type(out) in (list, tuple) else out
+
+
+def _is_built_in(method: Method) -> bool:
+    """Whether all code of the direction is that of :mod:`dpbam.methods`."""
+    function = getattr(method.direction, "__func__", None)
+    inner = getattr(method, "inner", None)
+    return getattr(function, "__module__", "") == Method.__module__ and (
+        inner is None or _is_built_in(inner)
+    )
 
 
 class FunctionalDirections:

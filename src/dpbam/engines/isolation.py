@@ -8,7 +8,8 @@ channel                        check
 =============================  ==================================================================
 a tensor kept by the model     every tensor of the rows must be freed after the pass
                                (:func:`check_nothing_kept`)
-a buffer or attribute          must be unchanged, in the loss too (:class:`ModelState`)
+a buffer or attribute          must be unchanged, in the loss too (:class:`ModelState`); writes
+                               through ``.data`` are seen in small tensors on the processor
 code with its own batching     custom functions and operators that are not torch's are refused
 rule, nested transforms
 hooks on gradients             refused: the engines would ignore them
@@ -31,11 +32,13 @@ import gc
 import sys
 import traceback
 import weakref
+from argparse import Namespace
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from operator import is_
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -200,6 +203,19 @@ def _is_of_a_row(thing: Any) -> bool:
     return issubclass(type(thing), Tensor) and is_wrapped(thing)
 
 
+class OnlyTorch(TorchFunctionMode):
+    """Refuse functions with a batching rule of their own, in a method's direction.
+
+    The model has :class:`Isolation` around it; a direction may use transforms and gradients.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        reason = None if type(func) in _ORDINARY or func in _SPECIAL else _reason_against(func)
+        if reason is not None:
+            raise UnsupportedModelError(reason.replace("the model", "the method", 1))
+        return func(*args, **(kwargs or {}))
+
+
 def _reason_against(func: Any) -> str | None:
     """Return why a call of ``func`` is refused, or None."""
     if isinstance(func, HigherOrderOperator):
@@ -259,7 +275,7 @@ class _Contents:
 
     def __init__(self, module: nn.Module, seen: dict[int, Any]) -> None:
         self._held = [dict(live) for live in _live(module)]
-        self._tensors: list[tuple[str, Tensor, int]] = []
+        self._tensors: list[tuple[str, Tensor, Any]] = []
         self._mutable: list[tuple[str, Any, Any]] = []
         for name, value in chain.from_iterable(held.items() for held in self._held):
             if name in _STANDARD or type(value) in _UNTRACKED:
@@ -270,7 +286,7 @@ class _Contents:
                         f"{name} of {type(module).__name__} is a tensor of an earlier pass"
                     )
                 if not value.is_inference():
-                    self._tensors.append((name, value, value._version))
+                    self._tensors.append((name, value, _state(value)))
             elif not (isinstance(value, nn.Module) or _is_fixed(value)):
                 self._mutable += [(name, part, _state(part)) for part in _mutable(value, seen)]
 
@@ -283,8 +299,8 @@ class _Contents:
                 then, value = before.get(key, _MISSING), now.get(key, _MISSING)
                 if not _same(_shallow(then), _shallow(value)):
                     return key
-        for key, tensor, version in self._tensors:
-            if tensor._version != version:
+        for key, tensor, then in self._tensors:
+            if not _same(_state(tensor), then):
                 return key
         for key, value, then in self._mutable:
             if not _same(_state(value), then):
@@ -298,6 +314,8 @@ def _live(module: nn.Module) -> list[dict[str, Any]]:
 
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy"}
+_NAMESPACES = (SimpleNamespace, Namespace)  # of the standard library, and made to hold anything
+_SMALL = 4096  # entries of a tensor whose values are compared
 
 
 def _is_fixed(value: Any) -> bool:
@@ -330,7 +348,7 @@ def _parts(value: Any) -> list[Any] | None:
         return list(value.values())
     if isinstance(value, _SEQUENCES):
         return list(value)
-    if type(value).__module__.partition(".")[0] in _FOREIGN:
+    if type(value).__module__.partition(".")[0] in _FOREIGN and type(value) not in _NAMESPACES:
         return None
     held = getattr(value, "__dict__", None)
     return list(held.values()) if isinstance(held, dict) else None
@@ -351,10 +369,22 @@ def _shallow(value: Any) -> Any:
 def _state(value: Any) -> Any:
     """Return what changes when a container, an object, a tensor or an array does."""
     if isinstance(value, Tensor):
-        return None if value.is_inference() else value._version
+        return None if value.is_inference() else (value._version, _bits(value))
     if isinstance(value, GENERATORS):
         return generator_state(value)
     return value.tobytes() if isinstance(value, np.ndarray) else _shallow(value)
+
+
+def _bits(value: Tensor) -> bytes | None:
+    """Return the values of a small tensor, which ``.data`` and numpy change without a new version.
+
+    Those of parameters and of other devices are not read: it would take as long as a small layer.
+    """
+    if isinstance(value, nn.Parameter) or value.device.type != "cpu" or value.numel() > _SMALL:
+        return None
+    if value.layout is not torch.strided or value.is_quantized:
+        return None
+    return value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _same(a: Any, b: Any) -> bool:

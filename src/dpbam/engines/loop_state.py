@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ from dpbam.methods import Method
 _VALUES = bool | int | float | complex | str | bytes | None
 _CONTAINERS: Any = list | tuple | set | frozenset | deque
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy"}
+_NAMESPACES = (SimpleNamespace, Namespace)  # of the standard library, and made to hold anything
 _MOST_LEVELS = 8
 
 
@@ -225,7 +227,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield "function", value.fget
     elif isinstance(value, type):
         yield from (() if _foreign(value) else list(vars(value).items()))
-    elif isinstance(value, SimpleNamespace | nn.Module) or not _foreign(type(value)):
+    elif isinstance(value, (*_NAMESPACES, nn.Module)) or not _foreign(type(value)):
         yield from ((key, part) for key, part in list(getattr(value, "__dict__", {}).items()))
 
 
@@ -260,7 +262,9 @@ def _can_change(function: FunctionType, value: Any) -> bool:
     """
     if isinstance(value, FunctionType):
         return value.__module__ == function.__module__
-    if isinstance(value, Tensor | np.ndarray | _VALUES | _CONTAINERS | dict | SimpleNamespace):
+    if isinstance(value, Tensor | np.ndarray | _VALUES | _CONTAINERS | dict):
+        return True
+    if isinstance(value, _NAMESPACES):
         return True
     if isinstance(value, GENERATORS):
         return True
