@@ -105,7 +105,7 @@ def level_table(found: Sequence[Cell]) -> str:
         groups[cell["source"], cell["features"], cell["n"]][cell["epsilon"]] = cell
     epsilons = sorted({cell["epsilon"] for cell in found})
     heads = " | ".join(f"epsilon {e:g}" for e in epsilons)
-    lines = [f"| source | features | n | constant | {heads} | not private |"]
+    lines = [f"| source | features | n | constant | {heads} | without privacy |"]
     lines.append("|---" * (5 + len(epsilons)) + "|")
     for (source, kind, n), row in sorted(groups.items()):
         some = next(iter(row.values()))
@@ -160,7 +160,8 @@ def _curves(found: Sequence[Cell]) -> list[str]:
             points = " ".join(f"{places[e]:.1f},{heights[e]:.1f}" for e in epsilons)
             line = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"'
             marks.append(f'<polyline points="{points}" fill="none" {line}/>')
-            marks.append(_text(782, heights[epsilons[-1]] + 4, name))
+            label = "no privacy" if name == _REFERENCE else name
+            marks.append(_text(782, heights[epsilons[-1]] + 4, label))
     return marks
 
 
