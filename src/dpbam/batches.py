@@ -78,8 +78,8 @@ class Views:
         """Map the targets of [N K] views to those that move with them."""
         if self.augment_targets is None:
             return targets
-        drawn = derive(keys(), _AUGMENT)
-        return self._augmented("augment_targets", self.augment_targets, targets, drawn)
+        view_keys = derive(keys(), _AUGMENT)
+        return self._augmented("augment_targets", self.augment_targets, targets, view_keys)
 
     def _augmented(
         self, name: str, augment: Callable[[Any, Tensor], Any], batch: Any, keys: Tensor

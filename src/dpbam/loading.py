@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from numbers import Integral
 from typing import Any
@@ -94,6 +94,10 @@ class PoissonBatches(Iterator[Batch]):
     def __len__(self) -> int:
         return self._left
 
+    def close(self) -> None:
+        """End the threads that read ahead; no batch comes afterwards."""
+        self._batches.close()
+
     def _samples(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Draw (records, units) of each step, both [N] int64.
 
@@ -111,7 +115,7 @@ class PoissonBatches(Iterator[Batch]):
             records, units = records[mine], units[mine]
             yield torch.as_tensor(records), torch.as_tensor(units)
 
-    def _gathered(self) -> Iterator[Batch]:
+    def _gathered(self) -> Generator[Batch, None, None]:
         """Gather whole batches, each in a thread of its own if there are workers; in order."""
         if not self._num_workers:
             yield from (self._gather(*sample) for sample in self._samples())
@@ -132,7 +136,7 @@ class PoissonBatches(Iterator[Batch]):
         inputs, targets = self._dataset.batch(records)
         return inputs, targets, units
 
-    def _loaded(self) -> Iterator[Batch]:
+    def _loaded(self) -> Generator[Batch, None, None]:
         """Read record by record, each by itself."""
         alone, join = isolated(self._dataset, _pair)
         for_records, for_units = itertools.tee(self._samples())

@@ -7,7 +7,6 @@ know nothing of how a step is computed, and by the checks of secure noise and of
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import secrets
@@ -47,10 +46,11 @@ from app.cli.test_progress_private import (
     check_a_jobs_output_has_no_notes_of_the_data,
 )
 from checks import RARE, check_poisson, check_uncorrelated
-from dpbam import FlatClipping, _validate, mechanism
+from dpbam import FlatClipping, __version__, _validate, mechanism
 from dpbam.app.audit.accountant import bracket
 from dpbam.app.cli import progress
 from dpbam.app.runs import ConfigError, RunError, load_run_model, own_code
+from dpbam.app.runs.documents import ModelFacts
 from dpbam.app.runs.files import FORMAT
 from dpbam.data import DataError, npz
 from dpbam.privacy import accounting, ledger, secure_noise
@@ -264,13 +264,28 @@ def trusting(real: Any) -> Any:
 def check_files_run_no_code() -> None:
     """A model.json that names a function is refused, and the function is not called."""
     with tempfile.TemporaryDirectory() as folder:
-        mark, facts = Path(folder) / "mark", {"image_shape": [1, 8, 8], "class_names": ["a", "b"]}
-        facts |= {"model": "os:mkdir", "model_options": {"path": str(mark)}, "format": FORMAT}
-        (Path(folder) / "model.json").write_text(json.dumps(facts))
+        mark = Path(folder) / "mark"
+        facts = ModelFacts(
+            format=FORMAT,
+            dpbam=__version__,
+            model="os:mkdir",
+            model_options={"path": str(mark)},
+            image_shape=[1, 8, 8],
+            task="single-label",
+            class_names=["a", "b"],
+            input="pixels",
+            method="dp-sgd",
+        )
+        facts.write(Path(folder) / "model.json")
         (Path(folder) / "model.safetensors").write_bytes(save({"w": torch.ones(1)}))
-        with contextlib.suppress(ConfigError, RunError):
+        refusal = ""
+        try:
             load_run_model(folder)
+        except (ConfigError, RunError) as error:
+            refusal = str(error)
         assert not mark.exists(), "a file's own code was run"
+        # a file that is refused for another reason would not show that its code is
+        assert "names code to run" in refusal, refusal
 
 
 def no_code_at_all(real: Any) -> Any:

@@ -193,7 +193,9 @@ def moved_by_one_record(monkeypatch, model=KeepsInEval, engine="auto"):
             seed=0, compute=Compute(physical_batch_size=64, engine=engine),
         )  # fmt: skip
         drawn = [tuple(part[start:] for part in batch) for batch in oracle.batches(DIGITS)]
-        monkeypatch.setattr(oracle, "batches", lambda *args, drawn=drawn, **options: iter(drawn))
+        monkeypatch.setattr(
+            oracle, "batches", lambda *args, drawn=drawn, **options: (b for b in drawn)
+        )
         optimizer = torch.optim.SGD(oracle.model.parameters(), lr=0.1)
         with noticed_sums() as noticed:
             Trainer(oracle, optimizer, DIGITS, TEST).run()

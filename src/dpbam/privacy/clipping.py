@@ -175,7 +175,7 @@ class StepClipping:
         self.sensitivity = self._fixed * phi
         self.coordinates = clipping.coordinates
         self._measured: list[Tensor] = []  # [3] per physical batch, on the device
-        self._own_code = is_own_code(clipping)
+        self._own_code = _is_own_code(clipping)
         self._before = _contents(clipping) if self._own_code else None
         self._apart: list[Tensor] = []  # whether units change one another, per physical batch
 
@@ -190,9 +190,9 @@ class StepClipping:
         self._measured.append(measure(self._clipping, self._fixed, scaled, factors, extra))
         if self._own_code and norms.shape[1] > 1:
             halves = [self._of(norms[:, k::2]) for k in (0, 1)]
-            self._apart += [differ(factors[:, k::2], half[0]) for k, half in enumerate(halves)]
+            self._apart += [_differ(factors[:, k::2], half[0]) for k, half in enumerate(halves)]
             if extra is not None:
-                self._apart += [differ(extra[:, k::2], half[1]) for k, half in enumerate(halves)]
+                self._apart += [_differ(extra[:, k::2], half[1]) for k, half in enumerate(halves)]
         if extra is None:
             return factors, None
         return factors, self._phi * extra.to(_widest(extra)).sum(1)
@@ -339,13 +339,13 @@ def check_factors(clipping: Clipping, sensitivity: float, measured: list[Tensor]
         )
 
 
-def is_own_code(clipping: Clipping) -> bool:
+def _is_own_code(clipping: Clipping) -> bool:
     """Whether a class, or a function of it, is not one of dpbam's, which depend on norms alone."""
-    parts = [type(clipping), clipping.scales, clipping.factors, clipping.extra]
-    return any(part.__module__ not in _MODULES for part in parts)
+    code = [type(clipping), clipping.scales, clipping.factors, clipping.extra]
+    return any(definition.__module__ not in _MODULES for definition in code)
 
 
-def differ(together: Tensor, apart: Tensor | None) -> Tensor:
+def _differ(together: Tensor, apart: Tensor | None) -> Tensor:
     """Return whether factors [G, U] are others where other units are left out: scalar."""
     if apart is None or together.shape != apart.shape:
         return torch.ones((), dtype=torch.bool, device=together.device)
@@ -389,10 +389,10 @@ def _contents(value: Any, level: int = 0) -> object:
         return [_contents(each, level + 1) for each in value]
     if isinstance(value, (bool, int, float, str, bytes, set, frozenset, type(None))):
         return repr(value)  # NaN is equal to itself by it
-    held = getattr(value, "__dict__", None)
-    if held is None or callable(value) or level > _LEVELS:
+    attributes = getattr(value, "__dict__", None)
+    if attributes is None or callable(value) or level > _LEVELS:
         return id(value)
-    return id(value), _contents(dict(held), level + 1)
+    return id(value), _contents(dict(attributes), level + 1)
 
 
 def _widest(values: Tensor) -> torch.dtype:

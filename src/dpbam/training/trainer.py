@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cache
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from dpbam.data import DataSet, to_float
 from dpbam.data.dataset import model_input
+from dpbam.loading import PoissonBatches
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import device_of, evaluating, map_rows
 from dpbam.privacy.plan import PrivacyPlan
@@ -118,9 +119,15 @@ class Trainer:
             after_step: called when a step is complete, including its evaluation.
             stop: called between steps; if it is true on any rank, all stop.
         """
+        batches = self.oracle.batches(self.train, units=self.units, num_workers=self.num_workers)
+        with closing(batches):  # ends the reading threads now, also if a step raises
+            return self._train_on(batches, after_step, stop)
+
+    def _train_on(
+        self, batches: PoissonBatches, after_step: Callable[[], None], stop: Callable[[], bool]
+    ) -> Ending:
         oracle, plan, ranks = self.oracle, self.oracle.plan, self.oracle.ranks
         self._began = (time.monotonic(), oracle.step)
-        batches = oracle.batches(self.train, units=self.units, num_workers=self.num_workers)
         for images, labels, units in batches:  # uint8 [N, C, H, W], the task's, int64 [N]
             rows, spent, asked = ranks.sums(len(images), self._is_spent(), stop())
             if spent:
