@@ -15,12 +15,13 @@ level:
     L = PATH n / sigma_1,   at most LONGEST,      lr = L / (C T)
 
 **The decision.** A head that is trained with few units or little epsilon prefers frequent classes
-beyond their share, up to the constant. So the class counts are released once, with noise that
-takes some 2% of the budget, and half of their logarithms is taken out of the decision: on
-validation records that costs no accuracy, and gains one to three points of balanced accuracy.
+beyond their share, up to the constant. So the class counts are released once, with noise that takes
+some 2% of the budget, and half of their logarithms is taken out of the decision: on
+PneumoniaMNIST's validation records that cost at most 0.1 points of accuracy, and gained one to
+three points of balanced accuracy.
 
 **The head.** Descent, except where the task is a regression, which the closed form serves. On
-validation records of the same distribution, descent was ahead in every cell of the study.
+validation records, descent was ahead in 30 of the study's 31 cells.
 """
 
 from __future__ import annotations
