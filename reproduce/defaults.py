@@ -4,7 +4,8 @@ Each source (:mod:`reproduce.defaults_data`) at some numbers of records n and ep
 with each kind of features: the rule's own setting, and a grid of alternatives, tuned without
 accounting. **Regret** is the test accuracy of the alternative that validation records select, minus
 the rule's. Validation records are held out of the training records; test records are judged once
-and select nothing. The rule was chosen on validation records of :data:`FITTED` alone.
+and select nothing. The rule was chosen by validation scores of :data:`FITTED`, whose
+test scores had been seen too: they are no blind judges of it, the other sources are.
 
 All heads are computed by a direct simulation of the mechanism (full batch, clipped, Gaussian noise
 of the same variance, by the exact formula for a Gaussian release), which takes a tenth of the
