@@ -114,6 +114,8 @@ PROMISES = (
              "check_a_clipping_keeps_its_sensitivity", "check_every_physical_batch",
              "check_bad_units_have_factor_zero",
              "check_a_clipping_does_not_change_the_norms",
+             "check_a_factor_depends_on_its_own_unit",
+             "check_an_augmentation_changes_each_row_by_itself",
              "check_the_sensitivity_does_not_follow_the_units",
              "check_every_parameter_is_in_a_group")),
     Promise("draws do not repeat: two million units, ids up to 2^63, a million draws of one key",
@@ -133,7 +135,7 @@ PROMISES = (
     Promise("statistics next to the gradient move by what their noise covers, are charged jointly, "
             "and come after the ledger",
             ("test_sensitivity_of_every_method", "test_sensitivity_with_every_clipping",
-             "test_the_ledger_is_charged_jointly_once",
+             "test_the_ledger_is_charged_jointly_once", "check_every_statistic_is_charged",
              "test_nothing_is_handed_out_before_the_ledger_has_it",
              "test_an_adversary_gains_what_the_joint_charge_says"),
             ("test_sensitivity_fails_without_the_second_clipping",

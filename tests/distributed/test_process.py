@@ -18,7 +18,7 @@ from together import LIMIT, together
 
 def test_a_message_is_undone_exactly_also_with_mixed_dtypes():
     params = {"a": torch.randn(2, 3), "b": torch.randn(4).double(), "c": torch.tensor(0.1)}
-    message = flatten(params, like=params, length=13)
+    message = flatten(params, shapes=params, length=13)
     assert message.dtype == torch.float64
     assert message.shape == (13,)
     assert not message[11:].any()
@@ -29,7 +29,7 @@ def test_a_message_is_undone_exactly_also_with_mixed_dtypes():
 
 def test_a_message_is_a_copy():
     own = {"a": torch.zeros(3)}
-    flatten(own, like=own, length=3).add_(1)
+    flatten(own, shapes=own, length=3).add_(1)
     assert torch.equal(own["a"], torch.zeros(3))
 
 
