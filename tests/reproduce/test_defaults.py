@@ -50,3 +50,14 @@ def test_the_page_shows_the_records() -> None:
     assert page(text, RESULTS) == text
     shown = (ROOT / "docs" / "assets" / "how-good.svg").read_text(encoding="utf-8")
     assert shown == picture(cells(STUDY))
+
+
+def test_the_readme_has_the_figures_of_the_command() -> None:
+    reached = {
+        (r["model"], r["facts"]["epsilon"]): r["accuracy"] for r in FINAL if r["data"] == "cifar10"
+    }
+    low, high = (reached["scattering", epsilon] for epsilon in (1.0, 8.0))
+    encoder_low, encoder_high = (reached["mobilenet_v3_small.onnx", e] for e in (1.0, 8.0))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{low:.1f}% on CIFAR-10 at epsilon 1 and {high:.1f}% at epsilon 8" in readme
+    assert f"public ImageNet encoder, {encoder_low:.1f}% and {encoder_high:.1f}%" in readme
