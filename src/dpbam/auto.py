@@ -129,7 +129,7 @@ def choose(facts: Facts) -> Choice:
         >>> choice.features, choice.head, choice.steps
         ('scattering', 'descent', 100)
         >>> print(choice.reason[1])
-        a linear head by 100 full-batch steps: most of what 50000 units at epsilon 1 can teach
+        a linear head by 100 full-batch steps, as far as the rule goes with 50000 units at epsilon 1
     """
     delta = default_delta(facts.n) if facts.delta is None else facts.delta
     features = facts.encoder or SCATTERING
@@ -145,7 +145,7 @@ def choose(facts: Facts) -> Choice:
         lr=float(f"{path_length(facts.n, facts.epsilon, delta) / (CLIP_NORM * STEPS):.3g}"),
         momentum=MOMENTUM, average=AVERAGE, release_counts=float(f"{COUNTS * sigma:.3g}"),
         balance=BALANCE, delta=delta,
-        reason=(_about_features(facts), _about_descent(facts)),
+        reason=(_about_features(facts), about_descent(facts)),
     )  # fmt: skip
 
 
@@ -191,14 +191,32 @@ def _delta_of(sigma: float, epsilon: float) -> float:
 def _about_features(facts: Facts) -> str:
     if facts.encoder:
         return f"features of {facts.encoder}, which you declare public, scaled within the record"
-    return "scattering features: fixed, nothing downloaded; a public encoder would gain most"
-
-
-def _about_descent(facts: Facts) -> str:
     return (
-        f"a linear head by {STEPS} full-batch steps: most of what {facts.n} units at epsilon "
-        f"{up(facts.epsilon)} can teach"
+        "scattering features: fixed, nothing downloaded; on photographs a public encoder "
+        "(--encoder) gained most"
     )
+
+
+def about_descent(
+    facts: Facts, *, steps: int = STEPS, batch_size: int | None = None, by_rule: bool = True
+) -> str:
+    """Return the line about the head, with the number of steps and the batch that are taken.
+
+    Args:
+        facts: the public facts.
+        steps: T, which the user may have set.
+        batch_size: the expected units per step; None: all n.
+        by_rule: whether the learning rate, and so the length of the path, is the rule's.
+
+    Example:
+        >>> facts = Facts(n=1438, epsilon=3, image_shape=(1, 8, 8), classes=10)
+        >>> about_descent(facts, steps=84, batch_size=512, by_rule=False)
+        'a linear head by 84 steps of 512 units'
+    """
+    full = batch_size is None or batch_size == facts.n
+    head = f"{steps} full-batch steps" if full else f"{steps} steps of {batch_size} units"
+    path = f", as far as the rule goes with {facts.n} units at epsilon {up(facts.epsilon)}"
+    return f"a linear head by {head}{path if by_rule else ''}"
 
 
 def _about_closed_form(facts: Facts) -> str:

@@ -52,5 +52,5 @@ def test_every_field_has_a_row_with_its_flag_and_default(monkeypatch) -> None:
 
     rows = [line for line in configuration.page().splitlines() if line.startswith("| `")]
     assert [row.split("`")[1] for row in rows] == list(RunConfig.model_fields)
-    assert "| `lr` | `--lr` | 0.005 | Learning rate. |" in rows
+    assert "| `lr` | `--lr` | chosen by auto; 0.005 for a net | Learning rate. |" in rows
     assert all("\n" not in row and row.count("|") == 5 for row in rows)

@@ -96,7 +96,7 @@ def _lookup(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
             return entry.load(), dict(arguments)
     known = (
         f"There are {', '.join(MODELS)} (any wrn-D-K), hf:NAME for public encoders, and your own "
-        "as 'module:function'"
+        "as 'module:function'; runs also take auto, scattering, onnx:FILE and features:hf:NAME"
     )
     guess = did_you_mean(name, MODELS, "", cutoff=0.4)
     raise ArgumentError(f"model {name!r} is unknown: {f'{guess} {known}'.strip()}")

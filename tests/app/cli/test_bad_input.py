@@ -28,6 +28,11 @@ FLAGS = {
     "delta 2": (["--epsilon", 3, "--delta", 2], "delta must lie"),
     "data": (["--epsilon", 3, "--data", "digit"], "did you mean 'digits'?"),
     "model": ([*QUICK, "--model", "resnet-9"], "did you mean 'resnet9'?"),
+    "model of runs": (
+        [*QUICK, "--model", "resnet18"],
+        "auto, scattering, onnx:FILE and features:hf:NAME",
+    ),
+    "batch of auto": (["--epsilon", 3, "--batch-size", 5000], "which means 1438 here"),
     "method": (["--epsilon", 3, "--method", "dpsgd"], "did you mean 'dp-sgd'?"),
     "optimizer": (["--epsilon", 3, "--optimizer", "adaam"], "did you mean 'adam'?"),
     "clipping": (["--epsilon", 3, "--clipping", "perlayer"], "did you mean 'per-layer'?"),

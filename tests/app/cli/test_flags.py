@@ -93,9 +93,10 @@ def test_a_flag_takes_the_place_of_its_alternative_in_the_file(tmp_path):
 
 def test_the_help_shows_the_configurations_own_defaults(dpbam):
     text = " ".join(dpbam("train", "--help").out.replace("│", " ").split())
-    assert f"Learning rate [{RunConfig(epsilon=1).lr:g}]" in text
-    assert f"Expected passes over the data [{RunConfig(epsilon=1).epochs:g}]" in text
-    assert "Expected units per step [the largest power of two" in text
+    assert f"Learning rate [chosen by auto; {RunConfig(epsilon=1).lr:g} for a net]" in text
+    epochs = f"chosen by auto; {RunConfig(epsilon=1).epochs:g} for a net"
+    assert f"Expected passes over the data [{epochs}]" in text
+    assert "Expected units per step [chosen by auto; the largest power of two" in text
 
 
 def shown_flags(text):

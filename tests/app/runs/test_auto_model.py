@@ -300,6 +300,21 @@ def test_a_flag_overrides_its_part_of_auto_and_the_path_keeps_its_length(asked, 
 
 
 @pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({}, "100 full-batch steps, as far as the rule goes"),
+        ({"epochs": 30}, "30 full-batch steps, as far as the rule goes"),
+        ({"epochs": 30, "lr": 0.01}, "30 full-batch steps"),
+        ({"batch_size": 719}, "100 steps of 719 units, as far as the rule goes"),
+    ],
+)
+def test_the_line_about_the_head_has_the_steps_that_are_taken(asked, flags, says):
+    line = resolve(asked.replace(**flags), load("digits"), 1438).lines[1]
+    assert line.startswith(f"a linear head by {says}")
+    assert ("the rule" in line) == ("lr" not in flags)
+
+
+@pytest.mark.parametrize(
     ("flags", "expected"),
     [
         ({"optimizer": "adam"}, {"optimizer": "adam", "lr": 0.005}),

@@ -86,7 +86,12 @@ def resolve(config: RunConfig, train: DataSet, n: int) -> Resolved:
     resolved = explicit.replace(
         auto_facts=_public(facts, choice.delta), auto_settings=tuple(sorted(chosen))
     )
-    return Resolved(resolved, (*choice.reason, f"the same as {command(explicit)}"))
+    batch_size = explicit.expected_batch(n)
+    head = auto.about_descent(
+        facts, steps=epoch_steps(n, batch_size, explicit.epochs), batch_size=batch_size,
+        by_rule="lr" in chosen,
+    )  # fmt: skip
+    return Resolved(resolved, (choice.reason[0], head, f"the same as {command(explicit)}"))
 
 
 def _without_rule(config: RunConfig, train: DataSet) -> str:

@@ -116,7 +116,8 @@ class RunConfig(BaseModel):
         published=True, private_only=True, symbol="δ",
     )
     clip_norm: Positive = _privacy(
-        "C: each unit's gradient is clipped to it.", 1.0, **_TUNED, private_only=True, symbol="C",
+        "C: each unit's gradient is clipped to it.", 1.0, by_auto=True, **_TUNED, private_only=True,
+        symbol="C",
     )
     clipping: ClippingName = _privacy(
         "How gradients are clipped. Or module:Name, a Clipping of your own.", "flat", **_TUNED,
@@ -221,24 +222,25 @@ class RunConfig(BaseModel):
 
     batch_size: Count | None = _training(
         "Expected units per step.",
-        unset="the largest power of two that is at most 3/8 of the units; at most 512", common=True,
-        published=True,
+        unset="the largest power of two that is at most 3/8 of the units, at most 512,",
+        by_auto=True, common=True, published=True,
     )
     physical_batch_size: Count | None = _training(
         "Rows computed at once. Changes memory and speed only.", unset="chosen to fit",
         resume="unseeded", distinguishes=False, searchable=True,
     )
     epochs: Positive = _training(
-        "Expected passes over the data.", 20.0, common=True, published=True, resume="constant",
+        "Expected passes over the data.", 20.0, by_auto=True, common=True, published=True,
+        resume="constant",
     )
     optimizer: Literal["nadam", "sgd", "adam", "adamw"] = _training(
-        "The optimiser.", "nadam", **_TUNED,
+        "The optimiser.", "nadam", by_auto=True, **_TUNED,
     )
     correct_noise: bool = _training(
         "Subtract the noise's known variance from the second moment of nadam, adam or adamw "
         "(DP-AdamBC).", False, **_TUNED,
     )
-    lr: Positive = _training("Learning rate.", 0.005, common=True, **_TUNED)
+    lr: Positive = _training("Learning rate.", 0.005, by_auto=True, common=True, **_TUNED)
     momentum: Fraction = _training(
         "Momentum of the optimiser sgd.", 0.9, **_TUNED,
         idle=("optimizer", ("nadam", "adam", "adamw")),
@@ -265,7 +267,7 @@ class RunConfig(BaseModel):
     balance: Fraction = _training(
         "Share of the classes' log frequencies that is taken out of the decision: 0 is the most "
         "accurate if they stay as they are, at 1 rare classes count as much as frequent ones. The "
-        "frequencies are those of --release-counts.", 0.0, **_TUNED, off=0,
+        "frequencies are those of --release-counts.", 0.0, by_auto=True, **_TUNED, off=0,
     )
     focal: NonNegative = _training(
         "Gamma of the focal loss. 0: cross-entropy.", 0.0, **_TUNED, off=0,
@@ -513,10 +515,10 @@ class RunConfig(BaseModel):
         self._check_max_records(unit)
         batch_size = self.expected_batch(n)
         if batch_size > n:
+            default = n if self.auto_facts else default_batch_size(n)  # the rule takes all units
             raise ConfigError(
                 f"batch_size {batch_size} exceeds the {n} units of privacy ({unit}) in the "
-                f"training set: leave it out, which means {default_batch_size(n)} here, or give a "
-                "smaller one"
+                f"training set: leave it out, which means {default} here, or give a smaller one"
             )
         common: dict[str, Any] = {
             "n": n,

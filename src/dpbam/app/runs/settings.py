@@ -65,8 +65,8 @@ class Policy:
 
 
 def setting(
-    panel: str, description: str, default: Any = None, *, unset: str = "", flag: str | None = None,
-    common: bool = False, **policies: Any,
+    panel: str, description: str, default: Any = None, *, unset: str = "", by_auto: bool = False,
+    flag: str | None = None, common: bool = False, **policies: Any,
 ) -> Any:  # fmt: skip
     """Define a field.
 
@@ -75,12 +75,13 @@ def setting(
         description: the help; the choices of a ``Literal`` are added to it.
         default: its default.
         unset: what the default None stands for, such as "chosen to fit".
+        by_auto: model auto, and a head on fixed features, choose it where it is left out.
         flag: the flag, if it is not the name with dashes; empty: there is none.
         common: most users need it, so that ``--help`` shows it; else ``--help-all`` alone does.
         **policies: those of :class:`Policy` that are not the strictest.
     """
-    extra: Any = {"panel": panel, "unset": unset, "flag": flag, "common": common,
-                  "policy": Policy(**policies)}  # fmt: skip
+    extra: Any = {"panel": panel, "unset": unset, "by_auto": by_auto, "flag": flag,
+                  "common": common, "policy": Policy(**policies)}  # fmt: skip
     return Field(default, description=description, json_schema_extra=extra)
 
 
@@ -156,6 +157,7 @@ def _setting(name: str, field: FieldInfo) -> Setting:
     for names in (part for part in parts if isinstance(part, Names)):
         choices += [*names.others, *names.kind]
     plain = type(choices[0]) if choices else next((p for p in parts if isinstance(p, type)), str)
+    default = extra["unset"] or _shown(field.default)
     return Setting(
         name=name,
         panel=extra["panel"],
@@ -163,7 +165,7 @@ def _setting(name: str, field: FieldInfo) -> Setting:
         type=written.type if written else plain,
         parse=written.parse if written else lambda value: value,
         choices=_listed(choices),
-        default=extra["unset"] or _shown(field.default),
+        default=f"chosen by auto; {default} for a net" if extra["by_auto"] else default,
         description=str(field.description),
         common=extra["common"],
         policy=extra["policy"],
