@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from dpbam.data import DataError, check, from_arrays, load, load_pair
-from dpbam.data.checking import summary
+from dpbam.data.checking import copies, summary
 from dpbam.data.registry import inspect
 from dpbam.data.sources import Options
 
@@ -48,6 +48,19 @@ def test_images_more_than_once():
     data = from_arrays(pixels, np.arange(6) % 2, name="train")
     expected = "train has 1 image more than once (record 1 = record 3, record 1 = record 5)"
     assert check(data) == [expected]
+
+
+def test_copies_count_where_several_units_have_them():
+    pixels = random_pixels(6, 0, (8, 8))
+    test = from_arrays(random_pixels(4, 1, (8, 8)), [0, 1, 0, 1])
+    owners = {"who": list("abacdb")}
+    assert copies(from_arrays(pixels, np.arange(6) % 2, columns=owners), test) == (0, 0)
+    pixels[5] = pixels[1]  # both of b
+    pixels[3] = pixels[2]  # of c and of a
+    train = from_arrays(pixels, np.arange(6) % 2, columns=owners)
+    assert copies(train, test) == copies(train, test, "record") == (2, 0)
+    assert copies(train, test, "who") == (1, 0)
+    assert copies(train, from_arrays(pixels[[0, 4]], [0, 1])) == (2, 2)
 
 
 def test_units_in_both_sets():

@@ -72,6 +72,49 @@ def shared_units(train: DataSet, test: DataSet, unit: str | None) -> dict[str, N
     return {name: values for name, values in named.items() if values.size}
 
 
+def copies(train: DataSet, test: DataSet, unit: str | None = None) -> tuple[int, int]:
+    """Count the images that several units of privacy have, and those of ``test`` in ``train``.
+
+    Copies under several names are several units: whoever is in k of them is protected by k times
+    epsilon. Copies of one unit are protected together, and do not count. The counts are computed
+    from the data without noise: for the operator only. Sets that are decoded anew for every step
+    are not read for it, and count as 0: :func:`check` reads them.
+
+    Args:
+        train: the training set.
+        test: the test set.
+        unit: the column that holds the unit of privacy; None or "record" if each record is one.
+
+    Example:
+        >>> from dpbam.data import from_arrays
+        >>> images = np.zeros((3, 8, 8), np.uint8)
+        >>> images[2] = 255
+        >>> train = from_arrays(images, [0, 0, 1], columns={"patient": ["a", "a", "b"]})
+        >>> test = from_arrays(images[2:], [0])
+        >>> copies(train, test), copies(train, test, "patient")
+        ((1, 1), (0, 1))
+    """
+    if _is_streamed(train):
+        return 0, 0
+    by_record = unit is None or unit == "record"
+    owners = np.arange(len(train)) if by_record else train.column(str(unit))
+    first: dict[bytes, Any] = {}
+    repeated = {d for k, d in _digests(train) if first.setdefault(d, owners[k]) != owners[k]}
+    shared = 0 if _is_streamed(test) else sum(d in first for _, d in _digests(test))
+    return len(repeated), shared
+
+
+def _is_streamed(dataset: DataSet) -> bool:
+    return dataset.images.decodes and math.prod(dataset.images.shape) > KEPT_BYTES
+
+
+def _digests(dataset: DataSet) -> Iterator[tuple[int, bytes]]:
+    """A hash of each image that can be read, and its position."""
+    for index, pixels in _each(dataset.images):
+        if not isinstance(pixels, DataError):
+            yield index, hashlib.sha256(pixels.tobytes()).digest()
+
+
 def _owners(dataset: DataSet, unit: str | None) -> list[str]:
     if unit is None or unit == "record":
         return []

@@ -202,12 +202,13 @@ class Task(nn.Module, ABC):
         if self.has_thresholds:
             for name, found in self.at_thresholds(kept, targets, thresholds or {}).items():
                 classes[name] = {**classes[name], **found}
+        compared = self.compared(kept, targets)
         return Evaluation(
             task=self.name,
             metric=self.metric,
             scores=self.details(kept, targets),
             interval=self.interval(kept, targets),
-            trivial=self.compared(kept, targets)[self.metric].constant,
+            trivial=compared[self.metric].constant,
             count=len(targets),
             classes=classes,
             groups={
@@ -218,6 +219,7 @@ class Task(nn.Module, ABC):
                 for column, values in (groups or {}).items()
             },
             figures=self.figures(kept, targets),
+            compared=compared,
         )
 
     def of_group(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Any]:

@@ -76,6 +76,29 @@ class Compared(NamedTuple):
         return self.own > self.constant + 2 * self.chance
 
 
+def is_useless(compared: Mapping[str, Compared]) -> bool:
+    """Whether no score is better than the best constant's by more than chance."""
+    return bool(compared) and not any(one.better for one in compared.values())
+
+
+def uselessness(compared: Mapping[str, Compared]) -> str:
+    """Say plainly that a model has learned nothing.
+
+    Example:
+        >>> uselessness({"accuracy": Compared(0.5, 0.5, 0.1)}).partition(": ")[0]
+        'this model is useless'
+    """
+    scores = ", ".join(
+        f"{metric_label(name)} {metric_text(name, one.own)} against "
+        f"{metric_text(name, one.constant)}"
+        for name, one in compared.items()
+    )
+    return (
+        "this model is useless: it is not better than the best constant answer by more than chance "
+        f"({scores}, on the test records)"
+    )
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """All metrics of one model on one set.
@@ -94,6 +117,7 @@ class Evaluation:
         classes: class or finding -> its ``value`` of the main metric, its ``count``, and others.
         groups: column -> value -> scores, with the ``count`` of records.
         figures: what a report draws: ``confusion``, ``roc`` or ``scatter``.
+        compared: scores next to those of the best constant answer.
     """
 
     task: str
@@ -105,6 +129,7 @@ class Evaluation:
     classes: Mapping[str, Mapping[str, Any]]
     groups: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
+    compared: Mapping[str, Compared] = field(default_factory=dict)
 
     def worst(self, column: str) -> str:
         """Return the sub-group with the lowest main metric; of two, the larger."""

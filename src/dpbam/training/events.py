@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from dpbam.tasks.scores import Compared
+from dpbam.tasks.scores import Compared, is_useless
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +107,7 @@ class EvaluationReport:
     @property
     def useless(self) -> bool:
         """Whether no score is better than the best constant's by more than chance."""
-        return bool(self.compared) and not any(one.better for one in self.compared.values())
+        return is_useless(self.compared)
 
     def to_dict(self) -> dict[str, float]:
         """Return one flat row of plain values.
@@ -157,6 +157,9 @@ class Reporter:
 
     def on_non_private_note(self, note: str) -> None:
         """Called with a note of the data set, such as a number of files: for the operator only."""
+
+    def on_non_private_warning(self, warning: str) -> None:
+        """Called with a defect of the data, such as a number of copies: for the operator only."""
 
     def on_end(self, message: str) -> None:
         """Called at the end, with a sentence that says how it ended."""

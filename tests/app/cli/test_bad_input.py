@@ -338,3 +338,30 @@ def test_a_check_lists_what_there_is(dpbam, tmp_path):
     assert ended.code == 0
     ended = dpbam("data", "check", patients(tmp_path / "t", *"aabbcc"), "--unit", "patient")
     assert "; 2 images each" in ended.out
+
+
+@pytest.mark.parametrize("way", [("--dry-run",), ("--quiet",), (), ("--json-lines",)])
+@pytest.mark.parametrize("twice", [True, False])
+def test_copies_in_the_data_are_warned_of_and_are_in_no_published_file(dpbam, tmp_path, twice, way):
+    pixels = images(60)
+    if twice:
+        pixels[5] = pixels[3] = pixels[1]
+        pixels[45] = pixels[7]
+    data, out = tmp_path / "scans.npz", tmp_path / "run"
+    labels = np.arange(60) % 2
+    np.savez(
+        data, train_images=pixels[:40], train_labels=labels[:40], test_images=pixels[40:],
+        test_labels=labels[40:],
+    )  # fmt: skip
+    args = [*QUICK, "--batch-size", "8", "--data", str(data), "--out", str(out), *way]
+    ended = dpbam("train", *args)
+    assert ended.code == 0, ended.err
+    said = " ".join((ended.out + ended.err).split())
+    warned = twice and way != ("--json-lines",)  # which prints nothing about the data
+    assert ("1 image occurs more than once in scans.npz/train: whoever" in said) == warned
+    assert ("1 image of scans.npz/test is in scans.npz/train too" in said) == warned
+    files = [p for p in out.rglob("*") if p.is_file() and p.suffix != ".safetensors"]
+    assert bool(files) == (way != ("--dry-run",))
+    assert not any(b"more than once in" in p.read_bytes() for p in files)
+    if files:
+        assert (out / "non-private").stat().st_mode & 0o777 == 0o700

@@ -322,6 +322,8 @@ def test_a_useless_model_is_called_useless(dpbam, tmp_path, lr, useless):
     assert "best constant      accuracy 1" in ended.out  # of ten classes, 10 to 11%
     assert ("warning: this model is useless: it is not better" in ended.err) is useless
     assert ("try another --lr" in " ".join(ended.err.split())) is useless
+    evaluated = dpbam("evaluate", tmp_path / "run")
+    assert ("warning: this model is useless: it is not better" in evaluated.err) is useless
     assert "warning: this model is useless" not in (tmp_path / "run" / "README.md").read_text()
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from dpbam.app.cli.compare import _points, _within
 from dpbam.app.compare.statistics import Estimate, estimate, paired_difference
 
 values = st.lists(st.floats(0, 1), min_size=2, max_size=12).filter(lambda x: np.std(x) > 1e-6)
@@ -70,3 +71,15 @@ def test_the_smallest_detectable_difference_is_detected_four_times_in_five(seeds
 def test_a_higher_level_is_a_wider_interval():
     wide, narrow = estimate([1.0, 2.0, 4.0], 0.99), estimate([1.0, 2.0, 4.0])
     assert wide.low < narrow.low < narrow.high < wide.high
+
+
+@pytest.mark.parametrize(
+    ("scores", "metric", "shown"),
+    [
+        ([0.96, 0.99, 1.0], "accuracy", "98.3 [93.2, 100.0]"),
+        ([0.0, 0.01, 0.05], "accuracy", "2.0 [0.0, 8.6]"),
+        ([0.0, 0.01, 0.05], "r2", "2.0 [-4.6, 8.6]"),
+    ],
+)
+def test_a_printed_interval_ends_at_the_bounds_of_its_score(scores, metric, shown):
+    assert _points(_within(estimate(scores), metric)) == shown

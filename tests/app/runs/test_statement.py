@@ -288,3 +288,17 @@ def test_no_unit_is_in_both_sets(tiny, tmp_path, monkeypatch, test_patients, say
     assert values.evaluated_on.trained_on == says
     assert "of a patient with more than 2 records, 2 are drawn anew" in to_markdown(values)
     assert "Each patient of the 6 in the training data, with all records" in to_markdown(values)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "The published model is the last one of this training"),
+        ({"swa": 0.5}, "is the mean of the weights after 50% of the planned steps of this"),
+        ({"ema": 0.9}, "is an exponential moving average (decay 0.9) of the weights of all steps"),
+    ],
+)
+def test_it_says_which_weights_are_published(tiny, settings, says):
+    text = to_markdown(made(tiny.replace(**settings)))
+    assert says in text
+    assert ("the last one" in text) == (not settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,8 +114,8 @@ def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:
     runs, mean = [run for run in result.runs if run.arm == name], result.mean(name)
     seconds = sum(run.seconds for run in runs) / len(runs)
     return (
-        name, up(runs[0].epsilon), _points(mean), _one_point(mean.deviation),
-        f"{seconds:.0f} s",
+        name, up(runs[0].epsilon), _points(_within(mean, result.metric)),
+        _one_point(mean.deviation), f"{seconds:.0f} s",
     )  # fmt: skip
 
 
@@ -129,6 +130,12 @@ def _against(result: Comparison, name: str) -> tuple[str, str, str, str]:
 
 def _one_point(value: float) -> str:
     return "" if math.isnan(value) else f"{100 * value:.1f}"
+
+
+def _within(mean: Estimate, metric: str) -> Estimate:
+    """Cut the interval of a mean at the bounds of its score: none is above 1, R2 alone below 0."""
+    low = mean.low if metric == "r2" else max(0.0, mean.low)
+    return replace(mean, low=low, high=min(1.0, mean.high))
 
 
 def _points(estimate: Estimate, *, signed: bool = False) -> str:

@@ -45,7 +45,7 @@ from dpbam.data import DataError, DataSet, load
 from dpbam.data.split import is_held_out
 from dpbam.errors import ArgumentError
 from dpbam.tasks.base import Words
-from dpbam.tasks.scores import Evaluation, metric_label, metric_text
+from dpbam.tasks.scores import Evaluation, is_useless, metric_label, metric_text, uselessness
 
 CAVEAT = (
     "These figures come from the records themselves, without noise: on records that are not public "
@@ -111,6 +111,8 @@ def evaluate(
         "data": dataset.name, "split": split, "test_set_of_the_run": own, **result.to_dict(),
         "note": CAVEAT,
     }  # fmt: skip
+    if is_useless(result.compared):
+        note(f"warning: {uselessness(result.compared)}")
     if json:
         print_json(report)
     else:

@@ -255,8 +255,18 @@ class LiveReporter(Reporter):
     def on_non_private_note(self, note: str) -> None:
         self._say(note)
 
+    def on_non_private_warning(self, warning: str) -> None:
+        self._say(f"warning: {warning}")
+
     def _say(self, line: str) -> None:
         say(line, screen=self._bar.console)
+
+
+class QuietReporter(Reporter):
+    """Shows no progress, but what is wrong with the data, on stderr."""
+
+    def on_non_private_warning(self, warning: str) -> None:
+        note(f"warning: {warning}")
 
 
 class JsonLinesReporter(Reporter):

@@ -15,7 +15,7 @@ import typer
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, settings_as_flags
 from dpbam.app.cli.output import console, facts, note, number, option, print_json, say
-from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter
+from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter, QuietReporter
 from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
 from dpbam.app.runs.automatic import with_default_model
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
@@ -25,7 +25,7 @@ from dpbam.app.runs.timing import duration
 from dpbam.distributed import Ranks, joined, launched
 from dpbam.errors import ArgumentError
 from dpbam.privacy.rounding import up
-from dpbam.tasks.scores import metric_label, metric_text
+from dpbam.tasks.scores import metric_label, metric_text, uselessness
 from dpbam.training.events import Reporter
 
 
@@ -119,9 +119,11 @@ def _reporting(
     ranks: Ranks, quiet: bool, json_lines: bool
 ) -> AbstractContextManager[Reporter | None]:
     """Return what shows the progress; of several processes, only the leader's does."""
-    if (quiet and not json_lines) or not ranks.leads:
+    if not ranks.leads:
         return nullcontext(None)
-    return nullcontext(JsonLinesReporter()) if json_lines else LiveReporter()
+    if json_lines:
+        return nullcontext(JsonLinesReporter())
+    return nullcontext(QuietReporter()) if quiet else LiveReporter()
 
 
 def _execute(
@@ -163,6 +165,8 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
         "may add to it"
     )
     say(facts(rows, title="the plan (nothing was trained or written)"))
+    for warning in prepared.copies():
+        note(f"warning: {warning}")
     say(*prepared.chosen)
     say(*filter(None, [method_advice(settings.method, averaged=prepared.config.averaged)]))
 
@@ -177,18 +181,12 @@ def _new_folder(settings: RunConfig) -> Path:
 
 def _uselessness(result: RunResult, settings: RunConfig) -> str:
     """Say plainly that the model has learned nothing, and what to try."""
-    scores = ", ".join(
-        f"{metric_label(name)} {metric_text(name, score.own)} against "
-        f"{metric_text(name, score.constant)}"
-        for name, score in result.evaluations[-1].compared.items()
-    )
     encoder = "" if settings.encoder else ", a public encoder (--model hf:NAME --train head)"
     private = f"a larger --epsilon or --batch-size, more --epochs{encoder}, or more data"
     way = private if settings.private else "more --epochs"
     return (
-        "this model is useless: it is not better than the best constant answer by more than chance "
-        f"({scores}, on the test records). Next: check the labels with dpbam data check, then try "
-        f"another --lr, {way}"
+        f"{uselessness(result.evaluations[-1].compared)}. Next: check the labels with "
+        f"dpbam data check, then try another --lr, {way}"
     )
 
 
@@ -229,7 +227,7 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
         rows["epsilon"] = "infinite: this is a reference without privacy, not to be published"
     rows["folder"] = result.out
     if settings.private:
-        rows["publish"] = ", ".join([*PUBLISHABLE, *released_files(settings)])
+        rows["publish"] = ", ".join([*PUBLISHABLE, *released_files(result.spec.config)])
         rows["keep"] = "everything else, above all non-private/, is for the operator only"
         rows["note"] = (
             f"{metric_label(last.metric)} on held-out records is a release of its own, unless they "

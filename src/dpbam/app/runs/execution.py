@@ -241,7 +241,7 @@ class _Session:
 
     def _write_down(self, charges: int, ledger: Ledger, step: int) -> None:
         """Write the run's facts and its ledger, then its reservation: now it can be resumed."""
-        self.folder.non_private.mkdir(exist_ok=True)
+        self.folder.non_private.mkdir(mode=0o700, exist_ok=True)
         new = not self.folder.started
         if new:
             write_atomic(self.folder.ledger, "")
@@ -275,6 +275,8 @@ class _Session:
         prepared, config = self.prepared, self.prepared.config
         for note in prepared.train.notes:
             self.reporter.on_non_private_note(note)
+        for warning in prepared.copies() if step == 0 else ():  # a resumed run has given them
+            self.reporter.on_non_private_warning(warning)
         for line in prepared.chosen:
             self.reporter.on_message(line)
         self._watch_features()

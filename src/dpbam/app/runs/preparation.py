@@ -89,6 +89,34 @@ class Prepared:
         """The owner of each training record, where the unit is not the record."""
         return _units(self.plan.unit, self.train)
 
+    def copies(self) -> list[str]:
+        """Warn of copies in the data, a sentence for each kind: for the operator only.
+
+        The numbers are computed from the data without noise.
+        """
+        from dpbam.data.base import counted
+        from dpbam.data.checking import copies
+
+        unit = self.plan.unit
+        repeated, shared = copies(self.train, self.test, unit)
+        warned = []
+        if repeated and self.config.private:
+            way = "name their owner by --unit" if unit == "record" else f"correct their {unit}"
+            each = "" if unit == "record" else f", under more than one {unit}"
+            occurs = f"{counted(repeated, 'image')} {'occurs' if repeated == 1 else 'occur'}"
+            warned.append(
+                f"{occurs} more than once in {self.train.name}{each}: whoever is in all copies is "
+                f"protected by less than the stated epsilon; remove the copies, or {way} (dpbam "
+                "data check names them)"
+            )
+        if shared:
+            are = f"{counted(shared, 'image')} of {self.test.name} {'is' if shared == 1 else 'are'}"
+            warned.append(
+                f"{are} in {self.train.name} too, so the score is too good: remove the copies from "
+                "one of the two (dpbam data check names them)"
+            )
+        return warned
+
     @property
     def device(self) -> str:
         return str(next(self.model.parameters()).device)

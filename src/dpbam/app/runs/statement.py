@@ -57,8 +57,8 @@ _SECURE = (
 )
 _EVALUATION = (
     "accuracy on them is computed without noise: it is a release about those records that this "
-    "epsilon does not cover. The published model is the last one of this training: no evaluation "
-    "chose it among its steps"
+    "epsilon does not cover. The published model is {model} of this training: no evaluation chose "
+    "it among its steps"
 )
 _SHARED = (
     ". The operator allowed units of privacy to be in both the training and the test set: for "
@@ -175,6 +175,7 @@ def settled(config: RunConfig, plan: PrivacyPlan, public_weights: PublicWeights 
 
 def evaluated_on(config: RunConfig, unit: str, test: TestFacts, times: int) -> EvaluatedOn:
     """Return what was evaluated: ``test`` is from :func:`dpbam.app.runs.facts.test_facts`."""
+    note = _EVALUATION.format(model=_handed_out(config))
     return EvaluatedOn(
         set=test.set,
         public=is_public(config.data),
@@ -182,7 +183,7 @@ def evaluated_on(config: RunConfig, unit: str, test: TestFacts, times: int) -> E
         times=times,
         trained_on=_trained_on(config, unit, test.names_units),
         shared_units_allowed=config.allow_shared_units,
-        note=_EVALUATION + (_SHARED if config.allow_shared_units else ""),
+        note=note + (_SHARED if config.allow_shared_units else ""),
     )
 
 
@@ -263,6 +264,15 @@ def _trained_on(config: RunConfig, unit: str, named: bool) -> str:
     if named:
         return f"No: a run whose two sets share a {unit} is refused"
     return f"Not known: the test records do not name their {unit}"
+
+
+def _handed_out(config: RunConfig) -> str:
+    """Say which weights of the training are published: a fact of the settings alone."""
+    if config.ema is not None:
+        return f"an exponential moving average (decay {config.ema:g}) of the weights of all steps"
+    if config.swa is not None:
+        return f"the mean of the weights after {100 * config.swa:g}% of the planned steps"
+    return "the last one"
 
 
 def _initial(config: RunConfig, public: PublicWeights | None) -> str:

@@ -74,7 +74,7 @@ class Study:
     def __init__(self, search: Search, out: Path) -> None:
         self.search, self.out = search, out
         self.inner = out / "non-private"
-        self.inner.mkdir(parents=True, exist_ok=True)
+        self.inner.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.inner / "study.json"
         with locked(self.inner / ".study.lock"):
             if not path.exists():
