@@ -54,13 +54,13 @@ def screens(epsilon: float) -> dict[str, str]:
     reporter = LiveReporter()
     reporter._say = lines.append  # type: ignore[method-assign]
     reporter.on_evaluation(evaluation)
-    result: Any = SimpleNamespace(
-        epsilon=epsilon, delta=0.5, score=900.0, metric="accuracy", evaluations=[evaluation],
-        status="complete", out="run",
-    )  # fmt: skip
     settings: Any = SimpleNamespace(
         private=True, epsilon=epsilon, release_counts=None, release_norms=None
     )
+    result: Any = SimpleNamespace(
+        epsilon=epsilon, delta=0.5, score=900.0, metric="accuracy", evaluations=[evaluation],
+        status="complete", out="run", spec=SimpleNamespace(config=settings),
+    )  # fmt: skip
     contender = SimpleNamespace(arm="bam", epsilon=epsilon, seconds=1.0)
     compared: Any = SimpleNamespace(
         runs=[contender],
