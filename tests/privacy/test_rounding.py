@@ -18,6 +18,7 @@ import dpbam
 from dpbam.app.cli import compare, train
 from dpbam.app.cli.output import facts
 from dpbam.app.cli.progress import LiveReporter, _spent
+from dpbam.app.compare.statistics import estimate
 from dpbam.app.report.groups import _short
 from dpbam.app.report.tables import _fact
 from dpbam.app.report.training_figures import accuracy
@@ -63,8 +64,7 @@ def screens(epsilon: float) -> dict[str, str]:
     )  # fmt: skip
     contender = SimpleNamespace(arm="bam", epsilon=epsilon, seconds=1.0)
     compared: Any = SimpleNamespace(
-        runs=[contender],
-        mean=lambda name: SimpleNamespace(mean=1.0, low=1.0, high=1.0, deviation=1.0, count=1),
+        runs=[contender], metric="accuracy", mean=lambda name: estimate([1.0, 1.0])
     )
     group: Any = SimpleNamespace(
         label="a", colour="b",
