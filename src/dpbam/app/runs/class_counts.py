@@ -86,7 +86,7 @@ def _release(folder: RunFolder, prepared: Prepared, oracle: PrivateGradientOracl
     sums = {"counts": torch.from_numpy(contributions(prepared.train, prepared.units).sum(axis=0))}
     noised = oracle.noise.add(sums, std, 0, stream="class-counts")
     oracle.ledger.charge(
-        oracle.before, 0, noise_multiplier=sigma, sampling_rate=1.0,
+        oracle.before, 0, noise_multiplier=oracle.noise.charged(sigma), sampling_rate=1.0,
         unit=prepared.plan.unit, release=digest(noised) if seeded else None,
     )  # fmt: skip
     names = prepared.task.class_names

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import dpbam.engines.fused.layers  # noqa: F401  # the layers register their rules
 from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError
 from dpbam.engines.batching import on_all_rows
 from dpbam.engines.decomposed import Decompose
@@ -34,38 +35,12 @@ from dpbam.engines.fused.directions import FusedDirections
 from dpbam.engines.fused.fold import Fold
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.gradients import Norm, read_flags, settle
-from dpbam.engines.fused.layers import (  # they register their rules
-    attention,
-    conv,
-    cross_entropy,
-    elementwise,
-    embedding,
-    group_norm,
-    linear,
-    mish,
-    norm,
-    pool,
-    recurrent,
-)
 from dpbam.engines.fused.tape import Capture, Tape
 from dpbam.engines.fused.uses import Flow, RecordedUse
 from dpbam.engines.isolation import Isolation, alone, isolated, over_rows, row_loss
 from dpbam.engines.precision import full_precision
 from dpbam.methods import Ascended, Method, form_of
 
-_ = (
-    attention,
-    conv,
-    cross_entropy,
-    elementwise,
-    embedding,
-    group_norm,
-    linear,
-    mish,
-    norm,
-    pool,
-    recurrent,
-)
 _ANY_KERNEL = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
