@@ -282,7 +282,7 @@ class PrivateGradientOracle:
             zeros=lambda: zeros(trainable(self.model)),
             batch_gradient=lambda: self._batch_gradient(batch), ranks=self.ranks,
         )  # fmt: skip
-        ids = batch.ids_as_split() if watched else batch.ids[:0]  # not computed for nobody
+        ids = batch.ids_as_split() if watched else batch.ids[:0]  # computed only for a watcher
         watch = Watch.begin(facts, self.observers, self.statistics, ids)
         sigma = plan.noise_multiplier_at(number)
         return Step(

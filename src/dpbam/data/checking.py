@@ -75,10 +75,10 @@ def shared_units(train: DataSet, test: DataSet, unit: str | None) -> dict[str, N
 def copies(train: DataSet, test: DataSet, unit: str | None = None) -> tuple[int, int]:
     """Count the images that several units of privacy have, and those of ``test`` in ``train``.
 
-    Copies under several names are several units: whoever is in k of them is protected by k times
-    epsilon. Copies of one unit are protected together, and do not count. The counts are computed
-    from the data without noise: for the operator only. Sets that are decoded anew for every step
-    are not read for it, and count as 0: :func:`check` reads them.
+    Copies under several names are several units: the guarantee of a person who is in k of them is
+    k times epsilon. Copies of one unit are protected together, and do not count. The counts are
+    computed from the data without noise: for the operator only. Sets that are decoded anew for
+    every step are not read for it, and count as 0: :func:`check` reads them.
 
     Args:
         train: the training set.

@@ -105,9 +105,9 @@ class Prepared:
             each = "" if unit == "record" else f", under more than one {unit}"
             occurs = f"{counted(repeated, 'image')} {'occurs' if repeated == 1 else 'occur'}"
             warned.append(
-                f"{occurs} more than once in {self.train.name}{each}: whoever is in all copies is "
-                f"protected by less than the stated epsilon; remove the copies, or {way} (dpbam "
-                "data check names them)"
+                f"{occurs} more than once in {self.train.name}{each}: a person who is in all "
+                "copies has weaker protection than the stated epsilon; remove the copies, or "
+                f"{way} (dpbam data check names them)"
             )
         if shared:
             are = f"{counted(shared, 'image')} of {self.test.name} {'is' if shared == 1 else 'are'}"
