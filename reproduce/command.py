@@ -55,7 +55,10 @@ def run(
     ),
     work: Annotated[Path, typer.Option(help="Run folders.")] = Path("runs/reproduce"),
     docs: Annotated[
-        Path | None, typer.Option(help="Also write the pages of results into this folder.")
+        Path | None,
+        typer.Option(
+            help="Also write results.md here, and the study pages into ../reproduce/pages."
+        ),
     ] = None,
     pneumonia: Annotated[
         Path | None, typer.Option(help="pneumoniamnist.npz [next to the downloads].")
@@ -198,13 +201,13 @@ def _report(names: list[str], scale: str, out: Path, seeds: int | None) -> None:
 def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> None:
     """Write the page with all its scales, whichever was just reported; or one of its own."""
     from reproduce.index import ALL, EXPERIMENTS, PAPERS, outcome, outcomes
-    from reproduce.results_page import PAGE_SCALES, write_figures, write_pages
+    from reproduce.results_page import PAGE_SCALES, STUDIES, write_figures, write_pages
 
     if experiment != ALL and (write := EXPERIMENTS[experiment].page) is not None:
         scale = EXPERIMENTS[experiment].scales[0]
         result = outcome(experiment, scale, out, seeds)
         if result is not None:
-            write_figures(result, docs / "results" / scale, formats=(".svg",))
+            write_figures(result, docs.parent / STUDIES / scale, formats=(".svg",))
             write_atomic(docs / f"{experiment}.md", write(result))
             console().print(f"Written: {docs / f'{experiment}.md'}", markup=False, soft_wrap=True)
         return

@@ -39,8 +39,8 @@ _DETAILS = """\
 ## Details
 | page | what |
 |---|---|
-| [desk scale](results-desk.md) | the study: every table, figure and verdict, and when BAM helps |
-| [pocket scale](results-pocket.md) | a test of the machinery, too small to judge the methods |
+| [desk scale](../reproduce/pages/desk.md) | every table, figure and verdict; when BAM helps |
+| [pocket scale](../reproduce/pages/pocket.md) | a test of the machinery, too small to judge |
 | [methods compared](bias-methods.md) | other methods against clipping bias |
 | [reproducing](reproduce.md) | the commands, and recipes of your own |
 
@@ -54,7 +54,7 @@ _SCALES = {
     "desk": """\
 # Results at desk scale
 The study: what two cores train in days, with enough seeds to tell methods apart. Its answer is on
-the [first page](results.md), where the verdicts are explained.
+the [first page](../../docs/results.md), where the verdicts are explained.
 
 CIFAR-10 halved to 16x16, all 50,000 images, ResNet-9 at a quarter of its width, 150 steps of 2,000
 images with NAdam, delta 1e-5, no augmented views; the model is the mean of the weights over the
@@ -76,11 +76,14 @@ BAM there.
     "pocket": """\
 # Results at pocket scale: a test of the machinery
 Small images, a narrow network, few steps and five seeds: enough to test every step from recipe to
-verdict, and too small to judge the methods, which the [first page](results.md) does. `visible from`
-shows how large a difference would have to be.
+verdict, and too small to judge the methods, which the
+[first page](../../docs/results.md) does. `visible from` shows how large a
+difference would have to be.
 """,
 }
 PAGE_SCALES = tuple(_SCALES)
+#: The folder of the study pages, next to the documentation's.
+STUDIES = "reproduce/pages"
 OPENING = (("pooled", "pooled"), ("fig2", "fig2-resnet9"), ("fig2", "fig2"))
 Outcomes = Mapping[str, Outcome | None]
 
@@ -96,14 +99,16 @@ def write_outcome(outcome: Outcome, folder: Path, scale: str = "pocket") -> list
 
 
 def write_pages(by_scale: Mapping[str, Outcomes], docs: Path) -> list[Path]:
-    """Write ``results.md``, a page per scale, and their figures into ``DOCS/results/SCALE/``."""
+    """Write ``DOCS/results.md``, and next to ``DOCS`` the study pages with their figures."""
+    studies = docs.parent / STUDIES
     for scale, outcomes in by_scale.items():
         for outcome in outcomes.values():
             if outcome is not None:
-                write_figures(outcome, docs / "results" / scale, formats=(".svg",))
+                write_figures(outcome, studies / scale, formats=(".svg",))
     paths = []
     for name, text in pages(by_scale).items():
-        paths.append(docs / name)
+        paths.append(docs.parent / name)
+        paths[-1].parent.mkdir(parents=True, exist_ok=True)
         write_atomic(paths[-1], text)
     return paths
 
@@ -113,10 +118,10 @@ def write_figures(outcome: Outcome, folder: Path, formats: Sequence[str] = FORMA
 
 
 def pages(by_scale: Mapping[str, Outcomes]) -> dict[str, str]:
-    """Return every page by the name of its file; experiments without a run (None) are listed."""
+    """Return every page by its path in the repository; experiments without a run are listed."""
     return {
-        "results.md": first_page(by_scale),
-        **{f"results-{scale}.md": _of_scale(scale, each) for scale, each in by_scale.items()},
+        "docs/results.md": first_page(by_scale),
+        **{f"{STUDIES}/{scale}.md": _of_scale(scale, each) for scale, each in by_scale.items()},
     }
 
 
@@ -131,7 +136,7 @@ def first_page(by_scale: Mapping[str, Outcomes]) -> str:
     }
     chosen = [(key, figures[key]) for key in OPENING if key in figures][:2]
     parts = [_TITLE, _wrapped(paragraph(desk))]
-    parts += [f"![{f.caption}](results/desk/{f.name}.svg)\n\n*{f.caption}*" for _, f in chosen]
+    parts += [f"![{f.caption}](../{STUDIES}/desk/{f.name}.svg)\n\n*{f.caption}*" for _, f in chosen]
     parts.append("## The paper's claims")
     parts.append(paper_table(list(by_scale.values())).to_markdown())
     if desk.get("when"):
@@ -147,7 +152,7 @@ def _of_scale(scale: str, outcomes: Outcomes) -> str:
         parts.append(f"No record yet: {', '.join(empty)}.\n")
     if any(one.claims for one in reported):
         parts.append(_verdicts({one.name: list(one.claims) for one in reported}))
-    return "\n".join([*parts, *(section(one, f"results/{scale}/", scale) for one in reported)])
+    return "\n".join([*parts, *(section(one, f"{scale}/", scale) for one in reported)])
 
 
 def _verdicts(claims: Mapping[str, list[Claim]]) -> str:

@@ -55,11 +55,11 @@ RULE = (
     `dpbam bias RUN --advise` apply the rule to a run's settings, which are public.""",
     """\
     The rule was found on the MLP, and tested on nets and data that were not used to find it
-    ([the last table](results-desk.md#when-does-bam-help)). Bias outweighs noise for the small CNN
-    at batch 8,000, and noise dominates in all other rows, with a bias share of at most 0.02: no
-    gain of BAM was shown in any of them. Averaging was shown to gain in one, ResNet-9 at epsilon 2;
-    on PneumoniaMNIST it made the accuracy vary less from seed to seed. A learning rate that decays
-    may leave less to gain for averaging; it was not tried.""",
+    ([the last table](../reproduce/pages/desk.md#when-does-bam-help)). Bias outweighs noise for the
+    small CNN at batch 8,000, and noise dominates in all other rows, with a bias share of at most
+    0.02: no gain of BAM was shown in any of them. Averaging was shown to gain in one, ResNet-9 at
+    epsilon 2; on PneumoniaMNIST it made the accuracy vary less from seed to seed. A learning rate
+    that decays may leave less to gain for averaging; it was not tried.""",
     """\
     DP-SAT costs what DP-SGD does, and is no part of the rule. With ResNet-9 on CIFAR-10 and
     averaged weights it gained at epsilon 10 and 2; no gain was shown on PneumoniaMNIST, and with

@@ -12,6 +12,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 #: Pages that live elsewhere in the repository, and where the site shows them.
 ELSEWHERE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+#: The generated pages of the studies and their figures, and where the site shows them.
+STUDIES, SHOWN = "reproduce/pages", "studies"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -29,6 +31,9 @@ def on_files(files: Files, config: Any) -> Files:
         made[sources.page_name(path)] = sources.page(ROOT, path)
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
+    for path in sorted((ROOT / STUDIES).rglob("*.*")):
+        name = f"{SHOWN}/{path.relative_to(ROOT / STUDIES).as_posix()}"
+        files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
@@ -36,6 +41,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     """Let links to the repository's files lead to pages of the site."""
     for path, target in ELSEWHERE.items():
         markdown = markdown.replace(f"](../{path})", f"]({target})")
+    markdown = markdown.replace(f"](../{STUDIES}/", f"]({SHOWN}/").replace("](../../docs/", "](../")
     return sources.rewrite(markdown, page.url, ROOT)
 
 

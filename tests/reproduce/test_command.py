@@ -39,9 +39,9 @@ def test_from_nothing_to_a_verdict_and_not_twice(place, reproduce):
     assert "inconclusive" in ended.out
     result = json.loads((place / "reproduce" / "results" / "pocket" / "fig2.json").read_text())
     assert result["provenance"]["runs"] == 3
-    assert "## Figure 2" in (place / "docs" / "results-pocket.md").read_text()
-    assert (place / "docs" / "results" / "pocket" / "fig2.svg").exists()
-    assert "No record yet: `fig2`" in (place / "docs" / "results-desk.md").read_text()
+    assert "## Figure 2" in (place / "reproduce" / "pages" / "pocket.md").read_text()
+    assert (place / "reproduce" / "pages" / "pocket" / "fig2.svg").exists()
+    assert "No record yet: `fig2`" in (place / "reproduce" / "pages" / "desk.md").read_text()
     again = reproduce("fig2")
     assert again.code == 0
     assert "3/3" not in again.err  # nothing was trained

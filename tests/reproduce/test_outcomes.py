@@ -105,7 +105,7 @@ def test_an_unfinished_table_still_comes_out():
     found = accuracy_claims.table1([part])
     assert not of_bam(found)
     assert len(found.tables[0].rows) == 2
-    text = pages({"desk": {"table1": found, "exact": None}})["results-desk.md"]
+    text = pages({"desk": {"table1": found, "exact": None}})["reproduce/pages/desk.md"]
     assert "2 of 2 runs" in text
     assert "No record yet: `exact`." in text
     assert "python -m reproduce table1 --scale desk" in text

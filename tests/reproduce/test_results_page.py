@@ -20,7 +20,7 @@ from reproduce.results_page import PAGE_SCALES, pages, section
 from tests.reproduce.tuned import best_lambda, best_rate, best_trial
 
 ROOT = Path(__file__).parents[2]
-RESULTS, DOCS = ROOT / "reproduce" / "results", ROOT / "docs"
+RESULTS, STUDIES = ROOT / "reproduce" / "results", ROOT / "reproduce" / "pages"
 
 
 @cache
@@ -51,14 +51,16 @@ def generated():
     return pages({scale: outcomes(PAPERS, scale, RESULTS) for scale in PAGE_SCALES})
 
 
-@pytest.mark.parametrize("name", ["results.md", "results-desk.md", "results-pocket.md"])
+@pytest.mark.parametrize(
+    "name", ["docs/results.md", "reproduce/pages/desk.md", "reproduce/pages/pocket.md"]
+)
 def test_the_pages_are_generated_from_the_records(name, generated):
-    assert (DOCS / name).read_text(encoding="utf-8") == generated[name]
+    assert (ROOT / name).read_text(encoding="utf-8") == generated[name]
 
 
 def test_the_first_page_answers_before_it_explains(generated):
     """A paragraph, two figures, and some 15 claims of the paper, each once."""
-    opening, table = generated["results.md"].split("## The paper's claims")
+    opening, table = generated["docs/results.md"].split("## The paper's claims")
     assert len(opening.split("\n\n")[1].split()) < 250
     assert opening.count(".svg)") == 2
     rows = [row for row in table.split("## ")[0].splitlines() if row.startswith("| ")][1:]
@@ -73,9 +75,9 @@ def test_a_changed_record_would_be_noticed():
     recipe = load_recipe("methods")
     records = done(recipe, RESULTS)
     planted = [replace(records[0], accuracy=records[0].accuracy + 0.01), *records[1:]]
-    text = (DOCS / "results-pocket.md").read_text(encoding="utf-8")
+    text = (STUDIES / "pocket.md").read_text(encoding="utf-8")
     true, false = (
-        section(figure2([Study(recipe, found, len(recipe.runs()))]), "results/pocket/")
+        section(figure2([Study(recipe, found, len(recipe.runs()))]), "pocket/")
         for found in (records, planted)
     )
     assert true in text
@@ -83,10 +85,14 @@ def test_a_changed_record_would_be_noticed():
 
 
 def test_the_pages_figures_are_there(generated):
-    figures = re.findall(r"\]\((results/[^)]+)\)", "".join(generated.values()))
+    figures = [
+        (ROOT / name).parent / figure
+        for name, text in generated.items()
+        for figure in re.findall(r"\]\(([^)]+\.svg)\)", text)
+    ]
     assert len(figures) >= 20
     for figure in figures:
-        assert (DOCS / figure).stat().st_size > 100
+        assert figure.stat().st_size > 100
 
 
 @pytest.mark.parametrize("data", ["cifar10", "pneumonia"])

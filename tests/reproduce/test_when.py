@@ -17,7 +17,8 @@ from reproduce.when import Place, averaging, by_net, gain, others, places, when
 
 ROOT = Path(__file__).parents[2]
 PAGE, DETAILS = (
-    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("results.md", "results-desk.md")
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("docs/results.md", "reproduce/pages/desk.md")
 )
 
 
@@ -38,7 +39,7 @@ def test_a_changed_record_would_be_noticed(studies: list[Study]) -> None:
     first, *others = studies[k].records
     records = [replace(first, accuracy=first.accuracy + 0.01), *others]
     planted = [*studies[:k], replace(studies[k], records=records), *studies[k + 1 :]]
-    true, false = (section(when(found), "results/desk/", "desk") for found in (studies, planted))
+    true, false = (section(when(found), "desk/", "desk") for found in (studies, planted))
     assert true in DETAILS
     assert false not in DETAILS
 

@@ -9,7 +9,7 @@ _HEAD = """# Configuration
 
 A run is configured by the flags of `dpbam train`, by a `.toml` or `.json` file (`--config
 run.toml`), or by both: flags override the file. `dpbam compare`, `dpbam search` and `dpbam bias`
-take the same settings. In Python they are the fields of [`RunConfig`](runs.md).
+take the same settings. In Python they are the fields of [`RunConfig`](app.md#runs).
 
 ```toml
 data = "digits"
