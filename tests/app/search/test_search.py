@@ -20,9 +20,9 @@ from dpbam.app.runs import ConfigError, RunError, execute, load_run_model
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.pool import StoppedError
 from dpbam.app.search import study as studies
-from dpbam.app.search.result import MARK, SearchResult, _whole, conclude
+from dpbam.app.search.result import MARK, SearchResult, conclude, whole_epsilon
 from dpbam.app.search.search import Search
-from dpbam.app.search.selection import search_epsilon
+from dpbam.app.search.selection import Selection, search_epsilon
 from dpbam.app.search.space import parse_space
 from dpbam.app.search.study import (
     Score,
@@ -82,9 +82,9 @@ def test_what_cannot_be_accounted_is_refused(changes: dict[str, Any], says: str)
 @pytest.mark.parametrize("other", [Charge(1.0, 0.1, 5), Charge(2.0, 0.2, 5)])
 def test_accounted_trials_of_several_costs_are_not_counted(other: Charge) -> None:
     one = Charge(2.0, 0.1, 9)
-    assert _whole(accounted(), [one, one._replace(steps=5)], 1e-4) > 0
+    assert whole_epsilon(accounted(), [one, one._replace(steps=5)], 1e-4) > 0
     with pytest.raises(ValueError, match="several noise multipliers"):
-        _whole(accounted(), [one, other], 1e-4)
+        whole_epsilon(accounted(), [one, other], 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_the_number_of_trials_of_a_search_is_drawn_as_claimed() -> None:
         seeded = replace(of, settings={**of.settings, "seed": next(seeds)})
         return number_of_trials(seeded, stage)
 
-    assert fits(draw, search.repetitions)
-    assert not fits(lambda g: draw(g, a_search(trials=8)), search.repetitions)  # a fixed number
+    assert fits(draw, search.selection)
+    assert not fits(lambda g: draw(g, a_search(trials=8)), search.selection)  # a fixed number
 
 
 def test_an_unseeded_number_is_not_always_the_same() -> None:
@@ -228,7 +228,7 @@ def test_a_damaged_study_is_one_sentence(tmp_path: Path) -> None:
     search = a_search()
     path = Study(search, tmp_path).inner / "study.json"
     path.write_text('{"search": {}, "trials": 3}')
-    with pytest.raises(RunError, match=r"study.json is damaged \(at trials\)"):
+    with pytest.raises(RunError, match=r"study.json is damaged \(trials: "):
         Study(search, tmp_path)
 
 
@@ -259,10 +259,8 @@ def test_epsilon_covers_the_search_and_no_more_is_asked_for(
     result, out = paid
     assert result.trial is not None
     spent = Ledger(1e-6, path=result.trial.ledger).charges()[0]
-    whole = search_epsilon(
-        Charge(spent.noise_multiplier, 256 / 1438, spent.steps), 1e-6, result.search.repetitions,
-        stages=2, score_noise=8.0,
-    )  # fmt: skip
+    trial = Charge(spent.noise_multiplier, 256 / 1438, spent.steps)
+    whole = search_epsilon(trial, 1e-6, Selection(2.0, stages=2, score_noise=8.0))
     statement = json.loads(RunFolder(out / BEST).statement_json.read_text())
     said = json.loads((out / "result.json").read_text())
     assert said["epsilon"] == statement["epsilon"] == pytest.approx(whole)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from dpbam import _validate
 from dpbam.app.cli.flags import ConfigFile, merged, settings_as_flags
@@ -11,9 +11,9 @@ from dpbam.app.cli.output import Json, console, facts, note, option, print_json,
 from dpbam.app.cli.progress import resumable
 from dpbam.app.runs.config import ConfigError
 from dpbam.app.search.result import BEST, SearchResult, conclude
-from dpbam.app.search.search import METHODS, Search, Stage
+from dpbam.app.search.search import METHODS, Search
 from dpbam.app.search.space import parse_space
-from dpbam.app.search.study import Score, Study, do_trials
+from dpbam.app.search.study import do_trials
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text
 
@@ -22,7 +22,7 @@ _SHOWN = 10  # trials of each stage in the table
 
 @settings_as_flags(leave_out=("method",))
 def search(
-    flags: dict[str, Any],
+    flags: dict[str, object],
     out: Annotated[Path, option("A folder for all trials and result.json.")],
     pay: Annotated[
         str | None, option("How the search is paid for: public, nothing or accounted; required.")
@@ -83,7 +83,10 @@ def search(
     if dry_run:
         say(facts(_plan(search), title="search"))
         return
-    study = carry_out(search, out, _shard(shard), workers)
+    if pay == "nothing":
+        console(stderr=True).print("[bold red]not accounted:[/] epsilon will not cover this search")
+    with resumable(out, "trials"):
+        study = do_trials(search, out, shard=_shard(shard), workers=workers, log=note)
     if lacking := study.lacking():  # this share is done
         note(lacking)
         return
@@ -126,71 +129,45 @@ def _shard(text: str) -> tuple[int, int]:
     return int(first), int(machines)
 
 
-def carry_out(search: Search, out: Path, shard: tuple[int, int], workers: int) -> Study:
-    """Do the trials, with a line for each on stderr."""
-    if search.pay == "nothing":
-        console(stderr=True).print("[bold red]not accounted:[/] epsilon will not cover this search")
-    with resumable(out, "trials"):
-        return do_trials(search, out, shard=shard, workers=workers, log=note)
-
-
-def show(result: SearchResult, out: Path) -> None:
-    """Print the trials, the best of them, and how they were paid for."""
-    for stage in result.search.stages():
-        _show_stage(result.study, stage)
-    if result.best is None or result.trial is None:
-        say("No trial was drawn: nothing is released. That happens with Poisson's 0.")
-        return
-    best = {"method": result.best.method, **result.best.settings}
-    rows = {
-        "best": ", ".join(f"{k} {_cell(v)}" for k, v in best.items()),
-        "score": f"{metric_label(result.best.metric)} {_score(result.best)}",
-        "epsilon": f"{up(result.epsilon)} at delta {result.delta:g}",
-    }
-    say(facts(rows))
-    inner = out / "non-private"
-    say(f"To publish: {out / BEST}, {out / 'result.json'}; for the operator only: {inner}, "
-        f"in which its run folder is {result.trial.path.relative_to(inner)}")  # fmt: skip
-    style = {"nothing": "bold red", "accounted": "green"}.get(result.search.pay, "")
-    console().print(result.statement(), markup=False, soft_wrap=True, style=style)
-
-
-def _show_stage(study: Study, stage: Stage) -> None:
-    """Print the best trials of a stage, best first."""
-    ordered = sorted(study.scores(stage), key=lambda trial: -trial.score)
-    names = list(stage.space)
-    rows = [
-        (t.number, *(_cell(t.settings.get(n, "")) for n in names), _score(t))
-        for t in ordered[:_SHOWN]
-    ]
-    whom = ", for the operator only" if study.search.accounted else ""
-    say(f"{stage.method}: the best {len(rows)} of {study.count(stage)} trials{whom}")
-    say(table(("trial", *names, "score"), rows, left=1))
-
-
-def _score(trial: Score) -> str:
-    """Return a trial's score as the kind of metric that it is."""
-    return metric_text(trial.metric, trial.score)
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _plan(search: Search) -> dict[str, object]:
-    rows: dict[str, object] = {
-        stage.method: ", ".join(_domain(d) for d in stage.space.values())
-        for stage in search.stages()
-    }
-    rows["trials of each"] = search.trials
-    rows["paid"] = search.pay
+    """Return what would be searched, as names and texts."""
+    stages = {stage.method: ", ".join(map(str, stage.space.values())) for stage in search.stages()}
+    rows: dict[str, object] = {**stages, "trials of each": search.trials, "paid": search.pay}
     if search.accounted:
-        rows["trials of each"] = search.repetitions.describe()
-        rows["a trial's sigma"] = float(search.settings["noise_multiplier"])
+        rows["trials of each"] = search.selection.describe()
+        rows["a trial's sigma"] = search.settings["noise_multiplier"]
     return rows
 
 
-def _domain(domain: Any) -> str:
-    if domain.choices:
-        return f"{domain.name} in {', '.join(map(str, domain.choices))}"
-    return f"{domain.name} {domain.low:g}..{domain.high:g}{' (log)' if domain.log else ''}"
+def show(result: SearchResult, out: Path) -> None:
+    """Print the best trials of each stage, the best of all, and how they were paid for."""
+    search, study = result.search, result.study
+    whom = ", for the operator only" if search.accounted else ""
+    for stage in search.stages():
+        trials = sorted(study.scores(stage), key=lambda trial: -trial.score)[:_SHOWN]
+        say(f"{stage.method}: the best {len(trials)} of {study.count(stage)} trials{whom}")
+        rows = [
+            (t.number, *(_cell(t.settings.get(name, "")) for name in stage.space),
+             metric_text(t.metric, t.score))
+            for t in trials
+        ]  # fmt: skip
+        say(table(("trial", *stage.space, "score"), rows, left=1))
+    best, trial = result.best, result.trial
+    if best is None or trial is None:
+        say("No trial was drawn: nothing is released. That happens with Poisson's 0.")
+        return
+    chosen = {"method": best.method, **best.settings}
+    say(facts({
+        "best": ", ".join(f"{name} {_cell(value)}" for name, value in chosen.items()),
+        "score": f"{metric_label(best.metric)} {metric_text(best.metric, best.score)}",
+        "epsilon": f"{up(result.epsilon)} at delta {result.delta:g}",
+    }))  # fmt: skip
+    inner = out / "non-private"
+    say(f"To publish: {out / BEST}, {out / 'result.json'}; for the operator only: {inner}, "
+        f"in which its run folder is {trial.path.relative_to(inner)}")  # fmt: skip
+    style = {"nothing": "bold red", "accounted": "green"}.get(search.pay, "")
+    console().print(result.statement(), markup=False, soft_wrap=True, style=style)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

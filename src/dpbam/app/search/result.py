@@ -16,10 +16,8 @@ contents nor names reveal anything about other trials (index, number, folders, s
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dpbam.app.runs.documents import NotGiven, Statement
 from dpbam.app.runs.files import write_atomic, write_json
@@ -54,16 +52,16 @@ _NOISED_SCORE = (
     "; the score was the number of test records that a trial gets right, with Gaussian noise of "
     "deviation {noise:g}, which epsilon covers, too"
 )
-_WHY = {
-    "accounted": f"The epsilon of the search holds if {BEST}/ alone is released.",
-    "nothing": "Every further trial that is published costs its own epsilon on top.",
-    "public": "It was made on data declared public or synthetic: releasing it would do no harm.",
-}
 _NOT_FOR_RELEASE = """# Not for release
 
 This is a trial of a search. {why}
 Its privacy statement covers this training alone.
 """
+_WHY = {
+    "accounted": f"The epsilon of the search holds if {BEST}/ alone is released.",
+    "nothing": "Every further trial that is published costs its own epsilon on top.",
+    "public": "It was made on data declared public or synthetic: releasing it would do no harm.",
+}
 
 
 @dataclass(frozen=True)
@@ -98,44 +96,45 @@ class SearchResult:
     def statement(self) -> str:
         """State in one sentence how the search was paid for."""
         search = self.search
-        if search.accounted:
-            noise = search.score_noise
-            score = _PUBLIC_SCORE if noise is None else _NOISED_SCORE.format(noise=noise)
-            return _ACCOUNTED.format(
-                draw=search.repetitions.describe(), stages=len(search.methods), score=score
-            )
         if search.pay == "public":
             return _PUBLIC
-        trials = sum(self.study.count(stage) for stage in search.stages())
-        return _NOTHING.format(trials=trials, all=up(self.epsilon_of_all or 0.0))
+        if not search.accounted:
+            trials = sum(self.study.count(stage) for stage in search.stages())
+            return _NOTHING.format(trials=trials, all=up(self.epsilon_of_all or 0.0))
+        noise = search.score_noise
+        score = _PUBLIC_SCORE if noise is None else _NOISED_SCORE.format(noise=noise)
+        draw = search.selection.describe()
+        return _ACCOUNTED.format(draw=draw, stages=len(search.methods), score=score)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values for ``result.json``; if accounted, of the best trial alone."""
         search, best = self.search, self.best
-        winner = None if best is None else {"method": best.method, **_shown(best)}
-        values: dict[str, Any] = {
+        winner = None if best is None else {"method": best.method, **_score_and_settings(best)}
+        values: dict[str, object] = {
             "format": 1,
             "paid": search.pay,
             "epsilon_covers_the_search": search.pay != "nothing",
             "statement": self.statement(),
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "research_only": search.settings.get("seed") is not None,
+            "research_only": search.seed is not None,
             "best": winner,
             "folder": None if best is None else BEST,
         }
-        if not search.accounted:
+        if search.accounted:
             return values | {
-                "best_of_each_method": {
-                    stage.method: _shown(self.study.best(stage)) for stage in search.stages()
-                },
-                "epsilon_of_all_trials_together": self.epsilon_of_all,
+                "accountant": accountant_version("rdp"),
+                "number_of_trials": f"secret, drawn from: {search.selection.describe()}",
+                "noise_multiplier": search.settings["noise_multiplier"],
+                "score_noise": search.score_noise,
             }
+        best_of_each = {stage.method: self.study.best(stage) for stage in search.stages()}
         return values | {
-            "accountant": accountant_version("rdp"),
-            "number_of_trials": f"secret, drawn from: {search.repetitions.describe()}",
-            "noise_multiplier": search.settings["noise_multiplier"],
-            "score_noise": search.score_noise,
+            "best_of_each_method": {
+                method: {} if trial is None else _score_and_settings(trial)
+                for method, trial in best_of_each.items()
+            },
+            "epsilon_of_all_trials_together": self.epsilon_of_all,
         }
 
 
@@ -150,10 +149,10 @@ def conclude(study: Study) -> SearchResult:
     search = study.search
     trials = [trial for stage in search.stages() for trial in study.scores(stage)]
     best = max(trials, key=lambda trial: trial.score, default=None)
-    charges = [Charge(*charge) for trial in trials for charge in trial.charges]
-    delta = trials[0].delta if trials else search.settings.get("delta", 0.0)
+    charges = [charge for trial in trials for charge in trial.charges]
+    delta = trials[0].delta if trials else float(str(search.settings.get("delta", 0.0)))
     if search.accounted:
-        epsilon, together = _whole(search, charges, delta), None
+        epsilon, together = whole_epsilon(search, charges, delta), None
     else:
         epsilon = 0.0 if best is None else best.epsilon
         together = total_epsilon(charges, delta, accountant="rdp")
@@ -165,8 +164,8 @@ def conclude(study: Study) -> SearchResult:
     return result
 
 
-def _whole(search: Search, charges: Sequence[Charge], delta: float) -> float:
-    """Epsilon of the search; a trial that lost steps in a crash has spent more than planned."""
+def whole_epsilon(search: Search, charges: list[Charge], delta: float) -> float:
+    """Return epsilon of an accounted search whose trials have spent ``charges``."""
     if not charges:
         return 0.0
     if len({(c.noise_multiplier, c.sampling_rate) for c in charges}) > 1:
@@ -174,10 +173,9 @@ def _whole(search: Search, charges: Sequence[Charge], delta: float) -> float:
             "the trials of an accounted search have several noise multipliers or sampling rates, "
             "and only trials of one of each can be counted: start a new search with another --out"
         )
-    most = max(charges, key=lambda charge: charge.steps)
-    return search_epsilon(
-        most, delta, search.repetitions, stages=len(search.methods), score_noise=search.score_noise
-    )
+    # a trial that lost steps in a crash has spent more than planned: all count as the longest
+    longest = max(charges, key=lambda charge: charge.steps)
+    return search_epsilon(longest, delta, search.selection)
 
 
 def _publish(result: SearchResult, best: Path) -> None:
@@ -187,17 +185,15 @@ def _publish(result: SearchResult, best: Path) -> None:
     if source is None:
         return  # no trial was drawn
     best.mkdir()
-    target = RunFolder(best)
     released = [p.name for p in (source.statistics, source.class_counts) if p.exists()]
     for name in (source.weights.name, source.model.name, *released):
         write_atomic(best / name, (source.path / name).read_bytes())
     stored = Statement.read(source.statement_json)
-    evaluated = stored.evaluated_on
-    note = f"{evaluated.note}. {_ALL_EVALUATED}"
+    note = f"{stored.evaluated_on.note}. {_ALL_EVALUATED}"
     changes: dict[str, object] = {
         "identity": stored.identity.model_copy(update={"date": today()}),  # of the search
         "tuned_on": result.statement(),
-        "evaluated_on": evaluated.model_copy(update={"note": note}),
+        "evaluated_on": stored.evaluated_on.model_copy(update={"note": note}),
         "may_be_published": [*PUBLISHABLE, *released],
         "may_be_published_if_the_test_records_are_not_sensitive": [],
         "must_not_be_published": ["../non-private/"],
@@ -205,7 +201,7 @@ def _publish(result: SearchResult, best: Path) -> None:
     if result.search.accounted:
         changes |= {"epsilon": result.epsilon, "accountant": accountant_version("rdp"),
                     "trade_off": NotGiven(not_given=_RDP_ALONE)}  # fmt: skip
-    write_statement(target, stored.model_copy(update=changes))
+    write_statement(RunFolder(best), stored.model_copy(update=changes))
 
 
 def _mark(result: SearchResult, folder: RunFolder) -> None:
@@ -219,6 +215,6 @@ def _mark(result: SearchResult, folder: RunFolder) -> None:
     write_atomic(folder.path / MARK, _NOT_FOR_RELEASE.format(why=_WHY[result.search.pay]))
 
 
-def _shown(trial: Score | None) -> dict[str, Any]:
+def _score_and_settings(trial: Score) -> dict[str, object]:
     """Return the score, and what was varied in this stage and before."""
-    return {} if trial is None else {"score": trial.score, **trial.settings}
+    return {"score": trial.score, **trial.settings}

@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+
+from pydantic import JsonValue
 
 from dpbam import _validate, catalogue
 from dpbam.app.runs import prepare
 from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.app.runs.settings import policies
-from dpbam.app.search.selection import Repetitions, search_noise_multiplier
+from dpbam.app.search.selection import Selection, search_noise_multiplier
 from dpbam.app.search.space import Domain
 
 PAYMENTS = ("public", "nothing", "accounted")
@@ -37,6 +38,14 @@ _UNACCOUNTABLE = {
     "release_norms": "statistics released with the gradients are released by every trial",
     "release_counts": "class counts are released by every trial",
 }
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The trials of one method: the method, and what they vary."""
+
+    method: str
+    space: Mapping[str, Domain]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +71,7 @@ class Search:
         [('dp-sgd', ['lr']), ('dp-sat', ['lam']), ('bam', ['lam'])]
     """
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     space: Mapping[str, Domain]
     pay: str
     methods: tuple[str, ...] = METHODS
@@ -78,8 +87,7 @@ class Search:
             raise ConfigError(f"each method may occur only once, got {', '.join(self.methods)}")
         if "method" in self.settings:
             raise ConfigError("a search has its methods apart from its settings: leave method out")
-        varied = [name for name in self.space if name in self.settings]
-        if varied:
+        if varied := [name for name in self.space if name in self.settings]:
             raise ConfigError(f"{varied[0]} is both fixed and varied: leave one of the two out")
         for stage in self.stages():
             if not stage.space:
@@ -87,7 +95,7 @@ class Search:
                     f"{stage.method} has nothing to vary: add --vary lr=1e-4..1e-2:log"
                 )
             for end in (0, -1):  # settings that no trial could have are refused
-                self.config(stage, {d.name: d.end(end) for d in stage.space.values()})
+                self.config(stage, {d.name: d.ends[end] for d in stage.space.values()})
         if self.accounted:
             self._check_accounted()
         elif self.score_noise is not None:
@@ -98,9 +106,17 @@ class Search:
         return self.pay == "accounted"
 
     @property
-    def repetitions(self) -> Repetitions:
-        """The distribution of the number of trials of each stage, if accounted."""
-        return Repetitions(float(self.trials), self.distribution, self.shape)
+    def selection(self) -> Selection:
+        """How the best trials are chosen, if accounted."""
+        return Selection(
+            float(self.trials), self.distribution, self.shape, len(self.methods), self.score_noise
+        )
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of a search for research; its trials derive theirs from it."""
+        seed = self.settings.get("seed")
+        return None if seed is None else int(str(seed))
 
     def stages(self) -> list[Stage]:
         """Return one stage per method; later ones vary lambda."""
@@ -112,8 +128,9 @@ class Search:
         later = [Stage(m, {"lam": lam} if _has_lambda(m) else space) for m in others]
         return [Stage(first, space), *later]
 
-    def config(self, stage: Stage, params: Mapping[str, Any], **more: Any) -> RunConfig:
-        return RunConfig.from_mapping({**self.settings, **params, "method": stage.method, **more})
+    def config(self, stage: Stage, varied: Mapping[str, object], **more: object) -> RunConfig:
+        """Return the configuration of a trial; ``varied`` has its hyper-parameters."""
+        return RunConfig.from_mapping({**self.settings, **varied, "method": stage.method, **more})
 
     def calibrated(self) -> Search:
         """Return an accounted search with its trials' sigma in place of the whole search's epsilon.
@@ -124,31 +141,30 @@ class Search:
             return self
         first = self.config(self.stages()[0], {}, accountant="rdp")
         sigma = first.noise_multiplier
-        known = first.replace(epsilon=None, noise_multiplier=sigma or 1.0)
-        prepared = prepare(known)
-        if self.score_noise is not None and prepared.task.metric != "accuracy":
-            raise ConfigError(
-                "score_noise is for an accuracy, which one test record changes by 1/n: "
-                f"{prepared.task.metric} has no such bound; leave it out if the test set is public"
-            )
+        # the plan's n, q and steps do not depend on sigma: any will do
+        prepared = prepare(first.replace(epsilon=None, noise_multiplier=sigma or 1.0))
         plan = prepared.plan
         if self.score_noise is not None:
-            self._check_unit(plan.unit)
+            if prepared.task.metric != "accuracy":
+                raise ConfigError(
+                    "score_noise is for an accuracy, which one test record changes by 1/n: "
+                    f"{prepared.task.metric} has no such bound; leave it out if the test set is "
+                    "public"
+                )
+            _check_unit(plan.unit)
         if sigma is None:
             assert first.epsilon is not None  # a configuration has one of the two
             sigma = search_noise_multiplier(
-                first.epsilon, plan.delta, plan.sampling_rate, plan.steps, self.repetitions,
-                stages=len(self.methods), score_noise=self.score_noise,
-            )  # fmt: skip
+                first.epsilon, plan.delta, plan.sampling_rate, plan.steps, self.selection
+            )
         settings = {k: v for k, v in self.settings.items() if k != "epsilon"}
-        calibrated = {"noise_multiplier": sigma, "delta": plan.delta, "accountant": "rdp"}
-        return replace(self, settings={**settings, **calibrated})
+        settings |= {"noise_multiplier": sigma, "delta": plan.delta, "accountant": "rdp"}
+        return replace(self, settings=settings)
 
-    def to_mapping(self) -> dict[str, Any]:
+    def to_mapping(self) -> dict[str, JsonValue]:
         """Return the search as JSON reads it: what the same command again must agree on."""
-        values = {**asdict(self), "settings": {k: _plain(v) for k, v in self.settings.items()}}
-        plain: dict[str, Any] = json.loads(json.dumps(values))
-        return plain
+        values: dict[str, JsonValue] = json.loads(json.dumps(asdict(self), default=str))
+        return values
 
     def _check_accounted(self) -> None:
         for name in self.space:
@@ -168,29 +184,17 @@ class Search:
                     "leave it out"
                 )
         if self.score_noise is not None:
-            _validate.positive("score_noise", self.score_noise)
-            self._check_unit(configs[0].unit or "record")
-        self.repetitions.event(None)  # refuses a wrong mean or shape
-
-    def _check_unit(self, unit: str) -> None:
-        if unit != "record":
-            raise ConfigError(
-                f"a noised score counts test records, of which one {unit} may have many: declare "
-                "them public, or use the record as the unit"
-            )
+            _check_unit(configs[0].unit or "record")
+        _ = self.selection  # refuses a wrong mean, shape or noise
 
 
-@dataclass(frozen=True)
-class Stage:
-    """The trials of one method: the method, and what they vary."""
-
-    method: str
-    space: Mapping[str, Domain] = field(default_factory=dict)
+def _check_unit(unit: str) -> None:
+    if unit != "record":
+        raise ConfigError(
+            f"a noised score counts test records, of which one {unit} may have many: declare "
+            "them public, or use the record as the unit"
+        )
 
 
 def _has_lambda(method: str) -> bool:
     return method in catalogue.METHODS and catalogue.METHODS[method].lam is not None
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | list | dict) else str(value)

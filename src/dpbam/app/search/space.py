@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpbam._names import did_you_mean
 from dpbam.app.runs.config import ConfigError, RunConfig, read_file
@@ -51,17 +51,35 @@ class Domain:
     high: float = 0.0
     log: bool = False
     integer: bool = False
-    choices: tuple[Any, ...] = ()
+    choices: tuple[object, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.choices and not self.low < self.high:
+            raise ConfigError(
+                f"the range of {self.name} must rise, got {self.low:g}..{self.high:g}"
+            )
+        if self.log and self.low <= 0:
+            raise ConfigError(
+                f"a logarithmic range must be above 0, got {self.name} from {self.low:g}"
+            )
+        needs = {} if self.name in ("epsilon", "noise_multiplier") else {"epsilon": 1.0}
+        for value in self.choices or self.ends:
+            RunConfig(**needs, **{self.name: value})  # refuses a value that no run takes
+
+    def __str__(self) -> str:
+        if self.choices:
+            return f"{self.name} in {', '.join(map(str, self.choices))}"
+        return f"{self.name} {self.low:g}..{self.high:g}{' (log)' if self.log else ''}"
 
     @classmethod
     def parse(cls, name: str, text: str) -> Domain:
         """Parse the text after ``NAME=``."""
-        known = [field for field in RunConfig.model_fields if field not in _NOT_VARIED]
-        if name not in known:
-            raise ConfigError(f"{name} cannot be varied: {did_you_mean(name, known)}")
+        types = {one.name: one.type for one in settings(RunConfig) if one.name not in _NOT_VARIED}
+        if name not in types:
+            raise ConfigError(f"{name} cannot be varied: {did_you_mean(name, types)}")
         span, colon, mark = text.partition(":")
         if ".." not in span:
-            return cls(name, choices=tuple(_value(choice) for choice in text.split(",")))._checked()
+            return cls(name, choices=tuple(_read_value(choice) for choice in text.split(",")))
         low, _, high = span.partition("..")
         try:
             bounds = float(low), float(high)
@@ -71,9 +89,16 @@ class Domain:
             ) from None
         if colon and mark != "log":
             raise ConfigError(f"only :log may follow the range of {name}, got :{mark}")
-        return cls(name, *bounds, log=bool(colon), integer=_is_integer(name))._checked()
+        return cls(name, *bounds, log=bool(colon), integer=types[name] is int)
 
-    def draw(self, generator: Generator) -> Any:
+    @property
+    def ends(self) -> tuple[object, object]:
+        """The first and the last value."""
+        if self.choices:
+            return self.choices[0], self.choices[-1]
+        return (int(self.low), int(self.high)) if self.integer else (self.low, self.high)
+
+    def draw(self, generator: Generator) -> object:
         """Draw a value, uniform among the choices, in the range or in its logarithm."""
         if self.choices:
             return self.choices[int(generator.integers(len(self.choices)))]
@@ -87,27 +112,6 @@ class Domain:
         value = min(max(value, self.low), self.high)  # exp and log round
         return round(value) if self.integer else value
 
-    def end(self, which: int) -> Any:
-        """Return the first (0) or the last (-1) value."""
-        if self.choices:
-            return self.choices[which]
-        bound = (self.low, self.high)[which]
-        return int(bound) if self.integer else bound
-
-    def _checked(self) -> Domain:
-        if not self.choices and not self.low < self.high:
-            raise ConfigError(
-                f"the range of {self.name} must rise, got {self.low:g}..{self.high:g}"
-            )
-        if self.log and self.low <= 0:
-            raise ConfigError(
-                f"a logarithmic range must be above 0, got {self.name} from {self.low:g}"
-            )
-        for value in self.choices or (self.end(0), self.end(-1)):
-            needs = {} if self.name in ("epsilon", "noise_multiplier") else {"epsilon": 1.0}
-            RunConfig(**needs, **{self.name: value})  # refuses a value that no run takes
-        return self
-
 
 def parse_space(texts: Iterable[str], file: Path | None = None) -> dict[str, Domain]:
     """Parse ``NAME=...`` texts, which override those of a TOML file of names and texts.
@@ -118,9 +122,10 @@ def parse_space(texts: Iterable[str], file: Path | None = None) -> dict[str, Dom
     """
     texts_by_name: dict[str, str] = {}
     for name, value in (read_file(file) if file is not None else {}).items():
-        for choice in value if isinstance(value, list) else str(value).split(","):
+        choices = value if isinstance(value, list) else str(value).split(",")
+        for choice in choices:
             check_code({name: choice}, (), file)
-        texts_by_name[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        texts_by_name[name] = ",".join(map(str, choices))
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
@@ -129,11 +134,7 @@ def parse_space(texts: Iterable[str], file: Path | None = None) -> dict[str, Dom
     return {name: Domain.parse(name, text) for name, text in texts_by_name.items()}
 
 
-def _is_integer(name: str) -> bool:
-    return any(one.type is int for one in settings(RunConfig) if one.name == name)
-
-
-def _value(text: str) -> Any:
+def _read_value(text: str) -> object:
     """Read a choice as TOML, else as text."""
     try:
         return tomllib.loads(f"value = {text.strip()}")["value"]

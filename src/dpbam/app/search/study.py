@@ -15,18 +15,17 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, JsonValue
 
-from dpbam.app.runs import ConfigError, RunError, RunFolder, RunResult, execute
-from dpbam.app.runs.files import locked, read_json, write_atomic
+from dpbam.app.runs import ConfigError, RunFolder, RunResult, execute
+from dpbam.app.runs.documents import Document
+from dpbam.app.runs.files import locked, write_atomic
 from dpbam.app.runs.pool import Send, run_tasks
 from dpbam.app.search.search import Search, Stage
+from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import Ledger
 from dpbam.tasks.scores import metric_label, metric_text
-
-Model = TypeVar("Model", bound=BaseModel)
 
 _README = """# Not to be published
 
@@ -35,29 +34,35 @@ is copied into the folder best when the search has ended.
 """
 
 
-class Score(BaseModel):
-    """What a finished trial came to: the file ``NNNN.json`` next to its run folder."""
+class _OperatorsFile(Document):
+    """A file of the operator's; the score of a training that diverged is -Infinity."""
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+    numbered = False
+    model_config = ConfigDict(strict=False, ser_json_inf_nan="constants")
+
+    def write(self, path: Path) -> None:
+        write_atomic(path, self.model_dump_json(indent=1))
+
+
+class Score(_OperatorsFile):
+    """What a finished trial came to: the file ``NNNN.json`` next to its run folder."""
 
     method: str
     number: int
-    settings: dict[str, Any]
+    settings: dict[str, JsonValue]
     score: float
     metric: str
     epsilon: float
     delta: float
     seconds: float
-    charges: tuple[tuple[float, float, int], ...]
+    charges: tuple[Charge, ...]
 
 
-class StudyFile(BaseModel):
+class StudyFile(_OperatorsFile):
     """``study.json``: the search, and the hyper-parameters of every trial by method."""
 
-    model_config = ConfigDict(frozen=True)
-
-    search: dict[str, Any]
-    trials: dict[str, list[dict[str, Any]]]
+    search: dict[str, JsonValue]
+    trials: dict[str, list[dict[str, JsonValue]]]
 
 
 class Study:
@@ -78,30 +83,36 @@ class Study:
         path = self.inner / "study.json"
         with locked(self.inner / ".study.lock"):
             if not path.exists():
-                write_atomic(path, draw_study(search).model_dump_json(indent=1))
-        self.file = _read(path, StudyFile)
-        _check_same(self.file.search, search.to_mapping())
+                draw_study(search).write(path)
+        self.file = StudyFile.read(path)
+        before, now = self.file.search, search.to_mapping()
+        for key in before.keys() | now.keys():
+            if before.get(key) != now.get(key):
+                raise ConfigError(
+                    f"this search was begun with other {key} ({before.get(key)}, now "
+                    f"{now.get(key)}): choose another --out"
+                )
 
     def count(self, stage: Stage) -> int:
         """Return K, the number of trials of a stage."""
         return len(self.file.trials[stage.method])
 
     def folder(self, method: str, number: int) -> Path:
-        """Return a trial's run folder."""
+        """Return a trial's run folder; its score is next to it."""
         return self.inner / "trials" / method / f"{number:04d}"
 
     def scores(self, stage: Stage) -> list[Score]:
         """Return the finished trials of a stage, in order."""
-        paths = [self._score_file(stage, number) for number in range(self.count(stage))]
-        return [_read(path, Score) for path in paths if path.exists()]
+        paths = [self.score_file(stage, number) for number in range(self.count(stage))]
+        return [Score.read(path) for path in paths if path.exists()]
 
     def missing(self, stage: Stage) -> list[int]:
         """Return the numbers of the trials of a stage that have no score yet."""
-        return [k for k in range(self.count(stage)) if not self._score_file(stage, k).exists()]
+        return [k for k in range(self.count(stage)) if not self.score_file(stage, k).exists()]
 
     def best(self, stage: Stage) -> Score | None:
         """Return the trial with the best score, the first of a tie; None if there is none."""
-        return max(self.scores(stage), key=lambda t: (t.score, -t.number), default=None)
+        return max(self.scores(stage), key=lambda trial: trial.score, default=None)
 
     def lacking(self) -> str | None:
         """Say in one sentence which trials are missing; None if all are finished."""
@@ -116,31 +127,34 @@ class Study:
 
     def do_trial(self, stage: Stage, number: int, log: Send) -> None:
         """Train a trial, or resume it, and write its score."""
+        search = self.search
         # the first stage decides what later ones do not vary
-        first = self.search.stages()[0]
+        first = search.stages()[0]
         leader = None if stage == first else self.best(first)
-        hyper_parameters = self.file.trials[stage.method][number]
-        settings = {**(leader.settings if leader else {}), **hyper_parameters}
-        seed = self.search.settings.get("seed")
+        varied = self.file.trials[stage.method][number]
+        settings = {**(leader.settings if leader else {}), **varied}
         # trials with one seed would share initial weights and noise: each derives another
-        seeds = {} if seed is None else {"seed": trial_seed(seed, stage.method, number)}
+        seeds: dict[str, int] = {}
+        noise: random.Random = random.SystemRandom()
+        if search.seed is not None:
+            seeds = {"seed": trial_seed(search.seed, stage.method, number)}
+            noise = random.Random(f"score {search.seed} {stage.method} {number}")
         folder = RunFolder(self.folder(stage.method, number))
-        config = self.search.config(stage, settings, **seeds)
+        config = search.config(stage, settings, **seeds)
         result = execute(config, folder.path, resume=folder.started)
-        value = score(self.search, result, _noise_source(seed, stage, number))
-        charges = tuple(Ledger(0.5, path=folder.ledger).charges())  # with steps that a crash lost
         trial = Score(
-            method=stage.method, number=number, settings=settings, score=value,
-            metric=result.metric, epsilon=result.epsilon, delta=result.delta,
-            seconds=result.seconds, charges=charges,
+            method=stage.method, number=number, settings=settings,
+            score=score(search, result, noise), metric=result.metric, epsilon=result.epsilon,
+            delta=result.delta, seconds=result.seconds,
+            charges=tuple(Ledger(0.5, path=folder.ledger).charges()),  # also of steps a crash lost
         )  # fmt: skip
-        write_atomic(self._score_file(stage, number), trial.model_dump_json(indent=1))
-        varied = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
-                           for k, v in hyper_parameters.items())  # fmt: skip
-        shown = f"{metric_label(trial.metric)} {metric_text(trial.metric, value)}"
-        log(f"{stage.method} trial {number + 1} of {self.count(stage)}: {shown} ({varied})")
+        trial.write(self.score_file(stage, number))
+        shown = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
+                          for k, v in varied.items())  # fmt: skip
+        metric = f"{metric_label(trial.metric)} {metric_text(trial.metric, trial.score)}"
+        log(f"{stage.method} trial {number + 1} of {self.count(stage)}: {metric} ({shown})")
 
-    def _score_file(self, stage: Stage, number: int) -> Path:
+    def score_file(self, stage: Stage, number: int) -> Path:
         return self.folder(stage.method, number).with_suffix(".json")
 
 
@@ -186,7 +200,7 @@ def do_trials(
 def draw_study(search: Search) -> StudyFile:
     """Draw the number of trials of each stage and the hyper-parameters of each trial.
 
-    Guarantee: K is drawn as ``search.repetitions`` states and the hyper-parameters as the search's
+    Guarantee: K is drawn as ``search.selection`` states and the hyper-parameters as the search's
     space states, independently of the data, before the first training.
 
     Assumptions: none for the draw itself; that K stays secret is the operator's.
@@ -202,7 +216,7 @@ def draw_study(search: Search) -> StudyFile:
             {domain.name: domain.draw(generator) for domain in stage.space.values()}
             for _ in range(number_of_trials(search, stage))
         ]
-    return StudyFile(search=search.to_mapping(), trials=trials)
+    return StudyFile.model_validate({"search": search.to_mapping(), "trials": trials})
 
 
 def number_of_trials(search: Search, stage: Stage) -> int:
@@ -211,7 +225,7 @@ def number_of_trials(search: Search, stage: Stage) -> int:
 
     if not search.accounted:
         return search.trials
-    return search.repetitions.draw(np.random.default_rng(_entropy(search, stage, -1)))
+    return search.selection.draw(np.random.default_rng(_entropy(search, stage, -1)))
 
 
 def score(search: Search, result: RunResult, noise: random.Random) -> float:
@@ -234,28 +248,7 @@ def trial_seed(seed: int, method: str, number: int) -> int:
 
 
 def _entropy(search: Search, stage: Stage, purpose: int) -> int:
-    seed = search.settings.get("seed")
-    return secrets.randbits(128) if seed is None else trial_seed(seed, stage.method, purpose)
-
-
-def _noise_source(seed: int | None, stage: Stage, number: int) -> random.Random:
-    if seed is None:
-        return random.SystemRandom()
-    return random.Random(f"score {seed} {stage.method} {number}")
-
-
-def _read(path: Path, model: type[Model]) -> Model:
-    try:
-        return model.model_validate(read_json(path))
-    except ValidationError as error:
-        at = ".".join(map(str, error.errors()[0]["loc"]))
-        raise RunError(f"{path} is damaged (at {at}): restore it from a backup") from None
-
-
-def _check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
-    for key in before.keys() | now.keys():
-        old, new = before.get(key), now.get(key)
-        if old != new:
-            raise ConfigError(
-                f"this search was begun with other {key} ({old}, now {new}): choose another --out"
-            )
+    """Return the seed of a draw: the system's entropy, unless the search has a seed."""
+    if search.seed is None:
+        return secrets.randbits(128)
+    return trial_seed(search.seed, stage.method, purpose)
