@@ -37,8 +37,10 @@ from dpbam.app.runs import (
 from dpbam.app.runs.bias import measure
 from dpbam.app.runs.files import append_json_line, plain, read_json_lines
 from dpbam.app.runs.pool import Watcher, train_all
+from dpbam.app.runs.rows import TrainingRow, read_rows
 from dpbam.data import load
 from dpbam.training.evaluation import predict_logits
+from dpbam.training.events import EvaluationReport
 from reproduce.recipes import WORK, Recipe
 
 #: Fields that change neither what a run computes nor its privacy.
@@ -211,7 +213,7 @@ class _Recording:
 def _record(run: RunSpec, recipe: Recipe) -> RunRecord:
     """Collect what is kept of the finished run in a run folder."""
     folder = RunFolder(run.out)
-    facts, metrics = folder.read_facts(), read_json_lines(folder.metrics)
+    facts, evaluations = folder.read_facts(), read_rows(folder.metrics, EvaluationReport)
     plan = run.config.plan(facts.n, noise_multiplier=facts.noise_multiplier or None)
     assert run.seed is not None  # recipes are seeded
     last_of_lens = recipe.first_seed + recipe.lens
@@ -221,14 +223,14 @@ def _record(run: RunSpec, recipe: Recipe) -> RunRecord:
         seed=run.seed,
         config=run.config.to_mapping(),
         plan=asdict(plan),
-        epsilon=metrics[-1]["epsilon"],
-        accuracy=metrics[-1]["accuracy"],
-        accuracy_curve=[[m["step"], m["accuracy"]] for m in metrics],
-        seconds=read_json_lines(folder.training_log)[-1]["seconds"],
+        epsilon=evaluations[-1].epsilon,
+        accuracy=evaluations[-1].scores["accuracy"],
+        accuracy_curve=[[one.step, one.scores["accuracy"]] for one in evaluations],
+        seconds=read_rows(folder.training_log, TrainingRow)[-1].seconds,
         pairing=folder.pairing(),
         machine=machine(facts.threads, facts.device),
         last_accuracy=last_accuracy(run.config, folder),
-        non_private_bias=read_json_lines(folder.non_private / "bias.jsonl")
+        non_private_bias=read_json_lines(folder.bias)
         or (bias_at_the_end(run.config, run.out) if run.seed < last_of_lens else []),
         non_private_flatness=_flatness(run) if recipe.flatness else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpbam.catalogue import TASKS
 
@@ -52,7 +52,8 @@ def wilson(right: int, count: int) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-class Compared(NamedTuple):
+@dataclass(frozen=True)
+class Compared:
     """A model's score next to that of the best constant answer, on the same records.
 
     Attributes:

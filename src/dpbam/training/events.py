@@ -7,7 +7,7 @@ with ``non_private`` are for the operator only: they come from the training data
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dpbam.tasks.scores import Compared, is_useless
@@ -119,13 +119,6 @@ class EvaluationReport:
         """
         first = {"step": self.step, "epoch": self.epoch, "epsilon": self.epsilon}
         return {**first, **self.scores, "loss": self.loss, "records": self.records}
-
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> EvaluationReport:
-        """Return the report of a row that :meth:`to_dict` made."""
-        known = {f.name for f in fields(cls)}
-        scores = {name: value for name, value in row.items() if name not in known}
-        return cls(scores=scores, **{k: v for k, v in row.items() if k in known})
 
 
 class Reporter:

@@ -16,7 +16,7 @@ from dpbam.app.audit.evidence import Evidence, Finding, digits
 from dpbam.app.runs.budget import Budget, by_kind
 from dpbam.app.runs.card import model_card
 from dpbam.app.runs.documents import ModelFacts, Statement
-from dpbam.app.runs.files import FORMAT, read_json_lines
+from dpbam.app.runs.files import FORMAT
 from dpbam.app.runs.folder import MARK, RunFolder
 from dpbam.app.runs.identity import signed_files, today, verified
 from dpbam.app.runs.run import RunError
@@ -58,8 +58,7 @@ def _settings(e: Evidence) -> Iterator[Finding]:
 
 def _evaluations(e: Evidence) -> Iterator[Finding]:
     what = "the statement's evaluations are the run's"
-    steps = [x.get("step") for x in read_json_lines(e.folder.non_private / "evaluations.jsonl")]
-    times = len(steps) if e.config.seed is None else len(set(steps))
+    times = e.folder.count_evaluations(seeded=e.config.seed is not None)
     stated = e.statement.evaluated_on
     expected = evaluated_on(e.config, str(e.facts.unit), e.facts.test, times)
     odd = sorted(k for k, v in dict(expected).items() if getattr(stated, k) != v)

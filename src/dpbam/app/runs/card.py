@@ -7,8 +7,11 @@ sets that everyone has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
 
 from dpbam.app.runs.documents import ModelFacts, Statement
 from dpbam.app.runs.escaping import each_text, json_text, markdown, visible
@@ -17,8 +20,8 @@ from dpbam.privacy.rounding import up
 
 if TYPE_CHECKING:
     from dpbam.tasks.base import Words
+    from dpbam.training.events import EvaluationReport
 
-_NO_METRICS = ("step", "epoch", "epsilon", "loss", "records")  # of a row of metrics.jsonl
 #: Library -> how it loads the model.
 _LOADING = {
     "dpbam": """\
@@ -42,26 +45,26 @@ _LOADING = {
 }
 
 
-def model_card(statement: Statement, model: ModelFacts, metrics: Mapping[str, Any] | None) -> str:
+def model_card(statement: Statement, model: ModelFacts, evaluation: EvaluationReport | None) -> str:
     """Return the card.
 
     Args:
         statement: the privacy statement.
         model: what ``model.json`` holds.
-        metrics: the last evaluation, if there is one; it is left out unless it may be published.
+        evaluation: the last one, if there is one; it is left out unless it may be published.
     """
-    shown = None
-    if metrics is not None and statement.evaluated_on.public:
-        shown = {k: v for k, v in metrics.items() if k not in _NO_METRICS and v is not None}
+    scores = None
+    if evaluation is not None and statement.evaluated_on.public:
+        scores = {k: v for k, v in evaluation.scores.items() if not math.isnan(v)}
     stated, words = each_text(statement, markdown), _words(model)
     return _TEMPLATE.format(
-        matter=_front_matter(statement, model, shown),
+        matter=_front_matter(statement, model, scores),
         title=f"{markdown(str(model.model))}, trained with {stated.method}",
         shape=" x ".join(map(str, model.image_shape)),
         gives=_of_task(words.gives, model),
         outputs=_of_task(words.outputs, model),
         loading=_LOADING["dpbam"],
-        metrics=_evaluation(stated, shown),
+        metrics=_evaluation(stated, scores),
         privacy=_privacy(stated),
         weights=stated.initial_weights,
     )
@@ -86,39 +89,40 @@ def _of_task(text: str, model: ModelFacts) -> str:
 
 
 def _front_matter(
-    statement: Statement, model: ModelFacts, metrics: Mapping[str, Any] | None
+    statement: Statement, model: ModelFacts, scores: Mapping[str, float] | None
 ) -> str:
     """Return YAML: its values are written as JSON, which YAML includes, in one line each."""
     tag = _words(model).pipeline_tag
-    values: dict[str, Any] = {
+    values: dict[str, JsonValue] = {
         "library_name": "dpbam",
         **({"pipeline_tag": tag} if tag else {}),
-        "tags": ["differential-privacy" if statement.private else "not-private",
-                 statement.method],
-    }  # fmt: skip
+        "tags": ["differential-privacy" if statement.private else "not-private", statement.method],
+    }
     public = statement.public_weights
     if public and "/" in public.source:  # a name of the hub
         values["base_model"] = public.source.removeprefix("hf:").partition("@")[0]
-    if metrics is not None:
-        scores = [{"type": name, "value": round(value, 4)} for name, value in metrics.items()]
+    if scores is not None:
         name = statement.evaluated_on.set
-        result = {"task": {"type": tag or "other"}, "dataset": {"name": name, "type": name},
-                  "metrics": scores}  # fmt: skip
+        result: dict[str, JsonValue] = {
+            "task": {"type": tag or "other"},
+            "dataset": {"name": name, "type": name},
+            "metrics": [{"type": k, "value": round(value, 4)} for k, value in scores.items()],
+        }
         values["model-index"] = [{"name": str(model.model), "results": [result]}]
     shown = each_text(values, visible)
     return "\n".join(f"{name}: {json_text(value)}" for name, value in shown.items())
 
 
-def _evaluation(statement: Statement, metrics: Mapping[str, Any] | None) -> str:
+def _evaluation(statement: Statement, scores: Mapping[str, float] | None) -> str:
     evaluated = statement.evaluated_on
-    if metrics is None:
+    if scores is None:
         return (
             f"The model was evaluated on {evaluated.records:,} records. The figures are not in "
             "this card: they come from those records without noise, so publishing them is a "
             "decision of its own. Add them if the test records are not sensitive."
         )
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-    return f"On {evaluated.set}, {evaluated.records:,} public records: {scores}."
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    return f"On {evaluated.set}, {evaluated.records:,} public records: {figures}."
 
 
 def _privacy(s: Statement) -> str:

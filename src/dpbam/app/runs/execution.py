@@ -365,7 +365,7 @@ class _Session:
             save_run_model(self.folder, prepared.model, config, prepared.train)
         values = statement(
             prepared, ledger, run=self.facts.run, steps=step,
-            evaluations=self.recorder.evaluated(seeded=config.seed is not None),
+            evaluations=self.folder.count_evaluations(seeded=config.seed is not None),
             identity=identity(self.folder, self._resolved()),
             budget=spending.settle(config.budget, self.folder, self.facts.run, ledger),
         )  # fmt: skip

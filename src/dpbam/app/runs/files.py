@@ -89,15 +89,6 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return _jsonl.read(path, error=RunError)
 
 
-def keep_json_lines(path: Path, last_step: int) -> list[dict[str, Any]]:
-    """Drop the lines of steps after ``last_step``, which a resumed run repeats."""
-    if not path.exists():
-        return []
-    kept = [line for line in read_json_lines(path) if line["step"] <= last_step]
-    write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
-    return kept
-
-
 def plain(value: Any) -> Any:
     """Replace what JSON does not have: NaN by null, and infinity by the word "infinite"."""
     if isinstance(value, dict):

@@ -31,7 +31,8 @@ from pathlib import Path
 from dpbam._jsonl import sync_folder
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.documents import RunFacts
-from dpbam.app.runs.files import locked, read_json_lines
+from dpbam.app.runs.files import locked
+from dpbam.app.runs.rows import ComparedRow, TrainingRow, read_rows
 from dpbam.app.runs.run import RunError
 
 PUBLISHABLE = (
@@ -68,6 +69,8 @@ class RunFolder:
         self.non_private = self.path / "non-private"
         self.facts = self.non_private / "run.json"
         self.training_log = self.non_private / "training.jsonl"
+        self.evaluations = self.non_private / "evaluations.jsonl"
+        self.bias = self.non_private / "bias.jsonl"
 
     @property
     def started(self) -> bool:
@@ -101,7 +104,8 @@ class RunFolder:
         They come from the data without noise: for public data, and for the operator.
         """
         facts = self.read_facts()
-        sizes = [row.get("non_private_batch_size") for row in read_json_lines(self.training_log)]
+        rows = read_rows(self.training_log, TrainingRow)
+        sizes = [row.non_private_batch_size for row in rows]
         return {
             "data": facts.non_private_fingerprint[:16],
             "test_data": facts.non_private_test_fingerprint[:16],
@@ -109,6 +113,14 @@ class RunFolder:
             "batch_size": str(round(facts.sampling_rate * facts.n)),
             "batches": hashlib.sha256(repr(sizes).encode()).hexdigest()[:16],
         }
+
+    def count_evaluations(self, *, seeded: bool) -> int:
+        """Return how often the test data was evaluated, also in steps that a restart lost.
+
+        A seeded run repeats a lost step with the same result, which is not a second release.
+        """
+        steps = [row.step for row in read_rows(self.evaluations, ComparedRow)]
+        return len(set(steps)) if seeded else len(steps)
 
     @contextmanager
     def opened(self, *, resume: bool) -> Iterator[None]:

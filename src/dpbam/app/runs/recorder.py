@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dpbam.app.runs.files import append_json_line, keep_json_lines, read_json_lines
 from dpbam.app.runs.folder import RunFolder
+from dpbam.app.runs.rows import ComparedRow, TrainingRow, append_row, read_rows, rewind_rows
 from dpbam.tasks.scores import Compared
 from dpbam.training.events import EvaluationReport, Reporter, StartReport, StepReport
 
@@ -21,48 +22,44 @@ class Recorder(Reporter):
     """
 
     def __init__(self, folder: RunFolder) -> None:
-        self._folder, self._bias = folder, folder.non_private / "bias.jsonl"
-        self._looks = folder.non_private / "evaluations.jsonl"  # append-only: never rewound
+        self._folder = folder
 
     def rewind(self, step: int) -> list[EvaluationReport]:
         """Drop what was written of later steps, and return the evaluations that are left."""
-        keep_json_lines(self._folder.training_log, step)
-        for path in (self._bias, self._folder.statistics):
-            keep_json_lines(path, step - 1)  # their steps are counted from 0
-        lines = keep_json_lines(self._folder.metrics, step)
-        reports = [EvaluationReport.from_dict(_finite(line)) for line in lines]
+        from dpbam.bias import BiasRecord, ReleasedStatistics
+
+        rewind_rows(self._folder.training_log, TrainingRow, step)
+        rewind_rows(self._folder.bias, BiasRecord, step - 1)  # its steps are counted from 0
+        rewind_rows(self._folder.statistics, ReleasedStatistics, step - 1)  # these, too
+        reports = rewind_rows(self._folder.metrics, EvaluationReport, step)
         return [replace(report, compared=self._compared(report.step)) for report in reports]
 
-    def _compared(self, step: int) -> dict[str, Compared]:
+    def _compared(self, step: int) -> Mapping[str, Compared]:
         """Return the comparison with the best constant of the latest evaluation of ``step``."""
-        rows = [row for row in read_json_lines(self._looks) if row.get("step") == step]
-        stored = rows[-1].get("compared", {}) if rows else {}
-        return {k: Compared(**_finite(scores)) for k, scores in stored.items()}
+        rows = read_rows(self._folder.evaluations, ComparedRow)
+        return next((row.compared for row in reversed(rows) if row.step == step), {})
 
     def on_step(self, report: StepReport) -> None:
-        names = ("step", "lr", "seconds", "non_private_batch_size", "non_private_loss")
-        values = asdict(report)
-        append_json_line(self._folder.training_log, {name: values[name] for name in names})
+        row = TrainingRow(
+            step=report.step,
+            lr=report.lr,
+            seconds=report.seconds,
+            non_private_batch_size=report.non_private_batch_size,
+            non_private_loss=report.non_private_loss,
+        )
+        append_row(self._folder.training_log, row)
 
     def on_bias(self, record: BiasRecord) -> None:
-        append_json_line(self._bias, asdict(record))
+        append_row(self._folder.bias, record)
 
     def on_release(self, released: ReleasedStatistics) -> None:
-        append_json_line(self._folder.statistics, asdict(released))
+        append_row(self._folder.statistics, released)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
-        compared = {name: scores._asdict() for name, scores in report.compared.items()}
-        # counted before it is shown
-        append_json_line(self._looks, {"step": report.step, "compared": compared})
-        append_json_line(self._folder.metrics, report.to_dict())
-
-    def evaluated(self, *, seeded: bool) -> int:
-        """Return how often the test data was evaluated, also in steps that a restart lost.
-
-        A seeded run repeats a lost step with the same result, which is not a second release.
-        """
-        steps = [line.get("step") for line in read_json_lines(self._looks)]
-        return len(set(steps)) if seeded else len(steps)
+        # counted before it is shown; this file is never rewound
+        row = ComparedRow(step=report.step, compared=report.compared)
+        append_row(self._folder.evaluations, row)
+        append_row(self._folder.metrics, report)
 
 
 class TensorBoard(Reporter):
@@ -97,9 +94,3 @@ class TensorBoard(Reporter):
 
     def on_end(self, message: str) -> None:
         self._writer.close()
-
-
-def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    """Restore the numbers that JSON does not have."""
-    words: dict[Any, float] = {None: float("nan"), "infinite": float("inf")}
-    return {k: words.get(v, v) for k, v in line.items()}

@@ -22,8 +22,9 @@ from dpbam.app.runs.documents import (
     Statement,
 )
 from dpbam.app.runs.facts import test_facts
-from dpbam.app.runs.files import read_json_lines, write_atomic
+from dpbam.app.runs.files import write_atomic
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
+from dpbam.app.runs.rows import read_rows
 from dpbam.app.runs.statement_text import to_html, to_markdown
 from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, Kind
 from dpbam.data.registry import is_public
@@ -31,6 +32,7 @@ from dpbam.privacy import accounting
 from dpbam.privacy.plan import RELATION, PrivacyPlan
 from dpbam.privacy.rounding import up
 from dpbam.privacy.tradeoff import LEAST_ERROR, trade_off
+from dpbam.training.events import EvaluationReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -194,9 +196,9 @@ def write_statement(folder: RunFolder, statement: Statement) -> None:
     write_atomic(folder.statement, text)
     write_atomic(folder.statement_html, to_html(text))
     if folder.model.exists():
-        metrics = read_json_lines(folder.metrics)
-        model = ModelFacts.read(folder.model)
-        write_atomic(folder.card, model_card(statement, model, metrics[-1] if metrics else None))
+        evaluations = read_rows(folder.metrics, EvaluationReport)
+        last = evaluations[-1] if evaluations else None
+        write_atomic(folder.card, model_card(statement, ModelFacts.read(folder.model), last))
 
 
 def attacks(charges: Sequence[accounting.Charge], accountant: str) -> Attacks | NotGiven:

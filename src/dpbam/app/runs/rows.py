@@ -1,0 +1,121 @@
+"""The files of a run folder with one line per step, as types.
+
+=================================  ====================================================
+``metrics.jsonl``                  :class:`dpbam.training.events.EvaluationReport`
+``statistics.jsonl``               :class:`dpbam.bias.ReleasedStatistics`
+``non-private/bias.jsonl``         :class:`dpbam.bias.BiasRecord`
+``non-private/training.jsonl``     :class:`TrainingRow`
+``non-private/evaluations.jsonl``  :class:`ComparedRow`
+=================================  ====================================================
+
+Each line is one dataclass, which writer and readers share.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator, core_schema
+
+from dpbam.app.runs.files import append_json_line, read_json_lines, write_atomic
+from dpbam.app.runs.run import RunError
+from dpbam.tasks.scores import Compared
+from dpbam.training.events import EvaluationReport
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    class _Step(DataclassInstance, Protocol):
+        @property
+        def step(self) -> int: ...
+
+
+Row = TypeVar("Row", bound="_Step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRow:
+    """One step of the training, of :class:`dpbam.training.events.StepReport`."""
+
+    step: int
+    lr: float
+    seconds: float
+    non_private_batch_size: int
+    non_private_loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRow:
+    """One evaluation of the test data: its scores next to those of the best constant answer."""
+
+    step: int
+    compared: Mapping[str, Compared]
+
+
+def append_row(path: Path, row: _Step) -> None:
+    """Append a line; on return it survives the end of the process."""
+    append_json_line(path, row.to_dict() if isinstance(row, EvaluationReport) else asdict(row))
+
+
+def read_rows(path: Path, kind: type[Row]) -> list[Row]:
+    """Return the rows of all whole lines; a missing file has none.
+
+    Raises:
+        RunError: if a line is not of this kind.
+    """
+    return [_parse_row(path, number, kind, values)
+            for number, values in enumerate(read_json_lines(path), 1)]  # fmt: skip
+
+
+def rewind_rows(path: Path, kind: type[Row], last_step: int) -> list[Row]:
+    """Drop the rows of steps after ``last_step``, which a resumed run repeats; return the rest."""
+    rows = zip(read_json_lines(path), read_rows(path, kind), strict=True)
+    earlier = [(line, row) for line, row in rows if row.step <= last_step]
+    if path.exists():
+        write_atomic(path, "".join(json.dumps(line) + "\n" for line, _ in earlier))
+    return [row for _, row in earlier]
+
+
+def _parse_row(path: Path, number: int, kind: type[Row], values: dict[str, JsonValue]) -> Row:
+    if kind is EvaluationReport:  # its scores are next to the other fields
+        names = {field.name for field in fields(kind)}
+        scores = {name: value for name, value in values.items() if name not in names}
+        values = {k: v for k, v in values.items() if k in names} | {"scores": scores}
+    try:
+        row: Row = _validator(kind).validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(place) for place in first["loc"]) or "it"
+        raise RunError(
+            f"{path} line {number} is damaged ({where}: {first['msg']}): restore the file from a "
+            "backup"
+        ) from None
+    return row
+
+
+@cache
+def _validator(kind: type[_Step]) -> SchemaValidator:
+    """Return what checks a line; every number in it may be a word that JSON has in its place."""
+    return SchemaValidator(_with_words(TypeAdapter(kind).core_schema))
+
+
+def _with_words(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_with_words(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "float":
+        return core_schema.no_info_before_validator_function(_number, core_schema.float_schema())
+    return {name: _with_words(inner) for name, inner in schema.items()}
+
+
+def _number(value: object) -> object:
+    """Read what :func:`dpbam.app.runs.files.plain` writes for NaN and infinity."""
+    return math.nan if value is None else math.inf if value == "infinite" else value
