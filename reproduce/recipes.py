@@ -66,6 +66,8 @@ class Recipe:
         records: the folder of its records: its name, or the base's.
         flatness: whether to measure the flatness of the trained models.
         lens: of how many seeds to measure the bias of the trained models, each on two batches.
+        groups: ``module:function`` of masks of the test records, in each of which the accuracy is
+            kept.
         images: in the training set; a public fact, for costs known beforehand.
         shape: of an image, likewise.
         classes: likewise.
@@ -90,6 +92,7 @@ class Recipe:
     first_seed: int = 0
     flatness: bool = False
     lens: int = 0
+    groups: str | None = None
     floor: float | None = None
     resolution: float | None = None
 
@@ -203,6 +206,7 @@ def _built_on(base: Recipe, use: Sequence[str], values: dict[str, Any]) -> dict[
         "seeds_at",
         "first_seed",
         "lens",
+        "groups",
         "floor",
         "resolution",
         "images",

@@ -41,6 +41,7 @@ from dpbam.app.runs.rows import TrainingRow, read_rows
 from dpbam.data import load
 from dpbam.training.evaluation import predict_logits
 from dpbam.training.events import EvaluationReport
+from reproduce.groups import accuracies, load_groups
 from reproduce.recipes import WORK, Recipe
 
 #: Fields that change neither what a run computes nor its privacy.
@@ -229,23 +230,37 @@ def _record(run: RunSpec, recipe: Recipe) -> RunRecord:
         seconds=read_rows(folder.training_log, TrainingRow)[-1].seconds,
         pairing=folder.pairing(),
         machine=machine(facts.threads, facts.device),
-        last_accuracy=last_accuracy(run.config, folder),
+        **_accuracies_of_readings(run.config, folder, recipe),
         non_private_bias=read_json_lines(folder.bias)
         or (bias_at_the_end(run.config, run.out) if run.seed < last_of_lens else []),
         non_private_flatness=_flatness(run) if recipe.flatness else None,
     )
 
 
-def last_accuracy(config: RunConfig, folder: RunFolder) -> float | None:
-    """Return the accuracy of the last weights, where the run hands out their average."""
-    if not config.averaged:
-        return None
-    stored = load_file(max(folder.checkpoints.glob("step-*.safetensors")))
-    last = {name.removeprefix("model."): t for name, t in stored.items() if name[:6] == "model."}
-    model = load_run_model(folder.path)
-    model.module.load_state_dict(last)
-    logits, labels = predict_logits(model.module, load(config.data, split="test"))
-    return float((logits.argmax(1) == labels).double().mean())
+def _accuracies_of_readings(config: RunConfig, folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
+    """Return the accuracy of the last weights, and in each of the recipe's groups.
+
+    Where a run hands out the average of its weights, its last ones are in the last checkpoint.
+    """
+    if not config.averaged and recipe.groups is None:
+        return {}
+    model, test = load_run_model(folder.path).module, load(config.data, split="test")
+    groups = {} if recipe.groups is None else load_groups(recipe.groups)
+    by_reading: dict[str, dict[str, float]] = {}
+    if config.averaged:
+        if groups:
+            by_reading["averaged"] = accuracies(*predict_logits(model, test), groups)
+        stored = load_file(max(folder.checkpoints.glob("step-*.safetensors")))
+        model.load_state_dict(
+            {name.removeprefix("model."): t for name, t in stored.items() if name[:6] == "model."}
+        )
+    logits, labels = predict_logits(model, test)
+    by_reading["last"] = accuracies(logits, labels, groups)
+    last = float((logits.argmax(1) == labels).double().mean())
+    return {
+        "last_accuracy": last if config.averaged else None,
+        "group_accuracy": by_reading if groups else None,
+    }
 
 
 def bias_at_the_end(config: RunConfig, run: Path) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from dpbam.data import DataError, DataSet, data_root, from_arrays, load
 
 Images = NDArray[np.uint8]
 HELD_OUT = 10  # every tenth training image serves as the test set of tuning
+RARE = (2, 5, 8)  # bird, dog, ship: the classes that the imbalanced sets have few records of
 PNEUMONIA = "DPBAM_PNEUMONIA"
 
 
@@ -58,6 +59,30 @@ def cifar10_8x8(split: str) -> DataSet:
 def cifar10_8x8_tuning(split: str) -> DataSet:
     """Return the training set of :func:`cifar10_8x8` alone, a tenth of it held out."""
     return _again(cifar10_tuning(split))
+
+
+@cache
+def cifar10_8x8_imbalanced(split: str) -> DataSet:
+    """Return :func:`cifar10_8x8` with a tenth of the training images of the classes in `RARE`."""
+    dataset = cifar10_8x8(split)
+    return dataset if split == "test" else _thinned(dataset)
+
+
+@cache
+def cifar10_8x8_imbalanced_tuning(split: str) -> DataSet:
+    """Return the training set of :func:`cifar10_8x8_tuning`, thinned; its test set is not."""
+    dataset = cifar10_8x8_tuning(split)
+    return dataset if split == "test" else _thinned(dataset)
+
+
+def _thinned(dataset: DataSet) -> DataSet:
+    """Keep the first tenth of the records of each rare class, and all records of the others."""
+    labels = np.asarray(dataset.labels)
+    is_dropped = np.zeros(len(labels), dtype=bool)
+    for rare in RARE:
+        where = np.flatnonzero(labels == rare)
+        is_dropped[where[len(where) // 10 :]] = True
+    return _set(dataset, *_arrays(dataset, np.flatnonzero(~is_dropped)))
 
 
 def pneumonia(split: str) -> DataSet:

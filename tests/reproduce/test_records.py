@@ -53,11 +53,17 @@ def test_a_record_of_an_average_has_the_accuracy_of_the_last_weights_too(finishe
     last = replace(averaged, config=averaged.config.replace(swa=None), out=tmp_path / "last")
     records = []
     for run in (averaged, last):
-        recipe_of = replace(recipe, setting={}, arms={run.arm: {}})
+        groups = "tests.reproduce.test_groups:halves"
+        recipe_of = replace(recipe, setting={}, arms={run.arm: {}}, groups=groups)
         carry_out([(recipe_of, run)], tmp_path / run.out.name)
         records += read_records(records_file(recipe_of, tmp_path / run.out.name)).values()
     assert records[0].last_accuracy == records[1].accuracy != records[0].accuracy
     assert records[1].last_accuracy is None
+    # 359 test records: the accuracies in the two halves average to the accuracy on all of them
+    for reading, whole in (("averaged", records[0].accuracy), ("last", records[1].accuracy)):
+        first, second = records[0].group_accuracy[reading].values()
+        assert (180 * first + 179 * second) / 359 == pytest.approx(whole, abs=1e-5)
+    assert records[1].group_accuracy == {"last": records[0].group_accuracy["last"]}
 
 
 @pytest.mark.parametrize("lens", [0, 1])

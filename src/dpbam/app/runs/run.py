@@ -182,6 +182,7 @@ class RunRecord:
     pairing: Mapping[str, str]
     machine: Mapping[str, Any]  # processor, threads, versions, commit
     last_accuracy: float | None = None  # of the last weights, where their average is handed out
+    group_accuracy: Mapping[str, Mapping[str, float]] | None = None  # "averaged", "last" -> group
     note: str = ""  # how it differs from what the recipe asks for now
     non_private_bias: Sequence[Mapping[str, Any]] = ()  # as in non-private/bias.jsonl
     non_private_flatness: Mapping[str, Any] | None = None  # of the trained model, if measured
