@@ -50,6 +50,8 @@ NOISY = HERE / "results" / "step_noise.json"  # of whole steps, by --noise
 METHODS = ("dp-sgd", "bam", "bam-exact")
 OURS = [(engine, m) for engine in ("auto", "fused", "functional", "loop") for m in METHODS]
 OPACUS = [(f"opacus-{mode}", "dp-sgd") for mode in ("hooks", "functorch", "ghost")]
+#: What the page shows; auto is the fused engine where the batch is one physical batch.
+SHOWN = {"plain", "fused", "functional", *(engine for engine, _ in OPACUS)}
 ALL = [("plain", "sgd"), ("plain-ours", "sgd"), *OURS, *OPACUS]
 JAX = {"resnet9": 0.5, "resnet9-64": 1.0}  # net: width
 FEW = {"loop": 2, "functional": 256, "opacus-hooks": 256, "opacus-functorch": 256}  # most rows
@@ -242,28 +244,9 @@ def write_between(name: str, table: str) -> None:
     PAGE.write_text(pattern.sub(lambda _: f"{start}\n\n{table}\n\n{end}", page), "utf-8")
 
 
-def rivals(rows: list[Row]) -> str:
-    """Return, by net and method, the time of the fused engine over that of the fastest other."""
-    nets = [n for n in dict.fromkeys(r["net"] for r in rows) if n in TEN]
-    lines = ["| fused, to the fastest other | " + " | ".join(nets) + " |"]
-    lines.append("|---" * (1 + len(nets)) + "|")
-    for method in METHODS:
-        cells = []
-        for net in nets:
-            mine = {
-                r["engine"]: r["ratio"] for r in rows if (r["net"], r["method"]) == (net, method)
-            }
-            others = {e: t for e, t in mine.items() if e not in ("fused", "auto", "jax-vmap")}
-            best = min(others, key=others.__getitem__)
-            cells.append(f"{mine['fused'] / others[best]:.2f} ({best})")
-        lines.append(f"| {method} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def write_page(rows: list[Row]) -> None:
     """Write the tables and the picture of docs/engine.md from the records."""
-    write_between("step", markdown(rows))
-    write_between("rivals", rivals(rows))
+    write_between("step", markdown([r for r in rows if r["engine"] in SHOWN]))
     if NOISY.exists():
         write_between("step-noise", markdown(json.loads(NOISY.read_text())["rows"]))
     plot(rows, PAGE.parent / "assets" / "step.svg")

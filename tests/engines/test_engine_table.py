@@ -25,16 +25,23 @@ def tool() -> ModuleType:
 
 
 def test_every_model_has_a_row(tool: ModuleType) -> None:
-    known = tool.rows_of(tool.PAGE.read_text())
+    known = tool.recorded()
     assert [n for n in load() if n not in known] == [], "run python tools/engine_table.py"
+
+
+def test_the_page_has_the_table_of_the_record(tool: ModuleType) -> None:
+    page, rows = tool.PAGE.read_text(), tool.recorded()
+    assert tool.filled(page, rows) == page
+    rows["mlp"] = ["no", "yes", "yes"]  # negative control: another record, another table
+    assert tool.filled(page, rows) != page
 
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_table_is_up_to_date_on_a_sample(tool: ModuleType, name: str) -> None:
-    assert tool.rows_of(tool.PAGE.read_text())[name] == tool.row(name)
+    assert tool.recorded()[name] == tool.row(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in load() if n not in SAMPLE])
 def test_the_table_is_up_to_date(tool: ModuleType, name: str) -> None:
-    assert tool.rows_of(tool.PAGE.read_text())[name] == tool.row(name)
+    assert tool.recorded()[name] == tool.row(name)
