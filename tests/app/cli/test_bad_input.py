@@ -358,7 +358,10 @@ def test_copies_in_the_data_are_warned_of_and_are_in_no_published_file(dpbam, tm
     assert ended.code == 0, ended.err
     said = " ".join((ended.out + ended.err).split())
     warned = twice and way != ("--json-lines",)  # which prints nothing about the data
-    assert ("1 image occurs more than once in scans.npz/train: whoever" in said) == warned
+    assert (
+        "1 image occurs more than once in scans.npz/train: a person who is in all copies has"
+        in said
+    ) == warned
     assert ("1 image of scans.npz/test is in scans.npz/train too" in said) == warned
     files = [p for p in out.rglob("*") if p.is_file() and p.suffix != ".safetensors"]
     assert bool(files) == (way != ("--dry-run",))
