@@ -119,7 +119,7 @@ class Model(Entry):
 
 @dataclass(frozen=True)
 class Source(Entry):
-    """A kind of data source: a function of (argument, options) that returns openers of splits.
+    """A kind of data source: a function of (argument, options) that returns a table per split.
 
     Attributes:
         spec: how to ask for it.

@@ -24,7 +24,7 @@ def test_a_good_set_has_no_problems():
 
 def test_one_class_only():
     data = from_arrays(random_pixels(3, 0, (8, 8)), [1, 1, 1], class_names=["a", "b"])
-    assert check(data) == ["arrays has one class only, 'b'"]
+    assert check(data) == ["arrays has one class only, 'b': a classifier needs at least two"]
 
 
 def test_empty_classes():
@@ -189,7 +189,7 @@ def test_every_problem_is_listed_at_once(tmp_path):
     problems = findings.problems + check(parts["train"], parts["test"], unit="patient")
     for words in (
         "line 13 of", "line 15 of", "has split 'dev'", "line 17 of", "lists one file twice",
-        "differ in size (8x8, 9x9)", "3.png", "share 1 value of 'patient' (p2)",
+        "differ in size (8x8: 0.png, 9x9: 5.png)", "3.png", "share 1 value of 'patient' (p2)",
     ):  # fmt: skip
         assert sum(words in problem for problem in problems) == 1, (words, problems)
     with pytest.raises(DataError, match="line 13 of"):
@@ -317,7 +317,7 @@ def test_every_problem_of_a_function_is_listed(tmp_path, monkeypatch):
 
 def test_values_that_are_all_alike():
     data = from_arrays(random_pixels(3, 0, (8, 8)), [0.5, 0.5, 0.5], task="regression")
-    assert check(data) == ["all labels of arrays are 0.5"]
+    assert check(data) == ["all labels of arrays are 0.5: nothing to learn"]
 
 
 def test_a_unit_that_is_no_column_does_not_hide_the_rest(tmp_path):
@@ -338,3 +338,11 @@ def test_a_table_in_another_encoding_is_one_sentence(tmp_path):
     every(["is not a readable CSV file in UTF-8"], problems)
     assert problems[0].endswith("save it as UTF-8")
     assert sum(map(len, parts.values())) == 4
+
+
+def test_a_table_that_cannot_be_read_is_not_blamed_for_the_columns_it_has(tmp_path):
+    for k in range(4):
+        write_image(tmp_path / f"{k}.png", seed=k)
+    (tmp_path / "labels.csv").write_text("file,age,patient\n0.png,3,p\n")
+    problems, _ = listed(tmp_path, unit="patient", label_columns=("ages",))
+    every(["has no column 'ages': did you mean 'age'?"], problems)

@@ -179,15 +179,19 @@ def test_the_common_format_of_a_set(tmp_path):
     write_image(tmp_path / "6.png", size=(7, 6))
 
     def of(*names, **options):
-        return common_format(
-            lambda k: opened(tmp_path / f"{names[k]}.png"), len(names), Options(**options), "set"
+        choices = Options(**options)
+        paths = [f"{name}.png" for name in names]
+        common = common_format(
+            lambda k: opened(tmp_path / paths[k]), paths.__getitem__, len(names), choices, "set"
         )
+        choices.findings.stop()
+        return common
 
     assert of(0, 1, 2) == ((6, 10), 1)
     assert of(0, 1, 5) == ((6, 10), 3)
     assert of(0, 6, image_size=(4, 4)) == ((4, 4), 1)
     assert of(0, 5, channels=1) == ((6, 10), 1)
-    with pytest.raises(DataError, match=r"set differ in size \(6x7, 6x10\): pass --image-size"):
+    with pytest.raises(DataError, match=r"differ in size \(6x7: 6.png, 6x10: 0.png\): pass"):
         of(0, 6)
 
 

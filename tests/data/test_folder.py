@@ -357,3 +357,29 @@ def test_one_pass_finds_all_problems_of_a_table_and_opens_no_image(tmp_path, mon
     assert "line 3 of" in caught.value.problems[0]
     assert str(caught.value).endswith(f"; 2 more problems: dpbam data check {tmp_path} lists all")
     assert not opened
+
+
+@pytest.mark.parametrize("spelling", [r"img\7.png", "img/7", "7.png"])
+def test_a_file_that_does_not_exist_is_named_with_the_one_that_was_meant(tmp_path, spelling):
+    """The separator of Windows, no suffix, no folder."""
+    spec = csv_set(tmp_path, rows().replace("img/7.png", spelling))
+    sentence = f"line 9 of {tmp_path}/labels.csv names {spelling}, which does not exist: "
+    with pytest.raises(DataError, match=re.escape(sentence + "did you mean img/7.png?")):
+        load(spec)
+
+
+def test_two_files_that_could_be_meant_are_no_hint(tmp_path):
+    spec = csv_set(tmp_path, rows().replace("img/7.png", "7.png"))
+    write_image(tmp_path / "other" / "7.png", seed=99)
+    with pytest.raises(DataError, match=r"names 7\.png, which does not exist$"):
+        load(spec)
+
+
+def test_a_column_of_labels_under_another_name(tmp_path):
+    spec = csv_set(tmp_path, rows().replace("file,label", "Filename,Disease"))
+    sentence = r"has no column 'label': .* it has Filename,Disease,patient,sex; or name .*--label"
+    with pytest.raises(DataError, match=sentence):
+        load(spec)
+    with pytest.raises(DataError, match=r"has no column 'disease': did you mean 'Disease'\?"):
+        load(spec, label_columns=["disease"])
+    assert load(spec, label_columns=["Disease"], unit="patient").class_names == ("ill", "well")

@@ -101,7 +101,7 @@ def test_every_source_can_be_opened():
 
 def open_toy(argument, options):
     images = np.zeros((4, 8, 8), np.uint8)
-    return {"train": lambda: from_arrays(images, [0, 1, 0, 1], name=f"toy {argument}")}
+    return {"train": from_arrays(images, [0, 1, 0, 1], name=f"toy {argument}")}
 
 
 def test_a_source_is_added_by_one_entry(capsys):

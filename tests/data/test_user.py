@@ -177,3 +177,23 @@ def test_a_field_of_a_wrong_type_is_one_sentence(make, key, kind):
         make(key, WRONG[kind])
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
+
+
+def test_columns_of_a_data_frame_are_taken(tmp_path, monkeypatch):
+    code = (
+        "import numpy as np\n"
+        "class Frame:\n"
+        "    def keys(self):\n"
+        "        return ['patient']\n"
+        "    def __getitem__(self, name):\n"
+        "        return list('aabb')\n"
+        "def good(split):\n"
+        "    return np.zeros((4, 8, 8), 'uint8'), [0, 1, 0, 1], Frame()\n"
+        "def bad(split):\n"
+        "    return np.zeros((4, 8, 8), 'uint8'), [0, 1, 0, 1], list('aabb')\n"
+    )
+    (tmp_path / "framed_set.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load("framed_set:good").columns["patient"].tolist() == list("aabb")
+    with pytest.raises(DataError, match="got columns of type list, not a dict from names to valu"):
+        load("framed_set:bad")

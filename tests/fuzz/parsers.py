@@ -26,9 +26,10 @@ from dpbam.app.runs import checkpoint as checkpoints
 from dpbam.app.runs.files import read_json_lines
 from dpbam.data import decode, folder
 from dpbam.data.cifar import read_batch
-from dpbam.data.imagenet32 import read_part
+from dpbam.data.imagenet32 import read_labels
 from dpbam.data.npz import NpzFile, open_npz
 from dpbam.data.sources import Options
+from dpbam.data.tables import Tables
 from dpbam.privacy.ledger import Ledger
 from made_runs import run_facts
 
@@ -69,8 +70,17 @@ def _read_checkpoint(path: Path) -> Any:
 
 
 def _read_npz(path: Path) -> Any:
-    openers = open_npz(str(path), Options(root=path.parent))
-    return [open_it().batch(torch.arange(1)) for open_it in openers.values()]
+    options = Options(root=path.parent)
+    tables = Tables(open_npz(str(path), options), options)
+    splits = ["all"] if "all" in tables.names else tables.names
+    return [tables.dataset(split).batch(torch.arange(1)) for split in splits]
+
+
+def _read_table(path: Path) -> Any:
+    options = Options()
+    rows = list(folder.read_labels(path, options))
+    options.findings.stop()
+    return rows
 
 
 def _read_model(path: Path) -> Any:
@@ -161,9 +171,9 @@ PARSERS: dict[str, Parser] = {
     "cifar binary": Parser(partial(read_batch, label_bytes=1), "a.bin", (bytes(2 * 3073),)),
     "npz": Parser(_read_npz, "set.npz", (_npz(), _compressed_npz())),
     "imagenet32": Parser(
-        lambda p: read_part(NpzFile(p, p.parent)), "val_data.npz", (_imagenet32(),)
+        lambda p: read_labels(NpzFile(p, p.parent)), "val_data.npz", (_imagenet32(),)
     ),
-    "labels.csv": Parser(lambda p: list(folder.read_labels(p)), "labels.csv", (_CSV,)),
+    "labels.csv": Parser(_read_table, "labels.csv", (_CSV,)),
     "image": Parser(
         lambda p: decode.read_images([p], (3, 8, 8)),
         "scan.png",

@@ -11,17 +11,16 @@ columns      [N] numbers or strings.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpbam.data.base import ArrayImages, DataError, Images, Pixels, for_each
-from dpbam.data.dataset import UNKNOWN, DataSet, to_array
-from dpbam.data.labels import number_labels
-from dpbam.data.masks import mask_array, number_masks
-from dpbam.data.sources import Options
+from dpbam.data.base import ArrayImages, DataError, Images, Pixels
+from dpbam.data.dataset import DataSet, to_array
+from dpbam.data.sources import Table
+from dpbam.data.tables import number
 
 _CHANNELS = (1, 3)
 
@@ -52,51 +51,17 @@ def from_arrays(
         >>> scans.class_names, scans.labels
         (('ill', 'well'), array([0, 1, 0]))
     """
-    raw = {name: to_array(labels, f"labels of {name}")}
-    numbers, masks, names = number_any(raw, class_names, task)
-    data = numbered(images, numbers[name], masks.get(name), name, names, columns)
-    return data if unit is None else replace(data, unit=unit)
+    raw = to_array(labels, f"labels of {name}")
+    table = Table(
+        name, raw, partial(open_array, images, name), columns={} if columns is None else columns,
+        class_names=class_names, unit=unit,
+    )  # fmt: skip
+    return number([table], task).dataset(table)
 
 
-def numbered(
-    images: ArrayLike,
-    labels: NDArray[Any],
-    masks: Images | None,
-    name: str,
-    class_names: Sequence[str],
-    columns: Mapping[str, Any] | None,
-) -> DataSet:
-    """Make a data set of arrays whose labels :func:`number_any` has numbered."""
-    return DataSet(
-        name=name,
-        images=ArrayImages(as_images(to_array(images, f"images of {name}"), name)),
-        labels=labels,
-        class_names=tuple(class_names),
-        columns={} if columns is None else columns,
-        masks=masks,
-    )
-
-
-def number_any(
-    splits: Mapping[str, NDArray[Any]], class_names: Sequence[str] | None, task: str | None
-) -> tuple[dict[str, NDArray[Any]], dict[str, Images], tuple[str, ...]]:
-    """Number the labels of all splits, or masks, which have three axes or four."""
-    if any(labels.ndim > 2 for labels in splits.values()) and task in (None, "segmentation"):
-        arrays = for_each(mask_array, splits)
-        masks, names = number_masks(arrays, class_names)
-        zeros = {where: np.zeros(len(labels), np.int64) for where, labels in splits.items()}
-        return zeros, masks, names
-    numbers, names = number_labels(splits, class_names, task)
-    return numbers, {}, names
-
-
-def number_known(
-    splits: Mapping[str, NDArray[Any]], class_names: Sequence[str] | None, options: Options
-) -> tuple[dict[str, NDArray[Any]], dict[str, Images], tuple[str, ...]]:
-    """Number labels or masks; while a set is checked, those that cannot be used are unknown."""
-    with options.collecting():
-        return number_any(splits, class_names, options.task)
-    return {where: np.zeros(y.shape[:1], np.int64) for where, y in splits.items()}, {}, UNKNOWN
+def open_array(images: ArrayLike, name: str) -> Images:
+    """View the array of a table's images as images."""
+    return ArrayImages(as_images(to_array(images, f"images of {name}"), name))
 
 
 def as_images(array: NDArray[Any], where: str) -> Pixels:

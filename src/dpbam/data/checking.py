@@ -116,7 +116,8 @@ def _digests(dataset: DataSet) -> Iterator[tuple[int, bytes]]:
 
 
 def _owners(dataset: DataSet, unit: str | None) -> list[str]:
-    if unit is None or unit == "record":
+    unread = dataset.class_names == UNKNOWN and not dataset.columns  # reported as what it is
+    if unit is None or unit == "record" or unread:
         return []
     try:
         _validate.owners(unit, dataset.column(unit), dataset.place)
@@ -195,16 +196,30 @@ def _single(images: Images, index: int) -> Pixels | DataError:
         return DataError(f"{images.describe(index)} cannot be read: {in_short(error)}")
 
 
+def nothing_to_learn(dataset: DataSet) -> str | None:
+    """Return why a training set has nothing to tell apart, or None."""
+    if dataset.task == "segmentation":
+        one = dataset.num_classes < 2
+        return (
+            f"the masks of {dataset.name} hold one class only: mark another class" if one else None
+        )
+    first = dataset.labels.flat[0]
+    if (dataset.labels != first).any():
+        return None
+    if dataset.task != "single-label":
+        return f"all labels of {dataset.name} are {first:g}: nothing to learn"
+    name = dataset.class_names[first]
+    return f"{dataset.name} has one class only, {name!r}: a classifier needs at least two"
+
+
 def _classes(dataset: DataSet) -> list[str]:
     if dataset.class_names == UNKNOWN:
         return []
+    if problem := nothing_to_learn(dataset):
+        return [problem]
     if dataset.task == "regression":
-        alike = len(np.unique(dataset.labels)) == 1
-        return [f"all labels of {dataset.name} are {dataset.labels[0]:g}"] if alike else []
+        return []
     counts = dataset.class_counts()
-    present = np.flatnonzero(counts)
-    if len(present) == 1 and dataset.task != "multi-label":
-        return [f"{dataset.name} has one class only, {dataset.class_names[present[0]]!r}"]
     empty = [dataset.class_names[k] for k in np.flatnonzero(counts == 0)]
     more = ", ..." if len(empty) > _NAMED else ""
     names = ", ".join(map(repr, empty[:_NAMED])) + more

@@ -13,7 +13,6 @@ The python archives hold the same images as pickles, which are never read: unpic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam.data.base import ArrayImages, Concatenated, DataError, Pixels
-from dpbam.data.dataset import DataSet
 from dpbam.data.fetch import download, extract, verify
-from dpbam.data.sources import Openers, Options
+from dpbam.data.sources import Options, Splits, Table
 
 _PIXELS = 3 * 32 * 32
 _HOME = "https://www.cs.toronto.edu/~kriz"
@@ -113,32 +111,33 @@ RELEASES = {
 }
 
 
-def open_cifar(name: str, argument: str, options: Options) -> Openers:
+def open_cifar(name: str, argument: str, options: Options) -> Splits:
     """The splits of "cifar10" or "cifar100"; the latter has the column ``superclass``."""
     release = RELEASES[name]
     folder = _locate(name, argument, options)
     missing = release.missing(folder)
     if missing:
         raise DataError(f"{folder} lacks {', '.join(missing)}: unpack {release.archive}")
-    return {split: partial(_load, name, split, folder) for split in release.files}
+    return {split: _list(name, split, folder) for split in release.files}
 
 
-def _load(name: str, split: str, folder: Path) -> DataSet:
+def _list(name: str, split: str, folder: Path) -> Table:
     release = RELEASES[name]
-    parts = [read_batch(folder / file, release.label_bytes) for file in release.files[split]]
-    labels = np.concatenate([labels for _, labels in parts])  # [N, label_bytes]
+    batches = [read_batch(folder / file, release.label_bytes) for file in release.files[split]]
+    labels = np.concatenate([labels for _, labels in batches])  # [N, label_bytes]
     columns: dict[str, NDArray[Any]] = {}
     if release.label_bytes == 2:
         names = np.array(SUPERCLASSES_100)
         if labels[:, 0].max() >= len(names):
             raise DataError(f"{folder} has superclasses outside 0..19: it is damaged")
         columns["superclass"] = names[labels[:, 0]]
-    return DataSet(
+    return Table(
         name=f"{name}/{split}",
-        images=Concatenated([ArrayImages(pixels) for pixels, _ in parts]),
         labels=labels[:, -1],
-        class_names=release.class_names,
+        open_images=lambda: Concatenated([ArrayImages(pixels) for pixels, _ in batches]),
         columns=columns,
+        class_names=release.class_names,
+        task="single-label",
     )
 
 

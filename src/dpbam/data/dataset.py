@@ -51,8 +51,8 @@ class DataSet:
         unit: whom privacy is promised to: "record", or a column. None: nothing was chosen; the
             record, unless the set names owners (:mod:`dpbam.data.owners`): then it has to be.
         masks: of a segmentation: uint8 [N, 1, H, W], the class of each pixel.
-        table: the file that lists the records, for messages; empty if there is none.
-        lines: the line of each record in it, from 1; empty if there is none.
+        places: where each record is to be found, for messages, such as a line of ``labels.csv``;
+            empty: its path or number.
 
     Example:
         >>> from dpbam.data import load
@@ -72,8 +72,7 @@ class DataSet:
     notes: tuple[str, ...] = ()
     masks: Images | None = None
     unit: str | None = None
-    table: str = ""
-    lines: Sequence[int] = ()
+    places: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -221,9 +220,8 @@ class DataSet:
             >>> from_arrays(np.zeros((2, 8, 8), np.uint8), [0, 1]).place(1)
             'record 1'
         """
-        if len(self.lines) != len(self):
-            return self.images.describe(index)
-        return f"line {self.lines[index]} of {self.table}"
+        listed = len(self.places) == len(self)
+        return self.places[index] if listed else self.images.describe(index)
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the column ``name``, or raise an error that lists the columns."""
@@ -269,8 +267,7 @@ class DataSet:
             notes=self.notes,
             masks=None if self.masks is None else self.masks.select(indices),
             unit=self.unit,
-            table=self.table,
-            lines=[self.lines[k] for k in indices] if len(self.lines) else (),
+            places=[self.places[k] for k in indices] if self.places else (),
         )
 
     def fingerprint(self) -> str:
@@ -344,14 +341,14 @@ def _check_types(data: DataSet) -> None:
                 f"{field_name} of {name} must be a dpbam.data.Images, got "
                 f"{type(images).__name__}: dpbam.data.from_arrays makes a DataSet of arrays"
             )
-    for field_name, texts in (("class_names", data.class_names), ("notes", data.notes)):
+    for field_name, texts in (
+        ("class_names", data.class_names), ("notes", data.notes), ("places", data.places),
+    ):  # fmt: skip
         if not isinstance(texts, list | tuple) or not all(isinstance(x, str) for x in texts):
             kind = type(texts).__name__
             raise DataError(f"{field_name} of {name} must be a list or tuple of texts, got {kind}")
     if not isinstance(data.columns, Mapping) or not all(isinstance(k, str) for k in data.columns):
         raise DataError(f"columns of {name} must be a dict from names to values")
-    if not isinstance(data.table, str) or not isinstance(data.lines, list | tuple):
-        raise DataError(f"{name} must have its table as text, and its lines as a list of numbers")
     if not isinstance(data.unit, str | None):
         kind = type(data.unit).__name__
         raise DataError(f"unit of {name} must be 'record', a column's name or None, got {kind}")

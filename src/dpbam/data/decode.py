@@ -175,6 +175,7 @@ def read_images(
 
 def common_format(
     open_image: Callable[[int], AbstractContextManager[Image.Image]],
+    describe: Callable[[int], str],
     count: int,
     options: Options,
     where: str,
@@ -186,29 +187,30 @@ def common_format(
     Raises:
         DataError: if these differ in size and no size is given, or if one is broken.
     """
-    probed = count if options.thorough else min(count, _PROBED)
+    findings = options.findings
+    probed = count if findings.thorough else min(count, _PROBED)
     sizes: Counter[tuple[int, int]] = Counter()
+    examples: dict[tuple[int, int], str] = {}
     grey, error = True, DataError(f"there are no images in {where}")
     with bombs_refused():
         for index in np.linspace(0, count - 1, probed).round().astype(int).tolist():
             try:
                 with open_image(index) as image:
                     sizes[image.height, image.width] += 1
+                    examples.setdefault((image.height, image.width), describe(index))
                     grey = grey and (image.mode in _GREY or image.mode.startswith(_DEEP))
             except DataError as broken:
-                if not options.thorough:
+                if not findings.thorough:
                     raise
                 error = broken
     if not sizes:
         raise error
-    if options.findings is not None:
-        options.findings.sizes += sizes
-    with options.collecting():
-        if options.size is None and len(sizes) > 1:
-            examples = ", ".join(f"{h}x{w}" for h, w in sorted(sizes)[:3])
-            raise DataError(
-                f"images of {where} differ in size ({examples}): pass --image-size to resize them"
-            )
+    findings.sizes += sizes
+    if options.size is None and len(sizes) > 1:
+        named = ", ".join(f"{h}x{w}: {examples[h, w]}" for h, w in sorted(sizes)[:3])
+        problem = f"images of {where} differ in size ({named}): pass --image-size to resize them"
+        with findings.collecting():
+            raise DataError(problem)
     return options.size or sizes.most_common(1)[0][0], options.channels or (1 if grey else 3)
 
 

@@ -10,15 +10,16 @@ import numpy as np
 from dpbam.data.arrays import from_arrays
 from dpbam.data.base import require
 from dpbam.data.dataset import DataSet
-from dpbam.data.sources import Openers, Options
+from dpbam.data.sources import Options, Splits
 from dpbam.data.split import held_out
 
 _LEVELS = 16  # scikit-learn counts ink in 0..16
 
 
-def open_digits(argument: str, options: Options) -> Openers:
+def open_digits(argument: str, options: Options) -> Splits:
     """Return a fixed stratified split: 80% to train, 20% to test."""
-    return {"train": lambda: _splits()[0], "test": lambda: _splits()[1]}
+    train, test = _splits()
+    return {"train": train, "test": test}
 
 
 @cache  # parsed once per process: a data set cannot be changed, so that all callers may share it

@@ -35,22 +35,22 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpbam._names import did_you_mean
 from dpbam.data.base import DataError, Images, counted, for_each
-from dpbam.data.dataset import UNKNOWN, DataSet
 from dpbam.data.decode import SUFFIXES, FileImages, common_format, opened
 from dpbam.data.dicom import Header, is_dicom, read_header
-from dpbam.data.labels import class_order, number_labels
-from dpbam.data.masks import MaskFiles, number_masks
-from dpbam.data.sources import Openers, Options
+from dpbam.data.labels import class_order
+from dpbam.data.masks import MaskFiles
+from dpbam.data.sources import Options, Splits, Table
 
 _SPLITS = ("train", "val", "test")
 TABLE = "labels.csv"
@@ -66,10 +66,11 @@ _SYNONYMS = {
 
 
 @dataclass(frozen=True)
-class ImageRecord:
+class Row:
     """One image: its path relative to the folder, its labels, its split, its columns, its mask.
 
-    ``line`` is its line in ``labels.csv``, from 1, as an editor counts; 0 if there is no table.
+    In ``labels.csv`` it is on ``line``, from 1 as an editor counts, with its path as ``spelling``;
+    0 and empty if there is no table.
     """
 
     path: str
@@ -78,167 +79,176 @@ class ImageRecord:
     columns: dict[str, str]
     mask: str | None = None
     line: int = 0
+    spelling: str = ""
 
 
 @dataclass
 class Listing:
-    """The contents of a folder."""
+    """The images of a folder.
 
-    records: list[ImageRecord] = field(default_factory=list)
-    classes: set[str] = field(default_factory=set)  # of folders
-    columns: tuple[str, ...] = ()  # of labels.csv that hold labels
-    notes: tuple[str, ...] = ()
-    unknown: bool = False  # while a set is checked: a table of labels that cannot be read
+    Attributes:
+        rows: one per image, sorted by path, or in the order of ``labels.csv``.
+        class_names: in their order, where folders or ``classes.txt`` name them.
+        task: "single-label" where folders are classes.
+        unlisted: while a set is checked: the labels cannot be read, only the images.
+    """
 
-    def place(self, index: int) -> str:
-        """Return where a record is to be found: its line in the table, else its path."""
-        record = self.records[index]
-        return f"line {record.line} of {TABLE}" if record.line else record.path
-
-    def leave_out(self, count: int, which: str) -> None:
-        """Note images that were ignored."""
-        if count:
-            self.notes += (f"ignored {counted(count, 'image')} {which}",)
+    rows: list[Row] = field(default_factory=list)
+    class_names: Sequence[str] | None = None
+    task: str | None = None
+    unlisted: bool = False
 
 
-def open_folder(argument: str, options: Options) -> Openers:
+def open_folder(argument: str, options: Options) -> Splits:
     """Return the splits of an image folder."""
-    root = Path(argument).expanduser().resolve()
-    table = root / TABLE
-    listing: Listing | None = None
-    if table.is_file():
-        with options.collecting():
-            listing = _from_csv(root, table, options)
-        if listing is None or (not listing.records and options.thorough):
-            listing = _unlisted(root)
+    root, findings = Path(argument).expanduser().resolve(), options.findings
+    listing = _list(root, options)
+    findings.stop()
+    if not listing.rows:
+        suffixes = " ".join(sorted(SUFFIXES))
+        raise DataError(f"there are no images in {argument} (looked for CLASS/x with {suffixes})")
+    splits = sorted({row.split for row in listing.rows})
+    with findings.collecting():
+        if "train" not in splits:
+            there = " and ".join(splits)
+            raise DataError(f"{argument} has {there} images but none to train on")
+    unit = _read_patients(root, listing, options)
+    # one format for all splits; nothing is opened before a table is known to be right
+    images = cache(partial(_images, root, [row.path for row in listing.rows], argument, options))
+    call = root.name or "folder"
+    tables: dict[str, Table] = {}
+    for split in splits:
+        chosen = np.array([k for k, row in enumerate(listing.rows) if row.split == split], np.int64)
+        rows = [listing.rows[k] for k in chosen]
+        masked = rows[0].mask is not None
+        tables[split] = Table(
+            name=f"{call}/{split}" if len(splits) > 1 else call,
+            labels=None if masked or listing.unlisted else np.array([row.labels for row in rows]),
+            open_images=partial(_select, images, chosen),
+            open_masks=partial(_open_masks, root, rows, images, options) if masked else None,
+            columns=_columns(rows),
+            class_names=listing.class_names,
+            task=listing.task,
+            unit=unit,
+            places=[
+                f"line {row.line} of {TABLE}" if row.line else str(Path(argument) / row.path)
+                for row in rows
+            ],
+        )
+    return tables
+
+
+def _list(root: Path, options: Options) -> Listing:
+    """List the images of a folder by the layout that it has."""
+    if (root / TABLE).is_file():
+        listing = Listing()
+        with options.findings.collecting():
+            listing = _from_csv(root, options)
+        if not listing.rows and options.findings.thorough:  # check the images, if nothing else
+            return Listing([Row(path, (), "train", {}) for path in find_images(root)[0]],
+                           unlisted=True)  # fmt: skip
     elif options.task in (None, "segmentation") and _mask_folders(root):
         listing = _from_mask_tree(root, options)
     else:
         listing = _from_tree(root, options)
-    if options.failed:  # the table first: no image is opened where it has problems
-        return {}
-    if not listing.records:
-        suffixes = " ".join(sorted(SUFFIXES))
-        raise DataError(f"there are no images in {argument} (looked for CLASS/x with {suffixes})")
-    splits = {record.split for record in listing.records}
-    with options.collecting():
-        if "train" not in splits:
-            there = " and ".join(sorted(splits))
-            raise DataError(f"{argument} has {there} images but none to train on")
-    call, unit = root.name or "folder", _read_patients(root, listing, options)
-    images = _images(root, [record.path for record in listing.records], argument, options)
-    labels, masks = np.zeros(len(listing.records), np.int64), None
-    names: tuple[str, ...] = UNKNOWN
-    with options.collecting():
-        if listing.records[0].mask is not None:
-            masks, names = _masks(root, listing, images, options)
-        elif not listing.unknown:
-            labels, names = _labels(listing, call, options.task)
-    return {
-        split: partial(
-            _load, f"{call}/{split}" if len(splits) > 1 else call, split, listing,
-            DataSet(call, images, labels, names, masks=masks, unit=unit),
-        )
-        for split in sorted(splits)
-    }  # fmt: skip
+    names = root / "classes.txt"
+    if names.is_file() and any(row.mask is not None for row in listing.rows):
+        lines = names.read_text(encoding="utf-8").splitlines()
+        listing.class_names = [line.strip() for line in lines if line.strip()]
+    for files in (
+        [(row.path, row.spelling or row.path, row.line) for row in listing.rows],
+        [(row.mask, row.mask, row.line) for row in listing.rows if row.mask is not None],
+    ):
+        with options.findings.collecting():
+            _refuse_repeats(root, files)
+    return listing
 
 
-def _labels(listing: Listing, call: str, task: str | None) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """The labels of all records, and the classes."""
-    class_names: Sequence[str] | None = None
-    if listing.classes and task in (None, "single-label"):  # a folder's name is one class
-        class_names, task = class_order(listing.classes), "single-label"
-    elif len(listing.columns) > 1 or (listing.columns and task == "regression"):
-        class_names = listing.columns
-    raw = np.array([record.labels for record in listing.records])
-    numbers, names = number_labels({call: raw}, class_names, task, place=listing.place)
-    return numbers[call], names
+def _select(images: Callable[[], FileImages], chosen: NDArray[np.int64]) -> Images:
+    return images().select(chosen)
 
 
-def _masks(
-    root: Path, listing: Listing, images: FileImages, options: Options
-) -> tuple[Images, tuple[str, ...]]:
-    paths = [record.mask or "" for record in listing.records]
-    with options.collecting():
-        _refuse_repeats(((root / path, path) for path in paths), root)
-    sizes = options.findings.sizes if options.findings else ()  # several: a problem of the images
-    resize = options.size is not None or len(sizes) > 1
-    files = MaskFiles(root, paths, images.shape[2:], 1, resize)
-    listed = root / "classes.txt"
-    lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
-    class_names = [line.strip() for line in lines if line.strip()]
-    masks, names = number_masks({str(root): files}, class_names)
-    return masks[str(root)], names
+def _open_masks(
+    root: Path, rows: Sequence[Row], images: Callable[[], FileImages], options: Options
+) -> Images:
+    size = images().shape[2:]
+    # images of several sizes are a problem of the images, not of their masks
+    resize = options.size is not None or len(options.findings.sizes) > 1
+    return MaskFiles(root, [row.mask or "" for row in rows], size, 1, resize)
 
 
 def _images(root: Path, paths: list[str], argument: str, options: Options) -> FileImages:
     """All images of all splits, in one format."""
     window = options.dicom_window if is_dicom(root / paths[0]) else None
     size, channels = common_format(
-        lambda index: opened(root / paths[index], window=window), len(paths), options, str(root)
-    )
-    resize = options.size is not None or options.thorough
-    return FileImages(root, paths, size, channels, resize, window, Path(argument))
+        lambda k: opened(root / paths[k], window=window), paths.__getitem__, len(paths), options,
+        str(root),
+    )  # fmt: skip
+    return FileImages(root, paths, size, channels, options.resizes, window, Path(argument))
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+    """The rows' columns as arrays; "" where a row has no value."""
+    names = sorted({name for row in rows for name in row.columns})
+    return {name: np.array([row.columns.get(name, "") for row in rows]) for name in names}
 
 
 def _read_patients(root: Path, listing: Listing, options: Options) -> str | None:
     """Add the column ``patient`` of DICOM files, who are their unit of privacy by default."""
-    records = listing.records
-    kinds = {is_dicom(root / record.path) for record in records if record.path}
+    findings = options.findings
+    kinds = {is_dicom(root / row.path) for row in listing.rows}
     if kinds == {False}:
         return None
-    with options.collecting():
+    with findings.collecting():
         if len(kinds) > 1:
             raise DataError(
                 f"{root} has DICOM files and other images: keep them in separate folders"
             )
-    records = [record for record in records if is_dicom(root / record.path)]
     headers: dict[str, Header] = {}
-    for record in records:
-        with options.collecting():
-            headers[record.path] = read_header(root / record.path)
-    listing.records = [record for record in records if record.path in headers]
-    if not listing.records:
+    for row in listing.rows:
+        if is_dicom(root / row.path):
+            with findings.collecting():
+                headers[row.path] = read_header(root / row.path)
+    listing.rows = [row for row in listing.rows if row.path in headers]
+    if not listing.rows:
         raise DataError(f"none of the DICOM files in {root} can be used")
-    tags = [headers[record.path].patient for record in listing.records]
-    if all("patient" in record.columns for record in listing.records):
-        with options.collecting():
-            _check_agreement(root, tags, [record.columns["patient"] for record in listing.records])
-    else:
-        _check_patients(root, tags, listing, options)
-        listing.records = [
-            replace(record, columns={**record.columns, "patient": tag})
-            for record, tag in zip(listing.records, tags, strict=True)
-        ]
-    patients = len({record.columns["patient"] for record in listing.records})
+    tags = [headers[row.path].patient for row in listing.rows]
+    with findings.collecting():
+        if all("patient" in row.columns for row in listing.rows):
+            _check_agreement(root, tags, [row.columns["patient"] for row in listing.rows])
+        else:
+            listing.rows = [
+                replace(row, columns={**row.columns, "patient": tag})
+                for row, tag in zip(listing.rows, tags, strict=True)
+            ]
+            if options.unit in (None, "patient"):
+                _check_patients(root, tags, listing)
+    patients = len({row.columns["patient"] for row in listing.rows})
+    findings.notes.append(f"{counted(len(tags), 'DICOM file')} of {counted(patients, 'patient')}")
     bare = sum(not header.windowed for header in headers.values())
-    listing.notes += (f"{counted(len(tags), 'DICOM file')} of {counted(patients, 'patient')}",)
     if bare and options.dicom_window is None:
         files = counted(bare, "DICOM file has", "DICOM files have")
-        listing.notes += (f"{files} no window: the whole range of values is used",)
+        findings.notes.append(f"{files} no window: the whole range of values is used")
     return "patient"
 
 
-def _check_patients(root: Path, tags: list[str], listing: Listing, options: Options) -> None:
+def _check_patients(root: Path, tags: list[str], listing: Listing) -> None:
     """Refuse identifiers that are missing or all alike, where patients are the unit."""
     otherwise = (
         "name the patients in a column patient of labels.csv, or pass --unit record to protect "
         "single images"
     )
-    if options.unit not in (None, "patient"):
-        return
-    with options.collecting():
-        if "" in tags:
-            first = root / listing.records[tags.index("")].path
-            raise DataError(
-                f"{tags.count('')} of {len(tags)} DICOM files have no PatientID, {first} first: "
-                f"{otherwise}"
-            )
-        if len(set(tags)) == 1:
-            raise DataError(
-                f"all {len(tags)} DICOM files in {root} have the same PatientID, as if it had been "
-                f"removed: {otherwise}"
-            )
+    if "" in tags:
+        first = root / listing.rows[tags.index("")].path
+        raise DataError(
+            f"{tags.count('')} of {len(tags)} DICOM files have no PatientID, {first} first: "
+            f"{otherwise}"
+        )
+    if len(set(tags)) == 1:
+        raise DataError(
+            f"all {len(tags)} DICOM files in {root} have the same PatientID, as if it had been "
+            f"removed: {otherwise}"
+        )
 
 
 def _check_agreement(root: Path, tags: list[str], named: list[str]) -> None:
@@ -255,38 +265,34 @@ def _check_agreement(root: Path, tags: list[str], named: list[str]) -> None:
         )
 
 
-def _load(name: str, split: str, listing: Listing, everything: DataSet) -> DataSet:
-    chosen = np.array([k for k, r in enumerate(listing.records) if r.split == split], np.int64)
-    records = [listing.records[k] for k in chosen]
-    lines = [record.line for record in records] if all(record.line for record in records) else ()
-    subset = everything.subset(chosen, name=name)
-    return replace(subset, columns=_columns(records), notes=listing.notes, table=TABLE, lines=lines)
-
-
-def _columns(records: Sequence[ImageRecord]) -> dict[str, NDArray[Any]]:
-    """The records' columns as arrays; "" where a record has no value."""
-    names = sorted({name for record in records for name in record.columns})
-    return {name: np.array([r.columns.get(name, "") for r in records]) for name in names}
-
-
 def _from_tree(root: Path, options: Options) -> Listing:
     """Classes from folder names."""
-    listing = Listing()
+    listing, findings = Listing(), options.findings
     has_splits = (root / "train").is_dir()
-    paths, listing.notes = find_images(root)
+    paths, notes = find_images(root)
     for path in paths:
         split, parts = _split_of(path, has_splits)
-        if split is None or len(parts) < 2:
-            continue
-        levels = {f"folder{k}": level for k, level in enumerate(parts[1:-1], start=1)}
-        listing.records.append(ImageRecord(path, parts[:1], split, levels))
-    with options.collecting():
-        _refuse_repeats(((root / r.path, r.path) for r in listing.records), root)
-    listing.leave_out(len(paths) - len(listing.records), "outside a class folder")
+        if split is not None and len(parts) > 1:
+            listing.rows.append(Row(path, parts[:1], split, _levels(parts[1:-1])))
+    findings.notes += notes
+    _note_unused(options, len(paths) - len(listing.rows), "outside a class folder")
     tops = [root / split for split in _SPLITS if (root / split).is_dir()] if has_splits else [root]
-    for top in tops:  # a class folder without images is a class too
-        listing.classes |= {p.name for p in top.iterdir() if _is_class(p)}
+    # a class folder without images is a class too
+    classes = {p.name for top in tops for p in top.iterdir()
+               if p.is_dir() and not p.is_symlink() and not p.name.startswith(".")}  # fmt: skip
+    if classes and options.task in (None, "single-label"):  # a folder's name is one class
+        listing.class_names, listing.task = class_order(classes), "single-label"
     return listing
+
+
+def _levels(folders: Sequence[str]) -> dict[str, str]:
+    """The columns ``folder1``, ``folder2`` ... of the folders that an image is in."""
+    return {f"folder{k}": name for k, name in enumerate(folders, start=1)}
+
+
+def _note_unused(options: Options, count: int, which: str) -> None:
+    if count:
+        options.findings.notes.append(f"ignored {counted(count, 'image')} {which}")
 
 
 def _mask_folders(root: Path) -> list[Path]:
@@ -297,8 +303,8 @@ def _mask_folders(root: Path) -> list[Path]:
 
 def _from_mask_tree(root: Path, options: Options) -> Listing:
     """Images and masks with the same paths."""
-    listing, every = Listing(), set()
-    paths, listing.notes = find_images(root)
+    listing = Listing()
+    paths, notes = find_images(root)
     for place in _mask_folders(root):
         start = (place / "images").relative_to(root).as_posix() + "/"
         for path in (path for path in paths if path.startswith(start)):
@@ -306,32 +312,32 @@ def _from_mask_tree(root: Path, options: Options) -> Listing:
             names = (inner.as_posix(), inner.with_suffix(".png").as_posix())
             existing = [place / "masks" / n for n in names if (place / "masks" / n).is_file()]
             if not existing:
-                with options.collecting():
-                    raise DataError(f"{root / path} has no mask {place / 'masks' / inner}")
+                problem = f"{root / path} has no mask {place / 'masks' / inner}"
+                options.findings.problems.append(problem)
                 continue
             mask = existing[0].relative_to(root).as_posix()
-            levels = {f"folder{k}": level for k, level in enumerate(inner.parts[:-1], start=1)}
             split = "train" if place == root else place.name
-            listing.records.append(ImageRecord(path, (), split, levels, mask))
-            every |= {path, mask}
-    with options.collecting():
-        _refuse_repeats(((root / r.path, r.path) for r in listing.records), root)
-    listing.leave_out(len(set(paths) - every), "without a partner in images or masks")
+            listing.rows.append(Row(path, (), split, _levels(inner.parts[:-1]), mask))
+    options.findings.notes += notes
+    used = {path for row in listing.rows for path in (row.path, row.mask)}
+    _note_unused(options, len(set(paths) - used), "without a partner in images or masks")
     return listing
 
 
-def _refuse_repeats(files: Iterable[tuple[Path, str]], where: Path) -> None:
-    """Refuse a file that is listed twice, under any names.
+def _refuse_repeats(root: Path, files: Iterable[tuple[str, str, int]]) -> None:
+    """Refuse a file (path, spelling, line) that is listed twice, under any names.
 
     It would be two records of one person, who would have half of the promised privacy. Files are
     compared by device and inode, so that another spelling, a symbolic link and a hard link are
     recognised.
     """
     seen: dict[tuple[int, int], str] = {}
-    for path, spelling in files:
-        stat = path.stat()  # follows links
+    for path, spelling, line in files:
+        stat = (root / path).stat()  # follows links
         key = (stat.st_dev, stat.st_ino)
+        spelling += f" (line {line})" if line else ""
         if key in seen:
+            where = root / TABLE if line else root
             raise DataError(
                 f"{where} lists one file twice, as {seen[key]} and as {spelling}: it would be two "
                 "records, each with half of the promised privacy; leave one out or, if they are "
@@ -340,46 +346,39 @@ def _refuse_repeats(files: Iterable[tuple[Path, str]], where: Path) -> None:
         seen[key] = spelling
 
 
-def _is_class(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
-
-
-def _from_csv(root: Path, table: Path, options: Options) -> Listing:
+def _from_csv(root: Path, options: Options) -> Listing:
     """Labels and columns from ``labels.csv``; the split from its column, else from the path."""
-    listing, files = Listing(), []
-    listing.columns = tuple(options.label_columns)
-    for line, row in read_labels(table, options):
-        with options.collecting():
-            spelling = row.pop("file")
-            record = _record(root, f"line {line} of {table}", spelling, row, options)
-            listing.records.append(replace(record, line=line))
-            files.append((root / record.path, f"{spelling} (line {line})"))
-    with options.collecting():
-        _refuse_repeats(files, table)
+    listing, table = Listing(), root / TABLE
     paths, notes = find_images(root)
-    listing.notes = (*_renamed(table, options), *notes)
-    listed = {path for record in listing.records for path in (record.path, record.mask)}
-    listing.leave_out(len(set(paths) - listed), f"that {table.name} does not list")
+    by_name: dict[str, list[str]] = {}
+    for path in paths:
+        for name in {PurePosixPath(path).name, PurePosixPath(path).stem}:
+            by_name.setdefault(name, []).append(path)
+    for line, values in read_labels(table, options):
+        with options.findings.collecting():
+            listing.rows.append(_row(root, by_name, line, values, options))
+    options.findings.notes += notes
+    used = {path for row in listing.rows for path in (row.path, row.mask)}
+    _note_unused(options, len(set(paths) - used), f"that {TABLE} does not list")
+    if len(options.label_columns) > 1 or options.task == "regression":
+        listing.class_names = tuple(options.label_columns) or None
     return listing
 
 
-def _unlisted(root: Path) -> Listing:
-    """All images of a folder whose table cannot be used, without labels, to check the rest."""
-    paths, notes = find_images(root)
-    records = [ImageRecord(path, (), "train", {}) for path in paths]
-    return Listing(records, notes=notes, unknown=True)
-
-
-def _record(
-    root: Path, where: str, spelling: str, row: dict[str, str], options: Options
-) -> ImageRecord:
-    """The record of one row of a table, whose file is ``spelling``."""
-    masked = row.pop("mask", None) if _masked(row, options) else None
+def _row(
+    root: Path, by_name: Mapping[str, list[str]], line: int, values: dict[str, str],
+    options: Options,
+) -> Row:  # fmt: skip
+    """The image of one line of a table, and what the table has on it."""
+    where = f"line {line} of {root / TABLE}"
+    spelling = values.pop("file")
     path = PurePosixPath(spelling).as_posix()
-    wanted = options.label_columns or (() if masked else ("label",))
-    labels = tuple(row.pop(name).strip() for name in wanted)
-    for_each(lambda _, name: _inside(root, name, where), dict.fromkeys([path, masked or path]))
-    named_split = row.pop("split", None)
+    mask = values.pop("mask", None) if _masked(values, options) else None
+    wanted = options.label_columns or (() if mask else ("label",))
+    labels = tuple(values.pop(name).strip() for name in wanted)
+    files = dict.fromkeys([path, mask or path])
+    for_each(lambda _, name: _check_inside(root, name, where, by_name), files)
+    named_split = values.pop("split", None)
     split, parts = _split_of(path, (root / "train").is_dir())
     split = named_split or split
     if split not in _SPLITS:
@@ -387,18 +386,19 @@ def _record(
             f"{where} has split {split!r}: its column split, or the first folder of its file, must "
             "be train, val or test"
         )
-    levels = {f"folder{k}": level for k, level in enumerate(parts[:-1], start=1)}
-    return ImageRecord(path, labels, split, levels | row, masked)
+    return Row(path, labels, split, _levels(parts[:-1]) | values, mask, line, spelling)
 
 
-def _inside(root: Path, path: str, where: str) -> Path:
-    """Return the file that a table names, if it is one of the folder."""
+def _check_inside(root: Path, path: str, where: str, by_name: Mapping[str, list[str]]) -> None:
+    """Refuse a file that a table names unless it is one of the folder."""
     real = (root / path).resolve()
     if not real.is_relative_to(root):
         raise DataError(f"{where} names {path}, which is outside the folder")
     if not real.is_file():
-        raise DataError(f"{where} names {path}, which does not exist")
-    return real
+        # usual: the separator of Windows, no suffix, or no folder
+        meant = by_name.get(PurePosixPath(path.replace("\\", "/")).name, [])
+        hint = f": did you mean {meant[0]}?" if len(meant) == 1 else ""
+        raise DataError(f"{where} names {path}, which does not exist{hint}")
 
 
 def _masked(names: Iterable[str], options: Options) -> bool:
@@ -407,16 +407,14 @@ def _masked(names: Iterable[str], options: Options) -> bool:
     return wanted and "mask" in names and (options.task is not None or "label" not in names)
 
 
-def read_labels(
-    table: Path, options: Options | None = None
-) -> Iterator[tuple[int, dict[str, str]]]:
+def read_labels(table: Path, options: Options) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the rows of a ``labels.csv`` with their line numbers.
 
     The columns ``file`` (relative to the folder, with ``/``) and ``label``, or those that the
     options name, are required, and so is a value for each in every row. Only the findings of a
-    multi-label set may be empty: there are none.
+    multi-label set may be empty: there are none. Problems are collected.
     """
-    options = options or Options()
+    findings = options.findings
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
@@ -424,18 +422,21 @@ def read_labels(
             names = reader.fieldnames = _standard(table, header, options)
             label = ("mask",) if _masked(names, options) else ("label",)
             needed = ("file", *(options.label_columns or label))
-            _check_header(table, names, needed)
+            _check_header(table, header, names, needed)
+            pairs = zip(header, names, strict=True)
+            if renamed := [
+                f"{spelling!r} as {name}" for spelling, name in pairs if spelling != name
+            ]:
+                findings.notes.append(f"{table.name}: reading the column {', '.join(renamed)}")
             for row in reader:
                 line = _first_line(reader.line_num, row)
-                with options.collecting():
-                    _check_row(table, line, row, needed, options.task)
+                if problem := _row_problem(row, needed, options.task):
+                    findings.problems.append(f"line {line} of {table} has {problem}")
+                else:
                     yield line, row
-    except (UnicodeDecodeError, csv.Error) as error:
-        with options.collecting():  # the rows before it are checked
-            way_out = ": save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
-            raise DataError(
-                f"{table} is not a readable CSV file in UTF-8 ({error}){way_out}"
-            ) from error
+    except (UnicodeDecodeError, csv.Error) as error:  # the rows before it are checked
+        way_out = ": save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        findings.problems.append(f"{table} is not a readable CSV file in UTF-8 ({error}){way_out}")
     except OSError as error:
         raise DataError(f"cannot read {table}: {error.strerror}") from error
 
@@ -466,35 +467,30 @@ def _standard(table: Path, names: list[str], options: Options) -> list[str]:
     return renamed
 
 
-def _renamed(table: Path, options: Options) -> tuple[str, ...]:
-    """Note which columns of a table are read under another name."""
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
-            names = list(csv.DictReader(file).fieldnames or [])
-    except (UnicodeDecodeError, csv.Error):  # while a set is checked: reported already
-        return ()
-    pairs = zip(names, _standard(table, names, options), strict=True)
-    changed = [f"{spelling!r} as {name}" for spelling, name in pairs if spelling != name]
-    return (f"{table.name}: reading the column {', '.join(changed)}",) if changed else ()
+def _check_header(table: Path, header: list[str], names: list[str], needed: Sequence[str]) -> None:
+    missing = [name for name in needed if name not in names]
+    if not missing:
+        return
+    way_out = (
+        f"its first line must name the columns, {','.join(needed)} and further ones, with commas "
+        f"between them; it has {','.join(header) or 'nothing'}"
+    )
+    if missing == ["label"]:
+        way_out += "; or name the column of labels by --label-column"
+    if len(missing) == 1 and missing[0] not in _SYNONYMS:
+        way_out = did_you_mean(missing[0], header, way_out)
+    raise DataError(
+        f"{table} has no column {' and no column '.join(map(repr, missing))}: {way_out}"
+    )
 
 
-def _check_header(table: Path, names: list[str], needed: Sequence[str]) -> None:
-    if missing := [name for name in needed if name not in names]:
-        raise DataError(
-            f"{table} has no column {' and no column '.join(map(repr, missing))}: its first line "
-            f"must name the columns, {','.join(needed)} and further ones, with commas between "
-            f"them; it has {','.join(names) or 'nothing'}"
-        )
-
-
-def _check_row(
-    table: Path, line: int, row: dict[str, str], needed: Sequence[str], task: str | None
-) -> None:
+def _row_problem(row: dict[str, str], needed: Sequence[str], task: str | None) -> str:
+    """What is wrong with the values of a line, after "has"; empty if nothing is."""
     if None in row or None in row.values():
-        raise DataError(f"line {line} of {table} has more or fewer values than there are columns")
+        return "more or fewer values than there are columns"
     empty = [name for name in needed if not row[name]]
-    if empty and not (task == "multi-label" and empty == ["label"]):
-        raise DataError(f"line {line} of {table} has no {' and no '.join(empty)}")
+    findings_may_be_empty = task == "multi-label" and empty == ["label"]
+    return "" if findings_may_be_empty or not empty else f"no {' and no '.join(empty)}"
 
 
 def _split_of(path: str, has_splits: bool) -> tuple[str | None, tuple[str, ...]]:

@@ -10,20 +10,20 @@ named label, labels or target); other plain columns become columns.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.arrays import number_known
-from dpbam.data.base import DataError
-from dpbam.data.dataset import DataSet, as_column
+from dpbam.data.base import DataError, Images
+from dpbam.data.dataset import as_column
 from dpbam.data.decode import DecodedImages, common_format, opened
 from dpbam.data.owners import SINGLE, names_person
-from dpbam.data.sources import Openers, Options
+from dpbam.data.sources import Options, Splits, Table
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -33,7 +33,7 @@ _LABEL_NAMES = ("label", "labels", "target", "fine_label")
 _SPLITS = {"train": "train", "test": "test", "validation": "val", "valid": "val", "val": "val"}
 
 
-def open_huggingface(argument: str, options: Options) -> Openers:
+def open_huggingface(argument: str, options: Options) -> Splits:
     """Return the splits train, test and validation (as ``val``) of the set."""
     if not argument:
         raise DataError("hf needs a name or a parquet file, such as hf:cifar10")
@@ -41,23 +41,20 @@ def open_huggingface(argument: str, options: Options) -> Openers:
     if "train" not in sets:
         raise DataError(f"hf:{argument} has no split called train")
     image, label, names = _schema(sets["train"], argument)
-    with options.collecting():
+    with options.findings.collecting():
         _refuse_nested_owners(sets["train"], argument, options)
     calls = {split: f"hf:{argument}/{split}" for split in sets}
-    raw = {calls[split]: np.asarray(rows[label]) for split, rows in sets.items()}
-    numbers, masks, classes = number_known(raw, names, options)
     encoded = {split: _encoded(rows, image) for split, rows in sets.items()}
-    size, channels = _common_format(encoded, calls, options)
-    resize = options.size is not None or options.thorough
+    image_format = cache(lambda: _common_format(encoded, calls, options))
     return {
-        split: partial(
-            DataSet,
+        split: Table(
             name=calls[split],
-            images=_RowImages(encoded[split], calls[split], size, channels, resize),
-            labels=numbers[calls[split]],
-            class_names=classes,
+            labels=np.asarray(rows[label]),
+            open_images=partial(
+                _open_rows, encoded[split], calls[split], image_format, options.resizes
+            ),
             columns=_columns(rows, {image, label}),
-            masks=masks.get(calls[split]),
+            class_names=names,
         )
         for split, rows in sets.items()
     }
@@ -67,15 +64,26 @@ def _common_format(
     encoded: dict[str, Any], calls: dict[str, str], options: Options
 ) -> tuple[tuple[int, int], int]:
     """The size and the channels of the training set; while a set is checked, of all splits."""
-    splits = list(encoded) if options.thorough else ["train"]
+    splits = list(encoded) if options.findings.thorough else ["train"]
     places = [(split, index) for split in splits for index in range(len(encoded[split]))]
+
+    def describe(place: int) -> str:
+        split, index = places[place]
+        return f"row {index} of {calls[split]}"
 
     def open_place(place: int) -> AbstractContextManager[Image.Image]:
         split, index = places[place]
-        return _open_row(encoded[split][index], f"row {index} of {calls[split]}")
+        return _open_row(encoded[split][index], describe(place))
 
     where = " and ".join(calls[split] for split in splits)
-    return common_format(open_place, len(places), options, where)
+    return common_format(open_place, describe, len(places), options, where)
+
+
+def _open_rows(
+    rows: Any, call: str, image_format: Callable[[], tuple[tuple[int, int], int]], resize: bool
+) -> Images:
+    size, channels = image_format()
+    return _RowImages(rows, call, size, channels, resize)
 
 
 class _RowImages(DecodedImages):

@@ -9,16 +9,14 @@ validation set is the test split, as in the paper.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.base import ArrayImages, Concatenated, DataError, Pixels
-from dpbam.data.dataset import DataSet
+from dpbam.data.base import ArrayImages, Concatenated, DataError
 from dpbam.data.npz import NpzFile
-from dpbam.data.sources import Openers, Options
+from dpbam.data.sources import Options, Splits, Table
 
 _CLASSES = 1000
 _PIXELS = 3 * 32 * 32
@@ -33,31 +31,34 @@ _WAY_OUT = (
 )
 
 
-def open_imagenet32(argument: str, options: Options) -> Openers:
+def open_imagenet32(argument: str, options: Options) -> Splits:
     """Find the files in the path given, else in ``imagenet32`` under the data root."""
     folder = Path(argument).expanduser() if argument else options.folder / "imagenet32"
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}: {_WAY_OUT}")
-    return {split: partial(_load, split, folder, options) for split in _FILES}
+    return {split: _list(split, folder, options) for split in _FILES}
 
 
-def _load(split: str, folder: Path, options: Options) -> DataSet:
+def _list(split: str, folder: Path, options: Options) -> Table:
     unpacked = folder / _UNPACKED[split]
     base = unpacked if unpacked.is_dir() else folder
     missing = [name for name in _FILES[split] if not (base / name).is_file()]
     if missing:
         raise DataError(f"{base} lacks {', '.join(missing)}: {_WAY_OUT}")
-    parts = [read_part(NpzFile(base / name, options.folder)) for name in _FILES[split]]
-    return DataSet(
+    files = [NpzFile(base / name, options.folder) for name in _FILES[split]]
+    return Table(
         name=f"imagenet32/{split}",
-        images=Concatenated([ArrayImages(pixels) for pixels, _ in parts]),
-        labels=np.concatenate([labels for _, labels in parts]) - 1,  # 1..1000 -> 0..999
+        labels=np.concatenate([read_labels(file) for file in files]) - 1,  # 1..1000 -> 0..999
+        open_images=lambda: Concatenated([
+            ArrayImages(file.mapped("data").reshape(-1, 3, 32, 32)) for file in files
+        ]),
         class_names=_class_names(folder / "map_clsloc.txt"),
-    )
+        task="single-label",
+    )  # fmt: skip
 
 
-def read_part(file: NpzFile) -> tuple[Pixels, NDArray[np.int64]]:
-    """Return the pixels [N, 3, 32, 32] and labels [N] of one file."""
+def read_labels(file: NpzFile) -> NDArray[np.int64]:
+    """Return the labels [N] of one file, if it has one for each of its images [N, 3072]."""
     absent = [name for name in ("data", "labels") if name not in file.names]
     if absent:
         raise DataError(f"{file.path} has no {absent[0]!r}: it is not an official file")
@@ -67,7 +68,7 @@ def read_part(file: NpzFile) -> tuple[Pixels, NDArray[np.int64]]:
         raise DataError(f"{file.path} does not hold uint8 data [N, {_PIXELS}] with a label each")
     if labels.min() < 1 or labels.max() > _CLASSES:
         raise DataError(f"{file.path} has labels outside 1..{_CLASSES}: it is not an official file")
-    return file.mapped("data").reshape(-1, 3, 32, 32), labels.astype(np.int64)
+    return labels.astype(np.int64)
 
 
 def _class_names(path: Path) -> tuple[str, ...]:

@@ -29,14 +29,14 @@ from dpbam.data.dataset import TASKS
 
 Arrays = Mapping[str, NDArray[Any]]
 Numbered = tuple[dict[str, NDArray[Any]], tuple[str, ...]]
-Place = Callable[[int], str]
+Place = Callable[[str, int], str]  # of a split and a record
 
 SEPARATOR = "|"
 _NONE = ("", "no finding")
 _LISTED = 20  # records of a split whose labels cannot be used, one sentence each
 
 
-def _record(index: int) -> str:
+def _record(where: str, index: int) -> str:
     return f"record {index}"
 
 
@@ -156,7 +156,7 @@ def _whole(labels: NDArray[Any], where: str, place: Place) -> NDArray[np.int64]:
         )
     if labels.size and labels.min() < 0:
         raise DataError(
-            f"labels of {where} are out of range: {place(int(labels.argmin()))} has "
+            f"labels of {where} are out of range: {place(where, int(labels.argmin()))} has "
             f"{labels.min()}, but classes are numbered from 0"
         )
     return labels.astype(np.int64)
@@ -226,9 +226,9 @@ def _zero_one(labels: NDArray[Any], where: str, place: Place) -> NDArray[np.uint
     wrong = ~np.isin(table, (0, 1) if table.dtype.kind != "U" else ("0", "1", "0.0", "1.0"))
     if wrong.any():
         raise DataError(*(
-            f"labels of {where}: {place(int(row))} has {table[row, column].item() or 'nothing'} "
-            f"for finding {column}, but a finding is 0 or 1: decide those that are uncertain or "
-            "missing first, or leave the record out"
+            f"labels of {where}: {place(where, int(row))} has "
+            f"{table[row, column].item() or 'nothing'} for finding {column}, but a finding is 0 or "
+            "1: decide those that are uncertain or missing first, or leave the record out"
             for row, column in np.argwhere(wrong)[:_LISTED]
         ))  # fmt: skip
     return table.astype(np.float64).astype(np.uint8)
@@ -253,7 +253,7 @@ def _floats(labels: NDArray[Any], where: str, place: Place) -> NDArray[np.float3
     if not odd:
         raise DataError(f"labels of {where} are true or false: a regression needs numbers")
     raise DataError(*(
-        f"labels of {where}: {place(k)} has {labels[k].item()!r}, which is not a number: a "
+        f"labels of {where}: {place(where, k)} has {labels[k].item()!r}, which is not a number: a "
         "regression needs one per record"
         for k in odd[:_LISTED]
     ))  # fmt: skip

@@ -25,9 +25,8 @@ import shlex
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,12 +34,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbam.data.arrays import number_known, numbered
-from dpbam.data.base import DataError
-from dpbam.data.dataset import DataSet, as_column
+from dpbam.data.arrays import open_array
+from dpbam.data.base import DataError, Images
+from dpbam.data.dataset import as_column
 from dpbam.data.fetch import atomic
 from dpbam.data.owners import SINGLE, names_person
-from dpbam.data.sources import Openers, Options
+from dpbam.data.sources import Options, Splits, Table
 
 _IMAGES = {
     "train": ("train_images", "x_train", "images", "x", "data"),
@@ -65,38 +64,42 @@ _HEADERS = {
 }
 
 
-def open_npz(argument: str, options: Options) -> Openers:
+def open_npz(argument: str, options: Options) -> Splits:
     """The splits for which the file has images and labels."""
     file = NpzFile(Path(argument).expanduser(), options.folder)
     labels = _labels(file, options.task)
     splits: dict[str, tuple[str, str]] = {}
     for split in _IMAGES:
-        with options.collecting():
+        with options.findings.collecting():
             if keys := _keys(file, split, labels):
                 splits[split] = keys
-    if "train" not in splits and not (options.findings and options.findings.problems):
+    if "train" not in splits and not options.findings.problems:
         raise DataError(
             f"{file.path} has the arrays {', '.join(file.names)}, but training needs images (any "
             f"of {', '.join(_IMAGES['train'])}) and labels (any of {', '.join(labels['train'])})"
         )
-    with options.collecting():
-        _refuse_ignored_owners(file, set(splits), options)
+    strays = _strays(file, set(splits))
+    if strays:
+        options.findings.notes.append(f"ignored the arrays {', '.join(strays)}")
+    with options.findings.collecting():
+        _refuse_ignored_owners(file, strays, options)
     class_names = (
         [str(x) for x in file.read("class_names")] if "class_names" in file.names else None
     )
-    raw = {split: file.images(labels) for split, (_, labels) in splits.items()}
-    calls = {f"{file.path.name}/{split}": split for split in splits}
-    numbers, masks, names = number_known(
-        {call: raw[split] for call, split in calls.items()}, class_names, options
-    )
+    return {
+        split: Table(
+            name=f"{file.path.name}/{split}",
+            labels=file.images(labels),
+            open_images=partial(_open, file, images, f"{file.path.name}/{split}"),
+            columns=_columns(file, split, set(splits), options),
+            class_names=class_names,
+        )
+        for split, (images, labels) in splits.items()
+    }
 
-    def load(call: str, split: str) -> DataSet:
-        columns = _columns(file, split, set(splits), options)
-        images = file.images(splits[split][0])
-        dataset = numbered(images, numbers[call], masks.get(call), call, names, columns)
-        return replace(dataset, notes=_ignored(file, set(splits)))
 
-    return {split: partial(load, call, split) for call, split in calls.items()}
+def _open(file: NpzFile, images: str, name: str) -> Images:
+    return open_array(file.images(images), name)
 
 
 def _labels(file: NpzFile, task: str | None) -> dict[str, tuple[str, ...]]:
@@ -124,7 +127,7 @@ def _columns(
     columns = {}
     for name in _others(file):
         if column := _column(name, split, splits):
-            with options.collecting():
+            with options.findings.collecting():
                 columns[column] = as_column(file.read(name), f"{name} of {file.path}")
     return columns
 
@@ -142,20 +145,14 @@ def _others(file: NpzFile) -> list[str]:
     return sorted(set(file.names) - taken - {"class_names"})
 
 
-def _ignored(file: NpzFile, splits: set[str]) -> tuple[str, ...]:
-    """Note the arrays that belong to no split."""
-    names = _strays(file, splits)
-    return (f"ignored the arrays {', '.join(names)}",) if names else ()
-
-
 def _strays(file: NpzFile, splits: set[str]) -> list[str]:
     """The arrays that belong to no split."""
     return [n for n in _others(file) if not any(_column(n, s, splits) for s in set(_IMAGES))]
 
 
-def _refuse_ignored_owners(file: NpzFile, splits: set[str], options: Options) -> None:
+def _refuse_ignored_owners(file: NpzFile, strays: Sequence[str], options: Options) -> None:
     """Refuse persons that belong to no split, unless the unit was chosen without them."""
-    owners = [name for name in _strays(file, splits) if names_person(name)]
+    owners = [name for name in strays if names_person(name)]
     if owners and options.unit is None:
         raise DataError(
             f"{file.path} has the array {owners[0]!r}, which says whose each record is, but not of "

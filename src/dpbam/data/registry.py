@@ -6,19 +6,17 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from dpbam._names import did_you_mean
 from dpbam.catalogue import BUILT_IN, SOURCES
 from dpbam.data.base import DataError, counted
+from dpbam.data.checking import nothing_to_learn
 from dpbam.data.dataset import DataSet
-from dpbam.data.owners import person_columns
-from dpbam.data.sources import Findings, Openers, Options
-from dpbam.data.split import held_out
+from dpbam.data.sources import Findings, Options
+from dpbam.data.sources import Splits as SourceSplits
+from dpbam.data.tables import Tables
 
 
 class Splits(NamedTuple):
@@ -75,15 +73,15 @@ def load(
     """
     options = Options(
         root, image_size, channels, unit, download, progress, task, tuple(label_columns),
-        dicom_window=dicom_window, findings=Findings(),
+        dicom_window,
     )  # fmt: skip
-    with _all_problems(spec, options):
-        openers = _with_test(_usable(_open(spec, options), options), options)
-        if split not in openers:
-            raise DataError(f"{spec} has no split {split!r}: it has {', '.join(openers)}")
-        dataset = _with_unit(openers[split](), options)
-        if split == "train":
-            _fit_to_train_on(dataset)
+    with _all_problems(spec, options.findings):
+        tables = Tables(_open(spec, options), options)
+        if split not in tables.names:
+            raise DataError(f"{spec} has no split {split!r}: it has {', '.join(tables.names)}")
+        dataset = tables.dataset(split)
+        if split == "train" and (problem := nothing_to_learn(dataset)):
+            raise DataError(problem)
     return dataset
 
 
@@ -111,26 +109,30 @@ def load_pair(
     """
     options = Options(
         root, image_size, channels, unit, download, progress, task, tuple(label_columns),
-        dicom_window=dicom_window, findings=Findings(),
+        dicom_window,
     )  # fmt: skip
-    with _all_problems(spec, options):
+    findings, pair = options.findings, list[DataSet]()
+    with _all_problems(spec, findings):
         _check_columns(spec, options)
-        openers = _with_test(_usable(_open(spec, options), options), options)
-        train, test = (_with_unit(openers[split](), options) for split in ("train", "test"))
-        _fit_to_train_on(train)
+        tables = Tables(_open(spec, options), options)
+        for split in ("train", "test"):
+            with findings.collecting():
+                pair.append(tables.dataset(split))
+        findings.stop()
+        train, test = pair
+        if problem := nothing_to_learn(train):
+            raise DataError(problem)
         _same_shape(train, test)
         _check_window(train, options)
-        if options.unit_column is not None:
-            train.column(options.unit_column)
-    return Splits(train, test)
+        if unit not in (None, "record"):
+            train.column(unit)
+    return Splits(*pair)
 
 
 @contextmanager
-def _all_problems(spec: str, options: Options) -> Iterator[None]:
+def _all_problems(spec: str, findings: Findings) -> Iterator[None]:
     """Raise one error with all problems that were collected inside, the first in its sentence."""
-    findings = options.findings
-    assert findings is not None  # the caller collects
-    with options.collecting():
+    with findings.collecting():
         yield
     problems = list(dict.fromkeys(findings.problems))
     if problems:
@@ -141,13 +143,6 @@ def _all_problems(spec: str, options: Options) -> Iterator[None]:
         raise collected
 
 
-def _usable(openers: Openers, options: Options) -> Openers:
-    """Return the openers of a source whose table of records has no problem: only then decode."""
-    if options.failed and options.findings is not None:
-        raise DataError(*options.findings.problems)
-    return openers
-
-
 def inspect(spec: str, options: Options) -> tuple[Findings, dict[str, DataSet]]:
     """Load "train" and "test" as far as that is possible, and collect what is in the way.
 
@@ -156,27 +151,28 @@ def inspect(spec: str, options: Options) -> tuple[Findings, dict[str, DataSet]]:
     """
     findings = Findings(thorough=True)
     options = replace(options, findings=findings)
-    parts: dict[str, DataSet] = {}
-    with options.collecting():
-        openers = _open(spec, options)
-        openers = _with_test(openers, options) if "train" in openers else openers
-        for split in (split for split in ("train", "test") if split in openers):
-            with options.collecting():
-                parts[split] = _with_unit(openers[split](), options)
-        if not parts and "all" in openers:
-            parts["train"] = _with_unit(openers["all"](), options)
-    with options.collecting():
+    datasets: dict[str, DataSet] = {}
+    with findings.collecting():
+        tables = Tables(_open(spec, options), options)
+        held_out = "all" in tables.names and not tables.unlisted
+        for split in ("train", "test") if held_out or "all" not in tables.names else ():
+            if split in tables.names:
+                with findings.collecting():
+                    datasets[split] = tables.dataset(split)
+        if not datasets and "all" in tables.names:
+            datasets["train"] = tables.dataset("all")
+    with findings.collecting():
         _check_columns(spec, options)
-    if "train" in parts:
-        with options.collecting():
-            _check_window(parts["train"], options)
-        with options.collecting():
-            parts["train"].chosen_unit(options.unit)
-    if len(parts) == 2:
-        with options.collecting():
-            _same_shape(parts["train"], parts["test"])
+    if "train" in datasets:
+        with findings.collecting():
+            _check_window(datasets["train"], options)
+        with findings.collecting():
+            datasets["train"].chosen_unit(options.unit)
+    if len(datasets) == 2:
+        with findings.collecting():
+            _same_shape(datasets["train"], datasets["test"])
     findings.problems = list(dict.fromkeys(findings.problems))
-    return findings, parts
+    return findings, datasets
 
 
 def _same_shape(train: DataSet, test: DataSet) -> None:
@@ -202,50 +198,6 @@ def _check_window(dataset: DataSet, options: Options) -> None:
         )
 
 
-def _with_test(openers: Openers, options: Options) -> Openers:
-    """Add the test split that a source lacks: its validation split, or held-out records."""
-    if "test" in openers:
-        return openers
-    if "val" in openers:
-        return {**openers, "test": openers["val"]}
-    pair = cache(lambda: _held_out(openers["train"](), options))
-    return {"train": lambda: pair()[0], "test": lambda: pair()[1], "all": openers["train"]}
-
-
-def _with_unit(dataset: DataSet, options: Options) -> DataSet:
-    """Note on a set the unit that is named, if it has it."""
-    known = options.unit == "record" or options.unit in dataset.columns
-    return replace(dataset, unit=options.unit) if known else dataset
-
-
-def _held_out(dataset: DataSet, options: Options) -> tuple[DataSet, DataSet]:
-    """Hold out whole units: of the column that is named, else of the data set's own.
-
-    Persons stay together whatever the unit is: they may not be in both sets.
-    """
-    unit = options.unit or dataset.unit or "record"
-    if unit == "record":
-        complete = [c for c in person_columns(dataset.columns) if np.all(dataset.column(c) != "")]
-        unit = complete[0] if complete else unit
-    return held_out(dataset, unit=None if unit == "record" else unit)
-
-
-def _fit_to_train_on(dataset: DataSet) -> None:
-    """Refuse a training set with a single class, or with nothing to tell apart."""
-    present = np.unique(dataset.labels)
-    if dataset.task == "segmentation":
-        if dataset.num_classes < 2:
-            raise DataError(f"the masks of {dataset.name} hold one class only: mark another class")
-    elif dataset.task != "single-label":
-        if len(present) < 2:
-            raise DataError(f"all labels of {dataset.name} are {present[0]}: nothing to learn")
-    elif len(present) < 2:
-        raise DataError(
-            f"{dataset.name} has one class only, {dataset.class_names[present[0]]!r}: "
-            "a classifier needs at least two"
-        )
-
-
 def is_function(spec: str) -> bool:
     """Whether a spec is ``module:function``, the user's own code."""
     return re.fullmatch(r"[\w.]+:\w+", spec) is not None and _named(spec) is None
@@ -263,7 +215,7 @@ def _named(spec: str) -> str | None:
     return name if name in SOURCES and SOURCES[name].named else None
 
 
-def _open(spec: str, options: Options) -> Openers:
+def _open(spec: str, options: Options) -> SourceSplits:
     """Open the source that a spec names."""
     name, colon, argument = spec.partition(":")
     if _named(spec) is not None:
@@ -288,8 +240,8 @@ def _open(spec: str, options: Options) -> Openers:
     raise DataError(f"no data set is called {spec!r}: {hint}")
 
 
-def _open_as(source: str, argument: str, options: Options) -> Openers:
+def _open_as(source: str, argument: str, options: Options) -> SourceSplits:
     entry = SOURCES[source]
     first = (entry.first,) if entry.first else ()
-    openers: Openers = entry.load()(*first, argument, options)
-    return openers
+    splits: SourceSplits = entry.load()(*first, argument, options)
+    return splits

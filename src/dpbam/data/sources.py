@@ -1,4 +1,4 @@
-"""What every source of data takes, the options, and what it returns: one opener per split."""
+"""What a source of data takes, the options, and what it returns: one table per split."""
 
 from __future__ import annotations
 
@@ -9,40 +9,54 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from dpbam._names import did_you_mean
-from dpbam.data.base import DataError, Window
+from dpbam.data.base import DataError, Images, Window
 from dpbam.data.dataset import TASKS, DataSet
 
-Openers = Mapping[str, Callable[[], DataSet]]
-"""From split ("train", "test", "val") to the function that reads it: only what is used is read."""
-
-_RECORD = "record"  # the unit of privacy that needs no column
 _LARGEST = 4096
 
 
 @dataclass
 class Findings:
-    """What is collected while a data set is loaded.
+    """What is collected while a data set is loaded, so that one pass finds all of it.
 
     Attributes:
         problems: one sentence each.
+        notes: remarks for the operator, such as what was ignored.
         thorough: whether everything is looked at, as ``dpbam data check`` does: the headers of all
             image files, and images of other sizes as well.
         sizes: (H, W) of the image files whose headers were read.
     """
 
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     thorough: bool = False
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Collect the problems of a DataError instead of raising it."""
+        try:
+            yield
+        except DataError as error:
+            self.problems += error.problems
+
+    def stop(self) -> None:
+        """Raise the problems so far, unless everything is looked at."""
+        if self.problems and not self.thorough:
+            raise DataError(*self.problems)
 
 
 @dataclass(frozen=True)
 class Options:
     """How to load a data set; the arguments of :func:`dpbam.data.load`.
 
-    With ``findings``, records that cannot be used are left out and their problems collected, so
-    that one pass over a set finds all of them.
+    Records that cannot be used are left out, and their problems collected in ``findings``; who
+    loads the set raises them together.
     """
 
     root: str | Path | None = None
@@ -53,8 +67,8 @@ class Options:
     progress: bool = False
     task: str | None = None
     label_columns: Sequence[str] = ()
-    findings: Findings | None = None
     dicom_window: Window | None = None
+    findings: Findings = field(default_factory=Findings)
 
     def __post_init__(self) -> None:
         if self.task not in (None, *TASKS):
@@ -79,34 +93,50 @@ class Options:
         return (size, size) if isinstance(size, int) else size
 
     @property
-    def unit_column(self) -> str | None:
-        """The column of the unit of privacy; None if every record is a unit."""
-        return None if self.unit == _RECORD else self.unit
-
-    @property
-    def thorough(self) -> bool:
-        """Whether a set is checked, not loaded for use."""
-        return self.findings is not None and self.findings.thorough
-
-    @property
-    def failed(self) -> bool:
-        """Whether a set that is loaded for use has problems, so that the rest need not be read."""
-        return self.findings is not None and bool(self.findings.problems) and not self.thorough
-
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Collect a DataError among the findings; without them, let it pass."""
-        try:
-            yield
-        except DataError as error:
-            if self.findings is None:
-                raise
-            self.findings.problems += error.problems
+    def resizes(self) -> bool:
+        """Whether images of other sizes are resized; in a check, so that all can be read."""
+        return self.size is not None or self.findings.thorough
 
     @property
     def folder(self) -> Path:
         """The data root."""
         return data_root(self.root)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One split of a source: what is known of its records before an image is decoded.
+
+    Attributes:
+        name: to display, such as ``scans/train``.
+        labels: of each record as the source has them: numbers or texts [N] or [N, L], or masks
+            [N, H, W]. None: they are ``open_masks``, or cannot be read (while a set is checked).
+        open_images: returns the images; called only where no table of the source has a problem.
+        open_masks: likewise of masks in files; None: the labels are in ``labels``.
+        columns: further facts about each record, [N] each.
+        class_names: the classes in their order, where the source fixes them.
+        task: what the labels mean, where the source fixes it.
+        unit: whom privacy is promised to, where the source knows it.
+        places: where each record is to be found, for messages; empty: its number.
+    """
+
+    name: str
+    labels: NDArray[Any] | None
+    open_images: Callable[[], Images]
+    open_masks: Callable[[], Images] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    class_names: Sequence[str] | None = None
+    task: str | None = None
+    unit: str | None = None
+    places: Sequence[str] = ()
+
+    def place(self, index: int) -> str:
+        """Return where a record is to be found: its line in a file, its path or its number."""
+        return self.places[index] if self.places else f"record {index}"
+
+
+Splits = Mapping[str, Table | DataSet]
+"""What a source returns: "train", and "test" or "val" if it has them; a DataSet stays as it is."""
 
 
 def data_root(root: str | Path | None = None) -> Path:

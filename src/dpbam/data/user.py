@@ -8,58 +8,51 @@ such split (then a part of train is held out). The arrays are those of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from dpbam._names import load_function
-from dpbam.data.arrays import number_known, numbered
+from dpbam.data.arrays import open_array
 from dpbam.data.base import DataError, for_each, in_short
 from dpbam.data.dataset import DataSet, to_array
-from dpbam.data.sources import Openers, Options
+from dpbam.data.sources import Options, Splits, Table
 from dpbam.errors import ArgumentError
 
 
-def open_user(argument: str, options: Options) -> Openers:
+def open_user(argument: str, options: Options) -> Splits:
     """Return the splits for which the function does not return None."""
     function = _import(argument)
     returned = {split: _call(function, argument, split) for split in ("train", "test")}
     if returned["train"] is None:
         raise DataError(f"{argument}('train') returned None: it must return the training set")
-    results = {split: value for split, value in returned.items() if value is not None}
-    if not all(isinstance(value, DataSet) for value in results.values()):
-        results = _from_arrays(argument, results, options)
-    if len({value.class_names for value in results.values()}) > 1:
+    values = {split: value for split, value in returned.items() if value is not None}
+    if not all(isinstance(value, DataSet) for value in values.values()):
+        return for_each(lambda value, split: _list(argument, split, value), values)
+    if len({value.class_names for value in values.values()}) > 1:
         raise DataError(f"{argument} gives its splits different class names")
-    return {split: partial(_same, value) for split, value in results.items()}
+    return values
 
 
-def _same(dataset: DataSet) -> DataSet:
-    return dataset
+def _list(argument: str, split: str, value: Any) -> Table:
+    name = f"{argument}/{split}"
+    images, labels, columns = _arrays(argument, value)
+    return Table(
+        name, to_array(labels, f"labels of {name}"), partial(open_array, images, name),
+        columns=columns,
+    )  # fmt: skip
 
 
-def _from_arrays(argument: str, results: dict[str, Any], options: Options) -> dict[str, DataSet]:
-    parts = {split: _parts(argument, value) for split, value in results.items()}
-    labels = for_each(
-        lambda arrays, call: to_array(arrays[1], f"labels of {call}"),
-        {f"{argument}/{split}": arrays for split, arrays in parts.items()},
-    )
-    numbers, masks, names = number_known(labels, None, options)
-
-    def to_dataset(value: tuple[Any, Any, dict[str, Any]], split: str) -> DataSet:
-        call = f"{argument}/{split}"
-        return numbered(value[0], numbers[call], masks.get(call), call, names, value[2])
-
-    return for_each(to_dataset, parts)
-
-
-def _parts(argument: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:
+def _arrays(argument: str, value: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+    """The images, labels and columns of a tuple; a DataFrame of columns is a mapping too."""
+    kind = f"tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
     if isinstance(value, tuple) and len(value) == 2:
         return (*value, {})
-    if isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], dict):
-        return value
-    kind = f"tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
+    if isinstance(value, tuple) and len(value) == 3:
+        if hasattr(value[2], "keys"):
+            return value[0], value[1], dict(value[2])
+        kind = f"columns of type {type(value[2]).__name__}, not a dict from names to values"
     if isinstance(value, DataSet):
         kind = "DataSet for one split and arrays for the other"
     raise DataError(
