@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpbam import BAM, DPSAT, DPSGD, Compute, Method, PrivacyPlan, PrivateGradientOracle, mechanism
 from dpbam.batches import LogicalBatch
-from dpbam.engines import ENGINES as ALL_ENGINES
+from dpbam.compute import ENGINES as ALL_ENGINES
 from dpbam.engines.memory import MOST_ROWS
 from dpbam.guard import Admitted
 from dpbam.loading import PoissonBatches

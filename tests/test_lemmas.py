@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from dpbam import BAM, DPSGD
 from dpbam.batches import LogicalBatch, Views
-from dpbam.engines import PerSampleDirections, make_engine
+from dpbam.compute import Compute, Runner
+from dpbam.engines import PerSampleDirections
 from dpbam.privacy.clipping import FlatClipping, unclipped
 from dpbam.privacy.noise import GaussianNoise
 from support import (
@@ -163,7 +164,9 @@ def directions_of(engine: str, model: nn.Module, x: Tensor, y: Tensor) -> PerSam
     groups = dict.fromkeys(dict(model.named_parameters()), 0)
     batch = LogicalBatch.of(x, y, None, 1)
     (physical,) = batch.split(len(x), Views(), torch.device("cpu"))
-    return make_engine(engine, model, cross_entropy, groups).directions(physical, DPSGD(), 0.0)
+    return Runner(Compute(engine=engine), model, cross_entropy, groups).directions(
+        physical, DPSGD(), 0.0
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)

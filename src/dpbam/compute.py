@@ -1,4 +1,8 @@
-"""How directions are computed: settings that change only speed and memory."""
+"""How directions are computed: by which engine, and on how many rows at once.
+
+:class:`Compute` has the settings, :class:`Runner` runs them. All engines compute the same
+directions, so that the settings change speed and memory, but no result except for rounding.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,17 @@ from torch import nn
 
 from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
-from dpbam.engines import Loss, PerSampleDirections, PhysicalBatch, make_engine
-from dpbam.engines.auto import ORDER
+from dpbam.engines import (
+    Engine,
+    FunctionalEngine,
+    FusedEngine,
+    LoopEngine,
+    Loss,
+    PerSampleDirections,
+    PhysicalBatch,
+    StatefulModelError,
+    UnsupportedModelError,
+)
 from dpbam.engines.memory import LIMIT_BYTES, LOOP_ROWS, MOST_ROWS, Fit, changed_engine, fit_rows
 from dpbam.engines.structure import describe
 from dpbam.engines.synthetic import synthetic_rows
@@ -22,6 +35,13 @@ from dpbam.errors import DPBAMError
 from dpbam.methods import DPSGD, Method
 from dpbam.params import Params, device_of, trainable, zeros
 from dpbam.privacy.clipping import unclipped
+
+ENGINES = ("auto", "fused", "functional", "loop")  # but for auto, the fastest first
+_SLOWER = {
+    "functional": "computes the same, with a gradient per sample in memory",
+    "loop": "computes the same one sample at a time, many times slower",
+}
+_NORM_SHARE = 8  # of a step's memory, one layer's norm of the fused engine may take an eighth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +67,7 @@ class Compute:
     memory_limit: int = LIMIT_BYTES
 
     def __post_init__(self) -> None:
+        _validate.one_of("engine", self.engine, ENGINES)
         if self.physical_batch_size is not None:
             _validate.count("physical_batch_size", self.physical_batch_size)
         _validate.count("memory_limit", self.memory_limit)
@@ -56,13 +77,30 @@ _MEASURED: dict[Hashable, Fit] = {}  # by all that a step's memory and work depe
 _MOST_MEASURED = 1024
 
 
-class Computation:
-    """The engine of one oracle, and the physical batches that it is given.
+class Runner:
+    """The engines of one model, the fastest first, and the physical batches that they are given.
+
+    A runner is an engine itself. With ``engine="auto"`` it gives up an engine that does not support
+    the model or the method, and one warning gives the reason. An engine that has not computed a
+    batch yet is given up at any error except interrupts and lack of memory; one that has, only at
+    an ``UnsupportedModelError``. All of this happens before a step is charged.
+
+    Args:
+        compute: the settings.
+        model: the model.
+        loss: (output, targets) -> one value per row.
+        groups: the clipping group of each trainable parameter.
+        views: the augmented views of each sample; by default one, the sample itself.
 
     Attributes:
-        engine: computes directions.
-        views: the augmented views of each sample.
-        rows: the physical batch size; None until it is given or measured.
+        views: as passed.
+        rows: the physical batch size; None until it is set or measured.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> loss = nn.MSELoss(reduction="none")
+        >>> Runner(Compute(engine="functional"), model, loss, {"weight": 0, "bias": 0}).name
+        'functional'
     """
 
     def __init__(
@@ -71,17 +109,65 @@ class Computation:
         model: nn.Module,
         loss: Loss,
         groups: Mapping[str, int],
-        views: Views,
+        views: Views | None = None,
     ) -> None:
-        limit = compute.memory_limit
-        self._make = partial(make_engine, compute.engine, model, loss, groups, limit)
-        self._model, self._loss, self.views = model, loss, views
-        self._limit = compute.memory_limit
-        self._settings = (compute, tuple(groups.items()))
-        self.engine = self._make()
+        self._compute, self._model, self._loss, self._groups = compute, model, loss, groups
+        self.views = views or Views()
         self.rows = compute.physical_batch_size
+        limit = max(1, compute.memory_limit // _NORM_SHARE)
+        engines: tuple[Engine, ...] = (
+            FusedEngine(model, loss, groups, memory_limit=limit),
+            FunctionalEngine(model, loss, groups),
+            LoopEngine(model, loss, groups),
+        )
+        self._engines = [e for e in engines if compute.engine in ("auto", e.name)]
+        self._served = False
         self._tried_on: str | None = None  # the engine that served on synthetic rows
         self._failed = False
+
+    @property
+    def name(self) -> str:
+        """The engine in use."""
+        return self._engines[0].name
+
+    def directions(
+        self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
+    ) -> PerSampleDirections:
+        """Return the directions of a physical batch, by the fastest engine that supports it.
+
+        Raises:
+            StatefulModelError: for a model that keeps state between passes, on any engine; or if an
+                engine serves that did not on rows without a record: then a pass has changed
+                something that the model reads.
+            Exception: the last engine's, if none supports the model.
+        """
+        reasons: list[str] = []
+        while True:
+            engine = self._engines[0]
+            try:
+                directions = engine.directions(batch, method, lam, plain=plain)
+                break
+            except (StatefulModelError, torch.OutOfMemoryError, MemoryError):
+                raise
+            except Exception as error:
+                last = len(self._engines) == 1
+                if last or (self._served and not isinstance(error, UnsupportedModelError)):
+                    raise
+                text = str(error).strip() or type(error).__name__
+                reason = text.splitlines()[0].rstrip(".")
+                reasons.append(f"the {engine.name} engine does not support this: {reason}")
+                del self._engines[0]
+        self._served = True
+        if reasons:
+            warnings.warn(
+                f"{'; '.join(reasons)}. The {engine.name} engine is used, which "
+                f"{_SLOWER[engine.name]}; for speed, change what is named here",
+                stacklevel=2,
+            )
+        tried_on = self._tried_on
+        if tried_on is not None and ENGINES.index(engine.name) < ENGINES.index(tried_on):
+            raise changed_engine(tried_on, engine.name)
+        return directions
 
     def fit(self, inputs: Any, targets: Any, method: Method, lam: float) -> Fit:
         """Choose ``rows``, if it is None, so that a step stays within the memory limit.
@@ -103,13 +189,14 @@ class Computation:
 
         Measuring takes ten times as long as a step of a small model.
         """
-        measure = partial(
-            fit_rows, self._make, samples, method, lam, rows=self.rows, limit_bytes=self._limit
-        )
+        # a runner for the trial only: what it gives up, this one may still serve
+        trial = partial(Runner, self._compute, self._model, self._loss, self._groups)
+        limit = self._compute.memory_limit
+        measure = partial(fit_rows, trial, samples, method, lam, rows=self.rows, limit_bytes=limit)
         structure = describe(self._model, self._loss, method, samples)
         if structure is None:
             return measure()
-        key = (structure, self._settings, self.rows, lam)
+        key = (structure, self._compute, tuple(self._groups.items()), self.rows, lam)
         if key not in _MEASURED:
             while len(_MEASURED) >= _MOST_MEASURED:
                 del _MEASURED[next(iter(_MEASURED))]  # the oldest
@@ -139,21 +226,6 @@ class Computation:
                 "compute=dpbam.Compute(physical_batch_size=...) for more",
                 stacklevel=4,
             )
-
-    def directions(
-        self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
-    ) -> PerSampleDirections:
-        """Return the directions of a physical batch.
-
-        Raises:
-            StatefulModelError: if an engine serves that did not on rows without a record: then a
-                pass has changed something that the model reads.
-        """
-        directions = self.engine.directions(batch, method, lam, plain=plain)
-        serves, tried_on = self.engine.name, self._tried_on
-        if tried_on is not None and ORDER.index(serves) < ORDER.index(tried_on):
-            raise changed_engine(tried_on, serves)
-        return directions
 
     def physical(self, batch: LogicalBatch) -> Iterator[PhysicalBatch]:
         return batch.split(self._most_rows, self.views, device_of(self._model))

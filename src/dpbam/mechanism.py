@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbam.batches import LogicalBatch
-from dpbam.compute import Computation
+from dpbam.compute import Runner
 from dpbam.distributed import Ranks
 from dpbam.errors import ArgumentError, PlanViolationError
 from dpbam.methods import Method
@@ -114,7 +114,7 @@ class Step:
 
     plan: PrivacyPlan
     batch: LogicalBatch
-    computation: Computation
+    computation: Runner
     method: Method
     method_state: tuple[str, Callable[[], str]]
     lam: float

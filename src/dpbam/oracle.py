@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
-from dpbam.compute import Computation, Compute
+from dpbam.compute import Compute, Runner
 from dpbam.distributed import Ranks
 from dpbam.engines import Engine, Loss
 from dpbam.engines.memory import Fit
@@ -174,14 +174,14 @@ class PrivateGradientOracle:
         self._attempt: Attempt | None = None  # a step that was interrupted, until it is settled
         self._written: Snapshot | None = None  # the parameters when ``.grad`` was written
         self._warned = False
-        self._computation = Computation(
+        self._computation = Runner(
             compute or Compute(), model, loss, self.clipping.groups(self._names),
             Views(augment, multiplicity, augment_targets),
         )  # fmt: skip
 
     @property
     def engine(self) -> Engine:
-        return self._computation.engine
+        return self._computation
 
     @property
     def views(self) -> Views:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dpbam.bias import advise, advisor, flatness, measure_flatness
-from dpbam.engines import Engine, PhysicalBatch, make_engine
+from dpbam.compute import Runner
+from dpbam.engines import Engine, PhysicalBatch
 from dpbam.engines.synthetic import synthetic_rows
 from dpbam.methods import Method
 from dpbam.privacy.plan import PrivacyPlan
@@ -84,7 +85,7 @@ def test_without_the_first_rows_flatness_would_keep_a_record(
 def test_the_engine_of_an_advice_computes_a_row_without_a_record_first(
     monkeypatch: pytest.MonkeyPatch, planted: bool
 ) -> None:
-    monkeypatch.setattr(advisor, "make_engine", lambda *args: Recording(make_engine(*args)))
+    monkeypatch.setattr(advisor, "Runner", lambda *args: Recording(Runner(*args)))
     if planted:
         monkeypatch.setattr(advisor, "use_first", lambda *_: None)
     take_advice(nn.Linear(3, 2), "auto")

@@ -117,7 +117,7 @@ def test_the_rows_of_a_trial_are_those_of_any_other_data() -> None:
 
 
 def of_the_first_record(original: Any) -> Any:
-    return lambda t, whole: t[:1]
+    return lambda t, integer: t[:1]
 
 
 def not_at_all(original: Any) -> Any:

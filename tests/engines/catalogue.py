@@ -13,7 +13,8 @@ from reference import make_batch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dpbam.engines import Engine, LoopEngine, make_engine
+from dpbam.compute import Compute, Runner
+from dpbam.engines import Engine, LoopEngine
 from dpbam.engines.base import PhysicalBatch
 from dpbam.methods import BAM, DPSGD, Method
 from dpbam.params import Params, shifted, unit_vector
@@ -193,7 +194,7 @@ def first_step(name: str, engine: str, method: str) -> str:
     made = make(name)
     groups = dict.fromkeys(trainable(made.model), 0)
     try:
-        next(steps(make_engine(engine, made.model, made.loss, groups), made, method))
+        next(steps(Runner(Compute(engine=engine), made.model, made.loss, groups), made, method))
     except Exception as reason:  # whatever it is: this engine does not serve
         return f"{type(reason).__name__}: {str(reason).splitlines()[0] if str(reason) else ''}"
     return ""

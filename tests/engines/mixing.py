@@ -19,7 +19,8 @@ from reference import make_batch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dpbam.engines import Engine, make_engine
+from dpbam.compute import Compute, Runner
+from dpbam.engines import Engine
 from dpbam.params import Params, shifted, unit_vector
 from dpbam.privacy.clipping import FlatClipping
 
@@ -87,7 +88,7 @@ def world(
     model = made.model.double()
     theta = trainable(model)
     groups = dict.fromkeys(theta, 0)
-    build = engine if callable(engine) else lambda *parts: make_engine(engine, *parts)
+    build = engine if callable(engine) else lambda *parts: Runner(Compute(engine=engine), *parts)
     serving = build(model, made.loss, groups)
     generator = torch.Generator().manual_seed(1)
     sums, previous = [], None

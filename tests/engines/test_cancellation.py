@@ -14,7 +14,7 @@ import torch
 from reference import make_batch
 from torch import Tensor, nn
 
-from dpbam.engines import make_engine
+from dpbam.compute import Compute, Runner
 from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.fused import gradients
 from dpbam.methods import BAM, DPSGD, Method
@@ -78,7 +78,7 @@ def clipped_sum(model: nn.Module, x: Tensor, method: Method, without: int | None
     names = {n: 0 for n, _ in model.named_parameters()}
     kept = [i for i in range(len(x)) if i != without]
     x, y, n = x[kept], torch.arange(len(x))[kept] % 4, len(kept)
-    engine = make_engine("fused", model, nn.CrossEntropyLoss(reduction="none"), names)
+    engine = Runner(Compute(engine="fused"), model, nn.CrossEntropyLoss(reduction="none"), names)
     directions = engine.directions(make_batch(x, y, n), method, method.lam_at(0, {}))
     total = directions.weighted_sum(FlatClipping(C).factors(directions.norms()))
     return torch.cat([t.flatten().double() for t in total.values()])
@@ -134,13 +134,13 @@ class Layers(nn.Module):
 def test_only_layers_in_doubt_are_repaired(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     repaired: list[str] = []
-    original = gradients.Factored.repaired
+    original = gradients.Factored.repair
 
     def noted(self: gradients.Factored, norm: gradients.Norm, **how: bool) -> gradients.Norm:
         repaired.append(self.name)
         return original(self, norm, **how)
 
-    monkeypatch.setattr(gradients.Factored, "repaired", noted)
+    monkeypatch.setattr(gradients.Factored, "repair", noted)
     clipped_sum(Layers(), pairs(1e4), method)
     assert set(repaired) == {"difference.layer.weight"}
 
@@ -164,7 +164,9 @@ def test_norms_through_standardised_weights_agree_with_a_loop_in_float64(
 
     def norms(engine: str, model: nn.Module, x: Tensor) -> Tensor:
         names = {n: 0 for n, _ in model.named_parameters()}
-        made = make_engine(engine, model, lambda out, y: (out.sum(1) - y).square(), names)
+        made = Runner(
+            Compute(engine=engine), model, lambda out, y: (out.sum(1) - y).square(), names
+        )
         batch = make_batch(x, torch.arange(len(x)) % 4, len(x))
         return made.directions(batch, method, method.lam_at(0, {})).norms().double()
 
@@ -182,7 +184,7 @@ def test_norms_are_right_where_squares_underflow(inputs: float, slopes: float) -
         return slopes * (out * y).sum(1)
 
     def norms(engine: str) -> Tensor:
-        made = make_engine(engine, model, loss, {"weight": 0})
+        made = Runner(Compute(engine=engine), model, loss, {"weight": 0})
         return made.directions(make_batch(x, target, 4), DPSGD(), 0.0).norms()
 
     torch.testing.assert_close(norms("fused"), norms("loop"), rtol=1e-4, atol=0)
@@ -220,7 +222,9 @@ def test_norms_are_right_for_overlapping_slices_with_casts() -> None:
     model, x = Overlapping(), torch.randn(4, 2)
 
     def norms(engine: str) -> Tensor:
-        made = make_engine(engine, model, lambda out, y: (out[:, 0] - y).square(), {"weight": 0})
+        made = Runner(
+            Compute(engine=engine), model, lambda out, y: (out[:, 0] - y).square(), {"weight": 0}
+        )
         return made.directions(make_batch(x, torch.ones(4), 4), DPSGD(), 0.0).norms()
 
     torch.testing.assert_close(norms("fused"), norms("loop"), rtol=1e-5, atol=0)
@@ -229,7 +233,7 @@ def test_norms_are_right_for_overlapping_slices_with_casts() -> None:
 def test_bams_ascent_through_a_cast_to_bfloat16_is_refused() -> None:
     """s(theta + step) rounds the sum: adding s(step) was 6% off."""
     names = {"weight": 0}
-    made = make_engine("fused", Product(), nn.CrossEntropyLoss(reduction="none"), names)
+    made = Runner(Compute(engine="fused"), Product(), nn.CrossEntropyLoss(reduction="none"), names)
     with pytest.raises(
         UnsupportedModelError, match="weight is moved through a cast to low precision"
     ):

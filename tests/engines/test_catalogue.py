@@ -18,7 +18,7 @@ from catalogue import (
     trainable,
 )
 
-from dpbam.engines import make_engine
+from dpbam.compute import Compute, Runner
 from support import in_turn
 
 # torch's advice on its own kernels, once in a process
@@ -50,8 +50,11 @@ def check(name: str, method: str) -> None:
             if first_step(name, engine, method):
                 continue  # refused, as the table in the documentation says
             made = make(name)
-            serving = make_engine(
-                engine, made.model, made.loss, dict.fromkeys(trainable(made.model), 0)
+            serving = Runner(
+                Compute(engine=engine),
+                made.model,
+                made.loss,
+                dict.fromkeys(trainable(made.model), 0),
             )
             found = list(steps(serving, made, method))
         for step, (a, b) in enumerate(zip(found, wanted, strict=True)):

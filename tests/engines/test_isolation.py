@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dpbam import Compute, PrivateGradientOracle
-from dpbam.engines import StatefulModelError, UnsupportedModelError, make_engine
+from dpbam.compute import Runner
+from dpbam.engines import StatefulModelError, UnsupportedModelError
 from dpbam.engines.isolation import ModelState
 from dpbam.methods import BAM, DPSGD
 from support import clipped_sum, private_plan, samples, smooth_net
@@ -44,7 +45,7 @@ class Code(nn.Module):
 def run(model: nn.Module, engine: str, rows: int = 5, method: Any = None) -> Any:
     torch.manual_seed(0)
     groups = {n: 0 for n, p in model.named_parameters() if p.requires_grad}
-    made = make_engine(engine, model, CROSS, groups)
+    made = Runner(Compute(engine=engine), model, CROSS, groups)
     batch = make_batch(torch.randn(rows, 4), torch.arange(rows) % 3, rows)
     method = method or DPSGD()
     return made.directions(batch, method, method.lam_at(0, {}))
@@ -318,7 +319,7 @@ def test_auto_warns_once_with_the_engine_and_the_reason() -> None:
         return x if bool(x.sum() > 1e9) else x.tanh()
 
     model = Code(branches)
-    made = make_engine("auto", model, CROSS, {n: 0 for n, _ in model.named_parameters()})
+    made = Runner(Compute(engine="auto"), model, CROSS, {n: 0 for n, _ in model.named_parameters()})
     batch = make_batch(torch.randn(5, 4), torch.arange(5) % 3, 5)
     expected = r"fused engine does not support this: .*loop engine is used"
     with pytest.warns(UserWarning, match=expected) as seen:

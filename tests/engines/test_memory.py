@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpbam.engines import make_engine
+from dpbam.compute import Compute, Runner
 from dpbam.engines.base import PhysicalBatch
 from dpbam.engines.fused import FusedEngine
 from dpbam.engines.memory import LiveBytes, peak_bytes, physical_batch_size
@@ -66,8 +66,11 @@ def test_memory_limit_of_a_step_reaches_the_norms_of_the_fused_engine() -> None:
 
     norms = []
     for name, limit in (("fused", 2**31), ("fused", 1000), ("auto", 1000)):
-        engine = make_engine(name, model, loss, {"weight": 0, "bias": 0}, limit)
-        fused = engine if isinstance(engine, FusedEngine) else engine._engines[0]  # type: ignore[attr-defined]
+        engine = Runner(
+            Compute(engine=name, memory_limit=limit), model, loss, {"weight": 0, "bias": 0}
+        )
+        fused = engine._engines[0]
+        assert isinstance(fused, FusedEngine)
         assert fused._limit == limit // 8
         norms.append(engine.directions(data, DPSGD(), 0.0).norms())
     assert torch.allclose(norms[0], norms[1], rtol=1e-6)

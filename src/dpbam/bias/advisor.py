@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
 from dpbam.bias.decomposition import dot, flat
-from dpbam.engines import Loss, PerSampleDirections, make_engine
+from dpbam.compute import Compute, Runner
+from dpbam.engines import Loss, PerSampleDirections
 from dpbam.engines.synthetic import use_first
 from dpbam.errors import ArgumentError
 from dpbam.methods import BAM, DPSGD
@@ -139,7 +140,8 @@ def advise(
     """
     chosen = sorted({0.0, _validate.non_negative("lam", lam), *lambdas})
     pools = {value: _Pool(plan) for value in chosen}
-    maker = make_engine(engine, model, loss, plan.clipper().groups(trainable(model)))
+    groups = plan.clipper().groups(trainable(model))
+    maker = Runner(Compute(engine=engine), model, loss, groups)
     bounds: list[float] = []
     for inputs, targets in batches:
         batch_of_all = LogicalBatch.of(inputs, targets, None, 1)

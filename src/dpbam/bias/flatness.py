@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from dpbam import _validate
 from dpbam.batches import LogicalBatch, Views
 from dpbam.bias.decomposition import flat, norm
-from dpbam.engines import Loss, PhysicalBatch, make_engine
+from dpbam.compute import Compute, Runner
+from dpbam.engines import Loss, PhysicalBatch
 from dpbam.engines.base import call_model, per_row_loss
 from dpbam.engines.synthetic import use_first
 from dpbam.methods import DPSGD
@@ -104,7 +105,7 @@ def measure_flatness(
     batch = LogicalBatch.of(inputs, targets, None, 1)
     chunks = list(batch.split(physical_batch_size, Views(), device_of(model)))
     with evaluating(model):
-        chosen_engine = make_engine(engine, model, loss, dict.fromkeys(theta, 0))
+        chosen_engine = Runner(Compute(engine=engine), model, loss, dict.fromkeys(theta, 0))
         total: Params = {}
         norms: list[Tensor] = []
         losses = 0.0

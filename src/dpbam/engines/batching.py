@@ -66,9 +66,9 @@ def all_rows(t: Tensor, rows: int) -> Tensor:
     """Return the tensor of all rows, [N, *row]; one that rows share is expanded."""
     if not is_batched(t):
         return t.expand(rows, *t.shape)
-    whole: Tensor = get_unwrapped(t)
+    rows_of_all: Tensor = get_unwrapped(t)
     axis = maybe_get_bdim(t)
-    return whole if axis == 0 else whole.movedim(axis, 0)
+    return rows_of_all if axis == 0 else rows_of_all.movedim(axis, 0)
 
 
 def requires_grad(t: Tensor) -> bool:
@@ -112,14 +112,14 @@ def on_all_rows(function: Callable[..., Any], rows: int, *tensors: Tensor) -> An
     Example:
         >>> import torch
         >>> def double(x):
-        ...     return on_all_rows(lambda whole: 2 * whole, 3, x)
+        ...     return on_all_rows(lambda of_all: 2 * of_all, 3, x)
         >>> torch.func.vmap(double)(torch.tensor([1.0, 2.0, 3.0]))
         tensor([2., 4., 6.])
     """
-    whole = [all_rows(t, rows) for t in tensors]
+    outside = [all_rows(t, rows) for t in tensors]
     layer = pop_dynamic_layer_stack()
     try:
-        result = function(*whole)
+        result = function(*outside)
     finally:
         push_dynamic_layer_stack(layer)
     return tuple(map(batched, result)) if isinstance(result, tuple) else batched(result)

@@ -80,10 +80,10 @@ class FunctionalEngine:
         def run(watch: Isolation) -> tuple[Params, Params, Tensor]:
             unit_loss = self._unit_loss(batch, parameters, watch)
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-                found: tuple[Params, Params, Tensor] = over_rows(
+                results: tuple[Params, Params, Tensor] = over_rows(
                     lambda unit: direction(unit, unit_loss), _by_unit(batch)
                 )
-            return found
+            return results
 
         d, g, losses = isolated(self._model, self._loss, run)
         plain_directions = FunctionalDirections(g, self._groups, losses) if plain else None

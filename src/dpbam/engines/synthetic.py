@@ -36,7 +36,10 @@ def synthetic_rows(inputs: Any, targets: Any) -> list[tuple[Any, Any]]:
     """
     choices = _WHOLE if _has_whole((inputs, targets)) else _WHOLE[:1]
     return [
-        (map_rows(partial(_row, whole=first), inputs), map_rows(partial(_row, whole=last), targets))
+        (
+            map_rows(partial(_row, integer=first), inputs),
+            map_rows(partial(_row, integer=last), targets),
+        )
         for first, last in choices
     ]
 
@@ -73,10 +76,14 @@ def _has_whole(tree: Any) -> bool:
     return any(not (t.is_floating_point() or t.is_complex()) for t in tensors)
 
 
-def _row(t: Tensor, whole: int) -> Tensor:
+def _rows(tree: Any, integer: int) -> Any:
+    return map_rows(partial(_row, integer=integer), tree)
+
+
+def _row(t: Tensor, integer: int) -> Tensor:
     """Return one row [1, ...] of the type and shape of those of ``t`` [N, ...]."""
     shape = (1, *t.shape[1:])
     if not (t.is_floating_point() or t.is_complex()):
-        return torch.full(shape, whole, dtype=t.dtype, device=t.device)
+        return torch.full(shape, integer, dtype=t.dtype, device=t.device)
     numbers = torch.arange(1, t.shape[1:].numel() + 1, dtype=torch.float64)
     return ((numbers * _GOLDEN) % 1).reshape(shape).to(device=t.device, dtype=t.dtype)

@@ -50,9 +50,9 @@ from dpbam.app.runs.pool import Send, run_tasks
 from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.app.runs.run import RunError
 from dpbam.batches import LogicalBatch, Views
+from dpbam.compute import Compute, Runner
 from dpbam.data import DataSet, to_float
 from dpbam.data.base import Concatenated
-from dpbam.engines import make_engine
 from dpbam.errors import ArgumentError
 from dpbam.methods import DPSGD
 from dpbam.params import device_of, evaluating, trainable
@@ -308,7 +308,7 @@ def _norms(prepared: Prepared, records: DataSet) -> Iterator[torch.Tensor]:
     model, groups = prepared.model, dict.fromkeys(trainable(prepared.model), 0)
     with evaluating(model), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the fused engine does not support")
-        engine = make_engine(prepared.config.engine, model, prepared.task, groups)
+        engine = Runner(Compute(engine=prepared.config.engine), model, prepared.task, groups)
         for start in range(0, len(records), _ROWS):
             images, labels = records.batch(np.arange(start, min(start + _ROWS, len(records))))
             batch = LogicalBatch.of(to_float(images), labels, None, 1)

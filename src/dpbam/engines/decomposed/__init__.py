@@ -33,10 +33,10 @@ class Decompose(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            given = attention.arguments(args, kwargs)
-            if reason := attention.unsupported(given):
+            call = attention.arguments(args, kwargs)
+            if reason := attention.reason_against(call):
                 raise UnsupportedModelError(reason)
-            return attention.multi_head(given)
+            return attention.multi_head(call)
         if func in DECOMPOSED:
             return DECOMPOSED[func](*args, **kwargs)
         if func is F.embedding and len(args) + len(kwargs) > 2:

@@ -25,61 +25,61 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return bound.arguments
 
 
-def unsupported(given: dict[str, Any]) -> str | None:
+def reason_against(call: dict[str, Any]) -> str | None:
     """Return why :func:`multi_head` does not support this call, or None."""
-    if any(given[name] is not None for name in _UNSUPPORTED):
+    if any(call[name] is not None for name in _UNSUPPORTED):
         return "multi-head attention with static_k or static_v is not supported"
     return None
 
 
-def multi_head(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+def multi_head(call: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     """Return softmax(q k^T / sqrt(d) + mask) v, by head, for inputs [length, N, width] as torch's.
 
     Without a batch axis inputs and output are [length, width].
     """
-    if given["query"].ndim == 2:
-        out, weights = multi_head(_with_batch_axis(given))
+    if call["query"].ndim == 2:
+        out, weights = multi_head(_with_batch_axis(call))
         return out.squeeze(1), None if weights is None else weights.squeeze(0)
-    heads = given["num_heads"]
-    q, *_ = projected = _projections(given)
+    heads = call["num_heads"]
+    q, *_ = projected = _projections(call)
     length, n, width = q.shape
-    k, v = _longer(given, *projected[1:])
+    k, v = _longer(call, *projected[1:])
     q, k, v = (t.reshape(t.shape[0], n, heads, -1).permute(1, 2, 0, 3) for t in (q, k, v))
-    if given["add_zero_attn"]:
+    if call["add_zero_attn"]:
         k, v = (torch.cat([t, t.new_zeros(n, heads, 1, t.shape[-1])], 2) for t in (k, v))
     weights = None
-    if given["need_weights"] or (given["training"] and given["dropout_p"]):
+    if call["need_weights"] or (call["training"] and call["dropout_p"]):
         scores = (q * (width // heads) ** -0.5) @ k.transpose(-2, -1)
-        mask = _mask(given, scores)  # [N, heads, length, sources]
+        mask = _mask(call, scores)  # [N, heads, length, sources]
         if mask is not None:
             scores = scores + mask
-        weights = F.dropout(scores.softmax(-1), given["dropout_p"], given["training"])
+        weights = F.dropout(scores.softmax(-1), call["dropout_p"], call["training"])
         mixed = weights @ v
     else:
         nothing = torch.empty((), dtype=q.dtype, device=q.device)
-        like = nothing.expand(n, heads, length, k.shape[2])
-        mixed = F.scaled_dot_product_attention(q, k, v, _mask(given, like))
+        scores_shape = nothing.expand(n, heads, length, k.shape[2])
+        mixed = F.scaled_dot_product_attention(q, k, v, _mask(call, scores_shape))
     mixed = mixed.permute(2, 0, 1, 3).reshape(length, n, width)
-    out = F.linear(mixed, given["out_proj_weight"], given["out_proj_bias"])
-    if weights is None or not given["need_weights"]:
+    out = F.linear(mixed, call["out_proj_weight"], call["out_proj_bias"])
+    if weights is None or not call["need_weights"]:
         return out, None
-    return out, weights.mean(1) if given["average_attn_weights"] else weights
+    return out, weights.mean(1) if call["average_attn_weights"] else weights
 
 
-def _with_batch_axis(given: dict[str, Any]) -> dict[str, Any]:
-    once = {id(given[name]): given[name].unsqueeze(1) for name in ("query", "key", "value")}
-    inputs = {name: once[id(given[name])] for name in ("query", "key", "value")}  # keeps q is k
-    padding = given["key_padding_mask"]
-    return {**given, **inputs, "key_padding_mask": None if padding is None else padding[None]}
+def _with_batch_axis(call: dict[str, Any]) -> dict[str, Any]:
+    once = {id(call[name]): call[name].unsqueeze(1) for name in ("query", "key", "value")}
+    inputs = {name: once[id(call[name])] for name in ("query", "key", "value")}  # keeps q is k
+    padding = call["key_padding_mask"]
+    return {**call, **inputs, "key_padding_mask": None if padding is None else padding[None]}
 
 
-def _longer(given: dict[str, Any], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _longer(call: dict[str, Any], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values with the learned ``bias_k`` and ``bias_v`` as the last source."""
-    if given["bias_k"] is None:
+    if call["bias_k"] is None:
         return k, v
     n = k.shape[1]
-    longer_k = torch.cat([k, given["bias_k"].expand(1, n, -1)])
-    return longer_k, torch.cat([v, given["bias_v"].expand(1, n, -1)])
+    longer_k = torch.cat([k, call["bias_k"].expand(1, n, -1)])
+    return longer_k, torch.cat([v, call["bias_v"].expand(1, n, -1)])
 
 
 def dot_product(
@@ -106,25 +106,25 @@ def dot_product(
     return F.dropout(weights, dropout_p, True) @ value
 
 
-def _projections(given: dict[str, Any]) -> list[Tensor]:
-    if not given["use_separate_proj_weight"] and given["query"] is given["key"] is given["value"]:
-        packed = F.linear(given["query"], given["in_proj_weight"], given["in_proj_bias"])
+def _projections(call: dict[str, Any]) -> list[Tensor]:
+    if not call["use_separate_proj_weight"] and call["query"] is call["key"] is call["value"]:
+        packed = F.linear(call["query"], call["in_proj_weight"], call["in_proj_bias"])
         return list(packed.chunk(3, -1))
-    if given["use_separate_proj_weight"]:
-        matrices = [given[f"{letter}_proj_weight"] for letter in "qkv"]
+    if call["use_separate_proj_weight"]:
+        matrices = [call[f"{letter}_proj_weight"] for letter in "qkv"]
     else:
-        matrices = list(given["in_proj_weight"].chunk(3))
-    bias = given["in_proj_bias"]
+        matrices = list(call["in_proj_weight"].chunk(3))
+    bias = call["in_proj_bias"]
     shifts = [None] * 3 if bias is None else list(bias.chunk(3))
-    inputs = (given["query"], given["key"], given["value"])
+    inputs = (call["query"], call["key"], call["value"])
     return [F.linear(*operands) for operands in zip(inputs, matrices, shifts, strict=True)]
 
 
-def _mask(given: dict[str, Any], scores: Tensor) -> Tensor | None:
+def _mask(call: dict[str, Any], scores: Tensor) -> Tensor | None:
     """Return the sum of both masks, broadcast to [N, heads, length, sources]."""
     n, heads = scores.shape[:2]
     total = None
-    attention, padding = (_extended(given[m], scores) for m in ("attn_mask", "key_padding_mask"))
+    attention, padding = (_extend(call[m], scores) for m in ("attn_mask", "key_padding_mask"))
     if attention is not None:
         total = _additive(attention, scores)
         if total.ndim == 3:
@@ -135,7 +135,7 @@ def _mask(given: dict[str, Any], scores: Tensor) -> Tensor | None:
     return total
 
 
-def _extended(mask: Tensor | None, scores: Tensor) -> Tensor | None:
+def _extend(mask: Tensor | None, scores: Tensor) -> Tensor | None:
     """Return the mask extended by the sources that were added at the end, unmasked."""
     return None if mask is None else F.pad(mask, (0, scores.shape[-1] - mask.shape[-1]))
 

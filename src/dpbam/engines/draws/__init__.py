@@ -76,10 +76,10 @@ class KeyedDraws(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in KEYED:
             return KEYED[func](self._row, func, *args, **kwargs)
-        decomposed = _decomposed(func, args, kwargs)
-        if decomposed is not None:
+        replacement = _replacement_of(func, args, kwargs)
+        if replacement is not None:
             with self:
-                return decomposed(*args, **kwargs)
+                return replacement(*args, **kwargs)
         if func in LESS and (answer := below_zero(args)) is not None:
             return answer
         if func in REFUSED or _is_random_overload(func):
@@ -87,7 +87,7 @@ class KeyedDraws(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _decomposed(
+def _replacement_of(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[..., Any] | None:
     """Return the replacement of a torch function that has dropout inside, or None."""
@@ -95,12 +95,12 @@ def _decomposed(
         p = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
         return attention.dot_product if p > 0 else None
     if func is F.multi_head_attention_forward:
-        given = attention.arguments(args, kwargs)
-        if not given["training"] or given["dropout_p"] == 0:
+        call = attention.arguments(args, kwargs)
+        if not call["training"] or call["dropout_p"] == 0:
             return None
-        if reason := attention.unsupported(given):
+        if reason := attention.reason_against(call):
             raise ArgumentError(f"{reason} together with keyed dropout: give it dropout=0")
-        return lambda *_, **__: attention.multi_head(given)
+        return lambda *_, **__: attention.multi_head(call)
     if func in RECURRENT:  # (..., dropout, train, ...): dropout is the one float
         at = next((i for i, a in enumerate(args) if isinstance(a, float)), None)
         return DECOMPOSED[func] if at is not None and args[at] > 0 and args[at + 1] else None
@@ -142,6 +142,6 @@ def _dropout_p(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> floa
     """Return the ``dropout_p`` of an attention operator, which draws unless it is 0; else None."""
     for at, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
-            given = args[at] if at < len(args) else kwargs.get("dropout_p", argument.default_value)
-            return float(given)
+            p = args[at] if at < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return float(p)
     return None

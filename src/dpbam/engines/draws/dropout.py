@@ -66,8 +66,8 @@ def _rrelu(
 def _per_channel(func: Handler, x: Tensor) -> tuple[int, ...]:
     """Return [N, C, 1, ...], or [C, 1, ...] where torch interprets x as one sample."""
     single = (func is F.dropout1d and x.ndim == 2) or (func is F.dropout3d and x.ndim == 4)
-    kept = 1 if single else 2
-    return (*x.shape[:kept], *(1 for _ in x.shape[kept:]))
+    axes = 1 if single else 2
+    return (*x.shape[:axes], *(1 for _ in x.shape[axes:]))
 
 
 def _arguments(
@@ -75,13 +75,13 @@ def _arguments(
 ) -> tuple[Tensor, float, bool, bool]:
     """Return (input, p, training, in place) of any of torch's dropouts, with their defaults."""
     names = ("input", "p", "training", "inplace")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    training = given.get("training", given.get("train", func not in _OFF_BY_DEFAULT))
-    p = float(given.get("p", 0.5))
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    training = arguments.get("training", arguments.get("train", func not in _OFF_BY_DEFAULT))
+    p = float(arguments.get("p", 0.5))
     if not 0 <= p <= 1:
         raise ArgumentError(f"dropout probability has to be between 0 and 1, but got {p}")
-    in_place = given.get("inplace", False) or func.__name__.endswith("_")
-    return given["input"], p, bool(training), bool(in_place)
+    in_place = arguments.get("inplace", False) or func.__name__.endswith("_")
+    return arguments["input"], p, bool(training), bool(in_place)
 
 
 _ELEMENTS: list[Handler] = [F.dropout, torch.dropout, torch.dropout_]

@@ -37,32 +37,33 @@ class RowDraws:
                 "checkpointing), where they would differ from those of forward: set its "
                 "dropout to 0, or switch checkpointing off"
             )
-        key = derive(self._known_key().to(device), self._number)
+        key = derive(self._read_key().to(device), self._number)
         self._number += 1
         return keyed_bits(key, shape, digits)
 
-    def uniform(self, like: Tensor) -> Tensor:
-        """Draw uniform numbers in [0, 1), with the shape, dtype and device of ``like``."""
-        digits = _DIGITS[like.dtype]
-        drawn = self.bits(like.shape, digits, like.device).to(like.dtype) / 2.0**digits
-        drawn.__dict__[_NEVER_NEGATIVE] = version(drawn)
-        return drawn
+    def uniform(self, template: Tensor) -> Tensor:
+        """Draw uniform numbers in [0, 1), with the shape, dtype and device of ``template``."""
+        digits = _DIGITS[template.dtype]
+        bits = self.bits(template.shape, digits, template.device)
+        numbers = bits.to(template.dtype) / 2.0**digits
+        numbers.__dict__[_NEVER_NEGATIVE] = version(numbers)
+        return numbers
 
-    def open_uniform(self, like: Tensor, *lead: int) -> Tensor:
+    def open_uniform(self, template: Tensor, *lead: int) -> Tensor:
         """Draw uniform numbers in (0, 1), never 0 or 1: [*lead, *shape], in float32 at least."""
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        dtype = torch.float64 if template.dtype == torch.float64 else torch.float32
         digits = _DIGITS[dtype]
-        bits = self.bits((*lead, *like.shape), digits - 1, like.device)
+        bits = self.bits((*lead, *template.shape), digits - 1, template.device)
         return (2 * bits + 1).to(dtype) / 2.0**digits
 
-    def normal(self, like: Tensor) -> Tensor:
+    def normal(self, template: Tensor) -> Tensor:
         """Draw standard normal numbers, by Box and Muller: sqrt(-2 log u) cos(2 pi v)."""
-        u, v = self.open_uniform(like, 2).unbind(0)
-        return ((-2 * u.log()).sqrt() * (2 * torch.pi * v).cos()).to(like.dtype)
+        u, v = self.open_uniform(template, 2).unbind(0)
+        return ((-2 * u.log()).sqrt() * (2 * torch.pi * v).cos()).to(template.dtype)
 
-    def exponential(self, like: Tensor) -> Tensor:
+    def exponential(self, template: Tensor) -> Tensor:
         """Draw exponential numbers of mean 1, never 0."""
-        return -self.open_uniform(like).log()
+        return -self.open_uniform(template).log()
 
     def happens(self, shape: tuple[int, ...], p: float | Tensor, device: torch.device) -> Tensor:
         """Draw True with probability p, rounded to a multiple of 2^-24, whatever the dtype."""
@@ -72,12 +73,12 @@ class RowDraws:
         """Draw 0 with probability p, else 1, in x's dtype."""
         return (~self.happens(shape, p, x.device)).to(x.dtype)
 
-    def empty(self, like: Tensor) -> Tensor:
+    def empty(self, template: Tensor) -> Tensor:
         """Return zeros into which draws can be written: under vmap one tensor per row."""
-        key = self._known_key()
-        return key.new_zeros(like.shape, dtype=like.dtype, device=like.device)
+        key = self._read_key()
+        return key.new_zeros(template.shape, dtype=template.dtype, device=template.device)
 
-    def _known_key(self) -> Tensor:
+    def _read_key(self) -> Tensor:
         if not isinstance(self._key, Tensor):
             self._key = self._key()
         return self._key
@@ -100,12 +101,14 @@ def below_zero(args: tuple[Any, ...]) -> Tensor | None:
     Models that skip layers at random compute this for every layer, also with p = 0, and branch on
     it, which vmap cannot run.
     """
-    drawn, p = (*args, None, None)[:2]
+    numbers, p = (*args, None, None)[:2]
     if not isinstance(p, float | int) or p > 0:
         return None
-    if not isinstance(drawn, Tensor) or getattr(drawn, _NEVER_NEGATIVE, None) != version(drawn):
+    if not isinstance(numbers, Tensor):
         return None
-    return torch.zeros(drawn.shape, dtype=torch.bool, device=drawn.device)
+    if getattr(numbers, _NEVER_NEGATIVE, None) != version(numbers):
+        return None
+    return torch.zeros(numbers.shape, dtype=torch.bool, device=numbers.device)
 
 
 def refusal(func: Callable[..., Any]) -> ArgumentError:

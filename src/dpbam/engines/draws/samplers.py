@@ -16,31 +16,33 @@ _EXACT = 53  # bits of an integer draw
 
 def _empty(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
     """Return zeros for uninitialised memory, one tensor per row, so that draws can be written."""
-    made: Tensor = func(*args, **kwargs)
-    if made.requires_grad or made.layout != torch.strided or kwargs.get("out") is not None:
-        return made
-    return row.empty(made)
+    memory: Tensor = func(*args, **kwargs)
+    if memory.requires_grad or memory.layout != torch.strided or kwargs.get("out") is not None:
+        return memory
+    return row.empty(memory)
 
 
-def _made(func: Handler, like: Handler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return a tensor as ``func`` would, by ``like``, which takes the same arguments."""
+def _allocate(
+    func: Handler, empty: Handler, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    """Return a tensor as ``func`` would, by ``empty``, which takes the same arguments."""
     if kwargs.get("out") is not None or kwargs.get("requires_grad"):
         raise refusal(func)
-    return like(*args, **{k: v for k, v in kwargs.items() if k != "generator"})  # type: ignore
+    return empty(*args, **{k: v for k, v in kwargs.items() if k != "generator"})  # type: ignore
 
 
-def _sampler(draw: Callable[[RowDraws, Tensor], Tensor], like: Handler) -> Handler:
-    """Return the sampler of ``draw(row, tensor)`` for a tensor as ``like`` makes it."""
+def _sampler(draw: Callable[[RowDraws, Tensor], Tensor], empty: Handler) -> Handler:
+    """Return the sampler of ``draw(row, tensor)`` for a tensor as ``empty`` allocates it."""
 
     def handler(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
-        return draw(row, _made(func, like, args, kwargs))
+        return draw(row, _allocate(func, empty, args, kwargs))
 
     return handler
 
 
-def _integers(row: RowDraws, like: Tensor, low: int, high: int) -> Tensor:
+def _integers(row: RowDraws, t: Tensor, low: int, high: int) -> Tensor:
     """Draw integers in [low, high), with a bias of at most (high - low) 2^-53."""
-    return (row.bits(like.shape, _EXACT, like.device) % (high - low) + low).to(like.dtype)
+    return (row.bits(t.shape, _EXACT, t.device) % (high - low) + low).to(t.dtype)
 
 
 def _randint(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
@@ -49,12 +51,12 @@ def _randint(row: RowDraws, func: Handler, *args: Any, **kwargs: Any) -> Tensor:
     size = kwargs.pop("size", None) or args[-1]
     low, high = _bounds(numbers, kwargs)
     kwargs.setdefault("dtype", torch.int64)
-    return _integers(row, _made(func, torch.empty, (size,), kwargs), low, high)
+    return _integers(row, _allocate(func, torch.empty, (size,), kwargs), low, high)
 
 
 def _randint_like(row: RowDraws, func: Handler, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     low, high = _bounds(list(args), kwargs)
-    return _integers(row, _made(func, torch.empty_like, (input,), kwargs), low, high)
+    return _integers(row, _allocate(func, torch.empty_like, (input,), kwargs), low, high)
 
 
 def _random(row: RowDraws, func: Handler, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -77,8 +79,8 @@ def _bounds(numbers: list[int], kwargs: dict[str, Any]) -> tuple[int, int]:
 
 def _randperm(row: RowDraws, func: Handler, n: int, **kwargs: Any) -> Tensor:
     kwargs.setdefault("dtype", torch.int64)
-    like = _made(func, torch.empty, (n,), kwargs)
-    return row.bits((n,), _EXACT, like.device).argsort().to(like.dtype)
+    t = _allocate(func, torch.empty, (n,), kwargs)
+    return row.bits((n,), _EXACT, t.device).argsort().to(t.dtype)
 
 
 def _bernoulli(
@@ -102,7 +104,7 @@ def _normal(
 ) -> Tensor:  # fmt: skip
     """Return mean + std z; the shape is that of the parameters, or ``size``."""
     if size is not None:
-        return mean + std * row.normal(_made(func, torch.empty, (size,), kwargs))
+        return mean + std * row.normal(_allocate(func, torch.empty, (size,), kwargs))
     kwargs.pop("generator", None)
     if kwargs:
         raise refusal(func)
@@ -122,24 +124,24 @@ def _in_place(sample: Callable[..., Tensor]) -> Handler:
     return handler
 
 
-def _uniform_values(row: RowDraws, like: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    return low + (high - low) * row.uniform(like)
+def _uniform_values(row: RowDraws, t: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return low + (high - low) * row.uniform(t)
 
 
-def _normal_values(row: RowDraws, like: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    return mean + std * row.normal(like)
+def _normal_values(row: RowDraws, t: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return mean + std * row.normal(t)
 
 
-def _log_normal_values(row: RowDraws, like: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
-    return (mean + std * row.normal(like)).exp()
+def _log_normal_values(row: RowDraws, t: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+    return (mean + std * row.normal(t)).exp()
 
 
-def _exponential_values(row: RowDraws, like: Tensor, lambd: float = 1.0) -> Tensor:
-    return row.exponential(like) / lambd
+def _exponential_values(row: RowDraws, t: Tensor, lambd: float = 1.0) -> Tensor:
+    return row.exponential(t) / lambd
 
 
-def _cauchy_values(row: RowDraws, like: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
-    return median + sigma * (torch.pi * (row.open_uniform(like) - 0.5)).tan()
+def _cauchy_values(row: RowDraws, t: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+    return median + sigma * (torch.pi * (row.open_uniform(t) - 0.5)).tan()
 
 
 def _multinomial(

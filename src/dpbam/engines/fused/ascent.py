@@ -22,12 +22,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from dpbam.engines.base import UnsupportedModelError
-from dpbam.engines.fused.bilinear import Layer, Pair
+from dpbam.engines.fused.bilinear import Pair
 from dpbam.engines.fused.directions import FusedDirections
 from dpbam.engines.fused.fold import Fold, per_unit
-from dpbam.engines.fused.gradients import Factored, Joined, Materialised, Norm
-from dpbam.engines.fused.layers.embedding import Embedding
-from dpbam.engines.fused.standardised import Centred, ScaledGradient
+from dpbam.engines.fused.gradients import Factored, Norm
 from dpbam.engines.fused.uses import Bias, MatrixUse
 from dpbam.engines.fused.weights import Weight
 from dpbam.engines.precision import full_precision
@@ -48,53 +46,58 @@ class Ascent:
         self._computed: dict[tuple[str, int], tuple[Weight, Tensor]] = {}
         self._scaled: dict[int, list[Pair]] = {}
         self._row_steps: dict[int, tuple[Weight, Tensor | None]] = {}
-        self._matrix_uses = 0  # of this pass: the n-th is the n-th of the plain pass
-        self._large = {g.name: g for g in plain.parts if isinstance(g, Materialised)}
+        self._large = {g.name: g for g in plain.large}
         self._small: Params = {}  # eps_u g_u of joined gradients: [U, *shape]
-        for part in plain.parts:
-            if isinstance(part, Joined):
-                self._small |= part.scaled(steps)
-        self._materialised_names = self._large.keys() | self._small.keys()
-        self._factored = {g.name for g in self._plain.gradients} - self._materialised_names
+        for gradient in plain.joined:
+            self._small |= gradient.scaled(steps)
+        self._materialised = self._large.keys() | self._small.keys()
+        self._factored = {g.name for g in self._plain.factored} - self._materialised
 
     def matrix(
-        self, use: MatrixUse, x: Tensor, shared: Callable[[], Tensor], bias: Bias, channel_axes: int
-    ) -> Tensor:
+        self, use: MatrixUse, place: int, x: Tensor, shared: Callable[[], Tensor], bias: Bias,
+        channel_axes: int,
+    ) -> Tensor:  # fmt: skip
         """Return f(D + eps_u G_u, x) + bias, moved too; ``shared`` computes f(D, x) + bias.
 
         Args:
             use: the use.
+            place: its place on the tape, the same as that of the plain pass.
             x: [N, *row].
             shared: the layer at the present parameters.
             bias: its value, and its weight if it is trained.
             channel_axes: the number of axes of y after its channels.
         """
-        gradient, norm = self._next(use)
-        same = gradient is not None and _inner(gradient.layer) == use.layer
+        gradient, norm = self._gradient_at(place, use)
+        same = gradient is not None and gradient.layer.uncentred == use.layer
         by_gram = same and not use.swap and norm is not None and norm.by_gram
         if gradient is None:
             weights = self._step_by_unit(use.weight)
-            y = shared() if weights is None else self._added_layer(use, x, shared(), weights)
+            y = shared() if weights is None else self._add_layer(use, x, shared(), weights)
         elif by_gram:
-            y = self._added(shared(), self._by_gram(use, gradient, x))
-        elif not same or isinstance(use.layer, Embedding):
-            y = self._added_layer(use, x, shared(), self._materialised_step(gradient, norm))
+            y = self._add(shared(), self._by_gram(use, gradient, x))
+        elif not same or not use.layer.has_input_gradient:
+            with full_precision():
+                g = _materialise(gradient, norm)
+                weights = g * per_unit(self._steps, g)  # eps_u G_u: [U, *D]
+            y = self._add_layer(use, x, shared(), weights)
         else:
-            return self._moved_layer(use, x, self._materialised(gradient, norm), bias)
+            return self._run_moved(use, x, _materialise(gradient, norm), bias)
         return y if bias.weight is None else self.shifted(y, bias.weight, channel_axes)
 
-    def _moved_layer(self, use: MatrixUse, x: Tensor, g: Tensor, bias: Bias) -> Tensor:
+    def _run_moved(self, use: MatrixUse, x: Tensor, g: Tensor, bias: Bias) -> Tensor:
         """Return f(D + eps_u G_u, x) + bias + its step: one layer whose groups are the units."""
         with full_precision():
-            weights = self._once("weight", use.weight, lambda: self._moved_weight(use.weight, g))
+            weights = self._once("weight", use.weight, lambda: self._move_weight(use.weight, g))
             if bias.weight is None:  # a constant one may differ from use to use
                 offset = None if bias.value is None else bias.value.flatten().to(g.dtype)
             else:
-                offset = self._once("offset", bias.weight, lambda: self._moved_offset(bias, g))
+                offset = self._once("offset", bias.weight, lambda: self._move_offset(bias, g))
             form = use.layer.right_form if use.swap else use.layer.left_form
-            given = form(self._fold(x))
-            y = use.layer.run_each(given, weights, offset, swap=use.swap)
-            return self._fold.undo(y, _row_of(use, x, y)).to(x.dtype)
+            y = use.layer.run_each(form(self._fold(x)), weights, offset, swap=use.swap)
+            # a row of y has x's leading axes, then those that the layer computes: channels, space
+            axes = len(use.layer.shape) - 1
+            row = (*x.shape[1 : x.ndim - axes], *y.shape[y.ndim - axes :])
+            return self._fold.undo(y, row).to(x.dtype)
 
     def _once(self, kind: str, weight: Weight, compute: Callable[[], Tensor]) -> Tensor:
         """Return what was computed for this weight in this pass: a recurrent layer uses it often.
@@ -106,12 +109,12 @@ class Ascent:
             self._computed[key] = weight, compute()
         return self._computed[key][1]
 
-    def _moved_weight(self, weight: Weight, g: Tensor) -> Tensor:
+    def _move_weight(self, weight: Weight, g: Tensor) -> Tensor:
         """Return D + eps_u G_u: [U, *D]."""
         shared = weight.tensor.detach().to(g.dtype)
         return torch.addcmul(shared, g, per_unit(self._steps, g))
 
-    def _moved_offset(self, bias: Bias, g: Tensor) -> Tensor:
+    def _move_offset(self, bias: Bias, g: Tensor) -> Tensor:
         """Return a trained bias, plus its step: [out] or [U, out]."""
         assert bias.value is not None
         assert bias.weight is not None
@@ -132,43 +135,27 @@ class Ascent:
             self._scaled[key] = [(c, b * per_unit(self._steps, b)) for c, b in gradient.pairs]
         return self._scaled[key]
 
-    def _added_layer(self, use: MatrixUse, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    def _add_layer(self, use: MatrixUse, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """Return y + f(weights_u, x)."""
         with full_precision():
             if not use.swap:
                 a = use.layer.left_form(self._fold(x))
-                return self._added(y, use.layer.apply_each(weights, a))
+                return self._add(y, use.layer.apply_each(weights, a))
             b = use.layer.right_form(self._fold(x))
-            like = use.layer.left_form(self._fold(y))
-            return self._added(y, use.layer.transpose_each(weights, b, like))
+            template = use.layer.left_form(self._fold(y))
+            return self._add(y, use.layer.transpose_each(weights, b, template))
 
-    def _materialised_step(self, gradient: Factored, norm: Norm | None) -> Tensor:
-        """Return eps_u G_u: [U, *D]."""
-        with full_precision():
-            g = self._materialised(gradient, norm)
-            return g * per_unit(self._steps, g)
-
-    def _materialised(self, gradient: Factored, norm: Norm | None) -> Tensor:
-        known = None if norm is None else norm.materialised
-        return gradient.materialise() if known is None else known
-
-    def _next(self, use: MatrixUse) -> tuple[Factored | None, Norm | None]:
-        """Return the plain pass's gradient at this use, if it is factored."""
-        n, self._matrix_uses = self._matrix_uses, self._matrix_uses + 1
-        index = self._plain.of_use[n] if n < len(self._plain.of_use) else None
+    def _gradient_at(self, place: int, use: MatrixUse) -> tuple[Factored | None, Norm | None]:
+        """Return the plain pass's gradient at this place of the tape, if it is factored."""
+        index = self._plain.of_use.get(place)
         if index is None:
             return None, None
-        gradient = self._plain.gradients[index]
-        if isinstance(gradient, ScaledGradient):  # s(V + eps_u H_u) is not s(V) + eps_u G_u
-            raise UnsupportedModelError(
-                f"{gradient.name} is moved through its standardisation's scale"
-            )
-        assert isinstance(gradient, Factored)
+        gradient = self._plain.factored[index].as_pairs()
         if gradient.weight.names != use.names:
             raise UnsupportedModelError(_OTHER_STEPS)
         return gradient, self._norms[index]
 
-    def _added(self, y: Tensor, more: Tensor) -> Tensor:
+    def _add(self, y: Tensor, more: Tensor) -> Tensor:
         return y + self._fold.undo(more, y.shape[1:]).to(y.dtype)
 
     def _step_by_unit(self, weight: Weight) -> Tensor | None:
@@ -179,7 +166,7 @@ class Ascent:
             raise UnsupportedModelError(
                 f"{weight.names[0]} is moved through a cast to low precision"
             )
-        missing = [n for n in weight.names if n not in self._materialised_names]
+        missing = [n for n in weight.names if n not in self._materialised]
         if self._factored.intersection(missing):
             raise UnsupportedModelError(_OTHER_STEPS)
         if missing:  # the loss does not depend on it
@@ -212,29 +199,23 @@ class Ascent:
         """Return theta + eps_u g_u of every row: [N, *shape]."""
         moved = {}
         for name, value in theta.items():
-            step = self._whole_step(name, value)
+            step = self._materialise_step(name, value)
             moved[name] = value + self._fold.to_rows(step).to(value.dtype)
         return moved
 
-    def _whole_step(self, name: str, value: Tensor) -> Tensor:
-        """Return eps_u g_u, materialised: [U, *shape]."""
-        parts = [g for g in self._plain.gradients if g.name == name]
+    def _materialise_step(self, name: str, value: Tensor) -> Tensor:
+        """Return eps_u g_u of a parameter, whatever its uses: [U, *shape]."""
         total = value.new_zeros(self._steps.shape[0], *value.shape)
-        for part in parts:
-            if isinstance(part, Materialised):
-                total = total + part.values
-            elif isinstance(part, Factored):
-                total = total + part.weight.pull_each(part.materialise())[name]
-            else:
-                raise UnsupportedModelError(f"{name} is moved through its standardisation's scale")
+        for gradient in self._plain.factored:
+            if gradient.name == name:
+                total = total + gradient.by_unit()[name]
+        for materialised in self._plain.materialised:
+            if materialised.name == name:
+                total = total + materialised.values
         return total * per_unit(self._steps, total)
 
 
-def _inner(layer: Layer) -> Layer:
-    return layer.layer if isinstance(layer, Centred) else layer
-
-
-def _row_of(use: MatrixUse, x: Tensor, whole: Tensor) -> tuple[int, ...]:
-    """Return the shape of a row of y: x's leading axes, then those that the layer computes."""
-    kept = len(use.layer.shape) - 1  # axes of a row that the layer replaces: channels, space
-    return (*x.shape[1 : x.ndim - kept], *whole.shape[whole.ndim - kept :])
+def _materialise(gradient: Factored, norm: Norm | None) -> Tensor:
+    """Return G_u, which the norm may have computed: [U, *D]."""
+    known = None if norm is None else norm.materialised
+    return gradient.materialise() if known is None else known

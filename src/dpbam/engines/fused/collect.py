@@ -8,20 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.fused.bilinear import Layer, Pair
 from dpbam.engines.fused.fold import per_unit
-from dpbam.engines.fused.generic import GenericUse
-from dpbam.engines.fused.ghost_norm import Grams
-from dpbam.engines.fused.gradients import Factored, Gradient, Materialised, Norm
-from dpbam.engines.fused.layers.embedding import Embedding
-from dpbam.engines.fused.layers.linear import Linear
+from dpbam.engines.fused.gradients import Factored, FactoredGradient, Gradient, Materialised, Norm
 from dpbam.engines.fused.standardised import Centred, ScaledGradient
 from dpbam.engines.fused.uses import Flow, MatrixUse, Use
 from dpbam.engines.fused.weights import Weight
@@ -33,12 +28,27 @@ class Collected:
     """The gradients of every parameter that the loss depends on.
 
     Attributes:
-        gradients: one or several per parameter (disjoint slices of it).
-        of_use: for the n-th matrix use of the pass, the index of its factored gradient, or None.
+        factored: one or several per parameter (disjoint slices of it).
+        materialised: one per parameter.
+        of_use: the index of its factored gradient, by the place of a use on the tape.
     """
 
-    gradients: list[Gradient]
-    of_use: list[int | None]
+    factored: list[FactoredGradient]
+    materialised: list[Materialised]
+    of_use: dict[int, int]
+
+    @property
+    def gradients(self) -> list[Gradient]:
+        """All of them, the factored ones first."""
+        return [*self.factored, *self.materialised]
+
+    def detached(self) -> Collected:
+        """Return the same without the graph."""
+        return Collected(
+            [g.detached() for g in self.factored],
+            [g.detached() for g in self.materialised],
+            self.of_use,
+        )
 
 
 @dataclass(frozen=True)
@@ -49,10 +59,9 @@ class PlainPass:
     norms: list[Norm]
     penalty: Tensor
 
-    def direction(self, names: tuple[str, ...]) -> Params:
+    def third_term(self, names: tuple[str, ...]) -> Params:
         """Return (p / |g_u|) g_u for materialised parameters."""
-        gradients = self.collected.gradients
-        values = {g.name: g.values for g in gradients if isinstance(g, Materialised)}
+        values = {g.name: g.values for g in self.collected.materialised}
         return {n: values[n] * per_unit(self.penalty, values[n]) for n in names}
 
 
@@ -61,135 +70,103 @@ def collect(uses: Sequence[Use], flow: Flow, plain: PlainPass | None = None) -> 
 
     ``flow`` is plain, or BAM's with ``plain`` from the pass before.
     """
-    matrix_uses = [use for use in uses if isinstance(use, MatrixUse)]
-    place = {id(use): i for i, use in enumerate(matrix_uses)}
-    by_name: dict[str, list[Use]] = defaultdict(list)
-    for use in uses:
+    by_name: dict[str, list[tuple[int, Use]]] = defaultdict(list)
+    for place, use in enumerate(uses):
         for name in use.names:
-            by_name[name].append(use)
-    factored = {n: groups for n, found in by_name.items() if (groups := _factorable(found))}
-    gradients: list[Gradient] = []
-    index: dict[int, int] = {}
-    for groups in factored.values():
+            by_name[name].append((place, use))
+    factored: list[FactoredGradient] = []
+    of_use: dict[int, int] = {}
+    factored_names: set[str] = set()
+    for name, placed in by_name.items():
+        groups = _group_by_weight(placed)
+        if groups is None:
+            continue
+        factored_names.add(name)
         for group in groups:
-            gradient = _factored(group, flow, plain, place[id(group[0])])
+            gradient = _factor(group, flow, plain)
             if gradient is not None:
-                index.update({id(use): len(gradients) for use in group})
-                gradients.append(gradient)
-    rest = [use for use in uses if not set(use.names) <= factored.keys()]
-    gradients += _materialised(rest, flow, plain)
-    return Collected(gradients, [index.get(id(use)) for use in matrix_uses])
+                of_use.update(dict.fromkeys(group, len(factored)))
+                factored.append(gradient)
+    others = [use for use in uses if not factored_names.issuperset(use.names)]
+    return Collected(factored, _materialise(others, flow), of_use)
 
 
-def _factorable(uses: list[Use]) -> list[list[MatrixUse]] | None:
-    """Return the uses by weight, if the parameter can stay factored."""
-    groups: dict[Any, list[MatrixUse]] = defaultdict(list)
-    for use in uses:
-        if not isinstance(use, MatrixUse) or len(use.names) != 1:
+def _group_by_weight(placed: list[tuple[int, Use]]) -> list[dict[int, MatrixUse]] | None:
+    """Return the uses of one parameter by weight, if all of them can stay factored.
+
+    Each group has uses of one layer; or of a linear one and an embedding, which are tied. Several
+    groups are selections that contain each entry of the parameter at most once.
+    """
+    groups: dict[Any, dict[int, MatrixUse]] = defaultdict(dict)
+    for place, use in placed:
+        matrix = use.factorable
+        if matrix is None:
             return None
-        if use.weight.narrow:  # each unit's gradient is rounded, never their clipped sum
+        groups[matrix.weight.key][place] = matrix
+    for group in groups.values():
+        layers = {use.layer for use in group.values()}
+        tied = all(layer.is_matrix_product for layer in layers)
+        if len(layers) > 1 and not (tied and _weight_of(group).func is None):
             return None
-        groups[use.weight.key].append(use)
-    if not all(_one_kind(group) for group in groups.values()):
-        return None
-    weights = [group[0].weight for group in groups.values()]
-    if len(weights) > 1 and not _disjoint(weights):
-        return None
+    weights = [_weight_of(group) for group in groups.values()]
+    if len(weights) > 1:
+        if not all(w.selection for w in weights):
+            return None
+        entries = [entry for w in weights for entry in w.entries()]
+        if len(entries) != len(set(entries)):
+            return None
     return list(groups.values())
 
 
-def _disjoint(weights: list[Weight]) -> bool:
-    """Whether selections of one parameter contain each entry at most once."""
-    if not all(w.selection for w in weights):
-        return False
-    taken = [entry for w in weights for entry in w.entries()]
-    return len(taken) == len(set(taken))
+def _weight_of(group: dict[int, MatrixUse]) -> Weight:
+    return next(iter(group.values())).weight
 
 
-def _one_kind(uses: list[MatrixUse]) -> bool:
-    """Whether there is one layer; or a linear one tied to an embedding, linear in one-hot rows."""
-    layers = {use.layer for use in uses}
-    mixed = all(isinstance(layer, Linear | Embedding) for layer in layers)
-    return len(layers) == 1 or (mixed and uses[0].weight.func is None)
-
-
-def _factored(
-    uses: list[MatrixUse], flow: Flow, plain: PlainPass | None, first: int
-) -> Gradient | None:
-    layer, pairs = _pairs(uses, flow)
+def _factor(
+    group: dict[int, MatrixUse], flow: Flow, plain: PlainPass | None
+) -> FactoredGradient | None:
+    """Return the factored gradient of uses of one weight; None: the loss depends on none."""
+    uses = list(group.values())
+    layer, pairs = _join_pairs(uses, flow)
     if not pairs:
         return None
     weight = uses[0].weight
     if weight.centred:
         layer = cast(Layer, Centred(layer))
-    index = None if plain is None else plain.collected.of_use[first]
-    made = Factored(weight, layer, pairs, flow.limit, flow.purpose)
+    gradient = Factored(weight, layer, pairs, flow.limit, flow.purpose)
+    index = None if plain is None else plain.collected.of_use.get(next(iter(group)))
     if plain is None or index is None:
-        return ScaledGradient(made) if weight.scaled else made
-    before = plain.collected.gradients[index]
-    if isinstance(before, ScaledGradient):
-        share, along = before.third_term(plain.penalty / 2)
-        return ScaledGradient(_add_share(made, before.base, share), along)
-    return replace(made, known=_known(made, plain.norms[index], swap=uses[0].swap))
+        return ScaledGradient(gradient) if weight.scaled else gradient
+    before, norm = plain.collected.factored[index], plain.norms[index]
+    return before.follow(gradient, norm, plain.penalty, swap=uses[0].swap)
 
 
-def _pairs(uses: list[MatrixUse], flow: Flow) -> tuple[Layer, list[Pair]]:
+def _join_pairs(uses: list[MatrixUse], flow: Flow) -> tuple[Layer, list[Pair]]:
     """Return the layer, and the pairs of all uses joined: (x, b); or (x, ybar), (hbar, b)."""
     tied = len({use.layer for use in uses}) > 1
     layer = uses[0].layer
     kinds: tuple[list[Pair], list[Pair]] = ([], [])
     for use in uses:
         for kind, pair in zip(kinds, use.pairs(flow), strict=True):
-            if pair is not None and tied and isinstance(use.layer, Embedding):
-                layer, pair = use.layer.as_linear(*pair)
-            if pair is not None:
-                kind.append(pair)
-    return layer, [_joined(kind) for kind in kinds if kind]
+            if pair is None:
+                continue
+            if tied:
+                layer, pair = use.layer.as_product(*pair)
+            kind.append(pair)
+    return layer, [_concatenate(pairs) for pairs in kinds if pairs]
 
 
-def _joined(pairs: list[Pair]) -> Pair:
+def _concatenate(pairs: list[Pair]) -> Pair:
+    """Return the positions of all pairs side by side."""
     if len(pairs) == 1:
         return pairs[0]
     return torch.cat([a for a, _ in pairs], 1), torch.cat([b for _, b in pairs], 1)
 
 
-def _known(gradient: Factored, norm: Norm, *, swap: bool) -> Grams:
-    """Return the Gram matrices of x and of b, which the plain gradients' norm computed.
-
-    The pairs are (x, ybar) and (hbar, b); with ``swap``, (ybar, x) and (b, hbar).
-    """
-    if not norm.grams or len(gradient.pairs) != 2:
-        return {}
-    left, right = (1, 0) if swap else (0, 1)
-    t = [gradient.layer.positions(b) for _, b in gradient.pairs]
-    if t[0] != t[1]:  # a use without h
-        return {}
-    return {
-        ("left", left, left): norm.grams["left", 0, 0],
-        ("right", right, right): norm.grams["right", 0, 0],
-    }
-
-
-def _add_share(gradient: Factored, plain: Factored, share: Tensor) -> Factored:
-    """Return (x, ybar + share b) for (x, ybar): the part of the third term along G."""
-    (x, ybar), *others = gradient.pairs
-    b = plain.pairs[0][1]
-    more = ybar + gradient.layer.channels(share, b) * b
-    return replace(gradient, pairs=[(x, more), *others])
-
-
-def _materialised(uses: list[Use], flow: Flow, plain: PlainPass | None) -> list[Gradient]:
+def _materialise(uses: list[Use], flow: Flow) -> list[Materialised]:
     total: Params = {}
     for use in uses:
-        if plain is not None:
-            if isinstance(use, GenericUse):
-                use = replace(use, direction=plain.direction(use.names))
-            if isinstance(use, MatrixUse) and use.weight.scaled:
-                raise UnsupportedModelError(
-                    f"{use.names[0]} is standardised with a scale, and used in low precision or in "
-                    "other ways too"
-                )
-        for name, part in use.materialise(flow).items():
-            part = part.to(accumulation_dtype(part.dtype))
-            total[name] = total[name] + part if name in total else part
-    return [Materialised(name, value) for name, value in total.items()]
+        for name, gradient in use.materialise(flow).items():
+            gradient = gradient.to(accumulation_dtype(gradient.dtype))
+            total[name] = total[name] + gradient if name in total else gradient
+    return [Materialised(name, values) for name, values in total.items()]

@@ -29,8 +29,8 @@ _SMALL = 2**13  # entries of a unit's gradient that is joined with others
 class FusedDirections:
     """Directions d_1 .. d_U held as factored gradients: see :mod:`~dpbam.engines.fused.gradients`.
 
-    ``norms`` are those of the gradients, where they are already known. ``parts`` are the gradients,
-    those that stay factored first, in the order of ``collected``.
+    ``norms`` are those of the gradients, where they are already known. ``gradients`` are those of
+    ``collected`` in the same order, but small materialised ones are joined at the end.
     """
 
     def __init__(
@@ -45,18 +45,30 @@ class FusedDirections:
         self._parameters = parameters
         one = next(iter(parameters.values()))
         self._zeros = one.detach().new_zeros(units, dtype=accumulation_dtype(one.dtype))
-        known = collected.gradients
-        self.parts = joined(known, groups) if norms is None else known
+        self.large: list[Materialised] = []
+        self.joined: list[Joined] = []
+        self.gradients = collected.gradients if norms is not None else self._join_small()
         self._norms = norms
         self._ordinary = False  # whether no unit can make a sum infinite, as far as is known
         self.plain: FusedDirections | None = None
         self.row_losses: Tensor | None = None  # [U R], of the pass at theta
 
+    def _join_small(self) -> list[Gradient]:
+        """Return the gradients with small materialised ones joined, by clipping group."""
+        small: dict[Any, list[Materialised]] = defaultdict(list)
+        for gradient in self.collected.materialised:
+            if gradient.size <= _SMALL:
+                small[self._groups[gradient.name], gradient.values.dtype].append(gradient)
+            else:
+                self.large.append(gradient)
+        self.joined = [Joined.of(gradients) for gradients in small.values()]
+        return [*self.collected.factored, *self.large, *self.joined]
+
     @measured
     def each_norm(self) -> list[Norm]:
         """Return the norm of each gradient, small ones joined at the end, computed once."""
         if self._norms is None:
-            self._norms, self._ordinary = settle(self.parts)
+            self._norms, self._ordinary = settle(self.gradients)
         return self._norms
 
     def losses(self) -> Tensor:
@@ -66,30 +78,29 @@ class FusedDirections:
     @measured
     def measure(self) -> Measured:
         """Compute the norms, to be settled later: until then they are used as they are."""
-        found = measure(self.parts)
-        self._norms = found.norms
-        return found
+        result = measure(self.gradients)
+        self._norms = result.norms
+        return result
 
     @measured
-    def settle(self, found: Measured, sound: Sequence[bool]) -> bool:
+    def settle(self, result: Measured, sound: Sequence[bool]) -> bool:
         """Repair the norms where ``sound`` is False; return whether one was repaired."""
-        self._norms, self._ordinary = found.settled(sound)
-        return any(a is not b for a, b in zip(self._norms, found.norms, strict=True))
+        self._norms, self._ordinary = result.settle(sound)
+        return any(a is not b for a, b in zip(self._norms, result.norms, strict=True))
 
     @measured
     def norms(self) -> Tensor:
         squares = [[self._zeros] for _ in range(max(self._groups.values()) + 1)]
-        for gradient, found in zip(self.parts, self.each_norm(), strict=True):
-            squares[self._groups[gradient.name]].append(found.square)
+        for gradient, norm in zip(self.gradients, self.each_norm(), strict=True):
+            squares[self._groups[gradient.name]].append(norm.square)
         return torch.stack([torch.stack(s).sum(0) for s in squares]).clamp_min(0).sqrt()
 
     @measured
     def parameter_norms(self) -> dict[str, Tensor]:
         squares = dict.fromkeys(self._parameters, self._zeros)
-        for i, gradient in enumerate(self.collected.gradients):
-            small = isinstance(gradient, Materialised)
-            found = gradient.norm() if small else self.each_norm()[i]
-            squares[gradient.name] = squares[gradient.name] + found.square
+        for gradient, norm in zip(self.gradients, self.each_norm(), strict=True):
+            for name, square in gradient.square_by_parameter(norm).items():
+                squares[name] = squares[name] + square
         return {name: square.clamp_min(0).sqrt() for name, square in squares.items()}
 
     @measured
@@ -99,11 +110,11 @@ class FusedDirections:
             by_group = [Factors(each[span], span) for each in factors]
         else:
             by_group = [Factors.of(each) for each in factors]
-        known: Sequence[Norm | None] = self._norms or [None] * len(self.parts)
-        for gradient, found in zip(self.parts, known, strict=True):
-            parts = gradient.weighted_sum(by_group[self._groups[gradient.name]], found)
-            for name, part in parts.items():
-                total[name] = total[name] + part if name in total else part
+        known: Sequence[Norm | None] = self._norms or [None] * len(self.gradients)
+        for gradient, norm in zip(self.gradients, known, strict=True):
+            sums = gradient.weighted_sum(by_group[self._groups[gradient.name]], norm)
+            for name, term in sums.items():
+                total[name] = total[name] + term if name in total else term
         absent = {n: p for n, p in self._parameters.items() if n not in total}
         total |= zeros(absent)
         return {n: total[n] for n in self._parameters}
@@ -114,15 +125,3 @@ class FusedDirections:
         for gradient in self.collected.gradients:
             total = total + gradient.inner(vector)
         return total
-
-
-def joined(gradients: Sequence[Gradient], groups: Mapping[str, int]) -> list[Gradient]:
-    """Return the gradients with small materialised ones joined, by clipping group, at the end."""
-    kept: list[Gradient] = []
-    small: dict[Any, list[Materialised]] = defaultdict(list)
-    for gradient in gradients:
-        if isinstance(gradient, Materialised) and gradient.values.shape[1:].numel() <= _SMALL:
-            small[groups[gradient.name], gradient.values.dtype].append(gradient)
-        else:
-            kept.append(gradient)
-    return [*kept, *map(Joined.of, small.values())]

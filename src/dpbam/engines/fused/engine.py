@@ -36,7 +36,7 @@ from dpbam.engines.fused.fold import Fold
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.gradients import Norm, read_flags, settle
 from dpbam.engines.fused.tape import Capture, Tape
-from dpbam.engines.fused.uses import Flow, RecordedUse
+from dpbam.engines.fused.uses import Flow
 from dpbam.engines.isolation import Isolation, alone, isolated, over_rows, row_loss
 from dpbam.engines.precision import full_precision
 from dpbam.methods import Ascended, Method, form_of
@@ -74,7 +74,8 @@ class FusedEngine:
         *,
         memory_limit: int = 2**28,
     ) -> None:
-        self._model, self._loss, self._given, self._limit = model, loss, groups, memory_limit
+        self._model, self._loss, self._limit = model, loss, memory_limit
+        self._clipping_groups = groups
         self._parameters: dict[str, Tensor] = {}
 
     def directions(
@@ -91,12 +92,12 @@ class FusedEngine:
 
         def run(watch: Isolation) -> FusedDirections:
             if isinstance(form, Ascended):
-                return self._ascended(batch, form.step, watch, plain=plain)
+                return self._ascend(batch, form.step, watch, plain=plain)
             if form.penalty > 0:
                 return self._exact(batch, form.penalty, watch, plain=plain)
-            made = self._plain(batch, watch)
-            made.plain = made if plain else None
-            return made
+            directions = self._plain(batch, watch)
+            directions.plain = directions if plain else None
+            return directions
 
         return isolated(self._model, self._loss, run)
 
@@ -112,17 +113,17 @@ class FusedEngine:
         with full_precision():
             flow = self._backward(tape, batch.total(losses), Fold(batch), twice=False).flow
             flow = replace(flow.detached(), purpose=purpose)
-            made = self._made(collect(tape.uses, flow), batch)
-        made.row_losses = losses.detach()
-        return made
+            directions = self._directions(collect(tape.uses, flow), batch)
+        directions.row_losses = losses.detach()
+        return directions
 
-    def _ascended(
+    def _ascend(
         self, batch: PhysicalBatch, lam: float, watch: Isolation, *, plain: bool
     ) -> FusedDirections:
         """Return g_u at theta + lam g_u / |g_u|: the paper's BAM."""
         before = self._plain(batch, watch, purpose="ascent")
 
-        def moved() -> FusedDirections:
+        def ascend() -> FusedDirections:
             with torch.no_grad():
                 total = before.norms().square().sum(0)  # over the clipping groups
                 steps = lam * _safe_root(total)[1]
@@ -132,13 +133,13 @@ class FusedEngine:
         # Both passes run before the device is asked whether a norm needs repair: it waits once, not
         # twice. Rarely it does; then the second pass runs again from the repaired norms.
         measured = before.measure()
-        directions = moved()
-        again = directions.measure()
-        sound = read_flags(measured, again)
+        directions = ascend()
+        measured_there = directions.measure()
+        sound = read_flags(measured, measured_there)
         if before.settle(measured, sound[0]):
-            directions = moved()
+            directions = ascend()
         else:
-            directions.settle(again, sound[1])
+            directions.settle(measured_there, sound[1])
         directions.plain = before if plain else None
         directions.row_losses = before.row_losses  # at theta, not where the ascent has moved it
         return directions
@@ -152,21 +153,21 @@ class FusedEngine:
             first = self._backward(tape, batch.total(losses), Fold(batch), twice=True)
             before, bam = first.again(tape, penalty)
             with torch.no_grad():
-                made = self._made(collect(tape.uses, bam, before), batch)
-        made.row_losses = losses.detach()
+                directions = self._directions(collect(tape.uses, bam, before), batch)
+        directions.row_losses = losses.detach()
         if plain:
-            made.plain = self._made(before.collected, batch, before.norms)
-            made.plain.row_losses = made.row_losses
-        return made
+            directions.plain = self._directions(before.collected, batch, before.norms)
+            directions.plain.row_losses = directions.row_losses
+        return directions
 
-    def _made(
+    def _directions(
         self, collected: Collected, batch: PhysicalBatch, norms: list[Norm] | None = None
     ) -> FusedDirections:
         return FusedDirections(collected, self._groups, batch.units, self._parameters, norms)
 
     @property
     def _groups(self) -> Mapping[str, int]:
-        return self._given or dict.fromkeys(self._parameters, 0)
+        return self._clipping_groups or dict.fromkeys(self._parameters, 0)
 
     def _forward(
         self,
@@ -232,19 +233,18 @@ class _Backward:
         norms, _ = settle(plain.gradients, differentiable=True)
         root, inverse = _safe_root(torch.stack([norm.square for norm in norms]).sum(0))
         objective = self.total + penalty * root.sum()  # sum_u L_u + p |g_u|
-        recorded = [use for use in tape.uses if isinstance(use, RecordedUse)]
-        for use in recorded:
-            use.second = []
+        for use in tape.uses:
+            use.begin_second_pass()
         wanted = self.ys + list(self.h.values())
-        found = torch.autograd.grad(objective, wanted, allow_unused=True)
-        for use in recorded:  # a layer that holds its own graph would never be freed
-            use.plain = [gradient.detach() for gradient in use.plain]
-        ybar = _spread(found[: len(self.ys)], self.indices, len(self.flow.b))
-        hbar = _spread(found[len(self.ys) :], list(self.h), len(self.flow.x))
-        bam = replace(self.flow, ybar=ybar, hbar=hbar).detached()
-        bare = Collected([g.detached() for g in plain.gradients], plain.of_use)
+        adjoints = torch.autograd.grad(objective, wanted, allow_unused=True)
+        for use in tape.uses:
+            use.end_second_pass()
+        ybar = _spread(adjoints[: len(self.ys)], self.indices, len(self.flow.b))
+        hbar = _spread(adjoints[len(self.ys) :], list(self.h), len(self.flow.x))
         norms = [norm.detached() for norm in norms]
-        return PlainPass(bare, norms, penalty * inverse.detach()), bam
+        first = PlainPass(plain.detached(), norms, penalty * inverse.detach())
+        bam = replace(self.flow, ybar=ybar, hbar=hbar, third_term=first.third_term).detached()
+        return first, bam
 
 
 def _attention_kernels(twice: bool) -> AbstractContextManager[None]:
@@ -256,8 +256,8 @@ def _attention_kernels(twice: bool) -> AbstractContextManager[None]:
 
 
 def _spread(values: Sequence[Tensor | None], indices: list[int], size: int) -> list[Tensor | None]:
-    found = dict(zip(indices, values, strict=True))
-    return [found.get(i) for i in range(size)]
+    by_index = dict(zip(indices, values, strict=True))
+    return [by_index.get(i) for i in range(size)]
 
 
 def _safe_root(squared: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,9 +42,9 @@ def split_axis(t: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
     return split
 
 
-def per_unit(factors: Tensor, like: Tensor) -> Tensor:
-    """Return [U] factors shaped to multiply ``like``, [U, ...]."""
-    return factors.to(like.dtype).view(-1, *(1,) * (like.ndim - 1))
+def per_unit(factors: Tensor, values: Tensor) -> Tensor:
+    """Return [U] factors shaped to multiply ``values``, [U, ...]."""
+    return factors.to(values.dtype).view(-1, *(1,) * (values.ndim - 1))
 
 
 def cached_slices(x: Tensor) -> list[slice]:
@@ -53,8 +53,8 @@ def cached_slices(x: Tensor) -> list[slice]:
     return [slice(i, i + rows) for i in range(0, x.shape[0], rows)]
 
 
-def reduce_to(t: Tensor, like: Sequence[int]) -> Tensor:
-    """Sum [U, R, *rest] over R and over the axes that ``like`` broadcasts: [U, *like].
+def reduce_to(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sum [U, R, *rest] over R and over the axes that ``shape`` broadcasts: [U, *shape].
 
     Example:
         >>> import torch
@@ -64,8 +64,8 @@ def reduce_to(t: Tensor, like: Sequence[int]) -> Tensor:
         tensor([12.])
     """
     rest = t.shape[2:]
-    if t.shape[1:].numel() == math.prod(like):
-        return t.reshape(t.shape[0], *like)
-    padded = (1,) * (len(rest) - len(like)) + tuple(like)
+    if t.shape[1:].numel() == math.prod(shape):
+        return t.reshape(t.shape[0], *shape)
+    padded = (1,) * (len(rest) - len(shape)) + tuple(shape)
     axes = [1] + [2 + i for i, (n, m) in enumerate(zip(rest, padded, strict=True)) if m != n]
-    return t.sum(axes, keepdim=True).reshape(t.shape[0], *like)
+    return t.sum(axes, keepdim=True).reshape(t.shape[0], *shape)

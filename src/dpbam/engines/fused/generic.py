@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.batching import is_batched, requires_grad
 from dpbam.engines.fused.tape import Call, Capture, is_in_place
-from dpbam.engines.fused.uses import Flow
+from dpbam.engines.fused.uses import Flow, Use
 from dpbam.engines.fused.weights import Weight
 from dpbam.params import Params
 
@@ -32,7 +32,7 @@ _Function = Callable[[Mapping[str, Tensor], list[Tensor]], Any]  # F(theta, xs),
 
 
 @dataclass(frozen=True)
-class GenericUse:
+class GenericUse(Use):
     """A use of parameters by an arbitrary torch function.
 
     Attributes:
@@ -40,7 +40,6 @@ class GenericUse:
         function: F(theta, xs), of one row.
         xs: the indices of the inputs on the tape.
         y: that of the output.
-        direction: for exact BAM, (p / |g_u|) g_u for these parameters.
         moved: for the ascent step, the parameters of every row, [N, *shape].
     """
 
@@ -48,7 +47,6 @@ class GenericUse:
     function: _Function
     xs: list[int]
     y: int
-    direction: Params | None = None
     moved: Params | None = None
 
     @property
@@ -85,7 +83,7 @@ class GenericUse:
             values["hbar"] = {i: h for i, h in hbar.items() if h is not None}
             values["direction"] = {
                 name: flow.fold.to_rows(d).to(self.theta[name].dtype)
-                for name, d in (self.direction or {}).items()
+                for name, d in (flow.third_term(self.names) if flow.third_term else {}).items()
             }
         return values
 

@@ -36,18 +36,18 @@ class Factors:
 
     Attributes:
         values: [k], those of the units that are left.
-        kept: their indices; a slice where they are consecutive, which copies nothing.
+        units: their indices; a slice where they are consecutive, which copies nothing.
     """
 
     values: Tensor
-    kept: slice | Tensor
+    units: slice | Tensor
 
     @classmethod
     def of(cls, factors: Tensor) -> Factors:
         """Return the factors [U] that are not 0.
 
         Example:
-            >>> Factors.of(torch.tensor([0.0, 0.5, 0.25, 0.0])).kept
+            >>> Factors.of(torch.tensor([0.0, 0.5, 0.25, 0.0])).units
             slice(1, 3, None)
         """
         index = factors.nonzero()[:, 0]
@@ -55,25 +55,21 @@ class Factors:
         if count == len(factors):
             return cls(factors, slice(None))
         first, last = index[[0, -1]].tolist() if count else (0, -1)
-        kept = slice(first, last + 1) if last - first + 1 == count else index
-        return cls(factors[kept], kept)
-
-    def of_kept(self, t: Tensor) -> Tensor:
-        """Return [U, ...] of the units that are left."""
-        return t[self.kept]
+        units = slice(first, last + 1) if last - first + 1 == count else index
+        return cls(factors[units], units)
 
     def contract(self, values: Tensor) -> Tensor:
         """Return sum_u c_u values[u]: [U, ...] -> [...]."""
-        kept = self.of_kept(values)
-        total = self.values.to(values.dtype) @ kept.reshape(len(kept), values.shape[1:].numel())
+        rows = values[self.units]
+        total = self.values.to(values.dtype) @ rows.reshape(len(rows), values.shape[1:].numel())
         return total.view(values.shape[1:])
 
 
 def squared_lengths(values: Tensor) -> Tensor:
     """Return |values_u|^2, by one pass for each row of a unit's matrix: [U, ...] -> [U]."""
     rows = values.flatten(2) if values.ndim > 2 else values.reshape(len(values), 1, -1)
-    found: Tensor = torch.linalg.vector_norm(rows, dim=2)
-    return found.square().sum(1)
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=2)
+    return lengths.square().sum(1)
 
 
 def frobenius(left: Tensor, right: Tensor) -> Tensor:
@@ -99,13 +95,13 @@ def blocks(pairs: Sequence[Pair]) -> list[tuple[str, int, int]]:
 def grams_of(layer: Layer, pairs: Sequence[Pair], known: Grams) -> Grams:
     """Return the Gram matrices of a and of b between all pairs j <= k: [U, T, T] each."""
     rows = [layer.rows(b) for _, b in pairs]
-    found: Grams = {}
+    grams: Grams = {}
     for side, j, k in blocks(pairs):
         matrix = known.get((side, j, k))
         if matrix is None and side == "left":
             matrix = layer.gram(pairs[j][0], pairs[k][0]).to(rows[0].dtype)
-        found[side, j, k] = rows[j] @ rows[k].transpose(1, 2) if matrix is None else matrix
-    return found
+        grams[side, j, k] = rows[j] @ rows[k].transpose(1, 2) if matrix is None else matrix
+    return grams
 
 
 def ghost_norm(layer: Layer, pairs: Sequence[Pair], known: Grams) -> tuple[Tensor, Grams]:
@@ -127,10 +123,10 @@ class GhostNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layer: Layer, *flat: Tensor) -> tuple[Tensor, ...]:
-        square, grams = ghost_norm(layer, _paired(flat), {})
+        square, grams = ghost_norm(layer, _as_pairs(flat), {})
         matrices = tuple(grams.values())
         ctx.save_for_backward(*flat, *matrices)
-        ctx.given = layer, tuple(grams), len(flat)
+        ctx.options = layer, tuple(grams), len(flat)
         ctx.mark_non_differentiable(*matrices)
         ctx.set_materialize_grads(False)  # else zeros of the matrices' size
         return (square, *matrices)
@@ -138,10 +134,10 @@ class GhostNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, *grams_unused: Any) -> Any:
-        layer, keys, count = ctx.given
+        layer, keys, count = ctx.options
         if grad is None:
             return (None,) * (1 + count)
-        pairs = _paired(ctx.saved_tensors[:count])
+        pairs = _as_pairs(ctx.saved_tensors[:count])
         grams = dict(zip(keys, ctx.saved_tensors[count:], strict=True))
         out: list[Any] = [None]
         for j, (_, b) in enumerate(pairs):
@@ -162,7 +158,7 @@ class MaterialisedNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layer: Layer, *flat: Tensor) -> Tensor:
-        g = materialise(layer, _paired(flat))
+        g = materialise(layer, _as_pairs(flat))
         ctx.save_for_backward(*flat, g)
         ctx.layer = layer
         return squared_lengths(g)
@@ -173,14 +169,14 @@ class MaterialisedNorm(torch.autograd.Function):
         *flat, g = ctx.saved_tensors
         weights = g * per_unit(2 * grad, g)
         out: list[Any] = [None]
-        for j, (a, b) in enumerate(_paired(flat)):
+        for j, (a, b) in enumerate(_as_pairs(flat)):
             needed = ctx.needs_input_grad[1 + 2 * j : 3 + 2 * j]
             out.append(ctx.layer.transpose_each(weights, b, a) if needed[0] else None)
             out.append(ctx.layer.apply_each(weights, a) if needed[1] else None)
         return tuple(out)
 
 
-def _paired(flat: Sequence[Tensor]) -> list[Pair]:
+def _as_pairs(flat: Sequence[Tensor]) -> list[Pair]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -188,5 +184,5 @@ def _block(grams: Grams, side: str, j: int, k: int) -> Tensor:
     return grams[side, j, k] if j <= k else grams[side, k, j].transpose(1, 2)
 
 
-def _plus(total: Tensor | None, part: Tensor) -> Tensor:
-    return part if total is None else total + part
+def _plus(total: Tensor | None, term: Tensor) -> Tensor:
+    return term if total is None else total + term

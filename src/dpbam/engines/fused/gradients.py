@@ -80,8 +80,9 @@ class Gradient(Protocol):
     def name(self) -> str:
         """The parameter's name."""
 
-    def detached(self) -> Gradient:
-        """Return the same without the graph."""
+    @property
+    def flat(self) -> Tensor | None:
+        """[U, entries] of a materialised gradient; None of a factored one."""
 
     def norm(self, *, differentiable: bool = False) -> Norm:
         """Return |d_u|^2, not repaired (:func:`settle`); ``differentiable``: in the pairs."""
@@ -89,14 +90,46 @@ class Gradient(Protocol):
     def doubt(self, norm: Norm, *, differentiable: bool) -> Doubt | None:
         """Return what shows whether parts of a unit cancel in the norm; None: they cannot."""
 
-    def repaired(self, norm: Norm, *, differentiable: bool) -> Norm:
+    def repair(self, norm: Norm, *, differentiable: bool) -> Norm:
         """Return the norm with the units computed another way whose parts cancel, or overflow."""
+
+    def square_by_parameter(self, norm: Norm) -> dict[str, Tensor]:
+        """Return |d_u|^2 of each parameter: [U] each."""
 
     def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
         """Return sum_u c_u d_u."""
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
         """Return <d_u, vector>: [U]."""
+
+
+class FactoredGradient(Gradient, Protocol):
+    """One that stays factored."""
+
+    def detached(self) -> FactoredGradient:
+        """Return the same without the graph."""
+
+    def by_unit(self) -> Params:
+        """Return d_u, materialised: [U, *shape] per parameter."""
+
+    def as_pairs(self) -> Factored:
+        """Return the pairs of d_u, for the ascent step.
+
+        Raises:
+            UnsupportedModelError: if d_u is not the pairs' sum.
+        """
+
+    def follow(
+        self, second: Factored, norm: Norm, penalty: Tensor, *, swap: bool
+    ) -> FactoredGradient:
+        """Return BAM's gradient: ``second``, from the pairs of both passes, and the third term.
+
+        Args:
+            second: the gradient of the two uses.
+            norm: this gradient's, of the plain pass.
+            penalty: p / |g_u|: [U].
+            swap: x and y are exchanged in the layer.
+        """
 
 
 @dataclass(frozen=True)
@@ -109,72 +142,82 @@ class Materialised:
     def detached(self) -> Materialised:
         return Materialised(self.name, self.values.detach())
 
+    @property
+    def flat(self) -> Tensor:
+        return self.values.reshape(self.values.shape[0], -1)
+
+    @property
+    def size(self) -> int:
+        """The entries of a unit's gradient."""
+        return self.values.shape[1:].numel()
+
     def norm(self, *, differentiable: bool = False) -> Norm:
-        return Norm(self._flat().square().sum(1))
+        return Norm(self.flat.square().sum(1))
+
+    def square_by_parameter(self, norm: Norm) -> dict[str, Tensor]:
+        return {self.name: norm.square}
 
     def doubt(self, norm: Norm, *, differentiable: bool) -> None:
         return None
 
-    def repaired(self, norm: Norm, *, differentiable: bool) -> Norm:
+    def repair(self, norm: Norm, *, differentiable: bool) -> Norm:
         return norm
 
     def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
         return {self.name: factors.contract(self.values)}
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        return self._flat() @ vector[self.name].to(self.values).flatten()
+        return self.flat @ vector[self.name].to(self.values).flatten()
 
     def scaled(self, factors: Tensor) -> Params:
         """Return c_u d_u: [U, *shape]."""
         return {self.name: self.values * per_unit(factors, self.values)}
-
-    def _flat(self) -> Tensor:
-        return self.values.reshape(self.values.shape[0], -1)
 
 
 @dataclass(frozen=True)
 class Joined:
     """Materialised gradients of small parameters side by side: fewer, larger operations."""
 
-    parts: Sequence[Materialised]
-    values: Tensor  # [U, entries of all]
+    members: Sequence[Materialised]
+    flat: Tensor  # [U, entries of all]
 
     @classmethod
-    def of(cls, parts: Sequence[Materialised]) -> Joined:
-        return cls(parts, torch.cat([part._flat() for part in parts], 1))
+    def of(cls, members: Sequence[Materialised]) -> Joined:
+        return cls(members, torch.cat([member.flat for member in members], 1))
 
     @property
     def name(self) -> str:
-        return self.parts[0].name  # all are of one clipping group
-
-    def detached(self) -> Joined:
-        return Joined([part.detached() for part in self.parts], self.values.detach())
+        return self.members[0].name  # all are of one clipping group
 
     def norm(self, *, differentiable: bool = False) -> Norm:
-        return Norm(squared_lengths(self.values))
+        return Norm(squared_lengths(self.flat))
+
+    def square_by_parameter(self, norm: Norm) -> dict[str, Tensor]:
+        return {member.name: member.norm().square for member in self.members}
 
     def doubt(self, norm: Norm, *, differentiable: bool) -> None:
         return None
 
-    def repaired(self, norm: Norm, *, differentiable: bool) -> Norm:
+    def repair(self, norm: Norm, *, differentiable: bool) -> Norm:
         return norm
 
     def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
-        sums = torch.split_with_sizes(factors.contract(self.values), self._sizes)
-        return {p.name: s.view(p.values.shape[1:]) for p, s in zip(self.parts, sums, strict=True)}
+        sums = torch.split_with_sizes(factors.contract(self.flat), self._sizes)
+        pairs = zip(self.members, sums, strict=True)
+        return {member.name: s.view(member.values.shape[1:]) for member, s in pairs}
 
     def scaled(self, factors: Tensor) -> Params:
-        """Return c_u d_u of each part: [U, *shape]."""
-        all_parts = self.values * per_unit(factors, self.values)
-        found = zip(self.parts, all_parts.split_with_sizes(self._sizes, 1), strict=True)
-        return {part.name: t.reshape(part.values.shape) for part, t in found}
+        """Return c_u d_u of each member: [U, *shape]."""
+        products = (self.flat * per_unit(factors, self.flat)).split_with_sizes(self._sizes, 1)
+        pairs = zip(self.members, products, strict=True)
+        return {member.name: t.reshape(member.values.shape) for member, t in pairs}
 
     @property
     def _sizes(self) -> list[int]:
-        return [part.values.shape[1:].numel() for part in self.parts]
+        return [member.size for member in self.members]
 
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        return torch.stack([part.inner(vector) for part in self.parts]).sum(0)
+        return torch.stack([member.inner(vector) for member in self.members]).sum(0)
 
 
 @dataclass(frozen=True)
@@ -201,8 +244,37 @@ class Factored:
     def name(self) -> str:
         return self.weight.names[0]
 
+    @property
+    def flat(self) -> None:
+        return None
+
     def detached(self) -> Factored:
         return replace(self, pairs=[(a.detach(), b.detach()) for a, b in self.pairs])
+
+    def square_by_parameter(self, norm: Norm) -> dict[str, Tensor]:
+        return {self.name: norm.square}
+
+    def by_unit(self) -> Params:
+        return self.weight.pull_each(self.materialise())
+
+    def as_pairs(self) -> Factored:
+        return self
+
+    def follow(self, second: Factored, norm: Norm, penalty: Tensor, *, swap: bool) -> Factored:
+        """Return ``second`` with the Gram matrices of x and of b, which ``norm`` computed.
+
+        There is no third term, since the layer is linear in the weight. The pairs of ``second`` are
+        (x, ybar) and (hbar, b); with ``swap``, (ybar, x) and (b, hbar).
+        """
+        positions = {second.layer.positions(b) for _, b in second.pairs}
+        if not norm.grams or len(second.pairs) != 2 or len(positions) != 1:  # a use without h
+            return second
+        left, right = (1, 0) if swap else (0, 1)
+        known = {
+            ("left", left, left): norm.grams["left", 0, 0],
+            ("right", right, right): norm.grams["right", 0, 0],
+        }
+        return replace(second, known=known)
 
     def norm(self, *, differentiable: bool = False) -> Norm:
         """Return |G_u|^2 of D's gradient, by the cheaper of Gram matrices and materialising G_u."""
@@ -210,8 +282,12 @@ class Factored:
         if differentiable:
             return self._differentiable_norm(by_gram)
         if by_gram:
-            return Norm(self._in_parts(self._bytes()[0], self._ghost), by_gram=True)
-        return self._materialised_norm()
+            return Norm(self._in_slices(self._bytes()[0], self._ghost), by_gram=True)
+        needed = self._bytes()[1]
+        if needed <= self.limit:
+            g = self.materialise()
+            return Norm(squared_lengths(g), g)
+        return Norm(self._in_slices(needed, self._materialised_norm))
 
     def doubt(self, norm: Norm, *, differentiable: bool) -> Doubt | None:
         if norm.materialised is not None or (differentiable and not norm.grams):
@@ -223,9 +299,9 @@ class Factored:
             norm.square.detach(),
         )
 
-    def repaired(self, norm: Norm, *, differentiable: bool) -> Norm:
+    def repair(self, norm: Norm, *, differentiable: bool) -> Norm:
         if not differentiable:
-            return recompute_cancelling(norm, self.sizes(), self.some)
+            return recompute_cancelling(norm, self.sizes(), self.of_units)
         lost = ill_conditioned(self.detached().sizes(), norm.square.detach())
         if not len(lost):
             return norm
@@ -253,17 +329,17 @@ class Factored:
         if norm is not None and norm.materialised is not None:
             total = factors.contract(norm.materialised)
             return self.weight.pull(total.view(self.weight.tensor.shape))
-        return sum_with_recomputed(self.contracted, self.name, factors, norm)
+        return sum_with_recomputed(self.contract, self.name, factors, norm)
 
-    def contracted(self, factors: Factors) -> Params:
+    def contract(self, factors: Factors) -> Params:
         """Return J_s^T sum_u c_u G_u by the layer's ordinary weight gradient."""
 
-        def part(a: Tensor, b: Tensor) -> Tensor:
-            a, b = factors.of_kept(a), factors.of_kept(b)
+        def contract(a: Tensor, b: Tensor) -> Tensor:
+            a, b = a[factors.units], b[factors.units]
             return self.layer.contract(a, b * per_unit(factors.values, b))
 
         if len(factors.values):
-            total = reduce(torch.add, (part(a, b) for a, b in self.pairs))
+            total = reduce(torch.add, (contract(a, b) for a, b in self.pairs))
         else:
             total = self.pairs[0][1].new_zeros(self.layer.shape)
         return self.weight.pull(total.view(self.weight.tensor.shape))
@@ -281,8 +357,8 @@ class Factored:
             parts.append(product.masked_fill((shorter < least) & (product > 0), torch.inf))
         return torch.stack(parts).sum(0)
 
-    def some(self, units: Tensor) -> Tensor:
-        """Return the gradients of some units, materialised: [k, *theta]."""
+    def of_units(self, units: Tensor) -> Tensor:
+        """Return the gradients of these units, materialised: [k, *theta]."""
         pairs = [(a[units], b[units]) for a, b in self.pairs]
         return self.weight.pull_each(materialise(self.layer, pairs))[self.name]
 
@@ -304,27 +380,20 @@ class Factored:
         each = b.shape[0] * b.element_size()
         return each * entries, each * self.weight.tensor.numel()
 
-    def _ghost(self, pairs: Sequence[Pair], whole: bool) -> Tensor:
-        return ghost_norm(self.layer, pairs, self.known if whole else {})[0]
+    def _ghost(self, pairs: Sequence[Pair]) -> Tensor:
+        known = self.known if pairs is self.pairs else {}
+        return ghost_norm(self.layer, pairs, known)[0]
 
-    def _materialised_norm(self) -> Norm:
-        needed = self._bytes()[1]
-        if needed <= self.limit:
-            g = self.materialise()
-            return Norm(squared_lengths(g), g)
+    def _materialised_norm(self, pairs: Sequence[Pair]) -> Tensor:
+        return squared_lengths(materialise(self.layer, pairs))
 
-        def part(pairs: Sequence[Pair], whole: bool) -> Tensor:
-            return squared_lengths(materialise(self.layer, pairs))
-
-        return Norm(self._in_parts(needed, part))
-
-    def _in_parts(self, needed: int, norm: Callable[[Sequence[Pair], bool], Tensor]) -> Tensor:
-        """Return norm(pairs, whole), by some units at a time where it exceeds the limit."""
+    def _in_slices(self, needed: int, norm: Callable[[Sequence[Pair]], Tensor]) -> Tensor:
+        """Return norm(pairs), by some units at a time where it exceeds the limit."""
         count = -(-needed // self.limit)
         if count <= 1:
-            return norm(self.pairs, True)
+            return norm(self.pairs)
         units = torch.arange(self.pairs[0][1].shape[0]).chunk(count)
-        return torch.cat([norm([(a[i], b[i]) for a, b in self.pairs], False) for i in units])
+        return torch.cat([norm([(a[i], b[i]) for a, b in self.pairs]) for i in units])
 
     def _differentiable_norm(self, by_gram: bool) -> Norm:
         flat = [t for pair in self.pairs for t in pair]
@@ -372,7 +441,7 @@ class Measured:
     flags: Tensor
     differentiable: bool
 
-    def settled(self, sound: Sequence[bool]) -> tuple[list[Norm], bool]:
+    def settle(self, sound: Sequence[bool]) -> tuple[list[Norm], bool]:
         """Return the norms, repaired where ``sound``, the flags as read, is False; and all flags.
 
         If all are True, all numbers behind the norms are ordinary: finite, and neither so small nor
@@ -381,7 +450,7 @@ class Measured:
         """
         norms, answers = list(self.norms), sound[len(sound) - len(self.doubted) :]
         for i in (i for i, answer in zip(self.doubted, answers, strict=True) if not answer):
-            norms[i] = self.gradients[i].repaired(norms[i], differentiable=self.differentiable)
+            norms[i] = self.gradients[i].repair(norms[i], differentiable=self.differentiable)
         return norms, all(sound)
 
 
@@ -400,7 +469,7 @@ def measure(gradients: Sequence[Gradient], *, differentiable: bool = False) -> M
         if doubt is not None:
             doubts[i] = doubt
     exact = [norm.square.detach() for i, norm in enumerate(norms) if i not in doubts]
-    flags = [(_stacked(exact) < torch.inf).all().view(1)] if exact else []  # NaN is not
+    flags = [(_stack(exact) < torch.inf).all().view(1)] if exact else []  # NaN is not
     kinds: dict[torch.dtype, list[int]] = {}
     for i, doubt in doubts.items():
         kinds.setdefault(doubt.square.dtype, []).append(i)
@@ -424,25 +493,25 @@ def settle(
         return [], True
     measured = measure(gradients, differentiable=differentiable)
     (sound,) = read_flags(measured)
-    return measured.settled(sound)
+    return measured.settle(sound)
 
 
 def _norms(gradients: Sequence[Gradient], *, differentiable: bool) -> list[Norm]:
     """Return the norm of each gradient; small ones that are to be differentiated together."""
-    together = [g for g in gradients if isinstance(g, Materialised)] if differentiable else []
-    if len({g.values.dtype for g in together}) != 1:
+    flat = {i: t for i, g in enumerate(gradients) if (t := g.flat) is not None}
+    if not differentiable or len({t.dtype for t in flat.values()}) != 1:
         return [g.norm(differentiable=differentiable) for g in gradients]
-    flat = [g._flat() for g in together]
-    squares = torch.cat(flat, 1).square().split_with_sizes([t.shape[1] for t in flat], 1)
-    joint = {id(g): Norm(t.sum(1)) for g, t in zip(together, squares, strict=True)}
-    return [joint.get(id(g)) or g.norm(differentiable=differentiable) for g in gradients]
+    sizes = [t.shape[1] for t in flat.values()]
+    squares = torch.cat(list(flat.values()), 1).square().split_with_sizes(sizes, 1)
+    joint = {i: Norm(t.sum(1)) for i, t in zip(flat, squares, strict=True)}
+    return [joint.get(i) or g.norm(differentiable=True) for i, g in enumerate(gradients)]
 
 
-def _stacked(values: Sequence[Tensor]) -> Tensor:
+def _stack(values: Sequence[Tensor]) -> Tensor:
     if len(values) == 1:
         return values[0]
-    wide = reduce(torch.promote_types, {t.dtype for t in values})
-    return torch.stack([t.to(wide) for t in values])
+    dtype = reduce(torch.promote_types, {t.dtype for t in values})
+    return torch.stack([t.to(dtype) for t in values])
 
 
 def _sound(doubts: Sequence[Doubt]) -> Tensor:
@@ -469,13 +538,13 @@ def _sound(doubts: Sequence[Doubt]) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _constants(
-    counts: tuple[int, ...], overlaps: tuple[float, ...], wide: torch.dtype, device: torch.device
+    counts: tuple[int, ...], overlaps: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of each pair, [P], and the overlaps, [P, 1], on the device."""
     owner = [i for i, count in enumerate(counts) for _ in range(count)]
     return (
         torch.tensor(owner, device=device),
-        torch.tensor(overlaps, dtype=wide, device=device)[:, None],
+        torch.tensor(overlaps, dtype=dtype, device=device)[:, None],
     )
 
 
@@ -486,18 +555,18 @@ def _well_conditioned(sizes: Tensor, square: Tensor) -> Tensor:
     return well
 
 
-def recompute_cancelling(norm: Norm, sizes: Tensor, some: Callable[[Tensor], Tensor]) -> Norm:
+def recompute_cancelling(norm: Norm, sizes: Tensor, of_units: Callable[[Tensor], Tensor]) -> Norm:
     """Return the norm with those units materialised whose parts cancel, or overflow.
 
     |G_u|^2 as a sum of products has an error of some eps sizes^2, and a weighted sum of parts one
     of some eps sizes. A unit whose parts cancel could therefore exceed the clipping norm, or hide
     the others. Such a unit is materialised: its norm and its part of the sum use the same numbers.
-    ``sizes`` [U] bounds |d_u| if nothing cancelled; ``some`` materialises the gradients of units.
+    ``sizes`` [U] bounds |d_u| if nothing cancelled; ``of_units`` materialises gradients.
     """
     lost = ill_conditioned(sizes, norm.square)
     if not len(lost):
         return norm
-    values = some(lost)
+    values = of_units(lost)
     redone = values.reshape(len(lost), -1).square().sum(1)
     square = norm.square.index_put((lost,), redone.to(norm.square.dtype))
     return Norm(square, recomputed=(lost, values))
@@ -516,13 +585,13 @@ def ill_conditioned(sizes: Tensor, square: Tensor) -> Tensor:
 
 
 def sum_with_recomputed(
-    contracted: Callable[[Factors], Params], name: str, factors: Factors, norm: Norm | None
+    contract: Callable[[Factors], Params], name: str, factors: Factors, norm: Norm | None
 ) -> Params:
-    """Return the weighted sum: ``contracted`` for most units, plus those recomputed."""
+    """Return the weighted sum: by ``contract`` for most units, plus those recomputed."""
     if norm is None or norm.recomputed is None:
-        return contracted(factors)
+        return contract(factors)
     units, values = norm.recomputed
-    whole = factors.values.new_zeros(len(norm.square))
-    whole[factors.kept] = factors.values
-    total = contracted(Factors.of(whole.index_fill(0, units, 0.0)))
-    return {**total, name: total[name] + Factors.of(whole[units]).contract(values)}
+    of_all = factors.values.new_zeros(len(norm.square))
+    of_all[factors.units] = factors.values
+    total = contract(Factors.of(of_all.index_fill(0, units, 0.0)))
+    return {**total, name: total[name] + Factors.of(of_all[units]).contract(values)}

@@ -41,12 +41,12 @@ __all__ = ["RULES", "Call", "bare", "ready", "rule", "use_matrix"]
 def rule(*funcs: Callable[..., Any], always: bool = False) -> Callable[[Rule], Rule]:
     """Register a rule for torch functions; ``always``: also for calls without parameters."""
 
-    def register(made: Rule) -> Rule:
+    def register(rule_of_all: Rule) -> Rule:
         for func in funcs:
-            RULES[func] = made
+            RULES[func] = rule_of_all
         if always:
             ALWAYS.update(funcs)
-        return made
+        return rule_of_all
 
     return register
 
@@ -104,7 +104,7 @@ def use_matrix(
         elif use is None:
             y = shared() if shift is None else ascent.shifted(shared(), shift, channel_axes)
         else:
-            y = ascent.matrix(use, x, shared, Bias(bare(bias), shift), channel_axes)
+            y = ascent.matrix(use, len(tape.uses), x, shared, Bias(bare(bias), shift), channel_axes)
         y, j = tape.output(y, what)
         if use is not None:
             tape.uses.append(use)

@@ -19,12 +19,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from dpbam.engines.fused.bilinear import Layer, Pair
+from dpbam.engines.base import UnsupportedModelError
+from dpbam.engines.batching import apply
+from dpbam.engines.fused.bilinear import Ascend, Layer, Pair
 from dpbam.engines.fused.ghost_norm import Factors, grams_of
 from dpbam.engines.fused.gradients import (
     Doubt,
@@ -54,6 +56,10 @@ class Centred:
     def _fan_in(self) -> int:
         return math.prod(self.layer.shape[1:])
 
+    def patches(self, a: Tensor) -> Tensor:
+        patches = self.layer.patches(a)
+        return patches - patches.mean(-1, keepdim=True)
+
     def gram(self, a: Tensor, c: Tensor) -> Tensor:
         left = self.layer.mean(a)
         right = left if c is a else self.layer.mean(c)
@@ -66,7 +72,8 @@ class Centred:
         return plain - self.layer.mean_back(self._fan_in * pulled, a)
 
     def ascend(self, x: Tensor, pairs: Sequence[Pair]) -> Tensor:
-        return Layer.ascend(self, x, pairs)  # not the layer's own, uncentred
+        y: Tensor = apply(Ascend, x, self, pairs)  # not the layer's own, uncentred
+        return y
 
     def materialise(self, a: Tensor, b: Tensor) -> Tensor:
         return centre(self.layer.materialise(a, b))
@@ -79,8 +86,12 @@ class Centred:
         """Return f(P weights_u, a_u): a mean left by rounding would be multiplied by sum(a)."""
         return self.layer.apply_each(centre(weights), a)
 
-    def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
-        return self.layer.transpose_each(centre(weights), b, like)
+    def transpose_each(self, weights: Tensor, b: Tensor, template: Tensor) -> Tensor:
+        return self.layer.transpose_each(centre(weights), b, template)
+
+    @property
+    def uncentred(self) -> Layer:
+        return self.layer
 
 
 @dataclass(frozen=True)
@@ -111,8 +122,32 @@ class ScaledGradient:
         variance = self._v.flatten(1).square().mean(1)
         return eps, m, (variance + eps).rsqrt(), m * variance
 
+    @property
+    def flat(self) -> None:
+        return None
+
     def detached(self) -> ScaledGradient:
         return replace(self, base=self.base.detached())
+
+    def square_by_parameter(self, norm: Norm) -> dict[str, Tensor]:
+        return {self.name: norm.square}
+
+    def by_unit(self) -> NoReturn:
+        # s(V + eps_u H_u) is not s(V) + eps_u G_u
+        raise UnsupportedModelError(f"{self.name} is moved through its standardisation's scale")
+
+    def as_pairs(self) -> NoReturn:
+        self.by_unit()
+
+    def follow(
+        self, second: Factored, norm: Norm, penalty: Tensor, *, swap: bool
+    ) -> ScaledGradient:
+        """Return (x, ybar + share b) for (x, ybar), the third term along G, and the rest."""
+        share, along = self.third_term(penalty / 2)
+        (x, ybar), *others = second.pairs
+        b = self.base.pairs[0][1]
+        more = ybar + second.layer.channels(share, b) * b
+        return ScaledGradient(replace(second, pairs=[(x, more), *others]), along)
 
     def norm(self, *, differentiable: bool = False) -> Norm:
         """Return |r G' + kappa V'|^2 = r^2 |G'|^2 + 2 r kappa <G', V'> + kappa^2 |V'|^2."""
@@ -136,11 +171,11 @@ class ScaledGradient:
         doubt = self.base.doubt(norm, differentiable=False)
         return None if doubt is None else doubt._replace(bound=self._bound)
 
-    def repaired(self, norm: Norm, *, differentiable: bool) -> Norm:
+    def repair(self, norm: Norm, *, differentiable: bool) -> Norm:
         if norm.inner is not None:
             scaled, inner, more = norm.inner
-            return Norm(scaled.repaired(inner, differentiable=differentiable).square + more)
-        return recompute_cancelling(norm, self._bound(self.base.sizes()), self._some)
+            return Norm(scaled.repair(inner, differentiable=differentiable).square + more)
+        return recompute_cancelling(norm, self._bound(self.base.sizes()), self._of_units)
 
     def _bound(self, sizes: Tensor) -> Tensor:
         """Return a bound on |H_u| if nothing cancelled, by the largest r and |G_u|'s: [U]."""
@@ -148,9 +183,9 @@ class ScaledGradient:
         along = 0.0 if self.along is None else (self.along.abs() * v2.sqrt()).sum(1)
         return r.max() * sizes + along
 
-    def _some(self, units: Tensor) -> Tensor:
-        """Return H_u of some units, materialised: [k, *theta]."""
-        h = self.base.some(units)
+    def _of_units(self, units: Tensor) -> Tensor:
+        """Return H_u of these units, materialised: [k, *theta]."""
+        h = self.base.of_units(units)
         return h if self.along is None else h + self._along_v(self.along[units])
 
     def _along_v(self, factors: Tensor) -> Tensor:
@@ -159,10 +194,10 @@ class ScaledGradient:
 
     def weighted_sum(self, factors: Factors, norm: Norm | None) -> Params:
         """Return J_s^T sum_u c_u G_u + (sum_u c_u along_u) V'."""
-        return sum_with_recomputed(self._contracted, self.name, factors, norm)
+        return sum_with_recomputed(self._contract, self.name, factors, norm)
 
-    def _contracted(self, factors: Factors) -> Params:
-        pulled = self.base.contracted(factors)
+    def _contract(self, factors: Factors) -> Params:
+        pulled = self.base.contract(factors)
         if self.along is None:
             return pulled
         return {self.name: pulled[self.name] + self._along_v(factors.contract(self.along))}
@@ -195,10 +230,10 @@ class ScaledGradient:
         """
         eps, m, r, _ = self._stats
         rho, q = self._rho(), r.square()
-        wide = 1 + eps * q
-        inside = self._channel_norms() - (2 * q * wide + q.square() * eps) * rho**2 / m
+        ratio = 1 + eps * q
+        inside = self._channel_norms() - (2 * q * ratio + q.square() * eps) * rho**2 / m
         alpha = -2 * q.square() / m * inside
-        beta = -2 * q.square() * rho * wide / m
+        beta = -2 * q.square() * rho * ratio / m
         share = penalty[:, None] * beta / r
         return share, penalty[:, None] * (alpha + beta * q * rho / m)
 

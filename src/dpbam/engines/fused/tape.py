@@ -101,8 +101,8 @@ class Tape:
         if x.requires_grad:
             x = x.view_as(x)
         edge = get_gradient_edge(x) if x.requires_grad else None
-        held = x.detach() if edge is None else x
-        self.inputs.append(Node(held, edge, x._version, what))
+        value = x.detach() if edge is None else x
+        self.inputs.append(Node(value, edge, x._version, what))
         return x, len(self.inputs) - 1
 
     def output(self, y: Tensor, what: str, *, recorded: bool = False) -> tuple[Tensor, int]:
@@ -196,8 +196,8 @@ class Capture(TorchFunctionMode):
 
     def _use(self, call: Call, *, constant: bool = False) -> Any:
         """Run a call that takes a parameter and the row; a constant one moves, without a use."""
-        made = self._generic if constant else RULES.get(call.func, self._generic)
-        return made(self, call)
+        rule = self._generic if constant else RULES.get(call.func, self._generic)
+        return rule(self, call)
 
     # --- functions of parameters alone
 
@@ -255,12 +255,12 @@ class Capture(TorchFunctionMode):
 
     def input(self, x: Tensor, what: str) -> tuple[Tensor, int]:
         """Return x as a node of the tape, and its index there."""
-        noted: Tensor = self.all_rows(lambda whole: self.tape.input(whole, what)[0], x)
+        noted: Tensor = self.all_rows(lambda of_all: self.tape.input(of_all, what)[0], x)
         return noted, len(self.tape.inputs) - 1
 
     def output(self, y: Tensor, what: str) -> tuple[Tensor, int]:
         """Return y as a node of the tape, and its index there."""
-        noted: Tensor = self.all_rows(lambda whole: self.tape.output(whole, what)[0], y)
+        noted: Tensor = self.all_rows(lambda of_all: self.tape.output(of_all, what)[0], y)
         return noted, len(self.tape.outputs) - 1
 
     def moved(self, value: Tensor, weight: Weight | None) -> Tensor:

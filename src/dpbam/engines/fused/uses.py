@@ -12,14 +12,15 @@ same expression with (hbar, b) in the place of (x, b). A :class:`Flow` supplies 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from dpbam.engines.base import UnsupportedModelError
 from dpbam.engines.fused.bilinear import Layer, Pair, Purpose
 from dpbam.engines.fused.fold import Fold, reduce_to
 from dpbam.engines.fused.weights import Weight
@@ -40,6 +41,7 @@ class Flow:
         purpose: what follows the norms.
         ybar: dL_BAO/dy at the outputs, or None for plain gradients.
         hbar: dL_BAO/dh at the inputs.
+        third_term: for BAM, returns (p / |g_u|) g_u of materialised parameters, by their names.
     """
 
     fold: Fold
@@ -49,6 +51,7 @@ class Flow:
     purpose: Purpose = "sum"
     ybar: Values | None = None
     hbar: Values | None = None
+    third_term: Callable[[tuple[str, ...]], Params] | None = None
 
     def detached(self) -> Flow:
         """Return the same values without the graph, so that it can be freed."""
@@ -78,17 +81,31 @@ def _bare(values: Values) -> Values:
     return [t if t is None or not t.requires_grad else t.detach() for t in values]
 
 
-class Use(Protocol):
+class Use:
     """One use of one or several parameters."""
 
     @property
-    def names(self) -> tuple[str, ...]: ...
+    def names(self) -> tuple[str, ...]:
+        """The parameters."""
+        raise NotImplementedError
+
+    @property
+    def factorable(self) -> MatrixUse | None:
+        """The use itself, if its gradient can stay factored."""
+        return None
 
     def materialise(self, flow: Flow) -> Params:
         """Return what this use adds to the units' gradients: [U, *shape] per parameter."""
+        raise NotImplementedError
+
+    def begin_second_pass(self) -> None:
+        """Prepare for the second backward pass."""
+
+    def end_second_pass(self) -> None:
+        """Forget the graph of the passes."""
 
 
-class _WeightUse:
+class _WeightUse(Use):
     """A use of one weight D."""
 
     weight: Weight
@@ -97,11 +114,11 @@ class _WeightUse:
     def names(self) -> tuple[str, ...]:
         return self.weight.names
 
-    def _pulled(self, parts: list[Tensor]) -> Params:
+    def _pull(self, gradients: list[Tensor]) -> Params:
         """Return J_s^T of the sum of gradients in D."""
-        if not parts:
+        if not gradients:
             return {}
-        total = reduce(torch.add, parts)
+        total = reduce(torch.add, gradients)
         shape = self.weight.tensor.shape
         if total.shape[1:] != shape:
             total = total.reshape(total.shape[0], *shape)
@@ -118,18 +135,30 @@ class MatrixUse(_WeightUse):
     y: int
     swap: bool = False
 
+    @property
+    def factorable(self) -> MatrixUse | None:
+        # a weight that is computed in low precision rounds each unit's gradient, never their sum
+        return None if len(self.names) != 1 or self.weight.narrow else self
+
     def pairs(self, flow: Flow) -> list[Pair | None]:
         """Return the flow's pairs in the layer's form: their outer products sum to G_u."""
-        return [None if p is None else self._in_form(*p) for p in flow.pairs(self.x, self.y)]
-
-    def _in_form(self, x: Tensor, y: Tensor) -> Pair:
-        a, b = (y, x) if self.swap else (x, y)
-        return self.layer.left_form(a), self.layer.right_form(b)
+        pairs: list[Pair | None] = []
+        for pair in flow.pairs(self.x, self.y):
+            if pair is not None:
+                a, b = reversed(pair) if self.swap else pair
+                pair = self.layer.left_form(a), self.layer.right_form(b)
+            pairs.append(pair)
+        return pairs
 
     def materialise(self, flow: Flow) -> Params:
         """Return J_s^T sum over the pairs of b (x) a."""
+        if flow.third_term is not None and self.weight.scaled:
+            raise UnsupportedModelError(
+                f"{self.names[0]} is standardised with a scale, and used in low precision or in "
+                "other ways too"
+            )
         pairs = [pair for pair in self.pairs(flow) if pair is not None]
-        return self._pulled([self.layer.materialise(a, b) for a, b in pairs])
+        return self._pull([self.layer.materialise(a, b) for a, b in pairs])
 
 
 class Bias(NamedTuple):
@@ -150,7 +179,7 @@ class SumUse(_WeightUse):
     def materialise(self, flow: Flow) -> Params:
         """Return J_s^T sum_t b_t: the factor of D is the constant 1, which has no second use."""
         b = flow.right(self.y)
-        return {} if b is None else self._pulled([reduce_to(b, self.shape)])
+        return {} if b is None else self._pull([reduce_to(b, self.shape)])
 
 
 @dataclass(frozen=True)
@@ -165,7 +194,7 @@ class ScaleUse(_WeightUse):
     def materialise(self, flow: Flow) -> Params:
         """Return J_s^T sum_t b_t a_t, entry by entry."""
         pairs = [pair for pair in flow.pairs(self.x, self.y) if pair is not None]
-        return self._pulled([reduce_to(a * b, self.shape) for a, b in pairs])
+        return self._pull([reduce_to(a * b, self.shape) for a, b in pairs])
 
 
 @dataclass
@@ -183,8 +212,15 @@ class RecordedUse(_WeightUse):
         """Add the gradient of every row; called by the layer's backward."""
         (self.plain if self.second is None else self.second).append(gradient)
 
+    def begin_second_pass(self) -> None:
+        self.second = []
+
+    def end_second_pass(self) -> None:
+        # a layer that holds its own graph would never be freed
+        self.plain = [gradient.detach() for gradient in self.plain]
+
     def materialise(self, flow: Flow) -> Params:
         """Return what was recorded, summed over a unit's rows."""
         recorded = self.plain if flow.ybar is None else self.second or []
         shape = tuple(self.weight.tensor.shape)
-        return self._pulled([reduce_to(flow.fold(t), shape) for t in recorded])
+        return self._pull([reduce_to(flow.fold(t), shape) for t in recorded])

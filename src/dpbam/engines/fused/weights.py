@@ -129,10 +129,10 @@ class Weight:
             out = self.evaluate({name: t.requires_grad_() for name, t in theta.items()})
         if not (out.requires_grad or torch.is_inference_mode_enabled()):  # a constant
             return {name: torch.zeros_like(t) for name, t in theta.items()}
-        found = torch.autograd.grad(
+        pulled = torch.autograd.grad(
             out, list(theta.values()), gradient.to(out.dtype), materialize_grads=True
         )
-        return dict(zip(theta, found, strict=True))
+        return dict(zip(theta, pulled, strict=True))
 
     def pull_each(self, gradients: Tensor) -> Params:
         """Return J_s^T G_u for every unit: [U, *D] -> [U, *theta]."""

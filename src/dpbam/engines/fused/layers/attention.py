@@ -6,7 +6,7 @@ decomposed before (:mod:`dpbam.engines.decomposed`).
 Torch's fast kernels have no second derivative, and its other kernel keeps matrices of all pairs of
 positions for every layer. For exact BAM on long sequences, :class:`Attend` computes the attention
 of some queries at a time, and computes it again in each backward pass: memory is linear in the
-length. Autograd differentiates each part, so that no formula is written twice.
+length. Autograd differentiates each term, so that no formula is written twice.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from dpbam.engines.fused.rules import Call, rule
 from dpbam.engines.fused.tape import Capture
 
 _ENTRIES = 2**16  # of the scores of one head that are computed at a time, but for
-_QUERIES = 64  # at least so many: each part also takes a pass over all keys and values
+_QUERIES = 64  # at least so many: each term also takes a pass over all keys and values
 
 
 @rule(F.scaled_dot_product_attention, always=True)
 def _attention(capture: Capture, call: Call) -> Any:
-    given = call.bind("query key value attn_mask dropout_p is_causal scale enable_gqa")
-    operands = [given["query"], given["key"], given["value"]]
-    mask = given["attn_mask"]
+    args = call.bind("query key value attn_mask dropout_p is_causal scale enable_gqa")
+    operands = [args["query"], args["key"], args["value"]]
+    mask = args["attn_mask"]
     tensors = operands if mask is None else [*operands, mask]
     if any(capture.weight(t) for t in tensors) or (mask is not None and requires_grad(mask)):
         with capture:  # the fast kernels have no gradient for a mask
             return dot_product(*call.args, **call.kwargs)
     if any(t.ndim != 4 for t in operands) or (mask is not None and mask.ndim > 4):
         return call.run()
-    options = {k: given[k] for k in ("is_causal", "scale", "enable_gqa") if given[k] is not None}
+    options = {k: args[k] for k in ("is_causal", "scale", "enable_gqa") if args[k] is not None}
 
     def for_all_rows(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
         images = [t.flatten(0, 1) for t in (q, k, v)]
         placed = [_four_axes(m, q.shape[1]) for m in masks]
         if capture.twice and _is_long(*images):
-            heads = q.shape[2] // k.shape[2] if given["enable_gqa"] else 1
+            heads = q.shape[2] // k.shape[2] if args["enable_gqa"] else 1
             images[1:] = [t.repeat_interleave(heads, 1) if heads > 1 else t for t in images[1:]]
-            how = _How(placed[0] if masks else None, bool(given["is_causal"]), given["scale"])
+            how = _How(placed[0] if masks else None, bool(args["is_causal"]), args["scale"])
             return split_axis(apply(Attend, *images, how), 0, q.shape[:2])
         attend: Any = F.scaled_dot_product_attention
         y: Tensor = attend(*images, *placed, **options)
@@ -90,7 +90,7 @@ class _How(NamedTuple):
         return dot_product(q, k, v, mask, scale=self.scale)
 
 
-def _parts(q: Tensor, k: Tensor) -> Iterator[slice]:
+def _query_slices(q: Tensor, k: Tensor) -> Iterator[slice]:
     rows = max(_QUERIES, _ENTRIES // k.shape[-2])
     for first in range(0, q.shape[-2], rows):
         yield slice(first, min(first + rows, q.shape[-2]))
@@ -103,7 +103,7 @@ class Attend(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.how = how
-        return torch.cat([how.attend(i, q[..., i, :], k, v) for i in _parts(q, k)], -2)
+        return torch.cat([how.attend(i, q[..., i, :], k, v) for i in _query_slices(q, k)], -2)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -117,38 +117,38 @@ class _Back(torch.autograd.Function):
     def forward(ctx: Any, g: Tensor, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Any:
         ctx.save_for_backward(g, q, k, v)
         ctx.how = how
-        found = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for i in _parts(q, k):
+        totals = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for i in _query_slices(q, k):
             with torch.enable_grad():
                 leaves = _leaves(q[..., i, :], k, v)
                 y = how.attend(i, *leaves)
-            parts = torch.autograd.grad(y, leaves, g[..., i, :])
-            _add(found, parts, i)
-        return found
+            terms = torch.autograd.grad(y, leaves, g[..., i, :])
+            _add(totals, terms, i)
+        return totals
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *bars: Tensor) -> Any:
         g, q, k, v = ctx.saved_tensors
-        found = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        totals = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         in_g = torch.empty_like(g)
-        for i in _parts(q, k):
+        for i in _query_slices(q, k):
             with torch.enable_grad():
                 leaves, seed = _leaves(q[..., i, :], k, v), _leaves(g[..., i, :])[0]
                 y = ctx.how.attend(i, *leaves)
                 first = torch.autograd.grad(y, leaves, seed, create_graph=True)
             weights = [bars[0][..., i, :], *bars[1:]]
-            in_g[..., i, :], *parts = torch.autograd.grad(first, [seed, *leaves], weights)
-            _add(found, parts, i)
-        return in_g, *found, None
+            in_g[..., i, :], *terms = torch.autograd.grad(first, [seed, *leaves], weights)
+            _add(totals, terms, i)
+        return in_g, *totals, None
 
 
 def _leaves(*tensors: Tensor) -> list[Tensor]:
     return [t.detach().requires_grad_() for t in tensors]
 
 
-def _add(totals: tuple[Tensor, Tensor, Tensor], parts: Any, rows: slice) -> None:
-    """Put the gradient in some queries in its place, and add those in keys and values."""
-    totals[0][..., rows, :] = parts[0]
-    for total, part in zip(totals[1:], parts[1:], strict=True):
-        total.add_(part)
+def _add(totals: tuple[Tensor, Tensor, Tensor], terms: Any, rows: slice) -> None:
+    """Put the gradient in these queries in its place, and add those in keys and values."""
+    totals[0][..., rows, :] = terms[0]
+    for total, term in zip(totals[1:], terms[1:], strict=True):
+        total.add_(term)

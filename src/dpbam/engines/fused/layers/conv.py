@@ -53,9 +53,27 @@ class Conv(Layer):
     def right_form(self, y: Tensor) -> Tensor:
         return y.flatten(1, 2)
 
-    def left_like(self, b: Tensor) -> Tensor:
+    def patches(self, a: Tensor) -> Tensor:
+        """Return the patches, by a convolution whose output channels are a patch's entries."""
+        y = self.forward(a.flatten(0, 1), self._identity(a), None, groups=1)
+        return self.rows(split_axis(y, 0, a.shape[:2]))
+
+    def from_patches(self, patches: Tensor, template: Tensor) -> Tensor:
+        images = self._as_images(patches, self._out(template.shape[3:])).flatten(0, 1)
+        back = self.back(images, self._identity(patches), template.flatten(0, 1).shape)
+        return back.view(template.shape)
+
+    def _identity(self, a: Tensor) -> Tensor:
+        """Return the identity of a patch's entries as a kernel: [i k, i, *kernel]."""
+        entries = math.prod(self.shape[1:])
+        return torch.eye(entries, dtype=a.dtype, device=a.device).view(entries, *self.shape[1:])
+
+    def left_template(self, b: Tensor) -> Tensor:
         channels = self.shape[1] * self.groups
         return b.new_empty(1).expand(*b.shape[:2], channels, *self.space)
+
+    def right_template(self, a: Tensor) -> Tensor:
+        return a.new_empty(1).expand(*a.shape[:2], self.shape[0], *self._out(self.space))
 
     def positions(self, b: Tensor) -> int:
         return b.shape[1] * b.shape[3:].numel()
@@ -78,7 +96,7 @@ class Conv(Layer):
         for axis in reversed(range(len(space))):
             total = self._shift(total, axis, space[axis], back=True)
         pixels = math.prod([q, *space])
-        return self.from_rows(total.reshape(units, -1, pixels) @ self.rows(a), a)
+        return self._as_images(total.reshape(units, -1, pixels) @ self.rows(a), space)
 
     def _out(self, space: Sequence[int]) -> list[int]:
         return [self._positions_along(axis, n) for axis, n in enumerate(space)]
@@ -111,10 +129,10 @@ class Conv(Layer):
             if high <= low:
                 continue
             inside = slice(s * low + offset, s * (high - 1) + offset + 1, s)
-            whole = slice(low, high)
-            read, write = (whole, inside) if back else (inside, whole)
-            piece = _sliced(gram, first, second, read)
-            _sliced(total, first, second, write).add_(piece)
+            outside = slice(low, high)  # the positions that read these pixels
+            read, write = (outside, inside) if back else (inside, outside)
+            piece = _slice_both(gram, first, second, read)
+            _slice_both(total, first, second, write).add_(piece)
         return total
 
     @cached_property
@@ -148,9 +166,12 @@ class Conv(Layer):
         units = values.shape[0] if values.ndim == 2 else 1
         return values.reshape(units, 1, -1, *(1,) * (b.ndim - 3))
 
-    def from_rows(self, rows: Tensor, like: Tensor) -> Tensor:
-        space = like.shape[3:]
-        images = split_axis(rows, 1, (-1, space.numel())).transpose(2, 3)
+    def from_rows(self, rows: Tensor, template: Tensor) -> Tensor:
+        return self._as_images(rows, template.shape[3:])
+
+    def _as_images(self, rows: Tensor, space: Sequence[int]) -> Tensor:
+        """Return [U, T, c] as [U, q, c, *space]."""
+        images = split_axis(rows, 1, (-1, math.prod(space))).transpose(2, 3)
         return images.reshape(*images.shape[:3], *space)
 
     def prefers_gram(self, t: int, pairs: int, purpose: Purpose) -> bool:
@@ -169,21 +190,21 @@ class Conv(Layer):
     def materialise(self, a: Tensor, b: Tensor) -> Tensor:
         units = a.shape[0]
         if self._is_pointwise:
-            found = (b.flatten(3) @ a.flatten(3).transpose(2, 3)).sum(1)
-            return found.view(units, *self.shape)
+            matrices = (b.flatten(3) @ a.flatten(3).transpose(2, 3)).sum(1)
+            return matrices.view(units, *self.shape)
         recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
         if self._shifts_are_faster and not recorded:
             parts = [self._products_of_shifts(a[i], b[i]) for i in cached_slices(b)]
             return torch.cat(parts).view(units, *self.shape)
-        like = a.new_empty((units * self.shape[0], *self.shape[1:]))
-        merged = self._weight_gradient(_units_as_groups(a), _units_as_groups(b), like, units)
+        weights = a.new_empty((units * self.shape[0], *self.shape[1:]))
+        merged = self._weight_gradient(_units_as_groups(a), _units_as_groups(b), weights, units)
         return merged.view(units, *self.shape)
 
     @cached_property
     def _is_pointwise(self) -> bool:
         """Whether the kernel is 1x1, a matrix: torch runs units as groups one after the other."""
-        whole = (self.shape[2:], self.stride) == ((1,) * len(self.stride),) * 2
-        return whole and not any(self.padding) and self.groups == 1
+        single = (self.shape[2:], self.stride) == ((1,) * len(self.stride),) * 2
+        return single and not any(self.padding) and self.groups == 1
 
     @property
     def _shifts_are_faster(self) -> bool:
@@ -226,12 +247,12 @@ class Conv(Layer):
         y = self.forward(_units_as_groups(a), merged, None, units * self.groups)
         return split_axis(y, 1, (units, -1)).transpose(0, 1)
 
-    def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
+    def transpose_each(self, weights: Tensor, b: Tensor, template: Tensor) -> Tensor:
         units = b.shape[0]
         if self._is_pointwise:
             transposed = weights.flatten(2).transpose(1, 2).unsqueeze(1)
             return split_axis(transposed @ b.flatten(3), 3, b.shape[3:])
-        shape = _units_as_groups(like).shape
+        shape = _units_as_groups(template).shape
         back = self.back(_units_as_groups(b), weights.flatten(0, 1), shape, units)
         return split_axis(back, 1, (units, -1)).transpose(0, 1)
 
@@ -244,26 +265,26 @@ class Conv(Layer):
 
     def back(self, b: Tensor, weight: Tensor, shape: torch.Size, units: int = 1) -> Tensor:
         """Return the data gradient: [n, o, *space'] -> [n, i, *space]."""
-        like = b.new_empty(1).expand(shape)
-        return self._gradients(b, like, weight, units, [True, False, False])[0]
+        images = b.new_empty(1).expand(shape)
+        return self._gradients(b, images, weight, units, [True, False, False])[0]
 
     def back_in_form(self, b: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
         """Return the data gradient: [n, q, o, *space'] -> [n, q, i, *space]."""
         images = torch.Size((shape[0] * shape[1], *shape[2:]))
         return self.back(b.flatten(0, 1), weight, images).view(shape)
 
-    def _weight_gradient(self, a: Tensor, b: Tensor, like: Tensor, units: int) -> Tensor:
-        return self._gradients(b, a, like, units, [False, True, False])[1]
+    def _weight_gradient(self, a: Tensor, b: Tensor, weight: Tensor, units: int) -> Tensor:
+        return self._gradients(b, a, weight, units, [False, True, False])[1]
 
     def _gradients(
         self, b: Tensor, x: Tensor, weight: Tensor, units: int, wanted: list[bool]
     ) -> tuple[Tensor, ...]:
         none = [0] * len(self.stride)
-        found: tuple[Tensor, ...] = _BACKWARD(
+        gradients: tuple[Tensor, ...] = _BACKWARD(
             b, x, weight, None, self.stride, self.padding, self.dilation, False, none,
             self.groups * units, wanted,
         )  # fmt: skip
-        return found
+        return gradients
 
 
 def _channels_last(t: Tensor) -> Tensor:
@@ -276,9 +297,10 @@ def _units_as_groups(t: Tensor) -> Tensor:
     return t.transpose(0, 1).flatten(1, 2)
 
 
-def _sliced(t: Tensor, first: int, second: int, part: slice) -> Tensor:
+def _slice_both(t: Tensor, first: int, second: int, positions: slice) -> Tensor:
+    """Return the view of these positions along two axes."""
     index: list[slice] = [slice(None)] * t.ndim
-    index[first] = index[second] = part
+    index[first] = index[second] = positions
     return t[tuple(index)]
 
 
@@ -287,13 +309,13 @@ class Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Conv) -> Tensor:
-        ctx.given = weight, layer, x.shape
+        ctx.options = weight, layer, x.shape
         y = layer.forward(x.flatten(0, 1), weight, bias, layer.groups)
         return with_rows(y, x.shape[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        weight, layer, shape = ctx.given
+        weight, layer, shape = ctx.options
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         if torch.is_grad_enabled():
@@ -306,12 +328,12 @@ class Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, b: Tensor, weight: Tensor, layer: Conv, shape: torch.Size) -> Tensor:
-        ctx.given = weight, layer
+        ctx.options = weight, layer
         return not_a_view(layer.back_in_form(b, weight, shape))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        weight, layer = ctx.given
+        weight, layer = ctx.options
         return apply(Convolve, grad, weight, None, layer), None, None, None
 
 
@@ -321,14 +343,14 @@ _TRANSPOSED = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2, torch.conv_
 
 @rule(*_CONV)
 def _conv(capture: Capture, call: Call) -> Any:
-    given = call.bind("input weight bias stride padding dilation groups")
-    x, weight, bias = given["input"], given["weight"], given["bias"]
+    arguments = call.bind("input weight bias stride padding dilation groups")
+    x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
     dims = _CONV[call.func]
     if x.ndim != dims + 2 or not ready(capture, x, weight, bias):
         return generic(capture, call)
-    stride, dilation = _each(given["stride"], dims, 1), _each(given["dilation"], dims, 1)
-    x, padding = _padded(x, given["padding"], weight.shape[2:], dilation)
-    space, groups = tuple(x.shape[2:]), given["groups"] or 1
+    stride, dilation = _each(arguments["stride"], dims, 1), _each(arguments["dilation"], dims, 1)
+    x, padding = _padded(x, arguments["padding"], weight.shape[2:], dilation)
+    space, groups = tuple(x.shape[2:]), arguments["groups"] or 1
     layer = Conv(tuple(weight.shape), stride, padding, dilation, space, groups)
 
     def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -344,16 +366,19 @@ def _conv(capture: Capture, call: Call) -> Any:
 @rule(*_TRANSPOSED)
 def _transposed(capture: Capture, call: Call) -> Any:
     """Record y = conv^T(x): the weight gradient of conv with x and the gradient at y exchanged."""
-    given = call.bind("input weight bias stride padding output_padding groups dilation")
-    x, weight, bias = given["input"], given["weight"], given["bias"]
+    arguments = call.bind("input weight bias stride padding output_padding groups dilation")
+    x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
     dims = _TRANSPOSED[call.func]
     if x.ndim != dims + 2 or not ready(capture, x, weight, bias):
         return generic(capture, call)
-    stride, dilation = _each(given["stride"], dims, 1), _each(given["dilation"], dims, 1)
-    padding, more = _each(given["padding"], dims, 0), _each(given["output_padding"], dims, 0)
+    stride, dilation = _each(arguments["stride"], dims, 1), _each(arguments["dilation"], dims, 1)
+    padding, more = (
+        _each(arguments["padding"], dims, 0),
+        _each(arguments["output_padding"], dims, 0),
+    )
     sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, more, strict=True)
     space = tuple((n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, k, s, p, d, e in sizes)
-    groups = given["groups"] or 1
+    groups = arguments["groups"] or 1
     layer = Conv(tuple(weight.shape), stride, padding, dilation, space, groups)
 
     def transposed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

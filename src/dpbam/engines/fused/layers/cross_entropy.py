@@ -20,20 +20,20 @@ _NAMES = "input target weight size_average ignore_index reduce reduction label_s
 
 @rule(F.cross_entropy, always=True)
 def _cross_entropy(capture: Capture, call: Call) -> Any:
-    given = call.bind(_NAMES)
-    x, target = given["input"], given["target"]
+    arguments = call.bind(_NAMES)
+    x, target = arguments["input"], arguments["target"]
     usual = (
-        given["weight"] is None
-        and given["size_average"] is given["reduce"] is None
-        and given["reduction"] == "none"
-        and not given["label_smoothing"]
+        arguments["weight"] is None
+        and arguments["size_average"] is arguments["reduce"] is None
+        and arguments["reduction"] == "none"
+        and not arguments["label_smoothing"]
     )
     # x [1, C, ...] and class numbers [1, ...]: in all other cases torch decides what is meant
     if not (usual and x.ndim >= 2 and x.ndim == target.ndim + 1 and x.shape[0] == 1):
         return call.run()
     if not (is_batched(x) and is_batched(target)) or target.is_floating_point():
         return call.run()
-    ignored = -100 if given["ignore_index"] is None else given["ignore_index"]
+    ignored = -100 if arguments["ignore_index"] is None else arguments["ignore_index"]
 
     def losses(x: Tensor, target: Tensor) -> Tensor:
         each = F.cross_entropy(

@@ -17,10 +17,10 @@ from dpbam.engines.fused.weights import Weight
 
 @rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 def _add(capture: Capture, call: Call) -> Any:
-    found = _broadcast_pair(capture, call)
-    if found is None:
+    operands = _broadcast_pair(capture, call)
+    if operands is None:
         return generic(capture, call)
-    x, theta, weight = found
+    x, theta, weight = operands
     y, j = capture.output(x + capture.moved(theta.detach(), weight), capture.name_of(call, theta))
     capture.tape.uses.append(SumUse(weight, tuple(theta.shape), j))
     return y
@@ -28,10 +28,10 @@ def _add(capture: Capture, call: Call) -> Any:
 
 @rule(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply)
 def _mul(capture: Capture, call: Call) -> Any:
-    found = _broadcast_pair(capture, call)
-    if found is None:
+    operands = _broadcast_pair(capture, call)
+    if operands is None:
         return generic(capture, call)
-    x, theta, weight = found
+    x, theta, weight = operands
     what = capture.name_of(call, theta)
     x, k = capture.input(x, what)
     y, j = capture.output(x * capture.moved(theta.detach(), weight), what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,8 @@ class Embedding(Layer):
     """
 
     shape: tuple[int, ...]
+    is_matrix_product: ClassVar[bool] = True
+    has_input_gradient: ClassVar[bool] = False
 
     def left_form(self, x: Tensor) -> Tensor:
         return x.flatten(1)
@@ -63,25 +65,25 @@ class Embedding(Layer):
     def prefers_gram(self, t: int, pairs: int, purpose: Purpose) -> bool:
         return math.prod(self.shape) > 2 * t * t  # the larger of the two is not computed
 
-    def as_linear(self, ids: Tensor, b: Tensor) -> tuple[Linear, Pair]:
-        """Return the equivalent linear layer and its pair, for tied weights: b (x) onehot."""
-        return Linear(self.shape), (b, F.one_hot(ids, self.shape[0]).to(b.dtype))
+    def as_product(self, a: Tensor, b: Tensor) -> tuple[Layer, Pair]:
+        """Return the linear layer with a and b exchanged, since the table is [V, d]."""
+        return Linear(self.shape), (b, F.one_hot(a, self.shape[0]).to(b.dtype))
 
-    def _none(self, *_: Any, **__: Any) -> Any:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise ArgumentTypeError("an embedding has no gradient in its ids, and no centred table")
 
-    gram_back = mean = mean_back = transpose_each = channels = _none
+    gram_back = mean = mean_back = transpose_each = channels = _refuse
 
 
 @rule(F.embedding, torch.embedding)
 def _embedding(capture: Capture, call: Call) -> Any:
     names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
-    given = call.bind(names)
+    arguments = call.bind(names)
     if call.func is torch.embedding:
-        given["input"], given["weight"] = given["weight"], given["input"]
-    ids, weight, padding = given["input"], given["weight"], given["padding_idx"]
+        arguments["input"], arguments["weight"] = arguments["weight"], arguments["input"]
+    ids, weight, padding = arguments["input"], arguments["weight"], arguments["padding_idx"]
     source, what = capture.weight(weight), capture.name_of(call, weight)
-    if given["max_norm"] is not None or given["scale_grad_by_freq"]:
+    if arguments["max_norm"] is not None or arguments["scale_grad_by_freq"]:
         raise UnsupportedModelError(
             f"{what} uses max_norm or scale_grad_by_freq, which depend on the batch"
         )

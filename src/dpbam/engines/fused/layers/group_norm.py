@@ -59,12 +59,12 @@ class GroupNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, groups: int, eps: float,
         record: Record, rows: int,
     ) -> Tensor:  # fmt: skip
-        wide = _of_every_row(scale, x)
+        scales = _of_every_row(scale, x)
         y, mean, r = torch.native_group_norm(
-            x, wide, _of_every_row(shift, x), *_as_one_image(x, groups), eps
+            x, scales, _of_every_row(shift, x), *_as_one_image(x, groups), eps
         )
         ctx.save_for_backward(x)
-        ctx.wide, ctx.given = wide, (scale, mean, r, groups, record)
+        ctx.scales, ctx.options = scales, (scale, mean, r, groups, record)
         return with_rows(y, rows)
 
     @staticmethod
@@ -72,10 +72,10 @@ class GroupNorm(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         g = g.flatten(0, 1)
         if torch.is_grad_enabled():
-            dx, dscale, dshift = apply(_GroupNormBack, g, x, *ctx.given)
+            dx, dscale, dshift = apply(_GroupNormBack, g, x, *ctx.options)
         else:
-            dx, dscale, dshift = _back(g.contiguous(), x, ctx.wide, *ctx.given[1:4])
-        ctx.given[-1](dscale, dshift)
+            dx, dscale, dshift = _back(g.contiguous(), x, ctx.scales, *ctx.options[1:4])
+        ctx.options[-1](dscale, dshift)
         return dx, None, None, None, None, None, None
 
 
@@ -90,14 +90,14 @@ class _GroupNormBack(torch.autograd.Function):
         n, g = x.shape[0], g.contiguous()
         dx, dscale, dshift = _back(g, x, _of_every_row(scale, x), mean, r, groups)
         ctx.save_for_backward(g, x, dshift, dscale)
-        ctx.given = scale, mean.view(n, -1), r.view(n, -1), groups, record
+        ctx.options = scale, mean.view(n, -1), r.view(n, -1), groups, record
         return dx, dscale, dshift
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, v: Tensor, sbar: Tensor, tbar: Tensor) -> Any:
         g, x, sum_g, sum_gh = ctx.saved_tensors
-        scale, mean, r, groups, record = ctx.given
+        scale, mean, r, groups, record = ctx.options
         s, v = _Stats(scale, mean, r, groups, x), v.contiguous()
         sum_v, sum_vh = s.sums(v, x)
         sum_gv = _dot(g, v)
@@ -144,10 +144,10 @@ class _Stats:
     ) -> None:
         self._groups, self._size = groups, x.shape[1:].numel() // groups
         channels = x.shape[1]
-        wide = accumulation_dtype(x.dtype)
-        self.scale = x.new_ones(channels, dtype=wide) if scale is None else scale.to(wide)
+        dtype = accumulation_dtype(x.dtype)
+        self.scale = x.new_ones(channels, dtype=dtype) if scale is None else scale.to(dtype)
         self.mean, self.r = (
-            t.to(wide).repeat_interleave(channels // groups, dim=1) for t in (mean, r)
+            t.to(dtype).repeat_interleave(channels // groups, dim=1) for t in (mean, r)
         )
 
     def sums(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,10 +172,13 @@ class _Stats:
             (first, t), *others = parts
             target = _positions(out[piece])
             torch.addcmul(
-                _wide(constant, piece, x), _wide(first, piece, x), _positions(t[piece]), out=target
+                _spread(constant, piece, x),
+                _spread(first, piece, x),
+                _positions(t[piece]),
+                out=target,
             )
             for coefficient, t in [*others, (on_x, x)]:
-                target.addcmul_(_wide(coefficient, piece, x), _positions(t[piece]))
+                target.addcmul_(_spread(coefficient, piece, x), _positions(t[piece]))
         return out
 
 
@@ -198,8 +201,8 @@ def _positions(t: Tensor) -> Tensor:
     return t.flatten(2) if t.ndim > 2 else t.unsqueeze(2)
 
 
-def _wide(coefficient: Tensor, piece: slice, like: Tensor) -> Tensor:
-    return coefficient[piece].unsqueeze(2).to(like.dtype)
+def _spread(coefficient: Tensor, piece: slice, x: Tensor) -> Tensor:
+    return coefficient[piece].unsqueeze(2).to(x.dtype)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -212,31 +215,31 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 @rule(F.group_norm, always=True)
 def _group_norm(capture: Capture, call: Call) -> Any:
-    given = call.bind("input num_groups weight bias eps")
-    return _grouped(capture, call, given, given["num_groups"], eps_of(given))
+    args = call.bind("input num_groups weight bias eps")
+    return _normalise(capture, call, args, args["num_groups"], eps_of(args))
 
 
 @rule(F.instance_norm, always=True)
 def _instance_norm(capture: Capture, call: Call) -> Any:
     names = "input running_mean running_var weight bias use_input_stats momentum eps"
-    given = call.bind(names)
-    if given["running_mean"] is not None:
+    args = call.bind(names)
+    if args["running_mean"] is not None:
         raise UnsupportedModelError(
             "an instance norm that tracks running statistics keeps private data"
         )
-    return _grouped(capture, call, given, given["input"].shape[1], eps_of(given))
+    return _normalise(capture, call, args, args["input"].shape[1], eps_of(args))
 
 
-def _grouped(capture: Capture, call: Call, given: dict[str, Any], groups: int, eps: float) -> Any:
+def _normalise(capture: Capture, call: Call, args: dict[str, Any], groups: int, eps: float) -> Any:
     """Run group norm, whose backward itself records the per-row gradients of scale and shift."""
-    given_x, scale, shift = given["input"], given["weight"], given["bias"]
+    x_of_call, scale, shift = args["input"], args["weight"], args["bias"]
     if not torch.is_grad_enabled():  # a constant: nothing to record
         return call.run()
     if differs_by_row(scale, shift):
-        xhat = F.group_norm(given_x, groups, None, None, eps)
-        return affine_by_row(capture, xhat, scale, shift, given_x.ndim - 2)
-    wide = accumulation_dtype(given_x.dtype)
-    x = given_x if given_x.dtype == wide else given_x.to(wide)
+        xhat = F.group_norm(x_of_call, groups, None, None, eps)
+        return affine_by_row(capture, xhat, scale, shift, x_of_call.ndim - 2)
+    dtype = accumulation_dtype(x_of_call.dtype)
+    x = x_of_call if x_of_call.dtype == dtype else x_of_call.to(dtype)
     what = capture.name_of(call, shift if scale is None else scale)
     weights = [capture.weight(scale), capture.weight(shift)]
     refuse_non_linear(what, weights)
@@ -259,8 +262,8 @@ def _grouped(capture: Capture, call: Call, given: dict[str, Any], groups: int, e
         return y
 
     y = capture.all_rows(for_all_rows, x)
-    same = given_x.dtype == wide or torch.is_autocast_enabled(x.device.type)
-    return y if same else y.to(given_x.dtype)
+    same = x_of_call.dtype == dtype or torch.is_autocast_enabled(x.device.type)
+    return y if same else y.to(x_of_call.dtype)
 
 
 def _affine_of(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpbam.engines.fused.bilinear import MATRIX_ENTRY, Costs, Layer, Pair, Purpose
+from dpbam.engines.fused.bilinear import Layer, Pair
 from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.rules import Call, ready, rule, use_matrix
 from dpbam.engines.fused.tape import Capture
@@ -19,42 +19,10 @@ from dpbam.engines.fused.tape import Capture
 
 @dataclass(frozen=True)
 class Linear(Layer):
-    """y = a W^T in the canonical form: a [U, T, i], b [U, T, o], W [o, i]."""
+    """y = a W^T, the canonical form itself: a [U, T, i], b [U, T, o], W [o, i]."""
 
     shape: tuple[int, ...]
-
-    def left_form(self, x: Tensor) -> Tensor:
-        return x.flatten(1, -2)
-
-    def gram(self, a: Tensor, c: Tensor) -> Tensor:
-        return a @ c.transpose(1, 2)
-
-    def gram_back(self, weights: Tensor, a: Tensor) -> Tensor:
-        return weights @ a
-
-    def mean(self, a: Tensor) -> Tensor:
-        return a.mean(-1)
-
-    def mean_back(self, weights: Tensor, a: Tensor) -> Tensor:
-        return (weights / a.shape[-1]).unsqueeze(2).expand(a.shape)
-
-    def channels(self, values: Tensor, b: Tensor) -> Tensor:
-        return values.unsqueeze(-2)
-
-    def materialise(self, a: Tensor, b: Tensor) -> Tensor:
-        return b.transpose(1, 2) @ a
-
-    def contract(self, a: Tensor, b: Tensor) -> Tensor:
-        return b.flatten(0, 1).t() @ a.flatten(0, 1)
-
-    def apply(self, weight: Tensor, a: Tensor) -> Tensor:
-        return F.linear(a, weight)
-
-    def apply_each(self, weights: Tensor, a: Tensor) -> Tensor:
-        return a @ weights.transpose(1, 2)
-
-    def transpose_each(self, weights: Tensor, b: Tensor, like: Tensor) -> Tensor:
-        return b @ weights
+    is_matrix_product: ClassVar[bool] = True
 
     def run_each(
         self, x: Tensor, weights: Tensor, offset: Tensor | None, *, swap: bool = False
@@ -67,15 +35,14 @@ class Linear(Layer):
     def ascend(self, x: Tensor, pairs: Sequence[Pair]) -> Tensor:
         return reduce(torch.add, (self.gram(x, a).to(b.dtype) @ b for a, b in pairs))
 
-    def prefers_gram(self, t: int, pairs: int, purpose: Purpose) -> bool:
-        o, i = self.shape
-        return Costs(t, t, (i, o), i, entry=MATRIX_ENTRY).gram_is_cheaper(pairs, purpose)
+    def as_product(self, a: Tensor, b: Tensor) -> tuple[Layer, Pair]:
+        return self, (a, b)
 
 
 @rule(F.linear, always=True)
 def _linear(capture: Capture, call: Call) -> Any:
-    given = call.bind("input weight bias")
-    x, weight, bias = given["input"], given["weight"], given["bias"]
+    arguments = call.bind("input weight bias")
+    x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
     trained = capture.weight(weight) is not None or capture.weight(bias) is not None
     if not ready(capture, x, weight, bias):
         return generic(capture, call) if trained else call.run()
@@ -111,7 +78,7 @@ def _addmm(capture: Capture, call: Call) -> Any:
 @rule(F.bilinear)
 def _bilinear(capture: Capture, call: Call) -> Any:
     """Run x1^T W_o x2 as a linear layer of the outer product of x1 and x2."""
-    given = call.bind("input1 input2 weight bias")
+    arguments = call.bind("input1 input2 weight bias")
     with capture:
-        outer = (given["input1"].unsqueeze(-1) * given["input2"].unsqueeze(-2)).flatten(-2)
-        return F.linear(outer, given["weight"].flatten(1), given["bias"])
+        outer = (arguments["input1"].unsqueeze(-1) * arguments["input2"].unsqueeze(-2)).flatten(-2)
+        return F.linear(outer, arguments["weight"].flatten(1), arguments["bias"])

@@ -88,12 +88,12 @@ def _mish(x: Tensor, y: Tensor, first: Tensor, second: Tensor | None) -> None:
 
 @rule(F.mish, always=True)
 def _mish_rule(capture: Capture, call: Call) -> Any:
-    given = call.bind("input inplace")
-    if given["inplace"]:
+    arguments = call.bind("input inplace")
+    if arguments["inplace"]:
         return call.run()
 
     def mish(x: Tensor) -> Tensor:
         y: Tensor = apply(Mish, x, capture.twice)
         return y
 
-    return capture.all_rows(mish, given["input"])
+    return capture.all_rows(mish, arguments["input"])

@@ -17,28 +17,28 @@ from dpbam.engines.fused.uses import ScaleUse, SumUse
 
 @rule(F.layer_norm)
 def _layer_norm(capture: Capture, call: Call) -> Any:
-    given = call.bind("input normalized_shape weight bias eps")
-    xhat = F.layer_norm(given["input"], given["normalized_shape"], None, None, eps_of(given))
-    return _affine(capture, call, xhat, given["weight"], given["bias"], 0)
+    args = call.bind("input normalized_shape weight bias eps")
+    xhat = F.layer_norm(args["input"], args["normalized_shape"], None, None, eps_of(args))
+    return _affine(capture, call, xhat, args["weight"], args["bias"], 0)
 
 
 @rule(F.rms_norm)
 def _rms_norm(capture: Capture, call: Call) -> Any:
-    given = call.bind("input normalized_shape weight eps")
-    xhat = F.rms_norm(given["input"], given["normalized_shape"], None, given["eps"])
-    return _affine(capture, call, xhat, given["weight"], None, 0)
+    args = call.bind("input normalized_shape weight eps")
+    xhat = F.rms_norm(args["input"], args["normalized_shape"], None, args["eps"])
+    return _affine(capture, call, xhat, args["weight"], None, 0)
 
 
 @rule(F.batch_norm, always=True)
 def _batch_norm(capture: Capture, call: Call) -> Any:
-    given = call.bind("input running_mean running_var weight bias training momentum eps")
-    if given["training"] or given["running_mean"] is None:
+    args = call.bind("input running_mean running_var weight bias training momentum eps")
+    if args["training"] or args["running_mean"] is None:
         raise UnsupportedModelError(
             "batch norm in training mixes the samples of a batch: use group norm, or model.eval()"
         )
-    x = given["input"]
-    xhat = F.batch_norm(x, given["running_mean"], given["running_var"], eps=eps_of(given))
-    return _affine(capture, call, xhat, given["weight"], given["bias"], x.ndim - 2)
+    x = args["input"]
+    xhat = F.batch_norm(x, args["running_mean"], args["running_var"], eps=eps_of(args))
+    return _affine(capture, call, xhat, args["weight"], args["bias"], x.ndim - 2)
 
 
 def _affine(
@@ -97,6 +97,6 @@ def refuse_non_linear(what: str, weights: Any) -> None:
         )
 
 
-def eps_of(given: dict[str, Any]) -> float:
+def eps_of(args: dict[str, Any]) -> float:
     """Return ``eps``, by default torch's."""
-    return 1e-5 if given["eps"] is None else float(given["eps"])
+    return 1e-5 if args["eps"] is None else float(args["eps"])

@@ -54,12 +54,12 @@ class Tile(torch.autograd.Function):
 @rule(torch._C._nn.avg_pool2d, always=True)
 def _average_pool(capture: Capture, call: Call) -> Any:
     names = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
-    given = call.bind(names)
-    x, k = given["input"], given["kernel_size"]
+    arguments = call.bind(names)
+    x, k = arguments["input"], arguments["kernel_size"]
     k = k[0] if isinstance(k, tuple) and k[0] == k[1] else k
-    tiles = given["stride"] in (None, k, (k, k)) and not given["padding"]
+    tiles = arguments["stride"] in (None, k, (k, k)) and not arguments["padding"]
     fits = isinstance(k, int) and x.ndim == 4 and not (x.shape[2] % k or x.shape[3] % k)
-    if not (tiles and fits) or given["divisor_override"] is not None:
+    if not (tiles and fits) or arguments["divisor_override"] is not None:
         return call.run()
 
     def pool(x: Tensor) -> Tensor:
