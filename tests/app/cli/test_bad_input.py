@@ -340,19 +340,44 @@ def test_a_check_lists_what_there_is(dpbam, tmp_path):
     assert "; 2 images each" in ended.out
 
 
-@pytest.mark.parametrize("way", [("--dry-run",), ("--quiet",), (), ("--json-lines",)])
-@pytest.mark.parametrize("twice", [True, False])
-def test_copies_in_the_data_are_warned_of_and_are_in_no_published_file(dpbam, tmp_path, twice, way):
+def with_copies(path, twice):
+    """60 images; if twice, some are copies within the training set and between it and the test."""
     pixels = images(60)
     if twice:
         pixels[5] = pixels[3] = pixels[1]
         pixels[45] = pixels[7]
-    data, out = tmp_path / "scans.npz", tmp_path / "run"
     labels = np.arange(60) % 2
     np.savez(
-        data, train_images=pixels[:40], train_labels=labels[:40], test_images=pixels[40:],
+        path, train_images=pixels[:40], train_labels=labels[:40], test_images=pixels[40:],
         test_labels=labels[40:],
     )  # fmt: skip
+    return path
+
+
+OF_MANY_RUNS = {
+    "compare": ["--method", "bam", "--seeds", 1],
+    "compare --json": ["--seeds", 1, "--json"],
+    "search": ["--trials", 2, "--pay", "nothing", "--vary", "lr=0.01,0.1"],
+}
+
+
+@pytest.mark.parametrize("twice", [True, False])
+@pytest.mark.parametrize(("command", "flags"), OF_MANY_RUNS.items(), ids=OF_MANY_RUNS)
+def test_many_runs_warn_of_copies_once_and_on_stderr_alone(dpbam, tmp_path, command, flags, twice):
+    data = with_copies(tmp_path / "scans.npz", twice)
+    args = [*QUICK, "--batch-size", "8", "--data", str(data), "--out", tmp_path / "out", *flags]
+    ended = dpbam(command.split()[0], *args)
+    assert ended.code == 0, ended.err
+    assert " ".join(ended.err.split()).count("1 image occurs more than once in") == int(twice)
+    files = [p for p in (tmp_path / "out").rglob("*") if p.is_file()]
+    assert "more than once" not in ended.out
+    assert not any(b"more than once in" in p.read_bytes() for p in files)
+
+
+@pytest.mark.parametrize("way", [("--dry-run",), ("--quiet",), (), ("--json-lines",)])
+@pytest.mark.parametrize("twice", [True, False])
+def test_copies_in_the_data_are_warned_of_and_are_in_no_published_file(dpbam, tmp_path, twice, way):
+    data, out = with_copies(tmp_path / "scans.npz", twice), tmp_path / "run"
     args = [*QUICK, "--batch-size", "8", "--data", str(data), "--out", str(out), *way]
     ended = dpbam("train", *args)
     assert ended.code == 0, ended.err

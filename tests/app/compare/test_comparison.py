@@ -10,7 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dpbam.app.compare.comparison import Comparison, Contender, compare, noise_seed, plan_runs
+from dpbam.app.compare.comparison import (
+    Comparison,
+    Contender,
+    choose_once,
+    compare,
+    noise_seed,
+    plan_runs,
+)
 from dpbam.app.compare.pairing import WHAT, check_pairs
 from dpbam.app.runs import ConfigError
 from dpbam.data import load_pair
@@ -55,6 +62,16 @@ def test_every_run_has_its_folder_and_its_place(done):
     assert [r.out for r in runs] == [r.out for r in result.runs]
     assert all((r.out / "privacy-statement.md").exists() for r in runs)
     assert result.names == ("dp-sgd", "bam-0.05", "sgd")
+
+
+def test_auto_chooses_once_for_all_methods(tmp_path):
+    """Asked per method it could choose others for dp-sgd, and has no rule for the reference."""
+    settings = {"data": "digits", "epsilon": 3.0, "model": "auto"}
+    runs = plan_runs(choose_once(settings), BOTH, [0], tmp_path, include_non_private=True)
+    chosen = ("model", "batch_size", "epochs", "lr", "optimizer", "clip_norm")
+    (values,) = {tuple(getattr(run.config, name) for name in chosen) for run in runs}
+    assert values[0] == "scattering"
+    assert choose_once({"epsilon": 3.0}) == {"epsilon": 3.0}  # small-cnn, as the help says
 
 
 def test_runs_of_one_seed_share_their_batches_and_runs_of_another_do_not(done):

@@ -77,6 +77,15 @@ def test_what_is_not_promised(run: Run, statement: dict[str, bool], says: str) -
     assert says in found.privacy
 
 
+def test_a_seeded_run_does_not_invite_to_publish(run: Run) -> None:
+    seeded = replace(run, statement={**run.statement, "seeded": True})
+    assert headline(seeded).publish.startswith("Of sensitive data nothing, since the run is seeded")
+    assert "May be published, if the data are not sensitive:" in render([seeded])
+    unseeded = replace(run, statement={**run.statement, "seeded": False})
+    assert headline(unseeded).publish.startswith("model.safetensors")
+    assert "May be published:" in render([unseeded])
+
+
 def test_patients_are_called_patients(run: Run) -> None:
     patients = replace(run, statement={**run.statement, "unit": "patient (all records ...)"})
     assert unit_of([run]) == "samples"

@@ -80,7 +80,7 @@ def test_a_comparison_has_paired_differences_and_its_constant() -> None:
     (panel,) = build("differences", groups(runs)).panels
     drawn = {row["setting"]: row for row in panel.rows}
     assert drawn["BAM"]["difference"] == pytest.approx(3.0)
-    assert drawn["SGD"]["seeds"] == 2
+    assert drawn["SGD, no privacy"]["seeds"] == 2
     alone = build("differences", groups([run for run in runs if run.config["seed"] == 0]))
     assert '"field": "low", "type": "quantitative", "format"' in json.dumps(panel.view)
     assert '"field": "low", "type": "quantitative", "format"' not in json.dumps(

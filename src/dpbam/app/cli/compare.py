@@ -9,9 +9,15 @@ from typing import Annotated, Any
 
 from dpbam import _validate
 from dpbam.app.cli.flags import ConfigFile, merged, settings_as_flags
-from dpbam.app.cli.output import Json, option, print_json, say, table
+from dpbam.app.cli.output import Json, option, print_json, say, table, warn
 from dpbam.app.cli.progress import RunsDisplay, cost, resumable
-from dpbam.app.compare.comparison import Comparison, Contender, compare, plan_runs
+from dpbam.app.compare.comparison import (
+    Comparison,
+    Contender,
+    choose_once,
+    compare,
+    plan_runs,
+)
 from dpbam.app.compare.statistics import Estimate
 from dpbam.app.runs import RunSpec
 from dpbam.privacy.rounding import up
@@ -49,6 +55,9 @@ def compare_methods(
     Runs of one seed share data order and initial weights, not noise. The same command again keeps
     finished runs and resumes the others. Seeded runs are for research: do not publish their models.
 
+    Without --model they train small-cnn: model auto, the default of dpbam train, chooses a model
+    for one method. With --model auto it chooses once for all, among models that need gradients.
+
     Examples:
         $ dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both
         $ dpbam compare --data digits --epsilon 3 --method bam:0.02 --method bam:0.05 --method
@@ -61,7 +70,7 @@ def compare_methods(
     settings = {k: v for k, v in merged(config, flags).items() if k not in ("method", "seed")}
     _validate.count("--seeds", seeds)
     runs = plan_runs(
-        settings,
+        choose_once(settings),
         [Contender.parse(text) for text in method or METHODS],
         range(_validate.count("--first-seed", first_seed, least=0), first_seed + seeds),
         out,
@@ -79,9 +88,9 @@ def carry_out(runs: list[RunSpec], out: Path, jobs: int, quiet: bool) -> Compari
     """Do the runs, with a bar unless ``quiet``."""
     with resumable(out):
         if quiet:
-            return compare(runs, out, jobs=jobs)
+            return compare(runs, out, jobs=jobs, warn=warn)
         with RunsDisplay([run.name for run in runs], [cost(run.config) for run in runs]) as display:
-            return compare(runs, out, jobs=jobs, watcher=display)
+            return compare(runs, out, jobs=jobs, watcher=display, warn=warn)
 
 
 def show(result: Comparison, out: Path) -> None:

@@ -50,6 +50,11 @@ def note(text: str) -> None:
     say(text, screen=console(stderr=True))
 
 
+def warn(text: str) -> None:
+    """Print on stderr what is wrong with the data: for the operator's terminal only."""
+    note(f"warning: {text}")
+
+
 def print_json(value: Any) -> None:
     print(to_json(value))
 

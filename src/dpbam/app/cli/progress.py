@@ -28,7 +28,7 @@ from rich.progress import (
 )
 
 from dpbam.app.cli.boundary import INTERRUPTED
-from dpbam.app.cli.output import console, note, number, print_json, printable, say
+from dpbam.app.cli.output import console, note, number, print_json, printable, say, warn
 from dpbam.app.runs import RunConfig, RunResult
 from dpbam.app.runs.escaping import visible
 from dpbam.app.runs.pool import StoppedError
@@ -266,7 +266,7 @@ class QuietReporter(Reporter):
     """Shows no progress, but what is wrong with the data, on stderr."""
 
     def on_non_private_warning(self, warning: str) -> None:
-        note(f"warning: {warning}")
+        warn(warning)
 
 
 class JsonLinesReporter(Reporter):

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from dpbam import _validate
 from dpbam.app.cli.flags import ConfigFile, merged, settings_as_flags
-from dpbam.app.cli.output import Json, console, facts, note, option, print_json, say, table
+from dpbam.app.cli.output import Json, console, facts, note, option, print_json, say, table, warn
 from dpbam.app.cli.progress import resumable
+from dpbam.app.runs import prepare
 from dpbam.app.runs.config import ConfigError
 from dpbam.app.search.result import BEST, SearchResult, conclude
 from dpbam.app.search.search import METHODS, Search
@@ -58,6 +59,9 @@ def search(
     Every trial is a run folder. The same command again keeps finished trials and resumes the
     others. With n machines, copy the folder with its study.json to each, and run --shard i/n.
 
+    Without --model it searches for small-cnn: model auto, the default of dpbam train, needs no
+    search, since its settings follow from public facts.
+
     Examples:
         $ dpbam search --data digits --epsilon 3 --pay public --vary lr=1e-3..1e-1:log --out runs/s
         $ dpbam search --data scans --epsilon 3 --pay accounted --score public --vary
@@ -85,6 +89,8 @@ def search(
         return
     if pay == "nothing":
         console(stderr=True).print("[bold red]not accounted:[/] epsilon will not cover this search")
+    for warning in prepare(search.first_config()).copies():
+        warn(warning)
     with resumable(out, "trials"):
         study = do_trials(search, out, shard=_shard(shard), workers=workers, log=note)
     if lacking := study.lacking():  # this share is done

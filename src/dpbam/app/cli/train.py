@@ -14,7 +14,7 @@ import typer
 
 from dpbam.app.cli.boundary import INTERRUPTED
 from dpbam.app.cli.flags import ConfigFile, resumed_config, run_config, settings_as_flags
-from dpbam.app.cli.output import console, facts, note, number, option, print_json, say
+from dpbam.app.cli.output import console, facts, note, number, option, print_json, say, warn
 from dpbam.app.cli.progress import JsonLinesReporter, LiveReporter, QuietReporter
 from dpbam.app.runs import RunConfig, RunInterruptedError, RunResult, execute, prepare
 from dpbam.app.runs.automatic import with_default_model
@@ -41,7 +41,12 @@ def train(
     quiet: Annotated[bool, option("One line, at the end.", "--quiet", "-q", common=False)] = False,
     json_lines: Annotated[
         bool,
-        option("JSON on stdout, an event per line, for scripts.", "--json-lines", common=False),
+        option(
+            "JSON on stdout, an event per line, for scripts. A scheduler keeps it, so it has "
+            "no warnings about the data: dpbam data check shows them.",
+            "--json-lines",
+            common=False,
+        ),
     ] = False,
 ) -> None:
     """Train a model with differential privacy, and write a privacy statement.
@@ -166,7 +171,7 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
     )
     say(facts(rows, title="the plan (nothing was trained or written)"))
     for warning in prepared.copies():
-        note(f"warning: {warning}")
+        warn(warning)
     say(*prepared.chosen)
     say(*filter(None, [method_advice(settings.method, averaged=prepared.config.averaged)]))
 

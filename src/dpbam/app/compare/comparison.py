@@ -13,14 +13,14 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
 from dpbam import _validate
-from dpbam._names import did_you_mean
+from dpbam._names import AUTO, did_you_mean
 from dpbam.app.compare.pairing import check_pairs
 from dpbam.app.compare.statistics import Estimate, estimate, paired_difference
 from dpbam.app.runs import ConfigError, RunConfig, RunResult, RunSpec, prepare, stored_config
@@ -34,6 +34,8 @@ from dpbam.privacy.accounting import total_epsilon
 
 REFERENCE = "sgd"  # what a method without privacy reaches
 EXACT = "exact"
+#: Settings that a reference without privacy cannot have: its budget, and what is released from it.
+_PAID = ("epsilon", "noise_multiplier", "release_norms", "release_counts", "balance")
 Verdict = Literal["better", "worse", "no winner"]
 
 
@@ -193,10 +195,34 @@ def plan_runs(
     ]
 
 
+def choose_once(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings of a comparison; what model auto chooses is the same for all methods.
+
+    The rule may choose other settings for dp-sgd, such as a head in closed form, and knows none for
+    a reference without privacy: so it is asked once, for a method that needs gradients.
+    """
+    if settings.get("model") != AUTO:
+        return dict(settings)
+    chosen = prepare(RunConfig.from_mapping({**settings, "method": "bam"})).config.to_mapping()
+    return {k: v for k, v in chosen.items() if k not in ("method", "auto_facts", "auto_settings")}
+
+
 def compare(
-    runs: Sequence[RunSpec], out: Path, *, jobs: int = 1, watcher: Watcher | None = None
+    runs: Sequence[RunSpec],
+    out: Path,
+    *,
+    jobs: int = 1,
+    watcher: Watcher | None = None,
+    warn: Callable[[str], None] = lambda warning: None,
 ) -> Comparison:
-    """Do the runs, at most ``jobs`` at a time, and write ``comparison.json``.
+    """Do the runs, and write ``comparison.json``.
+
+    Args:
+        runs: what to train.
+        out: the folder of the comparison.
+        jobs: runs at a time.
+        watcher: displays their progress.
+        warn: called with what is wrong with the data, once: for the operator only.
 
     Raises:
         ConfigError: if a folder holds a run with other settings, or runs of one seed are not
@@ -207,8 +233,11 @@ def compare(
     for run in runs:
         if run not in new:
             _check_folder(run)
-    for run in {run.arm: run for run in new}.values():
-        prepare(run.config).estimated_fit()  # refuses what cannot work before anything is written
+    for place, run in enumerate({run.arm: run for run in new}.values()):
+        prepared = prepare(run.config)
+        prepared.estimated_fit()  # refuses what cannot work before anything is written
+        for warning in prepared.copies() if place == 0 else ():  # all have the same data
+            warn(warning)
     results = train_all(runs, _validate.count("jobs", jobs), watcher)
     result = Comparison(tuple(dict.fromkeys(run.arm for run in runs)), tuple(results))
     write_json(out / "comparison.json", result.to_dict())
@@ -233,7 +262,7 @@ def _config(
     values |= {field: value for field, value in of_method.items() if value is not None}
     values |= _given(contender.settings)
     if contender.method == REFERENCE:
-        values = {k: v for k, v in values.items() if k not in ("epsilon", "noise_multiplier")}
+        values = {k: v for k, v in values.items() if k not in _PAID}
     elif not share_noise:
         values["noise_seed"] = noise_seed(seed, contender.name)
     return RunConfig.from_mapping(values)

@@ -14,6 +14,7 @@ from dpbam.app.report.charts import Numbers, Series, lines
 from dpbam.app.report.figure import Figure, Panel, Spec, mean
 from dpbam.app.report.groups import Group, curves, numbers
 from dpbam.app.report.records import Rows, Run
+from dpbam.catalogue import is_private
 
 Builder = Callable[[Sequence[Group]], Figure]
 PLAIN, OWN = "non_private_against_plain", "non_private_against_own"
@@ -52,7 +53,9 @@ def over_training(groups: Sequence[Group], path: Sequence[str]) -> tuple[Series,
         lacking = first == PLAIN and not has(run, PLAIN)
         return ((), ()) if lacking or not any(map(math.isfinite, y)) else (epochs(run, run.bias), y)
 
-    return curves(groups, points)
+    # nothing is clipped in a reference without privacy: its bias is 0 by definition
+    clipped = [group for group in groups if is_private(group.runs[0].config.get("method"))]
+    return curves(clipped, points)
 
 
 class Reading:

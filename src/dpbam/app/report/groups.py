@@ -11,6 +11,7 @@ from dpbam.app.report.charts import Numbers, Series
 from dpbam.app.report.records import Run
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.settings import policies
+from dpbam.catalogue import is_private
 from dpbam.privacy.rounding import up
 
 _POLICIES = policies(RunConfig)
@@ -105,7 +106,9 @@ def _labels(runs: list[Run]) -> list[str]:
             if len({str(other.config.get(key)) for other in same}) > 1
         )
         parts = [f"{_symbol(k)} {_short(k, run.config.get(k))}" for k in differing[:3]]
-        labels.append(", ".join([run.method, *parts]))
+        # a reference without privacy wins: no reader may take it for a method to choose
+        reference = [] if is_private(run.config.get("method")) else ["no privacy"]
+        labels.append(", ".join([run.method, *reference, *parts]))
     return [
         label if labels.count(label) == 1 else f"{label}, {run.name}"
         for label, run in zip(labels, runs, strict=True)

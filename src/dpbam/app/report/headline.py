@@ -26,7 +26,7 @@ class Headline:
 
 def headline(run: Run) -> Headline:
     score, quality = _quality(run)
-    return Headline(score, quality, _privacy(run.statement), _publish(run.statement))
+    return Headline(score, quality, privacy_sentence(run.statement), _publish(run.statement))
 
 
 def unit_of(runs: Sequence[Run]) -> str:
@@ -73,8 +73,8 @@ def _interval(run: Run, value: float, records: int) -> Sequence[float] | None:
     return stored if isinstance(stored, list) and len(stored) == 2 else None
 
 
-def _privacy(s: dict[str, Any]) -> str:
-    """Epsilon in one plain sentence."""
+def privacy_sentence(s: dict[str, Any]) -> str:
+    """Return epsilon in one plain sentence."""
     if not s.get("private", True):
         return "There is no privacy: the model was trained without noise, as a reference."
     if s.get("unfinished") or not isinstance(s.get("epsilon"), int | float):
@@ -96,4 +96,7 @@ def _publish(s: dict[str, Any]) -> str:
         return "Nothing of this run may be published."
     perhaps = s.get("may_be_published_if_the_test_records_are_not_sensitive", ())
     more = f"; {', '.join(perhaps)} if the test records are not sensitive" if perhaps else ""
-    return f"{', '.join(files)}{more}. Everything else stays with the operator."
+    listed = f"{', '.join(files)}{more}. Everything else stays with the operator."
+    if s.get("seeded"):
+        return f"Of sensitive data nothing, since the run is seeded. Of other data: {listed}"
+    return listed

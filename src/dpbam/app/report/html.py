@@ -125,8 +125,8 @@ def _drawn(figures: Sequence[Figure]) -> list[Figure]:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    *others, last = dict.fromkeys(run.method for run in runs)
-    methods = f"{', '.join(others)} and {last}" if others else last
+    names = list(dict.fromkeys(run.method for run in runs))
+    methods = " and ".join(names) if len(names) <= 2 else f"{len(names)} methods"
     data = list(dict.fromkeys(run.data for run in runs))
     return f"{methods} on {data[0]}" if len(data) == 1 else methods
 

@@ -20,6 +20,7 @@ from dpbam.app.report.norm_figures import LEVELS
 from dpbam.app.report.records import Run
 from dpbam.app.report.released_figures import released_share
 from dpbam.app.report.tables import mean_text
+from dpbam.catalogue import is_private
 from dpbam.tasks.scores import metric_label, metric_text
 
 Runs = Sequence[Run]
@@ -154,10 +155,7 @@ def of_bias(runs: Runs) -> str:
     length, relative = _last(runs, "bias", "{:.3g}"), _last(runs, "relative_bias", "{:.0%}")
     if not length or not relative:
         return ""
-    return (
-        f"at the end clipping moves the average gradient by {length}, which is {relative} of its "
-        "length"
-    )
+    return f"at the end clipping moves the average gradient by {length}, {relative} of its length"
 
 
 def of_direction(runs: Runs) -> str:
@@ -165,22 +163,11 @@ def of_direction(runs: Runs) -> str:
     if not cosines or not shares:
         return ""
     share = _text(shares, "{:.0%}") if mean(shares) >= 0.01 else "less than 1%"
-    noise = _noise(runs)
     angle = _text([math.degrees(math.acos(max(-1.0, min(1.0, c)))) for c in cosines], "{:.0f}°")
+    noise = _last(runs, "noise_share", "{:.0%}")
     return (
-        f"at the end the clipped gradient points {angle} away from the true one; {share} of "
-        "the error is of direction, which no learning rate makes up for, and the rest of length"
-        + (f"; {noise}" if noise else "")
-    )
-
-
-def _noise(runs: Runs) -> str:
-    shares = _lasts(runs, "noise_share")
-    if not shares:
-        return ""
-    advice = "less bias would gain little" if mean(shares) > 0.5 else "less bias would gain more"
-    return (
-        f"{_text(shares, '{:.0%}')} of the error of a step is noise and the rest is bias: {advice}"
+        f"at the end the clipped gradient points {angle} away from the true one; {share} of the "
+        "bias is direction" + (f", and {noise} of the error of a step is noise" if noise else "")
     )
 
 
@@ -205,8 +192,7 @@ def of_norms(runs: Runs) -> str:
         return ""
     shares = _clip_share(runs)
     return (f"{shares}; " if shares else "") + (
-        f"at the end half of the {unit_of(runs)} have a gradient longer than "
-        f"{_text(halves, '{:.3g}')}, and everything above {mean(clips):g} is cut"
+        f"the median norm ends at {_text(halves, '{:.3g}')}, and C is {mean(clips):g}"
     )
 
 
@@ -247,8 +233,9 @@ def _last(runs: Runs, key: str, form: str) -> str:
 
 
 def _lasts(runs: Runs, key: str) -> list[float]:
-    """A number of the bias at the end of each run that has it."""
-    return _present(last_mean(run, best(run), key) for run in runs)
+    """A number of the bias at the end of each private run that has it."""
+    clipped = [run for run in runs if is_private(run.config.get("method"))]
+    return _present(last_mean(run, best(run), key) for run in clipped)
 
 
 def _text(values: Iterable[float], form: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpbam.app.report.groups import Group
+from dpbam.app.report.headline import privacy_sentence
 from dpbam.app.report.records import Run
 from dpbam.app.report.tables import Table, shown, side_by_side
 from dpbam.privacy.accounting import Charge, total_epsilon
@@ -32,6 +33,7 @@ class Privacy:
         perhaps: files that may be if the test records are not sensitive.
         withheld: files that must not.
         warnings: (subject, sentence) for the top of the page.
+        seeded: whether a run is: then nothing of sensitive data may be published.
     """
 
     epsilon: str
@@ -42,6 +44,7 @@ class Privacy:
     perhaps: tuple[str, ...]
     withheld: tuple[str, ...]
     warnings: tuple[tuple[str, str], ...]
+    seeded: bool
 
 
 def privacy(groups: Sequence[Group]) -> Privacy:
@@ -59,6 +62,7 @@ def privacy(groups: Sequence[Group]) -> Privacy:
         perhaps=_files(statements, PERHAPS),
         withheld=_files(statements, WITHHELD),
         warnings=_warnings(groups),
+        seeded=any(statement.get("seeded") for statement in statements),
     )
 
 
@@ -81,8 +85,8 @@ def _together(runs: Sequence[Run]) -> tuple[str, str]:
     total = total_epsilon(_charges(private), delta, accountant=accountant)
     return up(total), (
         f"at δ = {shown(delta)}, if all {len(private)} private models are published: they were "
-        "trained on the same data, and their budgets add up. Published alone, each costs what the "
-        "table lists."
+        "trained on the same data, and their budgets add up. If one model is published: "
+        f"{privacy_sentence(max(private, key=lambda run: _epsilon(run.statement)).statement)}"
     )
 
 
@@ -137,6 +141,7 @@ def _warnings(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
         if labels:
             of_all = len(labels) == len(groups)
             subject = "The run is" if alone else "All runs are" if of_all else "These runs are"
-            whose = title if of_all else f"{title}: {', '.join(labels)}"
+            names = ", ".join(label.replace(", no privacy", "") for label in labels)
+            whose = title if of_all else f"{title}: {names}"
             warnings.append((whose, f"{subject} {text}."))
     return tuple(warnings)

@@ -12,6 +12,7 @@ from dpbam.app.report.bias_figures import OWN, PLAIN, last_mean
 from dpbam.app.report.comparison_figures import difference_text, paired, verdict
 from dpbam.app.report.groups import Group
 from dpbam.app.report.records import Run
+from dpbam.catalogue import is_private
 from dpbam.privacy.rounding import up
 from dpbam.tasks.scores import metric_label, metric_text
 
@@ -64,15 +65,15 @@ def results(groups: Sequence[Group]) -> Table:
 
 
 def mean_text(values: Sequence[float], text: Callable[[float], str]) -> str:
-    """A mean over seeds with its 95% t interval; of one run, its number alone.
+    """Format a mean over seeds with its 95% t interval; the number alone if all of it reads so.
 
     Example:
         >>> mean_text([0.90, 0.92, 0.94], "{:.2f}".format), mean_text([0.9], "{:.2f}".format)
         ('0.92 [0.87, 0.97]', '0.90')
     """
     spread = estimate(values)
-    interval = f" [{text(spread.low)}, {text(spread.high)}]" if spread.count > 1 else ""
-    return f"{text(spread.mean)}{interval}"
+    mean, low, high = text(spread.mean), text(spread.low), text(spread.high)
+    return mean if spread.count == 1 or low == mean == high else f"{mean} [{low}, {high}]"
 
 
 def side_by_side(groups: Sequence[Group], facts: Callable[[Run], dict[str, Any]]) -> Table:
@@ -134,6 +135,8 @@ def _epsilon(group: Group) -> str:
 
 
 def _reading(key: str, run: Run) -> float | None:
+    if not is_private(run.config.get("method")):  # which clips nothing
+        return None
     plain = last_mean(run, PLAIN, key)
     return last_mean(run, OWN, key) if plain is None else plain
 

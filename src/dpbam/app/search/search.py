@@ -132,6 +132,11 @@ class Search:
         """Return the configuration of a trial; ``varied`` has its hyper-parameters."""
         return RunConfig.from_mapping({**self.settings, **varied, "method": stage.method, **more})
 
+    def first_config(self) -> RunConfig:
+        """Return the configuration of a trial of the first stage, the first value of each range."""
+        stage = self.stages()[0]
+        return self.config(stage, {d.name: d.ends[0] for d in stage.space.values()})
+
     def calibrated(self) -> Search:
         """Return an accounted search with its trials' sigma in place of the whole search's epsilon.
 
