@@ -24,6 +24,8 @@ from dpbam._names import did_you_mean
 from dpbam.errors import ArgumentError
 
 BUILT_IN = "dpbam"
+#: keyword arguments of a class or function that users name, such as the options of a model
+Arguments = dict[str, Any]
 _SAME_COST = "that of DP-SGD"
 _FREE = "none: it sees released gradients alone"
 

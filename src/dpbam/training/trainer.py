@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import StateDict
 
 from dpbam.data import DataSet, to_float
 from dpbam.data.dataset import model_input
 from dpbam.loading import PoissonBatches
 from dpbam.oracle import PrivateGradientOracle
-from dpbam.params import device_of, evaluating, map_rows
+from dpbam.params import Params, device_of, evaluating, map_rows
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.tasks.base import Task, make_task
 from dpbam.training.averaging import WeightAverage
@@ -35,6 +36,22 @@ Ending = Literal["complete", "stopped", "budget ended"]
 _LOSS_EVERY = 10  # steps between measurements of the training loss
 _LOSS_ROWS = 64  # rows of the batch that such a measurement takes
 _POINTS = 10  # bounds on epsilon that a run computes for its steps, and evaluations by default
+
+
+class TrainerState(TypedDict):
+    """All that resuming needs, apart from the ledger.
+
+    Attributes:
+        model: parameters and buffers.
+        optimizer: as its ``state_dict`` returns it.
+        oracle: as :meth:`PrivateGradientOracle.state_dict` returns it.
+        average: the average of the weights, if there is one.
+    """
+
+    model: Params
+    optimizer: StateDict
+    oracle: Mapping[str, Any]
+    average: Params | None
 
 
 class Trainer:
@@ -203,7 +220,7 @@ class Trainer:
     def averaged(self) -> AbstractContextManager[None]:
         return self.average.applied() if self.average else nullcontext()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> TrainerState:
         """Return all that resuming needs, apart from the ledger."""
         return {
             "model": self.model.state_dict(),
@@ -212,14 +229,14 @@ class Trainer:
             "average": self.average.state_dict() if self.average else None,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: TrainerState) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         device = device_of(self.model)
         parts = map_rows(lambda t: t.to(device), state["oracle"]["parts"])
         self.oracle.load_state_dict({**state["oracle"], "parts": parts})
         if self.average:
-            self.average.load_state_dict(state["average"])
+            self.average.load_state_dict(state["average"] or {})
 
     def _evaluate_once(self) -> None:
         if not self.oracle.ranks.leads:

@@ -39,8 +39,10 @@ def test_a_resumed_run_measures_each_step_once(tiny, tmp_path):
     with pytest.raises(RunInterruptedError):
         execute(config, out, reporter=StopAt())
     assert steps(out) == [0, 2, 4]
-    with (out / "non-private" / "bias.jsonl").open("a") as file:
-        file.write('{"step": 6}\n')  # as if a crash had come after measuring, before saving
+    path = out / "non-private" / "bias.jsonl"
+    last = json.loads(path.read_text().splitlines()[-1])
+    with path.open("a") as file:  # as if a crash had come after measuring, before saving
+        file.write(json.dumps({**last, "step": 6}) + "\n")
     execute(stored_config(out), out, resume=True)
     assert steps(out) == [0, 2, 4, 6]
 

@@ -182,7 +182,7 @@ def test_counts_that_are_no_counts_are_a_sentence(path, charge, field):
         '{"epsilon": 1, "delta": 1e-4, "entries": [{"run": "a", "label": "", "settled": true, '
         + entry + "}]}"
     )  # fmt: skip
-    with pytest.raises(RunError, match=r"budget.json is not a budget file: .*restore it"):
+    with pytest.raises(RunError, match=r"budget.json is damaged \(.*restore it"):
         Budget(path)
 
 

@@ -25,6 +25,7 @@ from dpbam.app.runs.documents import BudgetState, ModelFacts, OtherRun, Statemen
 from dpbam.app.runs.escaping import cell, json_text, visible
 from dpbam.app.runs.export import export
 from dpbam.app.runs.statement_text import to_html, to_markdown
+from dpbam.training.events import EvaluationReport
 
 HOSTILE = (
     "<script>alert(1)</script>", "<b>", "![x](http://evil.example/x.png)", "[x](javascript:x)",
@@ -41,7 +42,9 @@ MODEL = ModelFacts(
     format=4, dpbam="0", model=PLAIN, model_options={}, image_shape=[1, 8, 8], task="single-label",
     class_names=[PLAIN, "well"], input="", method="bam",
 )  # fmt: skip
-METRICS = {"step": 8, "accuracy": 0.5}
+METRICS = EvaluationReport(
+    step=8, epoch=1.0, epsilon=3.0, scores={"accuracy": 0.5}, loss=1.0, records=9
+)
 
 
 def named(values, name):

@@ -174,11 +174,11 @@ def test_a_dry_run_writes_nothing_and_shows_the_plan(tiny, tmp_path, monkeypatch
         "reading the data", "calibrating the noise", "measuring the memory of a step",
         "measuring the time of a step",
     ]  # fmt: skip
-    assert summary["steps"] == 8
-    assert summary["n"] == 1438
-    assert summary["trained_parameters"] == 64 * 8 + 8 + 8 * 10 + 10
-    assert summary["estimated_memory_bytes"] > 4 * summary["parameters"]
-    assert summary["estimated_seconds"] > 0
+    assert summary.steps == 8
+    assert summary.n == 1438
+    assert summary.trained_parameters == 64 * 8 + 8 + 8 * 10 + 10
+    assert summary.estimated_memory_bytes > 4 * summary.parameters
+    assert summary.estimated_seconds > 0
     assert list(tmp_path.iterdir()) == []
 
 

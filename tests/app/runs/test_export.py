@@ -17,6 +17,7 @@ from dpbam.app.runs.export import _difference, _images, export
 from dpbam.app.runs.files import read_json
 from dpbam.app.runs.identity import file_digest
 from dpbam.data import to_float
+from dpbam.training.events import EvaluationReport
 from tests.tiny_encoders import save_encoder
 
 export_module = sys.modules[export.__module__]
@@ -214,7 +215,9 @@ def test_the_card_of_a_public_data_set_has_its_metrics(plain):
 )
 def test_the_card_has_what_the_model_gives_and_what_its_outputs_mean(plain, task, said):
     cards = pytest.importorskip("huggingface_hub")
-    metrics = {"step": 9, "epoch": 1.0, "epsilon": 3.0, "auc": 0.5, "loss": 1.0, "records": 7}
+    metrics = EvaluationReport(
+        step=9, epoch=1.0, epsilon=3.0, scores={"auc": 0.5}, loss=1.0, records=7
+    )
     changes = {"task": task, "class_names": ["a", "b"], "target_range": [0, 32]}
     model = ModelFacts.read(plain / "model.json").model_copy(update=changes)
     text = model_card(Statement.read(plain / "privacy-statement.json"), model, metrics)
@@ -237,7 +240,10 @@ def test_the_card_of_private_data_has_no_metrics(plain):
     statement = Statement.read(plain / "privacy-statement.json")
     private = statement.evaluated_on.model_copy(update={"public": False})  # whatever it is called
     statement = statement.model_copy(update={"evaluated_on": private})
-    text = model_card(statement, ModelFacts.read(plain / "model.json"), {"accuracy": 0.98765})
+    metrics = EvaluationReport(
+        step=9, epoch=1.0, epsilon=3.0, scores={"accuracy": 0.98765}, loss=1.0, records=7
+    )
+    text = model_card(statement, ModelFacts.read(plain / "model.json"), metrics)
     assert "model-index" not in front_matter(text)
     assert "0.98" not in text
     assert "98.7" not in text

@@ -5,34 +5,34 @@ Reads only; repairs nothing. Every check yields findings, right or wrong, in wor
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import ValidationError
 
 from dpbam.app.audit.accountant import bracket, profile
-from dpbam.app.audit.evidence import Evidence, Finding, digits
+from dpbam.app.audit.evidence import Evidence, Finding, Release, digits
 from dpbam.app.audit.stated import STATED, signature
 from dpbam.app.runs.automatic import not_by_rule
 from dpbam.app.runs.config import RunConfig, read_file
-from dpbam.app.runs.documents import Attacks, DamagedFileError, Statement
+from dpbam.app.runs.documents import Attacks, DamagedFileError, Statement, first_problem
 from dpbam.app.runs.facts import difference
 from dpbam.app.runs.folder import PUBLISHABLE, RunFolder
 from dpbam.app.runs.identity import config_digest, file_digest, public_key
 from dpbam.app.runs.run import RunError
 from dpbam.app.runs.statement import RATES, attacks, released_files
-from dpbam.errors import ArgumentError
 from dpbam.privacy.accounting import total_epsilon
-from dpbam.privacy.ledger import BEFORE
 from dpbam.privacy.rounding import down, up
 from dpbam.privacy.tradeoff import TradeOff
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dpbam.training.trainer import TrainerState
 
 _MOST_LEDGER = 2**30  # bytes
 _MOST_KINDS = 20  # of steps: a run has one, and a few more if its settings were changed
@@ -72,13 +72,13 @@ def check_run(run: str | Path, operator: Path | None = None) -> list[Finding]:
                         strangers[0])]  # fmt: skip
     facts = folder.read_facts()
     config = RunConfig.from_mapping(read_file(folder.config))
-    entries, torn = _read_ledger(folder.ledger)
+    releases, torn = _read_ledger(folder.ledger)
     try:
         statement = Statement.read(folder.statement_json)
     except DamagedFileError as error:
         return [Finding("the statement has the fields of a statement", False, str(error))]
     evidence = Evidence(
-        folder, facts, config, entries, torn, statement,
+        folder, facts, config, releases, torn, statement,
         None if operator is None else public_key(operator),
     )  # fmt: skip
     if len(evidence.charges) > _MOST_KINDS:  # each takes an accountant seconds
@@ -158,14 +158,14 @@ def _identity(e: Evidence) -> Iterator[Finding]:
 
 def _ledger(e: Evidence) -> Iterator[Finding]:
     yield Finding("the ledger ends in a whole line", not e.torn, e.folder.ledger.name)
-    keys = Counter((x["stream"], x["step"]) for x in e.entries)
+    keys = Counter((one.stream, one.step) for one in e.releases)
     twice = [key for key, count in keys.items() if count > 1]
     yield Finding("no noise is used twice", not twice, f"{len(twice)} steps of a stream repeat")
-    steps = {int(x["step"]) for x in e.steps}
+    steps = {one.step for one in e.steps}
     taken = int(e.statement.steps)
     missing = taken - sum(0 <= step < taken for step in steps)  # no list of them: it may be long
     yield Finding("every step is on the ledger", not missing, f"{missing} are missing")
-    seeds = {str(x["stream"]).startswith("seed-") for x in e.entries}
+    seeds = {one.stream.startswith("seed-") for one in e.releases}
     yield Finding(
         "the ledger's streams are seeded as the statement says",
         seeds <= {bool(e.statement.seeded)}, f"seeded: {e.statement.seeded}",
@@ -175,9 +175,8 @@ def _ledger(e: Evidence) -> Iterator[Finding]:
 def _mechanism(e: Evidence) -> Iterator[Finding]:
     s, f, private = e.statement, e.facts, e.config.private
     rate = e.config.expected_batch(int(f.n)) / int(f.n)
-    sigmas = {float(x["noise_multiplier"]) for x in e.steps}
-    before = [(float(x["noise_multiplier"]), float(x["sampling_rate"]))
-              for x in e.entries if str(x["stream"]).endswith(BEFORE)]  # fmt: skip
+    sigmas = {one.noise_multiplier for one in e.steps}
+    before = [(one.noise_multiplier, one.sampling_rate) for one in e.releases if not one.is_step]
     paid = [] if e.config.release_counts is None else [(e.config.release_counts, 1.0)]
     yield Finding("class counts are charged once, at q = 1, where they are released",
                   before == paid, f"{len(before)} charged, {len(paid)} released")  # fmt: skip
@@ -189,7 +188,7 @@ def _mechanism(e: Evidence) -> Iterator[Finding]:
     )
     yield _same("the statement's charged sigma is the ledger's",
                 s.charged_noise_multiplier, expected)  # fmt: skip
-    rates = {float(x["sampling_rate"]) for x in e.steps}
+    rates = {one.sampling_rate for one in e.steps}
     yield Finding("the ledger's q is batch size / n", rates <= {rate}, digits(*sorted(rates), rate))
     yield _same("the statement's sigma is the run's", s.noise_multiplier,
                 float(f.noise_multiplier))  # fmt: skip
@@ -267,7 +266,7 @@ def _weights(e: Evidence) -> dict[str, Tensor] | str:
         return str(error)
 
 
-def _model(e: Evidence, state: dict[str, Any]) -> Finding:
+def _model(e: Evidence, state: TrainerState) -> Finding:
     """The published weights are those of the last checkpoint (its average, if it has one)."""
     import torch
 
@@ -302,25 +301,19 @@ _CHECKS = (
 )  # fmt: skip
 
 
-def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
+def _read_ledger(path: Path) -> tuple[list[Release], bool]:
     """All entries, and whether the last line is torn; read here, not by the ledger's own code."""
     if path.stat().st_size > _MOST_LEDGER:
         raise RunError(f"{path} is too large for a ledger")
     raw = path.read_bytes()
-    entries = []
+    releases = []
     for number, line in enumerate(raw.split(b"\n")[:-1], 1):
         try:
-            entry = json.loads(line)
-            sigma, q = float(entry["noise_multiplier"]), float(entry["sampling_rate"])
-            if not ((sigma == 0 or 1e-6 <= sigma <= 1e9) and 0 < q <= 1):
-                raise ArgumentError(f"sigma {sigma}, q {q}")
-            if type(entry["step"]) is not int or entry["step"] < 0:
-                raise ArgumentError(f"step {entry['step']!r:.20}")
-            _ = entry["stream"]
-        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-            raise RunError(f"{path} line {number} is not a ledger entry ({error})") from None
-        entries.append(entry)
-    return entries, not raw.endswith(b"\n")
+            releases.append(Release.model_validate_json(line))
+        except ValidationError as error:
+            reason = first_problem(error)
+            raise RunError(f"{path} line {number} is not a ledger entry ({reason})") from None
+    return releases, not raw.endswith(b"\n")
 
 
 def _mentions(path: Path, word: bytes) -> bool:
@@ -332,11 +325,6 @@ def _charged(sigma: float, others: Iterable[float]) -> float:
     if not sigma:
         return 0.0
     return float(sum(s**-2 for s in (sigma, *others)) ** -0.5)
-
-
-def _number(value: Any) -> float:
-    """A JSON number, or the word for infinity."""
-    return math.inf if value == "infinite" else float(value)
 
 
 def _same(check: str, one: float, other: float) -> Finding:

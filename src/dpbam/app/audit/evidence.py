@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.documents import RunFacts, Statement
 from dpbam.app.runs.folder import RunFolder
+from dpbam.errors import ArgumentError
 from dpbam.privacy.accounting import Charge
 from dpbam.privacy.ledger import BEFORE
 
@@ -32,6 +35,12 @@ class Finding(NamedTuple):
         return "missing" if self.missing else "right"
 
 
+def _composable(sigma: float) -> float:
+    if sigma and not 1e-6 <= sigma <= 1e9:
+        raise ArgumentError("an accountant needs 0, or a number from 1e-6 to 1e9")
+    return sigma
+
+
 def digits(*values: float) -> str:
     """Return numbers with six significant digits; with all where six would hide a difference.
 
@@ -45,13 +54,29 @@ def digits(*values: float) -> str:
     return "; ".join(dict.fromkeys(short))
 
 
+class Release(BaseModel):
+    """One entry of a ledger, read apart from the ledger's own code; other fields are left alone."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    stream: str
+    step: Annotated[int, Field(ge=0)]
+    noise_multiplier: Annotated[float, AfterValidator(_composable)]
+    sampling_rate: Annotated[float, Field(gt=0, le=1)]
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a step, and not a release before the first."""
+        return not self.stream.endswith(BEFORE)
+
+
 class Evidence(NamedTuple):
     """What the folder holds."""
 
     folder: RunFolder
     facts: RunFacts
     config: RunConfig
-    entries: list[dict[str, Any]]
+    releases: list[Release]
     torn: bool
     statement: Statement
     operator_key: str | None = None  # the public key that is expected
@@ -59,11 +84,10 @@ class Evidence(NamedTuple):
     @property
     def charges(self) -> list[Charge]:
         """The ledger's steps, equal ones together."""
-        counts = Counter((float(e["noise_multiplier"]), float(e["sampling_rate"]))
-                         for e in self.entries)  # fmt: skip
+        counts = Counter((one.noise_multiplier, one.sampling_rate) for one in self.releases)
         return [Charge(sigma, q, k) for (sigma, q), k in sorted(counts.items())]
 
     @property
-    def steps(self) -> list[dict[str, Any]]:
-        """The entries that are steps, not releases before the first."""
-        return [e for e in self.entries if not str(e["stream"]).endswith(BEFORE)]
+    def steps(self) -> list[Release]:
+        """The steps, without releases before the first."""
+        return [one for one in self.releases if one.is_step]

@@ -84,7 +84,7 @@ def _budget(e: Evidence) -> Iterator[Finding]:
         return
     mine = [entry for entry in entries if entry.run == e.facts.run]
     counted = [by_kind(entry.charges) for entry in mine]
-    seen = f"{sum(c.total() for c in counted)} releases; {len(e.entries)} on the ledger"
+    seen = f"{sum(c.total() for c in counted)} releases; {len(e.releases)} on the ledger"
     yield Finding(what, counted == [by_kind(e.charges)], seen)
     yield Finding("the statement's budget is the file's",
                   total == (stated.epsilon, stated.delta),

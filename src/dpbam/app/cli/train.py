@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -154,8 +155,9 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
     with console(stderr=True).status("loading PyTorch") as status:
         prepared = prepare(settings, on_phase=status.update)
         run = "" if resumed is None else resumed.read_facts().run
-        budget = {} if settings.budget is None else preview(settings.budget, run, prepared.plan)
-        summary = prepared.summary(status.update) | budget
+        summary = asdict(prepared.summary(status.update))
+        if settings.budget is not None:
+            summary |= asdict(preview(settings.budget, run, prepared.plan))
     if as_json:
         print_json(summary | ({"chosen": list(prepared.chosen)} if prepared.chosen else {}))
         return

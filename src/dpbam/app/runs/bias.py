@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpbam import _validate
 from dpbam.app.runs.config import RunConfig
@@ -48,7 +48,7 @@ class Measured:
             return None
         return {name: fmean(getattr(reading, name) for reading in readings) for name in READING}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "note": NOTE,
             "non_private_against_plain": self.means("plain"),

@@ -23,29 +23,91 @@ patients do not add up.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from dpbam import _validate
-from dpbam.app.runs.files import locked, read_json, write_json
+from pydantic import Field, JsonValue, PlainValidator, model_validator
+
+from dpbam.app.runs.documents import Document, Part
+from dpbam.app.runs.files import locked
 from dpbam.app.runs.run import RunError
-from dpbam.errors import ArgumentTypeError
+from dpbam.app.runs.settings import Positive, Probability
+from dpbam.errors import ArgumentError
 from dpbam.privacy.accounting import Charge, checked, total_epsilon
 from dpbam.privacy.rounding import up
 
 
-@dataclass(frozen=True)
-class Entry:
-    """What one run took."""
+def _read_charge(row: Sequence[float]) -> Charge:
+    """Return a charge of the file, every number checked: a count is whole, at least 0."""
+    try:
+        return checked(Charge(*row))  # type: ignore[arg-type]  # checked: a whole number
+    except (TypeError, OverflowError) as error:
+        raise ArgumentError(str(error)) from None
 
-    run: str  # its identifier
-    label: str  # for people, such as its folder
-    settled: bool  # False while it is a reservation
-    charges: tuple[Charge, ...]  # the steps that count: those reserved, or those spent
-    spent: tuple[Charge, ...] = ()  # what its ledger is known to have held; never lowered
+
+Charges = tuple[Annotated[Charge, PlainValidator(_read_charge)], ...]
+
+
+class Entry(Part):
+    """What one run took.
+
+    Attributes:
+        run: its identifier.
+        label: for people, such as its folder.
+        settled: False while it is a reservation.
+        charges: the steps that count: those reserved, or those spent.
+        spent: what its ledger is known to have held; never lowered.
+    """
+
+    run: str
+    label: str
+    settled: bool
+    charges: Charges = Field(strict=False)
+    spent: Charges = Field(default=(), strict=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_spent(cls, values: dict[str, object]) -> dict[str, object]:
+        # of a settled entry without a record of its ledger all charges count as spent
+        settled = isinstance(values, dict) and values.get("settled") is True
+        return {"spent": values.get("charges"), **values} if settled else values
+
+
+class BudgetFile(Document):
+    """What the file holds; people write the first two fields."""
+
+    numbered = False
+    optional = ("unit",)
+
+    epsilon: Positive
+    delta: Probability
+    accountant: Literal["pld", "rdp"] = "pld"
+    unit: str | None = None
+    entries: list[Entry] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _can_be_composed(self) -> BudgetFile:
+        self.charges()
+        return self
+
+    def charges(self, *, without: str = "") -> tuple[Charge, ...]:
+        """Return the steps of all runs but one, equal ones together: one composition."""
+        counts = by_kind(c for e in self.entries if e.run != without for c in e.charges)
+        return tuple(map(checked, _charges(counts)))
+
+    def total_epsilon(self, charges: Sequence[Charge]) -> float:
+        return total_epsilon(charges, self.delta, accountant=self.accountant)
+
+    def entry(self, run: str) -> Entry | None:
+        return next((entry for entry in self.entries if entry.run == run), None)
+
+    def with_entry(self, entry: Entry) -> BudgetFile:
+        """Return the budget with an entry in place of the one of the same run, or added."""
+        runs = [each.run for each in self.entries]
+        at = runs.index(entry.run) if entry.run in runs else len(runs)
+        entries = [*self.entries[:at], entry, *self.entries[at + 1 :]]
+        return self.model_copy(update={"entries": entries})
 
 
 class Budget:
@@ -86,27 +148,32 @@ class Budget:
     ) -> Budget:
         """Make a new budget file; an existing one is not replaced."""
         path = Path(path).resolve()
-        values = {"epsilon": epsilon, "delta": delta, "accountant": accountant, "entries": []}
-        _check(path, values)
+        values: dict[str, JsonValue] = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "accountant": accountant,
+        }
+        stored = BudgetFile.parse(values, path)
         with locked(_lock(path)):
             if path.exists():
                 raise RunError(f"there is a budget file {path} already: it is not replaced")
-            write_json(path, values)
+            stored.write(path)
         return cls(path)
 
     @property
     def total(self) -> tuple[float, float]:
         """The (epsilon, delta) of the whole budget."""
-        values = self._read()
-        return float(values["epsilon"]), float(values["delta"])
+        stored = self._read()
+        return stored.epsilon, stored.delta
 
     def entries(self) -> list[Entry]:
         """Return what runs have reserved and spent, in order."""
-        return [_entry(e) for e in self._read()["entries"]]
+        return self._read().entries
 
     def epsilon(self) -> float:
         """Return the epsilon of everything reserved and spent, at the budget's delta."""
-        return _epsilon(self._read())
+        stored = self._read()
+        return stored.total_epsilon(stored.charges())
 
     def reserve(
         self,
@@ -122,46 +189,51 @@ class Budget:
         Refused, with nothing changed, if all runs together would exceed the budget, or the ledger,
         which holds ``spent``, held more before.
         """
-        with self._changing() as values:
-            self._admit(values, Entry(run, label, False, tuple(charges), tuple(spent)), unit)
+        request = _reservation(run, charges, spent, label)
+        self._change(lambda stored: self._admit(stored, request, unit))
 
     def epsilon_with(self, run: str, charges: Sequence[Charge], *, unit: str) -> float:
         """Return the budget's epsilon if ``run`` reserved ``charges``; refuse as ``reserve`` does.
 
         Nothing is written.
         """
-        values = self._read()
-        mine = self._find(values, run) or Entry(run, "", False, ())
-        self._admit(values, replace(mine, charges=tuple(charges)), unit)
-        return _epsilon(values)
+        stored = self._read()
+        before = stored.entry(run) or _reservation(run)
+        after = self._admit(stored, _reservation(run, charges, before.spent), unit)
+        return after.total_epsilon(after.charges())
 
-    def _admit(self, values: dict[str, Any], asked: Entry, unit: str) -> None:
-        """Put the entry that a run asks for into ``values``, unless that exceeds the budget."""
-        if values.setdefault("unit", unit) != unit:
+    def _admit(self, stored: BudgetFile, request: Entry, unit: str) -> BudgetFile:
+        """Return the budget with the entry that a run asks for, unless that exceeds it."""
+        if stored.unit not in (None, unit):
             raise RunError(
-                f"the budget {self.path} counts by {values['unit']}, this run by {unit}: their "
+                f"the budget {self.path} counts by {stored.unit}, this run by {unit}: their "
                 "epsilons do not add up; give it a budget file of its own"
             )
-        mine = self._find(values, asked.run) or Entry(asked.run, asked.label, False, ())
-        known = self._known(mine, asked.spent)
-        most = _most(mine.charges, asked.charges, known)
-        others = _epsilon(values, without=asked.run)
-        _put(values, Entry(asked.run, asked.label, False, most, known))
-        together, limit = _epsilon(values), float(values["epsilon"])
-        if together > limit:
-            alone = total_epsilon(most, values["delta"], accountant=values["accountant"])
+        before = stored.entry(request.run) or _reservation(request.run, label=request.label)
+        known = self._known(before, request.spent)
+        most = _most(before.charges, request.charges, known)
+        entry = request.model_copy(update={"charges": most, "spent": known})
+        after = stored.with_entry(entry).model_copy(update={"unit": unit})
+        together = after.total_epsilon(after.charges())
+        if together > stored.epsilon:
+            others = stored.total_epsilon(stored.charges(without=request.run))
             raise RunError(
-                f"this run would exceed epsilon {up(limit)} of the budget {self.path}: "
-                f"{up(others)} is taken, the run alone needs {up(alone)}, and both together "
-                f"{up(together)}"
+                f"this run would exceed epsilon {up(stored.epsilon)} of the budget {self.path}: "
+                f"{up(others)} is taken, the run alone needs {up(stored.total_epsilon(most))}, and "
+                f"both together {up(together)}"
             )
+        return after
 
     def note(self, run: str, spent: Sequence[Charge]) -> None:
         """Record what the ledger of ``run`` holds: from now on it may not hold less."""
-        with self._changing() as values:
-            mine = self._entry(values, run)
-            known = self._known(mine, spent)
-            _put(values, replace(mine, charges=_most(mine.charges, known), spent=known))
+
+        def noted(stored: BudgetFile) -> BudgetFile:
+            entry = self._entry(stored, run)
+            known = self._known(entry, spent)
+            charges = _most(entry.charges, known)
+            return stored.with_entry(entry.model_copy(update={"charges": charges, "spent": known}))
+
+        self._change(noted)
 
     def settle(self, run: str, spent: Sequence[Charge]) -> None:
         """Replace what ``run`` reserved by what its ledger holds; a settled entry is never lowered.
@@ -169,48 +241,46 @@ class Budget:
         Refused, with nothing changed, if the ledger held more before, or holds other steps than
         those reserved.
         """
-        with self._changing() as values:
-            mine = self._entry(values, run)
-            known = self._known(mine, spent)
-            if strangers := set(by_kind(spent)) - set(by_kind(mine.charges)):
+
+        def settled(stored: BudgetFile) -> BudgetFile:
+            entry = self._entry(stored, run)
+            known = self._known(entry, spent)
+            if strangers := set(by_kind(spent)) - set(by_kind(entry.charges)):
                 sigma, q = min(strangers)
                 raise RunError(
-                    f"the ledger of {mine.label or run} holds steps at sigma {sigma:g} and "
+                    f"the ledger of {entry.label or run} holds steps at sigma {sigma:g} and "
                     f"sampling rate {q:g}, which the budget {self.path} has not reserved: it is "
                     "not that run's ledger; restore it from a backup"
                 )
-            charges = _most(mine.charges, known) if mine.settled else known
-            _put(values, replace(mine, settled=True, charges=charges, spent=known))
+            charges = _most(entry.charges, known) if entry.settled else known
+            update = {"settled": True, "charges": charges, "spent": known}
+            return stored.with_entry(entry.model_copy(update=update))
 
-    def _entry(self, values: dict[str, Any], run: str) -> Entry:
-        mine = self._find(values, run)
-        if mine is None:
+        self._change(settled)
+
+    def _entry(self, stored: BudgetFile, run: str) -> Entry:
+        entry = stored.entry(run)
+        if entry is None:
             raise RunError(f"the budget {self.path} knows no run {run}")
-        return mine
+        return entry
 
-    def _find(self, values: dict[str, Any], run: str) -> Entry | None:
-        return next((_entry(e) for e in values["entries"] if e["run"] == run), None)
-
-    def _known(self, mine: Entry, spent: Sequence[Charge]) -> tuple[Charge, ...]:
+    def _known(self, entry: Entry, spent: Sequence[Charge]) -> tuple[Charge, ...]:
         """Return what a ledger holds, checked against what it is known to have held."""
-        before, now = by_kind(mine.spent), by_kind(checked(c) for c in spent)
+        before, now = by_kind(entry.spent), by_kind(checked(c) for c in spent)
         if any(now[kind] < count for kind, count in before.items()):
             raise RunError(
-                f"the ledger of {mine.label or mine.run} holds {now.total()} steps, but the budget "
-                f"{self.path} knows of {before.total()}: it was lost, or its folder restored from "
-                "an old copy; restore the latest one, or start a new run"
+                f"the ledger of {entry.label or entry.run} holds {now.total()} steps, but the "
+                f"budget {self.path} knows of {before.total()}: it was lost, or its folder "
+                "restored from an old copy; restore the latest one, or start a new run"
             )
         return _charges(now)
 
-    @contextmanager
-    def _changing(self) -> Iterator[dict[str, Any]]:
-        """Yield the present values, to change; write them back unless an error is raised."""
+    def _change(self, change: Callable[[BudgetFile], BudgetFile]) -> None:
+        """Change the present content under the file's lock; write nothing if an error is raised."""
         with locked(_lock(self.path)):
-            values = self._read()
-            yield values
-            write_json(self.path, values)
+            change(self._read()).write(self.path)
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> BudgetFile:
         if not self.path.exists():
             raise RunError(
                 f"there is no budget file {self.path}: make one that holds, for example, "
@@ -223,44 +293,17 @@ class Budget:
                 f"the budget {self.path} has {links} hard links, which would become different "
                 "files when it is written: keep one of them, and make the others symbolic links"
             )
-        values = read_json(self.path)
-        values.setdefault("accountant", "pld")
-        values.setdefault("entries", [])
-        _check(self.path, values)
-        return values
+        return BudgetFile.read(self.path)
+
+
+def _reservation(
+    run: str, charges: Sequence[Charge] = (), spent: Sequence[Charge] = (), label: str = ""
+) -> Entry:
+    return Entry(run=run, label=label, settled=False, charges=tuple(charges), spent=tuple(spent))
 
 
 def _lock(path: Path) -> Path:
     return path.with_name(f".{path.name}.lock")  # a second file: the first is replaced
-
-
-def _check(path: Path, values: dict[str, Any]) -> None:
-    try:
-        _validate.positive("epsilon", values.get("epsilon"))
-        _validate.probability("delta", values.get("delta"))
-        _validate.one_of("accountant", values["accountant"], ("pld", "rdp"))
-        if not isinstance(values["entries"], list):
-            raise ArgumentTypeError("entries must be a list")
-        for entry in values["entries"]:
-            _entry(entry)
-        _epsilon_charges(values, None)
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise RunError(f"{path} is not a budget file: {error}; restore it from a backup") from None
-
-
-def _entry(raw: dict[str, Any]) -> Entry:
-    """Return an entry of the file, every number checked: a count is whole, at least 0."""
-    if not isinstance(raw, dict) or not isinstance(raw["settled"], bool):
-        raise ArgumentTypeError(
-            "an entry must have run, label, settled (true or false) and charges"
-        )
-    charges = _read_charges(raw["charges"])
-    spent = _read_charges(raw["spent"]) if "spent" in raw else charges if raw["settled"] else ()
-    return Entry(str(raw["run"]), str(raw["label"]), raw["settled"], charges, spent)
-
-
-def _read_charges(rows: Any) -> tuple[Charge, ...]:
-    return tuple(checked(Charge(sigma, q, steps)) for sigma, q, steps in rows)
 
 
 def by_kind(charges: Iterable[Charge]) -> Counter[tuple[float, float]]:
@@ -282,32 +325,9 @@ def _charges(counts: Counter[tuple[float, float]]) -> tuple[Charge, ...]:
     return tuple(Charge(sigma, q, count) for (sigma, q), count in sorted(counts.items()))
 
 
-def _most(*parts: Sequence[Charge]) -> tuple[Charge, ...]:
+def _most(*sequences: Sequence[Charge]) -> tuple[Charge, ...]:
     """Return the larger count of each kind of steps."""
     most: Counter[tuple[float, float]] = Counter()
-    for part in parts:
-        most |= by_kind(checked(c) for c in part)
+    for charges in sequences:
+        most |= by_kind(checked(c) for c in charges)
     return _charges(most)
-
-
-def _put(values: dict[str, Any], entry: Entry) -> None:
-    """Replace the entry of the same run, or add it."""
-    rows = {name: [list(c) for c in getattr(entry, name)] for name in ("charges", "spent")}
-    raw = asdict(entry) | rows
-    there = [k for k, e in enumerate(values["entries"]) if e["run"] == entry.run]
-    if there:
-        values["entries"][there[0]] = raw
-    else:
-        values["entries"].append(raw)
-
-
-def _epsilon(values: dict[str, Any], without: str | None = None) -> float:
-    charges = _epsilon_charges(values, without)
-    return total_epsilon(charges, values["delta"], accountant=values["accountant"])
-
-
-def _epsilon_charges(values: dict[str, Any], without: str | None) -> tuple[Charge, ...]:
-    """Return all entries' steps, equal ones together: one composition."""
-    entries = [_entry(e) for e in values["entries"] if e["run"] != without]
-    counts = by_kind(charge for entry in entries for charge in entry.charges)
-    return tuple(checked(c) for c in _charges(counts))

@@ -23,7 +23,7 @@ from dpbam.app.runs.config import ConfigError, RunConfig
 from dpbam.app.runs.documents import PublicWeights
 from dpbam.app.runs.feature_model import FeatureModel, build_feature_model
 from dpbam.bias import PrivateStatistics, ReleasedStatistics
-from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, Kind
+from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, Arguments, Kind
 from dpbam.data import DataSet, ShiftFlip, to_float
 from dpbam.filters import Filter
 from dpbam.methods import Method, Relative, Schedule, WarmUp
@@ -121,7 +121,7 @@ def _check_weighted(config: RunConfig, train: DataSet, task: Task) -> None:
         )
 
 
-def model_options(config: RunConfig) -> dict[str, Any]:
+def model_options(config: RunConfig) -> Arguments:
     """Return the options that the model is built with; low-rank updates have rank 8."""
     lora = {"lora_rank": 8} if config.trained == "lora" else {}
     return {**lora, **config.model_options}
@@ -264,18 +264,18 @@ def make_optimizer(
 ) -> Optimizer:
     """Return the optimiser; with ``correct_noise`` it reads the noise's deviation of ``oracle``."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    lr, decay = config.lr, config.weight_decay
     if config.optimizer == "sgd":
-        return TorchSGD(trained, momentum=config.momentum, **common)
+        return TorchSGD(trained, lr=lr, weight_decay=decay, momentum=config.momentum)
     if config.correct_noise:
         assert oracle is not None
-        return AdamBC(trained, oracle, kind=config.optimizer, **common)
+        return AdamBC(trained, oracle, kind=config.optimizer, lr=lr, weight_decay=decay)
     classes: dict[str, type[NAdam] | type[Adam] | type[AdamW]] = {
         "nadam": NAdam,
         "adam": Adam,
         "adamw": AdamW,
     }
-    return classes[config.optimizer](trained, **common)
+    return classes[config.optimizer](trained, lr=lr, weight_decay=decay)
 
 
 def make_schedule(name: str, steps: int) -> Callable[[int], float]:

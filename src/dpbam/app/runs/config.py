@@ -10,9 +10,9 @@ import tomllib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, model_validator
 
 from dpbam._names import AUTO, ENCODER, ONNX, has_fixed_features
 from dpbam.app.runs.files import to_toml
@@ -26,6 +26,7 @@ from dpbam.app.runs.settings import (
     NonNegative,
     Options,
     Patterns,
+    Policy,
     Positive,
     Probability,
     Range,
@@ -35,7 +36,7 @@ from dpbam.app.runs.settings import (
     sentence,
     setting,
 )
-from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, TASKS, is_private
+from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, TASKS, Arguments, is_private
 from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import SHARE
 from dpbam.privacy.plan import PrivacyPlan, default_delta, epoch_steps
@@ -51,8 +52,8 @@ _data, _privacy, _method, _model, _training, _run, _stated = (
 )
 
 # Policies that several settings share. Those of training change neither the event nor the unit.
-_TUNED: dict[str, Any] = {"published": True, "searchable": True}
-_RECORDING: dict[str, Any] = {"resume": "always", "distinguishes": False}
+_TUNED = Policy(published=True, searchable=True)
+_RECORDING = Policy(resume="always", distinguishes=False)
 _NO_VIEWS = ("augment_multiplicity", (0,))
 
 
@@ -116,16 +117,17 @@ class RunConfig(BaseModel):
         published=True, private_only=True, symbol="δ",
     )
     clip_norm: Positive = _privacy(
-        "C: each unit's gradient is clipped to it.", 1.0, by_auto=True, **_TUNED, private_only=True,
+        "C: each unit's gradient is clipped to it.", 1.0, by_auto=True,
+        policy=_TUNED, private_only=True,
         symbol="C",
     )
     clipping: ClippingName = _privacy(
-        "How gradients are clipped. Or module:Name, a Clipping of your own.", "flat", **_TUNED,
+        "How gradients are clipped. Or module:Name, a Clipping of your own.", "flat", policy=_TUNED,
         private_only=True,
     )
     clipping_options: Options = _privacy(
         "An option of the clipping, such as quantile=0.7; repeatable.", {},
-        flag="--clipping-option", **_TUNED, private_only=True,
+        flag="--clipping-option", policy=_TUNED, private_only=True,
     )
     unit: str | None = _privacy(
         "Whom privacy is promised to: record, or a COLUMN.",
@@ -169,29 +171,30 @@ class RunConfig(BaseModel):
     )
     lam: NonNegative | None = _method(
         "The paper's lambda, of bam, dp-sat and sam.", unset="by lam_share for bam, else 0.02",
-        **_TUNED, of_method=True, symbol="λ",
+        policy=_TUNED, of_method=True, symbol="λ",
     )
     lam_share: NonNegative = _method(
         "BAM's lambda over the norm of the trained parameters, where lam is not given. It "
-        "follows the parameters during training.", SHARE, **_TUNED, of_method=True,
+        "follows the parameters during training.", SHARE, policy=_TUNED, of_method=True,
         instead_of="lam", symbol="λ/|θ|",
     )
     gradient: Literal["approximate", "exact"] = _method(
-        "BAM's gradient. Eq. 12 or Eq. 11 of the paper.", "approximate", **_TUNED, of_method=True,
+        "BAM's gradient. Eq. 12 or Eq. 11 of the paper.", "approximate",
+        policy=_TUNED, of_method=True,
     )
     filter: FilterName = _method(
         "Post-processing of the private gradient, at no cost. Or module:Name, a Filter of your "
-        "own.", "none", **_TUNED, off="none",
+        "own.", "none", policy=_TUNED, off="none",
     )
     filter_options: Options = _method(
         "An option of the filter, such as beta=0.9; repeatable.", {}, flag="--filter-option",
-        **_TUNED,
+        policy=_TUNED,
     )
 
     model: ModelName = _model(
         "The model. Or hf:NAME_OR_FOLDER (a public encoder of Hugging Face), module:function; or a "
         "head on fixed features: scattering, onnx:FILE, features:hf:NAME_OR_FOLDER; or auto, which "
-        "chooses it and the settings that are left out.", "small-cnn", common=True, **_TUNED,
+        "chooses it and the settings that are left out.", "small-cnn", common=True, policy=_TUNED,
         unset="auto in dpbam train with epsilon; else small-cnn",
     )
     public_encoder: str | None = _model(
@@ -202,17 +205,17 @@ class RunConfig(BaseModel):
     auto_settings: Patterns = _model("The settings that were chosen from them.", (), flag="")
     model_options: Options = _model(
         "An option of the model, such as width=0.25; repeatable.", {}, flag="--model-option",
-        **_TUNED,
+        policy=_TUNED,
     )
     init: Path | None = _model(
         "Public weights to start from, a .safetensors file.", searchable=True,
     )
     freeze: Patterns = _model(
-        "Shell pattern of parameters that are not trained; repeatable.", (), **_TUNED,
+        "Shell pattern of parameters that are not trained; repeatable.", (), policy=_TUNED,
     )
     train: Literal["head", "lora", "norms", "all"] | None = _model(
         "What is trained. Low-rank updates (lora) and norm layers come with the head, the last "
-        "layer.", unset="all; of a public encoder, head", **_TUNED, instead_of="freeze",
+        "layer.", unset="all; of a public encoder, head", policy=_TUNED, instead_of="freeze",
     )
 
     feature_cache: Path | None = _model(
@@ -234,49 +237,53 @@ class RunConfig(BaseModel):
         resume="constant",
     )
     optimizer: Literal["nadam", "sgd", "adam", "adamw"] = _training(
-        "The optimiser.", "nadam", by_auto=True, **_TUNED,
+        "The optimiser.", "nadam", by_auto=True, policy=_TUNED,
     )
     correct_noise: bool = _training(
         "Subtract the noise's known variance from the second moment of nadam, adam or adamw "
-        "(DP-AdamBC).", False, **_TUNED,
+        "(DP-AdamBC).", False, policy=_TUNED,
     )
-    lr: Positive = _training("Learning rate.", 0.005, by_auto=True, common=True, **_TUNED)
+    lr: Positive = _training("Learning rate.", 0.005, by_auto=True, common=True, policy=_TUNED)
     momentum: Fraction = _training(
-        "Momentum of the optimiser sgd.", 0.9, **_TUNED,
+        "Momentum of the optimiser sgd.", 0.9, policy=_TUNED,
         idle=("optimizer", ("nadam", "adam", "adamw")),
     )
-    weight_decay: NonNegative = _training("Weight decay of the optimiser.", 0.0, **_TUNED, off=0)
+    weight_decay: NonNegative = _training(
+        "Weight decay of the optimiser.", 0.0, policy=_TUNED, off=0,
+    )
     schedule: Literal["constant", "cosine", "linear"] = _training(
-        "Schedule of the learning rate. A function of the step alone.", "constant", **_TUNED,
+        "Schedule of the learning rate. A function of the step alone.", "constant", policy=_TUNED,
         off="constant",
     )
     augment_multiplicity: FromZero = _training(
-        "K augmented views per record. 0: no augmentation.", 0, **_TUNED, off=0,
+        "K augmented views per record. 0: no augmentation.", 0, policy=_TUNED, off=0,
     )
-    shift: FromZero = _training("Largest shift of a view, in pixels.", 4, **_TUNED, idle=_NO_VIEWS)
+    shift: FromZero = _training(
+        "Largest shift of a view, in pixels.", 4, policy=_TUNED, idle=_NO_VIEWS,
+    )
     flip: Literal["horizontal", "vertical", "none"] = _training(
-        "Flip of a view.", "horizontal", **_TUNED, idle=_NO_VIEWS,
+        "Flip of a view.", "horizontal", policy=_TUNED, idle=_NO_VIEWS,
     )
     augment_probability: Fraction = _training(
-        "Probability of the shift, and of the flip.", 0.5, **_TUNED, idle=_NO_VIEWS,
+        "Probability of the shift, and of the flip.", 0.5, policy=_TUNED, idle=_NO_VIEWS,
     )
     class_weights: Weights = _training(
         "Weight of a class in the loss, a public fact such as ill=4; repeatable.", {},
-        flag="--class-weight", **_TUNED,
+        flag="--class-weight", policy=_TUNED,
     )
     balance: Fraction = _training(
         "Share of the classes' log frequencies that is taken out of the decision: 0 is the most "
         "accurate if they stay as they are, at 1 rare classes count as much as frequent ones. The "
-        "frequencies are those of --release-counts.", 0.0, by_auto=True, **_TUNED, off=0,
+        "frequencies are those of --release-counts.", 0.0, by_auto=True, policy=_TUNED, off=0,
     )
     focal: NonNegative = _training(
-        "Gamma of the focal loss. 0: cross-entropy.", 0.0, **_TUNED, off=0,
+        "Gamma of the focal loss. 0: cross-entropy.", 0.0, policy=_TUNED, off=0,
     )
     ema: Probability | None = _training(
-        "Hand out an exponential moving average of the weights, with this decay.", **_TUNED,
+        "Hand out an exponential moving average of the weights, with this decay.", policy=_TUNED,
     )
     swa: Fraction | None = _training(
-        "Hand out the mean of the weights from this share of the run on (0 to 1).", **_TUNED,
+        "Hand out the mean of the weights from this share of the run on (0 to 1).", policy=_TUNED,
         instead_of="ema",
     )
 
@@ -297,24 +304,29 @@ class RunConfig(BaseModel):
     )
     eval_every: Count | None = _run(
         "Epochs between evaluations. The end is evaluated too.", unset="about ten per run",
-        **_RECORDING,
+        policy=_RECORDING,
     )
     measure_bias: Every | None = _run(
         "every=N: measure the clipping bias of each Nth step, into non-private/bias.jsonl; "
-        "costs up to a fifth of such a step, and of dp-sat and disk another pass.", **_RECORDING,
+        "costs up to a fifth of such a step, and of dp-sat and disk another pass.",
+        policy=_RECORDING,
     )
     checkpoint_every: NonNegative = _run(
-        "Seconds between checkpoints. 0: after every step.", 60.0, **_RECORDING,
+        "Seconds between checkpoints. 0: after every step.", 60.0, policy=_RECORDING,
     )
-    num_workers: FromZero = _run("Threads that read ahead. 0: none.", 2, **_RECORDING)
-    tensorboard: bool = _run("Write curves for TensorBoard into non-private/.", False, **_RECORDING)
+    num_workers: FromZero = _run("Threads that read ahead. 0: none.", 2, policy=_RECORDING)
+    tensorboard: bool = _run(
+        "Write curves for TensorBoard into non-private/.", False, policy=_RECORDING,
+    )
 
     operator: str | None = _stated(
-        "Who trained the model, for the privacy statement.", **_RECORDING,
+        "Who trained the model, for the privacy statement.", policy=_RECORDING,
     )
-    curator: str | None = _stated("Who is responsible for the data.", **_RECORDING)
-    purpose: str | None = _stated("What the model is for.", **_RECORDING)
-    unit_reason: str | None = _stated("Why the unit of privacy is the right one.", **_RECORDING)
+    curator: str | None = _stated("Who is responsible for the data.", policy=_RECORDING)
+    purpose: str | None = _stated("What the model is for.", policy=_RECORDING)
+    unit_reason: str | None = _stated(
+        "Why the unit of privacy is the right one.", policy=_RECORDING,
+    )
     # fmt: on
 
     def __init__(self, **values: Any) -> None:
@@ -484,9 +496,9 @@ class RunConfig(BaseModel):
         """
         return RunConfig(**{**self.model_dump(exclude_unset=True), **changes})
 
-    def to_mapping(self) -> dict[str, Any]:
+    def to_mapping(self) -> dict[str, JsonValue]:
         """Return every field that is not None, as plain JSON values."""
-        values: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
+        values: dict[str, JsonValue] = self.model_dump(mode="json", exclude_none=True)
         return values
 
     def to_toml(self) -> str:
@@ -520,7 +532,7 @@ class RunConfig(BaseModel):
                 f"batch_size {batch_size} exceeds the {n} units of privacy ({unit}) in the "
                 f"training set: leave it out, which means {default} here, or give a smaller one"
             )
-        common: dict[str, Any] = {
+        common: _Common = {
             "n": n,
             "batch_size": batch_size,
             "delta": self.delta or default_delta(n),
@@ -531,7 +543,7 @@ class RunConfig(BaseModel):
         if not self.private:
             return PrivacyPlan.non_private(epochs=self.epochs, **common)
         sigma = noise_multiplier or self.noise_multiplier
-        common |= {
+        mechanism: _Mechanism = {
             "clip_norm": self.clip_norm,
             "clipping": self.clipping,
             "released_before": self.release_counts,
@@ -539,9 +551,31 @@ class RunConfig(BaseModel):
         }
         if sigma is None:
             assert self.epsilon is not None  # one of the two is given: checked above
-            return PrivacyPlan.calibrate(epsilon=self.epsilon, epochs=self.epochs, **common)
+            return PrivacyPlan.calibrate(
+                epsilon=self.epsilon, epochs=self.epochs, **common, **mechanism
+            )
         steps = epoch_steps(n, batch_size, self.epochs)
-        return PrivacyPlan(steps=steps, noise_multiplier=sigma, **common)
+        return PrivacyPlan(steps=steps, noise_multiplier=sigma, **common, **mechanism)
+
+
+class _Common(TypedDict):
+    """Fields of every plan."""
+
+    n: int
+    batch_size: int
+    delta: float
+    unit: str
+    max_records: int
+    accountant: str
+
+
+class _Mechanism(TypedDict):
+    """Fields of a plan with noise."""
+
+    clip_norm: float
+    clipping: str
+    released_before: float | None
+    joint_noise_multipliers: tuple[float, ...]
 
 
 def default_batch_size(n: int) -> int:
@@ -560,7 +594,7 @@ def default_batch_size(n: int) -> int:
     return min(512, 2 ** (most.bit_length() - 1)) if most else 1
 
 
-def read_file(path: str | Path) -> dict[str, Any]:
+def read_file(path: str | Path) -> Arguments:
     """Read the values of a ``.toml`` or ``.json`` configuration file, unchecked."""
     path = Path(path)
     try:

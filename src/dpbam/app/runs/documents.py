@@ -10,6 +10,7 @@ library's own (:mod:`dpbam.privacy.ledger`), and metrics are
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -49,6 +50,13 @@ class DamagedFileError(RunError):
     """A file that does not have the fields of its type."""
 
 
+def first_problem(error: ValidationError) -> str:
+    """Return the place and the reason of the first field that does not fit."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"]) or "it"
+    return f"{place}: {first['msg'].removeprefix('Value error, ')}"
+
+
 class Part(BaseModel):
     """A part of a file: frozen, with the fields that it has and no others."""
 
@@ -75,16 +83,18 @@ class Document(Part):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the file; RunError if it is missing, of another format, or not of this type."""
-        values = read_json(path)
+        return cls.parse(read_json(path), path)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, JsonValue], path: Path) -> Self:
+        """Return the values that the file at ``path`` holds, checked."""
         if cls.numbered:
             check_format(path, values)
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "it"
             raise DamagedFileError(
-                f"{path} is damaged ({where}: {first['msg']}): restore it from a backup"
+                f"{path} is damaged ({first_problem(error)}): restore it from a backup"
             ) from None
 
     def write(self, path: Path) -> None:

@@ -32,7 +32,7 @@ def switched_off_by(name: str, config: Mapping[str, Any]) -> str:
     return other if other in config and config[other] in values else ""
 
 
-def used_settings(config: Mapping[str, Any], *, private: bool = True) -> dict[str, Any]:
+def used_settings(config: Mapping[str, Any], *, private: bool = True) -> dict[str, object]:
     """Return the settings that had an effect on a run with this configuration.
 
     Left out are those that another setting switches off, that are switched off themselves, and,

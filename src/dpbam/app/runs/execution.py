@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpbam._jsonl import sync_folder
 from dpbam.app.runs import spending
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from dpbam.engines.memory import Fit
     from dpbam.privacy.ledger import Ledger
     from dpbam.privacy.plan import PrivacyPlan
-    from dpbam.training.trainer import Ending, Trainer
+    from dpbam.training.trainer import Ending, Trainer, TrainerState
 
 _PATIENCE = 10.0  # seconds without a sign of progress
 _FIRST = 60.0  # seconds until the first checkpoint, at most
@@ -225,7 +225,7 @@ class _Session:
             return spending.stored_ledger(self.folder, plan.delta, plan.accountant)
         return plan.ledger(self.folder.ledger)
 
-    def _load(self, trainer: Trainer, ledger: Ledger, state: dict[str, Any]) -> None:
+    def _load(self, trainer: Trainer, ledger: Ledger, state: TrainerState) -> None:
         """Load a checkpoint, which may be whole and yet of another model."""
         try:
             spending.check_steps(ledger, state["oracle"]["step"])

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from dpbam import _jsonl
 from dpbam._jsonl import sync_folder
 from dpbam.app.runs.run import RunError
@@ -63,7 +65,7 @@ def write_json(path: Path, values: Any) -> None:
     write_atomic(path, text + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, JsonValue]:
     """Read a JSON object; RunError if there is none."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -76,7 +78,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def append_json_line(path: Path, values: dict[str, Any]) -> None:
+def append_json_line(path: Path, values: Mapping[str, object]) -> None:
     """Append a line; on return it survives the end of the process."""
     try:
         _jsonl.append(path, plain(values))
@@ -84,7 +86,7 @@ def append_json_line(path: Path, values: dict[str, Any]) -> None:
         raise disk_error(path, error) from error
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[_jsonl.Row]:
     """Return the rows of all whole lines; a torn last one is left out."""
     return _jsonl.read(path, error=RunError)
 

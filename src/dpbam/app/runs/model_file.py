@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpbam._names import public_name
 from dpbam._version import __version__
@@ -18,6 +18,7 @@ from dpbam.app.runs.files import FORMAT, plain, write_atomic
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.own_code import check_code, names_code
 from dpbam.app.runs.run import RunError
+from dpbam.catalogue import Arguments
 from dpbam.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def save_run_model(folder: RunFolder, model: nn.Module, config: RunConfig, train
     from dpbam.nn.encoders import PublicEncoder
 
     weights = {k: v.detach().cpu().clone().contiguous() for k, v in model.state_dict().items()}
-    described: dict[str, Any] = {}
+    described: dict[str, Arguments] = {}
     if isinstance(model, PublicEncoder):  # so that loading needs neither the hub nor the folder
         described = {"encoder": model.description()}
     if isinstance(model, FeatureModel):
@@ -143,7 +144,7 @@ def _build(
     from dpbam.nn import build_model
     from dpbam.nn.encoders import described_encoder
 
-    options: dict[str, Any] = dict(facts.model_options)
+    options: Arguments = dict(facts.model_options)
     if facts.features is not None:
         return described_model(facts.features, weights, image_shape=shape, num_outputs=outputs)
     if facts.encoder is not None:

@@ -39,6 +39,36 @@ _FEW_ROWS = 16  # with fewer, parts of a step that do not grow still dominate
 Phase = Callable[[str], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanSummary:
+    """What a dry run shows: the plan, and what a step costs, in the order to show them."""
+
+    data: str
+    task: str
+    n: int
+    unit: str
+    relation: str
+    method: str
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    clip_norm: float
+    batch_size: int
+    sampling_rate: float
+    steps: int
+    epochs: float
+    accountant: str
+    model: str
+    parameters: int
+    trained_parameters: int
+    engine: str
+    device: str
+    physical_batch_size: int
+    estimated_memory_bytes: int
+    estimated_seconds: float
+    seeded: bool
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A run that has been checked and built, with nothing written yet.
@@ -216,8 +246,8 @@ class Prepared:
             reporter=reporter,
         )
 
-    def summary(self, on_phase: Phase = lambda phase: None) -> dict[str, Any]:
-        """Return the plan in plain values, in the order to show them."""
+    def summary(self, on_phase: Phase = lambda phase: None) -> PlanSummary:
+        """Measure a step, and return the plan with its cost."""
         from dpbam.app.runs.timing import estimated_seconds
         from dpbam.params import count_trainable
 
@@ -227,35 +257,35 @@ class Prepared:
         seconds = estimated_seconds(self, fit.rows)
         parameters = sum(p.numel() for p in self.model.parameters())
         trained = count_trainable(self.model)
-        return {
-            "data": self.train.name,
-            "task": self.task.name,
-            "n": plan.n,
-            "unit": plan.unit,
-            "relation": RELATION,
-            "method": self.config.method,
-            "epsilon": plan.epsilon(),
-            "delta": plan.delta,
-            "noise_multiplier": plan.noise_multiplier,
-            "clip_norm": plan.clip_norm,
-            "batch_size": plan.batch_size,
-            "sampling_rate": plan.sampling_rate,
-            "steps": plan.steps,
-            "epochs": plan.epochs,
-            "accountant": accounting.accountant_version(plan.accountant),
-            "model": self.config.model,
-            "parameters": parameters,
-            "trained_parameters": trained,
-            "engine": fit.engine,
-            "device": self.device,
-            "physical_batch_size": fit.rows,
+        return PlanSummary(
+            data=self.train.name,
+            task=self.task.name,
+            n=plan.n,
+            unit=plan.unit,
+            relation=RELATION,
+            method=self.config.method,
+            epsilon=plan.epsilon(),
+            delta=plan.delta,
+            noise_multiplier=plan.noise_multiplier,
+            clip_norm=plan.clip_norm,
+            batch_size=plan.batch_size,
+            sampling_rate=plan.sampling_rate,
+            steps=plan.steps,
+            epochs=plan.epochs,
+            accountant=accounting.accountant_version(plan.accountant),
+            model=self.config.model,
+            parameters=parameters,
+            trained_parameters=trained,
+            engine=fit.engine,
+            device=self.device,
+            physical_batch_size=fit.rows,
             # weights, optimiser and averages; a logical batch; a step
-            "estimated_memory_bytes": 4 * (6 * trained + parameters)
+            estimated_memory_bytes=4 * (6 * trained + parameters)
             + plan.batch_size * plan.max_records * blank(self.seen.train, 1).nbytes
             + fit.bytes,
-            "estimated_seconds": seconds,
-            "seeded": self.config.seed is not None,
-        }
+            estimated_seconds=seconds,
+            seeded=self.config.seed is not None,
+        )
 
 
 def prepare(

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator, core_schema
 
+from dpbam.app.runs.documents import DamagedFileError, first_problem
 from dpbam.app.runs.files import append_json_line, read_json_lines, write_atomic
-from dpbam.app.runs.run import RunError
 from dpbam.tasks.scores import Compared
 from dpbam.training.events import EvaluationReport
 
@@ -68,7 +68,7 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     """Return the rows of all whole lines; a missing file has none.
 
     Raises:
-        RunError: if a line is not of this kind.
+        DamagedFileError: if a line is not of this kind.
     """
     return [_parse_row(path, number, kind, values)
             for number, values in enumerate(read_json_lines(path), 1)]  # fmt: skip
@@ -91,11 +91,8 @@ def _parse_row(path: Path, number: int, kind: type[Row], values: dict[str, JsonV
     try:
         row: Row = _validator(kind).validate_python(values)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(place) for place in first["loc"]) or "it"
-        raise RunError(
-            f"{path} line {number} is damaged ({where}: {first['msg']}): restore the file from a "
-            "backup"
+        raise DamagedFileError(
+            f"{path} line {number} is damaged ({first_problem(error)}): restore it from a backup"
         ) from None
     return row
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from dpbam import _validate
 from dpbam._names import did_you_mean
-from dpbam.catalogue import Kind
+from dpbam.catalogue import Arguments, Kind
 from dpbam.errors import ArgumentError
 
 Resume = Literal["never", "always", "unseeded", "constant"]
@@ -64,9 +64,24 @@ class Policy:
     symbol: str = ""
 
 
+STRICTEST = Policy()
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What :func:`setting` knows of a field, next to its type, description and default."""
+
+    panel: str
+    unset: str
+    by_auto: bool
+    flag: str | None
+    common: bool
+    policy: Policy
+
+
 def setting(
     panel: str, description: str, default: Any = None, *, unset: str = "", by_auto: bool = False,
-    flag: str | None = None, common: bool = False, **policies: Any,
+    flag: str | None = None, common: bool = False, policy: Policy = STRICTEST, **policies: Any,
 ) -> Any:  # fmt: skip
     """Define a field.
 
@@ -78,10 +93,11 @@ def setting(
         by_auto: model auto, and a head on fixed features, choose it where it is left out.
         flag: the flag, if it is not the name with dashes; empty: there is none.
         common: most users need it, so that ``--help`` shows it; else ``--help-all`` alone does.
-        **policies: those of :class:`Policy` that are not the strictest.
+        policy: what it shares with other settings.
+        **policies: those of :class:`Policy` in which it differs.
     """
-    extra: Any = {"panel": panel, "unset": unset, "by_auto": by_auto, "flag": flag,
-                  "common": common, "policy": Policy(**policies)}  # fmt: skip
+    definition = Definition(panel, unset, by_auto, flag, common, replace(policy, **policies))
+    extra: Any = {"setting": definition}
     return Field(default, description=description, json_schema_extra=extra)
 
 
@@ -145,30 +161,35 @@ def settings(model: type[BaseModel]) -> list[Setting]:
 
 def policies(model: type[BaseModel]) -> dict[str, Policy]:
     """Return the policy of each field, by its name."""
-    fields: dict[str, Any] = {k: f.json_schema_extra for k, f in model.model_fields.items()}
-    return {name: extra["policy"] for name, extra in fields.items()}
+    return {name: _definition(field).policy for name, field in model.model_fields.items()}
+
+
+def _definition(field: FieldInfo) -> Definition:
+    extra: Any = field.json_schema_extra
+    definition: Definition = extra["setting"]
+    return definition
 
 
 def _setting(name: str, field: FieldInfo) -> Setting:
-    extra: Any = field.json_schema_extra
+    defined = _definition(field)
     parts = [*field.metadata, *_parts(field.annotation)]
     written = next((part for part in parts if isinstance(part, Written)), None)
     choices = [part for part in parts if isinstance(part, str | int)]
     for names in (part for part in parts if isinstance(part, Names)):
         choices += [*names.others, *names.kind]
     plain = type(choices[0]) if choices else next((p for p in parts if isinstance(p, type)), str)
-    default = extra["unset"] or _shown(field.default)
+    default = defined.unset or _shown(field.default)
     return Setting(
         name=name,
-        panel=extra["panel"],
-        flag=extra["flag"] if extra["flag"] is not None else f"--{name.replace('_', '-')}",
+        panel=defined.panel,
+        flag=defined.flag if defined.flag is not None else f"--{name.replace('_', '-')}",
         type=written.type if written else plain,
         parse=written.parse if written else lambda value: value,
         choices=_listed(choices),
-        default=f"chosen by auto; {default} for a net" if extra["by_auto"] else default,
+        default=f"chosen by auto; {default} for a net" if defined.by_auto else default,
         description=str(field.description),
-        common=extra["common"],
-        policy=extra["policy"],
+        common=defined.common,
+        policy=defined.policy,
         write=written.write if written else str,
     )
 
@@ -282,7 +303,7 @@ def _weight(text: str) -> tuple[str, float]:
         raise ArgumentError(f"--class-weight must be like ill=4, got {text!r}") from None
 
 
-def _options(texts: Sequence[str]) -> dict[str, Any]:
+def _options(texts: Sequence[str]) -> Arguments:
     return dict(_option(text) for text in texts)
 
 
@@ -310,7 +331,7 @@ def named(kind: Kind[Any], *others: str, own: bool = True) -> Any:
     return Annotated[str, Names(kind, others, own), AfterValidator(check)]
 
 
-def _written_options(options: dict[str, Any]) -> list[str]:
+def _written_options(options: Arguments) -> list[str]:
     """Write values as TOML, which :func:`_option` reads."""
     return [f"{name}={json.dumps(value)}" for name, value in options.items()]
 
@@ -331,7 +352,7 @@ Count = Annotated[int, _named(_validate.count)]
 FromZero = Annotated[int, _named(_from_zero)]
 Every = Annotated[Count, Written(str, _every)]
 ImageSize = Annotated[int | tuple[int, int], Written(str, _size, _written_size)]
-Options = Annotated[dict[str, Any], Written(list[str], _options, _written_options)]
+Options = Annotated[Arguments, Written(list[str], _options, _written_options)]
 Range = Annotated[tuple[float, float], Written(str, _range, _written_pair)]
 Window = Annotated[tuple[float, float], Written(str, _window, _written_pair)]
 Weights = Annotated[dict[str, float], Written(list[str], _weights, _written_options)]

@@ -8,8 +8,8 @@ of. So neither a lost ledger nor a run folder restored from an old copy gives an
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dpbam.app.runs.budget import Budget
 from dpbam.app.runs.config import RunConfig
@@ -54,16 +54,21 @@ def reserve(
     budget.reserve(run, whole, unit=unit, label=label, spent=ledger.charges())
 
 
-def preview(path: Path, run: str, plan: PrivacyPlan) -> dict[str, Any]:
+@dataclass(frozen=True)
+class BudgetPreview:
+    """How a budget stands, and how it would with one more run."""
+
+    budget: str
+    budget_epsilon: float
+    budget_epsilon_taken: float
+    budget_epsilon_with_this_run: float
+
+
+def preview(path: Path, run: str, plan: PrivacyPlan) -> BudgetPreview:
     """Return how the budget stands, and how it would with ``run``; refuse a run that exceeds it."""
     budget = Budget(path)
     after = budget.epsilon_with(run, plan.charges(plan.steps), unit=plan.unit)
-    return {
-        "budget": str(path),
-        "budget_epsilon": budget.total[0],
-        "budget_epsilon_taken": budget.epsilon(),
-        "budget_epsilon_with_this_run": after,
-    }
+    return BudgetPreview(str(path), budget.total[0], budget.epsilon(), after)
 
 
 def note(path: Path | None, run: str, ledger: Ledger) -> None:
