@@ -1,8 +1,8 @@
 """Every promise of docs/privacy.md: what tests it, and the mistakes that the test must fail on.
 
-``python tests/claims/promises.py`` writes the table into the page; a test compares them. The
-mistakes are those of the gallery whose check is named here; a few promises have negative controls
-of their own.
+``python tests/claims/promises.py`` prints the table that the site shows on its page of guarantees.
+The mistakes are those of the gallery whose check is named here; a few promises have negative
+controls of their own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ sys.path[:0] = [str(Path(__file__).parent), str(TESTS)]
 from gallery import AUDITED, GALLERY, SECURE  # noqa: E402
 
 from planting import Mistake  # noqa: E402
-
-PAGE = TESTS.parent / "docs" / "privacy.md"
-BEGIN, END = "<!-- table: promises -->\n", "<!-- end of promises -->\n"
 
 
 class Promise(NamedTuple):
@@ -268,11 +265,5 @@ def functions() -> dict[str, str]:
     return found
 
 
-def write() -> None:
-    """Put the table into the page, between its marks."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2])
-
-
 if __name__ == "__main__":
-    write()
+    print(table())

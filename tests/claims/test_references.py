@@ -1,15 +1,16 @@
-"""The table of promises in docs/privacy.md is built by the tests, and leaves nothing out."""
+"""The table of promises names tests and mistakes that are there, and leaves nothing out."""
 
 from __future__ import annotations
 
 import pytest
 from gallery import GALLERY
-from promises import BEGIN, END, PAGE, PROMISES, Promise, _links, functions, mistakes, table
+from promises import PROMISES, Promise, _links, functions, mistakes, table
 
 
-def test_the_page_has_the_table_that_the_tests_build() -> None:
-    found = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    assert found.strip() == table().strip(), "write it: python tests/claims/promises.py"
+def test_the_table_has_a_row_per_promise() -> None:
+    rows = table().strip().splitlines()[2:]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [p.says for p in PROMISES]
+    assert all(row.count("](../tests/") >= 2 for row in rows)
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.says[:40])

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 PARTS = ("Guarantee", "Assumptions", "Proof")
@@ -41,8 +45,13 @@ HELPERS = {
 _HEAD = """# Guarantees
 
 What each part of the mechanism guarantees, what it assumes, and why: from the docstrings, which
-stand next to the code. [Privacy](privacy.md) puts them together to one proof, and lists the tests
-of each promise.
+stand next to the code. [Privacy](privacy.md) puts them together to one proof;
+[the tests of each promise](#promises-and-their-tests) are at the end.
+"""
+_PROMISES = """## Promises and their tests
+
+Each promise has its test, and mistakes that are planted in the running code on which the test must
+fail. `python tests/claims/promises.py` prints this table.
 """
 
 
@@ -52,7 +61,22 @@ def page() -> str:
     for title, modules in MODULES.items():
         parts.append(f"## {title}\n")
         parts += [_entry(name, made) for module in modules for name, made in members(module)]
-    return "\n".join(parts)
+    return "\n".join([*parts, _PROMISES, _promises()])
+
+
+def _promises() -> str:
+    """Return the table that the tests build; its links are those of a page in docs/."""
+    with _importable(Path(__file__).resolve().parents[2] / "tests" / "claims"):
+        return str(import_module("promises").table())
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
 
 
 def members(module: str) -> list[tuple[str, Any]]:
