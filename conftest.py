@@ -15,7 +15,7 @@ import pytest
 
 _KEY = "processor seconds"
 # tests/interop has what these pages show
-_SLOW_PAGES = {"from-opacus.md", "huggingface.md", "lightning.md", "own-model.md"}
+_SLOW_PAGES = {"from-opacus.md", "trainers.md"}
 
 
 class Entropy:

@@ -1,6 +1,7 @@
-"""Write the tables of docs/choosing.md: ``python tools/choosing.py``, again when there are records.
+"""Write the tables of docs/training.md: ``python tools/choosing.py``, again when there are records.
 
-One is the accountant's, the others are read from the records in reproduce/results/pocket.
+One is the accountant's, the other is read from the records in reproduce/results/pocket. ``python
+tools/choosing.py shares`` prints every comparison of BAM with DP-SGD by its share of the norm.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from reproduce.outcome import Study, TextTable, difference_of, points  # noqa: E
 from reproduce.recipes import Recipe, load_recipe  # noqa: E402
 from reproduce.records import finished  # noqa: E402
 
-PAGE = ROOT / "docs" / "choosing.md"
+PAGE = ROOT / "docs" / "training.md"
 N, DELTA, EPOCHS = 50_000, 1e-5, 30
 #: What matters less for a choice.
 _LEFT_OUT = {"bias / gradient", "length's share", "largest eigenvalue"}
@@ -51,16 +52,12 @@ def noise_table() -> str:
     return "\n".join(rows)
 
 
-def study_table(name: str, arms: tuple[str, ...] | None = None) -> str:
-    """What was measured of a recipe's runs, from the records there are; ``arms`` names some."""
+def study_table(name: str) -> str:
+    """Return what was measured of a recipe's runs, from the records there are."""
     recipe = load_recipe(name)
-    found = Study(
-        recipe, finished(recipe, ROOT / "reproduce" / "results"), len(recipe.runs())
-    ).arms()
-    wanted = {arm: by_seed for arm, by_seed in found.items() if arms is None or arm in arms}
-    if not wanted:
-        return "No records yet."
-    return _without(overview(wanted).to_markdown(), _LEFT_OUT)
+    records = finished(recipe, ROOT / "reproduce" / "results")
+    arms = Study(recipe, records, len(recipe.runs())).arms()
+    return _without(overview(arms).to_markdown(), _LEFT_OUT) if arms else "No records yet."
 
 
 def share_table() -> str:
@@ -114,10 +111,7 @@ def filled(page: str) -> str:
     """The page with its tables made anew."""
     tables = {
         "noise": noise_table(),
-        "clip-norm": study_table("methods", ("dp-sgd", "dp-sgd-c4")),
-        "lambda": study_table("methods", ("dp-sgd", "bam-0.005", "bam-0.02")),
         "batch-size": study_table("batch-size"),
-        "share": share_table(),
     }
     for name, table in tables.items():
         start, end = f"<!-- table: {name} -->", "<!-- end -->"
@@ -128,5 +122,7 @@ def filled(page: str) -> str:
     return page
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and "shares" in sys.argv:
+    print(share_table())
+elif __name__ == "__main__":
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -11,7 +11,11 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Pages that live elsewhere in the repository, and where the site shows them.
-ELSEWHERE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+ELSEWHERE = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "examples/privacy-statement.md": "example-statement.md",
+}
 #: The generated pages of the studies and their figures, and where the site shows them.
 STUDIES, SHOWN = "reproduce/pages", "studies"
 
@@ -46,8 +50,9 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def _of_the_root(path: str) -> str:
-    """A file of the repository's root, whose links to docs/ become links within the site."""
-    return (ROOT / path).read_text(encoding="utf-8").replace("](docs/", "](")
+    """Return a file of the repository; its links to docs/ become links within the site."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return text.replace("](docs/", "](").replace("](../docs/", "](")
 
 
 def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:

@@ -1,4 +1,4 @@
-"""Train on digits, and write the run's privacy statement to docs/example-statement.md.
+"""Train on digits, and write the run's privacy statement to examples/privacy-statement.md.
 
     python tools/example_statement.py
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dpbam.app.cli import main
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "example-statement.md"
+PAGE = Path(__file__).resolve().parent.parent / "examples" / "privacy-statement.md"
 COMMAND = [
     "train", "--data", "digits", "--model", "small-cnn", "--epsilon", "3", "--epochs", "30",
     "--lr", "0.01",
@@ -25,7 +25,7 @@ COMMAND = [
 _HEAD = """# An example of a statement
 
 Written by `python tools/example_statement.py`, which trains on scikit-learn's handwritten digits.
-The questions that it answers are on [another page](statement.md).
+The questions that it answers are on [another page](../docs/statement.md).
 A real statement starts below; names and purpose are invented.
 
 """

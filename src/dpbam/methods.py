@@ -50,9 +50,9 @@ class Relative:
     """A schedule: lambda(t) = share |theta_t|, with the norm over the trained parameters.
 
     A net whose layers are normalised computes the same at theta and at c theta, and its gradient is
-    1/c as long: what a step of length lambda changes depends on lambda / |theta|. Which shares were
-    best on which nets is in docs/choosing.md. theta is public: initial weights and released
-    gradients.
+    1/c as long: what a step of length lambda changes depends on lambda / |theta|. ``python
+    tools/choosing.py shares`` prints which shares were best on which nets. theta is public: initial
+    weights and released gradients.
 
     Example:
         >>> import torch

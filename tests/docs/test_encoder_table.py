@@ -13,5 +13,5 @@ def test_the_page_has_the_table_of_the_records(capsys: pytest.CaptureFixture[str
     study = runpy.run_path(str(ROOT / "examples" / "public_encoder.py"))
     study["table"]()
     printed = capsys.readouterr().out
-    assert printed in (ROOT / "docs" / "encoders.md").read_text()
+    assert printed in (ROOT / "docs" / "how-good.md").read_text()
     assert len(study["records"]("compare")) == len(study["ARMS"]) * len(study["SEEDS"])

@@ -105,7 +105,7 @@ def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Links]) -> None:
 
 
 def test_formulas_are_mathml(site: Path) -> None:
-    text = (site / "method.html").read_text(encoding="utf-8")
+    text = (site / "bias.html").read_text(encoding="utf-8")
     assert text.count("<math") > 20
     assert "arithmatex" not in text
 

@@ -38,8 +38,6 @@ def test_a_record_keeps_its_promise(row: dict[str, Any]) -> None:
     assert found["delta"] == 1e-5
     assert found["n"] == (45_000 if tuned else 50_000)
     assert found["config"]["data"].endswith("_tuning") == tuned
-    if tuned:
-        assert f"{settings(found)} {100 * found['accuracy']:.2f}% |" in PAGE
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 2.0, 8.0])
