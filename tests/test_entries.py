@@ -26,7 +26,7 @@ from dpbam.catalogue import CLIPPINGS, COMMANDS, ENCODERS, FILTERS, METHODS, MOD
 from dpbam.errors import ArgumentError
 from dpbam.filters import Filter
 from dpbam.methods import DPSGD, Method
-from dpbam.nn.encoders import _check_config
+from dpbam.nn.encoders import _family
 from dpbam.privacy.clipping import FlatClipping
 from dpbam.tasks.scores import Compared, metric_label
 from dpbam.tasks.single_label import SingleLabel
@@ -196,11 +196,11 @@ def test_a_command_is_added_by_one_entry(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_family_of_encoders_is_added_by_one_entry() -> None:
-    entry = catalogue.Entry("toy", "dpbam.nn.encoders:PublicEncoder", origin="tests")
+    entry = catalogue.Encoder("toy", "transformers:AutoModel", origin="tests")
     with pytest.raises(ArgumentError, match="toy"):
-        _check_config({"model_type": "toy"}, "hf:toy")
+        _family({"model_type": "toy"}, "hf:toy")
     with added(ENCODERS, entry):
-        _check_config({"model_type": "toy"}, "hf:toy")
+        assert _family({"model_type": "toy"}, "hf:toy") == entry
 
 
 def test_a_name_is_given_once() -> None:

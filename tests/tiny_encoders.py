@@ -15,8 +15,16 @@ TRANSFORMER: dict[str, Any] = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
     "image_size": 8, "patch_size": 4,
 }  # fmt: skip
+TEXT: dict[str, Any] = {
+    "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8,
+    "vocab_size": 10, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
+}  # fmt: skip
+WINDOWS: dict[str, Any] = {
+    "image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2],
+    "window_size": 2,
+}  # fmt: skip
 CONVOLUTIONS: dict[str, Any] = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}
-# DINOv2 is on the hub without a classifier, the others with one
+# as they are on the hub: DINOv2 and DINOv3 without a classifier, CLIP and SigLIP with both towers
 MODELS: dict[str, Any] = {
     "vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(**TRANSFORMER, num_labels=3)),
     "dinov2": lambda: hf.Dinov2Model(hf.Dinov2Config(**TRANSFORMER, mlp_ratio=2)),
@@ -35,6 +43,24 @@ MODELS: dict[str, Any] = {
     "convnextv2": lambda: hf.ConvNextV2ForImageClassification(
         hf.ConvNextV2Config(**CONVOLUTIONS, patch_size=2)
     ),
+    "swin": lambda: hf.SwinForImageClassification(hf.SwinConfig(**WINDOWS)),
+    "efficientnet": lambda: hf.EfficientNetForImageClassification(
+        hf.EfficientNetConfig(
+            image_size=8, width_coefficient=0.1, depth_coefficient=0.1, kernel_sizes=[3, 3],
+            in_channels=[32, 16], out_channels=[16, 24], strides=[1, 2], num_block_repeats=[1, 1],
+            expand_ratios=[1, 6], depthwise_padding=[], hidden_dim=128,
+        )
+    ),
+    "dinov3_vit": lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**TRANSFORMER)),
+    "dinov3_convnext": lambda: hf.DINOv3ConvNextModel(
+        hf.DINOv3ConvNextConfig(hidden_sizes=[8, 8, 8, 16], depths=[1, 1, 1, 1])
+    ),
+    "clip": lambda: hf.CLIPModel(hf.CLIPConfig(vision_config=TRANSFORMER, text_config=TEXT)),
+    "clip_vision_model": lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**TRANSFORMER)),
+    "siglip": lambda: hf.SiglipModel(
+        hf.SiglipConfig(vision_config=TRANSFORMER, text_config=TEXT)
+    ),
+    "siglip_vision_model": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**TRANSFORMER)),
 }  # fmt: skip
 PREPROCESSING: dict[str, Any] = {
     "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4], "resample": 2,
@@ -55,6 +81,8 @@ def save_encoder(folder: Path, family: str = "vit", **preprocessing: Any) -> Pat
             buffer.copy_(torch.rand_like(buffer) - 0.5 + centre)
     with _quiet():
         model.save_pretrained(folder)
+    if family == "dinov3_convnext":  # it halves the sides five times
+        preprocessing = {"size": {"height": 32, "width": 32}, **preprocessing}
     text = json.dumps({**PREPROCESSING, **preprocessing})
     (folder / "preprocessor_config.json").write_text(text)
     return folder

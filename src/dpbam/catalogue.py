@@ -120,6 +120,18 @@ class Model(Entry):
 
 
 @dataclass(frozen=True)
+class Encoder(Entry):
+    """A family of public encoders; its name is transformers' ``model_type``, its target the class.
+
+    Attributes:
+        output: of the class, what a head is trained on: ``logits`` of a classifier without its last
+            layer, or ``pooler_output`` of an image tower.
+    """
+
+    output: str = "logits"
+
+
+@dataclass(frozen=True)
 class Source(Entry):
     """A kind of data source: a function of (argument, options) that returns a table per split.
 
@@ -395,12 +407,31 @@ FIGURES: Kind[Figure] = Kind(
            sentence="dpbam.app.report.meaning:of_layers"),
 )  # fmt: skip
 
-#: Families of public encoders: model types of transformers whose features were tested.
-ENCODERS: Kind[Entry] = Kind(
+_CLASSIFIER = "transformers:AutoModelForImageClassification"
+
+#: Families of public encoders whose features were tested. The image towers of CLIP and SigLIP are
+#: taken from a file of both towers too, and give what these models compare with a text.
+ENCODERS: Kind[Encoder] = Kind(
     "family of encoders",
     "dpbam.encoders",
-    *(Entry(name, "dpbam.nn.encoders:PublicEncoder")
-      for name in ("convnext", "convnextv2", "dinov2", "dinov2_with_registers", "resnet", "vit")),
+    Encoder("clip", "transformers:CLIPVisionModel", "CLIP, image tower", output="pooler_output"),
+    Encoder("clip_vision_model", "transformers:CLIPVisionModel", "the same as a file of its own",
+            output="pooler_output"),
+    Encoder("convnext", _CLASSIFIER, "ConvNeXt"),
+    Encoder("convnextv2", _CLASSIFIER, "ConvNeXt V2"),
+    Encoder("dinov2", _CLASSIFIER, "DINOv2"),
+    Encoder("dinov2_with_registers", _CLASSIFIER, "DINOv2 with registers"),
+    Encoder("dinov3_convnext", "transformers:DINOv3ConvNextModel", "DINOv3, ConvNeXt",
+            output="pooler_output"),
+    Encoder("dinov3_vit", "transformers:DINOv3ViTModel", "DINOv3, ViT", output="pooler_output"),
+    Encoder("efficientnet", _CLASSIFIER, "EfficientNet"),
+    Encoder("resnet", _CLASSIFIER, "ResNet"),
+    Encoder("siglip", "transformers:SiglipVisionModel", "SigLIP, image tower",
+            output="pooler_output"),
+    Encoder("siglip_vision_model", "transformers:SiglipVisionModel",
+            "the same as a file of its own", output="pooler_output"),
+    Encoder("swin", _CLASSIFIER, "Swin"),
+    Encoder("vit", _CLASSIFIER, "ViT"),
 )  # fmt: skip
 
 #: Commands: a function of the command line, or a dict of functions for a group of commands.

@@ -346,3 +346,20 @@ def test_a_table_that_cannot_be_read_is_not_blamed_for_the_columns_it_has(tmp_pa
     (tmp_path / "labels.csv").write_text("file,age,patient\n0.png,3,p\n")
     problems, _ = listed(tmp_path, unit="patient", label_columns=("ages",))
     every(["has no column 'ages': did you mean 'age'?"], problems)
+
+
+def test_a_class_that_is_a_misspelt_other_one(tmp_path):
+    for k in range(50):
+        write_image(tmp_path / f"{k}.png", seed=k)
+    lines = [f"{k}.png,{'wel' if k == 7 else ['ill', 'well'][k % 2]}" for k in range(50)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *lines]))
+    data = load(str(tmp_path), split="all")
+    assert check(data) == [
+        f"{data.name} has 1 image of the class 'wel' (line 9 of labels.csv) and 24 of 'well': "
+        "correct the name if it is misspelt"
+    ]
+    others = from_arrays(data.images.read(np.arange(50)), [11] * 25 + [12] + [13] * 24,
+                         class_names=[str(k) for k in range(14)], name="n")  # fmt: skip
+    assert check(others) == [
+        "n has no images of 11 classes: '0', '1', '2', ..."
+    ]  # numbers are alike

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 
 import pytest
@@ -16,7 +17,7 @@ from dpbam import Compute, PrivacyPlan, PrivateGradientOracle
 from dpbam.catalogue import ENCODERS
 from dpbam.errors import DPBAMError
 from dpbam.nn import build_model, check_model, train_part
-from dpbam.nn.encoders import described_encoder, load_encoder, resizing
+from dpbam.nn.encoders import _quiet, described_encoder, load_encoder, resizing
 from tests.tiny_encoders import MODELS, edit_json, save_encoder
 
 GREY, RGB = (1, 6, 6), (3, 6, 6)
@@ -49,10 +50,12 @@ def test_the_head_is_replaced_and_the_encoder_has_its_public_weights(family, tmp
     model = loaded(save_encoder(tmp_path, family))
     assert model.head.out_features == 5
     torch.manual_seed(0)
-    public = {k.removeprefix(f"{family}."): v for k, v in MODELS[family]().state_dict().items()}
+    prefixes = (f"{family}.", "vision_model.")  # a classifier's encoder, a tower of two
+    public = {re.sub(f"^({'|'.join(prefixes)})", "", name): value
+              for name, value in MODELS[family]().state_dict().items()}  # fmt: skip
     for name, value in model.encoder.state_dict().items():
         if "running" not in name:  # save_encoder sets these
-            assert torch.equal(value, public[name.partition(".")[2]]), name
+            assert torch.equal(value, public[name.removeprefix(prefixes[0])]), name
     check_model(model.train())
     x = images()
     features = model.eval().features(x)[:, :, None, None]
@@ -72,7 +75,7 @@ def test_a_description_rebuilds_the_model_without_its_folder(family, tmp_path):
     assert torch.equal(again.eval()(x), model(x))
 
 
-@pytest.mark.parametrize("family", ["vit", "resnet"])
+@pytest.mark.parametrize("family", ["vit", "resnet", "swin", "efficientnet"])
 def test_the_classifier_of_transformers_predicts_the_same(family, tmp_path):
     model = loaded(save_encoder(tmp_path, family))
     if family == "vit":
@@ -86,6 +89,36 @@ def test_the_classifier_of_transformers_predicts_the_same(family, tmp_path):
     logits = classifier(pixel_values=(pixels - mean) / std).logits
     torch.testing.assert_close(logits, model(x), atol=1e-5, rtol=1e-5)
     assert classifier.config.id2label[1] == "b"
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_training_drops_nothing_at_random_and_reaches_every_parameter(family, tmp_path):
+    """Swin drops paths, EfficientNet connections, DINOv3 shifts positions: not here."""
+    model, x = loaded(save_encoder(tmp_path, family)).train(), images()
+    scores = model(x)
+    assert torch.equal(model(x), scores)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(scores.square().sum(), trained, allow_unused=True)
+    assert all(gradient is not None for gradient in gradients)
+
+
+@pytest.mark.parametrize("family", ["clip", "dinov3_vit"])
+def test_a_tower_without_a_classifier_of_transformers_is_not_exported_as_one(family, tmp_path):
+    model = loaded(save_encoder(tmp_path, family))
+    with pytest.raises(DPBAMError, match=r"no classifier on these features of .*: export ONNX"):
+        model.classifier(list("abcde"))
+
+
+def test_the_image_tower_of_two_is_that_of_its_own_file(tmp_path):
+    """Also of a file that holds the tower alone, as the hub has some."""
+    both = save_encoder(tmp_path / "both", "clip")
+    model = loaded(both).eval()
+    with _quiet():
+        model.encoder.save_pretrained(tmp_path / "tower")
+    processor = "preprocessor_config.json"
+    (tmp_path / "tower" / processor).write_text((both / processor).read_text())
+    x = images()
+    assert torch.equal(loaded(tmp_path / "tower").eval().features(x), model.features(x))
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
@@ -118,7 +151,8 @@ def test_batch_norms_keep_public_statistics_in_training(tmp_path):
             pytest.param(family, part, marks=pytest.mark.slow)
             for family in MODELS
             for part in ("lora", "norms", "all")
-            if (family, part) not in {("resnet", "norms"), ("vit", "lora"), ("resnet", "lora")}
+            if (family, part) not in {("resnet", "norms"), ("vit", "lora")}
+            if part != "lora" or family not in ("resnet", "efficientnet")  # no linear layers
         ),
     ],
 )
@@ -195,7 +229,7 @@ def remote_code(folder):
 
 
 def other_architecture(folder):
-    edit_json(folder / "config.json", model_type="swin")
+    edit_json(folder / "config.json", model_type="bert")
 
 
 def no_architecture(folder):
@@ -239,7 +273,7 @@ BAD = {
     too_few_weights: "lack",
     other_shapes: "cannot be loaded",
     remote_code: "comes with code of its own (auto_map), which is not run",
-    other_architecture: "architecture 'swin', which is not supported: choose an encoder of",
+    other_architecture: "architecture 'bert', which is not supported: choose an encoder of",
     no_architecture: "architecture None",
     no_json: "cannot be read as JSON",
     json_list: "must hold a JSON object, not list",

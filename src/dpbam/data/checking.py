@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from dpbam.errors import DPBAMError
 _KINDS = {1: "grey", 3: "colour"}
 _NAMED = 3  # examples in a sentence
 _LISTED = 20  # images that cannot be read, one sentence each
+_MANY, _SIMILAR = 20, 0.6  # records of a class, and the likeness of a name misspelt for its own
 _DARK = 32  # of 255
 _DIM = 64  # of 255: what 14 of 16 bits reach
 
@@ -219,12 +221,30 @@ def _classes(dataset: DataSet) -> list[str]:
         return [problem]
     if dataset.task == "regression":
         return []
-    counts = dataset.class_counts()
-    empty = [dataset.class_names[k] for k in np.flatnonzero(counts == 0)]
-    more = ", ..." if len(empty) > _NAMED else ""
-    names = ", ".join(map(repr, empty[:_NAMED])) + more
-    count = counted(len(empty), "class", "classes")
-    return [f"{dataset.name} has no images of {count}: {names}"] if empty else []
+    counts = dict(zip(dataset.class_names, dataset.class_counts().tolist(), strict=True))
+    empty = [name for name, count in counts.items() if count == 0]
+    problems = [] if dataset.task != "single-label" else _misspelt(dataset, counts)
+    if empty:
+        more = ", ..." if len(empty) > _NAMED else ""
+        names = ", ".join(map(repr, empty[:_NAMED])) + more
+        count = counted(len(empty), "class", "classes")
+        problems.append(f"{dataset.name} has no images of {count}: {names}")
+    return problems
+
+
+def _misspelt(dataset: DataSet, counts: dict[str, int]) -> list[str]:
+    """Name classes of at most one record that are spelt nearly as one of many records is."""
+    frequent = [name for name, count in counts.items() if count >= _MANY]
+    problems = []
+    for number, (name, count) in enumerate(counts.items()):
+        near = get_close_matches(name, frequent, n=1, cutoff=_SIMILAR) if count < 2 else []
+        if near and not name.isdigit():
+            where = f" ({dataset.place(int(np.argmax(dataset.labels == number)))})" * count
+            problems.append(
+                f"{dataset.name} has {counted(count, 'image')} of the class {name!r}{where} and "
+                f"{counts[near[0]]} of {near[0]!r}: correct the name if it is misspelt"
+            )
+    return problems
 
 
 def _repeats(dataset: DataSet, hashes: dict[int, bytes]) -> list[str]:

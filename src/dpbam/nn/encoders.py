@@ -4,8 +4,10 @@ A folder holds ``config.json``, ``preprocessor_config.json`` and weights as safe
 weights are refused, and no code of a repository is run. Needs ``dpbam[transformers]``.
 
 Everything that comes with the weights is public, so nothing is fitted to private data: images are
-resized and normalised by the constants of ``preprocessor_config.json``, and batch norms stay in
-eval with the running statistics that they came with, in training too.
+resized and normalised by the constants of ``preprocessor_config.json``. The encoder stays in eval,
+in training too: batch norms have the running statistics that they came with, and nothing is dropped
+at random. Which families there are, and which output is the feature of each: ``ENCODERS`` of
+:mod:`dpbam.catalogue`.
 """
 
 from __future__ import annotations
@@ -24,11 +26,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpbam import _validate
 from dpbam._names import ENCODER, is_path, public_name
-from dpbam.catalogue import ENCODERS
+from dpbam.catalogue import ENCODERS, Encoder
 from dpbam.errors import ArgumentError, ArgumentTypeError
 
 _FILES = ("config.json", "preprocessor_config.json", "*.safetensors", "*.safetensors.index.json")
@@ -90,7 +91,8 @@ class PublicEncoder(nn.Module):
     """A public encoder and a new head, for images as :func:`dpbam.data.to_float` makes them.
 
     Args:
-        net: of transformers, for image classification, with no classifier (``num_labels=0``).
+        net: of transformers and of a family of ``ENCODERS``, a classifier without its last layer
+            (``num_labels=0``) or an image tower.
         preprocessing: its public constants.
         image_shape: (C, H, W) of the images.
         num_outputs: of the head, a linear layer with new weights.
@@ -148,7 +150,8 @@ class PublicEncoder(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return what the head sees: [N, C, H, W] in [-1, 1] -> [N, D]."""
-        features: Tensor = self.encoder(pixel_values=self.pixels(images)).logits
+        output = ENCODERS[self.encoder.config.model_type].output
+        features: Tensor = self.encoder(pixel_values=self.pixels(images))[output]
         return features.flatten(1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -158,11 +161,9 @@ class PublicEncoder(nn.Module):
         return self.head(self.features(images))  # type: ignore[no-any-return]
 
     def train(self, mode: bool = True) -> PublicEncoder:
-        """Set the mode; batch norms stay in eval, with their public running statistics."""
+        """Set the mode of the head; the encoder stays in eval."""
         super().train(mode)
-        for module in self.modules():
-            if isinstance(module, _BatchNorm):
-                module.eval()
+        self.encoder.eval()
         return self
 
     def add_lora(self, lora_rank: int) -> None:
@@ -187,22 +188,28 @@ class PublicEncoder(nn.Module):
                 parent, _, name = path.rpartition(".")
                 setattr(self.encoder.get_submodule(parent), name, module.get_base_layer())
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, dict[str, object]]:
         """Return what :func:`described_encoder` builds the architecture from, as plain values."""
         config = self.encoder.config.to_diff_dict()
-        kept = {k: v for k, v in config.items() if k not in ("_name_or_path", "dtype")}
-        return {"config": kept, "preprocessing": asdict(self.preprocessing)}
+        values = {k: v for k, v in config.items() if k not in ("_name_or_path", "dtype")}
+        return {"config": values, "preprocessing": asdict(self.preprocessing)}
 
     def classifier(self, class_names: Sequence[str]) -> Any:
         """Return a copy as transformers' own model for image classification, LoRA merged."""
-        whole = copy.deepcopy(self)
-        whole.merge_lora()
+        family = self.encoder.config.model_type
+        if ENCODERS[family].output != "logits":
+            raise ArgumentError(
+                f"transformers has no classifier on these features of {family}: export ONNX or "
+                "safetensors"
+            )
+        merged = copy.deepcopy(self)
+        merged.merge_lora()
         names = {"id2label": dict(enumerate(class_names)),
                  "label2id": {name: k for k, name in enumerate(class_names)}}  # fmt: skip
-        net = _architecture({**whole.description()["config"], **names})
+        net = _architecture({**merged.description()["config"], **names})
         last = [m for m in net.classifier.modules() if isinstance(m, nn.Linear)][-1]
-        net.load_state_dict(whole.encoder.state_dict(), strict=False)
-        last.load_state_dict(whole.head.state_dict())
+        net.load_state_dict(merged.encoder.state_dict(), strict=False)
+        last.load_state_dict(merged.head.state_dict())
         return net.eval()
 
     def save_classifier(self, folder: Path, class_names: Sequence[str]) -> None:
@@ -223,10 +230,10 @@ class PublicEncoder(nn.Module):
 def load_classifier(folder: Path) -> Any:
     """Load what :meth:`PublicEncoder.save_classifier` wrote, by transformers alone, in eval."""
     with _quiet():
-        made = _transformers().AutoModelForImageClassification.from_pretrained(
+        net = _transformers().AutoModelForImageClassification.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, local_files_only=True
         )
-    return made.eval()
+    return net.eval()
 
 
 def load_encoder(
@@ -242,23 +249,23 @@ def load_encoder(
     Raises:
         ValueError: if there is no such encoder, or it cannot be used; one sentence.
     """
-    transformers = _transformers()
+    _transformers()  # refuses before anything is fetched
     name = spec.removeprefix(ENCODER)
     folder = _folder(name)
     where = folder if is_path(name) else f"the model {name!r} of the Hugging Face hub"
     config = _read(folder / "config.json", where)
-    _check_config(config, where)
+    family = _family(config, where)
     files = _weight_files(folder, where)
     preprocessing = Preprocessing.read(
         _read(folder / "preprocessor_config.json", where), f"preprocessor_config.json of {where}"
     )
     with _quiet():
         try:
-            net, report = transformers.AutoModelForImageClassification.from_pretrained(
+            net, report = family.load().from_pretrained(
                 folder, num_labels=0, dtype=torch.float32, use_safetensors=True,
                 trust_remote_code=False, local_files_only=True, output_loading_info=True,
             )  # fmt: skip
-        except Exception as error:  # whatever a wrong file leads to
+        except Exception as error:  # a wrong file can fail in any way, an old version lack a class
             raise ArgumentError(
                 f"the encoder in {folder} cannot be loaded: {_line(error)}"
             ) from None
@@ -272,7 +279,10 @@ def load_encoder(
 
 
 def described_encoder(
-    description: Mapping[str, Any], *, image_shape: tuple[int, int, int], num_outputs: int
+    description: Mapping[str, Any],
+    *,
+    image_shape: tuple[int, int, int],
+    num_outputs: int,
 ) -> PublicEncoder:
     """Build the architecture of :meth:`PublicEncoder.description`, with weights still to load."""
     constants = dict(description["preprocessing"])
@@ -284,29 +294,31 @@ def described_encoder(
 def _architecture(config: Mapping[str, Any]) -> Any:
     """Return transformers' model of a configuration, with new weights."""
     transformers = _transformers()
-    _check_config(config, "the model's description")
+    family = _family(config, "the model's description")
     values = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
     with _quiet():
-        made = transformers.AutoConfig.for_model(config["model_type"], **values)
+        settings = transformers.AutoConfig.for_model(family.name, **values)
         if "id2label" not in values:
-            made.num_labels = 0
-        return transformers.AutoModelForImageClassification.from_config(
-            made, trust_remote_code=False
-        )
+            settings.num_labels = 0
+        tower = family.output != "logits"
+        auto = transformers.AutoModel if tower else transformers.AutoModelForImageClassification
+        return auto.from_config(settings, trust_remote_code=False)
 
 
-def _check_config(config: Mapping[str, Any], where: object) -> None:
+def _family(config: Mapping[str, Any], where: object) -> Encoder:
+    """Return the family of a configuration; refuse others, and code of a repository's own."""
     if "auto_map" in config or "custom_pipelines" in config:
         raise ArgumentError(
             f"{where} comes with code of its own (auto_map), which is not run: choose a model that "
             "transformers itself knows"
         )
     family = config.get("model_type")
-    if family not in ENCODERS:
+    if not isinstance(family, str) or family not in ENCODERS:
         raise ArgumentError(
             f"{where} is of the architecture {family!r}, which is not supported: choose an encoder "
             f"of {', '.join(ENCODERS)}"
         )
+    return ENCODERS[family]
 
 
 def _folder(name: str) -> Path:
@@ -328,10 +340,11 @@ def _downloaded(name: str) -> Path:
     repository, _, revision = name.partition("@")
     try:
         with _bars_in_a_terminal():
-            found = snapshot_download(
-                repository, revision=revision or None, allow_patterns=list(_FILES)
+            return Path(
+                snapshot_download(
+                    repository, revision=revision or None, allow_patterns=list(_FILES)
+                )
             )
-        return Path(found)
     except RepositoryNotFoundError:
         raise ArgumentError(
             f"the Hugging Face hub has no public model {repository!r}: check its name, or give a "
@@ -349,7 +362,7 @@ def _downloaded(name: str) -> Path:
         ) from None
 
 
-def _read(path: Path, where: object) -> dict[str, Any]:
+def _read(path: Path, where: object) -> Mapping[str, Any]:
     if not path.is_file():
         raise ArgumentError(
             f"{where} has no {path.name}: give a folder that save_pretrained of the model "
@@ -366,9 +379,9 @@ def _read(path: Path, where: object) -> dict[str, Any]:
 
 def _weight_files(folder: Path, where: object) -> list[Path]:
     """Return the safetensors files; refuse a folder that has pickles instead."""
-    found = sorted(folder.glob("*.safetensors"))
-    if found:
-        return found
+    files = sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
     pickles = sorted(p.name for suffix in ("bin", "pt", "pth") for p in folder.glob(f"*.{suffix}"))
     if pickles:
         raise ArgumentError(

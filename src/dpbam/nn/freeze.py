@@ -72,13 +72,13 @@ def head_only(model: nn.Module) -> list[str]:
     return _trainable(model)
 
 
-def train_part(model: nn.Module, part: str) -> list[str]:
+def train_part(model: nn.Module, trained: str) -> list[str]:
     """Freeze everything except a part of the model.
 
     Args:
         model: changed in place.
-        part: "head", the last layer; "norms", the scales and shifts of norm layers, and the head;
-            "lora", the low-rank updates of a public encoder, and the head; or "all", which
+        trained: "head", the last layer; "norms", the scales and shifts of norm layers, and the
+            head; "lora", the low-rank updates of a public encoder, and the head; or "all", which
             leaves the model as it is.
 
     Returns:
@@ -88,19 +88,19 @@ def train_part(model: nn.Module, part: str) -> list[str]:
         >>> train_part(nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 2), nn.Linear(2, 1)), "norms")
         ['0.weight', '0.bias', '2.weight', '2.bias']
     """
-    _validate.one_of("train", part, PARTS)
-    if part == "all":
+    _validate.one_of("train", trained, PARTS)
+    if trained == "all":
         return _trainable(model)
     head = head_only(model)
-    if part == "head":
+    if trained == "head":
         return head
     for name, module in model.named_modules():
-        norm = part == "norms" and "norm" in type(module).__name__.lower()
+        norm = trained == "norms" and "norm" in type(module).__name__.lower()
         if norm or "lora_" in name:
             for parameter in module.parameters(recurse=False):
                 parameter.requires_grad_(True)
     if len(_trainable(model)) == len(head):
-        what = "norm layers" if part == "norms" else "low-rank updates"
+        what = "norm layers" if trained == "norms" else "low-rank updates"
         raise ArgumentError(f"the model has no {what} to train: train head or all")
     return _trainable(model)
 

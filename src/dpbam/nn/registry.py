@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.nn.blocks import check_sides
 from dpbam.nn.encoders import load_encoder
 from dpbam.nn.repair import has_batch_norm, replace_batch_norm
+
+Facts = Mapping[str, Any]  # arguments by name
 
 
 def build_model(
@@ -52,21 +54,23 @@ def build_model(
         torch.Size([4, 2])
     """
     height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
-    facts = {
-        "in_channels": _validate.count("in_channels", in_channels),
-        "image_size": (_validate.count("image_size", height), _validate.count("image_size", width)),
-        "num_classes": _validate.count("num_classes", num_classes),
-    }
-    with _seeded(seed):
+    size = _validate.count("image_size", height), _validate.count("image_size", width)
+    _validate.count("in_channels", in_channels)
+    _validate.count("num_classes", num_classes)
+    facts = {"in_channels": in_channels, "image_size": size, "num_classes": num_classes}
+    with _seed_weights(seed):
         if name.startswith(ENCODER):
-            return _build_encoder(name, facts, options)
-        if ":" in name:
-            return _build_own(name, facts, options)
-        return _build_named(name, facts, options)
+            _check_options(name, options, ["lora_rank"])
+            encoder = load_encoder(name, image_shape=(in_channels, *size), num_outputs=num_classes)
+            if options:
+                encoder.add_lora(**options)
+            return encoder
+        build = _build_own if ":" in name else _build_named
+        return _check_built(name, build(name, facts, options))
 
 
 @contextlib.contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
+def _seed_weights(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
@@ -76,24 +80,24 @@ def _seeded(seed: int | None) -> Iterator[None]:
         yield
 
 
-def _build_named(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+def _build_named(name: str, facts: Facts, options: Facts) -> object:
     cls, fixed = _lookup(name)
     height, width = facts["image_size"]
-    taken = inspect.signature(cls).parameters
-    known = {**facts, "in_features": facts["in_channels"] * height * width}
+    parameters = inspect.signature(cls).parameters
     if least := getattr(cls, "least_side", None):
         check_sides(height, width, name, least)
-    fixed |= {key: value for key, value in known.items() if key in taken}
-    _check_options(name, options, [k for k in taken if k not in fixed])
-    return _checked(name, cls(**fixed, **options))
+    known = {**facts, "in_features": facts["in_channels"] * height * width}
+    arguments = {**fixed, **{key: value for key, value in known.items() if key in parameters}}
+    _check_options(name, options, [key for key in parameters if key not in arguments])
+    return cls(**arguments, **options)
 
 
-def _lookup(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _lookup(name: str) -> tuple[Callable[..., object], Facts]:
     """Return the class of a name, and the arguments that the name determines."""
     for entry in MODELS.values():
         arguments = entry.arguments(name)
         if arguments is not None:
-            return entry.load(), dict(arguments)
+            return entry.load(), arguments
     known = (
         f"There are {', '.join(MODELS)} (any wrn-D-K), hf:NAME for public encoders, and your own "
         "as 'module:function'; runs also take auto, scattering, onnx:FILE and features:hf:NAME"
@@ -102,7 +106,7 @@ def _lookup(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     raise ArgumentError(f"model {name!r} is unknown: {f'{guess} {known}'.strip()}")
 
 
-def _check_options(name: str, options: dict[str, Any], allowed: list[str]) -> None:
+def _check_options(name: str, options: Facts, allowed: list[str]) -> None:
     for option in options:
         if option not in allowed:
             known = ", ".join(allowed) or "none"
@@ -110,26 +114,17 @@ def _check_options(name: str, options: dict[str, Any], allowed: list[str]) -> No
             raise ArgumentError(f"model {name!r} has no option {option!r}: {hint}")
 
 
-def _build_encoder(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.Module:
-    _check_options(name, options, ["lora_rank"])
-    shape = (facts["in_channels"], *facts["image_size"])
-    model = load_encoder(name, image_shape=shape, num_outputs=facts["num_classes"])
-    if options:
-        model.add_lora(**options)
-    return model
-
-
-def _build_own(name: str, facts: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+def _build_own(name: str, facts: Facts, options: Facts) -> object:
     function = load_function(name)
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if not takes_all:
-        _check_options(name, options, [k for k in parameters if k not in facts])
-    accepted = {k: v for k, v in facts.items() if takes_all or k in parameters}
-    return _checked(name, function(**accepted, **options))
+        _check_options(name, options, [key for key in parameters if key not in facts])
+    accepted = {key: value for key, value in facts.items() if takes_all or key in parameters}
+    return function(**accepted, **options)
 
 
-def _checked(name: str, model: object) -> nn.Module:
+def _check_built(name: str, model: object) -> nn.Module:
     """Refuse what is no model, and replace batch norms."""
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(
@@ -137,7 +132,7 @@ def _checked(name: str, model: object) -> nn.Module:
         )
     if has_batch_norm(model):
         warnings.warn(
-            f"{name} has batch norms, which mix samples: replaced by group norms", stacklevel=4
+            f"{name} has batch norms, which mix samples: replaced by group norms", stacklevel=3
         )
         model = replace_batch_norm(model)
     return model

@@ -83,8 +83,8 @@ class _Standardised(nn.modules.conv._ConvNd):
         return output
 
     def extra_repr(self) -> str:
-        own: str = super().extra_repr()  # type: ignore[no-untyped-call]
-        return f"{own}, scale={self.scale}, eps={self.eps}"
+        shape: str = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{shape}, scale={self.scale}, eps={self.eps}"
 
 
 class StandardisedConv1d(_Standardised, nn.Conv1d):
