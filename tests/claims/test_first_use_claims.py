@@ -100,7 +100,7 @@ def test_a_model_that_changes_engines_by_its_first_use_is_refused() -> None:
 
 @pytest.mark.parametrize("rows", [None, 64])
 def test_a_number_in_an_object_that_the_code_names_is_refused_by_name(rows: int | None) -> None:
-    with pytest.raises(StatefulModelError, match=r"changed .*NamedScale.scale\[global CONFIG\]"):
+    with pytest.raises(StatefulModelError, match=r"changes .*NamedScale.scale\[global CONFIG\]"):
         moved(NamedScale, physical_batch_size=rows)
 
 

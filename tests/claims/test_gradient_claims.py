@@ -17,7 +17,7 @@ from dpbam.engines import UnsupportedModelError, functional, loop
 from dpbam.engines.base import PhysicalBatch
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.fused import engine as fused_engine
-from dpbam.engines.loop_state import MethodState
+from dpbam.engines.state import Snapshot
 from dpbam.params import Params
 from dpbam.privacy.randomness import derive, keyed_uniform
 from planting import Mistake, catches
@@ -293,6 +293,10 @@ def unseen(original):
     return lambda *args: None
 
 
+def empty_snapshot(original):
+    return lambda method: Snapshot()
+
+
 def its_own_values(original):
     def init(self, model):
         original(self, model)
@@ -462,7 +466,7 @@ MISTAKES = {
         check_a_method_writes_nothing_into_the_model, loop._Theta, "__init__", its_own_values
     ),
     "a method with a state": Mistake(
-        check_a_method_carries_nothing_from_unit_to_unit, MethodState, "check", unseen
+        check_a_method_carries_nothing_from_unit_to_unit, loop, "snapshot_method", empty_snapshot
     ),
     "DP-SAT's ascent undone by subtraction": Mistake(
         check_dp_sat, mechanism, "shifted", undone_by_subtraction

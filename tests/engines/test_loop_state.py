@@ -14,7 +14,7 @@ from reference import make_batch
 from torch import Tensor, nn
 
 from dpbam.engines import LoopEngine, StatefulModelError
-from dpbam.engines.loop_state import Surroundings
+from dpbam.engines.state import snapshot_code
 from dpbam.methods import BAM, DPSGD
 
 MEMORY: list[Tensor] = []
@@ -294,6 +294,6 @@ def test_unchanged_surroundings_are_accepted() -> None:
 
     model = Defaults()
     for _ in range(100):
-        watched = Surroundings(model, loss)
+        watched = snapshot_code(model, loss)
         assert [(k,) for k in range(50)]
         watched.check()

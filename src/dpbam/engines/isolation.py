@@ -8,8 +8,8 @@ channel                        check
 =============================  ==================================================================
 a tensor kept by the model     every tensor of the rows must be freed after the pass
                                (:func:`check_nothing_kept`)
-a buffer or attribute          must be unchanged, in the loss too (:class:`ModelState`); writes
-                               through ``.data`` are seen in small tensors on the processor
+a buffer or attribute          must be unchanged, in the loss too (:mod:`dpbam.engines.state`);
+                               writes through ``.data`` are seen in small tensors on the processor
 code with its own batching     custom functions and operators that are not torch's are refused
 rule, nested transforms
 hooks on gradients             refused: the engines would ignore them
@@ -31,17 +31,10 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-import weakref
-from argparse import Namespace
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from itertools import chain
-from operator import is_
-from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -60,7 +53,8 @@ from dpbam.engines.base import (
     check_losses,
 )
 from dpbam.engines.batching import depth, is_wrapped, run_rows
-from dpbam.engines.generators import GENERATORS, GlobalGenerators, generator_state
+from dpbam.engines.generators import GlobalGenerators
+from dpbam.engines.state import Snapshot, snapshot_modules
 from dpbam.params import map_rows, modules_of
 
 _PRINTING = {Tensor.__repr__, Tensor.__format__}
@@ -75,9 +69,7 @@ _SPECIAL = _PRINTING | _GRADIENTS | _HOOKS | _FREEZING
 _ORDINARY = {type(torch.relu), type(Tensor.relu), type(F.relu)}  # not operators
 _COMPILED = "; if it calls a function under torch.compile, which keeps tensors, compile nothing"
 _Result = TypeVar("_Result")
-_PLAIN = (bool, int, float, str, bytes, type(None))
-_UNTRACKED = {*_PLAIN}
-_HOOK_TABLES = {n for n, held in vars(nn.Module()).items() if type(held) is OrderedDict}
+_REFUSED = "_dpbam_refused"  # attribute of a model that may still hold what it kept
 
 
 def row_loss(model: nn.Module, loss: Loss, row: tuple[Any, Any], watch: Isolation) -> Tensor:
@@ -189,18 +181,14 @@ def check_nothing_kept(since: int) -> None:
         return
     del new
     gc.collect()  # frees reference cycles
-    kept = [t for t in gc.get_objects() if _is_of_a_row(t)]
-    if kept:
+    alive = [t for t in gc.get_objects() if issubclass(type(t), Tensor) and is_wrapped(t)]
+    if alive:
         raise StatefulModelError(
-            f"the model keeps a tensor of shape {tuple(kept[0].shape)} that was computed from the "
+            f"the model keeps a tensor of shape {tuple(alive[0].shape)} that was computed from the "
             "samples (in an attribute, a list, a global, a closure or a hook), where another step "
             "could read it: compute it anew in each forward pass"
             + (_COMPILED if "torch._dynamo" in sys.modules else "")
         )
-
-
-def _is_of_a_row(thing: Any) -> bool:
-    return issubclass(type(thing), Tensor) and is_wrapped(thing)
 
 
 class OnlyTorch(TorchFunctionMode):
@@ -236,166 +224,7 @@ def _reason_against(func: Any) -> str | None:
     return None
 
 
-class ModelState:
-    """The buffers, parameters and attributes of modules, which a forward pass must not change.
-
-    Those of the loss count, too, where it is a module: a number of passes follows the batch's size.
-    """
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        named = modules_of(model)
-        if isinstance(loss, nn.Module):
-            named += [(f"loss.{name}".rstrip("."), m) for name, m in modules_of(loss)]
-        seen: dict[int, Any] = {}
-        self._before = [(name, m, _Contents(m, seen)) for name, m in named]
-
-    def check(self) -> None:
-        """Refuse a model with an attribute that has changed, by name."""
-        for path, module, before in self._before:
-            key = before.changed(module)
-            if key is not None:
-                where = f"{path}.{key}" if path else key
-                raise StatefulModelError(
-                    f"the forward pass changes {where} of {type(module).__name__}, which "
-                    "outlives it, so that samples of one step could reach another, and the "
-                    "published model, without noise: compute it anew in each forward pass, or "
-                    "update it outside forward"
-                )
-
-
-_MISSING = object()
-_REGISTERED = ("_parameters", "_buffers", "_modules")
-
-
-_STANDARD = _HOOK_TABLES | {*_REGISTERED}  # the first are not looked into, the second elsewhere
-
-
-class _Contents:
-    """What one module holds: its attributes, and the state of those that can change in place."""
-
-    def __init__(self, module: nn.Module, seen: dict[int, Any]) -> None:
-        self._held = [dict(live) for live in _live(module)]
-        self._tensors: list[tuple[str, Tensor, Any]] = []
-        self._mutable: list[tuple[str, Any, Any]] = []
-        for name, value in chain.from_iterable(held.items() for held in self._held):
-            if name in _STANDARD or type(value) in _UNTRACKED:
-                continue
-            if isinstance(value, Tensor):
-                if is_wrapped(value):
-                    raise StatefulModelError(
-                        f"{name} of {type(module).__name__} is a tensor of an earlier pass"
-                    )
-                if not value.is_inference():
-                    self._tensors.append((name, value, _state(value)))
-            elif not (isinstance(value, nn.Module) or _is_fixed(value)):
-                self._mutable += [(name, part, _state(part)) for part in _mutable(value, seen)]
-
-    def changed(self, module: nn.Module) -> str | None:
-        """Return the name of an attribute that is not as before, or None."""
-        for before, now in zip(self._held, _live(module), strict=True):
-            if before.keys() == now.keys() and all(map(is_, before.values(), now.values())):
-                continue
-            for key in before.keys() | now.keys():
-                then, value = before.get(key, _MISSING), now.get(key, _MISSING)
-                if not _same(_shallow(then), _shallow(value)):
-                    return key
-        for key, tensor, then in self._tensors:
-            if not _same(_state(tensor), then):
-                return key
-        for key, value, then in self._mutable:
-            if not _same(_state(value), then):
-                return key
-        return None
-
-
-def _live(module: nn.Module) -> list[dict[str, Any]]:
-    return [vars(module), *(getattr(module, registered) for registered in _REGISTERED)]
-
-
-_SEQUENCES = (list, tuple, set, frozenset, deque)
-_FOREIGN = sys.stdlib_module_names | {"torch", "numpy"}
-_NAMESPACES = (SimpleNamespace, Namespace)  # of the standard library, and made to hold anything
-_SMALL = 4096  # entries of a tensor whose values are compared
-
-
-def _is_fixed(value: Any) -> bool:
-    return type(value) is tuple and _UNTRACKED.issuperset(map(type, value))
-
-
-def _mutable(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
-    """Yield what can change in place: containers, tensors and objects, also inside one another.
-
-    Classes, modules and objects of Python's and torch's own classes are not looked into. ``seen``
-    holds what was yielded before.
-    """
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        if type(value) in _UNTRACKED or isinstance(value, nn.Module | type) or id(value) in seen:
-            continue
-        parts = _parts(value)
-        if parts is None and not isinstance(value, (Tensor, np.ndarray, *GENERATORS)):
-            continue
-        seen[id(value)] = value
-        if type(value) is not tuple:
-            yield value
-        waiting += parts or ()
-
-
-def _parts(value: Any) -> list[Any] | None:
-    """Return what a container or an object holds, or None if it is neither."""
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, _SEQUENCES):
-        return list(value)
-    if type(value).__module__.partition(".")[0] in _FOREIGN and type(value) not in _NAMESPACES:
-        return None
-    held = getattr(value, "__dict__", None)
-    return list(held.values()) if isinstance(held, dict) else None
-
-
-def _shallow(value: Any) -> Any:
-    """Return a copy of a container or of an object's attributes, so that changes are detected."""
-    kind = type(value)
-    if kind in _UNTRACKED or isinstance(value, Tensor | nn.Module | type):
-        return value
-    if isinstance(value, dict):
-        return (kind, *value.items())
-    if isinstance(value, _SEQUENCES):
-        return (kind, *value)
-    return value if _parts(value) is None else (value, *vars(value).items())
-
-
-def _state(value: Any) -> Any:
-    """Return what changes when a container, an object, a tensor or an array does."""
-    if isinstance(value, Tensor):
-        return None if value.is_inference() else (value._version, _bits(value))
-    if isinstance(value, GENERATORS):
-        return generator_state(value)
-    return value.tobytes() if isinstance(value, np.ndarray) else _shallow(value)
-
-
-def _bits(value: Tensor) -> bytes | None:
-    """Return the values of a small tensor, which ``.data`` and numpy change without a new version.
-
-    Those of parameters and of other devices are not read: it would take as long as a small layer.
-    """
-    if isinstance(value, nn.Parameter) or value.device.type != "cpu" or value.numel() > _SMALL:
-        return None
-    if value.layout is not torch.strided or value.is_quantized:
-        return None
-    return value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _same(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if type(a) is tuple and type(b) is tuple:
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
-    return isinstance(a, _PLAIN) and isinstance(b, _PLAIN) and a == b
-
-
-def _hidden_code(model: nn.Module, loss: Loss) -> str | None:
+def _find_hidden_code(model: nn.Module, loss: Loss) -> str | None:
     """Return what in the model cannot be intercepted, or would be ignored, or None."""
     if isinstance(loss, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return "the loss is TorchScript, whose operations cannot be intercepted"
@@ -413,24 +242,21 @@ def _hidden_code(model: nn.Module, loss: Loss) -> str | None:
     return None
 
 
-_REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # they may still hold what they kept
-
-
-def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) -> _Result:
+def run_isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) -> _Result:
     """Return ``run(watch)``, the vmapped passes of one physical batch, if they isolate rows.
 
     Raises:
         UnsupportedModelError: for operations that cannot be intercepted, or that vmap cannot run.
         StatefulModelError: for a model that keeps state between passes, now or before.
     """
-    if model in _REFUSED:
+    if vars(model).get(_REFUSED):  # a copy of the model has it, too
         raise StatefulModelError(
             "this model kept state of its samples in an earlier pass, and may still hold it: "
             "fix its forward pass and create a new model"
         )
-    if reason := _hidden_code(model, loss):
+    if reason := _find_hidden_code(model, loss):
         raise UnsupportedModelError(reason)
-    state, collecting = ModelState(model, loss), gc.isenabled()
+    state, collecting = snapshot_modules(model, loss), gc.isenabled()
     generators = GlobalGenerators()
     gc.disable()
     since = _collections()
@@ -441,7 +267,7 @@ def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) 
         _forget_frames(error)
         _check(model, state, since)
         generators.check()
-        raise _explained(error) from None
+        raise _explain(error) from None
     else:
         _check(model, state, since)
         generators.check()
@@ -451,7 +277,7 @@ def isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) 
             gc.enable()
 
 
-def _explained(error: BaseException) -> BaseException:
+def _explain(error: BaseException) -> BaseException:
     """Return vmap's own errors as refusals, and other errors unchanged."""
     if not isinstance(error, RuntimeError) or not any(w in str(error) for w in _VMAP_WORDS):
         return error
@@ -459,13 +285,13 @@ def _explained(error: BaseException) -> BaseException:
     return UnsupportedModelError(f"torch.func.vmap cannot run the model: {first}")
 
 
-def _check(model: nn.Module, state: ModelState, since: int) -> None:
+def _check(model: nn.Module, state: Snapshot, since: int) -> None:
     torch.clear_autocast_cache()  # it holds casts of the weights that vmap saw
     try:
         state.check()
         check_nothing_kept(since)
     except StatefulModelError:
-        _REFUSED.add(model)
+        vars(model)[_REFUSED] = True
         raise
 
 

@@ -7,7 +7,7 @@ the tests.
 
 Isolation. The model gets one row at a time, on a copy of its modules that no other unit has used;
 the copies share the parameters. State that a forward pass could leave is refused, by name: see
-:mod:`dpbam.engines.loop_state`. The first unit's loss is computed before all others and after
+:mod:`dpbam.engines.state`. The first unit's loss is computed before all others and after
 them, and must be the same bit for bit; otherwise state outside the model carries over. Before the
 first record an engine runs a row without one (:mod:`dpbam.engines.synthetic`): what a model fixes
 at its first use, where no check sees it, is then not taken from a record.
@@ -25,7 +25,9 @@ all other methods         the method's own formula; the gradient at another thet
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -34,6 +36,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from dpbam.engines.base import (
     Loss,
@@ -47,10 +51,19 @@ from dpbam.engines.base import (
 from dpbam.engines.batching import is_wrapped
 from dpbam.engines.draws import KeyedDraws, OnlyKeyedDraws
 from dpbam.engines.generators import GlobalGenerators
-from dpbam.engines.loop_state import Kept, MethodState, Modules, Surroundings, bits_equal
+from dpbam.engines.state import bits_equal, snapshot_code, snapshot_copies, snapshot_method
 from dpbam.engines.synthetic import synthetic_units
 from dpbam.methods import Method, Penalised, form_of
-from dpbam.params import Params, accumulation_dtype, add, inner, map_rows, norm, unit_vector
+from dpbam.params import (
+    Params,
+    accumulation_dtype,
+    add,
+    inner,
+    map_rows,
+    norm,
+    unit_vector,
+    version_of,
+)
 
 _passes, _lock = 0, threading.Lock()
 
@@ -101,28 +114,33 @@ class LoopEngine:
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> LoopDirections:
         theta = _Theta(self._model)
-        surroundings, generators = Surroundings(self._model, self._loss), GlobalGenerators()
-        state = MethodState(method)
-        found: list[Params] = []
+        surroundings, generators = snapshot_code(self._model, self._loss), GlobalGenerators()
+        method_state = snapshot_method(method)
+        directions: list[Params] = []
         gradients: list[Params] = []
         losses: list[Tensor] = []
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), theta.kept(), _no_accumulation():
+        with (
+            torch.enable_grad(),
+            sdpa_kernel(SDPBackend.MATH),
+            theta.restored(),
+            _no_accumulation(),
+        ):
             before = self._loss_of(0, batch, theta)
             for u in range(batch.units):
                 with self._unit(u, batch, theta) as unit:
-                    found.append(_direction(unit, method, lam))
+                    directions.append(_direction(unit, method, lam))
                     if plain:
-                        gradients.append(_widened(unit.gradient(theta.public)))
+                        gradients.append(_widen(unit.gradient(theta.public)))
                     losses.append(unit.loss_at_theta)
             after = self._loss_of(0, batch, theta)
             generators.check()
             surroundings.check()
-            state.check()
+            method_state.check()
             theta.check(method)
         _check_repeatable(before, after)
         each_loss = torch.stack(losses)
         plain_directions = LoopDirections(gradients, self._groups, each_loss) if plain else None
-        return LoopDirections(found, self._groups, each_loss, plain_directions)
+        return LoopDirections(directions, self._groups, each_loss, plain_directions)
 
     def _loss_of(self, u: int, batch: PhysicalBatch, theta: _Theta) -> Tensor:
         with self._unit(u, batch, theta) as unit:
@@ -131,12 +149,12 @@ class LoopEngine:
     @contextmanager
     def _unit(self, u: int, batch: PhysicalBatch, theta: _Theta) -> Iterator[_Unit]:
         """Run unit u on a copy of the modules, and check that it leaves no state."""
-        model, loss = _copied(self._model, self._loss)
-        modules, kept = Modules(model, loss), Kept()
-        yield _Unit(model, loss, batch, u, theta, kept)
-        modules.check()
-        del model, loss, modules  # frees what the copies hold
-        kept.check()
+        model, loss = _copy(self._model, self._loss)
+        copies, tensors = snapshot_copies(model, loss), TrackedTensors()
+        yield _Unit(model, loss, batch, u, theta, tensors)
+        copies.check()
+        del model, loss, copies  # frees what the copies hold
+        tensors.check()
 
 
 class _Theta:
@@ -162,7 +180,7 @@ class _Theta:
                 )
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def restored(self) -> Iterator[None]:
         """Restore the values of the start after the block."""
         try:
             yield
@@ -181,7 +199,7 @@ class _Theta:
                 "declare the form of its direction (dpbam.methods.computed_as), or use "
                 "engine='functional'"
             )
-        with self.kept():
+        with self.restored():
             self._write(values)
             yield
 
@@ -196,10 +214,10 @@ class _Unit:
 
     def __init__(
         self, model: nn.Module, loss: Loss, batch: PhysicalBatch, unit: int, theta: _Theta,
-        kept: Kept,
+        tensors: TrackedTensors,
     ) -> None:  # fmt: skip
         self._model, self._loss, self._batch, self._unit = model, loss, batch, unit
-        self.theta, self._kept = theta, kept
+        self.theta, self._tensors = theta, tensors
         self.loss_at_theta = torch.tensor(torch.nan)
 
     def loss(self) -> Tensor:
@@ -211,7 +229,7 @@ class _Unit:
     def _row(self, i: int) -> Tensor:
         batch = self._batch
         inputs, targets = map_rows(lambda t: t[i : i + 1], (batch.inputs, batch.targets))
-        with self._kept.watching((inputs, targets)), KeyedDraws(batch.row_keys()[i]):
+        with self._tensors.watching((inputs, targets)), KeyedDraws(batch.row_keys()[i]):
             output = call_model(self._model, inputs)
             return per_row_loss(self._loss, output, targets, 1)
 
@@ -223,7 +241,7 @@ class _Unit:
                 self.loss_at_theta = loss.detach()
             return self._tree(self._autograd(loss))
 
-    def penalised(self, penalty: float) -> Params:
+    def penalise(self, penalty: float) -> Params:
         """Return the gradient of L + penalty |g|: g + penalty H g / |g|, or g where g = 0."""
         loss = self.loss()
         self.loss_at_theta = loss.detach()
@@ -243,11 +261,11 @@ class _Unit:
             return [None] * len(wanted)
         return list(_run_backward(value, tuple(wanted), create_graph=create_graph))
 
-    def _tree(self, found: list[Tensor | None]) -> Params:
+    def _tree(self, gradients: list[Tensor | None]) -> Params:
         named = self.theta.parameters.items()
         return {
             n: torch.zeros_like(p) if g is None else g
-            for (n, p), g in zip(named, found, strict=True)
+            for (n, p), g in zip(named, gradients, strict=True)
         }
 
 
@@ -255,13 +273,13 @@ def _direction(unit: _Unit, method: Method, lam: float) -> Params:
     form = form_of(method, lam)
     if isinstance(form, Penalised):  # BAM's own formula has a jvp, which this engine has not
         exact = form.penalty > 0
-        return _widened(unit.penalised(form.penalty) if exact else unit.gradient(unit.theta.public))
+        return _widen(unit.penalise(form.penalty) if exact else unit.gradient(unit.theta.public))
     d = method.direction(unit.gradient, dict(unit.theta.public), lam)
     check_direction(d, unit.theta.values)
-    return _widened(d)
+    return _widen(d)
 
 
-def _widened(d: Params) -> Params:
+def _widen(d: Params) -> Params:
     return {n: t.detach().to(accumulation_dtype(t.dtype)) for n, t in d.items()}
 
 
@@ -360,7 +378,7 @@ def _returning(*args: Any, **options: Any) -> Any:
     return _engine_run_backward(*args, **options)
 
 
-def _copied(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss]:
+def _copy(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss]:
     """Return copies of both that share the model's parameters and no other state."""
     memo: dict[int, Any] = {id(p): p for p in model.parameters()}
     try:
@@ -380,3 +398,57 @@ def _check_repeatable(before: Tensor, after: Tensor) -> None:
         f"{after.item()!r} after them: forward must not depend on earlier calls, so keep no state "
         "outside the model, and draw random numbers with torch.nn.Dropout only"
     )
+
+
+class TrackedTensors(TorchFunctionMode):
+    """Track the tensors computed from a record, which must be freed afterwards.
+
+    A result is tracked if an argument is, and so is a tensor that is written to in such a call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._record: dict[int, weakref.ref[Tensor]] = {}
+
+    @contextmanager
+    def watching(self, record: Any) -> Iterator[None]:
+        """Track the tensors of ``record`` through all calls in the block."""
+        self._add(record)
+        with self:
+            yield
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if not any(self._has(t) for t in tensors):
+            return func(*args, **(kwargs or {}))
+        versions = [version_of(t) for t in tensors]
+        result = func(*args, **(kwargs or {}))
+        self._add(result)
+        for t, version in zip(tensors, versions, strict=True):
+            if version_of(t) != version:
+                self._add(t)
+        return result
+
+    def check(self) -> None:
+        """Refuse a model while a tensor of the record is alive, with its shape."""
+        if not self._alive():
+            return
+        gc.collect()  # frees reference cycles
+        if alive := self._alive():
+            raise StatefulModelError(
+                f"the forward pass keeps a tensor of shape {tuple(alive[0].shape)} that was "
+                "computed from a record (in a list, a global, a closure or a hook), where the next "
+                "record could read it: compute it anew in each forward pass"
+            )
+
+    def _alive(self) -> list[Tensor]:
+        return [t for ref in self._record.values() if (t := ref()) is not None]
+
+    def _has(self, t: Tensor) -> bool:
+        ref = self._record.get(id(t))
+        return ref is not None and ref() is t
+
+    def _add(self, tree: Any) -> None:
+        for t in tree_leaves(tree):
+            if isinstance(t, Tensor) and not isinstance(t, nn.Parameter):
+                self._record[id(t)] = weakref.ref(t)

@@ -85,10 +85,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def peak_bytes(engine: Engine, batch: PhysicalBatch, method: Method, lam: float) -> int:
     """Return the most bytes allocated at once in one step on ``batch``, without its inputs."""
-    return int(counted(engine, batch, method, lam).peak)
+    return int(count_work(engine, batch, method, lam).peak)
 
 
-def counted(engine: Engine, batch: PhysicalBatch, method: Method, lam: float) -> LiveBytes:
+def count_work(engine: Engine, batch: PhysicalBatch, method: Method, lam: float) -> LiveBytes:
     """Count the bytes and the work of one step on ``batch``."""
     live = LiveBytes()
     with live:
@@ -103,7 +103,7 @@ def worthwhile_units(engine: Engine, sample: PhysicalBatch, method: Method, lam:
     The first unit of ``sample`` is repeated, so that its values do not matter.
     """
     few, more = (
-        counted(engine, _repeated(sample, k), method, lam).work for k in (4 * _FEW, 8 * _FEW)
+        count_work(engine, _repeat_first(sample, k), method, lam).work for k in (4 * _FEW, 8 * _FEW)
     )
     return max(8 * _FEW, worthwhile(few, more, 4 * _FEW))
 
@@ -144,11 +144,11 @@ def physical_batch_size(
         >>> small < physical_batch_size(engine, sample, DPSGD(), 0.0, 1_000_000)
         True
     """
-    engine.directions(_repeated(sample, _FEW), method, lam)  # allocates what later steps reuse
+    engine.directions(_repeat_first(sample, _FEW), method, lam)  # allocates what later steps reuse
     limit = 0.9 * limit_bytes
-    units, before, share = _FEW, peak_bytes(engine, _repeated(sample, _FEW), method, lam), 0.0
+    units, before, share = _FEW, peak_bytes(engine, _repeat_first(sample, _FEW), method, lam), 0.0
     while 2 * units <= most and before < limit:
-        now = peak_bytes(engine, _repeated(sample, 2 * units), method, lam)
+        now = peak_bytes(engine, _repeat_first(sample, 2 * units), method, lam)
         last, share = share, max(1.0, (now - before) / units)  # bytes per unit
         units, before = 2 * units, now
         fitting = units + (limit - before) / share
@@ -189,7 +189,7 @@ def fit_rows(
                 enough = worthwhile_units(engine, sample, method, lam)
                 most = min(max(1, MOST_ROWS // each), enough)
             rows = each * physical_batch_size(engine, sample, method, lam, limit_bytes, most=most)
-        taken = _estimated_bytes(engine, sample, method, lam, max(1, rows // each))
+        taken = _estimate_bytes(engine, sample, method, lam, max(1, rows // each))
     return Fit(rows, engine.name, taken)
 
 
@@ -247,18 +247,18 @@ def changed_engine(before: str, now: str) -> StatefulModelError:
     )
 
 
-def _estimated_bytes(
+def _estimate_bytes(
     engine: Engine, sample: PhysicalBatch, method: Method, lam: float, units: int
 ) -> int:
     """Return the peak of a step on ``units`` units, extrapolated from two small ones."""
     few, more = (
-        peak_bytes(engine, _repeated(sample, k), method, lam) for k in (4 * _FEW, 8 * _FEW)
+        peak_bytes(engine, _repeat_first(sample, k), method, lam) for k in (4 * _FEW, 8 * _FEW)
     )
     share = max(0.0, (more - few) / (4 * _FEW))  # bytes per unit
     return int(more + share * max(0, units - 8 * _FEW))
 
 
-def _repeated(sample: PhysicalBatch, units: int) -> PhysicalBatch:
+def _repeat_first(sample: PhysicalBatch, units: int) -> PhysicalBatch:
     """Return the first unit of ``sample``, ``units`` times."""
     index = torch.arange(sample.rows_per_unit).repeat(units)
     rows = (sample.inputs, sample.targets, sample.row_keys())

@@ -357,7 +357,7 @@ def counted(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: in
     Neither depends on the values.
     """
     from dpbam.batches import LogicalBatch
-    from dpbam.engines.memory import counted
+    from dpbam.engines.memory import count_work
 
     batch = LogicalBatch.of(
         blank(train, units), task.blank_targets(units, *train.shape[1:]), None, 1
@@ -367,7 +367,7 @@ def counted(oracle: PrivateGradientOracle, train: DataSet, task: Task, units: in
     physical = next(batch.split(rows, oracle.views, device))
     with warnings.catch_warnings():  # the run's own engine will report what stands in its way
         warnings.simplefilter("ignore")
-        return counted(oracle.engine, physical, oracle.method, oracle.lam())
+        return count_work(oracle.engine, physical, oracle.method, oracle.lam())
 
 
 def _check_cache(folder: Path) -> None:

@@ -49,7 +49,7 @@ class Ascent:
         self._large = {g.name: g for g in plain.large}
         self._small: Params = {}  # eps_u g_u of joined gradients: [U, *shape]
         for gradient in plain.joined:
-            self._small |= gradient.scaled(steps)
+            self._small |= gradient.scale_by(steps)
         self._materialised = self._large.keys() | self._small.keys()
         self._factored = {g.name for g in self._plain.factored} - self._materialised
 
@@ -124,11 +124,11 @@ class Ascent:
     def _by_gram(self, use: MatrixUse, gradient: Factored, x: Tensor) -> Tensor:
         """Return sum_t (eps_u b_t) <a_t, x_s>."""
         with full_precision():
-            pairs = self._scaled_pairs(gradient)
+            pairs = self._scale_pairs(gradient)
             a = use.layer.left_form(self._fold(x))
             return gradient.layer.ascend(a, pairs)
 
-    def _scaled_pairs(self, gradient: Factored) -> list[Pair]:
+    def _scale_pairs(self, gradient: Factored) -> list[Pair]:
         """Return the pairs of eps_u G_u, computed once per pass."""
         key = id(gradient)  # the plain pass holds it
         if key not in self._scaled:
@@ -177,7 +177,7 @@ class Ascent:
     def _move(self, name: str) -> Tensor:
         """Return eps_u g_u of a materialised gradient: [U, *shape]."""
         small = self._small.get(name)
-        return self._large[name].scaled(self._steps)[name] if small is None else small
+        return self._large[name].scale_by(self._steps)[name] if small is None else small
 
     def step_of(self, weight: Weight) -> Tensor | None:
         """Return eps_u J_s g_u of every row, [N, *D], or None if it does not move."""

@@ -42,11 +42,11 @@ class Collected:
         """All of them, the factored ones first."""
         return [*self.factored, *self.materialised]
 
-    def detached(self) -> Collected:
+    def detach(self) -> Collected:
         """Return the same without the graph."""
         return Collected(
-            [g.detached() for g in self.factored],
-            [g.detached() for g in self.materialised],
+            [g.detach() for g in self.factored],
+            [g.detach() for g in self.materialised],
             self.of_use,
         )
 

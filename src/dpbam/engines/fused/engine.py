@@ -37,7 +37,7 @@ from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.gradients import Norm, read_flags, settle
 from dpbam.engines.fused.tape import Capture, Tape
 from dpbam.engines.fused.uses import Flow
-from dpbam.engines.isolation import Isolation, alone, isolated, over_rows, row_loss
+from dpbam.engines.isolation import Isolation, alone, over_rows, row_loss, run_isolated
 from dpbam.engines.precision import full_precision
 from dpbam.methods import Ascended, Method, form_of
 
@@ -99,7 +99,7 @@ class FusedEngine:
             directions.plain = directions if plain else None
             return directions
 
-        return isolated(self._model, self._loss, run)
+        return run_isolated(self._model, self._loss, run)
 
     def _plain(
         self,
@@ -112,7 +112,7 @@ class FusedEngine:
         tape, losses = self._forward(batch, watch, ascent=ascent)
         with full_precision():
             flow = self._backward(tape, batch.total(losses), Fold(batch), twice=False).flow
-            flow = replace(flow.detached(), purpose=purpose)
+            flow = replace(flow.detach(), purpose=purpose)
             directions = self._directions(collect(tape.uses, flow), batch)
         directions.row_losses = losses.detach()
         return directions
@@ -241,9 +241,9 @@ class _Backward:
             use.end_second_pass()
         ybar = _spread(adjoints[: len(self.ys)], self.indices, len(self.flow.b))
         hbar = _spread(adjoints[len(self.ys) :], list(self.h), len(self.flow.x))
-        norms = [norm.detached() for norm in norms]
-        first = PlainPass(plain.detached(), norms, penalty * inverse.detach())
-        bam = replace(self.flow, ybar=ybar, hbar=hbar, third_term=first.third_term).detached()
+        norms = [norm.detach() for norm in norms]
+        first = PlainPass(plain.detach(), norms, penalty * inverse.detach())
+        bam = replace(self.flow, ybar=ybar, hbar=hbar, third_term=first.third_term).detach()
         return first, bam
 
 

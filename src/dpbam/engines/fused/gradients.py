@@ -68,7 +68,7 @@ class Norm:
     recomputed: tuple[Tensor, Tensor] | None = None
     inner: tuple[Factored, Norm, Tensor] | None = None
 
-    def detached(self) -> Norm:
+    def detach(self) -> Norm:
         """Return the same without the graph."""
         return replace(self, square=self.square.detach(), inner=None)
 
@@ -106,7 +106,7 @@ class Gradient(Protocol):
 class FactoredGradient(Gradient, Protocol):
     """One that stays factored."""
 
-    def detached(self) -> FactoredGradient:
+    def detach(self) -> FactoredGradient:
         """Return the same without the graph."""
 
     def by_unit(self) -> Params:
@@ -139,7 +139,7 @@ class Materialised:
     name: str
     values: Tensor
 
-    def detached(self) -> Materialised:
+    def detach(self) -> Materialised:
         return Materialised(self.name, self.values.detach())
 
     @property
@@ -169,7 +169,7 @@ class Materialised:
     def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
         return self.flat @ vector[self.name].to(self.values).flatten()
 
-    def scaled(self, factors: Tensor) -> Params:
+    def scale_by(self, factors: Tensor) -> Params:
         """Return c_u d_u: [U, *shape]."""
         return {self.name: self.values * per_unit(factors, self.values)}
 
@@ -206,7 +206,7 @@ class Joined:
         pairs = zip(self.members, sums, strict=True)
         return {member.name: s.view(member.values.shape[1:]) for member, s in pairs}
 
-    def scaled(self, factors: Tensor) -> Params:
+    def scale_by(self, factors: Tensor) -> Params:
         """Return c_u d_u of each member: [U, *shape]."""
         products = (self.flat * per_unit(factors, self.flat)).split_with_sizes(self._sizes, 1)
         pairs = zip(self.members, products, strict=True)
@@ -248,7 +248,7 @@ class Factored:
     def flat(self) -> None:
         return None
 
-    def detached(self) -> Factored:
+    def detach(self) -> Factored:
         return replace(self, pairs=[(a.detach(), b.detach()) for a, b in self.pairs])
 
     def square_by_parameter(self, norm: Norm) -> dict[str, Tensor]:
@@ -302,7 +302,7 @@ class Factored:
     def repair(self, norm: Norm, *, differentiable: bool) -> Norm:
         if not differentiable:
             return recompute_cancelling(norm, self.sizes(), self.of_units)
-        lost = ill_conditioned(self.detached().sizes(), norm.square.detach())
+        lost = ill_conditioned(self.detach().sizes(), norm.square.detach())
         if not len(lost):
             return norm
         flat = [t[lost] for pair in self.pairs for t in pair]

@@ -126,8 +126,8 @@ class ScaledGradient:
     def flat(self) -> None:
         return None
 
-    def detached(self) -> ScaledGradient:
-        return replace(self, base=self.base.detached())
+    def detach(self) -> ScaledGradient:
+        return replace(self, base=self.base.detach())
 
     def square_by_parameter(self, norm: Norm) -> dict[str, Tensor]:
         return {self.name: norm.square}
@@ -169,15 +169,15 @@ class ScaledGradient:
             scaled, inner, _ = norm.inner
             return scaled.doubt(inner, differentiable=differentiable)
         doubt = self.base.doubt(norm, differentiable=False)
-        return None if doubt is None else doubt._replace(bound=self._bound)
+        return None if doubt is None else doubt._replace(bound=self._size_bound)
 
     def repair(self, norm: Norm, *, differentiable: bool) -> Norm:
         if norm.inner is not None:
             scaled, inner, more = norm.inner
             return Norm(scaled.repair(inner, differentiable=differentiable).square + more)
-        return recompute_cancelling(norm, self._bound(self.base.sizes()), self._of_units)
+        return recompute_cancelling(norm, self._size_bound(self.base.sizes()), self._of_units)
 
-    def _bound(self, sizes: Tensor) -> Tensor:
+    def _size_bound(self, sizes: Tensor) -> Tensor:
         """Return a bound on |H_u| if nothing cancelled, by the largest r and |G_u|'s: [U]."""
         _, _, r, v2 = self._stats
         along = 0.0 if self.along is None else (self.along.abs() * v2.sqrt()).sum(1)

@@ -204,7 +204,7 @@ class Capture(TorchFunctionMode):
     def _derive(self, call: Call) -> Any:
         """Return the result as weights: D = s(theta)."""
         if call.func in LOOKUPS:  # constant indices: as if each row had looked them up
-            args, kwargs = tree_map(self._repeated, (call.args, call.kwargs))
+            args, kwargs = tree_map(self._repeat, (call.args, call.kwargs))
             return self._use(Call(call.func, args, kwargs))
         out = call.run()
         if call.func in _ALIASES and self.weight(call.args[0]).func is not None:  # type: ignore[union-attr]
@@ -230,7 +230,7 @@ class Capture(TorchFunctionMode):
         names = tuple(sorted({n for w in inside for n in w.names}))
         self._weights[id(t)] = Weight(t, names, call.func, args, kwargs, pick, constant)
 
-    def _repeated(self, leaf: Any) -> Any:
+    def _repeat(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or self.weight(leaf) is not None:
             return leaf
         return batched(leaf.expand(self.rows, *leaf.shape))
@@ -263,7 +263,7 @@ class Capture(TorchFunctionMode):
         noted: Tensor = self.all_rows(lambda of_all: self.tape.output(of_all, what)[0], y)
         return noted, len(self.tape.outputs) - 1
 
-    def moved(self, value: Tensor, weight: Weight | None) -> Tensor:
+    def move(self, value: Tensor, weight: Weight | None) -> Tensor:
         """Return D, perhaps reshaped, plus the step of the ascent: then one value per row."""
         step = None if self.ascent is None or weight is None else self.ascent.step_of(weight)
         if step is None:

@@ -53,7 +53,7 @@ class Flow:
     hbar: Values | None = None
     third_term: Callable[[tuple[str, ...]], Params] | None = None
 
-    def detached(self) -> Flow:
+    def detach(self) -> Flow:
         """Return the same values without the graph, so that it can be freed."""
         return replace(
             self, x=_bare(self.x), b=_bare(self.b),

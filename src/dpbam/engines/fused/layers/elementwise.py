@@ -21,7 +21,7 @@ def _add(capture: Capture, call: Call) -> Any:
     if operands is None:
         return generic(capture, call)
     x, theta, weight = operands
-    y, j = capture.output(x + capture.moved(theta.detach(), weight), capture.name_of(call, theta))
+    y, j = capture.output(x + capture.move(theta.detach(), weight), capture.name_of(call, theta))
     capture.tape.uses.append(SumUse(weight, tuple(theta.shape), j))
     return y
 
@@ -34,7 +34,7 @@ def _mul(capture: Capture, call: Call) -> Any:
     x, theta, weight = operands
     what = capture.name_of(call, theta)
     x, k = capture.input(x, what)
-    y, j = capture.output(x * capture.moved(theta.detach(), weight), what)
+    y, j = capture.output(x * capture.move(theta.detach(), weight), what)
     capture.tape.uses.append(ScaleUse(weight, tuple(theta.shape), k, j))
     return y
 

@@ -54,7 +54,7 @@ def _affine(
         if t is None:
             return None
         value = bare(t).reshape(*t.shape, *trailing).to(xhat.dtype)
-        return capture.moved(value, capture.weight(t))
+        return capture.move(value, capture.weight(t))
 
     weights = capture.weight(scale), capture.weight(shift)
     refuse_non_linear(what, weights)

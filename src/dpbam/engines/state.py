@@ -1,0 +1,366 @@
+"""What a pass must not change: snapshots of objects, compared with them afterwards.
+
+A :class:`Snapshot` walks over everything that it can reach, and holds each object that can change
+in place together with what it contained. A change anywhere is then a change of an object that it
+holds: the comparison needs no second walk. Two walks differ in depth:
+
+===========================  ======================================================================
+:func:`snapshot_modules`     attributes and buffers of modules, and containers, objects, arrays and
+                             generators inside them; of the loss too, where it is a module
+:func:`snapshot_code`        that, and class attributes, hooks, closures and defaults of functions,
+                             and the globals that functions name
+:func:`snapshot_method`      attributes of a method, its classes' attributes and closures
+===========================  ======================================================================
+
+A number kept elsewhere (a file, a C extension, an object of the standard library) is not detected.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from operator import is_
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpbam.engines.base import Loss, StatefulModelError
+from dpbam.engines.batching import is_wrapped
+from dpbam.engines.generators import GENERATORS, generator_state
+from dpbam.methods import Method
+from dpbam.params import modules_of
+
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+_SKIPPED = frozenset(_VALUES)  # by type: they cannot change in place
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+_LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
+_NAMESPACES = (SimpleNamespace, Namespace)  # of the standard library, and made to hold anything
+_CODE = (FunctionType, MethodType, staticmethod, classmethod, property, type)
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+_HOOK_TABLES = {n for n, t in vars(nn.Module()).items() if isinstance(t, dict)} - {*_REGISTERED}
+_MOST_LEVELS = 8  # of objects inside one another, where code is followed
+_SMALL = 4096  # entries of a tensor whose values are compared at every step
+_MISSING = object()
+
+#: Which tensors are compared by their values, not only by torch's count of in-place changes, which
+#: writes through ``.data`` and NumPy leave as it is.
+Compared = Literal["small", "buffers", "all"]
+Describe = Callable[[Any], str]  # the name of what is changed, from the key inside an object
+
+
+class _Entry(NamedTuple):
+    """An object, what it contained, and the name of what is under a key of it."""
+
+    value: Any
+    contents: Any
+    describe: Describe
+
+
+class Snapshot:
+    """The objects that a pass must not change.
+
+    Args:
+        whose: what would have changed them, for the message.
+        code: follow classes, functions, and the globals that these name.
+        compared: the tensors that are compared by their values: ``"small"`` ones on the processor
+            but for parameters (others would take as long as a small layer), ``"buffers"``: all but
+            parameters, or ``"all"``.
+    """
+
+    def __init__(
+        self,
+        whose: str = "the forward pass",
+        *,
+        code: bool = False,
+        compared: Compared = "small",
+    ) -> None:
+        self._whose, self._code, self._compared = whose, code, compared
+        self._entries: list[_Entry] = []
+        self._seen: dict[int, Any] = {}  # holds the objects, so that no id is used again
+
+    def check(self) -> None:
+        """Refuse what was added, removed, replaced or written to, by name."""
+        for value, contents, describe in self._entries:
+            if isinstance(contents, dict):  # the usual case, compared without Python code per entry
+                same_keys = contents.keys() == value.keys()
+                if same_keys and all(map(is_, contents.values(), value.values())):
+                    continue
+                before, now = contents, value
+            elif isinstance(contents, list):
+                before, now = dict(contents), dict(_parts(value, self._code) or ())
+            elif _same_content(contents, self._read(value)):
+                continue
+            else:
+                before, now = {None: 0}, {}
+            for key in [*before, *(k for k in now if k not in before)]:
+                if not _same(before.get(key, _MISSING), now.get(key, _MISSING)):
+                    raise StatefulModelError(
+                        f"{self._whose} changes {describe(key)}, which outlives it, so that one "
+                        "record could reach others and the published model, without noise: compute "
+                        "it anew in each forward pass, or update it outside forward"
+                    )
+
+    def add_modules(self, model: nn.Module, loss: Loss) -> None:
+        """Hold the modules of the model, and the loss."""
+        owners = {module: ("module", path) for path, module in modules_of(model)}
+        if isinstance(loss, nn.Module):
+            for path, module in modules_of(loss):
+                owners.setdefault(module, ("the loss's module", path))
+        self._seen |= {id(module): module for module in owners}
+        for module, owner in owners.items():
+            self._add_module(module, *owner)
+        if not isinstance(loss, nn.Module):
+            self._add(loss, str, "the loss", 0)
+
+    def _add_module(self, module: nn.Module, kind: str, path: str) -> None:
+        for table, entries in _tables_of(module).items():
+            describe = partial(_describe_entry, table, kind, path, module)
+            self._entries.append(_Entry(entries, dict(entries), describe))
+            for name, value in list(entries.items()):
+                # tables are held themselves, and hooks are code
+                skipped = name in _REGISTERED or (name in _HOOK_TABLES and not self._code)
+                if type(value) not in _SKIPPED and not skipped:
+                    self._add(value, describe, name, 1)
+
+    def add_code(self, model: nn.Module, loss: Loss) -> None:
+        """Hold the classes of the modules and of the loss, and hooks of parameters."""
+        for name, p in model.named_parameters():
+            self._add(p._backward_hooks, "a hook of parameter {!r}".format, name, 1)
+        for module in model.modules():
+            self._add_classes(module)
+        self._add_classes(loss)
+
+    def add_method(self, method: Method) -> None:
+        """Hold a method, and its classes."""
+        self._add(method, str, "the method", 0)
+        self._add_classes(method)
+
+    def _add_classes(self, instance: object) -> None:
+        for cls in type(instance).__mro__:
+            if not (_is_foreign(cls) or id(cls) in self._seen):
+                describe = partial("class attribute {}.{}".format, cls.__name__)
+                self._seen[id(cls)] = cls
+                self._entries.append(_Entry(cls, list(vars(cls).items()), describe))
+                for key, value in list(vars(cls).items()):
+                    self._add(value, describe, key, 1)
+
+    def _add(self, value: Any, describe: Describe, key: Any, level: int) -> None:
+        """Hold an object that can change in place, and all that it contains."""
+        waiting = [(value, describe, key, level)]
+        while waiting:
+            value, describe, key, level = waiting.pop()
+            if type(value) in _SKIPPED or id(value) in self._seen:
+                continue
+            if type(value) is tuple and _SKIPPED.issuperset(map(type, value)):
+                continue
+            if isinstance(value, (Tensor, np.ndarray, *GENERATORS)):
+                if isinstance(value, Tensor) and is_wrapped(value):
+                    raise StatefulModelError(f"{describe(key)} is a tensor of an earlier pass")
+                self._seen[id(value)] = value
+                self._entries.append(
+                    _Entry(value, self._read(value), partial(_describe_leaf, describe, key))
+                )
+                continue
+            if self._code and level > _MOST_LEVELS:
+                continue
+            parts = _parts(value, self._code)
+            if parts is None:
+                continue
+            self._seen[id(value)] = value
+            inside = partial(_describe_inside, describe, key, level)
+            if type(value) is not tuple:  # a tuple cannot change
+                self._entries.append(_Entry(value, parts, inside))
+            waiting += [(child, inside, k, level + 1) for k, child in reversed(parts)]
+
+    def _read(self, value: Any) -> Any:
+        """Return what changes when a tensor, an array or a generator does."""
+        if isinstance(value, np.ndarray):
+            return value.tobytes()
+        if not isinstance(value, Tensor):
+            return generator_state(value)
+        version = None if value.is_inference() else value._version
+        parameter = isinstance(value, nn.Parameter)
+        if self._compared == "all" or (self._compared == "buffers" and not parameter):
+            return version, value.detach().clone()
+        if self._compared == "buffers" or parameter or version is None:
+            return version, None
+        if value.device.type != "cpu" or value.numel() > _SMALL:
+            return version, None
+        if value.layout is not torch.strided or value.is_quantized:
+            return version, None
+        return version, value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def snapshot_modules(model: nn.Module, loss: Loss) -> Snapshot:
+    """Return what a vmapped pass must not change."""
+    snapshot = Snapshot()
+    snapshot.add_modules(model, loss)
+    return snapshot
+
+
+def snapshot_copies(model: nn.Module, loss: Loss) -> Snapshot:
+    """Return what one unit must not change of the copies that it runs on; parameters are shared."""
+    snapshot = Snapshot(code=True, compared="buffers")
+    snapshot.add_modules(model, loss)
+    return snapshot
+
+
+def snapshot_code(model: nn.Module, loss: Loss) -> Snapshot:
+    """Return what the units must not change of the model itself and of the code around it."""
+    snapshot = Snapshot(code=True, compared="all")
+    snapshot.add_modules(model, loss)
+    snapshot.add_code(model, loss)
+    return snapshot
+
+
+def snapshot_method(method: Method) -> Snapshot:
+    """Return what the units must not change of a method, and of the code of its direction."""
+    snapshot = Snapshot("the method's direction", code=True, compared="all")
+    snapshot.add_method(method)
+    return snapshot
+
+
+# --- names
+
+
+def _describe_entry(table: str, kind: str, path: str, module: nn.Module, key: Any) -> str:
+    return f"{table} {key!r} of {kind} {path!r} ({type(module).__name__})"
+
+
+def _describe_inside(describe: Describe, outer: Any, level: int, key: Any) -> str:
+    name, inner = describe(outer), key if isinstance(key, str) else repr(key)
+    return f"{inner} of {name}" if level == 0 else f"{name}[{inner}]"
+
+
+def _describe_leaf(describe: Describe, outer: Any, key: None) -> str:
+    return describe(outer)
+
+
+# --- what objects contain
+
+
+def _tables_of(module: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the dicts of a module: its attributes, and what is registered."""
+    return {
+        "attribute": vars(module), "parameter": module._parameters, "buffer": module._buffers,
+        "submodule": module._modules,
+    }  # fmt: skip
+
+
+def _parts(value: Any, code: bool) -> list[tuple[Any, Any]] | None:
+    """Return what a container or an object contains by name, or None if it is neither.
+
+    Objects of Python's, NumPy's and torch's own classes are not looked into.
+    """
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, _SEQUENCES):
+        return list(enumerate(value))
+    if isinstance(value, _CODE):
+        return _parts_of_code(value) if code else None
+    if _is_foreign(type(value)) and not isinstance(value, (*_NAMESPACES, nn.Module)):
+        return None
+    attributes = getattr(value, "__dict__", None)
+    return list(attributes.items()) if isinstance(attributes, dict) else None
+
+
+def _parts_of_code(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, FunctionType):
+        return list(_parts_of_function(value))
+    if isinstance(value, MethodType):
+        return [("object", value.__self__), ("function", value.__func__)]
+    if isinstance(value, staticmethod | classmethod):
+        return [("function", value.__func__)]
+    if isinstance(value, property):
+        return [("function", value.fget)]
+    return [] if _is_foreign(value) else list(vars(value).items())
+
+
+def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield attributes, defaults, closure variables, and the globals that it names."""
+    if _is_foreign(function):
+        return
+    yield "default arguments", function.__defaults__
+    yield "keyword-only default arguments", function.__kwdefaults__
+    yield from (("attribute " + name, value) for name, value in list(vars(function).items()))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name == "__class__":  # of super(): the class that the function was found in
+            continue
+        try:
+            yield "closure variable " + name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    names = function.__code__.co_names
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType) and not _belongs_to_libraries(value.__name__):
+            read = [(f"{name}.{key}", vars(value)[key]) for key in names if key in vars(value)]
+        else:
+            read = [(name, value)]
+        yield from (("global " + key, each) for key, each in read if _can_change(function, each))
+
+
+def _can_change(function: FunctionType, value: Any) -> bool:
+    """Whether a global of a function may hold state: a value, a container, an object, a namespace.
+
+    Of functions only those of the same module are followed.
+    """
+    if isinstance(value, FunctionType):
+        return value.__module__ == function.__module__
+    if isinstance(value, (Tensor, np.ndarray, *_VALUES, *_SEQUENCES, dict)):
+        return True
+    if isinstance(value, (*_NAMESPACES, *GENERATORS)):
+        return True
+    return not isinstance(value, ModuleType) and not _is_foreign(
+        value if isinstance(value, type) else type(value)
+    )
+
+
+def _is_foreign(definition: Any) -> bool:
+    """Whether a class or function belongs to Python, torch or numpy: trusted to keep nothing."""
+    return _belongs_to_libraries(definition.__module__ or "")
+
+
+def _belongs_to_libraries(module: str) -> bool:
+    return module.partition(".")[0] in _LIBRARIES
+
+
+# --- comparison
+
+
+def _same(before: Any, now: Any, depth: int = 0) -> bool:
+    """Whether one value is the other, or a plain value or a container equal to it."""
+    if before is now:
+        return True
+    if isinstance(before, _VALUES):
+        equal = before == now or (before != before and now != now)
+        return type(before) is type(now) and bool(equal)
+    if isinstance(before, MethodType):
+        return bool(before == now)  # new at each access
+    if type(before) is not type(now) or not isinstance(before, (dict, *_SEQUENCES)):
+        return False
+    pairs = list(zip(_parts(before, False) or (), _parts(now, False) or (), strict=False))
+    if len(before) != len(now) or depth > _MOST_LEVELS:
+        return False
+    return all(a == c and _same(b, d, depth + 1) for (a, b), (c, d) in pairs)
+
+
+def _same_content(before: Any, now: Any) -> bool:
+    """Whether a tensor, an array or a generator was not written to, not even through ``.data``."""
+    if not isinstance(before, tuple):
+        return bool(before == now)
+    (version, values), (version_now, values_now) = before, now
+    if version != version_now or not isinstance(values, Tensor):
+        return bool(version == version_now and values == values_now)
+    return bits_equal(values, values_now)
+
+
+def bits_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same values; NaN equals NaN."""
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
