@@ -88,6 +88,8 @@ class LoopEngine:
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> LoopDirections:
         if not self._used:
+            # at the first copy Python notes the slots of a class in it: a change by no record
+            _copy(self._model, self._loss)
             self._use_first(batch, method, lam, plain=plain)
             self._used = True
         return self._compute(batch, method, lam, plain=plain)
