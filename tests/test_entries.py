@@ -152,12 +152,12 @@ class ToyTask(SingleLabel):
     name, metric = "toy-order", "closeness"
     words = replace(SingleLabel.words, gives="a grade among {names}")
 
-    def scores(self, kept: Any, targets: Any) -> dict[str, float]:
-        off = abs(kept.argmax(1) - targets).mean()
+    def scores(self, summaries: Any, targets: Any) -> dict[str, float]:
+        off = abs(summaries.argmax(1) - targets).mean()
         return {"closeness": 1 - float(off) / len(self.class_names)}
 
-    def compared(self, kept: Any, targets: Any) -> dict[str, Compared]:
-        return {"closeness": Compared(self.scores(kept, targets)["closeness"], 0.5, 0.0)}
+    def compared(self, summaries: Any, targets: Any) -> dict[str, Compared]:
+        return {"closeness": Compared(self.scores(summaries, targets)["closeness"], 0.5, 0.0)}
 
 
 def test_a_task_is_added_by_one_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,7 +116,7 @@ def test_scores_of_findings_are_scikit_learns():
 def test_a_finding_that_never_occurs_has_no_auc_and_does_not_spoil_the_mean():
     y = np.array([[1, 0], [0, 0], [1, 0]])
     task = MultiLabel(["a", "b"])
-    assert math.isnan(task.by_class(np.zeros((3, 2)), y)["b"]["value"])
+    assert math.isnan(task.by_class(np.zeros((3, 2)), y)["b"].scores["value"])
     assert task.scores(np.array([[1.0, 0], [0, 0], [1, 0]]), y)["auc"] == 1.0
 
 
@@ -146,16 +146,16 @@ def test_scaled_targets_and_predictions_are_inverse():
 def test_dice_and_iou_count_pixels_of_the_whole_set():
     output, targets = example("segmentation", rows=4)
     task = Segmentation(NAMES)
-    kept, _ = task.summary(output, targets)
+    summaries, _ = task.summary(output, targets)
     said = output.argmax(1)
-    found = task.by_class(kept.double().numpy(), np.zeros(4))
+    found = task.by_class(summaries.double().numpy(), np.zeros(4))
     for k, name in enumerate(NAMES):
         both = ((said == k) & (targets == k)).sum().item()
         either = ((said == k) | (targets == k)).sum().item()
-        assert found[name]["iou"] == pytest.approx(both / either)
-        assert found[name]["value"] == pytest.approx(2 * both / (both + either))
-    mean = (found["b"]["value"] + found["c"]["value"]) / 2
-    assert task.scores(kept.double().numpy(), np.zeros(4))["dice"] == pytest.approx(mean)
+        assert found[name].scores["iou"] == pytest.approx(both / either)
+        assert found[name].scores["value"] == pytest.approx(2 * both / (both + either))
+    mean = (found["b"].scores["value"] + found["c"].scores["value"]) / 2
+    assert task.scores(summaries.double().numpy(), np.zeros(4))["dice"] == pytest.approx(mean)
 
 
 def test_a_set_is_summarised_alike_in_any_batches():
@@ -225,8 +225,8 @@ def test_balanced_accuracy_is_the_one_of_the_metrics():
     outputs, labels = rng.normal(size=(60, 3)), rng.integers(0, 2, 60)  # the third never occurs
     expected = SingleLabel(["a", "b", "c"]).evaluate(outputs, labels).scores
     found = SingleLabel(["a", "b", "c"]).compared(outputs, labels)
-    assert found["balanced_accuracy"].own == pytest.approx(expected["balanced_accuracy"])
-    assert found["accuracy"].own == pytest.approx(expected["accuracy"])
+    assert found["balanced_accuracy"].score == pytest.approx(expected["balanced_accuracy"])
+    assert found["accuracy"].score == pytest.approx(expected["accuracy"])
     assert found["balanced_accuracy"].constant == 0.5
 
 
@@ -235,7 +235,7 @@ def test_chance_is_the_spread_of_models_that_know_nothing():
     task, scores = SingleLabel(["a", "b", "c"]), []
     for _ in range(2000):
         found = task.compared(rng.random((len(SKEWED), 3)), SKEWED)
-        scores.append(found["balanced_accuracy"].own)
+        scores.append(found["balanced_accuracy"].score)
     # the sample deviation of 2,000 has a relative error of 1.6%: six of them are 10%
     assert np.std(scores) == pytest.approx(found["balanced_accuracy"].chance, rel=0.1)
 

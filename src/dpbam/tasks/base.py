@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from dpbam import _validate
 from dpbam._names import did_you_mean
 from dpbam.catalogue import TASKS
 from dpbam.errors import ArgumentError
-from dpbam.tasks.scores import LEVEL, Compared, Evaluation, Scores
+from dpbam.tasks.scores import LEVEL, Compared, Evaluation, Figures, Scores, Subset
 
 Floats = NDArray[np.float64]
 _RESAMPLES = 200
@@ -93,14 +93,14 @@ class Task(nn.Module, ABC):
         focal: float = 0.0,
     ) -> None:
         super().__init__()
-        self.class_names, given = tuple(class_names), class_weights or {}
+        self.class_names, weights_by_name = tuple(class_names), class_weights or {}
         self.focal = _validate.non_negative("focal", focal)
-        for name, weight in given.items():
+        for name, weight in weights_by_name.items():
             if name not in self.class_names:
                 hint = did_you_mean(name, self.class_names)
                 raise ArgumentError(f"class_weights names {name!r}, which is no class: {hint}")
             _validate.positive(f"the weight of class {name!r}", weight)
-        weights = [float(given.get(name, 1.0)) for name in self.class_names]
+        weights = [float(weights_by_name.get(name, 1.0)) for name in self.class_names]
         self.register_buffer("weights", torch.tensor(weights))
 
     @abstractmethod
@@ -116,26 +116,26 @@ class Task(nn.Module, ABC):
         return output, targets
 
     @abstractmethod
-    def scores(self, kept: Floats, targets: NDArray[Any]) -> Scores:
-        """Return the metrics of records, from what :meth:`summary` kept of them."""
+    def scores(self, summaries: Floats, targets: NDArray[Any]) -> Scores:
+        """Return the metrics of records, from what :meth:`summary` returns of them."""
 
-    def main_score(self, kept: Floats, targets: NDArray[Any]) -> float:
+    def main_score(self, summaries: Floats, targets: NDArray[Any]) -> float:
         """Return the main metric alone, which a bootstrap computes many times."""
-        return self.scores(kept, targets)[self.metric]
+        return self.scores(summaries, targets)[self.metric]
 
     @abstractmethod
-    def compared(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Compared]:
+    def compared(self, summaries: Floats, targets: NDArray[Any]) -> dict[str, Compared]:
         """Return the main metric, and others that show it, next to those of the best constant."""
 
     @abstractmethod
-    def by_class(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Scores]:
+    def by_class(self, summaries: Floats, targets: NDArray[Any]) -> dict[str, Subset]:
         """Return the main metric of each class as ``value``, and others."""
 
-    def details(self, kept: Floats, targets: NDArray[Any]) -> Scores:
+    def details(self, summaries: Floats, targets: NDArray[Any]) -> Scores:
         """Return the metrics of a finished model: those of training, and slower ones."""
-        return self.scores(kept, targets)
+        return self.scores(summaries, targets)
 
-    def interval(self, kept: Floats, targets: NDArray[Any]) -> tuple[float, float]:
+    def interval(self, summaries: Floats, targets: NDArray[Any]) -> tuple[float, float]:
         """Return the 95% interval of the main metric: a percentile bootstrap over records."""
         from scipy.stats import bootstrap
 
@@ -144,7 +144,7 @@ class Task(nn.Module, ABC):
             return math.nan, math.nan
 
         def score(rows: NDArray[np.int64]) -> float:
-            return self.main_score(kept[rows], targets[rows])
+            return self.main_score(summaries[rows], targets[rows])
 
         with warnings.catch_warnings():  # of samples on which the metric is not defined
             warnings.simplefilter("ignore")
@@ -155,7 +155,7 @@ class Task(nn.Module, ABC):
             low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         return float(low), float(high)
 
-    def figures(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Any]:
+    def figures(self, summaries: Floats, targets: NDArray[Any]) -> Figures:
         """Return what a report draws."""
         return {}
 
@@ -178,7 +178,7 @@ class Task(nn.Module, ABC):
 
     def evaluate(
         self,
-        kept: Floats,
+        summaries: Floats,
         targets: NDArray[Any],
         groups: Mapping[str, NDArray[Any]] | None = None,
         thresholds: Mapping[str, float] | None = None,
@@ -186,53 +186,56 @@ class Task(nn.Module, ABC):
         """Compute all metrics of a finished model.
 
         Args:
-            kept: what :meth:`summary` kept of each record.
+            summaries: what :meth:`summary` returns of each record.
             targets: of each record.
             groups: columns [N] by name; each column's values are sub-groups.
             thresholds: of findings; others have 0.5.
         """
         if not len(targets):
             raise ArgumentError("there are no records to evaluate")
-        if not np.isfinite(kept).all():
+        if not np.isfinite(summaries).all():
             raise ArgumentError(
                 "the model predicts numbers that are not finite: its training has diverged, so "
                 "lower the learning rate"
             )
-        classes: dict[str, dict[str, Any]] = dict(self.by_class(kept, targets))
+        classes = self.by_class(summaries, targets)
         if self.has_thresholds:
-            for name, found in self.at_thresholds(kept, targets, thresholds or {}).items():
-                classes[name] = {**classes[name], **found}
-        compared = self.compared(kept, targets)
+            at_thresholds = self.at_thresholds(summaries, targets, thresholds or {})
+            classes = {
+                name: replace(one, scores={**one.scores, **at_thresholds[name]})
+                for name, one in classes.items()
+            }
+        compared = self.compared(summaries, targets)
         return Evaluation(
             task=self.name,
             metric=self.metric,
-            scores=self.details(kept, targets),
-            interval=self.interval(kept, targets),
+            scores=self.details(summaries, targets),
+            interval=self.interval(summaries, targets),
             trivial=compared[self.metric].constant,
             count=len(targets),
             classes=classes,
             groups={
                 column: {
-                    name: self.of_group(kept[mine], targets[mine])
+                    name: self.of_group(summaries[mine], targets[mine])
                     for name, mine in by_value(column, values, len(targets)).items()
                 }
                 for column, values in (groups or {}).items()
             },
-            figures=self.figures(kept, targets),
+            figures=self.figures(summaries, targets),
             compared=compared,
         )
 
-    def of_group(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Any]:
+    def of_group(self, summaries: Floats, targets: NDArray[Any]) -> Subset:
         """Return the scores of a sub-group, and its number of records."""
-        return {**self.details(kept, targets), "count": len(targets)}
+        return Subset(self.details(summaries, targets), len(targets))
 
     def at_thresholds(
-        self, kept: Floats, targets: NDArray[Any], thresholds: Mapping[str, float]
+        self, summaries: Floats, targets: NDArray[Any], thresholds: Mapping[str, float]
     ) -> dict[str, Scores]:
         """Return what depends on the threshold of each class."""
         return {}
 
-    def best_thresholds(self, kept: Floats, targets: NDArray[Any]) -> dict[str, float]:
+    def best_thresholds(self, summaries: Floats, targets: NDArray[Any]) -> dict[str, float]:
         """Return the threshold of each class that is best on these records."""
         raise ArgumentError(f"thresholds are for findings, and this model does {self.name}")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpbam.errors import ArgumentError
 from dpbam.tasks.base import Floats, Row, Task, Words, by_name, mean, ratio
-from dpbam.tasks.scores import Compared, Scores
+from dpbam.tasks.scores import Compared, Figures, Scores, Subset
 
 
 class MultiLabel(Task):
@@ -44,32 +44,35 @@ class MultiLabel(Task):
     def predictions(self, output: Tensor) -> Tensor:
         return output.double().sigmoid()
 
-    def scores(self, kept: Floats, targets: NDArray[Any]) -> Scores:
-        each = list(self.by_class(kept, targets).values())
+    def scores(self, summaries: Floats, targets: NDArray[Any]) -> Scores:
+        findings = range(summaries.shape[1])
+        precisions = [_precision(summaries[:, k], targets[:, k]) for k in findings]
         return {
-            "auc": mean([finding["value"] for finding in each]),
-            "micro_auc": _auc(kept.reshape(-1), targets.reshape(-1)),
-            "average_precision": mean([finding["average_precision"] for finding in each]),
-            "micro_average_precision": _precision(kept.reshape(-1), targets.reshape(-1)),
+            "auc": self.main_score(summaries, targets),
+            "micro_auc": _auc(summaries.reshape(-1), targets.reshape(-1)),
+            "average_precision": mean(precisions),
+            "micro_average_precision": _precision(summaries.reshape(-1), targets.reshape(-1)),
         }
 
-    def main_score(self, kept: Floats, targets: NDArray[Any]) -> float:
-        return mean([_auc(kept[:, k], targets[:, k]) for k in range(kept.shape[1])])
+    def main_score(self, summaries: Floats, targets: NDArray[Any]) -> float:
+        return mean([_auc(summaries[:, k], targets[:, k]) for k in range(summaries.shape[1])])
 
-    def compared(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Compared]:
+    def compared(self, summaries: Floats, targets: NDArray[Any]) -> dict[str, Compared]:
         """Compare the mean AUC with 1/2; its chance is that of the rank sum test, per finding."""
         n, ill = len(targets), targets.sum(axis=0).astype(np.float64)
         seen = ill[(ill > 0) & (ill < n)]
         chance = np.sqrt((n + 1) / (12 * seen * (n - seen))).mean() if len(seen) else 0.0
-        return {"auc": Compared(self.main_score(kept, targets), 0.5, float(chance))}
+        return {"auc": Compared(self.main_score(summaries, targets), 0.5, float(chance))}
 
-    def by_class(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Scores]:
+    def by_class(self, summaries: Floats, targets: NDArray[Any]) -> dict[str, Subset]:
         return {
-            name: {
-                "value": _auc(kept[:, k], targets[:, k]),
-                "average_precision": _precision(kept[:, k], targets[:, k]),
-                "count": int(targets[:, k].sum()),
-            }
+            name: Subset(
+                {
+                    "value": _auc(summaries[:, k], targets[:, k]),
+                    "average_precision": _precision(summaries[:, k], targets[:, k]),
+                },
+                int(targets[:, k].sum()),
+            )
             for k, name in enumerate(self.class_names)
         }
 
@@ -77,44 +80,45 @@ class MultiLabel(Task):
         return torch.zeros(count, len(self.class_names), dtype=torch.uint8)
 
     def at_thresholds(
-        self, kept: Floats, targets: NDArray[Any], thresholds: Mapping[str, float]
+        self, summaries: Floats, targets: NDArray[Any], thresholds: Mapping[str, float]
     ) -> dict[str, Scores]:
         """Return sensitivity and specificity where a finding is predicted from a probability on.
 
         It is 0.5, the user's, or the one of the highest F1 on a set that is declared public. Chosen
         on others, it would be a release.
         """
-        found = {}
+        scores = {}
         for k, name in enumerate(self.class_names):
             threshold, true = thresholds.get(name, 0.5), targets[:, k] == 1
-            said = _sigmoid(kept[:, k]) >= threshold
-            found[name] = {
+            said = _sigmoid(summaries[:, k]) >= threshold
+            scores[name] = {
                 "threshold": threshold,
                 "sensitivity": ratio(said[true].sum(), true.sum()),
                 "specificity": ratio((~said[~true]).sum(), (~true).sum()),
             }
-        return found
+        return scores
 
-    def best_thresholds(self, kept: Floats, targets: NDArray[Any]) -> dict[str, float]:
+    def best_thresholds(self, summaries: Floats, targets: NDArray[Any]) -> dict[str, float]:
         """Return the probability of each finding at which F1 = 2 TP / (2 TP + FP + FN) is best."""
         from sklearn.metrics import precision_recall_curve
 
-        found = {}
+        best = {}
         for k, name in enumerate(self.class_names):
             if not targets[:, k].any():
                 raise ArgumentError(
                     f"no record of the public set has {name!r}: it gives no threshold"
                 )
-            precision, recall, at = precision_recall_curve(targets[:, k], _sigmoid(kept[:, k]))
+            precision, recall, at = precision_recall_curve(targets[:, k], _sigmoid(summaries[:, k]))
             f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-            found[name] = float(at[int(f1[:-1].argmax())])
-        return found
+            best[name] = float(at[int(f1[:-1].argmax())])
+        return best
 
-    def figures(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Any]:
+    def figures(self, summaries: Floats, targets: NDArray[Any]) -> Figures:
         """Return the ROC curve of each finding, of at most a hundred points."""
         return {
             "roc": {
-                name: _roc(kept[:, k], targets[:, k]) for k, name in enumerate(self.class_names)
+                name: _roc(summaries[:, k], targets[:, k])
+                for k, name in enumerate(self.class_names)
             }
         }
 

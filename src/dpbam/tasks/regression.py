@@ -14,7 +14,7 @@ from torch import Tensor
 from dpbam import _validate
 from dpbam.errors import ArgumentError
 from dpbam.tasks.base import Floats, Row, Task, Words, by_name
-from dpbam.tasks.scores import Compared, Scores
+from dpbam.tasks.scores import Compared, Figures, Scores, Subset
 
 _POINTS = 300  # of a figure
 
@@ -61,10 +61,10 @@ class Regression(Task):
     def summary(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return self.predictions(output), targets
 
-    def scores(self, kept: Floats, targets: NDArray[Any]) -> Scores:
+    def scores(self, summaries: Floats, targets: NDArray[Any]) -> Scores:
         from scipy.stats import spearmanr
 
-        value, y = kept[:, 0], targets.astype(np.float64)
+        value, y = summaries[:, 0], targets.astype(np.float64)
         spread = float(((y - y.mean()) ** 2).sum())
         constant = len(np.unique(value)) < 2 or len(np.unique(y)) < 2
         return {
@@ -73,20 +73,20 @@ class Regression(Task):
             "spearman": math.nan if constant else float(spearmanr(value, y).statistic),
         }
 
-    def compared(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Compared]:
+    def compared(self, summaries: Floats, targets: NDArray[Any]) -> dict[str, Compared]:
         """Compare R2 with 0, that of the mean; by chance it is of the order of 1 / n."""
-        return {"r2": Compared(self.main_score(kept, targets), 0.0, 1 / len(targets))}
+        return {"r2": Compared(self.main_score(summaries, targets), 0.0, 1 / len(targets))}
 
-    def by_class(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Scores]:
+    def by_class(self, summaries: Floats, targets: NDArray[Any]) -> dict[str, Subset]:
         return {}
 
     def blank_targets(self, count: int, height: int, width: int) -> Tensor:
         return torch.full((count,), self.low)
 
-    def figures(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Any]:
+    def figures(self, summaries: Floats, targets: NDArray[Any]) -> Figures:
         """Return true and predicted values of some records."""
-        some = np.linspace(0, len(targets) - 1, min(len(targets), _POINTS)).round().astype(int)
-        pairs = zip(targets[some].tolist(), kept[some, 0].tolist(), strict=True)
+        shown = np.linspace(0, len(targets) - 1, min(len(targets), _POINTS)).round().astype(int)
+        pairs = zip(targets[shown].tolist(), summaries[shown, 0].tolist(), strict=True)
         return {"value": self.class_names[0], "scatter": [list(pair) for pair in pairs]}
 
     def row(self, prediction: NDArray[Any], thresholds: Mapping[str, float]) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from dpbam.catalogue import TASKS
 
@@ -48,8 +48,8 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 
     if not count:
         return 0.0, 1.0
-    found = binomtest(right, count).proportion_ci(LEVEL, method="wilson")
-    return float(found.low), float(found.high)
+    interval = binomtest(right, count).proportion_ci(LEVEL, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Compared:
     """A model's score next to that of the best constant answer, on the same records.
 
     Attributes:
-        own: the model's.
+        score: the model's.
         constant: what the best answer that ignores the image would have.
         chance: the standard error of the score of a model that knows nothing.
     """
 
-    own: float
+    score: float
     constant: float
     chance: float
 
@@ -74,7 +74,7 @@ class Compared:
             >>> Compared(0.55, 0.5, 0.03).better, Compared(0.6, 0.5, 0.03).better
             (False, True)
         """
-        return self.own > self.constant + 2 * self.chance
+        return self.score > self.constant + 2 * self.chance
 
 
 def is_useless(compared: Mapping[str, Compared]) -> bool:
@@ -90,7 +90,7 @@ def uselessness(compared: Mapping[str, Compared]) -> str:
         'this model is useless'
     """
     scores = ", ".join(
-        f"{metric_label(name)} {metric_text(name, one.own)} against "
+        f"{metric_label(name)} {metric_text(name, one.score)} against "
         f"{metric_text(name, one.constant)}"
         for name, one in compared.items()
     )
@@ -98,6 +98,41 @@ def uselessness(compared: Mapping[str, Compared]) -> str:
         "this model is useless: it is not better than the best constant answer by more than chance "
         f"({scores}, on the test records)"
     )
+
+
+class Figures(TypedDict, total=False):
+    """What a report draws of an evaluation; each task has some of it.
+
+    Attributes:
+        confusion: records, or pixels: rows the label, columns the prediction.
+        roc: points of the ROC curve of each finding: (false, true) positive rate.
+        scatter: true and predicted value of records.
+        value: the name of that value.
+    """
+
+    confusion: list[list[int]]
+    roc: dict[str, list[list[float]]]
+    scatter: list[list[float]]
+    value: str
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Scores of the records of a class or a sub-group.
+
+    Attributes:
+        scores: by metric; of a class or finding, ``value`` is its share of the main one.
+        count: records, or pixels.
+        interval: of the main metric, 95%; None if it is not computed.
+    """
+
+    scores: Scores
+    count: int
+    interval: tuple[float, float] | None = None
+
+    def to_dict(self) -> dict[str, float | list[float]]:
+        interval = {} if self.interval is None else {"interval": list(self.interval)}
+        return {**self.scores, **interval, "count": self.count}
 
 
 @dataclass(frozen=True)
@@ -115,9 +150,9 @@ class Evaluation:
         interval: of the main one, 95%.
         trivial: the main one of the best constant prediction.
         count: records.
-        classes: class or finding -> its ``value`` of the main metric, its ``count``, and others.
-        groups: column -> value -> scores, with the ``count`` of records.
-        figures: what a report draws: ``confusion``, ``roc`` or ``scatter``.
+        classes: by class or finding.
+        groups: column -> value -> its records.
+        figures: what a report draws.
         compared: scores next to those of the best constant answer.
     """
 
@@ -127,9 +162,9 @@ class Evaluation:
     interval: tuple[float, float]
     trivial: float
     count: int
-    classes: Mapping[str, Mapping[str, Any]]
-    groups: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    classes: Mapping[str, Subset]
+    groups: Mapping[str, Mapping[str, Subset]] = field(default_factory=dict)
+    figures: Figures = field(default_factory=Figures)
     compared: Mapping[str, Compared] = field(default_factory=dict)
 
     def worst(self, column: str) -> str:
@@ -137,12 +172,12 @@ class Evaluation:
         groups = self.groups[column]
 
         def rank(name: str) -> tuple[float, int]:
-            value = float(groups[name][self.metric])
-            return (math.inf if math.isnan(value) else value, -int(groups[name]["count"]))
+            value = groups[name].scores[self.metric]
+            return (math.inf if math.isnan(value) else value, -groups[name].count)
 
         return min(groups, key=rank)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values for JSON."""
         return {
             "task": self.task,
@@ -151,9 +186,12 @@ class Evaluation:
             "interval": list(self.interval),
             "trivial": self.trivial,
             "count": self.count,
-            "classes": self.classes,
+            "classes": {name: one.to_dict() for name, one in self.classes.items()},
             "groups": {
-                column: {"worst": self.worst(column), "groups": groups}
+                column: {
+                    "worst": self.worst(column),
+                    "groups": {name: one.to_dict() for name, one in groups.items()},
+                }
                 for column, groups in self.groups.items()
             },
             **self.figures,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpbam.tasks.base import Floats, Row, Task, Words, by_name, mean, ratio
-from dpbam.tasks.scores import Compared, Scores
+from dpbam.tasks.scores import Compared, Figures, Scores, Subset
 
 
 class Segmentation(Task):
@@ -21,8 +21,8 @@ class Segmentation(Task):
     Example:
         >>> task = Segmentation(["back", "disc"])
         >>> scores = torch.tensor([[[[0., 0.], [0., 0.]], [[1., 1.], [-1., -1.]]]])  # [1, 2, 2, 2]
-        >>> kept, _ = task.summary(scores, torch.tensor([[[1, 0], [0, 0]]], dtype=torch.uint8))
-        >>> {k: round(v, 3) for k, v in task.scores(kept.numpy(), np.zeros(1)).items()}
+        >>> summaries, _ = task.summary(scores, torch.tensor([[[1, 0], [0, 0]]], dtype=torch.uint8))
+        >>> {k: round(v, 3) for k, v in task.scores(summaries.numpy(), np.zeros(1)).items()}
         {'dice': 0.667, 'iou': 0.5}
     """
 
@@ -54,28 +54,31 @@ class Segmentation(Task):
         counts = torch.stack([torch.bincount(row, minlength=k * k) for row in cell])
         return counts.reshape(-1, k, k), torch.zeros(len(targets))
 
-    def scores(self, kept: Floats, targets: NDArray[Any]) -> Scores:
-        each = list(self.by_class(kept, targets).values())[1:]
-        return {"dice": mean([c["value"] for c in each]), "iou": mean([c["iou"] for c in each])}
+    def scores(self, summaries: Floats, targets: NDArray[Any]) -> Scores:
+        dice, iou = self._overlaps(summaries)
+        return {"dice": mean(dice[1:]), "iou": mean(iou[1:])}
 
-    def compared(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Compared]:
+    def compared(self, summaries: Floats, targets: NDArray[Any]) -> dict[str, Compared]:
         """Compare Dice with that of one class everywhere."""
-        masks = kept.sum(axis=(0, 2))  # pixels of each class
+        masks = summaries.sum(axis=(0, 2))  # pixels of each class
         dice = 2 * masks / (masks + masks.sum())  # of a class that is predicted everywhere
         constant = float(dice[1:].max() / max(1, (masks[1:] > 0).sum()))
-        return {"dice": Compared(self.main_score(kept, targets), constant, 0.0)}
+        return {"dice": Compared(self.main_score(summaries, targets), constant, 0.0)}
 
-    def by_class(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Scores]:
-        pixels = kept.sum(axis=0)
-        both, masks, found = pixels.diagonal(), pixels.sum(axis=1), pixels.sum(axis=0)
+    def by_class(self, summaries: Floats, targets: NDArray[Any]) -> dict[str, Subset]:
+        dice, iou = self._overlaps(summaries)
+        counts = summaries.sum(axis=(0, 2))
         return {
-            name: {
-                "value": ratio(2 * both[k], masks[k] + found[k]),
-                "iou": ratio(both[k], masks[k] + found[k] - both[k]),
-                "count": int(masks[k]),
-            }
+            name: Subset({"value": dice[k], "iou": iou[k]}, int(counts[k]))
             for k, name in enumerate(self.class_names)
         }
+
+    def _overlaps(self, summaries: Floats) -> tuple[list[float], list[float]]:
+        """Return Dice, 2 |A and B| / (|A| + |B|), and |A and B| / |A or B| of each class."""
+        pixels = summaries.sum(axis=0)
+        both, sizes = pixels.diagonal(), pixels.sum(axis=1) + pixels.sum(axis=0)
+        dice = [ratio(2 * b, size) for b, size in zip(both, sizes, strict=True)]
+        return dice, [ratio(b, size - b) for b, size in zip(both, sizes, strict=True)]
 
     def output_shape(self, height: int, width: int) -> tuple[int, ...]:
         return (len(self.class_names), height, width)
@@ -83,9 +86,9 @@ class Segmentation(Task):
     def blank_targets(self, count: int, height: int, width: int) -> Tensor:
         return torch.zeros(count, height, width, dtype=torch.uint8)
 
-    def figures(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Any]:
+    def figures(self, summaries: Floats, targets: NDArray[Any]) -> Figures:
         """Return the confusion of pixels [K, K]: rows the mask, columns the prediction."""
-        return {"confusion": kept.sum(axis=0).astype(int).tolist()}
+        return {"confusion": summaries.sum(axis=0).astype(int).tolist()}
 
     def row(self, prediction: NDArray[Any], thresholds: Mapping[str, float]) -> Row:
         names = self.class_names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from dpbam.errors import ArgumentError
 from dpbam.tasks.base import Floats, Row, Task, Words, by_name, ratio
-from dpbam.tasks.scores import Compared, Scores, wilson
+from dpbam.tasks.scores import Compared, Figures, Scores, Subset, wilson
 
 BINS = 15  # of the calibration error
 
@@ -59,19 +60,19 @@ class SingleLabel(Task):
     def predictions(self, output: Tensor) -> Tensor:
         return output.double().softmax(dim=1)
 
-    def scores(self, kept: Floats, targets: NDArray[Any]) -> Scores:
-        return {"accuracy": float((kept.argmax(1) == targets).mean())}
+    def scores(self, summaries: Floats, targets: NDArray[Any]) -> Scores:
+        return {"accuracy": float((summaries.argmax(1) == targets).mean())}
 
-    def compared(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Compared]:
+    def compared(self, summaries: Floats, targets: NDArray[Any]) -> dict[str, Compared]:
         """Compare accuracy, and balanced accuracy: the mean share recognised of a class.
 
         Example: with nine of ten in one class, always naming it has an accuracy of 90%.
             >>> y = np.array([0] * 9 + [1])
-            >>> found = SingleLabel(["well", "ill"]).compared(np.eye(2)[y * 0], y)
-            >>> [(c.own, c.constant, c.better) for c in found.values()]
+            >>> compared = SingleLabel(["well", "ill"]).compared(np.eye(2)[y * 0], y)
+            >>> [(c.score, c.constant, c.better) for c in compared.values()]
             [(0.9, 0.9, False), (0.5, 0.5, False)]
         """
-        right, counts = kept.argmax(1) == targets, np.bincount(targets)
+        right, counts = summaries.argmax(1) == targets, np.bincount(targets)
         present = counts > 0
         recalls = np.bincount(targets, weights=right)[present] / counts[present]
         frequent, classes = counts.max() / counts.sum(), len(recalls)
@@ -84,7 +85,7 @@ class SingleLabel(Task):
             "balanced_accuracy": Compared(float(recalls.mean()), 1 / classes, balanced),
         }  # fmt: skip
 
-    def details(self, kept: Floats, targets: NDArray[Any]) -> Scores:
+    def details(self, summaries: Floats, targets: NDArray[Any]) -> Scores:
         """Add balanced accuracy, AUC and the calibration error.
 
         The AUC of more than two classes is that of one class against the rest, averaged over the
@@ -93,13 +94,13 @@ class SingleLabel(Task):
         from scipy.special import softmax
         from sklearn.metrics import recall_score, roc_auc_score
 
-        p, present = softmax(kept, axis=1), np.unique(targets)
+        p, present = softmax(summaries, axis=1), np.unique(targets)
         predicted, auc = p.argmax(1), math.nan
         if len(present) > 1:
             shown = [1] if p.shape[1] == 2 else present
             auc = float(np.mean([roc_auc_score(targets == k, p[:, k]) for k in shown]))
         return {
-            **self.scores(kept, targets),
+            **self.scores(summaries, targets),
             "balanced_accuracy": float(
                 recall_score(targets, predicted, labels=present, average="macro")
             ),
@@ -107,32 +108,32 @@ class SingleLabel(Task):
             "calibration_error": calibration_error(p.max(axis=1), predicted == targets),
         }
 
-    def interval(self, kept: Floats, targets: NDArray[Any]) -> tuple[float, float]:
+    def interval(self, summaries: Floats, targets: NDArray[Any]) -> tuple[float, float]:
         """Return Wilson's interval."""
-        return wilson(int((kept.argmax(1) == targets).sum()), len(targets))
+        return wilson(int((summaries.argmax(1) == targets).sum()), len(targets))
 
-    def of_group(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Any]:
-        interval = list(self.interval(kept, targets))
-        return {**super().of_group(kept, targets), "interval": interval}
+    def of_group(self, summaries: Floats, targets: NDArray[Any]) -> Subset:
+        interval = self.interval(summaries, targets)
+        return replace(super().of_group(summaries, targets), interval=interval)
 
-    def by_class(self, kept: Floats, targets: NDArray[Any]) -> dict[str, dict[str, Any]]:
-        right, count = kept.argmax(1) == targets, np.bincount(targets, minlength=kept.shape[1])
-        found = {}
+    def by_class(self, summaries: Floats, targets: NDArray[Any]) -> dict[str, Subset]:
+        right, count = (
+            summaries.argmax(1) == targets,
+            np.bincount(targets, minlength=summaries.shape[1]),
+        )
+        classes: dict[str, Subset] = {}
         for k, name in enumerate(self.class_names):
             recognised, records = int(right[targets == k].sum()), int(count[k])
-            found[name] = {
-                "value": ratio(recognised, records),
-                "interval": list(wilson(recognised, records)),
-                "count": records,
-            }
-        return found
+            value, interval = ratio(recognised, records), wilson(recognised, records)
+            classes[name] = Subset({"value": value}, records, interval)
+        return classes
 
-    def figures(self, kept: Floats, targets: NDArray[Any]) -> dict[str, Any]:
+    def figures(self, summaries: Floats, targets: NDArray[Any]) -> Figures:
         """Return the confusion [K, K]: rows the label, columns the prediction."""
         from sklearn.metrics import confusion_matrix
 
         labels = range(len(self.class_names))
-        return {"confusion": confusion_matrix(targets, kept.argmax(1), labels=labels).tolist()}
+        return {"confusion": confusion_matrix(targets, summaries.argmax(1), labels=labels).tolist()}
 
     def row(self, prediction: NDArray[Any], thresholds: Mapping[str, float]) -> Row:
         label = self.class_names[int(prediction.argmax())]

@@ -146,7 +146,7 @@ def test_a_model_that_learned_nothing_has_no_large_number(
     run: Run, own: float, useless: bool
 ) -> None:
     row = {"step": 9, "epoch": 1.0, "accuracy": own, "records": 1000}
-    compared = {"accuracy": {"own": own, "constant": 0.712, "chance": 0.0143}}
+    compared = {"accuracy": {"score": own, "constant": 0.712, "chance": 0.0143}}
     known = replace(run, metrics=(row,), compared=({"step": 9, "compared": compared},))
     top = headline(known)
     assert (top.score == "useless") is useless
@@ -156,7 +156,7 @@ def test_a_model_that_learned_nothing_has_no_large_number(
 
 
 def test_the_best_constant_is_a_line_in_the_picture(run: Run) -> None:
-    scores = {"accuracy": {"own": 0.8, "constant": 0.4, "chance": 0.1}}
+    scores = {"accuracy": {"score": 0.8, "constant": 0.4, "chance": 0.1}}
     compared = ({"step": run.metrics[-1]["step"], "compared": scores},)
     known = replace(run, compared=compared)
     for panel in build("accuracy", groups([known])).panels:

@@ -60,7 +60,7 @@ def test_results_without_measurements_have_no_columns_for_them(tmp_path: Path) -
 
 def test_a_comparison_has_paired_differences_and_its_constant() -> None:
     scores = {"dp-sgd": (0.80, 0.90), "bam": (0.82, 0.94), "sgd": (0.95, 0.97)}
-    constant = {"accuracy": {"own": 0.9, "constant": 0.25, "chance": 0.1}}
+    constant = {"accuracy": {"score": 0.9, "constant": 0.25, "chance": 0.1}}
     runs = [
         Run(
             f"{method}-{seed}", {"method": method, "seed": seed}, {"epsilon": 2.9991},

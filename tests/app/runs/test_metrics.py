@@ -48,8 +48,8 @@ def test_confusion_has_labels_in_rows():
     p, y, names = draw(np.random.default_rng(1), classes=3)
     result = evaluate(p, y, names)
     assert (result.figures["confusion"] == reference.confusion_matrix(y, p.argmax(1))).all()
-    assert result.classes["class 1"]["count"] == (y == 1).sum()
-    assert result.classes["class 1"]["value"] == (p.argmax(1) == 1)[y == 1].mean()
+    assert result.classes["class 1"].count == (y == 1).sum()
+    assert result.classes["class 1"].scores["value"] == (p.argmax(1) == 1)[y == 1].mean()
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -111,9 +111,9 @@ def test_groups_partition_the_records_and_the_worst_is_named():
     result = evaluate(p, y, names, {"sex": sex, "age": np.arange(len(y)) // 100})
     groups = result.groups["sex"]
     assert result.worst("sex") == "f"
-    assert groups["f"]["count"] + groups["m"]["count"] == len(y)
+    assert groups["f"].count + groups["m"].count == len(y)
     mine = sex == "f"
-    assert groups["f"]["accuracy"] == (p[mine].argmax(1) == y[mine]).mean()
+    assert groups["f"].scores["accuracy"] == (p[mine].argmax(1) == y[mine]).mean()
     assert set(result.groups["age"]) == {"0", "1"}
     assert result.to_dict()["groups"]["sex"]["worst"] == "f"
 
@@ -122,14 +122,14 @@ def test_absent_classes_are_left_out_of_means():
     p = np.array([[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.5, 0.4, 0.1]])
     result = evaluate(p, np.array([0, 1, 1]), ["a", "b", "c"])
     assert result.scores["balanced_accuracy"] == pytest.approx(0.75)
-    assert math.isnan(result.classes["c"]["value"])
+    assert math.isnan(result.classes["c"].scores["value"])
     assert 0 <= result.scores["auc"] <= 1
 
 
 def test_a_group_of_one_class_has_no_auc():
     p = np.array([[0.8, 0.2], [0.7, 0.3], [0.1, 0.9]])
     result = evaluate(p, np.array([0, 0, 1]), ["a", "b"], {"g": np.array([0, 0, 1])})
-    assert math.isnan(result.groups["g"]["0"]["auc"])
+    assert math.isnan(result.groups["g"]["0"].scores["auc"])
     assert result.scores["auc"] == 1.0
 
 

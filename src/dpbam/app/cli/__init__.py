@@ -53,8 +53,8 @@ def run_function(
 
 def _run(build: Callable[[], Any], prog: str, args: Sequence[str] | None) -> int:
     def run() -> int:
-        given = None if args is None else list(args)
-        result = build().main(args=given, prog_name=prog, standalone_mode=False)
+        words = None if args is None else list(args)
+        result = build().main(args=words, prog_name=prog, standalone_mode=False)
         return result if isinstance(result, int) else 0
 
     return guarded(run)

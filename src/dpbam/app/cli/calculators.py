@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel
 
@@ -64,7 +64,7 @@ class Mechanism(BaseModel):
 
 @settings_as_flags(Mechanism)
 def epsilon(
-    flags: dict[str, Any],
+    flags: dict[str, object],
     noise_multiplier: Annotated[float, option("Sigma.")],
     json: Json = False,
 ) -> None:
@@ -77,7 +77,7 @@ def epsilon(
             1e-5
         $ dpbam epsilon --noise-multiplier 1 --sampling-rate 0.01 --steps 500 --delta 1e-5 --json
     """
-    mechanism = Mechanism(**flags)
+    mechanism = Mechanism.model_validate(flags)
     q, count, delta = mechanism.q(), mechanism.count(), mechanism.chosen_delta()
     accountant = mechanism.accountant
     answer = {
@@ -93,7 +93,7 @@ def epsilon(
 
 @settings_as_flags(Mechanism)
 def calibrate(
-    flags: dict[str, Any],
+    flags: dict[str, object],
     epsilon: Annotated[float, option("The budget.")],
     noise_multiplier: Annotated[
         float | None, option("Sigma; then the steps are calculated.")
@@ -109,7 +109,7 @@ def calibrate(
         $ dpbam calibrate --epsilon 8 --noise-multiplier 2 --n 50000 --batch-size 4096
         $ dpbam calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.01 --steps 1000 --json
     """
-    mechanism = Mechanism(**flags)
+    mechanism = Mechanism.model_validate(flags)
     q, delta, accountant = mechanism.q(), mechanism.chosen_delta(), mechanism.accountant
     if noise_multiplier is None:
         count = mechanism.count()

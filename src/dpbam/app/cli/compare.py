@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from dpbam import _validate
 from dpbam.app.cli.flags import ConfigFile, merged, settings_as_flags
@@ -29,7 +29,7 @@ METHODS = ("dp-sgd", "dp-sat", "bam")
 
 @settings_as_flags(leave_out=("method", "seed"))
 def compare_methods(
-    flags: dict[str, Any],
+    flags: dict[str, object],
     out: Annotated[Path, option("A folder for all runs and comparison.json.")],
     method: Annotated[
         list[str] | None,
@@ -55,8 +55,8 @@ def compare_methods(
     Runs of one seed share data order and initial weights, not noise. The same command again keeps
     finished runs and resumes the others. Seeded runs are for research: do not publish their models.
 
-    Without --model they train small-cnn: model auto, the default of dpbam train, chooses a model
-    for one method. With --model auto it chooses once for all, among models that need gradients.
+    Without --model they train small-cnn, since auto, the default of dpbam train, chooses for one
+    method. With --model auto it chooses once for all of them.
 
     Examples:
         $ dpbam compare --data digits --epsilon 3 --method dp-sgd --method bam:0.02 --out runs/both
@@ -65,7 +65,6 @@ def compare_methods(
         $ dpbam compare --data digits --epsilon 3 --method dp-sgd --method dp-sgd,clipping=slaclip
             --method bam:0.02,filter=doppler --out runs/rivals
         $ dpbam compare --config run.toml --seeds 5 --jobs 2 --include-non-private --out runs/five
-        $ dpbam compare --data digits --epsilon 3 --seeds 1 --out runs/quick --json
     """
     settings = {k: v for k, v in merged(config, flags).items() if k not in ("method", "seed")}
     _validate.count("--seeds", seeds)
@@ -129,10 +128,11 @@ def _mean(result: Comparison, name: str) -> tuple[str, str, str, str, str]:
 
 
 def _against(result: Comparison, name: str) -> tuple[str, str, str, str]:
-    found = result.difference(name)
-    effect = "" if math.isnan(found.effect_size) else f"{found.effect_size:+.2f}"
+    difference = result.difference(name)
+    size = difference.effect_size
+    effect = "" if math.isnan(size) else f"{size:+.2f}"
     return (
-        _points(found, signed=True), effect, _one_point(found.smallest_detectable),
+        _points(difference, signed=True), effect, _one_point(difference.smallest_detectable),
         result.verdict(name),
     )  # fmt: skip
 

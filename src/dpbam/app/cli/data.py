@@ -54,8 +54,8 @@ def fetch(name: Spec, root: Root = None) -> None:
         $ dpbam data fetch hf:mnist
     """
     pair = load_pair(name, root=root, progress=sys.stderr.isatty())
-    for part in pair:
-        print(_describe(part))
+    for dataset in pair:
+        print(_describe(dataset))
 
 
 def check(data: Spec, flags: dict[str, Any], root: Root = None, json: Json = False) -> None:
@@ -75,12 +75,12 @@ def check(data: Spec, flags: dict[str, Any], root: Root = None, json: Json = Fal
         unit = unit or first.unit
         problems += find_problems(first, *other, unit=unit)
         problems = list(dict.fromkeys(problems))
-    found = summary(parts, findings, unit)
+    contents = summary(parts, findings, unit)
     if json:
-        print_json({"data": data, "problems": problems, "summary": found})
+        print_json({"data": data, "problems": problems, "summary": contents})
     else:
-        if found:
-            say(facts(_shown(found)))
+        if contents:
+            say(facts(_shown(contents)))
         for problem in problems[:_SHOWN]:
             say(f"- {printable(problem)}")
         if len(problems) > _SHOWN:
@@ -90,28 +90,28 @@ def check(data: Spec, flags: dict[str, Any], root: Root = None, json: Json = Fal
         raise typer.Exit(2)
 
 
-def _shown(found: dict[str, Any]) -> dict[str, object]:
+def _shown(contents: dict[str, Any]) -> dict[str, object]:
     """Return the summary in words."""
-    splits = [f"{count} {_SPLITS[split]}" for split, count in found["images"].items()]
-    rows: dict[str, object] = {"images": f"{', '.join(splits)}; {found['kind']}"}
-    if len(found["sizes"]) > 1:
-        rows["sizes"] = _listed([f"{size} ({n})" for size, n in found["sizes"].items()])
-    rows["task"] = found["task"] or "unknown: the labels cannot be used"
-    if found["classes"]:
-        each = [f"{name} ({sum(n.values())})" for name, n in found["classes"].items()]
+    splits = [f"{count} {_SPLITS[split]}" for split, count in contents["images"].items()]
+    rows: dict[str, object] = {"images": f"{', '.join(splits)}; {contents['kind']}"}
+    if len(contents["sizes"]) > 1:
+        rows["sizes"] = _listed([f"{size} ({n})" for size, n in contents["sizes"].items()])
+    rows["task"] = contents["task"] or "unknown: the labels cannot be used"
+    if contents["classes"]:
+        each = [f"{name} ({sum(n.values())})" for name, n in contents["classes"].items()]
         rows["classes"] = f"{len(each)}: {_listed(each)}"
-    if units := found.get("units"):
-        counts = [f"{units[split]} {_SPLITS[split]}" for split in found["images"]]
+    if units := contents.get("units"):
+        counts = [f"{units[split]} {_SPLITS[split]}" for split in contents["images"]]
         fewest, most = units["fewest_images"], counted(units["most_images"], "image")
         range_ = most if units["most_images"] == fewest else f"{fewest} to {most}"
         rows[f"{units['column']}s"] = f"{', '.join(counts)}; {range_} each"
-    if found["columns"]:
+    if contents["columns"]:
         rows["columns"] = _listed(
-            [f"{name} ({counted(k, 'value')})" for name, k in found["columns"].items()]
+            [f"{name} ({counted(k, 'value')})" for name, k in contents["columns"].items()]
         )
-    rows["memory"] = f"{found['bytes_of_pixels'] / 2**20:.1f} MiB of pixels, {found['read']}"
-    if found["notes"]:
-        rows["notes"] = "; ".join(found["notes"])
+    rows["memory"] = f"{contents['bytes_of_pixels'] / 2**20:.1f} MiB of pixels, {contents['read']}"
+    if contents["notes"]:
+        rows["notes"] = "; ".join(contents["notes"])
     return rows
 
 
@@ -120,10 +120,11 @@ def _listed(items: list[str]) -> str:
     return ", ".join(items[:_MOST]) + more
 
 
-def _describe(part: DataSet) -> str:
-    channels, height, width = part.shape
+def _describe(dataset: DataSet) -> str:
+    channels, height, width = dataset.shape
     kind = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
-    return f"{part.name}: {len(part)} {kind} images {height}x{width}, {part.num_classes} classes"
+    images = f"{len(dataset)} {kind} images {height}x{width}"
+    return f"{dataset.name}: {images}, {dataset.num_classes} classes"
 
 
 def _count(problems: int) -> str:

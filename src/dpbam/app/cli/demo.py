@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any
+from typing import Annotated
 
 from dpbam import _validate
 from dpbam.app.cli.compare import carry_out, show
@@ -15,7 +15,7 @@ from dpbam.app.report import write_report
 from dpbam.app.report.records import read_run
 from dpbam.privacy.rounding import up
 
-SETTINGS: dict[str, Any] = {
+SETTINGS: dict[str, object] = {
     "data": "digits",
     "model": "small-cnn",
     "epsilon": 3.0,

@@ -26,6 +26,7 @@ from dpbam.app.cli.output import (
     say,
     table,
     to_json,
+    warn,
 )
 from dpbam.app.cli.progress import counting
 from dpbam.app.runs import RunModel, load_run_model, stored_config
@@ -53,7 +54,7 @@ CAVEAT = (
 )
 FORMATS = ("csv", "json")
 _MOST_COLUMNS = 12  # of a confusion matrix that fits on a screen
-_NOT_COLUMNS = ("value", "interval", "count", "threshold")
+_NOT_COLUMNS = ("value", "threshold")
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Device = Annotated[str, option("cpu, cuda, ...")]
@@ -102,17 +103,17 @@ def evaluate(
     """
     loaded = load_run_model(run, device=device, own_model=model)
     dataset = _load(run, loaded, data, split, unit, data_root, label_column)
-    own = split == "test" and _is_test_set(run, dataset)
-    if split == "test" and not own and is_held_out(dataset):
+    of_the_run = split == "test" and _is_test_set(run, dataset)
+    if split == "test" and not of_the_run and is_held_out(dataset):
         _refuse_other_split(run, dataset, unit)
     at = _thresholds(run, loaded, threshold, threshold_from, data_root, label_column)
     result = evaluate_dataset(loaded, dataset, by or (), at)
     report = {
-        "data": dataset.name, "split": split, "test_set_of_the_run": own, **result.to_dict(),
+        "data": dataset.name, "split": split, "test_set_of_the_run": of_the_run, **result.to_dict(),
         "note": CAVEAT,
     }  # fmt: skip
     if is_useless(result.compared):
-        note(f"warning: {uselessness(result.compared)}")
+        warn(uselessness(result.compared))
     if json:
         print_json(report)
     else:
@@ -168,7 +169,7 @@ def predict(
     if not predictions and len(unreadable) == 1:
         raise unreadable[0]
     for error in unreadable:
-        note(f"warning: {' '.join(str(error).split())}")
+        warn(" ".join(str(error).split()))
     if not predictions:
         raise DataError(f"none of the {len(paths)} files could be read: nothing was written")
     if masks is not None:
@@ -186,23 +187,23 @@ def predict(
 
 
 def _thresholds(
-    run: Path, model: RunModel, given: list[str] | None, public: str | None, root: Path | None,
+    run: Path, model: RunModel, texts: list[str] | None, public: str | None, root: Path | None,
     columns: list[str] | None,
 ) -> dict[str, float]:  # fmt: skip
     """Return the thresholds of findings that were given, or that are best on a public set."""
-    if not given and public is None:
+    if not texts and public is None:
         return {}
     if not model.task.has_thresholds:
         raise ArgumentError(
             f"thresholds are for findings, and this model does {model.task.name}: leave them out"
         )
-    found: dict[str, float] = {}
+    best: dict[str, float] = {}
     if public is not None:
         dataset = _load(run, model, public, "train", None, root, columns)
-        found = model.task.best_thresholds(*summaries(model, dataset))
+        best = model.task.best_thresholds(*summaries(model, dataset))
         note(f"thresholds from {dataset.name}, which you declare public: "
-             + ", ".join(f"{name} {value:.3f}" for name, value in found.items()))  # fmt: skip
-    return {**found, **parse_thresholds(given or (), model.class_names)}
+             + ", ".join(f"{name} {value:.3f}" for name, value in best.items()))  # fmt: skip
+    return {**best, **parse_thresholds(texts or (), model.class_names)}
 
 
 def _load(
@@ -224,14 +225,14 @@ def _load(
     channels, height, width = model.image_shape
     # images are converted to grey or RGB alone; other channels, as of arrays, must be the model's
     convertible = channels if channels in (1, 3) else None
-    part = partial(
+    load_by = partial(
         load, str(data), split=split, root=root, image_size=(height, width), channels=convertible,
         task=model.task.layout, label_columns=columns or (), dicom_window=model.dicom_window,
     )  # fmt: skip
     if unit is None and config is not None and config.unit is not None:
         with suppress(DataError):  # if it is not for want of the column, it is raised again
-            return part(unit=config.unit)
-    return part(unit=unit)
+            return load_by(unit=config.unit)
+    return load_by(unit=unit)
 
 
 def _is_test_set(run: Path, dataset: DataSet) -> bool:
@@ -282,7 +283,7 @@ def parse_thresholds(texts: Sequence[str], names: Sequence[str]) -> dict[str, fl
         >>> parse_thresholds(["0.3", "effusion=0.6"], ["oedema", "effusion"])
         {'oedema': 0.3, 'effusion': 0.6}
     """
-    found: dict[str, float] = {}
+    thresholds: dict[str, float] = {}
     for text in texts:
         name, _, value = text.rpartition("=")
         if name and name not in names:
@@ -294,8 +295,8 @@ def parse_thresholds(texts: Sequence[str], names: Sequence[str]) -> dict[str, fl
             threshold = math.nan
         if not 0 < threshold < 1:
             raise ArgumentError(f"--threshold must be like 0.3 or NAME=0.3, got {text!r}")
-        found |= {name: threshold} if name else dict.fromkeys(names, threshold)
-    return found
+        thresholds |= {name: threshold} if name else dict.fromkeys(names, threshold)
+    return thresholds
 
 
 def show(dataset: DataSet, result: Evaluation, words: Words) -> None:
@@ -305,7 +306,8 @@ def show(dataset: DataSet, result: Evaluation, words: Words) -> None:
     kind = "Wilson" if metric == "accuracy" else "bootstrap"
     values[main] += f" {_interval(metric, result.interval)} (95% {kind})"
     values["best constant"] = f"{main} {metric_text(metric, result.trivial)}"
-    at = {name: one["threshold"] for name, one in result.classes.items() if "threshold" in one}
+    scores_by_class = {name: one.scores for name, one in result.classes.items()}
+    at = {k: one["threshold"] for k, one in scores_by_class.items() if "threshold" in one}
     if at:  # one of all findings, or each one's: a column would make the table too wide
         same = len(set(at.values())) == 1
         listed = [f"{name} {value:.3f}" for name, value in at.items()]
@@ -313,24 +315,24 @@ def show(dataset: DataSet, result: Evaluation, words: Words) -> None:
     say(facts({"data": f"{dataset.name}, {len(dataset)} records", **values}))
     if result.classes:
         heading = "recognised" if metric == "accuracy" else main
-        others = [k for k in next(iter(result.classes.values())) if k not in _NOT_COLUMNS]
+        others = [k for k in next(iter(scores_by_class.values())) if k not in _NOT_COLUMNS]
         rows = [
-            (label, one["count"], _with_interval(metric, one["value"], one.get("interval")),
-             *(metric_text(k, one[k]) for k in others))
+            (label, one.count, _with_interval(metric, one.scores["value"], one.interval),
+             *(metric_text(k, one.scores[k]) for k in others))
             for label, one in result.classes.items()
         ]  # fmt: skip
         say(table(("class", words.counted, heading, *map(_narrow, others)), rows))
     for column, groups in result.groups.items():
         worst, names = result.worst(column), list(result.scores)
         rows = [
-            (f"{group or '(none)'}{' <- worst' if group == worst else ''}", one["count"],
-             _with_interval(metric, one[metric], one.get("interval")),
-             *(metric_text(k, one[k]) for k in names if k != metric))
+            (f"{group or '(none)'}{' <- worst' if group == worst else ''}", one.count,
+             _with_interval(metric, one.scores[metric], one.interval),
+             *(metric_text(k, one.scores[k]) for k in names if k != metric))
             for group, one in groups.items()
         ]  # fmt: skip
         header = (column, "records", *map(_narrow, names))
         say(table(header, rows, title=f"by {column}; the worst is {worst}"))
-    confusion = result.figures.get("confusion", ())
+    confusion = result.figures.get("confusion", [])
     if confusion and len(confusion) <= _MOST_COLUMNS and words.counted == "records":
         rows = [(name, *row) for name, row in zip(result.classes, confusion, strict=True)]
         say(table(("label \\ predicted", *result.classes), rows))

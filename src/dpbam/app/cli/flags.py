@@ -44,10 +44,10 @@ def with_flags(
     @functools.wraps(command)
     def wrapped(**values: Any) -> None:
         values.pop(HELP_ALL, None)
-        found = {one.name: (one, values.pop(one.name)) for one in taken}
-        given = {k: one.parse(v) for k, (one, v) in found.items() if v is not None and v != []}
+        texts = {one.name: (one, values.pop(one.name)) for one in taken}
+        flags = {k: one.parse(v) for k, (one, v) in texts.items() if v is not None and v != []}
         try:
-            command(flags=given, **values)
+            command(flags=flags, **values)
         except DPBAMError as error:
             if error.args and isinstance(error.args[0], str):
                 typed = as_typed(error.args[0], _flags_of(taken, values.get("config")))
@@ -55,8 +55,8 @@ def with_flags(
             raise
 
     taken = [one for one in settings(model) if one.flag and one.name not in leave_out]
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    parameters = [p for p in own if p.name != "flags"] + [_parameter(one) for one in taken]
+    of_command = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [p for p in of_command if p.name != "flags"] + [_parameter(one) for one in taken]
     if len(parameters) > _FEW:
         parameters.append(_help_all(len(parameters)))
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
@@ -97,7 +97,7 @@ def _help_all(count: int) -> inspect.Parameter:
     return inspect.Parameter(HELP_ALL, keyword, default=False, annotation=annotation)
 
 
-def merged(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+def merged(file: Path | None, flags: Mapping[str, object]) -> dict[str, object]:
     """Return the values of a configuration file, if there is one, overridden by the flags.
 
     A flag also replaces its alternative: ``--noise-multiplier`` a file's epsilon.
@@ -131,9 +131,9 @@ def as_typed(message: str, flags: Mapping[str, str]) -> str:
     def typed(match: re.Match[str]) -> str:
         return re.sub(rf"\b(?:{words})\b", lambda m: flags[m[0]], match[0])
 
-    several = rf"{start}(?:{words}) (?:and|or) (?:{words})\b"
+    pair = rf"{start}(?:{words}) (?:and|or) (?:{words})\b"
     one = rf"{start}(?:{words}){stop}|(?<![\w'./-])(?:{long})(?![\w'./=-])"
-    return re.sub(f"{several}|{one}", typed, message)
+    return re.sub(f"{pair}|{one}", typed, message)
 
 
 def _flags_of(taken: Sequence[Setting], file: Path | None) -> dict[str, str]:
@@ -144,7 +144,7 @@ def _flags_of(taken: Sequence[Setting], file: Path | None) -> dict[str, str]:
     return {one.name: one.flag for one in taken if one.name not in written}
 
 
-def _effective(config: RunConfig, flags: Mapping[str, Any]) -> RunConfig:
+def _effective(config: RunConfig, flags: Mapping[str, object]) -> RunConfig:
     """Refuse a flag that does nothing together with the other settings."""
     values = config.model_dump()
     if config.model == AUTO and "optimizer" not in config.model_fields_set:
@@ -161,15 +161,15 @@ def _effective(config: RunConfig, flags: Mapping[str, Any]) -> RunConfig:
 
 def run_config(
     file: Path | None,
-    flags: Mapping[str, Any],
+    flags: Mapping[str, object],
     *,
-    default: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    default: Callable[[Mapping[str, object]], Mapping[str, object]] = dict,
 ) -> RunConfig:
     """Return the configuration of a file and flags; ``default`` may add what both leave out."""
     return _effective(RunConfig.from_mapping(default(merged(file, flags))), flags)
 
 
-def resumed_config(run: Path, flags: Mapping[str, Any]) -> RunConfig:
+def resumed_config(run: Path, flags: Mapping[str, object]) -> RunConfig:
     """Return the configuration of the run in a folder, overridden by the flags."""
     stored = stored_config(run)
     check_code(stored.to_mapping(), flags, run)

@@ -147,8 +147,8 @@ class RunsDisplay:
         self._done[index] = self._costs[index]
         self._finished += 1
         self._update("")
-        found = f"{metric_text(result.metric, result.score)} in {result.seconds:.0f} s"
-        say(f"{self._count} {self._names[index]}: {found}", screen=self._bar.console)
+        outcome = f"{metric_text(result.metric, result.score)} in {result.seconds:.0f} s"
+        say(f"{self._count} {self._names[index]}: {outcome}", screen=self._bar.console)
 
     @property
     def _count(self) -> str:
@@ -219,15 +219,17 @@ class LiveReporter(Reporter):
         if self._task is None:
             return
         self._latest, loss = report, report.non_private_loss
-        fields: dict[str, Any] = {
-            "epoch": f"{report.epoch:.1f}/{self._epochs:.0f}",
-            "loss": "" if loss is None else f"loss {loss:.3f} (do not share)",
-        }
         began = time.monotonic()
         if not isinstance(self._bar, LoggedProgress) and began >= self._next_epsilon:
-            fields["epsilon"] = f"{self._spent_at(report)} at step {report.step}"
+            spent = f"{self._spent_at(report)} at step {report.step}"
+            self._bar.update(self._task, epsilon=spent)
             self._next_epsilon = began + max(1.0, 20 * (time.monotonic() - began))
-        self._bar.update(self._task, completed=report.step, **fields)
+        self._bar.update(
+            self._task,
+            completed=report.step,
+            epoch=f"{report.epoch:.1f}/{self._epochs:.0f}",
+            loss="" if loss is None else f"loss {loss:.3f} (do not share)",
+        )
 
     def _line(self, task: Task) -> str:
         """Return a line about the latest step, without the loss, which privacy does not protect."""

@@ -9,7 +9,7 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -32,7 +32,7 @@ from dpbam.training.events import Reporter
 
 @settings_as_flags()
 def train(
-    flags: dict[str, Any],
+    flags: dict[str, object],
     config: ConfigFile = None,
     out: Annotated[Path | None, option("The run folder. By default a new one in runs/.")] = None,
     resume: Annotated[bool, option("Resume the run in --out.", "--resume")] = False,
@@ -97,7 +97,7 @@ def _show_result(result: RunResult, settings: RunConfig, quiet: bool, json_lines
 
 
 def _asked(
-    config: Path | None, flags: dict[str, Any], out: Path | None, resume: bool
+    config: Path | None, flags: dict[str, object], out: Path | None, resume: bool
 ) -> tuple[RunConfig, Path, bool]:
     """Return settings, folder, and whether to resume: also when torchrun restarts the process."""
     if out is None and launched():
@@ -110,7 +110,7 @@ def _asked(
 
 
 def _settings(
-    config: Path | None, flags: dict[str, Any], out: Path | None, resume: bool
+    config: Path | None, flags: dict[str, object], out: Path | None, resume: bool
 ) -> RunConfig:
     if not resume:
         return run_config(config, flags, default=with_default_model)
@@ -197,12 +197,12 @@ def _uselessness(result: RunResult, settings: RunConfig) -> str:
     )
 
 
-def _end(result: RunResult) -> dict[str, Any]:
+def _end(result: RunResult) -> dict[str, object]:
     last = result.evaluations[-1]
     return {
         "status": result.status,
         **last.scores,
-        **{name: one.own for name, one in last.compared.items()},
+        **{name: one.score for name, one in last.compared.items()},
         "best_constant": {name: one.constant for name, one in last.compared.items()},
         "useless": last.useless,
         "epsilon": result.epsilon,
@@ -222,7 +222,7 @@ def _summary(result: RunResult, settings: RunConfig) -> dict[str, object]:
         f"{metric_text(last.metric, last.score)} of {last.records} test records"
     )
     for name, one in last.compared.items():
-        rows.setdefault(metric_label(name), metric_text(name, one.own))
+        rows.setdefault(metric_label(name), metric_text(name, one.score))
     rows["best constant"] = ", ".join(
         f"{metric_label(name)} {metric_text(name, one.constant)}"
         for name, one in last.compared.items()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Literal, get_origin
 
 from dpbam import _validate
 from dpbam._names import AUTO, did_you_mean
@@ -128,7 +128,7 @@ class Comparison:
         charges = [charge for run in private for charge in run.charges]
         return total_epsilon(charges, private[0].delta, accountant=private[0].plan.accountant)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "contenders": {
                 name: {
@@ -143,7 +143,7 @@ class Comparison:
         }
 
 
-def _row(run: RunResult) -> dict[str, Any]:
+def _row(run: RunResult) -> dict[str, object]:
     return {
         "name": run.arm,
         "seed": run.seed,
@@ -162,7 +162,7 @@ def _row(run: RunResult) -> dict[str, Any]:
 
 
 def plan_runs(
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     contenders: Sequence[Contender],
     seeds: Sequence[int],
     out: Path,
@@ -255,12 +255,12 @@ def noise_seed(seed: int, name: str) -> int:
 
 
 def _config(
-    shared: Mapping[str, Any], contender: Contender, seed: int, share_noise: bool
+    shared: Mapping[str, object], contender: Contender, seed: int, share_noise: bool
 ) -> RunConfig:
-    values = {**shared, "method": contender.method, "seed": seed}
+    values: dict[str, object] = {**shared, "method": contender.method, "seed": seed}
     of_method = {"lam": contender.lam, "gradient": contender.gradient}
     values |= {field: value for field, value in of_method.items() if value is not None}
-    values |= _given(contender.settings)
+    values |= _parse_settings(contender.settings)
     if contender.method == REFERENCE:
         values = {k: v for k, v in values.items() if k not in _PAID}
     elif not share_noise:
@@ -268,9 +268,10 @@ def _config(
     return RunConfig.from_mapping(values)
 
 
-def _given(texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _parse_settings(texts: Sequence[tuple[str, str]]) -> dict[str, object]:
     """Read a contender's own settings as their flags would be."""
-    flags, parsed = {one.flag.removeprefix("--"): one for one in settings(RunConfig)}, {}
+    flags = {one.flag.removeprefix("--"): one for one in settings(RunConfig)}
+    parsed: dict[str, object] = {}
     for name in dict(texts):
         if name not in flags:
             raise ConfigError(f"{name} is unknown: {did_you_mean(name, flags)}")

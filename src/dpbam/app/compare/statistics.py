@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dpbam.errors import ArgumentError
 
@@ -64,7 +64,7 @@ class Estimate:
         d = brentq(lambda d: nct.sf(critical, freedom, d) - POWER, 0.1, 5 * critical)
         return float(d) * self.deviation / math.sqrt(self.count)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, float]:
         """Return plain values for JSON, with effect size and smallest detectable difference."""
         return {
             **asdict(self),
