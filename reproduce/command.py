@@ -208,8 +208,10 @@ def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> No
         result = outcome(experiment, scale, out, seeds)
         if result is not None:
             write_figures(result, docs.parent / STUDIES / scale, formats=(".svg",))
-            write_atomic(docs / f"{experiment}.md", write(result))
-            console().print(f"Written: {docs / f'{experiment}.md'}", markup=False, soft_wrap=True)
+            path = docs.parent / (EXPERIMENTS[experiment].page_path or f"{STUDIES}/{experiment}.md")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, write(result))
+            console().print(f"Written: {path}", markup=False, soft_wrap=True)
         return
     names = PAPERS if experiment == ALL else [experiment]
     paths = write_pages({s: outcomes(names, s, out, seeds) for s in PAGE_SCALES}, docs)

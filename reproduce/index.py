@@ -30,6 +30,7 @@ class Experiment:
     desk: tuple[str, ...] = ()
     full: tuple[str, ...] = ()
     page: Callable[[Outcome], str] | None = None
+    page_path: str | None = None  # in the repository; reproduce/pages/NAME.md by default
 
     @property
     def scales(self) -> list[str]:
@@ -89,7 +90,9 @@ EXPERIMENTS: dict[str, Experiment] = {
     "bias-methods": Experiment(
         rivals.bias_methods, desk=("tune-bias-methods", "bias-methods"), page=rivals.page
     ),
-    "laptop": Experiment(laptop_page.laptop, desk=("laptop",), page=laptop_page.page),
+    "laptop": Experiment(
+        laptop_page.laptop, desk=("laptop",), page=laptop_page.page, page_path="docs/how-good.md"
+    ),
     "when": Experiment(
         when.when,
         desk=(

@@ -41,7 +41,7 @@ _DETAILS = """\
 |---|---|
 | [desk scale](../reproduce/pages/desk.md) | every table, figure and verdict; when BAM helps |
 | [pocket scale](../reproduce/pages/pocket.md) | a test of the machinery, too small to judge |
-| [methods compared](bias-methods.md) | other methods against clipping bias |
+| [methods compared](../reproduce/pages/bias-methods.md) | other methods against clipping bias |
 | [reproducing](reproduce.md) | the commands, and recipes of your own |
 
 This page and its details are written by `python -m reproduce all --docs docs` from the records in

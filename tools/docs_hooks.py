@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from docs_site import command_line, configuration, guarantees, maths, sources
+from docs_site import command_line, configuration, guarantees, maths, reference, sources
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -28,6 +28,7 @@ def on_files(files: Files, config: Any) -> Files:
         if file.abs_src_path
     }
     made = {target: _of_the_root(path) for path, target in ELSEWHERE.items()}
+    made |= reference.pages()
     made["reference/command-line.md"] = command_line.page()
     made["reference/configuration.md"] = configuration.page()
     made["guarantees.md"] = texts["guarantees.md"] = guarantees.page()

@@ -160,5 +160,5 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     names = public_names()
     assert len(names) > 150
     assert set(dpbam._HOME.values()) <= {home for home, _ in names}
-    assert not missing(names, described), "add it to docs/reference"
+    assert not missing(names, described), "add it to tools/docs_site/reference.py"
     assert missing([("dpbam.nn", "Coffee")], described) == ["dpbam.nn.Coffee"]

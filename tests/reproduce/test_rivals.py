@@ -69,7 +69,7 @@ def test_the_rule_extends_the_edge_and_then_varies_the_own_setting() -> None:
 def test_the_page_is_generated_from_the_records() -> None:
     found = outcome("bias-methods", "desk", RESULTS)
     assert found is not None
-    assert (ROOT / "docs/bias-methods.md").read_text(encoding="utf-8") == page(found)
+    assert (ROOT / "reproduce/pages/bias-methods.md").read_text(encoding="utf-8") == page(found)
 
 
 def test_a_changed_record_would_be_noticed(studies: list[Study]) -> None:
@@ -77,7 +77,7 @@ def test_a_changed_record_would_be_noticed(studies: list[Study]) -> None:
     trials, study = studies
     first, *others = study.records
     planted = replace(study, records=[replace(first, accuracy=first.accuracy + 0.01), *others])
-    text = (ROOT / "docs/bias-methods.md").read_text(encoding="utf-8")
+    text = (ROOT / "reproduce/pages/bias-methods.md").read_text(encoding="utf-8")
     assert page(bias_methods([trials, planted])) != text
 
 
