@@ -84,6 +84,8 @@ difference would have to be.
 PAGE_SCALES = tuple(_SCALES)
 #: The folder of the study pages, next to the documentation's.
 STUDIES = "reproduce/pages"
+#: Scales whose page has pictures; that of a test of the machinery has tables alone.
+PICTURED = ("desk",)
 OPENING = (("pooled", "pooled"), ("fig2", "fig2-resnet9"), ("fig2", "fig2"))
 Outcomes = Mapping[str, Outcome | None]
 
@@ -101,8 +103,8 @@ def write_outcome(outcome: Outcome, folder: Path, scale: str = "pocket") -> list
 def write_pages(by_scale: Mapping[str, Outcomes], docs: Path) -> list[Path]:
     """Write ``DOCS/results.md``, and next to ``DOCS`` the study pages with their figures."""
     studies = docs.parent / STUDIES
-    for scale, outcomes in by_scale.items():
-        for outcome in outcomes.values():
+    for scale in PICTURED:
+        for outcome in by_scale.get(scale, {}).values():
             if outcome is not None:
                 write_figures(outcome, studies / scale, formats=(".svg",))
     paths = []
@@ -152,7 +154,8 @@ def _of_scale(scale: str, outcomes: Outcomes) -> str:
         parts.append(f"No record yet: {', '.join(empty)}.\n")
     if any(one.claims for one in reported):
         parts.append(_verdicts({one.name: list(one.claims) for one in reported}))
-    return "\n".join([*parts, *(section(one, f"{scale}/", scale) for one in reported)])
+    figures = f"{scale}/" if scale in PICTURED else None
+    return "\n".join([*parts, *(section(one, figures, scale) for one in reported)])
 
 
 def _verdicts(claims: Mapping[str, list[Claim]]) -> str:
@@ -170,12 +173,17 @@ def claims_table(claims: Mapping[str, list[Claim]]) -> str:
     return TextTable(("", "claim", "verdict", "difference"), rows).to_markdown()
 
 
-def section(outcome: Outcome, figures: str, scale: str = "pocket") -> str:
-    """Return the part of one experiment; ``figures`` is the path from the page to its figures."""
+def section(outcome: Outcome, figures: str | None, scale: str = "pocket") -> str:
+    """Return the part of one experiment.
+
+    ``figures`` is the path from the page to its figures; None leaves them out. A page of its own,
+    with the figures next to it, also has the claims.
+    """
     parts = [f"## {outcome.title}"]
-    parts += [f"![{figure.caption}]({figures}{figure.name}.svg)" for figure in outcome.figures]
+    if figures is not None:
+        parts += [f"![{figure.caption}]({figures}{figure.name}.svg)" for figure in outcome.figures]
     parts += [table.to_markdown() for table in outcome.tables]
-    if outcome.claims and not figures:
+    if outcome.claims and figures == "":
         parts.append(claims_table({outcome.name: list(outcome.claims)}))
     parts += [_wrapped(note) for note in outcome.notes]
     parts.append(_provenance(outcome, scale))

@@ -446,3 +446,36 @@ def test_memory_of_a_sum_is_used_again_without_what_was_in_it() -> None:
     assert max(float(p.grad.abs().max()) for p in model.parameters()) > 1e-3
     oracle.backward(x[:0], y[:0])
     assert max(float(p.grad.abs().max()) for p in model.parameters()) < 1e-6
+
+
+def test_parameters_that_the_optimiser_does_not_have_are_named_once() -> None:
+    model = smooth_net()
+    oracle = sized_oracle(model, cross_entropy, private_plan(), seed=0)
+    optimizer = torch.optim.Adam(model[0].parameters(), lr=0.1)
+    oracle.backward(*samples(9))
+    optimizer.step()
+    assert oracle.unmoved() == ["2.weight", "2.bias"]
+    with pytest.warns(UserWarning, match=r"2 of 4 trained parameters did not move .* 2\.weight"):
+        oracle.backward(*samples(10))
+    optimizer.step()
+    oracle.backward(*samples(9))  # no second warning: tests fail on any
+
+
+def test_nothing_is_reported_when_all_move() -> None:
+    model = smooth_net()
+    oracle = sized_oracle(model, cross_entropy, private_plan(), seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for size in (9, 10):
+        oracle.backward(*samples(size))
+        optimizer.step()
+    assert oracle.unmoved() == []
+
+
+def test_a_write_through_data_counts_as_a_move() -> None:
+    """Some optimisers write to ``.data``, which torch does not count as a change."""
+    model = smooth_net()
+    oracle = sized_oracle(model, cross_entropy, private_plan(), seed=0)
+    oracle.backward(*samples(9))
+    for parameter in model[0].parameters():
+        parameter.data.add_(parameter.grad)
+    assert oracle.unmoved() == ["2.weight", "2.bias"]

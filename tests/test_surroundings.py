@@ -7,10 +7,12 @@ import locale
 import logging
 import multiprocessing
 import os
+import random
 import secrets
 import signal
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -182,3 +184,39 @@ def test_a_leak_fails_the_test_that_leaves_it(request: pytest.FixtureRequest) ->
     with pytest.raises(AssertionError, match=sentence), surroundings.unchanged():
         undo = set_variable()
     undo()
+
+
+Drawn = tuple[int, float, float, float]
+
+
+def draw() -> Drawn:
+    """One number of each generator."""
+    legacy = float(np.random.rand())  # noqa: NPY002
+    return secrets.randbits(64), random.random(), legacy, float(torch.rand(()))
+
+
+def expected(name: str) -> Drawn:
+    legacy = np.random.RandomState(zlib.crc32(name.encode()))
+    entropy, own = random.Random(name), random.Random(name)
+    torchs = torch.rand((), generator=torch.Generator().manual_seed(0))
+    return entropy.getrandbits(64), own.random(), float(legacy.rand()), float(torchs)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Drawn:
+    return draw()
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_draws_are_a_function_of_the_name(turn: int, request: pytest.FixtureRequest) -> None:
+    assert draw() == expected(request.node.nodeid)
+    assert draw() != expected(request.node.nodeid)
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_shared_fixture_draws_the_same_whoever_asks_first(
+    turn: int, shared: Drawn, request: pytest.FixtureRequest
+) -> None:
+    module = request.node.nodeid.partition("::")[0]
+    assert shared == expected(f"{module} shared")
+    assert draw() == expected(request.node.nodeid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -73,3 +74,11 @@ def test_every_picture_is_valid_and_named(figures: ModuleType) -> None:
         root = ElementTree.parse(path).getroot()
         assert root.attrib["aria-label"]
         assert "http" not in path.read_text().replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_page_has_the_table_of_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+    study = runpy.run_path(str(ROOT / "examples" / "public_encoder.py"))
+    study["table"]()
+    printed = capsys.readouterr().out
+    assert printed in (ROOT / "docs" / "how-good.md").read_text()
+    assert len(study["records"]("compare")) == len(study["ARMS"]) * len(study["SEEDS"])

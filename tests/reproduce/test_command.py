@@ -40,7 +40,7 @@ def test_from_nothing_to_a_verdict_and_not_twice(place, reproduce):
     result = json.loads((place / "reproduce" / "results" / "pocket" / "fig2.json").read_text())
     assert result["provenance"]["runs"] == 3
     assert "## Figure 2" in (place / "reproduce" / "pages" / "pocket.md").read_text()
-    assert (place / "reproduce" / "pages" / "pocket" / "fig2.svg").exists()
+    assert (place / "reproduce" / "results" / "pocket" / "fig2.svg").exists()
     assert "No record yet: `fig2`" in (place / "reproduce" / "pages" / "desk.md").read_text()
     again = reproduce("fig2")
     assert again.code == 0

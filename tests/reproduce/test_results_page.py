@@ -77,7 +77,7 @@ def test_a_changed_record_would_be_noticed():
     planted = [replace(records[0], accuracy=records[0].accuracy + 0.01), *records[1:]]
     text = (STUDIES / "pocket.md").read_text(encoding="utf-8")
     true, false = (
-        section(figure2([Study(recipe, found, len(recipe.runs()))]), "pocket/")
+        section(figure2([Study(recipe, found, len(recipe.runs()))]), None)
         for found in (records, planted)
     )
     assert true in text
@@ -90,7 +90,7 @@ def test_the_pages_figures_are_there(generated):
         for name, text in generated.items()
         for figure in re.findall(r"\]\(([^)]+\.svg)\)", text)
     ]
-    assert len(figures) >= 20
+    assert len(figures) >= 10
     for figure in figures:
         assert figure.stat().st_size > 100
 

@@ -12,10 +12,12 @@ from dpbam.errors import PlanViolationError
 from dpbam.methods import BAM, DPSAT, SAM
 from dpbam.nn import build_model
 from dpbam.oracle import PrivateGradientOracle
+from dpbam.params import evaluating
 from dpbam.privacy.clipping import FlatClipping
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.training import trainer as trainer_module
 from dpbam.training.averaging import WeightAverage, dense
+from dpbam.training.evaluation import predict_logits
 from dpbam.training.events import Reporter
 from dpbam.training.trainer import EpsilonCurve, Trainer, augmentation, evaluation_steps
 from support import noticed_sums
@@ -314,3 +316,29 @@ def test_the_displayed_epsilon_is_an_upper_bound_on_a_coarse_grid():
 def test_evaluation_steps():
     plan = PrivacyPlan(n=1000, batch_size=300, steps=50, noise_multiplier=1.0, delta=1e-4)
     assert [evaluation_steps(plan, e) for e in (None, 1, 3)] == [5, 3, 10]
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop, self.linear = nn.Dropout(0.5), nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.linear(self.drop(x.flatten(1)))
+
+
+def test_all_records_in_order_whatever_the_batch():
+    model, test = Model(), load("digits", split="test")
+    logits, labels = predict_logits(model, test, rows=100)
+    images, expected = test.batch(torch.arange(len(test)))
+    model.eval()
+    assert torch.allclose(logits, model(to_float(images)).detach(), atol=1e-5)
+    assert torch.equal(labels, expected)
+
+
+def test_every_module_keeps_its_mode():
+    model = Model()
+    model.linear.eval()
+    with evaluating(model):
+        assert not model.drop.training
+    assert (model.training, model.drop.training, model.linear.training) == (True, True, False)

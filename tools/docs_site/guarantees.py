@@ -40,7 +40,8 @@ HELPERS = {
     "replace_quietly", "Query", "epoch_steps", "default_delta", "unclipped",
     "check_norm", "make_clipping", "make_noise", "ReleasedStatistics", "Charge", "checked",
     "accountant_version", "quiet", "Losses", "GaussianBound", "Entry", "preview", "note",
-    "release_reservation", "stored_ledger", "check_steps", "WriterLock",
+    "release_reservation", "stored_ledger", "check_steps", "WriterLock", "BudgetFile",
+    "BudgetPreview",
 }  # fmt: skip
 _HEAD = """# Guarantees
 
