@@ -169,8 +169,8 @@ def _better_than(study: Study, one: str, other: str, which: str, reading: Readin
         claims.append(_above(place, (one, other), difference, study, missed=missed))
         if study.recipe.resolution and (one, other, which) == ("bam", "dp-sgd", ""):
             claims.append(_same(place, difference, study.recipe.resolution, missed=missed))
-    if len(each) > 1 and _seeds(each, one, other):
-        difference = _over_cells(each, one, other, reading)
+    if len(each) > 1 and shared_seeds(each, one, other):
+        difference = over_cells(each, one, other, reading)
         missed = any(_missed(study, arms) for arms in each)
         place = f"{title}, all epsilons"
         claims.append(_above(place, (one, other), difference, study, missed=missed))
@@ -200,15 +200,15 @@ def _same(place: str, difference: Estimate, margin: float, *, missed: bool) -> C
     return Claim(text, "same", difference, "points", margin, floor_missed=missed)
 
 
-def _over_cells(cells: Sequence[Arms], one: str, other: str, reading: Reading) -> Estimate:
+def over_cells(cells: Sequence[Arms], one: str, other: str, reading: Reading) -> Estimate:
     """Average each seed's difference over the grid, then estimate the mean over the seeds."""
     return estimate([
         sum(reading(a[one][seed]) - reading(a[other][seed]) for a in cells) / len(cells)
-        for seed in _seeds(cells, one, other)
+        for seed in shared_seeds(cells, one, other)
     ])  # fmt: skip
 
 
-def _seeds(cells: Sequence[Arms], one: str, other: str) -> list[int]:
+def shared_seeds(cells: Sequence[Arms], one: str, other: str) -> list[int]:
     """The seeds that both arms have in all cells."""
     return sorted(set.intersection(*(set(arms[a]) for arms in cells for a in (one, other))))
 

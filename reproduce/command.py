@@ -116,6 +116,8 @@ def run(
         _take_steps(recipes, steps, batch_size)
         return
     if not only_report:
+        if scale == "full":  # days of training: what it takes is said before it begins
+            _show_costs(recipes, out, seeds)
         _train(missing(recipes, out, seeds, only or (), _shard(shard), work), out, jobs)
         take_times(names, out)
     if experiment is None:
@@ -213,8 +215,7 @@ def _write_page(experiment: str, out: Path, docs: Path, seeds: int | None) -> No
             write_atomic(path, write(result))
             console().print(f"Written: {path}", markup=False, soft_wrap=True)
         return
-    names = PAPERS if experiment == ALL else [experiment]
-    paths = write_pages({s: outcomes(names, s, out, seeds) for s in PAGE_SCALES}, docs)
+    paths = write_pages({s: outcomes(PAPERS, s, out, seeds) for s in PAGE_SCALES}, docs)
     console().print(f"Written: {', '.join(map(str, paths))}", markup=False, soft_wrap=True)
 
 
@@ -246,9 +247,14 @@ def _show_costs(recipes: list[Recipe], out: Path, seeds: int | None) -> None:
         screen.print(table(header, rows, title=f"{recipe.scale} {recipe.name}: {recipe.title}"))
         hours += sum(c.gpu_hours_left for c in costs)
         seconds += sum(c.seconds_left for c in costs)
+    missing = "nothing"
+    if seconds:
+        missing = (
+            f"{duration(seconds)} on this machine, one run after the other, or {hours:.3g} GPU "
+            f"hours on {GPU}"
+        )
     screen.print(
-        f"Missing: {duration(seconds)} on this machine, one run after the other, or {hours:.3g} "
-        f"GPU hours on {GPU}. Passes: images forward and backward in a run. Memory: for that many "
+        f"Missing: {missing}. Passes: images forward and backward in a run. Memory: for that many "
         "rows at once. FLOPs and the time here: of a step on blank images, scaled to a run.",
         markup=False, soft_wrap=True,
     )  # fmt: skip
@@ -263,13 +269,13 @@ def _take_steps(recipes: list[Recipe], steps: int, batch_size: int | None) -> No
     for recipe in recipes:
         for run in recipe.runs(1)[: len(recipe.arms)]:
             try:
-                taken = take_steps(run.config, steps, batch_size)
+                trial = take_steps(run.config, steps, recipe.images, batch_size)
             except DataError as error:
                 screen.print(f"{recipe.name}: {error}", markup=False, soft_wrap=True)
                 break
-            losses = ", ".join(f"{before:.3f} -> {after:.3f}" for before, after in taken.losses)
+            losses = ", ".join(f"{before:.3f} -> {after:.3f}" for before, after in trial.losses)
             screen.print(
-                f"{recipe.scale} {recipe.name}, {run.arm}: {steps} steps of {taken.rows} images, "
-                f"loss {losses}, epsilon {up(taken.epsilon)}",
+                f"{recipe.scale} {recipe.name}, {run.arm}: {steps} steps of {trial.rows} images "
+                f"in {trial.seconds:.0f} s, loss {losses}, epsilon {up(trial.epsilon)}",
                 markup=False, soft_wrap=True,
             )  # fmt: skip

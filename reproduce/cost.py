@@ -13,6 +13,7 @@ method shows in its FLOPs.
 from __future__ import annotations
 
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -189,38 +190,53 @@ def _blank(recipe: Recipe, folder: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A few steps: rows, losses on images of each batch (not to be shared), and their epsilon."""
+class Trial:
+    """A few steps of a run, whose model is discarded.
+
+    Attributes:
+        rows: images of each step.
+        losses: before and after each step, on images of its batch: not to be shared.
+        epsilon: spent by the steps.
+        seconds: that the steps took.
+    """
 
     rows: list[int]
     losses: list[tuple[float, float]]
     epsilon: float
+    seconds: float
 
 
-def take_steps(config: RunConfig, steps: int, batch_size: int | None = None) -> Taken:
+def take_steps(config: RunConfig, steps: int, images: int, batch_size: int | None = None) -> Trial:
     """Take real steps of a run on its real data, and discard the model.
 
     Args:
         config: of the run.
         steps: how many.
+        images: in the training set, on which the run's noise depends.
         batch_size: smaller than the run's, with the run's noise, where its own takes hours.
     """
-    prepared = prepare(config)
     if batch_size is not None:
-        sigma = prepared.plan.noise_multiplier
-        small = {"batch_size": batch_size, "epsilon": None, "noise_multiplier": sigma}
-        prepared = prepare(config.replace(**small))
+        # With the number of rows set, the engine does not try how many fit into memory: at full
+        # width, with 16 views, that took five times as long as two steps.
+        config = config.replace(
+            batch_size=batch_size,
+            physical_batch_size=4 * batch_size,
+            epsilon=None,
+            noise_multiplier=config.plan(images).noise_multiplier,
+        )
+    prepared = prepare(config)
     oracle = prepared.oracle()
     optimizer = prepared.trainer(oracle, Reporter()).optimizer
     batches = oracle.batches(prepared.train, units=prepared.units)
-    rows, losses = [], []
-    for images, labels, units in islice(batches, steps):
-        before = _loss(prepared, images, labels)
-        oracle.backward(images, labels, units)
+    rows, losses, seconds = [], [], 0.0
+    for inputs, labels, units in islice(batches, steps):
+        before, start = _loss(prepared, inputs, labels), time.perf_counter()
+        oracle.backward(inputs, labels, units)
         optimizer.step()
+        seconds += time.perf_counter() - start
         rows.append(len(labels))
-        losses.append((before, _loss(prepared, images, labels)))
-    return Taken(rows, losses, oracle.ledger.epsilon())
+        losses.append((before, _loss(prepared, inputs, labels)))
+    return Trial(rows, losses, oracle.ledger.epsilon(), seconds)
 
 
 def _loss(prepared: Prepared, images: Tensor, labels: Tensor) -> float:

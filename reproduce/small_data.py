@@ -24,7 +24,8 @@ from dpbam.data import DataError, DataSet, data_root, from_arrays, load
 
 Images = NDArray[np.uint8]
 HELD_OUT = 10  # every tenth training image serves as the test set of tuning
-RARE = (2, 5, 8)  # bird, dog, ship: the classes that the imbalanced sets have few records of
+RARE = (2, 5, 8)  # bird, dog, ship: the rare classes of the imbalanced sets
+RARITY = 2  # of their records one in so many is in the training set
 PNEUMONIA = "DPBAM_PNEUMONIA"
 
 
@@ -63,7 +64,7 @@ def cifar10_8x8_tuning(split: str) -> DataSet:
 
 @cache
 def cifar10_8x8_imbalanced(split: str) -> DataSet:
-    """Return :func:`cifar10_8x8` with a tenth of the training images of the classes in `RARE`."""
+    """Return :func:`cifar10_8x8` with half of the training images of the rare classes."""
     dataset = cifar10_8x8(split)
     return dataset if split == "test" else _thinned(dataset)
 
@@ -76,12 +77,12 @@ def cifar10_8x8_imbalanced_tuning(split: str) -> DataSet:
 
 
 def _thinned(dataset: DataSet) -> DataSet:
-    """Keep the first tenth of the records of each rare class, and all records of the others."""
+    """Keep the first half of the records of each rare class, and all records of the others."""
     labels = np.asarray(dataset.labels)
     is_dropped = np.zeros(len(labels), dtype=bool)
     for rare in RARE:
         where = np.flatnonzero(labels == rare)
-        is_dropped[where[len(where) // 10 :]] = True
+        is_dropped[where[len(where) // RARITY :]] = True
     return _set(dataset, *_arrays(dataset, np.flatnonzero(~is_dropped)))
 
 

@@ -40,8 +40,22 @@ def test_twice_the_epochs_cost_twice_as_much(tmp_path):
 
 def test_real_steps_are_taken_on_real_data(tmp_path):
     recipe = tiny(tmp_path)
-    taken = take_steps(recipe.runs()[0].config, 2)
-    assert len(taken.rows) == len(taken.losses) == 2
-    assert all(30 < rows < 110 for rows in taken.rows)  # Poisson around 64
-    assert all(before != after for before, after in taken.losses)
-    assert 0 < taken.epsilon < 10
+    trial = take_steps(recipe.runs()[0].config, 2, recipe.images)
+    assert len(trial.rows) == len(trial.losses) == 2
+    assert all(30 < rows < 110 for rows in trial.rows)  # Poisson around 64
+    assert all(before != after for before, after in trial.losses)
+    assert 0 < trial.epsilon < 10
+
+
+def test_a_trial_of_few_images_has_the_noise_of_the_run_and_tries_no_sizes(tmp_path, monkeypatch):
+    """At full width the engine's search for a physical batch size took most of a trial."""
+    monkeypatch.setattr(
+        "dpbam.engines.memory.physical_batch_size", None
+    )  # would fail if it were called
+    recipe = tiny(tmp_path)
+    config = recipe.runs()[0].config.replace(noise_multiplier=None, epsilon=2.0)
+    trial, spent = (take_steps(config.replace(seed=seed), 2, recipe.images, 8) for seed in (0, 1))
+    assert all(rows < 30 for rows in trial.rows)  # Poisson around 8
+    sigma = config.plan(recipe.images).noise_multiplier
+    small = config.replace(batch_size=8, noise_multiplier=sigma, epsilon=None, epochs=16 / 1438)
+    assert trial.epsilon == spent.epsilon == pytest.approx(small.plan(recipe.images).epsilon())

@@ -17,16 +17,16 @@ def halves():
     return {"first": is_first, "second": ~is_first}
 
 
-def test_rare_classes_keep_the_first_tenth_of_their_records_and_others_all():
+def test_rare_classes_keep_the_first_half_of_their_records_and_others_all():
     labels = np.arange(400) % 10
     pixels = np.arange(400, dtype=np.uint16).view(np.uint8).reshape(400, 1, 1, 2)
     thinned = small_data._thinned(from_arrays(pixels, labels))
     images, left = (values.numpy() for values in thinned.batch(np.arange(len(thinned))))
     counts = np.bincount(left, minlength=10)
-    assert [counts[k] for k in small_data.RARE] == [4, 4, 4]
-    assert len(left) == 7 * 40 + 3 * 4
+    assert [counts[k] for k in small_data.RARE] == [20, 20, 20]
+    assert len(left) == 7 * 40 + 3 * 20
     numbers = images.reshape(-1, 2).copy().view(np.uint16)[:, 0]
-    assert numbers[left == small_data.RARE[0]].tolist() == [2, 12, 22, 32]
+    assert numbers[left == small_data.RARE[0]].tolist() == list(range(2, 200, 10))
 
 
 def test_hard_records_are_half_of_each_class_whatever_their_confidence():
