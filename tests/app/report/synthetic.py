@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from dpbam.app.runs.files import to_toml
+import tomli_w
 
 #: figures of other tasks than single-label: test_task_figures.py has their runs
 TASK_FIGURES = ("roc", "predicted")
@@ -34,7 +34,7 @@ def write_run(
     }  # fmt: skip
     if seed is not None:
         config["seed"] = seed
-    (folder / "config.toml").write_text(to_toml(config))
+    (folder / "config.toml").write_text(tomli_w.dumps(config))
     if finished:
         _json(folder / "privacy-statement.json", statement(method, seed, q, steps, rng))
     facts = {"config": config, "sampling_rate": q, "delta": 1e-4, "noise_multiplier": 1.5}

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, model_validator
 
 from dpbam._names import AUTO, ENCODER, ONNX, has_fixed_features
-from dpbam.app.runs.files import to_toml
 from dpbam.app.runs.settings import (
     Count,
     Every,
@@ -503,7 +503,7 @@ class RunConfig(BaseModel):
 
     def to_toml(self) -> str:
         """Return every field that is not None, as TOML that :meth:`from_file` reads."""
-        return to_toml(self.to_mapping())
+        return tomli_w.dumps(self.to_mapping())
 
     def expected_batch(self, n: int) -> int:
         """Return the expected batch size on n units: as given, or the default."""

@@ -1,4 +1,4 @@
-"""The files of a run folder: written whole or not at all, JSON, TOML, their format, and locks.
+"""The files of a run folder: written whole or not at all, JSON, their format, and locks.
 
 A file's format is a number, so that another version can read or refuse it.
 """
@@ -6,16 +6,15 @@ A file's format is a number, so that another version can read or refuse it.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from pydantic import JsonValue
 
 from dpbam import _jsonl
@@ -23,7 +22,6 @@ from dpbam._jsonl import sync_folder
 from dpbam.app.runs.run import RunError
 
 FORMAT = 4  # CONTRIBUTING.md says when it grows
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -110,18 +108,22 @@ def locked(path: Path, *, busy: str | None = None) -> Iterator[None]:
         path: the lock file, created if missing.
         busy: the RunError if another process holds it; None waits for it.
     """
+    # the file stays: if it were removed, a process that waits for it and one that makes it anew
+    # could both hold "the" lock. No lock by a file's existence: one would survive a killed process
+    lock = FileLock(
+        path, mode=0o644, timeout=0 if busy else -1, preserve_lock_file=True, fallback_to_soft=False
+    )
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        path.parent.stat()  # a missing folder is an error, not made
+        lock.acquire()
+    except Timeout:
+        raise RunError(str(busy)) from None
     except OSError as error:
         raise disk_error(path, error) from error
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
-        except BlockingIOError:
-            raise RunError(str(busy)) from None
         yield
     finally:
-        os.close(handle)  # which frees the lock
+        lock.release()
 
 
 def check_format(path: Path, values: Mapping[str, Any]) -> None:
@@ -138,41 +140,3 @@ def check_format(path: Path, values: Mapping[str, Any]) -> None:
         return
     way = "use the dpbam that wrote it" if number else "restore it from a backup"
     raise RunError(f"{path} is of format {found!r}, and this dpbam reads format {FORMAT}: {way}")
-
-
-def to_toml(values: Mapping[str, Any]) -> str:
-    """Format names and plain values as TOML; a mapping within becomes a table, at the end.
-
-    (Python's own library only reads TOML.)
-
-    Example:
-        >>> print(to_toml({"lr": 0.1, "freeze": ["conv1.*"], "model_options": {"width": 0.25}}))
-        lr = 0.1
-        freeze = ["conv1.*"]
-        <BLANKLINE>
-        [model_options]
-        width = 0.25
-        <BLANKLINE>
-    """
-    flat = [f"{_key(k)} = {_value(v)}" for k, v in values.items() if not isinstance(v, Mapping)]
-    for name, table in values.items():
-        if isinstance(table, Mapping) and table:
-            flat += ["", f"[{_key(name)}]"]
-            flat += [f"{_key(k)} = {_value(v)}" for k, v in table.items()]
-    return "\n".join(flat) + "\n"
-
-
-def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else json.dumps(name)
-
-
-def _value(value: Any) -> str:
-    """Format one value: TOML's strings, numbers, booleans and arrays read as JSON's do."""
-    if isinstance(value, Mapping):
-        inner = ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items())
-        return "{" + inner + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return "inf" if value > 0 else "-inf"
-    return json.dumps(value).replace("\x7f", "\\u007f")
