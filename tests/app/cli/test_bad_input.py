@@ -234,10 +234,16 @@ def test_a_model_that_cannot_take_images_so_small(dpbam, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_delta_above_one_over_n_is_warned_of(dpbam):
-    ended = dpbam("train", *QUICK, "--delta", 0.01, "--dry-run")
-    assert ended.code == 0
-    assert ended.err.startswith("warning: delta 0.01 is above 1/n")
+@pytest.mark.parametrize("delta", [0.5, 0.01, 1 / 1438])
+def test_a_delta_of_one_over_n_or_more_is_refused_with_the_one_to_use(dpbam, tmp_path, delta):
+    ended = dpbam("train", *QUICK, "--delta", delta, "--out", tmp_path / "out")
+    one_sentence(ended, "is not below 1/n = 0.0007: it would allow publishing a record")
+    assert "leave it out, which means 1e-06 here" in ended.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_delta_below_one_over_n_is_taken(dpbam):
+    assert dpbam("train", *QUICK, "--delta", 0.999 / 1438, "--dry-run").code == 0
 
 
 def test_a_dry_run_gives_the_advice_that_needs_no_data(dpbam):

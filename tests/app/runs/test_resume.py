@@ -135,6 +135,22 @@ def test_the_first_checkpoint_comes_after_a_minute(tiny, tmp_path, monkeypatch):
     assert due == [False, True, False, True]
 
 
+@pytest.mark.parametrize(("saving", "every"), [(0.0, 1), (0.2, 20), (5.0, 60)])
+def test_by_default_checkpoints_take_a_hundredth_of_the_time(
+    tiny, tmp_path, monkeypatch, saving, every
+):
+    """A crash of a short run then loses seconds, not a minute, and all lost steps are paid for."""
+    config = tiny.replace(checkpoint_every=None, epochs=30)
+    session = _Session(RunFolder(tmp_path), {}, prepare(config), Reporter(), Ranks())
+    session._saved, session._has_checkpoint = (0.0, 1), True
+    session._saving_seconds = saving
+    due = []
+    for seconds in (0.99 * every, every):
+        monkeypatch.setattr(execution.time, "monotonic", lambda at=seconds: at)
+        due.append(session._is_due(step=3))
+    assert due == [False, True]
+
+
 def test_a_resumed_run_says_what_was_lost_and_where_it_will_end(tiny, tmp_path):
     config = tiny.replace(seed=None, noise_multiplier=None, epsilon=3.0)
     (message,), result = resumed_after_a_crash(config, tmp_path / "run")

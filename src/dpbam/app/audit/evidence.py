@@ -19,20 +19,20 @@ class Finding(NamedTuple):
     """One check: what was asked, whether it is right, and what was seen.
 
     Attributes:
-        missing: nothing is wrong, but there was nothing to check, such as no signature.
+        skipped: nothing is wrong, but there was nothing to check, such as no signature.
     """
 
     check: str
     right: bool
     seen: str
-    missing: bool = False
+    skipped: bool = False
 
     @property
     def state(self) -> str:
-        """What to show: "right", "wrong" or "missing"."""
+        """What to show: "right", "wrong" or "not checked"."""
         if not self.right:
             return "wrong"
-        return "missing" if self.missing else "right"
+        return "not checked" if self.skipped else "right"
 
 
 def _composable(sigma: float) -> float:

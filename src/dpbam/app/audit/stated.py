@@ -74,7 +74,8 @@ def _budget(e: Evidence) -> Iterator[Finding]:
         return
     what = "the budget counts this run as its ledger does"
     if not path.is_file():
-        yield Finding(what, True, f"not compared: {path} is not on this machine", True)
+        seen = f"the budget's file is not on this machine, so it was not compared: {path}"
+        yield Finding(what, True, seen, skipped=True)
         return
     try:
         budget = Budget(path)
@@ -114,7 +115,7 @@ def texts(folder: RunFolder, statement: Statement) -> Iterator[Finding]:
 
 
 SIGNATURE = (
-    "the statement is signed, if a key was given", "the signature is the statement's",
+    "the statement is signed", "the signature is the statement's",
     "the signature is the operator's",
 )  # fmt: skip
 
@@ -122,8 +123,8 @@ SIGNATURE = (
 def signature(folder: RunFolder, operator: str | None) -> Iterator[Finding]:
     """The operator's key, if one is expected, signed what is in the folder."""
     if not signed_files(folder)[1].exists():
-        seen = "no signature: who vouches for the statement is not known"
-        yield Finding(SIGNATURE[0], operator is None, seen, missing=True)
+        seen = "not signed: who vouches for the statement is not known"
+        yield Finding(SIGNATURE[0], operator is None, seen, skipped=True)
         return
     try:
         key = verified(folder)

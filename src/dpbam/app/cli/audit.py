@@ -42,8 +42,8 @@ def audit(
     Epsilon is computed again from the ledger by a second accountant, and configuration, ledger,
     statement, checkpoint and model are checked against one another, buffers and frozen parameters
     against their record from before training, files against their digests, and the operator's
-    signature if there is one; exit code 1 if anything is wrong. What is wrong or missing is listed,
-    --all lists the rest too. The verdict says what it means, and what it does not. The folder of an
+    signature if there is one; exit code 1 if anything is wrong. What is wrong is listed, --all
+    lists the rest too. The verdict says what it means, and what it does not. The folder of an
     exported model is checked likewise, against its list of digests.
 
     With --attack: an attacker who has the released model decides of each training and test record
@@ -88,15 +88,18 @@ def _check(folder: Path, operator: Path | None, as_json: bool, every: bool) -> N
 
 
 def _show_findings(folder: Path, findings: list[Finding], every: bool) -> None:
-    """List what is wrong, then what is missing, then, if asked for, what is right."""
-    states = ("wrong", "missing", "right") if every else ("wrong", "missing")
+    """List what is wrong and, if asked for, what is right; name what could not be checked."""
+    states = ("wrong", "right") if every else ("wrong",)
     shown = [f for state in states for f in findings if f.state == state]
     rows = [(f.state.upper() if f.state == "wrong" else f.state, f.check, f.seen) for f in shown]
     if rows:
         say(table(("", "check", "seen"), rows, title=f"audit of {folder}", left=3))
     right = sum(f.state == "right" for f in findings)
     rest = "" if every else ": --all lists them"
-    say(f"{right} of {len(findings)} checks of {folder} are right{rest}.")
+    skipped = [f.seen for f in findings if f.state == "not checked"]
+    say(f"{right} of {len(findings) - len(skipped)} checks of {folder} are right{rest}.")
+    for seen in skipped:
+        say(f"{seen[0].upper()}{seen[1:]}.")
 
 
 def _membership(

@@ -91,7 +91,7 @@ class BudgetFile(Document):
         self.charges()
         return self
 
-    def charges(self, *, without: str = "") -> tuple[Charge, ...]:
+    def charges(self, *, without: str | None = None) -> tuple[Charge, ...]:
         """Return the steps of all runs but one, equal ones together: one composition."""
         counts = by_kind(c for e in self.entries if e.run != without for c in e.charges)
         return tuple(map(checked, _charges(counts)))

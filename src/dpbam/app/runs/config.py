@@ -311,8 +311,9 @@ class RunConfig(BaseModel):
         "costs up to a fifth of such a step, and of dp-sat and disk another pass.",
         policy=_RECORDING,
     )
-    checkpoint_every: NonNegative = _run(
-        "Seconds between checkpoints. 0: after every step.", 60.0, policy=_RECORDING,
+    checkpoint_every: NonNegative | None = _run(
+        "Seconds between checkpoints. 0: after every step.",
+        unset="a hundred times what one takes, from 1 to 60", policy=_RECORDING,
     )
     num_workers: FromZero = _run("Threads that read ahead. 0: none.", 2, policy=_RECORDING)
     tensorboard: bool = _run(
@@ -531,6 +532,12 @@ class RunConfig(BaseModel):
             raise ConfigError(
                 f"batch_size {batch_size} exceeds the {n} units of privacy ({unit}) in the "
                 f"training set: leave it out, which means {default} here, or give a smaller one"
+            )
+        if self.private and self.delta is not None and self.delta >= 1 / n:
+            raise ConfigError(
+                f"delta {self.delta:g} is not below 1/n = {1 / n:.2g}: it would allow publishing a "
+                f"{unit} of the training set as it is; leave it out, which means "
+                f"{default_delta(n):g} here, or give a smaller one"
             )
         common: _Common = {
             "n": n,

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from dpbam.training.trainer import Ending, Trainer, TrainerState
 
 _PATIENCE = 10.0  # seconds without a sign of progress
-_FIRST = 60.0  # seconds until the first checkpoint, at most
+_MOST, _LEAST = 60.0, 1.0  # seconds between checkpoints, where they are not configured
+_SHARE = 0.01  # of the time that checkpoints then take
 
 
 def execute(
@@ -168,6 +169,7 @@ class _Session:
         board = [TensorBoard(folder)] if prepared.config.tensorboard else []
         self.reporter = Several(self.recorder, *board, reporter)
         self._saved = (time.monotonic(), -1)  # when, and at which step
+        self._saving_seconds = 0.0  # of the latest checkpoint
         self._has_checkpoint = False
 
     def run(self) -> RunResult:
@@ -332,13 +334,15 @@ class _Session:
     def _is_due(self, step: int) -> bool:
         """Whether it is time for a checkpoint.
 
-        The first comes after a minute or a tenth of the steps, whichever is earlier: a crash before
-        it loses all steps, which are paid for.
+        A crash loses the steps since the latest one, which are paid for: so they come as often as
+        costs little. The first comes after a minute or a tenth of the steps, whichever is earlier.
         """
         every, elapsed = self.prepared.config.checkpoint_every, time.monotonic() - self._saved[0]
+        if every is None:
+            every = min(_MOST, max(_LEAST, self._saving_seconds / _SHARE))
         if self._has_checkpoint:
             return elapsed >= every
-        return elapsed >= min(every, _FIRST) or step >= math.ceil(self.prepared.plan.steps / 10)
+        return elapsed >= min(every, _MOST) or step >= math.ceil(self.prepared.plan.steps / 10)
 
     def _save_once(self, trainer: Trainer) -> None:
         if self._saved[1] != trainer.oracle.step:
@@ -347,10 +351,12 @@ class _Session:
     def _save(self, trainer: Trainer) -> None:
         from dpbam.app.runs import checkpoint
 
+        began = time.monotonic()
         check_unchanged(trainer.model, self.facts)
         spending.note(self.prepared.config.budget, self.facts.run, trainer.oracle.ledger)
         path = checkpoint.save(self.folder.checkpoints, trainer.state_dict(), self.facts.run)
         self._saved, self._has_checkpoint = (time.monotonic(), trainer.oracle.step), True
+        self._saving_seconds = self._saved[0] - began
         self.reporter.on_checkpoint(path, trainer.oracle.step)
 
     def _finish(self, trainer: Trainer, ending: Ending, seconds: float) -> RunResult | None:
