@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from dpbam.data import DataError, check, from_arrays, load, load_pair
-from dpbam.data.checking import copies, summary
+from dpbam.data.checking import Units, defects, summarise
 from dpbam.data.registry import inspect
 from dpbam.data.sources import Options
 
@@ -54,13 +54,27 @@ def test_copies_count_where_several_units_have_them():
     pixels = random_pixels(6, 0, (8, 8))
     test = from_arrays(random_pixels(4, 1, (8, 8)), [0, 1, 0, 1])
     owners = {"who": list("abacdb")}
-    assert copies(from_arrays(pixels, np.arange(6) % 2, columns=owners), test) == (0, 0)
+    assert defects(from_arrays(pixels, np.arange(6) % 2, columns=owners), test, "record") == []
     pixels[5] = pixels[1]  # both of b
     pixels[3] = pixels[2]  # of c and of a
     train = from_arrays(pixels, np.arange(6) % 2, columns=owners)
-    assert copies(train, test) == copies(train, test, "record") == (2, 0)
-    assert copies(train, test, "who") == (1, 0)
-    assert copies(train, from_arrays(pixels[[0, 4]], [0, 1])) == (2, 2)
+    (twice,) = defects(train, test, "record")
+    assert twice.startswith("2 images occur more than once in arrays: a person")
+    (twice,) = defects(train, test, "who")
+    assert twice.startswith("1 image occurs more than once in arrays, under more than one who: ")
+    assert defects(train, test, "who", private=False) == []
+    both = defects(train, from_arrays(pixels[[0, 4]], [0, 1], name="test"), "record")
+    assert both[1].startswith("2 images of test are in arrays too, so the score is too good")
+
+
+def test_a_run_warns_of_what_spoils_it():
+    """Images that are nearly black, and a class of which the training set has none."""
+    test = from_arrays(random_pixels(4, 1, (8, 8)), [0, 1, 0, 1])
+    dark = from_arrays(random_pixels(6, 0, (8, 8)) // 16, np.arange(6) % 2, name="dark",
+                       class_names=["a", "b", "c"])  # fmt: skip
+    black, missing = defects(dark, test, "record")
+    assert black.startswith("dark has 6 images without a pixel above 31 of 255, nearly black")
+    assert missing == "dark has no images of 1 class: 'c'"
 
 
 def test_units_in_both_sets():
@@ -198,15 +212,13 @@ def test_every_problem_is_listed_at_once(tmp_path):
 
 def test_a_summary_of_a_set(tmp_path):
     findings, parts = inspect(broken_set(tmp_path), Options(unit="patient"))
-    found = summary(parts, findings, "patient")
-    assert found["images"] == {"train": 10, "test": 2}
-    assert found["sizes"] == {"8x8": 10, "9x9": 1}
-    assert found["classes"] == {"a": {"train": 6, "test": 1}, "b": {"train": 4, "test": 1}}
-    assert found["columns"] == {"patient": 3}
-    assert found["units"] == {
-        "column": "patient", "train": 3, "test": 1, "fewest_images": 3, "most_images": 5,
-    }  # fmt: skip
-    assert found["notes"] == ["ignored 1 image that labels.csv does not list"]
+    contents = summarise(parts, findings, "patient")
+    assert contents.images == {"train": 10, "test": 2}
+    assert contents.sizes == {"8x8": 10, "9x9": 1}
+    assert contents.classes == {"a": {"train": 6, "test": 1}, "b": {"train": 4, "test": 1}}
+    assert contents.columns == {"patient": 3}
+    assert contents.units == Units("patient", {"train": 3, "test": 1}, 3, 5)
+    assert contents.notes == ["ignored 1 image that labels.csv does not list"]
 
 
 def test_labels_that_cannot_be_read_do_not_hide_the_images(tmp_path):
@@ -289,7 +301,7 @@ def test_a_table_without_its_columns_does_not_hide_the_images(tmp_path):
     problems, parts = listed(tmp_path)
     every(["has no column 'file' and no column 'label'", "3.png is not an image"], problems)
     assert sum(map(len, parts.values())) == 4
-    assert summary(parts, inspect(str(tmp_path), Options())[0], None)["task"] is None
+    assert summarise(parts, inspect(str(tmp_path), Options())[0], None).task is None
 
 
 def test_a_row_that_ends_the_table_does_not_hide_those_before_it(tmp_path):

@@ -104,7 +104,7 @@ def test_space_around_the_text_of_a_column_makes_no_other_unit():
 
 
 def test_a_missing_column_is_named_with_those_there_are():
-    with pytest.raises(DataError, match=r"no column 'patent': its columns are patient"):
+    with pytest.raises(DataError, match=r"no column 'patent': did you mean 'patient'"):
         small().column("patent")
 
 

@@ -65,7 +65,7 @@ def test_bad_options(options, sentence):
 
 
 def test_a_unit_must_be_a_column():
-    with pytest.raises(DataError, match=r"no column 'patient': its columns are none"):
+    with pytest.raises(DataError, match=r"no column 'patient': it has no columns"):
         load_pair("digits", unit="patient")
     assert len(load_pair("digits", unit="record").train) == 1438
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpbam import _validate
-from dpbam.data.base import DataError, Images, Pixels, counted, in_short
+from dpbam.data.base import DataError, Pixels, counted, in_short
 from dpbam.data.dataset import UNKNOWN, DataSet
 from dpbam.data.decode import KEPT_BYTES
 from dpbam.data.owners import person_columns
@@ -45,14 +46,33 @@ def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = N
         >>> check(from_arrays(np.full((2, 8, 8), 255, np.uint8), [0, 1]))
         ['arrays has 1 image more than once (record 0 = record 1)']
     """
-    problems, hashes = _walk(dataset)
-    problems += _classes(dataset)
-    problems += _repeats(dataset, hashes)
-    problems += _owners(dataset, unit)
-    if test is not None:
-        broken, test_hashes = _walk(test)
-        problems += broken + _shared(dataset, hashes, test, test_hashes)
-        problems += _straddling(dataset, test, unit)
+    scan = _scan(dataset)
+    problems = [*scan.broken, *_dark(dataset, scan), *_classes(dataset)]
+    if pairs := _repeats(scan):
+        images = counted(len({first for first, _ in pairs}), "image")
+        problems.append(
+            f"{dataset.name} has {images} more than once ({_examples(pairs, dataset, dataset)})"
+        )
+    unread = dataset.class_names == UNKNOWN and not dataset.columns  # reported as what it is
+    if unit not in (None, "record") and not unread:
+        try:
+            _validate.owners(str(unit), dataset.column(str(unit)), dataset.place)
+        except DPBAMError as error:
+            problems.append(str(error))
+    if test is None:
+        return problems
+    test_scan = _scan(test)
+    problems += [*test_scan.broken, *_dark(test, test_scan)]
+    if pairs := _shared(scan, test_scan):
+        images = f"{counted(len(pairs), 'image')} of {test.name}"
+        problems.append(
+            f"{images} {'is' if len(pairs) == 1 else 'are'} in {dataset.name} too "
+            f"({_examples(pairs, dataset, test)})"
+        )
+    for name, both in shared_units(dataset, test, unit).items():
+        values = counted(both.size, f"value of {name!r}", f"values of {name!r}")
+        examples = ", ".join(map(str, both[:_NAMED]))
+        problems.append(f"{dataset.name} and {test.name} share {values} ({examples})")
     return problems
 
 
@@ -74,83 +94,131 @@ def shared_units(train: DataSet, test: DataSet, unit: str | None) -> dict[str, N
     return {name: values for name, values in named.items() if values.size}
 
 
-def copies(train: DataSet, test: DataSet, unit: str | None = None) -> tuple[int, int]:
-    """Count the images that several units of privacy have, and those of ``test`` in ``train``.
+def defects(train: DataSet, test: DataSet, unit: str, *, private: bool = True) -> list[str]:
+    """Return what a run warns its operator of before it starts, a sentence each.
 
-    Copies under several names are several units: the guarantee of a person who is in k of them is
-    k times epsilon. Copies of one unit are protected together, and do not count. The counts are
-    computed from the data without noise: for the operator only. Sets that are decoded anew for
-    every step are not read for it, and count as 0: :func:`check` reads them.
+    Copies, images that are nearly black, and classes without a training image: nothing that keeps
+    a run from training, but it is worse than its operator believes. Copies under several names are
+    several units: the guarantee of a person who is in k of them is k times epsilon; copies of one
+    unit are protected together, and do not count. The numbers are computed from the data without
+    noise: for the operator only. Sets that are decoded anew for every step are not read for it, as
+    :func:`check` does.
 
     Args:
         train: the training set.
         test: the test set.
-        unit: the column that holds the unit of privacy; None or "record" if each record is one.
+        unit: the column that holds the unit of privacy; "record" if each record is one.
+        private: whether the run promises privacy.
 
     Example:
         >>> from dpbam.data import from_arrays
-        >>> images = np.zeros((3, 8, 8), np.uint8)
-        >>> images[2] = 255
+        >>> images = np.full((3, 8, 8), 255, np.uint8)
+        >>> images[2, 0] = 0
         >>> train = from_arrays(images, [0, 0, 1], columns={"patient": ["a", "a", "b"]})
-        >>> test = from_arrays(images[2:], [0])
-        >>> copies(train, test), copies(train, test, "patient")
-        ((1, 1), (0, 1))
+        >>> test = from_arrays(images[2:], [0], name="test")
+        >>> [sentence.partition(":")[0] for sentence in defects(train, test, "patient")]
+        ['1 image of test is in arrays too, so the score is too good']
+        >>> len(defects(train, test, "record"))
+        2
     """
-    if _is_streamed(train):
-        return 0, 0
-    by_record = unit is None or unit == "record"
-    owners = np.arange(len(train)) if by_record else train.column(str(unit))
-    first: dict[bytes, Any] = {}
-    repeated = {d for k, d in _digests(train) if first.setdefault(d, owners[k]) != owners[k]}
-    shared = 0 if _is_streamed(test) else sum(d in first for _, d in _digests(test))
-    return len(repeated), shared
+    warnings: list[str] = []
+    if not _is_streamed(train):
+        scan = _scan(train)
+        owners = np.arange(len(train)) if unit == "record" else train.column(unit)
+        copies = {scan.hashes[k] for j, k in _repeats(scan) if owners[j] != owners[k]}
+        if copies and private:
+            way = "name their owner by --unit" if unit == "record" else f"correct their {unit}"
+            each = "" if unit == "record" else f", under more than one {unit}"
+            occurs = f"{counted(len(copies), 'image')} {'occurs' if len(copies) == 1 else 'occur'}"
+            warnings.append(
+                f"{occurs} more than once in {train.name}{each}: a person who is in all copies has "
+                "weaker protection than the stated epsilon; remove the copies, or "
+                f"{way} (dpbam data check names them)"
+            )
+        shared = [] if _is_streamed(test) else _shared(scan, _scan(test))
+        if shared:
+            are = f"{counted(len(shared), 'image')} of {test.name} " + (
+                "is" if len(shared) == 1 else "are"
+            )
+            warnings.append(
+                f"{are} in {train.name} too, so the score is too good: remove the copies from one "
+                "of the two (dpbam data check names them)"
+            )
+        warnings += _dark(train, scan)
+    return warnings + ([] if train.task == "segmentation" else _classes(train))
 
 
 def _is_streamed(dataset: DataSet) -> bool:
     return dataset.images.decodes and math.prod(dataset.images.shape) > KEPT_BYTES
 
 
-def _digests(dataset: DataSet) -> Iterator[tuple[int, bytes]]:
-    """A hash of each image that can be read, and its position."""
-    for index, pixels in _each(dataset.images):
-        if not isinstance(pixels, DataError):
-            yield index, hashlib.sha256(pixels.tobytes()).digest()
+class Scan(NamedTuple):
+    """What one pass over all images of a set finds.
+
+    Attributes:
+        broken: sentences on images that cannot be read.
+        hashes: of the pixels of the others, by position.
+        brightest: the largest value of each, by position.
+    """
+
+    broken: list[str]
+    hashes: dict[int, bytes]
+    brightest: dict[int, int]
 
 
-def _owners(dataset: DataSet, unit: str | None) -> list[str]:
-    unread = dataset.class_names == UNKNOWN and not dataset.columns  # reported as what it is
-    if unit is None or unit == "record" or unread:
-        return []
-    try:
-        _validate.owners(unit, dataset.column(unit), dataset.place)
-    except DPBAMError as error:
-        return [str(error)]
-    return []
+def _scan(dataset: DataSet) -> Scan:
+    """Read all images: by chunks, and one by one where a record is broken."""
+    scan, images = Scan([], {}, {}), dataset.images
 
+    def add(index: int, pixels: Pixels) -> None:
+        scan.hashes[index] = hashlib.sha256(pixels.tobytes()).digest()
+        scan.brightest[index] = int(pixels.max())
 
-def _walk(dataset: DataSet) -> tuple[list[str], dict[int, bytes]]:
-    """The problems of single images, and a hash of each that can be read, by position."""
-    broken: list[str] = []
-    hashes: dict[int, bytes] = {}
-    brightest: dict[int, int] = {}
-    for index, pixels in _each(dataset.images):
-        if isinstance(pixels, DataError):
-            broken.append(str(pixels))
+    for positions in images.chunks():
+        try:
+            pixels = images.read(positions)
+        except Exception:  # a user's own Images can fail in any way
+            for index in positions.tolist():
+                try:
+                    add(index, images.read(np.array([index], dtype=np.int64)))
+                except DataError as error:
+                    scan.broken.append(str(error))
+                except Exception as error:
+                    where = images.describe(index)
+                    scan.broken.append(f"{where} cannot be read: {in_short(error)}")
         else:
-            hashes[index] = hashlib.sha256(pixels.tobytes()).digest()
-            brightest[index] = int(pixels.max())
-    if len(broken) > _LISTED:
-        rest = f"{dataset.name} has {len(broken) - _LISTED} more images that cannot be read"
-        broken = [*broken[:_LISTED], rest]
-    return broken + _dark(dataset, brightest), hashes
+            for index, one in zip(positions.tolist(), pixels, strict=True):
+                add(index, one)
+    if len(scan.broken) > _LISTED:
+        rest = f"{dataset.name} has {len(scan.broken) - _LISTED} more images that cannot be read"
+        scan.broken[_LISTED:] = [rest]
+    return scan
 
 
-def _dark(dataset: DataSet, brightest: dict[int, int]) -> list[str]:
+def _repeats(scan: Scan) -> list[tuple[int, int]]:
+    """The pairs of a record and an earlier one with the same pixels."""
+    first: dict[bytes, int] = {}
+    return [(first[d], k) for k, d in scan.hashes.items() if first.setdefault(d, k) != k]
+
+
+def _shared(train: Scan, test: Scan) -> list[tuple[int, int]]:
+    """The pairs of a training and a test record with the same pixels."""
+    where = {digest: index for index, digest in train.hashes.items()}
+    return [(where[d], index) for index, d in test.hashes.items() if d in where]
+
+
+def _examples(pairs: list[tuple[int, int]], first: DataSet, second: DataSet) -> str:
+    shown = pairs[:_NAMED]
+    return ", ".join(f"{first.images.describe(a)} = {second.images.describe(b)}" for a, b in shown)
+
+
+def _dark(dataset: DataSet, scan: Scan) -> list[str]:
     """Name images that are nearly black, those whose files leave bits unused apart.
 
     A file of 16 bits is scaled by its full range, so that one which uses 12 of them is nearly
     black. Where no image of a set is brighter than 14 bits, all of its files are looked at.
     """
+    brightest = scan.brightest
     dark = [index for index, most in brightest.items() if most < _DARK]
     dim = max(brightest.values(), default=255) <= _DIM
     looked_at = list(brightest) if dim else dark
@@ -178,26 +246,6 @@ def _names(indices: list[int], dataset: DataSet) -> str:
     return ", ".join(dataset.images.describe(k) for k in indices[:_NAMED]) + more
 
 
-def _each(images: Images) -> Iterator[tuple[int, Pixels | DataError]]:
-    """Every record's pixels, or its error: by chunks, one by one where a record is broken."""
-    for positions in images.chunks():
-        try:
-            pixels = images.read(positions)
-        except Exception:  # a user's own Images can fail in any way
-            yield from ((int(i), _single(images, int(i))) for i in positions)
-        else:
-            yield from zip(positions.tolist(), pixels, strict=True)
-
-
-def _single(images: Images, index: int) -> Pixels | DataError:
-    try:
-        return images.read(np.array([index], dtype=np.int64))
-    except DataError as error:
-        return error
-    except Exception as error:
-        return DataError(f"{images.describe(index)} cannot be read: {in_short(error)}")
-
-
 def nothing_to_learn(dataset: DataSet) -> str | None:
     """Return why a training set has nothing to tell apart, or None."""
     if dataset.task == "segmentation":
@@ -222,8 +270,9 @@ def _classes(dataset: DataSet) -> list[str]:
     if dataset.task == "regression":
         return []
     counts = dict(zip(dataset.class_names, dataset.class_counts().tolist(), strict=True))
-    empty = [name for name, count in counts.items() if count == 0]
-    problems = [] if dataset.task != "single-label" else _misspelt(dataset, counts)
+    problems = _misspelt(dataset, counts) if dataset.task == "single-label" else []
+    named = " ".join(problems)
+    empty = [name for name, count in counts.items() if not count and repr(name) not in named]
     if empty:
         more = ", ..." if len(empty) > _NAMED else ""
         names = ", ".join(map(repr, empty[:_NAMED])) + more
@@ -247,90 +296,86 @@ def _misspelt(dataset: DataSet, counts: dict[str, int]) -> list[str]:
     return problems
 
 
-def _repeats(dataset: DataSet, hashes: dict[int, bytes]) -> list[str]:
-    first: dict[bytes, int] = {}
-    pairs = [(first[d], k) for k, d in hashes.items() if first.setdefault(d, k) != k]
-    if not pairs:
-        return []
-    images = counted(len({a for a, _ in pairs}), "image")
-    return [f"{dataset.name} has {images} more than once ({_examples(pairs, dataset, dataset)})"]
+@dataclass(frozen=True)
+class Units:
+    """The units of privacy of a set: how many each split has, and of how many images."""
+
+    column: str
+    count: dict[str, int]
+    fewest_images: int
+    most_images: int
 
 
-def _shared(
-    train: DataSet, hashes: dict[int, bytes], test: DataSet, test_hashes: dict[int, bytes]
-) -> list[str]:
-    where = {digest: index for index, digest in hashes.items()}
-    pairs = [(where[d], index) for index, d in test_hashes.items() if d in where]
-    if not pairs:
-        return []
-    images = f"{counted(len(pairs), 'image')} of {test.name} {'is' if len(pairs) == 1 else 'are'}"
-    return [f"{images} in {train.name} too ({_examples(pairs, train, test)})"]
+@dataclass(frozen=True)
+class Summary:
+    """Counts of images, sizes, classes, units and columns, without noise: not to be shared.
+
+    Attributes:
+        images: by split.
+        kind: grey or colour, and the size.
+        sizes: how many files have each.
+        task: None where the labels cannot be read.
+        classes: the records of each class, by split; empty for a regression.
+        columns: how many values each has.
+        bytes_of_pixels: of all splits.
+        read: whether decoded images are kept.
+        notes: remarks from loading.
+        units: None if every record is one.
+    """
+
+    images: dict[str, int]
+    kind: str
+    sizes: dict[str, int]
+    task: str | None
+    classes: dict[str, dict[str, int]]
+    columns: dict[str, int]
+    bytes_of_pixels: int
+    read: str
+    notes: list[str]
+    units: Units | None
 
 
-def _examples(pairs: list[tuple[int, int]], first: DataSet, second: DataSet) -> str:
-    shown = pairs[:_NAMED]
-    return ", ".join(f"{first.images.describe(a)} = {second.images.describe(b)}" for a, b in shown)
-
-
-def _straddling(train: DataSet, test: DataSet, unit: str | None) -> list[str]:
-    return [
-        f"{train.name} and {test.name} share "
-        f"{counted(both.size, f'value of {name!r}', f'values of {name!r}')} "
-        f"({', '.join(map(str, both[:_NAMED]))})"
-        for name, both in shared_units(train, test, unit).items()
-    ]
-
-
-def summary(parts: Mapping[str, DataSet], findings: Findings, unit: str | None) -> dict[str, Any]:
-    """Return counts of images, sizes, classes, units and columns, without noise: not to be shared.
+def summarise(
+    datasets: Mapping[str, DataSet], findings: Findings, unit: str | None
+) -> Summary | None:
+    """Return counts of what a set holds; None if no split could be loaded.
 
     Args:
-        parts: the splits that could be loaded.
+        datasets: the splits that could be loaded.
         findings: what was collected while they were.
         unit: the column of the unit of privacy; None or "record" if each record is one.
     """
-    if not parts:
-        return {}
-    first = next(iter(parts.values()))
+    if not datasets:
+        return None
+    first = next(iter(datasets.values()))
     channels, height, width = first.shape
-    largest = max(math.prod(dataset.images.shape) for dataset in parts.values())
-    streams = first.images.decodes and largest > KEPT_BYTES
-    values: dict[str, Any] = {
-        "images": {split: len(dataset) for split, dataset in parts.items()},
-        "kind": f"{_KINDS.get(channels, f'{channels} channels')}, {height}x{width}",
-        "sizes": {f"{h}x{w}": count for (h, w), count in findings.sizes.most_common()},
-        "task": None if first.class_names == UNKNOWN else first.task,
-        "classes": _classes_by_split(parts),
-        "columns": {name: len(_distinct(parts, name)) for name in sorted(first.columns)},
-        "bytes_of_pixels": sum(math.prod(dataset.images.shape) for dataset in parts.values()),
-        "read": "decoded anew for every step" if streams else "kept in memory",
-        "notes": list(first.notes),
-    }
+    classes: dict[str, dict[str, int]] = {}
+    if first.task != "regression" and first.class_names != UNKNOWN:
+        counts = {split: dataset.class_counts() for split, dataset in datasets.items()}
+        for k, name in enumerate(first.class_names):
+            classes[name] = {split: int(count[k]) for split, count in counts.items()}
     column = unit if unit is not None and unit in first.columns else "patient"
-    if column in first.columns:
-        values["units"] = {"column": column, **_units(parts, column)}
-    return values
+    return Summary(
+        images={split: len(dataset) for split, dataset in datasets.items()},
+        kind=f"{_KINDS.get(channels, f'{channels} channels')}, {height}x{width}",
+        sizes={f"{h}x{w}": count for (h, w), count in findings.sizes.most_common()},
+        task=None if first.class_names == UNKNOWN else first.task,
+        classes=classes,
+        columns={
+            name: len({v for d in datasets.values() for v in d.columns.get(name, first.labels[:0])})
+            for name in sorted(first.columns)
+        },
+        bytes_of_pixels=sum(math.prod(dataset.images.shape) for dataset in datasets.values()),
+        read="decoded anew for every step"
+        if any(map(_is_streamed, datasets.values()))
+        else "kept in memory",
+        notes=list(first.notes),
+        units=_count_units(datasets, column) if column in first.columns else None,
+    )
 
 
-def _classes_by_split(parts: Mapping[str, DataSet]) -> dict[str, dict[str, int]]:
-    """The records of each class by split; none of a regression, or where labels are unknown."""
-    first = next(iter(parts.values()))
-    if first.task == "regression" or first.class_names == UNKNOWN:
-        return {}
-    counts = {s: dataset.class_counts().tolist() for s, dataset in parts.items()}
-    return {
-        name: {split: count[k] for split, count in counts.items()}
-        for k, name in enumerate(first.class_names)
-    }
-
-
-def _units(parts: Mapping[str, DataSet], column: str) -> dict[str, Any]:
-    every = np.concatenate([dataset.column(column) for dataset in parts.values()])
+def _count_units(datasets: Mapping[str, DataSet], column: str) -> Units:
+    every = np.concatenate([dataset.column(column) for dataset in datasets.values()])
     _, records = np.unique(every, return_counts=True)
-    by_split = {split: len(np.unique(dataset.column(column))) for split, dataset in parts.items()}
-    return {**by_split, "fewest_images": int(records.min()), "most_images": int(records.max())}
-
-
-def _distinct(parts: Mapping[str, DataSet], name: str) -> set[Any]:
-    columns = [dataset.columns[name] for dataset in parts.values() if name in dataset.columns]
-    return {value for values in columns for value in values.tolist()}
+    by_split = {split: len(np.unique(data.column(column))) for split, data in datasets.items()}
+    return Units(column, by_split, int(records.min()), int(records.max()))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from dpbam._names import did_you_mean
 from dpbam.data.base import DataError, Images, Indices, for_each, in_short
 from dpbam.data.owners import SINGLE, Owner, find_owner
 from dpbam.errors import ArgumentTypeError, DPBAMError
@@ -226,8 +227,10 @@ class DataSet:
     def column(self, name: str) -> NDArray[Any]:
         """Return the column ``name``, or raise an error that lists the columns."""
         if name not in self.columns:
-            there = ", ".join(sorted(self.columns)) or "none"
-            raise DataError(f"{self.name} has no column {name!r}: its columns are {there}")
+            there = ", ".join(sorted(self.columns))
+            others = f"its columns are {there}" if there else "it has no columns"
+            hint = did_you_mean(name, self.columns, others)
+            raise DataError(f"{self.name} has no column {name!r}: {hint}")
         return self.columns[name]
 
     def owner(self) -> Owner | None:

@@ -103,8 +103,8 @@ def open_folder(argument: str, options: Options) -> Splits:
     """Return the splits of an image folder."""
     root, findings = Path(argument).expanduser().resolve(), options.findings
     listing = _list(root, options)
-    findings.stop()
     if not listing.rows:
+        findings.stop()
         suffixes = " ".join(sorted(SUFFIXES))
         raise DataError(f"there are no images in {argument} (looked for CLASS/x with {suffixes})")
     splits = sorted({row.split for row in listing.rows})
@@ -112,7 +112,7 @@ def open_folder(argument: str, options: Options) -> Splits:
         if "train" not in splits:
             there = " and ".join(splits)
             raise DataError(f"{argument} has {there} images but none to train on")
-    unit = _read_patients(root, listing, options)
+    unit = None if findings.failed else _read_patients(root, listing, options)
     # one format for all splits; nothing is opened before a table is known to be right
     images = cache(partial(_images, root, [row.path for row in listing.rows], argument, options))
     call = root.name or "folder"
@@ -490,7 +490,9 @@ def _row_problem(row: dict[str, str], needed: Sequence[str], task: str | None) -
         return "more or fewer values than there are columns"
     empty = [name for name in needed if not row[name]]
     findings_may_be_empty = task == "multi-label" and empty == ["label"]
-    return "" if findings_may_be_empty or not empty else f"no {' and no '.join(empty)}"
+    if findings_may_be_empty or not empty:
+        return ""
+    return f"no {' and no '.join(empty)}: fill it in, or leave the line out"
 
 
 def _split_of(path: str, has_splits: bool) -> tuple[str | None, tuple[str, ...]]:

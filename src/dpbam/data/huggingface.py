@@ -10,7 +10,7 @@ named label, labels or target); other plain columns become columns.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
@@ -61,7 +61,7 @@ def open_huggingface(argument: str, options: Options) -> Splits:
 
 
 def _common_format(
-    encoded: dict[str, Any], calls: dict[str, str], options: Options
+    encoded: Mapping[str, Any], calls: Mapping[str, str], options: Options
 ) -> tuple[tuple[int, int], int]:
     """The size and the channels of the training set; while a set is checked, of all splits."""
     splits = list(encoded) if options.findings.thorough else ["train"]
@@ -102,7 +102,7 @@ class _RowImages(DecodedImages):
         return f"row {index} of {self._call}"
 
 
-def _open_row(row: dict[str, Any], where: str) -> AbstractContextManager[Image.Image]:
+def _open_row(row: Mapping[str, object], where: str) -> AbstractContextManager[Image.Image]:
     (item,) = row.values()
     if isinstance(item, dict) and item.get("bytes") is None and item.get("path"):
         return opened(item["path"])
@@ -112,7 +112,7 @@ def _open_row(row: dict[str, Any], where: str) -> AbstractContextManager[Image.I
     return opened(io.BytesIO(encoded), where)
 
 
-def _load_dataset(argument: str, options: Options) -> dict[str, Any]:
+def _load_dataset(argument: str, options: Options) -> Mapping[str, Any]:
     try:
         import datasets
     except ImportError as error:

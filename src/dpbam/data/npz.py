@@ -25,7 +25,7 @@ import shlex
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -66,99 +66,80 @@ _HEADERS = {
 
 def open_npz(argument: str, options: Options) -> Splits:
     """The splits for which the file has images and labels."""
-    file = NpzFile(Path(argument).expanduser(), options.folder)
-    labels = _labels(file, options.task)
-    splits: dict[str, tuple[str, str]] = {}
+    file, findings = NpzFile(Path(argument).expanduser(), options.folder), options.findings
+    masked = any(name in file.names for name in _MASKS["train"])
+    masked = options.task == "segmentation" or (options.task is None and masked)
+    labels_of = _MASKS if masked else _LABELS
+    keys: dict[str, tuple[str, str]] = {}  # of the images and the labels of a split
     for split in _IMAGES:
-        with options.findings.collecting():
-            if keys := _keys(file, split, labels):
-                splits[split] = keys
-    if "train" not in splits and not options.findings.problems:
+        images, labels = (
+            next((name for name in names[split] if name in file.names), None)
+            for names in (_IMAGES, labels_of)
+        )
+        if images and labels:
+            keys[split] = images, labels
+        elif images or labels:
+            absent = labels_of if images else _IMAGES
+            findings.problems.append(
+                f"{file.path} has {images or labels!r} but not {' or '.join(absent[split])}"
+            )
+    if "train" not in keys and not findings.problems:
         raise DataError(
             f"{file.path} has the arrays {', '.join(file.names)}, but training needs images (any "
-            f"of {', '.join(_IMAGES['train'])}) and labels (any of {', '.join(labels['train'])})"
+            f"of {', '.join(_IMAGES['train'])}) and labels (any of {', '.join(labels_of['train'])})"
         )
-    strays = _strays(file, set(splits))
-    if strays:
-        options.findings.notes.append(f"ignored the arrays {', '.join(strays)}")
-    with options.findings.collecting():
-        _refuse_ignored_owners(file, strays, options)
-    class_names = (
-        [str(x) for x in file.read("class_names")] if "class_names" in file.names else None
-    )
+    columns = _read_columns(file, keys, options)
+    class_names = None
+    if "class_names" in file.names:
+        class_names = [str(name) for name in file.read("class_names")]
     return {
         split: Table(
             name=f"{file.path.name}/{split}",
             labels=file.images(labels),
-            open_images=partial(_open, file, images, f"{file.path.name}/{split}"),
-            columns=_columns(file, split, set(splits), options),
+            open_images=partial(_open_images, file, images, f"{file.path.name}/{split}"),
+            columns=columns[split],
             class_names=class_names,
         )
-        for split, (images, labels) in splits.items()
+        for split, (images, labels) in keys.items()
     }
 
 
-def _open(file: NpzFile, images: str, name: str) -> Images:
+def _open_images(file: NpzFile, images: str, name: str) -> Images:
     return open_array(file.images(images), name)
 
 
-def _labels(file: NpzFile, task: str | None) -> dict[str, tuple[str, ...]]:
-    """The names under which labels, or masks, are looked for."""
-    has_masks = any(name in file.names for name in _MASKS["train"])
-    return _MASKS if task == "segmentation" or (task is None and has_masks) else _LABELS
+def _read_columns(
+    file: NpzFile, splits: Collection[str], options: Options
+) -> dict[str, dict[str, NDArray[Any]]]:
+    """Return the columns by split: every other array, by the split in its name or the only one.
 
-
-def _keys(file: NpzFile, split: str, names: dict[str, tuple[str, ...]]) -> tuple[str, str] | None:
-    """The names of a split's images and labels, or None if it has neither."""
-    images = next((name for name in _IMAGES[split] if name in file.names), None)
-    labels = next((name for name in names[split] if name in file.names), None)
-    if images and labels:
-        return images, labels
-    if images or labels:
-        there, absent = (images, names) if images else (labels, _IMAGES)
-        raise DataError(f"{file.path} has {there!r} but not {' or '.join(absent[split])}")
-    return None
-
-
-def _columns(
-    file: NpzFile, split: str, splits: set[str], options: Options
-) -> dict[str, NDArray[Any]]:
-    """Every other array that belongs to this split."""
-    columns = {}
-    for name in _others(file):
-        if column := _column(name, split, splits):
-            with options.findings.collecting():
-                columns[column] = as_column(file.read(name), f"{name} of {file.path}")
-    return columns
-
-
-def _column(name: str, split: str, splits: set[str]) -> str | None:
-    """The column that an array is to a split; None if it belongs to another."""
-    column = name.removeprefix(f"{split}_").removesuffix(f"_{split}")
-    return column if column != name or splits == {split} else None
-
-
-def _others(file: NpzFile) -> list[str]:
-    """The arrays that are neither images nor labels nor names of classes."""
+    Arrays that belong to no split are noted; persons among them are refused, unless the unit was
+    chosen without them.
+    """
     tables = (_IMAGES, _LABELS, _MASKS)
     taken = {name for table in tables for group in table.values() for name in group}
-    return sorted(set(file.names) - taken - {"class_names"})
-
-
-def _strays(file: NpzFile, splits: set[str]) -> list[str]:
-    """The arrays that belong to no split."""
-    return [n for n in _others(file) if not any(_column(n, s, splits) for s in set(_IMAGES))]
-
-
-def _refuse_ignored_owners(file: NpzFile, strays: Sequence[str], options: Options) -> None:
-    """Refuse persons that belong to no split, unless the unit was chosen without them."""
-    owners = [name for name in strays if names_person(name)]
-    if owners and options.unit is None:
-        raise DataError(
-            f"{file.path} has the array {owners[0]!r}, which says whose each record is, but not of "
-            f"which split: name it train_{owners[0]} (and test_{owners[0]}) and pass --unit "
-            f"{shlex.quote(owners[0])}, or pass {SINGLE}"
+    columns: dict[str, dict[str, NDArray[Any]]] = {split: {} for split in splits}
+    strays, only = [], list(splits) if len(splits) == 1 else []
+    for name in sorted(set(file.names) - taken - {"class_names"}):
+        column = {s: name.removeprefix(f"{s}_").removesuffix(f"_{s}") for s in _IMAGES}
+        owners = only or [split for split in _IMAGES if column[split] != name]
+        if not owners:
+            strays.append(name)
+        for split in owners:
+            if split in columns:
+                with options.findings.collecting():
+                    values = as_column(file.read(name), f"{name} of {file.path}")
+                    columns[split][column[split]] = values
+    if strays:
+        options.findings.notes.append(f"ignored the arrays {', '.join(strays)}")
+    persons = [name for name in strays if names_person(name)]
+    if persons and options.unit is None:
+        options.findings.problems.append(
+            f"{file.path} has the array {persons[0]!r}, which says whose each record is, but not "
+            f"of which split: name it train_{persons[0]} (and test_{persons[0]}) and pass --unit "
+            f"{shlex.quote(persons[0])}, or pass {SINGLE}"
         )
+    return columns
 
 
 class NpzFile:

@@ -45,9 +45,14 @@ class Findings:
         except DataError as error:
             self.problems += error.problems
 
+    @property
+    def failed(self) -> bool:
+        """Whether a set is loaded for use and has problems, so that no image need be opened."""
+        return bool(self.problems) and not self.thorough
+
     def stop(self) -> None:
         """Raise the problems so far, unless everything is looked at."""
-        if self.problems and not self.thorough:
+        if self.failed:
             raise DataError(*self.problems)
 
 

@@ -73,10 +73,11 @@ class Tables:
     """
 
     def __init__(self, splits: Splits, options: Options) -> None:
-        options.findings.stop()
         self._splits, self._options = splits, options
         self._numbered = Numbered()
         tables = [table for table in splits.values() if isinstance(table, Table)]
+        if any(table.open_masks is not None for table in tables):
+            options.findings.stop()  # masks are read to be numbered
         if tables and not self.unlisted:
             with options.findings.collecting():
                 self._numbered = number(tables, options.task)

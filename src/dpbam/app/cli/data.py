@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from dpbam.catalogue import SOURCES
 from dpbam.data import DataSet, data_root, load_pair
 from dpbam.data import check as find_problems
 from dpbam.data.base import counted
-from dpbam.data.checking import summary
+from dpbam.data.checking import Summary, summarise
 from dpbam.data.registry import inspect
 from dpbam.data.sources import Options
 
@@ -75,12 +76,13 @@ def check(data: Spec, flags: dict[str, Any], root: Root = None, json: Json = Fal
         unit = unit or first.unit
         problems += find_problems(first, *other, unit=unit)
         problems = list(dict.fromkeys(problems))
-    contents = summary(parts, findings, unit)
+    contents = summarise(parts, findings, unit)
     if json:
-        print_json({"data": data, "problems": problems, "summary": contents})
+        values = {} if contents is None else asdict(contents)
+        print_json({"data": data, "problems": problems, "summary": values})
     else:
-        if contents:
-            say(facts(_shown(contents)))
+        if contents is not None:
+            say(facts(_describe_set(contents)))
         for problem in problems[:_SHOWN]:
             say(f"- {printable(problem)}")
         if len(problems) > _SHOWN:
@@ -90,28 +92,29 @@ def check(data: Spec, flags: dict[str, Any], root: Root = None, json: Json = Fal
         raise typer.Exit(2)
 
 
-def _shown(contents: dict[str, Any]) -> dict[str, object]:
+def _describe_set(contents: Summary) -> dict[str, object]:
     """Return the summary in words."""
-    splits = [f"{count} {_SPLITS[split]}" for split, count in contents["images"].items()]
-    rows: dict[str, object] = {"images": f"{', '.join(splits)}; {contents['kind']}"}
-    if len(contents["sizes"]) > 1:
-        rows["sizes"] = _listed([f"{size} ({n})" for size, n in contents["sizes"].items()])
-    rows["task"] = contents["task"] or "unknown: the labels cannot be used"
-    if contents["classes"]:
-        each = [f"{name} ({sum(n.values())})" for name, n in contents["classes"].items()]
+    splits = [f"{count} {_SPLITS[split]}" for split, count in contents.images.items()]
+    rows: dict[str, object] = {"images": f"{', '.join(splits)}; {contents.kind}"}
+    if len(contents.sizes) > 1:
+        rows["sizes"] = _listed([f"{size} ({n})" for size, n in contents.sizes.items()])
+    rows["task"] = contents.task or "unknown: the labels cannot be used"
+    if contents.classes:
+        each = [f"{name} ({sum(n.values())})" for name, n in contents.classes.items()]
         rows["classes"] = f"{len(each)}: {_listed(each)}"
-    if units := contents.get("units"):
-        counts = [f"{units[split]} {_SPLITS[split]}" for split in contents["images"]]
-        fewest, most = units["fewest_images"], counted(units["most_images"], "image")
-        range_ = most if units["most_images"] == fewest else f"{fewest} to {most}"
-        rows[f"{units['column']}s"] = f"{', '.join(counts)}; {range_} each"
-    if contents["columns"]:
+    if units := contents.units:
+        counts = [f"{units.count[split]} {_SPLITS[split]}" for split in contents.images]
+        most = counted(units.most_images, "image")
+        alike = units.most_images == units.fewest_images
+        images = most if alike else f"{units.fewest_images} to {most}"
+        rows[f"{units.column}s"] = f"{', '.join(counts)}; {images} each"
+    if contents.columns:
         rows["columns"] = _listed(
-            [f"{name} ({counted(k, 'value')})" for name, k in contents["columns"].items()]
+            [f"{name} ({counted(k, 'value')})" for name, k in contents.columns.items()]
         )
-    rows["memory"] = f"{contents['bytes_of_pixels'] / 2**20:.1f} MiB of pixels, {contents['read']}"
-    if contents["notes"]:
-        rows["notes"] = "; ".join(contents["notes"])
+    rows["memory"] = f"{contents.bytes_of_pixels / 2**20:.1f} MiB of pixels, {contents.read}"
+    if contents.notes:
+        rows["notes"] = "; ".join(contents.notes)
     return rows
 
 
@@ -128,7 +131,7 @@ def _describe(dataset: DataSet) -> str:
 
 
 def _count(problems: int) -> str:
-    return counted(problems, "problem") if problems else "no problems found"
+    return counted(problems, "problem") if problems else "no problems contents"
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

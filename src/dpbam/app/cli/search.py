@@ -89,7 +89,7 @@ def search(
         return
     if pay == "nothing":
         console(stderr=True).print("[bold red]not accounted:[/] epsilon will not cover this search")
-    for warning in prepare(search.first_config()).copies():
+    for warning in prepare(search.first_config()).defects():
         warn(warning)
     with resumable(out, "trials"):
         study = do_trials(search, out, shard=_shard(shard), workers=workers, log=note)

@@ -172,7 +172,7 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
         "may add to it"
     )
     say(facts(rows, title="the plan (nothing was trained or written)"))
-    for warning in prepared.copies():
+    for warning in prepared.defects():
         warn(warning)
     say(*prepared.chosen)
     say(*filter(None, [method_advice(settings.method, averaged=prepared.config.averaged)]))

@@ -236,7 +236,7 @@ def compare(
     for place, run in enumerate({run.arm: run for run in new}.values()):
         prepared = prepare(run.config)
         prepared.estimated_fit()  # refuses what cannot work before anything is written
-        for warning in prepared.copies() if place == 0 else ():  # all have the same data
+        for warning in prepared.defects() if place == 0 else ():  # all have the same data
             warn(warning)
     results = train_all(runs, _validate.count("jobs", jobs), watcher)
     result = Comparison(tuple(dict.fromkeys(run.arm for run in runs)), tuple(results))

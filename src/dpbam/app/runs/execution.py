@@ -277,7 +277,7 @@ class _Session:
         prepared, config = self.prepared, self.prepared.config
         for note in prepared.train.notes:
             self.reporter.on_non_private_note(note)
-        for warning in prepared.copies() if step == 0 else ():  # a resumed run has given them
+        for warning in prepared.defects() if step == 0 else ():  # a resumed run has given them
             self.reporter.on_non_private_warning(warning)
         for line in prepared.chosen:
             self.reporter.on_message(line)

@@ -119,33 +119,11 @@ class Prepared:
         """The owner of each training record, where the unit is not the record."""
         return _units(self.plan.unit, self.train)
 
-    def copies(self) -> list[str]:
-        """Warn of copies in the data, a sentence for each kind: for the operator only.
+    def defects(self) -> list[str]:
+        """Return the warnings on defects of the data, for the operator only."""
+        from dpbam.data.checking import defects
 
-        The numbers are computed from the data without noise.
-        """
-        from dpbam.data.base import counted
-        from dpbam.data.checking import copies
-
-        unit = self.plan.unit
-        repeated, shared = copies(self.train, self.test, unit)
-        warned = []
-        if repeated and self.config.private:
-            way = "name their owner by --unit" if unit == "record" else f"correct their {unit}"
-            each = "" if unit == "record" else f", under more than one {unit}"
-            occurs = f"{counted(repeated, 'image')} {'occurs' if repeated == 1 else 'occur'}"
-            warned.append(
-                f"{occurs} more than once in {self.train.name}{each}: a person who is in all "
-                "copies has weaker protection than the stated epsilon; remove the copies, or "
-                f"{way} (dpbam data check names them)"
-            )
-        if shared:
-            are = f"{counted(shared, 'image')} of {self.test.name} {'is' if shared == 1 else 'are'}"
-            warned.append(
-                f"{are} in {self.train.name} too, so the score is too good: remove the copies from "
-                "one of the two (dpbam data check names them)"
-            )
-        return warned
+        return defects(self.train, self.test, self.plan.unit, private=self.config.private)
 
     @property
     def device(self) -> str:
