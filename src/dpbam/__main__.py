@@ -8,7 +8,7 @@ from importlib.util import find_spec
 #: What ``dpbam[app]`` brings, as it is imported; the library needs none of them.
 APP_PACKAGES = (
     "pydantic", "typer", "rich", "PIL", "pooch", "sklearn", "vl_convert", "jinja2",
-    "tomli_w", "filelock",
+    "tomli_w", "filelock", "markdown_it",
 )  # fmt: skip
 
 

@@ -17,7 +17,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ALONE = Path(__file__).with_name("library_alone.py")
 #: Modules are imported under other names than packages are installed.
-MODULES = {"pillow": "PIL", "scikit-learn": "sklearn", "vl-convert-python": "vl_convert"}
+MODULES = {
+    "markdown-it-py": "markdown_it",
+    "pillow": "PIL",
+    "scikit-learn": "sklearn",
+    "vl-convert-python": "vl_convert",
+}
 
 #: A process in which some packages are not installed, running a file or the command line.
 WITHOUT = """

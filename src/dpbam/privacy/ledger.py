@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from dpbam import _jsonl, _validate
 from dpbam.errors import ArgumentError, ArgumentTypeError
@@ -38,11 +38,30 @@ from dpbam.privacy import writer_lock
 from dpbam.privacy.accounting import ACCOUNTANTS, Charge, checked, total_epsilon
 
 BEFORE = "/before"  # ends the stream of a release before the first step
-_FIELDS = ("stream", "step", "noise_multiplier", "sampling_rate", "unit", "release")
 _INVALID = (*_jsonl.INVALID, KeyError, TypeError, OverflowError)
 
 
 _LIVE: weakref.WeakSet[Ledger] = weakref.WeakSet()  # the ledgers of this process
+
+
+class Entry(TypedDict):
+    """One release, as a line of the file has it.
+
+    Attributes:
+        stream: the name of the noise.
+        step: the step's number.
+        noise_multiplier: sigma.
+        sampling_rate: q.
+        unit: the unit of privacy.
+        release: a digest of what is released, of a seeded run.
+    """
+
+    stream: str
+    step: int
+    noise_multiplier: float
+    sampling_rate: float
+    unit: str
+    release: str | None
 
 
 class Ledger:
@@ -84,7 +103,7 @@ class Ledger:
         self.accountant = _validate.one_of("accountant", accountant, ACCOUNTANTS)
         # absolute: after os.chdir a relative path would be another file
         self.path = None if path is None else Path(path).absolute()
-        self._releases: dict[tuple[str, int], dict[str, Any]] = {}  # in the file's order
+        self._releases: dict[tuple[str, int], Entry] = {}  # in the file's order
         self._counts: Counter[tuple[float, float]] = Counter()
         self._steps = 0
         self._unit: str | None = None
@@ -157,12 +176,12 @@ class Ledger:
         """
         self._lock = None
 
-    def entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[Entry]:
         """Return everything recorded, as plain values that a checkpoint can hold."""
         self._refresh()
-        return [dict(entry) for entry in self._releases.values()]
+        return [entry.copy() for entry in self._releases.values()]
 
-    def merge(self, entries: Iterable[dict[str, Any]]) -> None:
+    def merge(self, entries: Iterable[Entry]) -> None:
         """Record the entries of another ledger; those that are here already are not charged twice.
 
         On return they are on disk. So a run resumed from a checkpoint has the checkpoint's entries
@@ -172,7 +191,7 @@ class Ledger:
             ValueError: if an entry contradicts one that is here; then nothing has changed.
         """
         others = list(map(_checked, entries))
-        new: dict[tuple[str, int], dict[str, Any]] = {}
+        new: dict[tuple[str, int], Entry] = {}
         with self._writing():
             self._check_unit(others)
             for entry in others:
@@ -200,11 +219,11 @@ class Ledger:
         self._refresh()
         return [stream for stream, _ in self._releases if stream.endswith(BEFORE)]
 
-    def entry(self, stream: str, step: int) -> dict[str, Any] | None:
+    def entry(self, stream: str, step: int) -> Entry | None:
         """Return what was recorded of a step, or None."""
         self._refresh()
         recorded = self._releases.get((stream, step))
-        return None if recorded is None else dict(recorded)
+        return None if recorded is None else recorded.copy()
 
     def __len__(self) -> int:
         """Return the number of steps; releases before the first step are none."""
@@ -217,7 +236,7 @@ class Ledger:
     def __deepcopy__(self, memo: dict[int, Any]) -> Ledger:
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # the lock is this process's; a copy in memory, wherever it is read, belongs to no process:
         # it and the original would each count a part of what was spent
         return self.__dict__ | {"_lock": None, "_process": None}
@@ -236,7 +255,7 @@ class Ledger:
                     _jsonl.repair(self.path, _is_entry)
             yield
 
-    def _append(self, entries: list[dict[str, Any]]) -> None:
+    def _append(self, entries: list[Entry]) -> None:
         """Write entries to the file and to the disk; only then do they count."""
         if self.path is not None and self._lock is not None and entries:
             _jsonl.append_durably(self.path, *entries)
@@ -288,7 +307,7 @@ class Ledger:
             "without it what was spent is not known"
         )
 
-    def _check_unit(self, entries: Iterable[dict[str, Any]]) -> None:
+    def _check_unit(self, entries: Iterable[Entry]) -> None:
         units: set[str] = {entry["unit"] for entry in entries}
         if self._unit is not None:
             units.add(self._unit)
@@ -298,7 +317,7 @@ class Ledger:
                 f"{' and a '.join(sorted(units))}: use a ledger for each"
             )
 
-    def _remember(self, entry: dict[str, Any]) -> None:
+    def _remember(self, entry: Entry) -> None:
         self._unit = entry["unit"]
         self._releases[(entry["stream"], entry["step"])] = entry
         self._counts[(entry["noise_multiplier"], entry["sampling_rate"])] += 1
@@ -311,7 +330,7 @@ def _status(status: os.stat_result) -> tuple[int, ...]:
     return (*writer_lock.identify(status), status.st_size, *times)
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], bool]:
+def _read(path: Path) -> tuple[list[Entry], bool]:
     """Return all entries, and whether the last line has no line end.
 
     Such a line counts if it is an entry, whose line end an editor may have removed. Else another
@@ -322,7 +341,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], bool]:
     *lines, tail = path.read_bytes().split(b"\n")
     if tail and _is_entry(tail):
         lines.append(tail)
-    entries: dict[tuple[str, int], dict[str, Any]] = {}
+    entries: dict[tuple[str, int], Entry] = {}
     for number, line in enumerate(lines, 1):
         try:
             entry = _parsed(line)
@@ -346,11 +365,11 @@ def _is_entry(line: bytes) -> bool:
     return True
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parsed(line: bytes) -> Entry:
     return _checked(json.loads(line, object_pairs_hook=_object))
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return a JSON object in which no name occurs twice: readers differ in which one counts."""
     names = dict(pairs)
     if len(names) < len(pairs):
@@ -358,9 +377,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return names
 
 
-def _checked(entry: dict[str, Any]) -> dict[str, Any]:
+def _checked(entry: Entry) -> Entry:
     """Return an entry if it can be accounted for; a file may have been edited."""
-    if lacking := [name for name in _FIELDS if name not in entry]:
+    if lacking := [name for name in Entry.__annotations__ if name not in entry]:
         raise ArgumentError(f"a ledger entry needs {lacking[0]}: another version wrote it")
     checked(Charge(entry["noise_multiplier"], entry["sampling_rate"], 1))
     _validate.count("step", entry["step"], least=0)

@@ -42,13 +42,13 @@ from scipy.special import betaincinv
 
 from dpbam import _validate
 from dpbam.app.runs.config import RunConfig
-from dpbam.app.runs.files import read_json_lines
 from dpbam.app.runs.folder import RunFolder, stored_config
 from dpbam.app.runs.model_file import load_run_model
 from dpbam.app.runs.own_code import NAMES, names_code
 from dpbam.app.runs.pool import Send, run_tasks
 from dpbam.app.runs.preparation import Prepared, prepare
 from dpbam.app.runs.run import RunError
+from dpbam.app.runs.spending import stored_ledger
 from dpbam.batches import LogicalBatch, Views
 from dpbam.compute import Compute, Runner
 from dpbam.data import DataSet, to_float
@@ -56,7 +56,6 @@ from dpbam.data.base import Concatenated
 from dpbam.errors import ArgumentError
 from dpbam.methods import DPSGD
 from dpbam.params import device_of, evaluating, trainable
-from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.tradeoff import TradeOff, trade_off
 from dpbam.training.evaluation import predict_logits
 from dpbam.training.events import Reporter
@@ -251,8 +250,7 @@ def attack_run(
         for k, name in enumerate(STATISTICS):
             ratios = likelihood_ratios(released[k], np.stack([s[k] for s in shadow_scores]), inside)
             attacks[f"{name}, shadow models"] = ratios
-    ledger = Ledger(prepared.plan.delta, prepared.plan.accountant)  # the file is only read
-    ledger.merge(read_json_lines(folder.ledger))
+    ledger = stored_ledger(folder, prepared.plan.delta, prepared.plan.accountant)  # only read
     return MembershipResult(
         folder.path, ledger.epsilon(), prepared.plan.delta,
         [Attack(name, s[:members], s[members:]) for name, s in attacks.items()],

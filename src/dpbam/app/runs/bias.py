@@ -88,8 +88,8 @@ def measure(
     plan = replace_quietly(prepared.plan, released_before=None)  # no counts are released here
     oracle = replace(prepared, plan=plan).oracle(observer=lens)
     rows = prepared.fit(oracle).rows
-    drawn = oracle.batches(prepared.seen.train, units=prepared.units)
-    for images, labels, units in islice(drawn, batches):
+    poisson_batches = oracle.batches(prepared.seen.train, units=prepared.units)
+    for images, labels, units in islice(poisson_batches, batches):
         oracle.backward(images, labels, units)  # its ledger is in memory: nothing is released
     return Measured(
         tuple(lens.records),

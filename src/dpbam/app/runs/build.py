@@ -144,22 +144,22 @@ def load_initial(model: nn.Module, path: Path) -> list[str]:
     other classes. What else the file holds is ignored.
     """
     try:
-        found = load_file(path)
+        stored = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"init {path} cannot be read as safetensors: {error}") from None
-    own = model.state_dict()
-    fits = {k: v for k, v in found.items() if k in own and v.shape == own[k].shape}
-    missing = [name for name in own if name not in fits]
+    initial = model.state_dict()
+    fits = {k: v for k, v in stored.items() if k in initial and v.shape == initial[k].shape}
+    missing = [name for name in initial if name not in fits]
     head = _head(model)
     strangers = [name for name in missing if name.rpartition(".")[0] != head]
     if strangers:
-        wrong = next((n for n in strangers if n in found), strangers[0])
-        got = f"has shape {list(found[wrong].shape)}" if wrong in found else "is missing"
+        wrong = next((n for n in strangers if n in stored), strangers[0])
+        got = f"has shape {list(stored[wrong].shape)}" if wrong in stored else "is missing"
         raise ConfigError(
-            f"init {path} does not fit the model: {wrong} {got}, not {list(own[wrong].shape)}; "
+            f"init {path} does not fit the model: {wrong} {got}, not {list(initial[wrong].shape)}; "
             "give the model that it was saved from (its name and its model_options)"
         )
-    model.load_state_dict({**own, **fits})
+    model.load_state_dict({**initial, **fits})
     return missing
 
 
@@ -189,7 +189,7 @@ def make_method(config: RunConfig, steps: int) -> Method:
         options = {"lam": make_lambda(config, steps), **options}
     if "exact" in taken and config.method in METHODS:
         options["exact"] = config.gradient == "exact"
-    method: Method = _made("method", config.method, make, **options)
+    method: Method = _make_part("method", config.method, make, **options)
     return method
 
 
@@ -230,19 +230,19 @@ def make_clipping(config: RunConfig) -> Clipping | None:
     if not config.private:
         return None
     make, options = _class(CLIPPINGS, config.clipping), config.clipping_options
-    made: Clipping = _made("clipping", config.clipping, make, config.clip_norm, **options)
-    return made
+    clipping: Clipping = _make_part("clipping", config.clipping, make, config.clip_norm, **options)
+    return clipping
 
 
 def make_filter(config: RunConfig) -> Filter | None:
     if config.filter == "none":
         return None
     make = _class(FILTERS, config.filter)
-    made: Filter = _made("filter", config.filter, make, **config.filter_options)
-    return made
+    gradient_filter: Filter = _make_part("filter", config.filter, make, **config.filter_options)
+    return gradient_filter
 
 
-def _made(what: str, name: str, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _make_part(what: str, name: str, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call ``make``; refuse options that it does not take, and what is not of the right class."""
     if inspect.isabstract(make):
         raise ConfigError(f"{what} {name} is abstract: name a class that defines what it does")
@@ -250,13 +250,13 @@ def _made(what: str, name: str, make: Callable[..., Any], *args: Any, **options:
         inspect.signature(make).bind(*args, **options)
     except TypeError as error:
         raise ConfigError(f"{what} {name} cannot be made: {error} ({what}_options)") from None
-    made, kind = make(*args, **options), _KINDS[what]
-    if not isinstance(made, kind):
+    instance, kind = make(*args, **options), _KINDS[what]
+    if not isinstance(instance, kind):
         raise ConfigError(
-            f"{what} {name} makes a {type(made).__name__}: it must be a subclass of "
+            f"{what} {name} makes a {type(instance).__name__}: it must be a subclass of "
             f"{kind.__module__}.{kind.__name__}"
         )
-    return made
+    return instance
 
 
 def make_optimizer(

@@ -44,7 +44,7 @@ from dpbam.privacy.plan import PrivacyPlan, default_delta, epoch_steps
 MethodName: TypeAlias = named(METHODS)  # type: ignore[valid-type]
 ClippingName: TypeAlias = named(CLIPPINGS)  # type: ignore[valid-type]
 ModelName: TypeAlias = Annotated[str, Names(MODELS)]  # checked where it is built
-TaskName: TypeAlias = named(TASKS, own=False)  # type: ignore[valid-type]
+TaskName: TypeAlias = named(TASKS, own_code=False)  # type: ignore[valid-type]
 FilterName: TypeAlias = named(FILTERS, "none")  # type: ignore[valid-type]
 _PANELS = ("Data", "Privacy", "Method", "Model", "Training", "Run", "Statement")
 _data, _privacy, _method, _model, _training, _run, _stated = (

@@ -53,7 +53,7 @@ class DamagedFileError(RunError):
 def first_problem(error: ValidationError) -> str:
     """Return the place and the reason of the first field that does not fit."""
     first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part) for part in first["loc"]) or "it"
+    place = ".".join(map(str, first["loc"])) or "it"
     return f"{place}: {first['msg'].removeprefix('Value error, ')}"
 
 

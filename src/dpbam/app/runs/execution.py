@@ -110,12 +110,12 @@ def _resumed(folder: RunFolder, config: RunConfig, ranks: Ranks) -> tuple[RunFac
     facts = ranks.from_leader(folder.read_facts)
     config = as_chosen(config, facts.config)
     check_config(facts, config)
-    stored, kept = facts.config, config
+    stored, fitted = facts.config, config
     if (config.device, config.engine) == (stored.device, stored.engine):
         rows = config.physical_batch_size or facts.physical_batch_size
-        kept = config.replace(physical_batch_size=rows)
+        fitted = config.replace(physical_batch_size=rows)
     cache = folder.non_private if ranks.leads else None
-    prepared = prepare(kept, noise_multiplier=facts.noise_multiplier or None, cache=cache)
+    prepared = prepare(fitted, noise_multiplier=facts.noise_multiplier or None, cache=cache)
     check_prepared(facts, prepared, ranks.world)
     return facts.model_copy(update={"config": config}), prepared
 
@@ -268,8 +268,8 @@ class _Session:
         config, plan = self.prepared.config, self.prepared.plan
         if config.budget is not None:
             lost = spending.replays(config, ledger, step)
-            whole = plan.charges(max(0, charges - lost), lost)
-            spending.reserve(config.budget, self.folder, self.facts.run, whole, plan.unit, ledger)
+            most = plan.charges(max(0, charges - lost), lost)
+            spending.reserve(config.budget, self.folder, self.facts.run, most, plan.unit, ledger)
 
     def _announce(self, step: int, fit: Fit) -> None:
         from dpbam.params import count_trainable

@@ -136,8 +136,8 @@ def _difference(model: RunModel, outputs: Tensor) -> float:
     from dpbam.data import to_float
 
     with torch.no_grad():
-        own = model.module(to_float(_images(model)))
-    apart = float((own - outputs).abs().max() / own.abs().max().clamp(min=1))
+        expected = model.module(to_float(_images(model)))
+    apart = float((expected - outputs).abs().max() / expected.abs().max().clamp(min=1))
     if not apart <= TOLERANCE:
         raise RunError(
             f"the exported model's outputs differ by {apart:.1e} of the largest, more than "
@@ -156,7 +156,9 @@ def _merged(module: nn.Module) -> nn.Module:
     return module
 
 
-def _to_safetensors(model: RunModel, source: RunFolder, folder: Path, own: str | None) -> Tensor:
+def _to_safetensors(
+    model: RunModel, source: RunFolder, folder: Path, own_model: str | None
+) -> Tensor:
     import torch
     from safetensors.torch import save
 
@@ -168,11 +170,11 @@ def _to_safetensors(model: RunModel, source: RunFolder, folder: Path, own: str |
     options = {k: v for k, v in model.facts.model_options.items() if k != "lora_rank"}
     model.facts.model_copy(update={"model_options": options}).write(target.model)
     with torch.no_grad():
-        loaded = load_run_model(folder, own_model=own).module
+        loaded = load_run_model(folder, own_model=own_model).module
         return loaded(to_float(_images(model)))  # type: ignore[no-any-return]
 
 
-def _to_hf(model: RunModel, source: RunFolder, folder: Path, own: str | None) -> Tensor:
+def _to_hf(model: RunModel, source: RunFolder, folder: Path, own_model: str | None) -> Tensor:
     import torch
 
     from dpbam.data import to_float
@@ -180,14 +182,14 @@ def _to_hf(model: RunModel, source: RunFolder, folder: Path, own: str | None) ->
 
     module = model.module
     if not isinstance(module, PublicEncoder):
-        return _to_safetensors(model, source, folder, own)
+        return _to_safetensors(model, source, folder, own_model)
     module.save_classifier(folder, model.class_names)
     with torch.no_grad():
         pixels = module.pixels(to_float(_images(model)))
         return load_classifier(folder)(pixel_values=pixels).logits  # type: ignore[no-any-return]
 
 
-def _to_onnx(model: RunModel, source: RunFolder, folder: Path, own: str | None) -> Tensor:
+def _to_onnx(model: RunModel, source: RunFolder, folder: Path, own_model: str | None) -> Tensor:
     import torch
 
     path = folder / "model.onnx"
@@ -249,9 +251,9 @@ def _remove_traces(path: Path) -> None:
     """Remove what torch notes of each operation: paths of the operator's, lines of their code."""
     import onnx
 
-    made = onnx.load(path)
-    _clear_notes(made)
-    onnx.save(made, path)
+    graph = onnx.load(path)
+    _clear_notes(graph)
+    onnx.save(graph, path)
 
 
 def _clear_notes(message: Any) -> None:
@@ -260,8 +262,8 @@ def _clear_notes(message: Any) -> None:
         message.ClearField(name)
     for field, value in message.ListFields():
         if field.message_type is not None:
-            for part in [value] if hasattr(value, "DESCRIPTOR") else value:
-                _clear_notes(part)
+            for inner in [value] if hasattr(value, "DESCRIPTOR") else value:
+                _clear_notes(inner)
 
 
 def _from_bytes(module: nn.Module) -> nn.Module:

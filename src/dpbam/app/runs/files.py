@@ -134,9 +134,9 @@ def check_format(path: Path, values: Mapping[str, Any]) -> None:
         Traceback (most recent call last):
         dpbam.app.runs.run.RunError: model.json is of format 7, and this dpbam reads format 4: ...
     """
-    found = values.get("format")
-    number = type(found) is int and found > 0
-    if number and found == FORMAT:
+    number = values.get("format")
+    is_number = type(number) is int and number > 0
+    if is_number and number == FORMAT:
         return
-    way = "use the dpbam that wrote it" if number else "restore it from a backup"
-    raise RunError(f"{path} is of format {found!r}, and this dpbam reads format {FORMAT}: {way}")
+    way = "use the dpbam that wrote it" if is_number else "restore it from a backup"
+    raise RunError(f"{path} is of format {number!r}, and this dpbam reads format {FORMAT}: {way}")

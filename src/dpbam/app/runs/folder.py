@@ -128,7 +128,7 @@ class RunFolder:
 
         Refused while another process is at work here, and where the folder holds something else.
         """
-        made = [] if resume else self._make()
+        new_folders = [] if resume else self._make()
         self._check(resume=resume)
         busy = f"another run is at work in {self.path}: wait for it, or choose another --out"
         with locked(self.path / _LOCK, busy=busy):
@@ -136,9 +136,9 @@ class RunFolder:
             try:
                 yield
             except BaseException:
-                if made and not self.started:
+                if new_folders and not self.started:
                     shutil.rmtree(self.path, ignore_errors=True)
-                    for parent in made[1:]:  # those that were made for it, if they are empty
+                    for parent in new_folders[1:]:  # those that were made for it, if they are empty
                         with suppress(OSError):
                             parent.rmdir()
                 raise
@@ -146,11 +146,11 @@ class RunFolder:
     def _make(self) -> list[Path]:
         """Make the folder, and return what was not there: itself, then its parents."""
         try:
-            made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            new_folders = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"the run folder {self.path} cannot be made: {error.strerror}") from None
-        return made
+        return new_folders
 
     def strangers(self) -> Iterator[str]:
         """Describe what no run makes: links that lead out, pipes and devices, which may not end."""

@@ -94,9 +94,11 @@ def is_export(folder: RunFolder) -> bool:
 
 def exported_files(folder: RunFolder) -> dict[str, str]:
     """Return SHA-256 of each file of an export, except of its list of files and the signature."""
-    own = {path.name for path in signed_files(folder)}
+    excluded = {path.name for path in signed_files(folder)}
     files = {p.relative_to(folder.path).as_posix(): p for p in folder.path.rglob("*")}
-    return {n: file_digest(p) for n, p in sorted(files.items()) if n not in own and p.is_file()}
+    return {
+        n: file_digest(p) for n, p in sorted(files.items()) if n not in excluded and p.is_file()
+    }
 
 
 def write_signature(folder: RunFolder, key: Path) -> str:

@@ -41,10 +41,10 @@ def files_in(places: Sequence[str | Path]) -> list[Path]:
 def _files(place: Path) -> list[Path]:
     if not place.is_dir():
         return [place]
-    found, _ = find_images(place.resolve())
-    if not found:
+    names, _ = find_images(place.resolve())
+    if not names:
         raise DataError(f"there are no images in {place}: looked for {' '.join(sorted(SUFFIXES))}")
-    return [place / name for name in found]
+    return [place / name for name in names]
 
 
 def predict_files(
@@ -113,8 +113,8 @@ def summaries(model: RunModel, dataset: DataSet) -> tuple[NDArray[np.float64], N
     if numbers is not None:
         labels, names = numbers[dataset.labels], model.class_names
         dataset = replace(dataset, labels=labels, class_names=names)
-    kept, targets, _ = summarise(model.module, dataset, model.task)
-    return kept.double().numpy(), targets.numpy()
+    summary, targets, _ = summarise(model.module, dataset, model.task)
+    return summary.double().numpy(), targets.numpy()
 
 
 def _predictions(model: RunModel, pixels: Pixels) -> NDArray[Any]:

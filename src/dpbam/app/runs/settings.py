@@ -116,7 +116,7 @@ class Names:
 
     kind: Kind[Any]
     others: tuple[str, ...] = ()  # choices in addition
-    own: bool = True  # whether ``module:Name`` is one
+    own_code: bool = True  # whether ``module:Name`` is one
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,13 @@ def _definition(field: FieldInfo) -> Definition:
 
 def _setting(name: str, field: FieldInfo) -> Setting:
     defined = _definition(field)
-    parts = [*field.metadata, *_parts(field.annotation)]
-    written = next((part for part in parts if isinstance(part, Written)), None)
-    choices = [part for part in parts if isinstance(part, str | int)]
-    for names in (part for part in parts if isinstance(part, Names)):
+    annotations = [*field.metadata, *_parts(field.annotation)]
+    written = next((one for one in annotations if isinstance(one, Written)), None)
+    choices = [one for one in annotations if isinstance(one, str | int)]
+    for names in (one for one in annotations if isinstance(one, Names)):
         choices += [*names.others, *names.kind]
-    plain = type(choices[0]) if choices else next((p for p in parts if isinstance(p, type)), str)
+    types = [one for one in annotations if isinstance(one, type)]
+    plain = type(choices[0]) if choices else (types or [str])[0]
     default = defined.unset or _shown(field.default)
     return Setting(
         name=name,
@@ -224,7 +225,7 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the first problem as one sentence with the field's name."""
     problem = error.errors(include_url=False)[0]
     message, value = str(problem["msg"]), problem.get("input")
-    where = ".".join(str(part) for part in problem["loc"][:1])
+    where = ".".join(str(place) for place in problem["loc"][:1])
     if problem["type"] == "extra_forbidden":
         otherwise = "see dpbam train --help-all for what there is"
         return f"{where} is unknown: {did_you_mean(where, model.model_fields, otherwise)}"
@@ -318,17 +319,17 @@ def _option(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def named(kind: Kind[Any], *others: str, own: bool = True) -> Any:
+def named(kind: Kind[Any], *others: str, own_code: bool = True) -> Any:
     """Return the type of a setting that is a name of the catalogue, or else ``module:Name``."""
 
     def check(value: str) -> str:
-        own_code = own and all(value.partition(":")[::2])
-        if not own_code and value not in others and value not in kind:
+        is_code = own_code and all(value.partition(":")[::2])
+        if not is_code and value not in others and value not in kind:
             hint = did_you_mean(value, [*others, *kind])
             raise ArgumentError(f"{kind.noun} {value!r} is unknown: {hint}")
         return value
 
-    return Annotated[str, Names(kind, others, own), AfterValidator(check)]
+    return Annotated[str, Names(kind, others, own_code), AfterValidator(check)]
 
 
 def _written_options(options: Arguments) -> list[str]:

@@ -23,9 +23,9 @@ from dpbam.privacy.plan import PrivacyPlan
 
 
 def reserve(
-    path: Path, folder: RunFolder, run: str, whole: list[Charge], unit: str, ledger: Ledger
+    path: Path, folder: RunFolder, run: str, most: list[Charge], unit: str, ledger: Ledger
 ) -> None:
-    """Reserve ``whole`` for the run in ``folder``, whose ledger holds ``ledger``.
+    """Reserve ``most``, all that the run in ``folder`` may take; its ledger holds ``ledger``.
 
     Guarantee: no step is taken that the budget has not counted.
 
@@ -51,7 +51,7 @@ def reserve(
                 f"{label} is a copy of the run in {entry.label}, and the budget would count "
                 "the two as one: resume that one, or start a new run"
             )
-    budget.reserve(run, whole, unit=unit, label=label, spent=ledger.charges())
+    budget.reserve(run, most, unit=unit, label=label, spent=ledger.charges())
 
 
 @dataclass(frozen=True)

@@ -215,22 +215,22 @@ def attacks(charges: Sequence[accounting.Charge], accountant: str) -> Attacks | 
             not_given="the accountant was RDP, which bounds epsilon and has no distribution of the "
             "privacy loss to take more from; the PLD accountant has"
         )
-    found = trade_off(charges)
-    if found is None:
+    curve = trade_off(charges)
+    if curve is None:
         return NotGiven(
             not_given="no privacy loss distribution was computed: no step was taken, epsilon is "
             "above 500, or there are more than a million steps"
         )
-    mu, regret = found.gaussian
+    mu, regret = curve.gaussian
     return Attacks(
-        true_positive_rates={f"{rate:g}": _up(found.power(rate)) for rate in RATES},
-        advantage=_up(found.advantage),
-        advantage_of_several={str(k): _up(found.advantage_of(k)) for k in SEVERAL},
-        reconstruction={f"{prior:g}": _up(found.power(prior)) for prior in PRIORS},
+        true_positive_rates={f"{rate:g}": _up(curve.power(rate)) for rate in RATES},
+        advantage=_up(curve.advantage),
+        advantage_of_several={str(k): _up(curve.advantage_of(k)) for k in SEVERAL},
+        reconstruction={f"{prior:g}": _up(curve.power(prior)) for prior in PRIORS},
         gaussian_mu=_up(mu),
         gaussian_regret=_up(regret),
         gaussian_least_error=LEAST_ERROR,
-        profile=[AtDelta(delta=d, epsilon=_up(found.epsilon(d))) for d in _PROFILE],
+        profile=[AtDelta(delta=d, epsilon=_up(curve.epsilon(d))) for d in _PROFILE],
     )
 
 
@@ -314,9 +314,9 @@ def released_files(config: RunConfig) -> list[str]:
 
 
 def _weights(config: RunConfig) -> str:
-    given = ", ".join(f"{name} {weight:g}" for name, weight in config.class_weights.items())
+    weights = ", ".join(f"{name} {weight:g}" for name, weight in config.class_weights.items())
     if config.release_counts is None:
-        return f"given by the user as public facts: {given}" if given else "none"
+        return f"given by the user as public facts: {weights}" if weights else "none"
     source = (
         f"from class counts, released once with noise of sigma {config.release_counts:g} before "
         "the first step: a Gaussian event on all units, covered by the epsilon above"
@@ -346,12 +346,12 @@ def _origin(kind: Kind[Any], name: str) -> str:
 def _own_code(config: RunConfig) -> str:
     """Name the parts that are the user's own code, and what is known of them."""
     kinds: dict[str, Kind[Any]] = {"method": METHODS, "clipping": CLIPPINGS, "filter": FILTERS}
-    own = [f"{name} {_origin(kind, getattr(config, name))}" for name, kind in kinds.items()
+    parts = [f"{name} {_origin(kind, getattr(config, name))}" for name, kind in kinds.items()
            if kind.is_own_code(getattr(config, name))]  # fmt: skip
-    if not own:
+    if not parts:
         return "none"
     return (
-        f"{', '.join(own)}: code of the user's own. Every unit's contribution was checked at every "
-        "step against the sensitivity to which the noise is calibrated; that the code lets no unit "
-        "depend on another, and keeps nothing of the data, is for the user to know"
+        f"{', '.join(parts)}: code of the user's own. Every unit's contribution was checked at "
+        "every step against the sensitivity to which the noise is calibrated; that the code lets "
+        "no unit depend on another, and keeps nothing of the data, is for the user to know"
     )

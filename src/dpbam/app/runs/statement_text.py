@@ -6,17 +6,13 @@ not covered. Every number is computed from the statement, and rounded against th
 
 from __future__ import annotations
 
-import html
 import math
-import re
 from functools import partial
 from typing import Any
 
 from dpbam.app.runs.documents import Attacks, BudgetState, ChosenByRule, NotGiven, Statement
 from dpbam.app.runs.escaping import each_text, markdown
 from dpbam.privacy.rounding import up
-
-_ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")  # a character that Markdown is to show as it is
 
 
 def to_markdown(s: Statement) -> str:
@@ -70,20 +66,22 @@ def to_markdown(s: Statement) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def to_html(markdown: str) -> str:
+def to_html(text: str) -> str:
     r"""Format the Markdown of a statement as a page without scripts or outside references.
-
-    It knows what :func:`to_markdown` writes: headings, paragraphs, lists, tables, bold, code and
-    escaped characters.
 
     Example:
         >>> to_html("# A\n\n- **b** <c>").partition("<body>")[2]
-        '\n<h1>A</h1>\n<ul><li><strong>b</strong> &lt;c&gt;</li></ul>\n</body>\n</html>\n'
+        '\n<h1>A</h1>\n<ul>\n<li><strong>b</strong> &lt;c&gt;</li>\n</ul>\n</body>\n</html>\n'
     """
-    blocks = "\n".join(_block(block) for block in markdown.strip().split("\n\n"))
-    return f"{_HEAD}<body>\n{blocks}\n</body>\n</html>\n"
+    from markdown_it import MarkdownIt
+
+    # HTML in the text stays text, whatever it is
+    body = str(MarkdownIt("commonmark", {"html": False}).enable("table").render(text))
+    return f"{_HEAD}<body>\n{body.replace(_NO_HEADER, '')}</body>\n</html>\n"
 
 
+#: of a table without a header: Markdown has none without
+_NO_HEADER = "<thead>\n<tr>\n<th></th>\n<th></th>\n</tr>\n</thead>\n"
 _HEAD = """<!doctype html>
 <html lang="en">
 <head>
@@ -103,33 +101,6 @@ p, li { orphans: 3; widows: 3 } p:has(+ table, + ul) { break-after: avoid }
 </style>
 </head>
 """
-
-
-def _block(block: str) -> str:
-    lines = block.split("\n")
-    if block.startswith("#"):
-        marks, _, title = block.partition(" ")
-        return f"<h{len(marks)}>{_inline(title)}</h{len(marks)}>"
-    if block.startswith("- "):
-        return "<ul>" + "".join(f"<li>{_inline(line[2:])}</li>" for line in lines) + "</ul>"
-    if block.startswith("|"):
-        rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
-        cells = [_row("th", rows[0])] if any(cell.strip() for cell in rows[0]) else []
-        return "<table>" + "".join([*cells, *(_row("td", row) for row in rows[2:])]) + "</table>"
-    return f"<p>{_inline(block)}</p>"
-
-
-def _row(tag: str, cells: list[str]) -> str:
-    texts = [_inline(cell.strip()) for cell in cells]
-    return "<tr>" + "".join(f"<{tag}>{text}</{tag}>" for text in texts) + "</tr>"
-
-
-def _inline(text: str) -> str:
-    # an escaped character is set aside as its number between controls, which no text contains
-    text = html.escape(_ESCAPED.sub(lambda mark: f"\0{ord(mark[1])}\1", text))
-    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
-    text = re.sub(r"`(.+?)`", r"<code>\1</code>", text)
-    return re.sub("\0([0-9]+)\1", lambda mark: html.escape(chr(int(mark[1]))), text)
 
 
 _NOT_PRIVATE = (
@@ -152,17 +123,17 @@ def _promise(s: Statement) -> str:
 def _plain_words(s: Statement) -> list[str]:
     """Who, against what, how well: the example is computed from this run."""
     unit, record = s.unit_name, s.unit_name == "record"
-    whole = (
+    extent = (
         "by itself: a person with several records is not protected as a person, see below"
         if record else f"with all records of that {unit}"
     )  # fmt: skip
     seed = ", nor against those who know the seed" if s.seeded else ""
     digits = ", nor against attacks on the last digits of floating-point numbers"
     guesses = partial(right_guesses, s.epsilon, s.delta, s.trade_off)
-    several = ", ".join(f"{_percent(guesses(k))} for {k} {unit}s" for k in (2, 5, 10))
+    rates = ", ".join(f"{_percent(guesses(k))} for {k} {unit}s" for k in (2, 5, 10))
     return [
         f"**Who is protected.** Each {s.unit if record else unit} of the {s.units:,} in the "
-        f"training data, {whole}.",
+        f"training data, {extent}.",
         "**Against what.** Against those who have the model, or anything made from it, and try to "
         f"find out whether a certain {unit} was in the training data, or what was in it; now or "
         "later, with any computer and any other knowledge. Not against the operator and those who "
@@ -179,7 +150,7 @@ def _plain_words(s: Statement) -> list[str]:
         f"{_percent(_at_best(s, 0.01))}. The number of {unit}s, {s.units:,}, is treated as "
         "public and is not protected: someone who really knew all the others could count.",
         f"**Several {unit}s of one {'person' if record else 'family'}.** If one toss of the coin "
-        f"decides about several at once, guesses are right at most this often: {several}. Near "
+        f"decides about several at once, guesses are right at most this often: {rates}. Near "
         "100% there is little protection.",
         f"**What epsilon and delta are.** Epsilon {up(s.epsilon)} is a ceiling: because of one "
         f"{unit} nothing becomes more than e^{up(s.epsilon)} = {_factor(s.epsilon)} times as "
@@ -192,14 +163,14 @@ def _plain_words(s: Statement) -> list[str]:
 
 
 def right_guesses(
-    epsilon: float, delta: float, found: Attacks | NotGiven | None, k: int = 1
+    epsilon: float, delta: float, attacks: Attacks | NotGiven | None, k: int = 1
 ) -> float:
     """How often the best guess about k units at once is right: (1 + advantage) / 2.
 
     From epsilon, delta alone: (e^(k eps) + d) / (e^(k eps) + 1), with d <= k e^((k - 1) eps) delta.
     """
-    if isinstance(found, Attacks):
-        advantage = found.advantage if k == 1 else found.advantage_of_several[str(k)]
+    if isinstance(attacks, Attacks):
+        advantage = attacks.advantage if k == 1 else attacks.advantage_of_several[str(k)]
         return (1 + float(advantage)) / 2
     right = (1 + k * math.exp(-epsilon) * delta) / (1 + math.exp(-k * epsilon))
     return float(min(1.0, right))
@@ -213,18 +184,18 @@ def _at_best(s: Statement, rate: float) -> float:
     return float(min(odds * rate + s.delta, 1 - (1 - s.delta - rate) / odds, 1.0))
 
 
-def _attacks(found: Attacks | NotGiven, unit: str) -> list[str]:
-    if isinstance(found, NotGiven):
-        return [f"Not given: {found.not_given}."]
+def _attacks(attacks: Attacks | NotGiven, unit: str) -> list[str]:
+    if isinstance(attacks, NotGiven):
+        return [f"Not given: {attacks.not_given}."]
     rates = [(f"{100 * float(wrong):g}", _percent(right)[:-1])
-             for wrong, right in found.true_positive_rates.items()]  # fmt: skip
+             for wrong, right in attacks.true_positive_rates.items()]  # fmt: skip
     rebuilt = [(_in(float(prior), prior), f"at most {_in(share, prior)}")
-               for prior, share in found.reconstruction.items()]  # fmt: skip
+               for prior, share in attacks.reconstruction.items()]  # fmt: skip
     return [
         f"Of attacks that decide whether a {unit} was in the training data, none does better than "
         f"this, under the same conditions and exceptions. The share of {unit}s used that are "
         "rightly named is higher than the share of those not used that are wrongly named by at "
-        f"most {_percent(found.advantage)[:-1]} percentage points (the advantage).",
+        f"most {_percent(attacks.advantage)[:-1]} percentage points (the advantage).",
         _table(rates, f"of 100 {unit}s not used, wrongly named",
                f"of 100 {unit}s used, rightly named, at most"),
         f"Guessing what was in a {unit}: the chance of success without the model, and with it.",
@@ -290,7 +261,7 @@ def _mechanism(s: Statement) -> list[tuple[str, str]]:
 
 def _specialists(s: Statement) -> list[tuple[str, str]]:
     kind = "approximate DP: epsilon holds but for a probability delta" if s.private else "none"
-    found = s.trade_off
+    attacks = s.trade_off
     return [
         ("Kind of privacy", kind),
         ("Trust model", "central: the operator has the data, and adds the noise"),
@@ -302,10 +273,10 @@ def _specialists(s: Statement) -> list[tuple[str, str]]:
         ("Noise multiplier sigma", f"{s.noise_multiplier:.6g}"),
         ("Clipping", f"{s.clipping}, norm C = {s.clip_norm:g}"),
         ("Accountant", s.accountant),
-        *([] if isinstance(found, NotGiven) else [
-            *((f"Epsilon at delta {p.delta:g}", up(p.epsilon)) for p in found.profile), (
-            f"Gaussian DP, for error rates of at least {found.gaussian_least_error:g}",
-            f"mu = {up(found.gaussian_mu)}, with a regret of {up(found.gaussian_regret)}",
+        *([] if isinstance(attacks, NotGiven) else [
+            *((f"Epsilon at delta {p.delta:g}", up(p.epsilon)) for p in attacks.profile), (
+            f"Gaussian DP, for error rates of at least {attacks.gaussian_least_error:g}",
+            f"mu = {up(attacks.gaussian_mu)}, with a regret of {up(attacks.gaussian_regret)}",
             )]),
     ]  # fmt: skip
 
