@@ -247,7 +247,11 @@ def sampled_by_record(original):
 
 
 def the_low_end(original):
-    return lambda *args: original(*args) * 0.999
+    def too_low(*args, **options):
+        sigma, slope = original(*args, **options)
+        return 0.999 * sigma, slope
+
+    return too_low
 
 
 def one_step_whatever_the_count(original):
@@ -326,7 +330,7 @@ MISTAKES = {
         check_groups_are_sampled_as_groups, UnitIndex, "records", sampled_by_record
     ),
     "calibration that overshoots": Mistake(
-        check_calibration, calibration, "_polished_sigma", the_low_end
+        check_calibration, calibration, "_least_sigma", the_low_end
     ),
     "an accountant that forgets steps": Mistake(
         check_accountant_composes_every_step, accounting, "_on_grid", one_step_whatever_the_count

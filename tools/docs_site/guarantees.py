@@ -27,8 +27,7 @@ MODULES = {
     "Joint release of statistics": ("dpbam.bias.release",),
     "Ledger": ("dpbam.privacy.ledger", "dpbam.privacy.writer_lock"),
     "Accounting": (
-        "dpbam.privacy.accounting", "dpbam.privacy.composition", "dpbam.privacy.calibration",
-        "dpbam.privacy.tradeoff",
+        "dpbam.privacy.accounting", "dpbam.privacy.calibration", "dpbam.privacy.tradeoff",
     ),
     "The budget of a data set": ("dpbam.app.runs.budget", "dpbam.app.runs.spending"),
     "Searches": ("dpbam.app.search.selection",),

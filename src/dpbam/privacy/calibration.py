@@ -22,7 +22,7 @@ from dpbam.privacy.accounting import (
 from dpbam.privacy.rounding import up
 
 _MOST_EPSILON = 1e9
-_LEAST_NOISE = 1e-6  # sigma; an accountant takes no less
+_LEAST_NOISE, _MOST_NOISE = 1e-6, 1e6  # sigma; an accountant takes no less
 
 
 def noise_multiplier(
@@ -86,8 +86,8 @@ def noise_multiplier(
         return total_epsilon(charges(sigma), delta, accountant=accountant)
 
     guess = _gaussian_guess(before, Charge(1.0, sampling_rate, steps), epsilon, delta)
-    start, slope = _coarse_sigma(rough, epsilon, guess)
-    return _polished_sigma(exact, start, epsilon, slope)
+    start, slope = _least_sigma(rough, epsilon, guess, slope=-1.5, tolerance=5e-5)
+    return _least_sigma(exact, epsilon, start, slope, tolerance=1e-4)[0]
 
 
 def max_steps(
@@ -181,90 +181,54 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
 
 
-def _coarse_sigma(
-    spent: Callable[[float], float], target: float, guess: float
+def _least_sigma(
+    spent: Callable[[float], float], target: float, sigma: float, slope: float, tolerance: float
 ) -> tuple[float, float]:
-    """Return a sigma slightly above spent(sigma) = target, and d epsilon / d log sigma there.
+    """Return the least sigma with spent(sigma) <= target, and the slope there.
 
-    The root is bracketed around ``guess``, then found by secants of log epsilon over log sigma,
-    which is nearly a line. Small sigmas take long, so the bracket opens by growing steps.
+    Secants from ``sigma`` on, of log epsilon over log sigma, which is nearly a line: three calls of
+    ``spent`` where a bracketing method (scipy's brentq) takes eight. ``slope`` is that of the line.
+    The sigma that is returned was checked, and is the least to a relative ``tolerance``.
     """
-    low = high = min(max(guess, 1e-3), 1e6)
-    factor = 1.1
-    while spent(high) > target:
-        low, high, factor = high, high * factor, factor**2
-        if high > 1e6:
-            raise ArgumentError(
-                f"no noise multiplier up to 1e6 is known to meet epsilon {target:g} at this delta: "
-                "raise epsilon or delta, train for fewer steps, or take a smaller batch"
-            )
-    while spent(low) <= target:
-        if low <= 1e-3:
-            return low, -target
-        low, high, factor = low / factor, low, factor**2
-    return _between(spent, target, low, high)
-
-
-def _between(
-    spent: Callable[[float], float], target: float, low: float, high: float
-) -> tuple[float, float]:
-    """Return :func:`_coarse_sigma`'s result, given spent(low) > target >= spent(high)."""
-
-    def excess(sigma: float) -> float:
-        return math.log(max(spent(sigma), 1e-9 * target) / target)
-
-    width, left = math.inf, math.inf
-    while abs(left) > 3e-3 and high > low * (1 + 1e-4):
-        above, below, last, width = excess(low), excess(high), width, math.log(high / low)
-        share = above / (above - below) if width < last / 2 else 0.5  # bisect if secants stall
-        middle = low * math.exp(min(max(share, 0.01), 0.99) * width)
-        left = excess(middle)
-        end, low, high = (low, middle, high) if left > 0 else (high, low, middle)
-        slope = (left - excess(end)) / math.log(middle / end)  # of log epsilon over log sigma
-    # at most 0.03 where the loop has converged; where epsilon falls to 0 at once, it has not
-    correction = min(max(-left / min(slope, -0.1), -0.05), 0.05)
-    return middle * math.exp(correction + 2e-5), slope * target
-
-
-def _polished_sigma(
-    spent: Callable[[float], float], sigma: float, target: float, slope: float
-) -> float:
-    """Return the least sigma within the target, to a relative 1e-4, in few calls of ``spent``.
-
-    Newton's method on log sigma; ``slope`` (d epsilon / d log sigma) is first the coarse grid's,
-    then that of the last two points. The sigma that is returned was checked.
-    """
-    slope, last = min(slope, -1e-3 * target), None
     above, within = 0.0, math.inf  # the largest sigma over the target, and the least within it
+    last_sigma = last_excess = 0.0
     for _ in range(8):
+        sigma = min(max(sigma, _LEAST_NOISE), _MOST_NOISE)
         value = spent(sigma)
         above, within = (above, min(within, sigma)) if value <= target else (sigma, within)
-        if last is not None and value != last[1] and sigma != last[0]:
-            slope = min((value - last[1]) / math.log(sigma / last[0]), -1e-3 * target)
-        move = (target - value) / slope  # of log sigma; positive: more noise is needed
-        if 0 < value <= target and -move < 1e-4:
-            return sigma
-        if value <= target and sigma == _LEAST_NOISE:
-            return sigma
-        last = (sigma, value)
-        # aim slightly inside the target; where epsilon is 0 over a range, a secant leads anywhere
-        sigma = max(sigma * math.exp(min(max(move, -1.0), 1.0) + 2e-5), _LEAST_NOISE)
-    return _bisected_sigma(spent, target, above or sigma, within)
+        if value == 0 and sigma > _LEAST_NOISE:
+            break  # over a range of sigmas: a secant leads anywhere
+        excess = math.log(min(max(value, 1e-9 * target), 1e9 * target) / target)
+        if last_sigma not in (0.0, sigma) and excess != last_excess:
+            slope = min((excess - last_excess) / math.log(sigma / last_sigma), -0.1)
+        move = -excess / slope  # of log sigma; positive: more noise is needed
+        if value <= target and (sigma == _LEAST_NOISE or -move < tolerance):
+            return sigma, slope
+        last_sigma, last_excess = sigma, excess
+        # aim slightly inside the target
+        sigma *= math.exp(min(max(move, -1.0), 1.0) + tolerance / 5)
+    return _bisected_sigma(spent, target, above or sigma, within), slope
 
 
 def _bisected_sigma(
     spent: Callable[[float], float], target: float, above: float, within: float
 ) -> float:
-    """Return the least sigma within the target, to a relative 1e-4, from a bracket.
+    """Return the least sigma within the target, to a relative 1e-4, where secants fail.
 
     ``above`` need not be over the target, nor ``within`` be known (infinite): both are found.
     """
+    factor = 1.001  # steps grow, since small sigmas take an accountant long
     while above > _LEAST_NOISE and spent(above) <= target:
-        above, within = max(above / 2, _LEAST_NOISE), above
+        above, within, factor = max(above / factor, _LEAST_NOISE), above, factor**2
     if within == math.inf:
         within = above
         while spent(within) > target:
-            above, within = within, 2 * within
+            above, within, factor = within, factor * within, factor**2
+            if within > _MOST_NOISE:
+                raise ArgumentError(
+                    f"no noise multiplier up to 1e6 is known to meet epsilon {target:g} at this "
+                    "delta: raise epsilon or delta, train for fewer steps, or take a smaller batch"
+                )
     while within > above * (1 + 1e-4):
         middle = math.sqrt(above * within)
         above, within = (above, middle) if spent(middle) <= target else (middle, within)

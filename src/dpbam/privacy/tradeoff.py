@@ -27,7 +27,6 @@ from scipy.special import ndtr, ndtri
 
 from dpbam import _validate
 from dpbam.privacy.accounting import Charge, composed_loss
-from dpbam.privacy.composition import deltas_at, epsilon_at
 
 Array = NDArray[np.float64]
 LEAST_ERROR = 1e-9  # mu covers attacks with both error rates at least this
@@ -170,9 +169,8 @@ def _trade_off(charges: tuple[Charge, ...]) -> TradeOff | None:
     losses = composed_loss(charges)
     if losses is None:
         return None
-    sides, grid = losses
-    end = max(epsilon_at(side, grid, _LEAST_DELTA) for side in sides)
+    distribution, grid = losses
+    end = distribution.get_epsilon_for_delta(_LEAST_DELTA)
     stride = grid * max(1, round(end / grid / _POINTS))
     epsilons = np.arange(0.0, end + stride, stride)
-    deltas = [deltas_at(side, grid, epsilons) for side in sides]
-    return TradeOff(epsilons, np.maximum.reduce(deltas))
+    return TradeOff(epsilons, np.asarray(distribution.get_delta_for_epsilon(epsilons)))
