@@ -94,7 +94,7 @@ def measure(options: argparse.Namespace, out: Path) -> None:
     watch.around(type(trainer.optimizer), "step", "optimiser")
     watch.around(oracle.ledger, "charge", "(ledger)")
     watch.around(trainer, "evaluate", "evaluation")
-    watch.around(trainer, "_non_private_loss", "(look at the loss)")
+    watch.around(trainer._losses, "observe", "(look at the loss)")
     watch.around(training.EpsilonCurve, "bound", "epsilon")
 
     marks: list[float] = []

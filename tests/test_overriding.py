@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpbam import PrivateGradientOracle
 from dpbam.engines import UnsupportedModelError
+from dpbam.errors import ArgumentTypeError
 from dpbam.filters import Exponential, KalmanStep
 from dpbam.methods import (
     BAM,
@@ -414,3 +416,34 @@ def test_an_overridden_part_of_a_noise_is_used(base: type, part: str) -> None:
     noise = type("Own", (base,), {part: raising})(randomness)
     with pytest.raises(Used):
         sized_oracle(model, cross_entropy, private_plan(), noise=noise).backward(x, y)
+
+
+class WithoutLambda(DPSGD):
+    def direction(self, grad, theta):  # type: ignore[override]
+        return grad(theta)
+
+
+class WithoutStep(FlatClipping):
+    def at(self):  # type: ignore[override]
+        return super().at(0)
+
+
+class WithoutGradient(Exponential):
+    def apply(self):  # type: ignore[override]
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"method": WithoutLambda()}, r"WithoutLambda.direction cannot .*\(grad, theta, lam\)"),
+        ({"clipping": WithoutStep(1.0)}, r"WithoutStep.at cannot .* define at\(self, step, phi\)"),
+        ({"filter": WithoutGradient()}, r"define apply\(self, gradient\)"),
+    ],
+)
+def test_a_part_with_another_signature_is_refused_by_name(
+    parts: dict[str, Any], words: str
+) -> None:
+    """Before, the first step ended in a TypeError, which the command line called a bug."""
+    with pytest.raises(ArgumentTypeError, match=words):
+        PrivateGradientOracle(smooth_net(), cross_entropy, private_plan(), **parts)

@@ -30,6 +30,7 @@ Whether a check refuses depends on the data without noise; the exception is for 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dpbam.batches import LogicalBatch
-from dpbam.errors import ArgumentError, PlanViolationError
+from dpbam.errors import ArgumentError, ArgumentTypeError, PlanViolationError
+from dpbam.filters import Filter
 from dpbam.methods import Method, check_declared
 from dpbam.nn import check_model, check_trainable
 from dpbam.params import WeakTensors, digest, trainable, version_of
@@ -299,6 +301,9 @@ def check_oracle(oracle: PrivateGradientOracle, loss: Loss, *, filtered: bool) -
     check_model(oracle.model)
     check_trainable(oracle.model)
     check_interceptable(oracle.model, loss)
+    for component, base in ((method, Method), (clipping, Clipping), (oracle.filter, Filter)):
+        if component is not None:
+            _check_signatures(component, base)
     check_declared(method)
     check_coordinates(clipping)
     check_groups(clipping.groups(list(trainable(oracle.model))), list(trainable(oracle.model)))
@@ -323,6 +328,25 @@ def check_oracle(oracle: PrivateGradientOracle, loss: Loss, *, filtered: bool) -
         )
     check_same_components(oracle.ranks, plan, noise=oracle.noise, clipping=clipping, method=method,
                           filter=oracle.filter)  # fmt: skip
+
+
+def _check_signatures(component: object, base: type) -> None:
+    """Refuse a component of the user's own that cannot be called as its base class is.
+
+    Otherwise the first step would end in a TypeError from inside the library.
+    """
+    for hook, function in vars(base).items():
+        if hook.startswith("_") or not inspect.isfunction(function):
+            continue
+        _, *arguments = inspect.signature(function).parameters  # without self
+        try:
+            inspect.signature(getattr(component, hook)).bind(*arguments)
+        except TypeError:
+            name = type(component).__name__
+            raise ArgumentTypeError(
+                f"{name}.{hook} cannot be called with ({', '.join(arguments)}), as a step does: "
+                f"define {hook}({', '.join(['self', *arguments])})"
+            ) from None
 
 
 def check_interceptable(model: nn.Module, loss: object) -> None:

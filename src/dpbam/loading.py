@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from numbers import Integral
 from typing import Any
@@ -25,17 +25,15 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     WeightedRandomSampler,
-    default_collate,
 )
 
 from dpbam.errors import ArgumentError, ArgumentTypeError
 from dpbam.params import rows, select_rows
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.privacy.sampling import Indices, PoissonSampler, UnitIndex, UnitShare
-from dpbam.reading import isolated, keyed
+from dpbam.reading import collate_pair, isolated, keyed
 
 Batch = tuple[Any, Any, Tensor]
-TARGETS = ("labels", "label", "targets", "target")  # keys of a dict item's target
 
 
 class PoissonBatches(Iterator[Batch]):
@@ -46,9 +44,10 @@ class PoissonBatches(Iterator[Batch]):
     Args:
         plan: n, the unit of privacy and the most records of one unit.
         dataset: a map-style data set of (input, target) pairs, or of dicts with one of the keys
-            :data:`TARGETS`, the others being the model's keyword arguments; it is read one record
-            at a time (:class:`~dpbam.reading.OneByOne`). Or a tuple (inputs, targets) of tensors
-            (or dicts of tensors) with the records along the first axis; or anything with
+            :data:`~dpbam.reading.TARGETS`, the others being the model's keyword arguments; it is
+            read one record at a time (:class:`~dpbam.reading.OneByOne`). Or a tuple (inputs,
+            targets) of tensors (or dicts of tensors) with the records along the first axis; or
+            anything with
             ``batch(indices) -> (inputs, targets)``, such as :class:`dpbam.data.DataSet`, whose rows
             must depend on their own records alone.
         sampler: the plan's sampler.
@@ -109,8 +108,7 @@ class PoissonBatches(Iterator[Batch]):
             units = self._sampler.indices(step)
             records = units
             if self._index:
-                generator = self._sampler.randomness.generator("records", step)
-                records, units = self._index.records(units, generator)
+                records, units = self._index.records(units, self._sampler.randomness, step)
             mine = self._share.owns(units)
             records, units = records[mine], units[mine]
             yield torch.as_tensor(records), torch.as_tensor(units)
@@ -138,7 +136,7 @@ class PoissonBatches(Iterator[Batch]):
 
     def _loaded(self) -> Generator[Batch, None, None]:
         """Read record by record, each by itself."""
-        alone, join = isolated(self._dataset, _pair)
+        alone, join = isolated(self._dataset, collate_pair)
         for_records, for_units = itertools.tee(self._samples())
         randomness, start = self._sampler.randomness, self._sampler.start
         loader: DataLoader[Any] = DataLoader(
@@ -149,23 +147,6 @@ class PoissonBatches(Iterator[Batch]):
         )
         for (inputs, targets), (_, units) in zip(loader, for_units, strict=True):
             yield inputs, targets, units
-
-
-def _pair(items: list[Any]) -> Any:
-    """Collate items to (inputs, targets); of dicts, the targets are under the one usual key."""
-    pair = default_collate(items)
-    if isinstance(pair, Mapping):
-        names = [name for name in TARGETS if name in pair]
-        if len(names) != 1 or len(pair) < 2:
-            raise ArgumentTypeError(
-                f"a data set's items are dicts with the keys {sorted(map(str, pair))}: one of them "
-                f"must be the target's ({', '.join(TARGETS)}), the others are the model's keyword "
-                "arguments; or give (input, target) pairs"
-            )
-        return {k: v for k, v in pair.items() if k != names[0]}, pair[names[0]]
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise ArgumentTypeError("a data set's items must be (input, target) pairs")
-    return pair
 
 
 class _Tensors:

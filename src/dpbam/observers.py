@@ -10,15 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dpbam import _validate
 from dpbam.distributed import Ranks
 from dpbam.engines import PerSampleDirections
 from dpbam.methods import Method
 from dpbam.params import Params, copied
+from dpbam.privacy.clipping import widest_dtype
 from dpbam.privacy.noise import Query
 from dpbam.privacy.plan import PrivacyPlan
 
@@ -120,8 +123,11 @@ class TrainingLoss:
 
     It is not protected by privacy: do not share it.
 
+    Args:
+        every: steps between measurements; the first step is measured.
+
     Attributes:
-        non_private_losses: the mean over the units of each step's batch, in the model's present
+        non_private_losses: the mean over the units of each measured batch, in the model's present
             mode and with its augmentations; NaN for an empty batch.
 
     Example:
@@ -138,20 +144,26 @@ class TrainingLoss:
 
     wants_plain = False
 
-    def __init__(self) -> None:
+    def __init__(self, every: int = 1) -> None:
+        self.every = _validate.count("every", every)
         self.non_private_losses: list[float] = []
-        self._ranks, self._total, self._units = Ranks(), 0.0, 0
+        self._ranks, self._units = Ranks(), 0
+        self._sums: list[Tensor] = []  # of each physical batch, on the device
 
     def begin(self, facts: StepFacts) -> bool:
-        self._ranks, self._total, self._units = facts.ranks, 0.0, 0
-        return True
+        self._ranks, self._units, self._sums = facts.ranks, 0, []
+        return facts.step % self.every == 0
 
     def observe(self, batch: Observation) -> None:
-        self._total += float(batch.losses().double().sum())
+        losses = batch.losses()
+        self._sums.append(losses.to(widest_dtype(losses)).sum())
         self._units += len(batch.ids)
 
     def finish(self, clipped: Params, released: Params) -> None:
-        total, units = self._ranks.sums(self._total, self._units)
+        # read once per step: a read per physical batch would let a GPU wait each time
+        sums, self._sums = self._sums, []
+        here = float(torch.stack(sums).sum()) if sums else 0.0
+        total, units = self._ranks.sums(here, self._units)
         self.non_private_losses.append(total / units if units else math.nan)
 
 
@@ -171,7 +183,7 @@ class JointRelease(Protocol):
     noise_multipliers: tuple[float, ...]
 
     def begin(self, facts: StepFacts) -> None:
-        """Reset the sums, before each step."""
+        """Reset the sums: before each step, and once more if it is refused."""
 
     def observe(self, batch: Observation) -> None:
         """Receive each physical batch."""
@@ -191,11 +203,13 @@ class Watch:
         observers: those that watch this step.
         statistics: the joint release, if any.
         ids: [U] of all units of this rank, in the order of the physical batches.
+        discard: lets go of the sums of a joint release, when the step was refused.
     """
 
     observers: Sequence[Observer]
     statistics: JointRelease | None
     ids: Tensor
+    discard: Callable[[], None] = lambda: None
     _seen: int = 0
     _clipped: Params = field(default_factory=dict)
 
@@ -209,9 +223,10 @@ class Watch:
     ) -> Watch:
         """Begin a step, and return those that watch it."""
         watching = [observer for observer in observers if observer.begin(facts)]
-        if statistics is not None:
-            statistics.begin(facts)
-        return cls(watching, statistics, ids)
+        if statistics is None:
+            return cls(watching, None, ids)
+        statistics.begin(facts)
+        return cls(watching, statistics, ids, discard=partial(statistics.begin, facts))
 
     @property
     def wants_plain(self) -> bool:

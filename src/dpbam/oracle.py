@@ -257,6 +257,7 @@ class PrivateGradientOracle:
             self._hand_out(step, released)
         except BaseException as error:
             self._explain(attempt, error)
+            step.watch.discard()  # statistics of a refused step have no noise
             raise
         finally:
             attempt.active = False

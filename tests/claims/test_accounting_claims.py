@@ -232,13 +232,18 @@ def empty_ones_left_out(original):
 
 
 def every_record(original):
-    return lambda self, unit, generator: self._order[self._starts[unit] : self._starts[unit + 1]]
+    def records(self, units, randomness, step):
+        owned = [self._order[self._starts[u] : self._starts[u + 1]] for u in units]
+        return np.concatenate([[], *owned]).astype(int), np.repeat(units, list(map(len, owned)))
+
+    return records
 
 
 def sampled_by_record(original):
     """Records drawn at q, each bringing its patient along."""
 
-    def records(self, units, generator):
+    def records(self, units, randomness, step):
+        generator = randomness.generator("records", step)
         chosen = np.flatnonzero(generator.random(len(self._order)) < 0.2)
         owner = np.searchsorted(self._starts, chosen, side="right") - 1
         return self._order[chosen], owner
@@ -324,7 +329,7 @@ MISTAKES = {
         check_empty_batches_are_steps, PoissonBatches, "_samples", empty_ones_left_out
     ),
     "no cap on a group's records": Mistake(
-        check_groups_are_sampled_as_groups, UnitIndex, "_of", every_record
+        check_groups_are_sampled_as_groups, UnitIndex, "records", every_record
     ),
     "groups sampled by record": Mistake(
         check_groups_are_sampled_as_groups, UnitIndex, "records", sampled_by_record

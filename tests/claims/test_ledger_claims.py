@@ -148,6 +148,27 @@ def check_a_pickled_copy_in_memory_is_not_charged() -> None:
 # --- the mistakes
 
 
+def check_a_deleted_file_is_not_begun_anew() -> None:
+    """A process that has seen entries in a file does not begin it anew, in a new object either."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.jsonl"
+        Ledger(1e-5, path=path).charge("a", 0, **STEP)
+        path.unlink()
+        try:
+            Ledger(1e-5, path=path).charge("a", 1, **STEP)
+        except ArgumentError:
+            return
+        raise AssertionError("the file counts one step of two")
+
+
+def forgotten(original):
+    def remember(self, entry):
+        original(self, entry)
+        ledger_module._SEEN.clear()
+
+    return remember
+
+
 def no_lock(original):
     return lambda descriptor, path: None
 
@@ -197,6 +218,9 @@ def with_its_process(original):
 
 
 MISTAKES = {
+    "a deleted ledger that a new object begins": Mistake(
+        check_a_deleted_file_is_not_begun_anew, Ledger, "_remember", forgotten
+    ),
     "a copy that counts by itself": Mistake(
         check_a_pickled_copy_in_memory_is_not_charged, Ledger, "__getstate__", with_its_process
     ),

@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from checks import check_gaussian, check_uncorrelated
-from dpbam import DPSGD, Compute, PrivateGradientOracle, mechanism
+from dpbam import DPSGD, Compute, FlatClipping, PrivateGradientOracle, mechanism
 from dpbam.bias import PrivateStatistics
+from dpbam.errors import PlanViolationError
 from dpbam.mechanism import SumMemory
+from dpbam.observers import Watch
 from dpbam.privacy import noise as noise_module
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.randomness import Randomness
@@ -144,8 +146,31 @@ def check_no_statistic_without_noise_outlives_its_step() -> None:
     assert batch[0][0].numpy().tobytes() not in saved, "a record is in the file"
 
 
+def check_no_statistic_outlives_a_refused_step() -> None:
+    """Nor has it those of a step that was refused after its units were seen."""
+    statistics = PrivateStatistics([0.1, 0.4], noise_multiplier=20.0, bias_bound=0.01)
+    plan = private_plan(joint_noise_multipliers=statistics.noise_multipliers)
+    clipping = Unclipped(plan.clip_norm)
+    oracle = sized_oracle(
+        smooth_net(), cross_entropy, plan, statistics=statistics, clipping=clipping, seed=0
+    )
+    with pytest.raises(PlanViolationError):
+        oracle.backward(*samples(9))
+    assert len(oracle.ledger) == 0
+    sums = [statistics._counts, *statistics._residual.values()]
+    assert not any(s.any() for s in sums), "sums of the refused step are in the object"
+
+
+class Unclipped(FlatClipping):
+    """Exceeds its sensitivity, so that the step is refused once its units are seen."""
+
+    def scales(self, norms):
+        return torch.full_like(norms, 100.0)
+
+
 def test_no_statistic_without_noise_outlives_its_step() -> None:
     check_no_statistic_without_noise_outlives_its_step()
+    check_no_statistic_outlives_a_refused_step()
 
 
 # --- the mistakes
@@ -233,8 +258,15 @@ def left_as_it_is(original):
     return keep
 
 
+def discarding_nothing(original):
+    return staticmethod(lambda *args: replace(original(*args), discard=lambda: None))
+
+
 Oracle = PrivateGradientOracle
 MISTAKES = {
+    "a statistic left by a refused step": Mistake(
+        check_no_statistic_outlives_a_refused_step, Watch, "begin", discarding_nothing
+    ),
     "two thirds of it": Mistake(check_scale, GaussianNoise, "add", scaled(2 / 3)),
     "three halves of it": Mistake(check_scale, GaussianNoise, "add", scaled(3 / 2)),
     "none": Mistake(check_scale, GaussianNoise, "add", scaled(0)),

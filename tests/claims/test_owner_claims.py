@@ -15,6 +15,8 @@ from dpbam import DPSGD, PrivateGradientOracle, loading
 from dpbam.app.runs import RunConfig, prepare
 from dpbam.data import dataset, from_arrays
 from dpbam.errors import DPBAMError
+from dpbam.privacy.randomness import Randomness
+from dpbam.privacy.sampling import UnitIndex
 from planting import Mistake, catches
 from support import private_plan
 
@@ -48,6 +50,27 @@ def check_a_loop_does_not_guess_the_unit() -> None:
     refused(lambda: oracle.batches(data))
 
 
+def check_a_unit_chooses_its_records_by_itself() -> None:
+    """Which records of a unit above the cap enter a step does not depend on the other units."""
+    index = UnitIndex(np.arange(40) // 5, max_records=2)  # 8 units of 5 records
+    for step in range(5):
+        records, units = index.records(np.arange(8), Randomness(7), step)
+        others = index.records(np.arange(1, 8), Randomness(7), step)[0]
+        assert len(records) == 16
+        same = np.array_equal(records[units > 0], others)
+        assert same, "one unit more changes which records the others contribute"
+
+
+def one_generator_per_step(real: Any) -> Any:
+    def records(self: UnitIndex, units: Any, randomness: Randomness, step: int) -> Any:
+        generator = randomness.generator("records", step)
+        owned = [self._order[self._starts[u] : self._starts[u + 1]] for u in units]
+        chosen = [np.sort(generator.choice(r, self.max_records, replace=False)) for r in owned]
+        return np.concatenate(chosen), np.repeat(units, self.max_records)
+
+    return records
+
+
 def refused(call: Any) -> None:
     try:
         call()
@@ -65,6 +88,9 @@ def any_plan(real: Any) -> Any:
 
 
 MISTAKES = {
+    "records that are chosen from one generator": Mistake(
+        check_a_unit_chooses_its_records_by_itself, UnitIndex, "records", one_generator_per_step
+    ),
     "patients of a table as records": Mistake(
         check_a_run_does_not_guess_the_unit, dataset, "find_owner", no_owner
     ),

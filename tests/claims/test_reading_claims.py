@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
-from dpbam import loading
+from dpbam import loading, reading
 from dpbam.errors import ArgumentError
 from dpbam.loading import PoissonBatches
 from dpbam.params import map_rows
@@ -127,7 +127,14 @@ def let_through(real: Any) -> Any:
     return lambda dataset, units=None: None
 
 
+def never_moved(real: Any) -> Any:
+    return lambda: ()
+
+
 MISTAKES = {
+    "draws that go unnoticed": Mistake(
+        check_the_draws_of_a_record_are_its_own, reading, "_positions", never_moved
+    ),
     "one stream for all records": Mistake(
         check_the_draws_of_a_record_are_its_own, OneByOne, "_row", from_one_stream
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from dpbam import BAM, DPSAT, Compute, Ledger, PrivacyPlan, PrivateGradientOracl
 from dpbam.errors import PlanViolationError
 from dpbam.interop import trainers
 from dpbam.interop.huggingface import PrivateTrainer, causal_loss, sequence_loss, token_loss
+from dpbam.privacy import ledger as ledger_module
 
 N, T, VOCABULARY, STEPS = 40, 6, 20, 8  # five steps per epoch
 PLAN = PrivacyPlan(
@@ -157,11 +157,13 @@ def test_steps_after_the_checkpoint_are_never_forgotten(tmp_path: Path) -> None:
     assert resumed.oracle.ledger.epsilon() > PLAN.epsilon()
 
 
-def test_a_checkpoint_without_its_ledger_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_without_its_ledger_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It does not know what was released after it: two steps here."""
     with pytest.raises(KeyboardInterrupt):
         trainer(tmp_path, callbacks=[Crash()]).train()
-    gc.collect()  # as in a new process: no ledger object is left that knows the file
+    monkeypatch.setattr(ledger_module, "_SEEN", {})  # as in a new process
     moved = (tmp_path / "ledger.jsonl").rename(tmp_path / "moved.jsonl")
     with pytest.raises(ValueError, match=r"is not there or not whole: what was released after"):
         trainer(tmp_path).train(resume_from_checkpoint=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from dpbam import BAM, DPSAT, Compute, Ledger, PrivacyPlan, PrivateGradientOracl
 from dpbam.errors import PlanViolationError
 from dpbam.interop import lightning
 from dpbam.interop.lightning import make_private
+from dpbam.privacy import ledger as ledger_module
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before"),
@@ -141,10 +141,12 @@ def test_steps_after_the_checkpoint_are_never_forgotten(tmp_path: Path) -> None:
     assert resumed.oracle.ledger.epsilon() > PLAN.epsilon()
 
 
-def test_a_checkpoint_without_its_ledger_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_without_its_ledger_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It does not know what was released after it."""
     fit(tmp_path, epochs=1)
-    gc.collect()  # as in a new process: no ledger object is left that knows the file
+    monkeypatch.setattr(ledger_module, "_SEEN", {})  # as in a new process
     moved = (tmp_path / "ledger.jsonl").rename(tmp_path / "moved.jsonl")
     with pytest.raises(ValueError, match="is not there or not whole: what was released after"):
         fit(tmp_path, tmp_path / "last.ckpt")

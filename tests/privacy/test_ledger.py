@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -247,13 +248,16 @@ def test_invalid_entries_are_not_merged() -> None:
 
 
 def test_a_new_object_does_not_begin_a_deleted_file_anew(tmp_path: Path) -> None:
-    """While another object of the process has seen entries in it, whatever they spent."""
+    """Once any object of the process has seen entries in it, also one that is gone."""
     path = tmp_path / "ledger.jsonl"
     first = Ledger(1e-5, path=path)
     first.charge("a", 0, noise_multiplier=1.0, sampling_rate=0.1)
     path.unlink()
     with pytest.raises(ValueError, match="does not hold the 1 entries"):
         Ledger(1e-5, path=path).charge("a", 1, noise_multiplier=1.0, sampling_rate=0.1)
+    del first
+    gc.collect()
+    with pytest.raises(ValueError, match="does not hold the 1 entries"):
+        Ledger(1e-5, path=path)
     assert not path.exists()
-    del first  # nobody knows of it any more: the file's owner has to
-    assert len(Ledger(1e-5, path=path)) == 0
+    assert len(Ledger(1e-5, path=tmp_path / "another.jsonl")) == 0

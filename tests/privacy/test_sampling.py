@@ -109,24 +109,24 @@ LABELS = ["ann"] * 5 + ["bob"] + ["cy"] * 2 + ["ann"]
 
 def test_records_come_with_their_unit_and_within_the_cap() -> None:
     index = UnitIndex(LABELS, max_records=3)
-    records, units = index.records(np.arange(3), np.random.default_rng(0))
+    records, units = index.records(np.arange(3), Randomness(0), step=0)
     assert units.tolist() == [0, 0, 0, 1, 2, 2]
     assert [LABELS[r] for r in records] == ["ann"] * 3 + ["bob", "cy", "cy"]
     assert len(set(records.tolist())) == len(records)
 
 
 def test_a_unit_above_the_cap_draws_anew_and_evenly() -> None:
-    index, generator = UnitIndex(LABELS, max_records=2), np.random.default_rng(0)
+    index = UnitIndex(LABELS, max_records=2)
     seen = np.zeros(len(LABELS))
-    for _ in range(600):
-        seen[index.records(np.array([0]), generator)[0]] += 1
+    for step in range(600):
+        seen[index.records(np.array([0]), Randomness(0), step)[0]] += 1
     own = seen[[0, 1, 2, 3, 4, 8]]
     assert seen.sum() == own.sum() == 1200
     assert np.abs(own - 200).max() < 3.5 * np.sqrt(600 / 3 * 2 / 3)
 
 
 def test_no_units_no_records() -> None:
-    records, units = UnitIndex(LABELS, 2).records(np.array([], dtype=int), np.random.default_rng(0))
+    records, units = UnitIndex(LABELS, 2).records(np.array([], dtype=int), Randomness(0), 0)
     assert len(records) == len(units) == 0
 
 

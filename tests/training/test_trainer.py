@@ -15,7 +15,6 @@ from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import evaluating
 from dpbam.privacy.clipping import FlatClipping
 from dpbam.privacy.plan import PrivacyPlan
-from dpbam.training import trainer as trainer_module
 from dpbam.training.averaging import WeightAverage, dense
 from dpbam.training.evaluation import predict_logits
 from dpbam.training.events import Reporter
@@ -209,8 +208,21 @@ def test_what_eval_mode_keeps_of_the_training_data_reaches_no_step(monkeypatch):
     assert moved_by_one_record(monkeypatch) <= 1 + 1e-5
 
 
-def test_the_measured_loss_would_reach_the_step_through_the_model(monkeypatch):
-    monkeypatch.setattr(trainer_module, "spare", lambda model: model)
+def with_a_pass_before(monkeypatch):
+    """Let each step begin with a pass over its records in eval mode, as to measure their loss."""
+    backward = PrivateGradientOracle.backward
+
+    def measuring(self, images, labels, units=None):
+        self.model.eval()
+        self.model(to_float(images))
+        self.model.train()
+        backward(self, images, labels, units)
+
+    monkeypatch.setattr(PrivateGradientOracle, "backward", measuring)
+
+
+def test_a_second_pass_would_reach_the_step_through_the_model(monkeypatch):
+    with_a_pass_before(monkeypatch)
     assert moved_by_one_record(monkeypatch) > 1.5
 
 
@@ -218,9 +230,25 @@ def test_the_measured_loss_does_not_fix_a_number(monkeypatch):
     assert moved_by_one_record(monkeypatch, FixesAScale, "loop") <= 1 + 1e-5
 
 
-def test_the_measured_loss_would_fix_a_number(monkeypatch):
-    monkeypatch.setattr(PrivateGradientOracle, "try_model", lambda *args: None)
+def test_a_second_pass_would_fix_a_number(monkeypatch):
+    with_a_pass_before(monkeypatch)
     assert moved_by_one_record(monkeypatch, FixesAScale, "loop") > 1.5
+
+
+def test_the_training_loss_is_that_of_the_steps_own_pass():
+    """Of all units of the batch, at the parameters of the step, and without a pass in eval mode."""
+    heard, rows_in_eval = Listening(), []
+    trainer = make(steps=11, reporter=heard)
+    trainer.model.register_forward_pre_hook(
+        lambda module, args: rows_in_eval.append(len(args[0])) if not module.training else None
+    )
+    images, labels, _ = next(make(steps=11).oracle.batches(DIGITS))
+    expected = nn.functional.cross_entropy(trainer.model(to_float(images)), labels)
+    trainer.run()
+    losses = [report.non_private_loss for report in heard.steps]
+    assert losses[0] == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert [loss is not None for loss in losses] == [True, *[False] * 9, True]
+    assert sum(rows_in_eval) == len(TEST)  # the evaluation at the end
 
 
 def test_a_logical_batch_stays_uint8_until_its_physical_batch_is_computed():

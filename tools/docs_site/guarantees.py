@@ -37,8 +37,9 @@ HELPERS = {
     "two_sided_tail", "probability", "check_unchanged", "check_same_watchers", "check_oracle",
     "Admitted", "Attempt", "Step", "Released", "gather", "charge", "identify", "describe",
     "replace_quietly", "Query", "epoch_steps", "default_delta", "unclipped",
-    "check_norm", "make_clipping", "make_noise", "ReleasedStatistics", "Charge", "checked",
-    "accountant_version", "quiet", "Losses", "GaussianBound", "Entry", "preview", "note",
+    "check_norm", "widest_dtype", "make_clipping", "make_noise", "ReleasedStatistics", "Charge",
+    "checked",
+    "accountant_version", "quiet", "GaussianBound", "Entry", "preview", "note",
     "release_reservation", "stored_ledger", "check_steps", "WriterLock", "BudgetFile",
     "BudgetPreview",
 }  # fmt: skip

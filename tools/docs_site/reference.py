@@ -32,7 +32,7 @@ PAGES = {
         [
             ("Plan, ledger, accounting", "What is promised, and what was spent.",
              "dpbam.privacy.plan dpbam.privacy.ledger dpbam.privacy.accounting "
-             "dpbam.privacy.composition dpbam.privacy.tradeoff dpbam.privacy.calibration "
+             "dpbam.privacy.tradeoff dpbam.privacy.calibration "
              "dpbam.privacy.rounding"),
             ("Clipping, sampling, noise",
              "The parts of the private mechanism. They import downwards only (`.importlinter`).",

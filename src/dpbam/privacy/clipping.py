@@ -195,7 +195,7 @@ class StepClipping:
                 self._apart += [_differ(extra[:, k::2], half[1]) for k, half in enumerate(halves)]
         if extra is None:
             return factors, None
-        return factors, self._phi * extra.to(_widest(extra)).sum(1)
+        return factors, self._phi * extra.to(widest_dtype(extra)).sum(1)
 
     def _of(self, norms: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the factors [G, U] and the extra coordinates [K, U] of norms [G, U]."""
@@ -281,7 +281,7 @@ def measure(
             f"{name} returned factors of shape {tuple(factors.shape)} for norms of shape "
             f"{tuple(norms.shape)}: return one factor per group and unit"
         )
-    dtype = _widest(norms)
+    dtype = widest_dtype(norms)
     finite = norms.isfinite()
     joint = factors.to(dtype) * torch.where(finite, norms, 0.0).to(dtype)  # [G, U]
     if extra is not None:
@@ -395,7 +395,8 @@ def _contents(value: Any, level: int = 0) -> object:
     return id(value), _contents(dict(attributes), level + 1)
 
 
-def _widest(values: Tensor) -> torch.dtype:
+def widest_dtype(values: Tensor) -> torch.dtype:
+    """Return the dtype of sums on the device of ``values``."""
     return torch.float32 if values.device.type == "mps" else torch.float64  # mps has no float64
 
 

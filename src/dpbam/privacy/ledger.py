@@ -25,7 +25,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -39,9 +38,7 @@ from dpbam.privacy.accounting import ACCOUNTANTS, Charge, checked, total_epsilon
 
 BEFORE = "/before"  # ends the stream of a release before the first step
 _INVALID = (*_jsonl.INVALID, KeyError, TypeError, OverflowError)
-
-
-_LIVE: weakref.WeakSet[Ledger] = weakref.WeakSet()  # the ledgers of this process
+_SEEN: dict[Path, int] = {}  # entries that this process has read from or written to each file
 
 
 class Entry(TypedDict):
@@ -112,7 +109,6 @@ class Ledger:
         self._status: tuple[int, ...] | None = None  # of the file, when it was last read
         self._torn = False  # whether its last line had no line end then
         self._refresh()
-        _LIVE.add(self)
 
     @property
     def unit(self) -> str | None:
@@ -283,10 +279,9 @@ class Ledger:
                 status = _status(self.path.stat())
             except FileNotFoundError:
                 status = None
-            if status is None and any(
-                other.path == self.path and other._releases for other in list(_LIVE)
-            ):
-                raise self._lost()  # another object of this process has seen entries in it
+            # a deleted file is not begun anew, by no object of a process that has seen its entries
+            if status is None and _SEEN.get(self.path):
+                raise self._lost()
             if status == self._status:
                 return
             entries, torn = _read(self.path) if status else ([], False)
@@ -299,12 +294,11 @@ class Ledger:
             self._status, self._torn = status, torn
 
     def _lost(self) -> ArgumentError:
-        entries = max([len(o._releases) for o in list(_LIVE) if o.path == self.path] or [0])
+        entries = 0 if self.path is None else _SEEN.get(self.path, 0)
         return ArgumentError(
-            f"{self.path} does not hold the {entries or len(self._releases)} entries that this "
-            "process has "
-            "seen in it: it was deleted, cut or replaced meanwhile; restore it from a backup; "
-            "without it what was spent is not known"
+            f"{self.path} does not hold the {entries} entries that this process has seen in it: "
+            "it was deleted, cut or replaced meanwhile; restore it from a backup; without it what "
+            "was spent is not known (a training on other data gets a file of its own)"
         )
 
     def _check_unit(self, entries: Iterable[Entry]) -> None:
@@ -322,6 +316,8 @@ class Ledger:
         self._releases[(entry["stream"], entry["step"])] = entry
         self._counts[(entry["noise_multiplier"], entry["sampling_rate"])] += 1
         self._steps += not entry["stream"].endswith(BEFORE)
+        if self.path is not None:
+            _SEEN[self.path] = max(_SEEN.get(self.path, 0), len(self._releases))
 
 
 def _status(status: os.stat_result) -> tuple[int, ...]:

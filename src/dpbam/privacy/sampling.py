@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpbam import _validate
 from dpbam.errors import ArgumentError, PlanViolationError
-from dpbam.privacy.randomness import Randomness
+from dpbam.privacy.randomness import Randomness, derive
 
 Indices = NDArray[np.int64]
 LEAST_TAIL = 1e-20  # of a batch size that is not refused, two-sided
@@ -118,8 +118,8 @@ class UnitIndex:
 
     Assumptions: owners are named rightly, the same in every record.
 
-    Proof: a unit's choice reads that unit's records alone, so its direction still depends on it
-    alone.
+    Proof: a unit's choice is a function of its number of records and of keys of its own, so its
+    direction still depends on it alone, for every outcome of the draws.
 
     Args:
         labels: one per record: the patient (or other owner) that the record belongs to.
@@ -133,7 +133,7 @@ class UnitIndex:
         >>> index = UnitIndex(["ann", "bob", "ann", "ann"], max_records=2)
         >>> index.n
         2
-        >>> records, units = index.records(np.array([0, 1]), np.random.default_rng(0))
+        >>> records, units = index.records(np.array([0, 1]), Randomness(0), step=0)
         >>> units.tolist()
         [0, 0, 1]
     """
@@ -146,18 +146,26 @@ class UnitIndex:
         self._order = np.argsort(codes, kind="stable")
         self._starts = np.searchsorted(codes[self._order], np.arange(self.n + 1))
 
-    def records(self, units: Indices, generator: np.random.Generator) -> tuple[Indices, Indices]:
-        """Return the records of these units, and the unit of each: two arrays [N]."""
-        chosen = [self._of(unit, generator) for unit in units]
-        sizes = [len(c) for c in chosen]
-        flat = np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
-        return flat, np.repeat(units, sizes)
+    def records(self, units: Indices, randomness: Randomness, step: int) -> tuple[Indices, Indices]:
+        """Return the records of these units at a step, and the unit of each: two arrays [N].
 
-    def _of(self, unit: int, generator: np.random.Generator) -> Indices:
-        records = self._order[self._starts[unit] : self._starts[unit + 1]]
-        if len(records) <= self.max_records:
-            return records
-        return np.sort(generator.choice(records, self.max_records, replace=False))
+        Of a unit with more than ``max_records``, those with the smallest keys of (seed, step, unit,
+        place). Draws of one generator for all units would be shifted by each unit that draws, and
+        one unit more would change which records the next ones contribute.
+        """
+        counts = np.diff(self._starts)[units]
+        owners = np.repeat(units, counts)
+        places = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+        records = self._order[self._starts[owners] + places]
+        if not (counts > self.max_records).any():
+            return records, owners
+        from torch import from_numpy
+
+        keys = derive(randomness.keys("records", step, from_numpy(owners)), from_numpy(places))
+        by_key = np.lexsort((keys.numpy(), np.repeat(np.arange(len(units)), counts)))
+        chosen = np.zeros(len(owners), dtype=np.bool_)
+        chosen[by_key] = places < self.max_records  # units stay together in this order
+        return records[chosen], owners[chosen]
 
 
 class BatchSizes:

@@ -58,7 +58,8 @@ class StepReport:
         seconds: since this process began to train.
         seconds_left: until the end at the current pace.
         non_private_batch_size: the realised number of rows.
-        non_private_loss: mean training loss of a part of the batch; None if not measured.
+        non_private_loss: mean training loss of the batch, in the step's own pass; None if not
+            measured.
     """
 
     step: int

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cache
 from typing import Any, Literal, TypedDict
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,8 +22,9 @@ from torch.optim.optimizer import StateDict
 from dpbam.data import DataSet, to_float
 from dpbam.data.dataset import model_input
 from dpbam.loading import PoissonBatches
+from dpbam.observers import TrainingLoss
 from dpbam.oracle import PrivateGradientOracle
-from dpbam.params import Params, device_of, evaluating, map_rows
+from dpbam.params import Params, device_of, map_rows
 from dpbam.privacy.plan import PrivacyPlan
 from dpbam.tasks.base import Task, make_task
 from dpbam.training.averaging import WeightAverage
@@ -34,7 +34,6 @@ from dpbam.training.events import EvaluationReport, Reporter, StepReport
 Ending = Literal["complete", "stopped", "budget ended"]
 
 _LOSS_EVERY = 10  # steps between measurements of the training loss
-_LOSS_ROWS = 64  # rows of the batch that such a measurement takes
 _POINTS = 10  # bounds on epsilon that a run computes for its steps, and evaluations by default
 
 
@@ -112,6 +111,10 @@ class Trainer:
         self.evaluations: list[EvaluationReport] = []
         self._base_lr = [group["lr"] for group in optimizer.param_groups]
         self._curve = EpsilonCurve(oracle.plan)
+        # for the operator, never published; in the step's own pass, so that no pass outside of the
+        # oracle leaves anything of a record in the model
+        self._losses = TrainingLoss(every=_LOSS_EVERY)
+        oracle.observers = (*oracle.observers, self._losses)
         self._began = (time.monotonic(), oracle.step)
 
     @property
@@ -152,16 +155,16 @@ class Trainer:
                 return "budget ended"
             if asked:
                 return "stopped"
-            if len(images):
-                oracle.try_model(images, labels)  # before a record is measured
-            loss = self._non_private_loss(images, labels)
             lr = self._set_learning_rate()
             oracle.backward(images, labels, units)  # on the ledger, then into .grad
             self.optimizer.step()
             if self.average:
                 self.average.update(oracle.step - 1)
+            measured = self._losses.non_private_losses
+            loss = measured.pop() if measured else math.nan
             if ranks.leads:
-                self.reporter.on_step(self._report(lr, int(rows), loss))
+                finite_loss = None if math.isnan(loss) else loss
+                self.reporter.on_step(self._report(lr, int(rows), finite_loss))
                 if oracle.step == plan.steps or oracle.step % (self.eval_every or plan.steps) == 0:
                     self.evaluate()
             after_step()
@@ -250,18 +253,6 @@ class Trainer:
         for group, base in zip(self.optimizer.param_groups, self._base_lr, strict=True):
             group["lr"] = base * factor
         return float(self._base_lr[0] * factor)
-
-    @torch.no_grad()
-    def _non_private_loss(self, images: Tensor, labels: Tensor) -> float | None:
-        """Return the mean loss of some rows, at some steps: for the operator, never published."""
-        if self.oracle.step % _LOSS_EVERY or not len(images) or not self.oracle.ranks.leads:
-            return None
-        model, device = spare(self.model), device_of(self.model)
-        if model is None:
-            return None
-        some, targets = images[:_LOSS_ROWS].to(device), labels[:_LOSS_ROWS].to(device)
-        with evaluating(model):
-            return float(self.task(model(model_input(some)), targets).mean())
 
 
 class EpsilonCurve:
