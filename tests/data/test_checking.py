@@ -375,3 +375,18 @@ def test_a_class_that_is_a_misspelt_other_one(tmp_path):
     assert check(others) == [
         "n has no images of 11 classes: '0', '1', '2', ..."
     ]  # numbers are alike
+
+
+def test_a_run_reports_as_many_problems_of_a_table_as_the_check(tmp_path):
+    for k in range(6):
+        write_image(tmp_path / f"{k}.png", seed=k)
+    (tmp_path / "labels.csv").write_text(
+        "file,age\n0.png,1\n1.png,\n2.png,nan\n3.png,unknown\n4.png,2.5\n5.png,3\n"
+    )
+    options = {"label_columns": ("age",), "task": "regression"}
+    with pytest.raises(DataError) as error:
+        load_pair(str(tmp_path), **options)
+    every(["line 3 of", "line 4 of labels.csv has 'nan'", "line 5 of labels.csv has 'unknown'"],
+          error.value.problems)  # fmt: skip
+    assert "has no age: fill it in, or leave the line out; 2 more problems" in str(error.value)
+    assert inspect(str(tmp_path), Options(**options))[0].problems == list(error.value.problems)

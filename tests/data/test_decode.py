@@ -8,7 +8,7 @@ from PIL import Image
 
 from dpbam.data import DataError, read_images
 from dpbam.data import decode as decode_module
-from dpbam.data.decode import FileImages, common_format, opened
+from dpbam.data.decode import FileImages, common_format, open_image
 from dpbam.data.sources import Options
 
 from .helpers import write_image
@@ -182,7 +182,7 @@ def test_the_common_format_of_a_set(tmp_path):
         choices = Options(**options)
         paths = [f"{name}.png" for name in names]
         common = common_format(
-            lambda k: opened(tmp_path / paths[k]), paths.__getitem__, len(names), choices, "set"
+            lambda k: open_image(tmp_path / paths[k]), paths.__getitem__, len(names), choices, "set"
         )
         choices.findings.stop()
         return common

@@ -318,3 +318,15 @@ def test_every_problem_of_dicom_files_is_listed(tmp_path):
                   "PALETTE COLOR", "5.dcm cannot be read as DICOM"):  # fmt: skip
         assert sum(words in problem for problem in problems) == 1, (words, problems)
     assert sum(map(len, parts.values())) == 4
+
+
+def test_a_split_of_which_no_file_can_be_used_does_not_hide_the_other(tmp_path):
+    for k in range(4):
+        write(tmp_path / "train" / "ab"[k % 2] / f"{k}.dcm", values(k), PatientID=f"p{k}")
+    path = tmp_path / "test" / "a" / "9.dcm"
+    write(path, values(9), PatientID="p9")
+    path.write_bytes(path.read_bytes()[:140])
+    findings, parts = inspect(str(tmp_path), Options())
+    assert len(findings.problems) == 1
+    assert "9.dcm" in findings.problems[0]
+    assert sum(map(len, parts.values())) == 4

@@ -350,7 +350,7 @@ def test_one_pass_finds_all_problems_of_a_table_and_opens_no_image(tmp_path, mon
     rows = ["0.png,a", "1.png,", "gone.png,b", "3.png,b", "../x.png,a"]
     (tmp_path / "labels.csv").write_text("file,label\n" + "\n".join(rows) + "\n")
     opened = []
-    monkeypatch.setattr("dpbam.data.folder.opened", lambda *a, **k: opened.append(a))
+    monkeypatch.setattr("dpbam.data.folder.open_image", lambda *a, **k: opened.append(a))
     with pytest.raises(DataError) as caught:
         load_pair(str(tmp_path))
     assert len(caught.value.problems) == 3

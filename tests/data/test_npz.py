@@ -135,11 +135,11 @@ def test_copied_once_and_again_when_the_file_changes(tmp_path, monkeypatch):
     for values, expected in (([1, 2], 1), ([1, 2], 1), ([1, 2, 3], 2)):
         if len(copies) < expected:
             np.savez(path, a=values, b=[0])
-        mapped = npz_module.NpzFile(path, tmp_path).mapped("a")
+        mapped = npz_module.NpzFile(path, tmp_path).map_array("a")
         assert isinstance(mapped.base, np.memmap)
         assert mapped.tolist() == values
         assert len(copies) == expected
-    npz_module.NpzFile(path, tmp_path).mapped("b")
+    npz_module.NpzFile(path, tmp_path).map_array("b")
     assert len(copies) == 3
     assert all(not path.exists() for path in copies)  # they were temporary
 
@@ -152,7 +152,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     np.savez(tmp_path / "x.npz", a=[1, 2])
     monkeypatch.setattr(npz_module.shutil, "copyfileobj", full)
     with pytest.raises(DataError, match=r"cannot write .*: No space left on device"):
-        npz_module.NpzFile(tmp_path / "x.npz", tmp_path).mapped("a")
+        npz_module.NpzFile(tmp_path / "x.npz", tmp_path).map_array("a")
     assert list((tmp_path / "converted").iterdir()) == []
 
 

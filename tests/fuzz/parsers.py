@@ -24,9 +24,10 @@ from dpbam.app.cli.boundary import user_sentence
 from dpbam.app.runs import Budget, RunConfig, load_run_model, stored_config
 from dpbam.app.runs import checkpoint as checkpoints
 from dpbam.app.runs.files import read_json_lines
-from dpbam.data import decode, folder
+from dpbam.data import decode
 from dpbam.data.cifar import read_batch
 from dpbam.data.imagenet32 import read_labels
+from dpbam.data.labels_csv import read_rows
 from dpbam.data.npz import NpzFile, open_npz
 from dpbam.data.sources import Options
 from dpbam.data.tables import Tables
@@ -78,7 +79,7 @@ def _read_npz(path: Path) -> Any:
 
 def _read_table(path: Path) -> Any:
     options = Options()
-    rows = list(folder.read_labels(path, options))
+    rows = list(read_rows(path, options))
     options.findings.stop()
     return rows
 

@@ -48,7 +48,7 @@ def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = N
     """
     scan = _scan(dataset)
     problems = [*scan.broken, *_dark(dataset, scan), *_classes(dataset)]
-    if pairs := _repeats(scan):
+    if pairs := _find_repeats(scan):
         images = counted(len({first for first, _ in pairs}), "image")
         problems.append(
             f"{dataset.name} has {images} more than once ({_examples(pairs, dataset, dataset)})"
@@ -63,7 +63,7 @@ def check(dataset: DataSet, test: DataSet | None = None, *, unit: str | None = N
         return problems
     test_scan = _scan(test)
     problems += [*test_scan.broken, *_dark(test, test_scan)]
-    if pairs := _shared(scan, test_scan):
+    if pairs := _find_shared(scan, test_scan):
         images = f"{counted(len(pairs), 'image')} of {test.name}"
         problems.append(
             f"{images} {'is' if len(pairs) == 1 else 'are'} in {dataset.name} too "
@@ -125,7 +125,7 @@ def defects(train: DataSet, test: DataSet, unit: str, *, private: bool = True) -
     if not _is_streamed(train):
         scan = _scan(train)
         owners = np.arange(len(train)) if unit == "record" else train.column(unit)
-        copies = {scan.hashes[k] for j, k in _repeats(scan) if owners[j] != owners[k]}
+        copies = {scan.hashes[k] for j, k in _find_repeats(scan) if owners[j] != owners[k]}
         if copies and private:
             way = "name their owner by --unit" if unit == "record" else f"correct their {unit}"
             each = "" if unit == "record" else f", under more than one {unit}"
@@ -135,7 +135,7 @@ def defects(train: DataSet, test: DataSet, unit: str, *, private: bool = True) -
                 "weaker protection than the stated epsilon; remove the copies, or "
                 f"{way} (dpbam data check names them)"
             )
-        shared = [] if _is_streamed(test) else _shared(scan, _scan(test))
+        shared = [] if _is_streamed(test) else _find_shared(scan, _scan(test))
         if shared:
             are = f"{counted(len(shared), 'image')} of {test.name} " + (
                 "is" if len(shared) == 1 else "are"
@@ -195,13 +195,13 @@ def _scan(dataset: DataSet) -> Scan:
     return scan
 
 
-def _repeats(scan: Scan) -> list[tuple[int, int]]:
+def _find_repeats(scan: Scan) -> list[tuple[int, int]]:
     """The pairs of a record and an earlier one with the same pixels."""
     first: dict[bytes, int] = {}
     return [(first[d], k) for k, d in scan.hashes.items() if first.setdefault(d, k) != k]
 
 
-def _shared(train: Scan, test: Scan) -> list[tuple[int, int]]:
+def _find_shared(train: Scan, test: Scan) -> list[tuple[int, int]]:
     """The pairs of a training and a test record with the same pixels."""
     where = {digest: index for index, digest in train.hashes.items()}
     return [(where[d], index) for index, d in test.hashes.items() if d in where]

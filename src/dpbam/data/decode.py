@@ -94,19 +94,16 @@ class DecodedImages(Images):
             with self.open(index) as image:
                 out[row] = self.pixels(image, self.describe(index))
 
+        # threads help if decoding takes longer than Python's own work: not on thumbnails
+        large = self._resize or self.shape[2] * self.shape[3] >= _LARGE
         with bombs_refused():
-            if self._worth_threads(len(indices)):
+            if large and self.threads > 1 and len(indices) >= 2 * self.threads:
                 with ThreadPoolExecutor(self.threads) as pool:
                     list(pool.map(one, range(len(indices))))
             else:
                 for row in range(len(indices)):
                     one(row)
         return out
-
-    def _worth_threads(self, count: int) -> bool:
-        """Threads help if decoding takes longer than Python's own work: not on thumbnails."""
-        large = self._resize or self.shape[2] * self.shape[3] >= _LARGE
-        return large and self.threads > 1 and count >= 2 * self.threads
 
 
 class FileImages(DecodedImages):
@@ -123,7 +120,7 @@ class FileImages(DecodedImages):
         self._shown = shown or root  # as the user named it
 
     def open(self, index: int) -> AbstractContextManager[Image.Image]:
-        return opened(self._root / self._paths[index], window=self.window)
+        return open_image(self._root / self._paths[index], window=self.window)
 
     def select(self, indices: Indices) -> Images:
         paths = [self._paths[i] for i in indices]
@@ -174,7 +171,7 @@ def read_images(
 
 
 def common_format(
-    open_image: Callable[[int], AbstractContextManager[Image.Image]],
+    open_record: Callable[[int], AbstractContextManager[Image.Image]],
     describe: Callable[[int], str],
     count: int,
     options: Options,
@@ -195,7 +192,7 @@ def common_format(
     with bombs_refused():
         for index in np.linspace(0, count - 1, probed).round().astype(int).tolist():
             try:
-                with open_image(index) as image:
+                with open_record(index) as image:
                     sizes[image.height, image.width] += 1
                     examples.setdefault((image.height, image.width), describe(index))
                     grey = grey and (image.mode in _GREY or image.mode.startswith(_DEEP))
@@ -255,7 +252,7 @@ def _has_sixteen(image: Image.Image) -> bool:
 
 
 @contextmanager
-def opened(
+def open_image(
     source: Any, where: str | None = None, window: Window | None = None
 ) -> Iterator[Image.Image]:
     """Open an image, a path or a file object named ``where``; every error names it."""

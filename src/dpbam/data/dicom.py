@@ -56,7 +56,7 @@ def is_dicom(path: Path) -> bool:
 
 def read_header(path: Path) -> Header:
     """Return the patient and whether there is a window; refuse a file that cannot be used."""
-    with _opened(path, pixels=False) as data:
+    with _open(path, pixels=False) as data:
         patient = str(data.get("PatientID") or "").strip(" \0")
         return Header(patient, "WindowWidth" in data or "VOILUTSequence" in data)
 
@@ -68,7 +68,7 @@ def read_image(path: Path, window: Window | None = None) -> Image.Image:
         path: of the file.
         window: centre and width to show grey values by; None: the file's own.
     """
-    with _opened(path, pixels=True) as data:
+    with _open(path, pixels=True) as data:
         stored = np.asarray(data.pixel_array)
         colour = data.PhotometricInterpretation in _COLOUR
         levels = stored.astype(np.uint8) if colour else _grey(stored, data, window)
@@ -77,7 +77,7 @@ def read_image(path: Path, window: Window | None = None) -> Image.Image:
 
 
 @contextmanager
-def _opened(path: Path, *, pixels: bool) -> Iterator[Any]:
+def _open(path: Path, *, pixels: bool) -> Iterator[Any]:
     """Open a file that can be used; every error names it."""
     try:
         import pydicom
@@ -136,12 +136,12 @@ def _grey(stored: NDArray[Any], data: Any, window: Window | None) -> Pixels:
     from pydicom.pixels.processing import apply_modality_lut
 
     values = np.asarray(apply_modality_lut(stored, data), dtype=np.float64)
-    shown = _shown(values, data) if window is None else _linear(values, *window)
+    shown = _apply_window(values, data) if window is None else _linear(values, *window)
     level = 1 - shown if data.PhotometricInterpretation == "MONOCHROME1" else shown
     return np.asarray((255 * level.clip(0, 1)).round(), dtype=np.uint8)
 
 
-def _shown(x: NDArray[np.float64], data: Any) -> NDArray[np.float64]:
+def _apply_window(x: NDArray[np.float64], data: Any) -> NDArray[np.float64]:
     """Map values to 0 .. 1 and beyond, by formulas of the standard (PS3.3, C.11.2.1)."""
     if "WindowWidth" in data:
         c, w = (float(np.ravel(data[k].value)[0]) for k in ("WindowCenter", "WindowWidth"))

@@ -11,15 +11,8 @@ or both in ``train/`` ...                 with the suffix of the image or ``.png
                                           the others (``patient``, ``sex``, ...) become columns
 ========================================  ====================================================
 
-Where ``labels.csv`` has no column of such a name, the only column that means the same has its part:
-``path``, ``image`` or ``filename`` for ``file``, ``class``, ``target`` or ``finding`` for
-``label``, ``subject`` or ``patient_id`` for ``patient`` (``_SYNONYMS`` has them all), in any case
-and with spaces or dashes for ``_``. If two would do, the table is refused.
-
-In ``labels.csv`` a ``label`` may be a class, findings with ``|`` between them, or a number. The
-option ``label_columns`` names other columns: one instead of ``label``, or one of 0 and 1 per
-finding. A column ``mask`` in place of ``label`` names each image's mask. A file ``classes.txt``
-names the classes of masks, one per line, from 0.
+How its columns are read: :mod:`dpbam.data.labels_csv`. A file ``classes.txt`` names the classes of
+masks, one per line, from 0.
 
 The files may be DICOM (:mod:`dpbam.data.dicom`), with or without a suffix; then the column
 ``patient`` is their PatientID, unless ``labels.csv`` has one, and the unit of privacy is the
@@ -32,37 +25,24 @@ symbolic or a hard link) is refused: it would be two records.
 
 from __future__ import annotations
 
-import csv
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpbam._names import did_you_mean
 from dpbam.data.base import DataError, Images, counted, for_each
-from dpbam.data.decode import SUFFIXES, FileImages, common_format, opened
+from dpbam.data.decode import SUFFIXES, FileImages, common_format, open_image
 from dpbam.data.dicom import Header, is_dicom, read_header
 from dpbam.data.labels import class_order
+from dpbam.data.labels_csv import TABLE, holds_masks, read_rows
 from dpbam.data.masks import MaskFiles
 from dpbam.data.sources import Options, Splits, Table
 
 _SPLITS = ("train", "val", "test")
-TABLE = "labels.csv"
 _LISTS = (TABLE, "classes.txt")
-_SYNONYMS = {
-    "file": ("path", "filename", "file_name", "filepath", "file_path", "image", "image_path",
-             "image_file", "image_index", "img", "dicom", "dicom_path"),
-    "mask": ("masks", "mask_path", "mask_file"),
-    "label": ("labels", "class", "target", "finding", "findings", "finding_labels", "diagnosis"),
-    "patient": ("patient_id", "patientid", "subject", "subject_id", "subjectid"),
-    "split": ("subset", "partition"),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,35 +87,42 @@ def open_folder(argument: str, options: Options) -> Splits:
         findings.stop()
         suffixes = " ".join(sorted(SUFFIXES))
         raise DataError(f"there are no images in {argument} (looked for CLASS/x with {suffixes})")
-    splits = sorted({row.split for row in listing.rows})
-    with findings.collecting():
-        if "train" not in splits:
-            there = " and ".join(splits)
-            raise DataError(f"{argument} has {there} images but none to train on")
     unit = None if findings.failed else _read_patients(root, listing, options)
+    splits = sorted({row.split for row in listing.rows})
+    if "train" not in splits:
+        problem = f"{argument} has {' and '.join(splits)} images but none to train on"
+        findings.problems.append(problem)
+    call, shown = root.name or "folder", Path(argument)
     # one format for all splits; nothing is opened before a table is known to be right
-    images = cache(partial(_images, root, [row.path for row in listing.rows], argument, options))
-    call = root.name or "folder"
-    tables: dict[str, Table] = {}
-    for split in splits:
+    images = cache(lambda: _open_images(root, [row.path for row in listing.rows], shown, options))
+
+    def make_table(split: str) -> Table:
         chosen = np.array([k for k, row in enumerate(listing.rows) if row.split == split], np.int64)
         rows = [listing.rows[k] for k in chosen]
-        masked = rows[0].mask is not None
-        tables[split] = Table(
+        columns = sorted({name for row in rows for name in row.columns})
+        masks = [row.mask for row in rows if row.mask is not None]
+
+        def open_masks() -> Images:
+            # images of several sizes are a problem of the images, not of their masks
+            resize = options.size is not None or len(findings.sizes) > 1
+            return MaskFiles(root, masks, images().shape[2:], 1, resize)
+
+        return Table(
             name=f"{call}/{split}" if len(splits) > 1 else call,
-            labels=None if masked or listing.unlisted else np.array([row.labels for row in rows]),
-            open_images=partial(_select, images, chosen),
-            open_masks=partial(_open_masks, root, rows, images, options) if masked else None,
-            columns=_columns(rows),
+            labels=None if masks or listing.unlisted else np.array([row.labels for row in rows]),
+            open_images=lambda: images().select(chosen),
+            open_masks=open_masks if masks else None,
+            # "" where a row has no value
+            columns={n: np.array([row.columns.get(n, "") for row in rows]) for n in columns},
             class_names=listing.class_names,
             task=listing.task,
             unit=unit,
             places=[
-                f"line {row.line} of {TABLE}" if row.line else str(Path(argument) / row.path)
-                for row in rows
+                f"line {row.line} of {TABLE}" if row.line else str(shown / row.path) for row in rows
             ],
         )
-    return tables
+
+    return {split: make_table(split) for split in splits}
 
 
 def _list(root: Path, options: Options) -> Listing:
@@ -164,33 +151,14 @@ def _list(root: Path, options: Options) -> Listing:
     return listing
 
 
-def _select(images: Callable[[], FileImages], chosen: NDArray[np.int64]) -> Images:
-    return images().select(chosen)
-
-
-def _open_masks(
-    root: Path, rows: Sequence[Row], images: Callable[[], FileImages], options: Options
-) -> Images:
-    size = images().shape[2:]
-    # images of several sizes are a problem of the images, not of their masks
-    resize = options.size is not None or len(options.findings.sizes) > 1
-    return MaskFiles(root, [row.mask or "" for row in rows], size, 1, resize)
-
-
-def _images(root: Path, paths: list[str], argument: str, options: Options) -> FileImages:
+def _open_images(root: Path, paths: list[str], shown: Path, options: Options) -> FileImages:
     """All images of all splits, in one format."""
     window = options.dicom_window if is_dicom(root / paths[0]) else None
     size, channels = common_format(
-        lambda k: opened(root / paths[k], window=window), paths.__getitem__, len(paths), options,
-        str(root),
+        lambda k: open_image(root / paths[k], window=window), paths.__getitem__, len(paths),
+        options, str(root),
     )  # fmt: skip
-    return FileImages(root, paths, size, channels, options.resizes, window, Path(argument))
-
-
-def _columns(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-    """The rows' columns as arrays; "" where a row has no value."""
-    names = sorted({name for row in rows for name in row.columns})
-    return {name: np.array([row.columns.get(name, "") for row in rows]) for name in names}
+    return FileImages(root, paths, size, channels, options.resizes, window, shown)
 
 
 def _read_patients(root: Path, listing: Listing, options: Options) -> str | None:
@@ -354,7 +322,7 @@ def _from_csv(root: Path, options: Options) -> Listing:
     for path in paths:
         for name in {PurePosixPath(path).name, PurePosixPath(path).stem}:
             by_name.setdefault(name, []).append(path)
-    for line, values in read_labels(table, options):
+    for line, values in read_rows(table, options):
         with options.findings.collecting():
             listing.rows.append(_row(root, by_name, line, values, options))
     options.findings.notes += notes
@@ -373,7 +341,7 @@ def _row(
     where = f"line {line} of {root / TABLE}"
     spelling = values.pop("file")
     path = PurePosixPath(spelling).as_posix()
-    mask = values.pop("mask", None) if _masked(values, options) else None
+    mask = values.pop("mask", None) if holds_masks(values, options) else None
     wanted = options.label_columns or (() if mask else ("label",))
     labels = tuple(values.pop(name).strip() for name in wanted)
     files = dict.fromkeys([path, mask or path])
@@ -399,100 +367,6 @@ def _check_inside(root: Path, path: str, where: str, by_name: Mapping[str, list[
         meant = by_name.get(PurePosixPath(path.replace("\\", "/")).name, [])
         hint = f": did you mean {meant[0]}?" if len(meant) == 1 else ""
         raise DataError(f"{where} names {path}, which does not exist{hint}")
-
-
-def _masked(names: Iterable[str], options: Options) -> bool:
-    """Whether the column ``mask`` holds the labels."""
-    wanted = options.task in (None, "segmentation") and not options.label_columns
-    return wanted and "mask" in names and (options.task is not None or "label" not in names)
-
-
-def read_labels(table: Path, options: Options) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the rows of a ``labels.csv`` with their line numbers.
-
-    The columns ``file`` (relative to the folder, with ``/``) and ``label``, or those that the
-    options name, are required, and so is a value for each in every row. Only the findings of a
-    multi-label set may be empty: there are none. Problems are collected.
-    """
-    findings = options.findings
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            header = list(reader.fieldnames or [])
-            names = reader.fieldnames = _standard(table, header, options)
-            label = ("mask",) if _masked(names, options) else ("label",)
-            needed = ("file", *(options.label_columns or label))
-            _check_header(table, header, names, needed)
-            pairs = zip(header, names, strict=True)
-            if renamed := [
-                f"{spelling!r} as {name}" for spelling, name in pairs if spelling != name
-            ]:
-                findings.notes.append(f"{table.name}: reading the column {', '.join(renamed)}")
-            for row in reader:
-                line = _first_line(reader.line_num, row)
-                if problem := _row_problem(row, needed, options.task):
-                    findings.problems.append(f"line {line} of {table} has {problem}")
-                else:
-                    yield line, row
-    except (UnicodeDecodeError, csv.Error) as error:  # the rows before it are checked
-        way_out = ": save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
-        findings.problems.append(f"{table} is not a readable CSV file in UTF-8 ({error}){way_out}")
-    except OSError as error:
-        raise DataError(f"cannot read {table}: {error.strerror}") from error
-
-
-def _first_line(last: int, row: Mapping[Any, Any]) -> int:
-    """The line on which a row begins: a value in quotes may hold further ones."""
-    texts = (text for value in row.values() for text in (value if type(value) is list else [value]))
-    return last - sum(len(re.findall(r"\r\n|\r|\n", text)) for text in texts if text)
-
-
-def _standard(table: Path, names: list[str], options: Options) -> list[str]:
-    """The names of a table's columns, synonyms replaced where no column has the name itself."""
-    plain = [re.sub(r"[\s-]", "_", name.strip().lower()) for name in names]
-    renamed = list(names)
-    for standard, synonyms in _SYNONYMS.items():
-        chosen = standard in ("label", "mask") and bool(options.label_columns)
-        if standard in names or chosen or (standard == "label" and _masked(renamed, options)):
-            continue
-        places = [k for k, name in enumerate(plain) if name in (standard, *synonyms)]
-        places = [k for k in places if names[k] not in options.label_columns]
-        if len(places) > 1:
-            raise DataError(
-                f"{table} has the columns {' and '.join(repr(names[k]) for k in places)}, each of "
-                f"which could be {standard!r}: rename the right one to {standard}"
-            )
-        for k in places:
-            renamed[k] = standard
-    return renamed
-
-
-def _check_header(table: Path, header: list[str], names: list[str], needed: Sequence[str]) -> None:
-    missing = [name for name in needed if name not in names]
-    if not missing:
-        return
-    way_out = (
-        f"its first line must name the columns, {','.join(needed)} and further ones, with commas "
-        f"between them; it has {','.join(header) or 'nothing'}"
-    )
-    if missing == ["label"]:
-        way_out += "; or name the column of labels by --label-column"
-    if len(missing) == 1 and missing[0] not in _SYNONYMS:
-        way_out = did_you_mean(missing[0], header, way_out)
-    raise DataError(
-        f"{table} has no column {' and no column '.join(map(repr, missing))}: {way_out}"
-    )
-
-
-def _row_problem(row: dict[str, str], needed: Sequence[str], task: str | None) -> str:
-    """What is wrong with the values of a line, after "has"; empty if nothing is."""
-    if None in row or None in row.values():
-        return "more or fewer values than there are columns"
-    empty = [name for name in needed if not row[name]]
-    findings_may_be_empty = task == "multi-label" and empty == ["label"]
-    if findings_may_be_empty or not empty:
-        return ""
-    return f"no {' and no '.join(empty)}: fill it in, or leave the line out"
 
 
 def _split_of(path: str, has_splits: bool) -> tuple[str | None, tuple[str, ...]]:

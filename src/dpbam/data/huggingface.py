@@ -10,18 +10,17 @@ named label, labels or target); other plain columns become columns.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpbam.data.base import DataError, Images
+from dpbam.data.base import DataError
 from dpbam.data.dataset import as_column
-from dpbam.data.decode import DecodedImages, common_format, opened
+from dpbam.data.decode import DecodedImages, common_format, open_image
 from dpbam.data.owners import SINGLE, names_person
 from dpbam.data.sources import Options, Splits, Table
 
@@ -44,20 +43,25 @@ def open_huggingface(argument: str, options: Options) -> Splits:
     with options.findings.collecting():
         _refuse_nested_owners(sets["train"], argument, options)
     calls = {split: f"hf:{argument}/{split}" for split in sets}
-    encoded = {split: _encoded(rows, image) for split, rows in sets.items()}
+    encoded = {split: _select_images(rows, image) for split, rows in sets.items()}
     image_format = cache(lambda: _common_format(encoded, calls, options))
-    return {
-        split: Table(
+
+    def make_table(split: str, rows: Any) -> Table:
+        return Table(
             name=calls[split],
             labels=np.asarray(rows[label]),
-            open_images=partial(
-                _open_rows, encoded[split], calls[split], image_format, options.resizes
+            open_images=lambda: _RowImages(
+                encoded[split], calls[split], *image_format(), options.resizes
             ),
-            columns=_columns(rows, {image, label}),
+            columns={
+                name: as_column(np.asarray(rows[name]), name)
+                for name, feature in rows.features.items()
+                if name not in (image, label) and _is_plain(feature)
+            },
             class_names=names,
         )
-        for split, rows in sets.items()
-    }
+
+    return {split: make_table(split, rows) for split, rows in sets.items()}
 
 
 def _common_format(
@@ -79,13 +83,6 @@ def _common_format(
     return common_format(open_place, describe, len(places), options, where)
 
 
-def _open_rows(
-    rows: Any, call: str, image_format: Callable[[], tuple[tuple[int, int], int]], resize: bool
-) -> Images:
-    size, channels = image_format()
-    return _RowImages(rows, call, size, channels, resize)
-
-
 class _RowImages(DecodedImages):
     """The image column of a ``datasets.Dataset``, decoded when it is read."""
 
@@ -105,11 +102,11 @@ class _RowImages(DecodedImages):
 def _open_row(row: Mapping[str, object], where: str) -> AbstractContextManager[Image.Image]:
     (item,) = row.values()
     if isinstance(item, dict) and item.get("bytes") is None and item.get("path"):
-        return opened(item["path"])
+        return open_image(item["path"])
     encoded = item.get("bytes") if isinstance(item, dict) else item
     if not isinstance(encoded, bytes):
         raise DataError(f"{where} has no image bytes")
-    return opened(io.BytesIO(encoded), where)
+    return open_image(io.BytesIO(encoded), where)
 
 
 def _load_dataset(argument: str, options: Options) -> Mapping[str, Any]:
@@ -171,7 +168,7 @@ def _schema(rows: Any, argument: str) -> tuple[str, str, list[str] | None]:
     return images[0], labels[0], getattr(kinds[labels[0]], "names", None)
 
 
-def _encoded(rows: Any, image: str) -> Any:
+def _select_images(rows: Any, image: str) -> Any:
     """The image column alone, encoded."""
     import datasets
 
@@ -179,15 +176,6 @@ def _encoded(rows: Any, image: str) -> Any:
     if isinstance(rows.features[image], datasets.Image):
         column = column.cast_column(image, datasets.Image(decode=False))
     return column
-
-
-def _columns(rows: Any, taken: set[str]) -> dict[str, NDArray[Any]]:
-    """The other columns that hold one number or string per row."""
-    return {
-        name: as_column(np.asarray(rows[name]), name)
-        for name, feature in rows.features.items()
-        if name not in taken and _is_plain(feature)
-    }
 
 
 def _refuse_nested_owners(rows: Any, argument: str, options: Options) -> None:

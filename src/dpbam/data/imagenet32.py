@@ -50,7 +50,7 @@ def _list(split: str, folder: Path, options: Options) -> Table:
         name=f"imagenet32/{split}",
         labels=np.concatenate([read_labels(file) for file in files]) - 1,  # 1..1000 -> 0..999
         open_images=lambda: Concatenated([
-            ArrayImages(file.mapped("data").reshape(-1, 3, 32, 32)) for file in files
+            ArrayImages(file.map_array("data").reshape(-1, 3, 32, 32)) for file in files
         ]),
         class_names=_class_names(folder / "map_clsloc.txt"),
         task="single-label",

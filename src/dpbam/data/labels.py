@@ -186,7 +186,7 @@ def _look_up(labels: NDArray[Any], names: Sequence[str], where: str) -> NDArray[
 
 def _findings(splits: Arrays, class_names: Sequence[str] | None, place: Place) -> Numbered:
     if all(labels.dtype.kind == "U" and labels.ndim == 1 for labels in splits.values()):
-        return _listed(splits, class_names)
+        return _split_findings(splits, class_names)
     tables = for_each(lambda labels, where: _zero_one(labels, where, place), splits)
     widths = {table.shape[1] for table in tables.values()}
     if len(widths) > 1 or (class_names and len(class_names) not in widths):
@@ -197,7 +197,7 @@ def _findings(splits: Arrays, class_names: Sequence[str] | None, place: Place) -
     return tables, tuple(class_names or map(str, range(widths.pop())))
 
 
-def _listed(splits: Arrays, class_names: Sequence[str] | None) -> Numbered:
+def _split_findings(splits: Arrays, class_names: Sequence[str] | None) -> Numbered:
     """Findings with ``|`` between them."""
     rows = {
         where: [

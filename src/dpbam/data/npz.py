@@ -27,7 +27,6 @@ import zipfile
 import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbam.data.arrays import open_array
-from dpbam.data.base import DataError, Images
+from dpbam.data.base import DataError
 from dpbam.data.dataset import as_column
 from dpbam.data.fetch import atomic
 from dpbam.data.owners import SINGLE, names_person
@@ -92,20 +91,18 @@ def open_npz(argument: str, options: Options) -> Splits:
     class_names = None
     if "class_names" in file.names:
         class_names = [str(name) for name in file.read("class_names")]
-    return {
-        split: Table(
-            name=f"{file.path.name}/{split}",
+
+    def make_table(split: str, images: str, labels: str) -> Table:
+        name = f"{file.path.name}/{split}"
+        return Table(
+            name=name,
             labels=file.images(labels),
-            open_images=partial(_open_images, file, images, f"{file.path.name}/{split}"),
+            open_images=lambda: open_array(file.images(images), name),
             columns=columns[split],
             class_names=class_names,
         )
-        for split, (images, labels) in keys.items()
-    }
 
-
-def _open_images(file: NpzFile, images: str, name: str) -> Images:
-    return open_array(file.images(images), name)
+    return {split: make_table(split, *names) for split, names in keys.items()}
 
 
 def _read_columns(
@@ -159,13 +156,13 @@ class NpzFile:
             entries = [e for e in archive.infolist() if e.filename.endswith(".npy")]
         for entry in entries:
             if entry.file_size > _MOST_RATIO * min(entry.compress_size, path.stat().st_size):
-                raise self._damaged(f"{entry.filename} claims {entry.file_size} bytes")
+                raise self._damage(f"{entry.filename} claims {entry.file_size} bytes")
         self._sizes = {e.filename.removesuffix(".npy"): e.file_size for e in entries}
         self.names = tuple(self._sizes)
 
     def images(self, name: str) -> NDArray[Any]:
         """Return an array in memory, or memory-mapped if it is large."""
-        return self.read(name) if self._sizes[name] <= _IN_MEMORY else self.mapped(name)
+        return self.read(name) if self._sizes[name] <= _IN_MEMORY else self.map_array(name)
 
     def read(self, name: str) -> NDArray[Any]:
         """Return an array in memory."""
@@ -175,7 +172,7 @@ class NpzFile:
         with self._readable(), np.load(self.path, allow_pickle=False) as arrays:
             return np.asarray(arrays[name])
 
-    def mapped(self, name: str) -> NDArray[Any]:
+    def map_array(self, name: str) -> NDArray[Any]:
         """Return an array memory-mapped; it is copied again when the file's size or time changes.
 
         An entry of the zip is an ``.npy`` file already.
@@ -199,7 +196,7 @@ class NpzFile:
         ):
             version = np.lib.format.read_magic(file)
             if version not in _HEADERS:
-                raise self._damaged(f"{name} is an array of format {version}")
+                raise self._damage(f"{name} is an array of format {version}")
             shape, _, dtype = _HEADERS[version](file)
         if dtype.hasobject:
             raise DataError(
@@ -207,7 +204,7 @@ class NpzFile:
                 "save it as a plain array of numbers or strings"
             )
         if math.prod(shape) * max(1, dtype.itemsize) > self._sizes[name]:
-            raise self._damaged(f"{name} claims shape {shape}, more than there is")
+            raise self._damage(f"{name} claims shape {shape}, more than there is")
         return shape, dtype
 
     def _unpack(self, name: str, to: Path) -> None:
@@ -223,7 +220,7 @@ class NpzFile:
                 f"cannot write a copy of {self.path}: {error.strerror or error}"
             ) from error
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise self._damaged(error) from error
+            raise self._damage(error) from error
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -232,7 +229,7 @@ class NpzFile:
         except DataError:
             raise
         except Exception as error:  # a damaged archive can fail in any way
-            raise self._damaged(error) from error
+            raise self._damage(error) from error
 
-    def _damaged(self, error: object) -> DataError:
+    def _damage(self, error: object) -> DataError:
         return DataError(f"{self.path} cannot be read ({error}): it may be truncated or damaged")

@@ -102,7 +102,7 @@ def find_owner(
     for name in [*person_columns(columns), *filter(None, [_identifier(columns)])]:
         what = "the folder level" if _FOLDER.fullmatch(name) else "the column"
         return Owner(f"{what} {name!r}, which says whose each record is", name)
-    numbered = [name for name in class_names if _numbered_person(name)]
+    numbered = [name for name in class_names if _is_numbered_person(name)]
     if 2 * len(numbered) > len(class_names):
         return Owner(f"classes that are named like persons, such as {numbered[0]!r}", None)
     stems = (PurePosixPath(path).stem for path in paths)
@@ -119,7 +119,7 @@ def person_columns(columns: Mapping[str, NDArray[Any]]) -> list[str]:
         name
         for name, values in columns.items()
         if names_person(name)
-        or (_FOLDER.fullmatch(name) and any(map(_numbered_person, set(values.tolist()))))
+        or (_FOLDER.fullmatch(name) and any(map(_is_numbered_person, set(values.tolist()))))
     ]
 
 
@@ -140,22 +140,22 @@ def _identifier(columns: Mapping[str, NDArray[Any]]) -> str | None:
     """The first column of identifiers, or of numbered folders, in which a value occurs twice."""
     for name, values in columns.items():
         words = _words(name)
-        named = any(_means(w, _IDENTIFIERS) for w in words) and not _shared(words)
-        if (named or _numbered_folders(name, values)) and len(np.unique(values)) < len(values):
+        named = any(_means(w, _IDENTIFIERS) for w in words) and not _names_shared(words)
+        if (named or _are_numbered(name, values)) and len(np.unique(values)) < len(values):
             return name
     return None
 
 
-def _numbered_folders(name: str, values: NDArray[Any]) -> bool:
+def _are_numbered(name: str, values: NDArray[Any]) -> bool:
     if not _FOLDER.fullmatch(name):
         return False
     levels = {str(value) for value in values.tolist()} - {""}
     numbered = [level for level in levels if any(map(str.isdigit, level))]
-    owned = [x for x in numbered if not _YEAR.fullmatch(x) and not _shared(_words(x))]
+    owned = [x for x in numbered if not _YEAR.fullmatch(x) and not _names_shared(_words(x))]
     return 2 * len(owned) > len(levels)
 
 
-def _shared(words: Iterable[str]) -> bool:
+def _names_shared(words: Iterable[str]) -> bool:
     return any(_means(word, _SHARED) for word in words)
 
 
@@ -173,7 +173,7 @@ def _means(word: str, words: frozenset[str] | set[str]) -> bool:
     return any(word.endswith(end) and word[: -len(end)] in words for end in _SUFFIXES)
 
 
-def _numbered_person(value: object) -> bool:
+def _is_numbered_person(value: object) -> bool:
     return _person_in(str(value)) is not None
 
 

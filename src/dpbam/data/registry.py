@@ -122,8 +122,7 @@ def load_pair(
         train, test = pair
         if problem := nothing_to_learn(train):
             raise DataError(problem)
-        _same_shape(train, test)
-        _check_window(train, options)
+        findings.problems += _find_mismatches(train, test, options)
         if unit not in (None, "record"):
             train.column(unit)
     return Splits(*pair)
@@ -164,22 +163,23 @@ def inspect(spec: str, options: Options) -> tuple[Findings, dict[str, DataSet]]:
     with findings.collecting():
         _check_columns(spec, options)
     if "train" in datasets:
-        with findings.collecting():
-            _check_window(datasets["train"], options)
+        findings.problems += _find_mismatches(datasets["train"], datasets.get("test"), options)
         with findings.collecting():
             datasets["train"].chosen_unit(options.unit)
-    if len(datasets) == 2:
-        with findings.collecting():
-            _same_shape(datasets["train"], datasets["test"])
     findings.problems = list(dict.fromkeys(findings.problems))
     return findings, datasets
 
 
-def _same_shape(train: DataSet, test: DataSet) -> None:
-    if test.shape != train.shape:
-        raise DataError(
+def _find_mismatches(train: DataSet, test: DataSet | None, options: Options) -> Iterator[str]:
+    """Yield what does not go together: two shapes, or a window without DICOM files."""
+    if test is not None and test.shape != train.shape:
+        yield (
             f"{train.name} has images {train.shape} but {test.name} has {test.shape}: "
             "bring them to one shape"
+        )
+    if options.dicom_window is not None and train.images.window is None:
+        yield (
+            f"--dicom-window has no effect on {train.name}, which has no DICOM files: leave it out"
         )
 
 
@@ -190,17 +190,9 @@ def _check_columns(spec: str, options: Options) -> None:
         )
 
 
-def _check_window(dataset: DataSet, options: Options) -> None:
-    if options.dicom_window is not None and dataset.images.window is None:
-        raise DataError(
-            f"--dicom-window has no effect on {dataset.name}, which has no DICOM files: leave it "
-            "out"
-        )
-
-
 def is_function(spec: str) -> bool:
     """Whether a spec is ``module:function``, the user's own code."""
-    return re.fullmatch(r"[\w.]+:\w+", spec) is not None and _named(spec) is None
+    return re.fullmatch(r"[\w.]+:\w+", spec) is not None and _source_name(spec) is None
 
 
 def is_public(spec: str) -> bool:
@@ -209,7 +201,7 @@ def is_public(spec: str) -> bool:
     return entry is not None and entry.public and entry.origin == BUILT_IN
 
 
-def _named(spec: str) -> str | None:
+def _source_name(spec: str) -> str | None:
     """Return the source whose name a spec begins with; None if it has none."""
     name = spec.partition(":")[0]
     return name if name in SOURCES and SOURCES[name].named else None
@@ -218,7 +210,7 @@ def _named(spec: str) -> str | None:
 def _open(spec: str, options: Options) -> SourceSplits:
     """Open the source that a spec names."""
     name, colon, argument = spec.partition(":")
-    if _named(spec) is not None:
+    if _source_name(spec) is not None:
         return _open_as(name, argument, options)
     choices = [entry.name for entry in SOURCES.values() if entry.named]
     if not spec:

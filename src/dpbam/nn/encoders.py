@@ -326,14 +326,14 @@ def _folder(name: str) -> Path:
     if not name:
         raise ArgumentError("hf: names no encoder: write hf:NAME of the hub, or hf:FOLDER")
     if not is_path(name):
-        return _downloaded(name)
+        return _download(name)
     folder = Path(name).expanduser()
     if not folder.is_dir():
         raise ArgumentError(f"there is no folder {name!r} with an encoder")
     return folder
 
 
-def _downloaded(name: str) -> Path:
+def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 

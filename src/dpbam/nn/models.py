@@ -72,7 +72,7 @@ class ResNet9(nn.Module):
     ) -> None:
         super().__init__()
         check_arguments(in_channels, num_classes, weight_standardisation)
-        a, b, c = (_scaled(channels, width) for channels in (64, 128, 256))
+        a, b, c = (_scale_channels(channels, width) for channels in (64, 128, 256))
 
         def conv(fan: int, out: int) -> nn.Module:
             return conv_norm_act(fan, out, weight_standardisation=weight_standardisation)
@@ -195,6 +195,6 @@ class MLP(nn.Module):
         return logits
 
 
-def _scaled(channels: int, width: float) -> int:
+def _scale_channels(channels: int, width: float) -> int:
     """Round channels * width to a multiple of 4, at least 4, so that groups divide it."""
     return max(4, 4 * round(channels * _validate.positive("width", width) / 4))
