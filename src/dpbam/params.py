@@ -28,12 +28,12 @@ HALF = (torch.float16, torch.bfloat16)
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that require a gradient, by name."""
     parameters: dict[str, nn.Parameter] = {}
-    seen: set[nn.Parameter] = set()  # a tied parameter has its first name
+    seen: set[int] = set()  # a tied parameter has its first name; by id, as a tensor's hash is slow
     for path, module in modules_of(model):
         for key, parameter in module._parameters.items():
-            if parameter is None or not parameter.requires_grad or parameter in seen:
+            if parameter is None or not parameter.requires_grad or id(parameter) in seen:
                 continue
-            seen.add(parameter)
+            seen.add(id(parameter))
             parameters[f"{path}.{key}" if path else key] = parameter
     return parameters
 

@@ -21,7 +21,7 @@ from dpbam.engines.base import Loss, PhysicalBatch, UnsupportedModelError, check
 from dpbam.engines.batching import innermost
 from dpbam.engines.decomposed import Decompose
 from dpbam.engines.draws import KeyedDraws
-from dpbam.engines.isolation import Isolation, OnlyTorch, alone, over_rows, row_loss, run_isolated
+from dpbam.engines.isolation import Isolation, Isolator, OnlyTorch, alone, over_rows, row_loss
 from dpbam.engines.precision import measured
 from dpbam.methods import Method
 from dpbam.params import Params, accumulation_dtype, map_rows, trainable
@@ -40,6 +40,7 @@ class FunctionalEngine:
 
     def __init__(self, model: nn.Module, loss: Loss, groups: Mapping[str, int] | None = None):
         self._model, self._loss = model, loss
+        self._isolator = Isolator(model, loss)
         self._groups = groups or dict.fromkeys(trainable(model), 0)
 
     def directions(
@@ -85,7 +86,7 @@ class FunctionalEngine:
                 )
             return results
 
-        d, g, losses = run_isolated(self._model, self._loss, run)
+        d, g, losses = self._isolator.run(run)
         plain_directions = FunctionalDirections(g, self._groups, losses) if plain else None
         return FunctionalDirections(d, self._groups, losses, plain_directions)
 

@@ -242,39 +242,54 @@ def _find_hidden_code(model: nn.Module, loss: Loss) -> str | None:
     return None
 
 
-def run_isolated(model: nn.Module, loss: Loss, run: Callable[[Isolation], _Result]) -> _Result:
-    """Return ``run(watch)``, the vmapped passes of one physical batch, if they isolate rows.
+class Isolator:
+    """Runs the vmapped passes of one model and loss, and checks that they isolate rows."""
 
-    Raises:
-        UnsupportedModelError: for operations that cannot be intercepted, or that vmap cannot run.
-        StatefulModelError: for a model that keeps state between passes, now or before.
-    """
-    if vars(model).get(_REFUSED):  # a copy of the model has it, too
-        raise StatefulModelError(
-            "this model kept state of its samples in an earlier pass, and may still hold it: "
-            "fix its forward pass and create a new model"
-        )
-    if reason := _find_hidden_code(model, loss):
-        raise UnsupportedModelError(reason)
-    state, collecting = snapshot_modules(model, loss), gc.isenabled()
-    generators = GlobalGenerators()
-    gc.disable()
-    since = _collections()
-    try:
-        with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
-            result = run(Isolation())
-    except BaseException as error:  # the next engine must not read what this pass left
-        _forget_frames(error)
-        _check(model, state, since)
-        generators.check()
-        raise _explain(error) from None
-    else:
-        _check(model, state, since)
-        generators.check()
-        return result
-    finally:
-        if collecting:
-            gc.enable()
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self._model, self._loss = model, loss
+        self._state: Snapshot | None = None  # of the step before, to be refreshed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_state": None}  # it knows objects by their place in memory
+
+    def run(self, passes: Callable[[Isolation], _Result]) -> _Result:
+        """Return ``passes(watch)``, those of one physical batch, if they isolate rows.
+
+        Raises:
+            UnsupportedModelError: for operations that cannot be intercepted, or that vmap cannot
+                run.
+            StatefulModelError: for a model that keeps state between passes, now or before.
+        """
+        model = self._model
+        if vars(model).get(_REFUSED):  # a copy of the model has it, too
+            raise StatefulModelError(
+                "this model kept state of its samples in an earlier pass, and may still hold it: "
+                "fix its forward pass and create a new model"
+            )
+        if reason := _find_hidden_code(model, self._loss):
+            raise UnsupportedModelError(reason)
+        # what the training loop has changed since the last step is not the pass's doing
+        before, self._state = self._state, None
+        state = before if before and before.refresh() else snapshot_modules(model, self._loss)
+        generators, collecting = GlobalGenerators(), gc.isenabled()
+        gc.disable()
+        since = _collections()
+        try:
+            with disable_saved_tensors_hooks(_NO_HOOKS), explicit_masks(model):
+                result = passes(Isolation())
+        except BaseException as error:  # the next engine must not read what this pass left
+            _forget_frames(error)
+            _check(model, state, since)
+            generators.check()
+            raise _explain(error) from None
+        else:
+            _check(model, state, since)
+            generators.check()
+            self._state = state
+            return result
+        finally:
+            if collecting:
+                gc.enable()
 
 
 def _explain(error: BaseException) -> BaseException:

@@ -8,7 +8,7 @@ CUDA computes convolutions by default, and matrix products if asked to: 10 bits 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -62,6 +62,7 @@ def measured(method: _Function) -> _Function:
     return run  # type: ignore[return-value]
 
 
+@cache
 def _device_types() -> list[str]:
     accelerator = torch.accelerator.current_accelerator()
     return ["cpu"] if accelerator is None else ["cpu", accelerator.type]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import is_
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -54,14 +54,6 @@ Compared = Literal["small", "buffers", "all"]
 Describe = Callable[[Any], str]  # the name of what is changed, from the key inside an object
 
 
-class _Entry(NamedTuple):
-    """An object, what it contained, and the name of what is under a key of it."""
-
-    value: Any
-    contents: Any
-    describe: Describe
-
-
 class Snapshot:
     """The objects that a pass must not change.
 
@@ -81,30 +73,50 @@ class Snapshot:
         compared: Compared = "small",
     ) -> None:
         self._whose, self._code, self._compared = whose, code, compared
-        self._entries: list[_Entry] = []
+        # each an object, what it contained, and the name of what is under a key of it
+        self._tables: list[tuple[dict[Any, Any], dict[Any, Any], Describe]] = []
+        self._containers: list[tuple[Any, list[tuple[Any, Any]], Describe]] = []
+        self._leaves: list[tuple[Any, Describe]] = []  # tensors, arrays and generators
+        self._values: list[Any] = []  # of the leaves
         self._seen: dict[int, Any] = {}  # holds the objects, so that no id is used again
 
     def check(self) -> None:
         """Refuse what was added, removed, replaced or written to, by name."""
-        for value, contents, describe in self._entries:
-            if isinstance(contents, dict):  # the usual case, compared without Python code per entry
-                same_keys = contents.keys() == value.keys()
-                if same_keys and all(map(is_, contents.values(), value.values())):
-                    continue
-                before, now = contents, value
-            elif isinstance(contents, list):
-                before, now = dict(contents), dict(_parts(value, self._code) or ())
-            elif _same_content(contents, self._read(value)):
-                continue
-            else:
-                before, now = {None: 0}, {}
-            for key in [*before, *(k for k in now if k not in before)]:
-                if not _same(before.get(key, _MISSING), now.get(key, _MISSING)):
-                    raise StatefulModelError(
-                        f"{self._whose} changes {describe(key)}, which outlives it, so that one "
-                        "record could reach others and the published model, without noise: compute "
-                        "it anew in each forward pass, or update it outside forward"
-                    )
+        for table, before, describe in self._tables:
+            if not _is_unchanged(before, table):
+                self._compare(before, table, describe)
+        for container, parts, describe in self._containers:
+            self._compare(dict(parts), dict(_parts(container, self._code) or ()), describe)
+        for (leaf, describe), before_pass in zip(self._leaves, self._values, strict=True):
+            if not _same_content(before_pass, self._read(leaf)):
+                raise self._refusal(describe(None))
+
+    def refresh(self) -> bool:
+        """Take the snapshot anew, in a fraction of the time of a walk.
+
+        Returns:
+            False if an object was added, removed or replaced since: then a new walk is needed.
+        """
+        for table, before, _ in self._tables:
+            if not _is_unchanged(before, table):
+                return False
+        for container, parts, _ in self._containers:
+            if not _is_unchanged(dict(parts), dict(_parts(container, self._code) or ())):
+                return False
+        self._values = [self._read(leaf) for leaf, _ in self._leaves]
+        return True
+
+    def _compare(self, before: dict[Any, Any], now: dict[Any, Any], describe: Describe) -> None:
+        for key in [*before, *(k for k in now if k not in before)]:
+            if not _same(before.get(key, _MISSING), now.get(key, _MISSING)):
+                raise self._refusal(describe(key))
+
+    def _refusal(self, name: str) -> StatefulModelError:
+        return StatefulModelError(
+            f"{self._whose} changes {name}, which outlives it, so that one record could reach "
+            "others and the published model, without noise: compute it anew in each forward pass, "
+            "or update it outside forward"
+        )
 
     def add_modules(self, model: nn.Module, loss: Loss) -> None:
         """Hold the modules of the model, and the loss."""
@@ -121,7 +133,7 @@ class Snapshot:
     def _add_module(self, module: nn.Module, kind: str, path: str) -> None:
         for table, entries in _tables_of(module).items():
             describe = partial(_describe_entry, table, kind, path, module)
-            self._entries.append(_Entry(entries, dict(entries), describe))
+            self._tables.append((entries, dict(entries), describe))
             for name, value in list(entries.items()):
                 # tables are held themselves, and hooks are code
                 skipped = name in _REGISTERED or (name in _HOOK_TABLES and not self._code)
@@ -146,7 +158,7 @@ class Snapshot:
             if not (_is_foreign(cls) or id(cls) in self._seen):
                 describe = partial("class attribute {}.{}".format, cls.__name__)
                 self._seen[id(cls)] = cls
-                self._entries.append(_Entry(cls, list(vars(cls).items()), describe))
+                self._containers.append((cls, list(vars(cls).items()), describe))
                 for key, value in list(vars(cls).items()):
                     self._add(value, describe, key, 1)
 
@@ -163,9 +175,8 @@ class Snapshot:
                 if isinstance(value, Tensor) and is_wrapped(value):
                     raise StatefulModelError(f"{describe(key)} is a tensor of an earlier pass")
                 self._seen[id(value)] = value
-                self._entries.append(
-                    _Entry(value, self._read(value), partial(_describe_leaf, describe, key))
-                )
+                self._leaves.append((value, partial(_describe_leaf, describe, key)))
+                self._values.append(self._read(value))
                 continue
             if self._code and level > _MOST_LEVELS:
                 continue
@@ -175,7 +186,7 @@ class Snapshot:
             self._seen[id(value)] = value
             inside = partial(_describe_inside, describe, key, level)
             if type(value) is not tuple:  # a tuple cannot change
-                self._entries.append(_Entry(value, parts, inside))
+                self._containers.append((value, parts, inside))
             waiting += [(child, inside, k, level + 1) for k, child in reversed(parts)]
 
     def _read(self, value: Any) -> Any:
@@ -332,6 +343,11 @@ def _belongs_to_libraries(module: str) -> bool:
 
 
 # --- comparison
+
+
+def _is_unchanged(before: dict[Any, Any], now: dict[Any, Any]) -> bool:
+    """Whether two dicts hold the same objects: without Python code per entry."""
+    return before.keys() == now.keys() and all(map(is_, before.values(), now.values()))
 
 
 def _same(before: Any, now: Any, depth: int = 0) -> bool:

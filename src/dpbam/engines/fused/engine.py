@@ -37,9 +37,10 @@ from dpbam.engines.fused.generic import generic
 from dpbam.engines.fused.gradients import Norm, read_flags, settle
 from dpbam.engines.fused.tape import Capture, Tape
 from dpbam.engines.fused.uses import Flow
-from dpbam.engines.isolation import Isolation, alone, over_rows, row_loss, run_isolated
+from dpbam.engines.isolation import Isolation, Isolator, alone, over_rows, row_loss
 from dpbam.engines.precision import full_precision
 from dpbam.methods import Ascended, Method, form_of
+from dpbam.params import trainable
 
 _ANY_KERNEL = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
@@ -75,14 +76,14 @@ class FusedEngine:
         memory_limit: int = 2**28,
     ) -> None:
         self._model, self._loss, self._limit = model, loss, memory_limit
-        self._clipping_groups = groups
+        self._clipping_groups, self._isolator = groups, Isolator(model, loss)
         self._parameters: dict[str, Tensor] = {}
 
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
     ) -> FusedDirections:
         """Return the directions of every unit, factored."""
-        self._parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        self._parameters = dict(trainable(self._model))
         form = form_of(method, lam)
         if form is None:
             raise UnsupportedModelError(
@@ -99,7 +100,7 @@ class FusedEngine:
             directions.plain = directions if plain else None
             return directions
 
-        return run_isolated(self._model, self._loss, run)
+        return self._isolator.run(run)
 
     def _plain(
         self,
@@ -112,7 +113,7 @@ class FusedEngine:
         tape, losses = self._forward(batch, watch, ascent=ascent)
         with full_precision():
             flow = self._backward(tape, batch.total(losses), Fold(batch), twice=False).flow
-            flow = replace(flow.detach(), purpose=purpose)
+            flow = flow.detach(purpose)
             directions = self._directions(collect(tape.uses, flow), batch)
         directions.row_losses = losses.detach()
         return directions

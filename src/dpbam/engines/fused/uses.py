@@ -53,10 +53,10 @@ class Flow:
     hbar: Values | None = None
     third_term: Callable[[tuple[str, ...]], Params] | None = None
 
-    def detach(self) -> Flow:
+    def detach(self, purpose: Purpose = "sum") -> Flow:
         """Return the same values without the graph, so that it can be freed."""
         return replace(
-            self, x=_bare(self.x), b=_bare(self.b),
+            self, x=_bare(self.x), b=_bare(self.b), purpose=purpose,
             ybar=None if self.ybar is None else _bare(self.ybar),
             hbar=None if self.hbar is None else _bare(self.hbar),
         )  # fmt: skip
