@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpbam import PrivacyPlan
 from dpbam.app.runs.files import append_json_line, read_json_lines
 from dpbam.bias import BiasLens, BiasRecord
-from dpbam.engines.functional import FunctionalDirections
+from dpbam.engines.materialised import MaterialisedDirections
 from dpbam.methods import BAM, DPSAT, DPSGD, SAM, SGD, DiSK, Method, Penalised
 from dpbam.nn import build_model
 from dpbam.privacy.adaptive_clipping import QuantileClipping
@@ -376,9 +376,9 @@ def test_an_empty_batch_is_measured_as_noise_alone(tmp_path) -> None:
 
 def test_every_nth_step_is_measured_and_the_others_cost_nothing(monkeypatch) -> None:
     calls: list[int] = []
-    right = FunctionalDirections.weighted_sum
+    right = MaterialisedDirections.weighted_sum
     monkeypatch.setattr(
-        FunctionalDirections,
+        MaterialisedDirections,
         "weighted_sum",
         lambda self, factors, span=None: (calls.append(1), right(self, factors))[1],
     )

@@ -13,7 +13,7 @@ from torch import nn
 
 from dpbam import BAM, DPSAT, DPSGD, Method, PrivateGradientOracle, guard, mechanism, params
 from dpbam.batches import LogicalBatch, Views
-from dpbam.engines import UnsupportedModelError, functional, loop
+from dpbam.engines import UnsupportedModelError, functional, loop, materialised
 from dpbam.engines.base import PhysicalBatch
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.fused import engine as fused_engine
@@ -338,7 +338,7 @@ def as_it_comes(original):
 
 
 def plain_product(original):
-    return lambda factors, d, **_: (factors @ functional._rows(d)).reshape(d.shape[1:])
+    return lambda factors, d, **_: (factors @ materialised._rows(d)).reshape(d.shape[1:])
 
 
 def divided_by_zero(original):
@@ -424,10 +424,10 @@ MISTAKES = {
         check_a_unit_is_the_mean_of_its_rows, PhysicalBatch, "total", rows_added_up
     ),
     "norms in float16": Mistake(
-        check_half_precision_norms, functional, "accumulation_dtype", as_it_comes
+        check_half_precision_norms, materialised, "accumulation_dtype", as_it_comes
     ),
     "a factor of 0 times NaN": Mistake(
-        check_bad_samples_vanish, functional, "_contract", plain_product
+        check_bad_samples_vanish, materialised, "_contract", plain_product
     ),
     "0 / 0 in BAM's ascent": Mistake(
         check_bam_at_a_zero_gradient, params, "unit_vector", divided_by_zero

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpbam import BAM, DPSGD, mechanism, params
 from dpbam.batches import LogicalBatch
-from dpbam.engines import functional
+from dpbam.engines import materialised
 from dpbam.errors import PlanViolationError
 from dpbam.methods import DiSK
 from dpbam.privacy.adaptive_clipping import QuantileClipping, SlackClipping
@@ -174,9 +174,9 @@ def one_norm_a_parameter(original):
     """Every parameter clipped to C by itself: the whole may reach C sqrt(parameters)."""
 
     def weighted_sum(self, factors, span=None):
-        own = {n: functional._rows(d).norm(dim=1) for n, d in self._d.items()}
+        own = {n: materialised._rows(d).norm(dim=1) for n, d in self._d.items()}
         return {
-            n: functional._contract((C / own[n]).clamp(max=1), d, some_removed=False)
+            n: materialised._contract((C / own[n]).clamp(max=1), d, some_removed=False)
             for n, d in self._d.items()
         }
 
@@ -207,7 +207,7 @@ def batch_mean_removed(original):
 
 BAD = [[[float("nan")] * 3], [[float("inf"), 0.0, 0.0]]]
 RECORDS = [[30.0, -20.0, 10.0], [25.0, -25.0, 12.0], [28.0, -22.0, 9.0]]
-Directions = functional.FunctionalDirections
+Directions = materialised.MaterialisedDirections
 MISTAKES = {
     "no clipping": Mistake(check_of("dp-sgd", 1, *OFTEN), Directions, "weighted_sum", no_clipping),
     "a factor of 0 times NaN": Mistake(

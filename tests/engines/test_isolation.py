@@ -144,6 +144,10 @@ COUNTS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "a counter": (Counter, lambda kept: kept.update(["calls"])),
     "a deque": (deque, lambda kept: kept.append(0)),
     "an ordered dict": (OrderedDict, lambda kept: kept.update(calls=len(kept))),
+    "the order of a dict": (
+        lambda: OrderedDict(a=0, b=0, c=0),
+        lambda kept: kept.move_to_end(next(iter(kept))),
+    ),
     "an object": (Holder, count_in),
     "an object in a tuple": (lambda: (Holder(),), lambda kept: count_in(kept[0])),
     "an array": (lambda: np.zeros(1), lambda kept: kept.__iadd__(1)),

@@ -14,7 +14,7 @@ from torch import nn
 
 from dpbam import Compute, PrivateGradientOracle
 from dpbam.engines.base import Loss, PhysicalBatch, call_model
-from dpbam.engines.loop import LoopDirections
+from dpbam.engines.materialised import MaterialisedDirections
 from dpbam.methods import Method
 from support import in_turn, private_plan
 
@@ -117,7 +117,7 @@ class TogetherEngine:
 
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
-    ) -> LoopDirections:
+    ) -> MaterialisedDirections:
         theta = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         values = self._loss(call_model(self._model, batch.inputs), batch.targets)
         found = []
@@ -127,7 +127,8 @@ class TogetherEngine:
                 materialize_grads=True,
             )  # fmt: skip
             found.append(dict(zip(theta, g, strict=True)))
-        return LoopDirections(found, self._groups, torch.zeros(len(found)))
+        each = {n: torch.stack([g[n] for g in found]) for n in theta}
+        return MaterialisedDirections(each, self._groups, torch.zeros(len(found)))
 
 
 MUST_FAIL = ["zero gate", "cumulative sum", "divided by the maximum", "queue in a list",

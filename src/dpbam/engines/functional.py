@@ -22,9 +22,9 @@ from dpbam.engines.batching import innermost
 from dpbam.engines.decomposed import Decompose
 from dpbam.engines.draws import KeyedDraws
 from dpbam.engines.isolation import Isolation, Isolator, OnlyTorch, alone, over_rows, row_loss
-from dpbam.engines.precision import measured
+from dpbam.engines.materialised import MaterialisedDirections
 from dpbam.methods import Method
-from dpbam.params import Params, accumulation_dtype, map_rows, trainable
+from dpbam.params import Params, map_rows, trainable
 
 
 class FunctionalEngine:
@@ -45,7 +45,7 @@ class FunctionalEngine:
 
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
-    ) -> FunctionalDirections:
+    ) -> MaterialisedDirections:
         """Return d_i of every unit i: the method's formula on the unit's own loss."""
         parameters = trainable(self._model)
         theta = {n: p.detach() for n, p in parameters.items()}
@@ -87,8 +87,8 @@ class FunctionalEngine:
             return results
 
         d, g, losses = self._isolator.run(run)
-        plain_directions = FunctionalDirections(g, self._groups, losses) if plain else None
-        return FunctionalDirections(d, self._groups, losses, plain_directions)
+        plain_directions = MaterialisedDirections(g, self._groups, losses) if plain else None
+        return MaterialisedDirections(d, self._groups, losses, plain_directions)
 
     def _unit_loss(
         self, batch: PhysicalBatch, parameters: Mapping[str, nn.Parameter], watch: Isolation
@@ -159,60 +159,7 @@ def _is_built_in(method: Method) -> bool:
     )
 
 
-class FunctionalDirections:
-    """Directions held as one tensor [U, *shape] per parameter."""
-
-    def __init__(
-        self,
-        directions: Params,
-        groups: Mapping[str, int],
-        losses: Tensor,
-        plain: FunctionalDirections | None = None,
-    ) -> None:
-        self._losses = losses.detach()
-        self._d = {n: d.detach().to(accumulation_dtype(d.dtype)) for n, d in directions.items()}
-        self._groups, self.plain = groups, plain
-
-    def losses(self) -> Tensor:
-        return self._losses
-
-    @measured
-    def norms(self) -> Tensor:
-        count = max(self._groups.values()) + 1
-        squares: list[list[Tensor]] = [[] for _ in range(count)]
-        for name, d in self._d.items():
-            squares[self._groups[name]].append(_rows(d).square().sum(1))
-        return torch.stack([torch.stack(s).sum(0) for s in squares]).sqrt()
-
-    @measured
-    def parameter_norms(self) -> dict[str, Tensor]:
-        return {name: _rows(d).square().sum(1).sqrt() for name, d in self._d.items()}
-
-    @measured
-    def weighted_sum(self, factors: Tensor, span: slice | None = None) -> Params:
-        some_removed = not bool((factors != 0).all())  # read once, not for every parameter
-        return {
-            name: _contract(factors[self._groups[name]], d, some_removed=some_removed)
-            for name, d in self._d.items()
-        }
-
-    @measured
-    def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        parts = [_rows(d) @ vector[n].to(d).flatten() for n, d in self._d.items()]
-        return torch.stack(parts).sum(0)
-
-
 _Unit = tuple[Any, Any, Tensor]  # inputs, targets and keys of one unit's rows
-
-
-def _rows(d: Tensor) -> Tensor:
-    return d.reshape(d.shape[0], -1)
-
-
-def _contract(factors: Tensor, d: Tensor, *, some_removed: bool) -> Tensor:
-    if some_removed:  # 0 * NaN would be NaN
-        d = torch.where((factors != 0).view(-1, *(1 for _ in d.shape[1:])), d, 0.0)
-    return (factors.to(d.dtype) @ _rows(d)).reshape(d.shape[1:])
 
 
 def _by_unit(batch: PhysicalBatch) -> _Unit:

@@ -2,8 +2,8 @@
 
 It supports any model that runs on a batch of one record: data-dependent branches, dynamic shapes,
 packed sequences, gradient checkpointing, ``autograd.grad`` inside forward, any
-``autograd.Function``. It is slow, shares no code with the other engines, and is their reference in
-the tests.
+``autograd.Function``. It is slow, computes directions by no code of the other engines, and is their
+reference in the tests.
 
 Isolation. The model gets one row at a time, on a copy of its modules that no other unit has used;
 the copies share the parameters. State that a forward pass could leave is refused, by name: see
@@ -51,6 +51,7 @@ from dpbam.engines.base import (
 from dpbam.engines.batching import is_wrapped
 from dpbam.engines.draws import KeyedDraws, OnlyKeyedDraws
 from dpbam.engines.generators import GlobalGenerators
+from dpbam.engines.materialised import MaterialisedDirections
 from dpbam.engines.state import bits_equal, snapshot_code, snapshot_copies, snapshot_method
 from dpbam.engines.synthetic import synthetic_units
 from dpbam.methods import Method, Penalised, form_of
@@ -86,7 +87,7 @@ class LoopEngine:
 
     def directions(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
-    ) -> LoopDirections:
+    ) -> MaterialisedDirections:
         if not self._used:
             # at the first copy Python notes the slots of a class in it: a change by no record
             _copy(self._model, self._loss)
@@ -114,7 +115,7 @@ class LoopEngine:
 
     def _compute(
         self, batch: PhysicalBatch, method: Method, lam: float, *, plain: bool = False
-    ) -> LoopDirections:
+    ) -> MaterialisedDirections:
         theta = _Theta(self._model)
         surroundings, generators = snapshot_code(self._model, self._loss), GlobalGenerators()
         method_state = snapshot_method(method)
@@ -141,8 +142,10 @@ class LoopEngine:
             theta.check(method)
         _check_repeatable(before, after)
         each_loss = torch.stack(losses)
-        plain_directions = LoopDirections(gradients, self._groups, each_loss) if plain else None
-        return LoopDirections(directions, self._groups, each_loss, plain_directions)
+        plain_directions = (
+            MaterialisedDirections(_stack(gradients), self._groups, each_loss) if plain else None
+        )
+        return MaterialisedDirections(_stack(directions), self._groups, each_loss, plain_directions)
 
     def _loss_of(self, u: int, batch: PhysicalBatch, theta: _Theta) -> Tensor:
         with self._unit(u, batch, theta) as unit:
@@ -285,41 +288,9 @@ def _widen(d: Params) -> Params:
     return {n: t.detach().to(accumulation_dtype(t.dtype)) for n, t in d.items()}
 
 
-class LoopDirections:
-    """Directions of U units, one dict per unit, in float32 or better."""
-
-    def __init__(
-        self,
-        units: list[Params],
-        groups: Mapping[str, int],
-        losses: Tensor,
-        plain: LoopDirections | None = None,
-    ) -> None:
-        self._units, self._groups, self._losses, self.plain = units, groups, losses, plain
-
-    def losses(self) -> Tensor:
-        return self._losses
-
-    def norms(self) -> Tensor:
-        count = max(self._groups.values()) + 1
-        members = [[n for n, g in self._groups.items() if g == group] for group in range(count)]
-        norms = [[norm({n: d[n] for n in names}) for d in self._units] for names in members]
-        return torch.stack([torch.stack(group) for group in norms])
-
-    def parameter_norms(self) -> dict[str, Tensor]:
-        return {n: torch.stack([norm({n: d[n]}) for d in self._units]) for n in self._units[0]}
-
-    def weighted_sum(self, factors: Tensor, span: slice | None = None) -> Params:
-        total = {n: torch.zeros_like(d) for n, d in self._units[0].items()}
-        for i, direction in enumerate(self._units):
-            for name, d in direction.items():
-                factor = factors[self._groups[name], i]
-                if factor != 0:
-                    total[name] += factor.to(d.dtype) * d
-        return total
-
-    def inner(self, vector: Mapping[str, Tensor]) -> Tensor:
-        return torch.stack([inner(d, vector) for d in self._units])
+def _stack(units: list[Params]) -> Params:
+    """Return the directions of all units: [U, *shape] per parameter."""
+    return {name: torch.stack([d[name] for d in units]) for name in units[0]}
 
 
 def _run_backward(

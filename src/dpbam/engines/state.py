@@ -22,6 +22,7 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import zip_longest
 from operator import is_
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Literal
@@ -51,6 +52,7 @@ _MISSING = object()
 #: Which tensors are compared by their values, not only by torch's count of in-place changes, which
 #: writes through ``.data`` and NumPy leave as it is.
 Compared = Literal["small", "buffers", "all"]
+_Parts = list[tuple[Any, Any]]  # what an object contains, by key
 Describe = Callable[[Any], str]  # the name of what is changed, from the key inside an object
 
 
@@ -75,7 +77,7 @@ class Snapshot:
         self._whose, self._code, self._compared = whose, code, compared
         # each an object, what it contained, and the name of what is under a key of it
         self._tables: list[tuple[dict[Any, Any], dict[Any, Any], Describe]] = []
-        self._containers: list[tuple[Any, list[tuple[Any, Any]], Describe]] = []
+        self._containers: list[tuple[Any, _Parts, Describe]] = []
         self._leaves: list[tuple[Any, Describe]] = []  # tensors, arrays and generators
         self._values: list[Any] = []  # of the leaves
         self._seen: dict[int, Any] = {}  # holds the objects, so that no id is used again
@@ -84,9 +86,10 @@ class Snapshot:
         """Refuse what was added, removed, replaced or written to, by name."""
         for table, before, describe in self._tables:
             if not _is_unchanged(before, table):
-                self._compare(before, table, describe)
+                now = [(key, table.get(key, _MISSING)) for key in {**before, **table}]
+                self._compare([(key, before.get(key, _MISSING)) for key, _ in now], now, describe)
         for container, parts, describe in self._containers:
-            self._compare(dict(parts), dict(_parts(container, self._code) or ()), describe)
+            self._compare(parts, _parts(container, self._code) or [], describe)
         for (leaf, describe), before_pass in zip(self._leaves, self._values, strict=True):
             if not _same_content(before_pass, self._read(leaf)):
                 raise self._refusal(describe(None))
@@ -101,15 +104,18 @@ class Snapshot:
             if not _is_unchanged(before, table):
                 return False
         for container, parts, _ in self._containers:
-            if not _is_unchanged(dict(parts), dict(_parts(container, self._code) or ())):
+            now = _parts(container, self._code) or []
+            if len(now) != len(parts) or not all(map(_is_same_part, parts, now)):
                 return False
         self._values = [self._read(leaf) for leaf, _ in self._leaves]
         return True
 
-    def _compare(self, before: dict[Any, Any], now: dict[Any, Any], describe: Describe) -> None:
-        for key in [*before, *(k for k in now if k not in before)]:
-            if not _same(before.get(key, _MISSING), now.get(key, _MISSING)):
-                raise self._refusal(describe(key))
+    def _compare(self, before: _Parts, now: _Parts, describe: Describe) -> None:
+        """Refuse parts that are not the same, in the same order: the order of a dict is state."""
+        absent = (_MISSING, _MISSING)
+        for (key, value), (key_now, value_now) in zip_longest(before, now, fillvalue=absent):
+            if not (_same(key, key_now) and _same(value, value_now)):
+                raise self._refusal(describe(key_now if key is _MISSING else key))
 
     def _refusal(self, name: str) -> StatefulModelError:
         return StatefulModelError(
@@ -178,8 +184,6 @@ class Snapshot:
                 self._leaves.append((value, partial(_describe_leaf, describe, key)))
                 self._values.append(self._read(value))
                 continue
-            if self._code and level > _MOST_LEVELS:
-                continue
             parts = _parts(value, self._code)
             if parts is None:
                 continue
@@ -187,7 +191,8 @@ class Snapshot:
             inside = partial(_describe_inside, describe, key, level)
             if type(value) is not tuple:  # a tuple cannot change
                 self._containers.append((value, parts, inside))
-            waiting += [(child, inside, k, level + 1) for k, child in reversed(parts)]
+            if not (self._code and level > _MOST_LEVELS):
+                waiting += [(child, inside, k, level + 1) for k, child in reversed(parts)]
 
     def _read(self, value: Any) -> Any:
         """Return what changes when a tensor, an array or a generator does."""
@@ -264,7 +269,7 @@ def _tables_of(module: nn.Module) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def _parts(value: Any, code: bool) -> list[tuple[Any, Any]] | None:
+def _parts(value: Any, code: bool) -> _Parts | None:
     """Return what a container or an object contains by name, or None if it is neither.
 
     Objects of Python's, NumPy's and torch's own classes are not looked into.
@@ -281,7 +286,7 @@ def _parts(value: Any, code: bool) -> list[tuple[Any, Any]] | None:
     return list(attributes.items()) if isinstance(attributes, dict) else None
 
 
-def _parts_of_code(value: Any) -> list[tuple[Any, Any]]:
+def _parts_of_code(value: Any) -> _Parts:
     if isinstance(value, FunctionType):
         return list(_parts_of_function(value))
     if isinstance(value, MethodType):
@@ -348,6 +353,10 @@ def _belongs_to_libraries(module: str) -> bool:
 def _is_unchanged(before: dict[Any, Any], now: dict[Any, Any]) -> bool:
     """Whether two dicts hold the same objects: without Python code per entry."""
     return before.keys() == now.keys() and all(map(is_, before.values(), now.values()))
+
+
+def _is_same_part(before: tuple[Any, Any], now: tuple[Any, Any]) -> bool:
+    return before[1] is now[1] and _same(before[0], now[0])
 
 
 def _same(before: Any, now: Any, depth: int = 0) -> bool:
