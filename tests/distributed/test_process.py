@@ -12,7 +12,7 @@ from dpbam.app.runs import RunConfig
 from dpbam.app.runs.folder import RunFolder
 from dpbam.distributed import EndedElsewhereError, RankLostError, Ranks
 from dpbam.distributed.process import flatten, timeout, unflatten
-from made_runs import run_facts
+from tests.results import run_facts
 from together import LIMIT, together
 
 

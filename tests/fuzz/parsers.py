@@ -32,7 +32,7 @@ from dpbam.data.npz import NpzFile, open_npz
 from dpbam.data.sources import Options
 from dpbam.data.tables import Tables
 from dpbam.privacy.ledger import Ledger
-from made_runs import run_facts
+from tests.results import run_facts
 
 
 @dataclass(frozen=True)

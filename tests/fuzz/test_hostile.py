@@ -27,7 +27,7 @@ from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.folder import RunFolder
 from dpbam.data import DataError, decode
 from dpbam.data.fetch import extract
-from made_runs import run_facts
+from tests.results import run_facts
 
 
 def npz_of(folder: Path, header: bytes, body: bytes = b"") -> Path:

@@ -11,8 +11,15 @@ from reproduce import accuracy_claims, bias_claims, depth
 from reproduce.index import EXPERIMENTS, PAPERS, chosen
 from reproduce.recipes import SCALES
 from reproduce.results_page import pages, write_outcome
-from tests.reproduce.synthetic import MACHINE, record, steps, study
-from tests.reproduce.tuned import best_lambda, best_rate, best_trial
+from tests.reproduce.synthetic import (
+    MACHINE,
+    best_lambda,
+    best_rate,
+    best_trial,
+    record,
+    steps,
+    study,
+)
 
 SEEDS = range(5)
 EPSILONS = {"epsilon": [1.0, 2.0]}

@@ -17,7 +17,7 @@ from reproduce.recipes import load_recipe, recipe_names
 from reproduce.records import finished as done
 from reproduce.records import read_records, records_file
 from reproduce.results_page import PAGE_SCALES, pages, section
-from tests.reproduce.tuned import best_lambda, best_rate, best_trial
+from tests.reproduce.synthetic import best_lambda, best_rate, best_trial
 
 ROOT = Path(__file__).parents[2]
 RESULTS, STUDIES = ROOT / "reproduce" / "results", ROOT / "reproduce" / "pages"

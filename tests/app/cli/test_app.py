@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from dpbam._version import __version__
-from dpbam.app.cli import main
+from dpbam.app.cli import demo, main
 from dpbam.app.cli.app import command
 from dpbam.catalogue import CLIPPINGS, COMMANDS, FILTERS, METHODS
 
@@ -119,3 +119,28 @@ def test_every_part_of_the_catalogue_is_listed(capsys: pytest.CaptureFixture[str
     for flag, kind in (("--method", METHODS), ("--clipping", CLIPPINGS), ("--filter", FILTERS)):
         assert [row["name"] for row in rows if row["flag"] == flag] == list(kind)
     assert all(row["formula"] and row["cost"] and row["use"] for row in rows)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The demo's settings, of a size for a test."""
+    quick = {"model": "mlp", "epochs": 1.0, "batch_size": 128, "measure_bias": 4,
+             "accountant": "rdp", "model_options": {"hidden": [8]}}  # fmt: skip
+    monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, **quick})
+
+
+def test_the_accuracy_comes_first_and_the_bias_is_measured(small, dpbam, tmp_path):
+    out = tmp_path / "demo"
+    ended = dpbam("demo", "--seeds", 2, "--jobs", 1, "--out", out)
+    assert ended.code == 0, ended.err
+    said = ended.out.splitlines()
+    assert said[0].startswith("Test accuracy at epsilon 2.99") or said[0].startswith(
+        "Test accuracy at epsilon 3, "
+    )
+    result = json.loads((out / "comparison.json").read_text())
+    best = result["contenders"]["bam-0.02"]["accuracy"]["mean"]
+    assert f"{100 * best:.1f}% with bam-0.02" in said[0]
+    sentence = next(line for line in said if line.startswith("Bias: "))
+    assert "of 2 seeds" in sentence
+    assert "not for publication" in sentence
+    assert "The bias was not measured" not in (out / "report.html").read_text()

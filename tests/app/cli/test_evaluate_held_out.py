@@ -12,10 +12,13 @@ import pytest
 from app.cli.helpers import QUICK, one_sentence
 from dpbam.app.cli import evaluate as command
 from dpbam.app.cli import main
+from dpbam.app.cli.evaluate import show
 from dpbam.app.report.records import read_run
 from dpbam.app.runs import load_run_model, stored_config
 from dpbam.app.runs.folder import PUBLISHABLE
-from dpbam.data import DataSet, load_pair
+from dpbam.data import DataSet, from_arrays, load_pair
+from dpbam.tasks import base
+from dpbam.tasks.base import make_task
 
 PEOPLE = np.repeat(np.arange(30), 4)  # each has four images of one class
 ARRAYS = {
@@ -181,3 +184,31 @@ def test_thresholds_from_public_data_need_no_unit(place):
     part = command._load(run, loaded, "public.npz", "train", None, None, None)
     assert len(part) == 96
     assert stored_config(run).unit == "person"
+
+
+FINDINGS = ("Atelectasis", "Cardiomegaly", "Pleural_Thickening")
+
+
+@pytest.mark.parametrize("thresholds", [{}, {"Cardiomegaly": 0.3}])
+def test_findings_are_readable_at_80_columns(
+    thresholds: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(base, "_RESAMPLES", 2)
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, (40, 3))
+    data = from_arrays(np.zeros((40, 8, 8), np.uint8), labels, class_names=FINDINGS)
+    sexes = {"sex": np.array(["f", "m"] * 20)}
+    task = make_task("multi-label", FINDINGS)
+    result = task.evaluate(rng.normal(size=(40, 3)), labels, sexes, thresholds)
+    show(data, result, task.words)
+    shown = capsys.readouterr().out
+    for word in (*FINDINGS, "sensitivity", "specificity", "precision", "records"):
+        assert f" {word} " in shown
+    said = (
+        "Atelectasis 0.500, Cardiomegaly 0.300" if thresholds else "threshold                0.500"
+    )
+    assert said in shown
+    assert max(map(len, shown.split("These figures")[0].splitlines())) <= 80

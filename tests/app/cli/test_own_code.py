@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from app.cli.helpers import QUICK, one_sentence
 from dpbam.app.runs import RunConfig
-from made_runs import run_facts
+from tests.results import run_facts
 
 OWN = """
 from pathlib import Path

@@ -2,7 +2,7 @@ import pytest
 
 from dpbam.app.runs import RunError
 from dpbam.app.runs.folder import RunFolder, stored_config
-from made_runs import run_facts
+from tests.results import run_facts
 
 
 def begin(folder: RunFolder, config) -> None:

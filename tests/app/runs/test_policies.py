@@ -15,7 +15,7 @@ from dpbam.app.runs.identity import config_digest
 from dpbam.app.runs.settings import Policy, policies, setting, settings
 from dpbam.app.search.search import Search
 from dpbam.app.search.space import parse_space
-from made_runs import run_facts
+from tests.results import run_facts
 
 BASE = RunConfig(epsilon=3.0, model="auto", public_encoder="hf:/home/ann/vit", seed=1)
 

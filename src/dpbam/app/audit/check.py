@@ -44,11 +44,11 @@ MEANS = (
     "and budget are those on record; and only files that may be published are listed as such"
 )
 DOES_NOT_MEAN = (
-    "that the program did what the ledger records (for that there are dpbam audit without a run, "
-    "and make prove); that the records of one owner were really named as one; that the operator "
-    "published nothing else from this data, or tuned on none of it; that the files are genuine "
-    "(an operator who made up all of them consistently would pass: a signature says who vouches); "
-    "or that the epsilon is small enough for the purpose"
+    "that the program did what the ledger records (for that there is make prove); that the "
+    "records of one owner were really named as one; that the operator published nothing else "
+    "from this data, or tuned on none of it; that the files are genuine (an operator who made up "
+    "all of them consistently would pass: a signature says who vouches); or that the "
+    "epsilon is small enough for the purpose"
 )
 
 
