@@ -383,3 +383,13 @@ def test_a_column_of_labels_under_another_name(tmp_path):
     with pytest.raises(DataError, match=r"has no column 'disease': did you mean 'Disease'\?"):
         load(spec, label_columns=["disease"])
     assert load(spec, label_columns=["Disease"], unit="patient").class_names == ("ill", "well")
+
+
+def test_classes_are_no_numbers_to_predict(tmp_path):
+    spec = tree(tmp_path / "pets", {"cat": 3, "dog": 3})
+    with pytest.raises(
+        DataError, match=r"one folder per class \(cat, dog\), but a regression need"
+    ):
+        load(spec, task="regression")
+    data = load(tree(tmp_path / "ages", {"30": 3, "41.5": 3}), split="all", task="regression")
+    assert data.labels.tolist() == [30] * 3 + [41.5] * 3

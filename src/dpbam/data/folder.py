@@ -36,7 +36,7 @@ import numpy as np
 from dpbam.data.base import DataError, Images, counted, for_each
 from dpbam.data.decode import SUFFIXES, FileImages, common_format, open_image
 from dpbam.data.dicom import Header, is_dicom, read_header
-from dpbam.data.labels import class_order
+from dpbam.data.labels import class_order, is_number
 from dpbam.data.labels_csv import TABLE, holds_masks, read_rows
 from dpbam.data.masks import MaskFiles
 from dpbam.data.sources import Options, Splits, Table
@@ -248,6 +248,11 @@ def _from_tree(root: Path, options: Options) -> Listing:
     # a class folder without images is a class too
     classes = {p.name for top in tops for p in top.iterdir()
                if p.is_dir() and not p.is_symlink() and not p.name.startswith(".")}  # fmt: skip
+    if options.task == "regression" and not all(map(is_number, classes)):
+        raise DataError(
+            f"{root} has one folder per class ({', '.join(class_order(classes)[:3])}), but a "
+            f"regression needs a number per image: name them in {TABLE}"
+        )
     if classes and options.task in (None, "single-label"):  # a folder's name is one class
         listing.class_names, listing.task = class_order(classes), "single-label"
     return listing

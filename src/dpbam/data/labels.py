@@ -101,7 +101,7 @@ def _task_of(splits: Arrays) -> str:
     texts = [labels for labels in splits.values() if labels.dtype.kind == "U"]
     if any(SEPARATOR in text for labels in texts for text in labels.tolist()):
         return "multi-label"
-    fractions = all(_is_number(t) for labels in texts for t in labels.tolist()) and any(
+    fractions = all(is_number(t) for labels in texts for t in labels.tolist()) and any(
         not t.isdigit() for labels in texts for t in labels.tolist()
     )
     return "regression" if fractions else "single-label"
@@ -120,7 +120,8 @@ def _not_one_hot(splits: Arrays) -> str:
     return "multi-label"
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a text is a finite number."""
     try:
         return bool(np.isfinite(float(text)))
     except ValueError:
@@ -247,7 +248,7 @@ def _floats(labels: NDArray[Any], where: str, place: Place) -> NDArray[np.float3
             f"labels of {where} have {labels.shape[1]} values per record, but a regression "
             "predicts one: choose one of the columns"
         )
-    odd = [k for k, value in enumerate(labels.tolist()) if not _is_number(str(value))]
+    odd = [k for k, value in enumerate(labels.tolist()) if not is_number(str(value))]
     if labels.dtype.kind != "b" and not odd:
         return labels.astype(np.float32)
     if not odd:
