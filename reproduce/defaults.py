@@ -36,6 +36,7 @@ from dpbam.auto import (
     BALANCE,
     CLIP_NORM,
     COUNTS,
+    GRAM_WEIGHT,
     MOMENTUM,
     PATH,
     STEPS,
@@ -43,7 +44,7 @@ from dpbam.auto import (
     single_release_sigma,
 )
 from dpbam.features import HEAD_SCALE
-from dpbam.heads.closed_form import BOUND, GRAM_WEIGHT, class_targets
+from dpbam.heads.closed_form import BOUND, class_targets
 from dpbam.privacy.plan import default_delta
 
 Record = dict[str, Any]

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from dpbam.auto import Facts, choose, path_length, single_release_sigma
+from dpbam.auto import TASKS, Facts, choose, path_length, single_release_sigma
 from dpbam.errors import ArgumentError
 
 SHAPES = st.tuples(st.integers(1, 16), st.integers(1, 2000), st.integers(1, 2000))
 FACTS = st.builds(
     Facts, n=st.integers(1, 10**9), epsilon=st.floats(1e-3, 1e3), image_shape=SHAPES,
     classes=st.integers(1, 10**4), delta=st.one_of(st.none(), st.floats(1e-30, 0.5)),
-    task=st.sampled_from(["single-label", "regression"]),
+    task=st.sampled_from(TASKS), head=st.sampled_from([None, "closed-form"]),
     encoder=st.sampled_from([None, "hf:google/vit-base", "onnx:net.onnx"]),
 )  # fmt: skip
 
@@ -31,9 +31,11 @@ def test_every_fact_has_a_choice(facts: Facts) -> None:
     assert choice.batch_size == facts.n
     assert choice.steps >= 1
     assert 0 < choice.delta < 1
-    assert (choice.lr is None) == (choice.head == "closed-form")
-    if choice.lr is not None:
-        assert 0 < choice.lr < math.inf
+    in_closed_form = facts.head == "closed-form" or facts.task == "regression"
+    assert choice.head == ("closed-form" if in_closed_form else "descent")
+    assert (choice.average is None) == in_closed_form
+    assert 0 < choice.lr < math.inf
+    assert 0 < choice.clip_norm < math.inf
     assert len(choice.reason) == 2
     assert all("\n" not in line and len(line) < 200 for line in choice.reason)
 
@@ -67,6 +69,13 @@ def test_a_regression_with_gradients_is_refused_in_one_sentence() -> None:
     with pytest.raises(ArgumentError, match="closed form, which has no gradients"):
         Facts(
             n=9, epsilon=1, image_shape=(1, 8, 8), classes=1, task="regression", gradients=True
+        )  # fmt: skip
+
+
+def test_the_closed_form_with_gradients_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ArgumentError, match="has no gradients"):
+        Facts(
+            n=9, epsilon=1, image_shape=(1, 8, 8), classes=2, head="closed-form", gradients=True
         )  # fmt: skip
 
 

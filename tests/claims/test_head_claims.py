@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpbam.auto import GRAM_WEIGHT
 from dpbam.compute import Compute
 from dpbam.errors import ArgumentError
 from dpbam.heads import class_targets, closed_form, closed_form_plan, release_moments
-from dpbam.heads.closed_form import BOUND, GRAM_WEIGHT
+from dpbam.heads.closed_form import BOUND
 from dpbam.privacy.ledger import Ledger
 from dpbam.privacy.noise import GaussianNoise
 from dpbam.privacy.plan import PrivacyPlan

@@ -102,8 +102,8 @@ def test_a_balanced_decision_finds_the_rare_class() -> None:
     plan = closed_form_plan(epsilon=3, delta=1e-4, n=len(x))
     moments = release_moments(x, class_targets(y, 2), plan, seed=0, compute=COMPUTE)
     recalls = [
-        (classifier(moments, balanced=b).predict(test_x[test_y == 1]) == 1).double().mean()
-        for b in (False, True)
+        (classifier(moments, balance=b).predict(test_x[test_y == 1]) == 1).double().mean()
+        for b in (0.0, 1.0)
     ]
     assert recalls[1] > recalls[0] + 0.05
     assert recalls[1] > 0.8

@@ -5,13 +5,18 @@ Both release through :class:`~dpbam.oracle.PrivateGradientOracle`, on its ledger
 
 from dpbam.heads.base import LinearHead
 from dpbam.heads.closed_form import (
+    MomentHead,
+    MomentLoss,
     Moments,
     bounded_targets,
+    check_closed_form_plan,
     class_means,
     class_shares,
     class_targets,
     classifier,
     closed_form_plan,
+    detector,
+    finding_targets,
     regressor,
     release_moments,
 )
@@ -20,13 +25,18 @@ from dpbam.heads.descent import Descent, fit_by_descent
 __all__ = [
     "Descent",
     "LinearHead",
+    "MomentHead",
+    "MomentLoss",
     "Moments",
     "bounded_targets",
+    "check_closed_form_plan",
     "class_means",
     "class_shares",
     "class_targets",
     "classifier",
     "closed_form_plan",
+    "detector",
+    "finding_targets",
     "fit_by_descent",
     "regressor",
     "release_moments",

@@ -145,7 +145,7 @@ def test_scattering_in_real_arithmetic_is_scattering(shape):
     with torch.no_grad():
         model.head.weight.copy_(torch.randn(model.head.weight.shape, generator=generator))
         images = torch.rand(5, *shape, generator=generator) * 2 - 1
-        real = RealScattering(model.extractor, model.head)
+        real = RealScattering(model.extractor, model.linear_head())
         torch.testing.assert_close(real(images), model(images), atol=1e-5, rtol=0)
         real.rows = real.rows.roll(1, 0)
         assert (real(images) - model(images)).abs().max() > 1e-2
@@ -229,9 +229,10 @@ def test_the_statement_lists_the_facts_that_auto_used(automatic):
     assert by_rule["facts"] == {
         "n": 1438, "epsilon": 3.0, "delta": 1e-6, "image_shape": [1, 8, 8], "classes": 10,
         "task": "single-label", "encoder": "none named", "gradients": False,
+        "head": "none named",
     }  # fmt: skip
     assert set(by_rule["settings"]) == {
-        "model", "batch_size", "epochs", "clip_norm", "optimizer", "lr", "momentum", "swa",
+        "model", "head", "batch_size", "epochs", "clip_norm", "optimizer", "lr", "momentum", "swa",
         "release_counts", "balance",
     }  # fmt: skip
     text = (out / "privacy-statement.md").read_text()
@@ -381,12 +382,16 @@ def test_settings_that_the_rule_does_not_choose_cannot_be_stated_as_its_choice(
 
 def test_auto_without_a_rule_keeps_the_default_model_and_says_so(asked):
     digits = load("digits")
-    for task, model in (("multi-label", "small-cnn"), ("segmentation", "unet")):
+    bam = asked.replace(method="bam")
+    for task, settings, reason, model in (
+        ("segmentation", asked, "for segmentation", "unet"),
+        ("regression", bam, "for a regression with gradients", "small-cnn"),
+    ):
         stub = SimpleNamespace(task=task, shape=digits.shape, num_classes=3)
-        resolved = resolve(asked, stub, 1438)
+        resolved = resolve(settings, stub, 1438)
         assert resolved.config.model == model
         assert not resolved.config.auto_facts
-        assert f"auto has no rule for {task} yet" in resolved.lines[0]
+        assert f"auto has no rule {reason} yet" in resolved.lines[0]
     sigma = RunConfig(model="auto", noise_multiplier=1.0)
     assert resolve(sigma, digits, 1438).config.model == "small-cnn"
 

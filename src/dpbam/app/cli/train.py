@@ -175,7 +175,8 @@ def _show_plan(settings: RunConfig, resumed: RunFolder | None, as_json: bool) ->
     for warning in prepared.defects():
         warn(warning)
     say(*prepared.chosen)
-    say(*filter(None, [method_advice(settings.method, averaged=prepared.config.averaged)]))
+    if not prepared.config.in_closed_form:
+        say(*filter(None, [method_advice(settings.method, averaged=prepared.config.averaged)]))
 
 
 def _new_folder(settings: RunConfig) -> Path:

@@ -87,20 +87,29 @@ def resolve(config: RunConfig, train: DataSet, n: int) -> Resolved:
         auto_facts=_public(facts, choice.delta), auto_settings=tuple(sorted(chosen))
     )
     batch_size = explicit.expected_batch(n)
-    head = auto.about_descent(
-        facts, steps=epoch_steps(n, batch_size, explicit.epochs), batch_size=batch_size,
-        by_rule="lr" in chosen,
-    )  # fmt: skip
+    head = choice.reason[1]
+    if choice.head == "descent":
+        head = auto.about_descent(
+            facts, steps=epoch_steps(n, batch_size, explicit.epochs), batch_size=batch_size,
+            by_rule="lr" in chosen,
+        )  # fmt: skip
     return Resolved(resolved, (choice.reason[0], head, f"the same as {command(explicit)}"))
 
 
 def _without_rule(config: RunConfig, train: DataSet) -> str:
     """Say why the rule does not apply; empty if it does."""
-    if train.task != "single-label":
+    if train.task not in auto.TASKS:
         return f"for {train.task}"
     if config.epsilon is None:
         return "without epsilon"
+    if train.task == "regression" and _asks_for_gradients(config):
+        return "for a regression with gradients"
     return ""
+
+
+def _asks_for_gradients(config: RunConfig) -> bool:
+    by_descent = config.head == "descent" and "head" in config.model_fields_set
+    return by_descent or config.method != "dp-sgd" or config.measure_bias is not None
 
 
 def _by_default(config: RunConfig, train: DataSet, reason: str) -> Resolved:
@@ -124,35 +133,44 @@ def _facts(config: RunConfig, train: DataSet, n: int) -> auto.Facts:
         task=train.task, classes=train.num_classes,
         encoder=None if encoder == SCATTERING else encoder,
         gradients=config.method != "dp-sgd" or config.measure_bias is not None,
+        head=config.head if "head" in config.model_fields_set else None,
     )  # fmt: skip
 
 
 def _public(facts: auto.Facts, delta: float) -> dict[str, Any]:
     """Return the facts for the statement: no path, and nothing that is None."""
     values = asdict(facts) | {"delta": delta, "image_shape": list(facts.image_shape)}
-    return values | {"encoder": public_name(facts.encoder) if facts.encoder else "none named"}
+    return values | {
+        "encoder": public_name(facts.encoder) if facts.encoder else "none named",
+        "head": facts.head or "none named",
+    }
 
 
 def _chosen(config: RunConfig, choice: auto.Choice, n: int) -> dict[str, Any]:
     """Return the settings that the user left out, with the values of the rule."""
-    if choice.clip_norm is None or choice.lr is None or choice.average is None:
-        raise ConfigError("the rule chose a head in closed form, which runs do not train yet")
     given = config.model_fields_set
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {} if "head" in given else {"head": choice.head}
     if config.model == AUTO:
         encoder = choice.features.startswith(ENCODER)
         values["model"] = FEATURES + choice.features if encoder else choice.features
     batch_size = config.batch_size or choice.batch_size
+    if choice.head == "closed-form" and batch_size != n:
+        raise ConfigError(
+            f"the head in closed form is one release from all {n} units, and batch_size is "
+            f"{batch_size}: leave it out, or take head descent"
+        )
     rule = {
         "batch_size": choice.batch_size,
         "epochs": choice.steps * batch_size / n,
         "clip_norm": choice.clip_norm,
         "optimizer": "sgd",
     }
-    if config.ema is None:
+    if config.ema is None and choice.average is not None:
         rule["swa"] = round(1 - choice.average, 6)
-    wanted = config.balance or "balance" not in given
-    if wanted and not config.class_weights and "release_counts" not in given:
+    wanted = choice.balance and (config.balance or "balance" not in given)
+    if choice.head == "closed-form":  # the moments hold the frequencies of the classes
+        rule |= {"balance": choice.balance}
+    elif wanted and not config.class_weights and "release_counts" not in given:
         rule |= {"release_counts": choice.release_counts, "balance": choice.balance}
     values |= {name: value for name, value in rule.items() if name not in given}
     resolved = config.replace(**values, public_encoder=None)
@@ -222,7 +240,8 @@ def _by_rule(config: RunConfig) -> dict[str, Any]:
     encoder = None if config.model == SCATTERING else named
     stated = dict(config.auto_facts)
     shape = tuple(stated.pop("image_shape"))
-    facts = auto.Facts(**{**stated, "image_shape": shape, "encoder": encoder})
+    head = None if stated["head"] == "none named" else stated["head"]
+    facts = auto.Facts(**{**stated, "image_shape": shape, "encoder": encoder, "head": head})
     if _public(facts, stated["delta"]) != config.auto_facts:
         raise ValueError("the encoder is another one")
     left_out = {"auto_facts", "auto_settings", *config.auto_settings}

@@ -15,6 +15,7 @@ from dpbam import _validate
 from dpbam.app.runs.config import RunConfig
 from dpbam.app.runs.folder import RunFolder
 from dpbam.app.runs.preparation import Prepared, prepare
+from dpbam.errors import ArgumentError
 from dpbam.privacy.plan import replace_quietly
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ def measure(
     _validate.count("batches", batches)
     cache = None if run is None else RunFolder(run).non_private
     prepared = prepare(config, noise_multiplier=_sigma(config, run), cache=cache)
+    if prepared.config.in_closed_form:
+        raise ArgumentError(
+            "the head in closed form has no gradients, so there is no bias to measure: take head "
+            "descent"
+        )
     if run is not None:
         _load_weights(prepared, run)
     lens = BiasLens(eta=True, plain=True)

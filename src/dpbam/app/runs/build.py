@@ -26,13 +26,23 @@ from dpbam.bias import PrivateStatistics, ReleasedStatistics
 from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, Arguments, Kind
 from dpbam.data import DataSet, ShiftFlip, to_float
 from dpbam.filters import Filter
+from dpbam.heads import (
+    MomentHead,
+    MomentLoss,
+    bounded_targets,
+    check_closed_form_plan,
+    class_targets,
+    finding_targets,
+)
 from dpbam.methods import Method, Relative, Schedule, WarmUp
 from dpbam.nn import build_model, freeze, train_part
 from dpbam.nn.encoders import PublicEncoder, file_digest
 from dpbam.oracle import PrivateGradientOracle
 from dpbam.params import device_of, evaluating, trainable
 from dpbam.privacy.clipping import Clipping
+from dpbam.privacy.plan import PrivacyPlan
 from dpbam.tasks.base import Task, make_task
+from dpbam.tasks.regression import Regression
 from dpbam.tasks.single_label import SingleLabel
 from dpbam.training.adam_bc import AdamBC
 from dpbam.training.averaging import WeightAverage, dense, exponential
@@ -84,8 +94,34 @@ def _make_feature_model(config: RunConfig, train: DataSet) -> FeatureModel:
     model = build_feature_model(
         config.model, image_shape=(channels, height, width), num_outputs=train.num_classes
     )
+    if config.in_closed_form:
+        task = config.task or train.task
+        model = model.in_closed_form(
+            MomentHead(model.extractor.width, train.num_classes, task=task, balance=config.balance)
+        )
     train_part(model, "head")
     return model.to(make_device(config.device))
+
+
+def set_moment_noise(model: nn.Module, plan: PrivacyPlan) -> None:
+    """Tell a head in closed form how much noise its moments get, which its regulariser follows."""
+    assert isinstance(model, FeatureModel)
+    assert isinstance(model.head, MomentHead)
+    check_closed_form_plan(plan)
+    model.head.noise_std = plan.noise_multiplier * plan.clip_norm / plan.batch_size
+
+
+def make_loss(config: RunConfig, task: Task) -> nn.Module:
+    """Return the loss of a record that is trained by: the task's, or that of second moments."""
+    if not config.in_closed_form:
+        return task
+    if isinstance(task, Regression):
+        low, high = task.low, task.high
+        return MomentLoss(lambda values: bounded_targets(values, low, high))
+    if task.several_labels:
+        return MomentLoss(finding_targets)
+    classes = len(task.class_names)
+    return MomentLoss(lambda labels: class_targets(labels, classes))
 
 
 def task_of(config: RunConfig, train: DataSet, model: nn.Module) -> Task:
@@ -95,7 +131,7 @@ def task_of(config: RunConfig, train: DataSet, model: nn.Module) -> Task:
         focal=config.focal, target_range=config.target_range,
     )  # fmt: skip
     _check_weighted(config, train, task)
-    if config.balance:
+    if config.balance and not config.in_closed_form:
         if not isinstance(task, SingleLabel):
             raise ConfigError(f"balance is for one class per record, and the task is {task.name}")
         task.adjusted = True

@@ -36,6 +36,7 @@ from dpbam.app.runs.settings import (
     sentence,
     setting,
 )
+from dpbam.auto import MOMENT_BOUND
 from dpbam.catalogue import CLIPPINGS, FILTERS, METHODS, MODELS, TASKS, Arguments, is_private
 from dpbam.errors import ArgumentError, DPBAMError
 from dpbam.methods import SHARE
@@ -54,6 +55,12 @@ _data, _privacy, _method, _model, _training, _run, _stated = (
 # Policies that several settings share. Those of training change neither the event nor the unit.
 _TUNED = Policy(published=True, searchable=True)
 _RECORDING = Policy(resume="always", distinguishes=False)
+# settings of descent, which a head in closed form does not have
+_OF_GRADIENTS = (
+    "method", "method_options", "lam", "filter", "clipping", "measure_bias", "release_norms",
+    "release_counts", "class_weights", "focal", "ema", "swa", "weight_decay", "schedule",
+    "correct_noise", "epochs", "clip_norm", "optimizer", "lr", "momentum",
+)  # fmt: skip
 _NO_VIEWS = ("augment_multiplicity", (0,))
 
 
@@ -218,6 +225,10 @@ class RunConfig(BaseModel):
         "layer.", unset="all; of a public encoder, head", policy=_TUNED, instead_of="freeze",
     )
 
+    head: Literal["descent", "closed-form"] = _model(
+        "How a head on fixed features is trained. closed-form solves it from one release of second "
+        "moments, and has nothing to tune.", "descent", by_auto=True, published=True,
+    )
     feature_cache: Path | None = _model(
         "A folder in which several runs share the features of a frozen encoder, in its "
         "non-private/.", unset="the run's own folder", resume="always", distinguishes=False,
@@ -363,7 +374,7 @@ class RunConfig(BaseModel):
         if self.release_counts is not None and (not self.private or self.task == "regression"):
             reason = "a regression has no classes" if self.private else "method without privacy"
             raise ArgumentError(f"release_counts cannot be used ({reason}): leave it out")
-        if self.balance and self.release_counts is None:
+        if self.balance and self.release_counts is None and not self.in_closed_form:
             raise ArgumentError(
                 "balance needs the frequencies of the classes: give release_counts (such as 20), "
                 "or leave it out"
@@ -386,6 +397,8 @@ class RunConfig(BaseModel):
             raise ArgumentError("ema and swa are two ways to average the weights: choose one")
         self._check_auto()
         self._check_trained()
+        if self.in_closed_form:
+            self._check_closed_form()
         if self.unit is not None:  # else the data set's own, such as the patient of DICOM files
             self._check_max_records(self.unit)
         return self
@@ -443,6 +456,29 @@ class RunConfig(BaseModel):
             raise ArgumentError(
                 f"of {self.model} only the head is trained, from zero: leave train and init out"
             )
+
+    def _check_closed_form(self) -> None:
+        """Refuse settings of gradients: the head is solved from one release, without any."""
+        if not self.fixed_features and self.model != AUTO:
+            raise ArgumentError(
+                f"head closed-form is for fixed features, and the model is {self.model}: choose "
+                "auto, scattering, onnx:FILE or features:hf:NAME_OR_FOLDER"
+            )
+        default = {name: field.default for name, field in type(self).model_fields.items()}
+        step = {"epochs": 1.0, "clip_norm": MOMENT_BOUND, "optimizer": "sgd", "lr": 1.0,
+                "momentum": 0.0}  # fmt: skip
+        for name in _OF_GRADIENTS:
+            value = getattr(self, name)
+            if name in self.model_fields_set and value not in (default[name], step.get(name)):
+                raise ArgumentError(
+                    f"the head in closed form has no gradients, so {name} has no place: leave it "
+                    "out, or take head descent"
+                )
+
+    @property
+    def in_closed_form(self) -> bool:
+        """Whether the head is solved from one release, without gradients."""
+        return self.head == "closed-form"
 
     @property
     def encoder(self) -> bool:

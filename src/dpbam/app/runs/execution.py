@@ -287,7 +287,7 @@ class _Session:
                 plan=prepared.plan,
                 step=step,
                 epsilon=config.epsilon or prepared.plan.epsilon(),
-                method=config.method,
+                method="closed form" if config.in_closed_form else config.method,
                 model=config.model,
                 parameters=count_trainable(prepared.model),
                 physical_batch_size=fit.rows,

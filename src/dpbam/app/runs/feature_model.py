@@ -30,6 +30,7 @@ from dpbam.features import (
     standardise_rows,
 )
 from dpbam.features.scattering import Axes
+from dpbam.heads import LinearHead, MomentHead
 from dpbam.nn.encoders import PublicEncoder, described_encoder
 from dpbam.params import device_of
 
@@ -65,11 +66,23 @@ class FeatureModel(nn.Module):
                 self.add_module(name, value)
             else:
                 self.register_buffer(name, value)
-        self.head = nn.Linear(features.width, num_outputs)
+        self.head: nn.Linear | MomentHead = nn.Linear(features.width, num_outputs)
         with torch.no_grad():
             for parameter in self.head.parameters():
                 parameter.zero_()
         self.train()
+
+    def in_closed_form(self, head: MomentHead) -> FeatureModel:
+        """Return the model with a head that is solved from released moments."""
+        self.head = head
+        return self
+
+    def linear_head(self) -> LinearHead:
+        """Return the scores of features of norm 1."""
+        if isinstance(self.head, MomentHead):
+            return self.head.solve()
+        weight, bias = self.head.weight.detach(), self.head.bias.detach()
+        return LinearHead(HEAD_SCALE * weight, bias)
 
     @property
     def extractor(self) -> Features:
@@ -85,7 +98,7 @@ class FeatureModel(nn.Module):
         """Return features, [N, C, H, W] in [-1, 1] -> [N, D], rows of norm 1."""
         with torch.no_grad():
             rows = standardise_rows(self.extractor.extract(images))
-        return rows.to(self.head.weight.device)
+        return rows.to(device_of(self.head))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return [N, outputs], from images or from their features [N, D, 1, 1]."""
@@ -102,7 +115,9 @@ class FeatureModel(nn.Module):
         return self
 
     def description(self) -> dict[str, Any]:
-        return dict(self._description)
+        if not isinstance(self.head, MomentHead):
+            return dict(self._description)
+        return self._description | {"closed_form": self.head.description()}
 
 
 class _Shared:
@@ -141,6 +156,19 @@ def described_model(
     num_outputs: int,
 ) -> FeatureModel:
     """Build the model of :meth:`FeatureModel.description`; ``weights`` are its saved tensors."""
+    model = _described(description, weights, image_shape, num_outputs)
+    facts = description.get("closed_form")
+    if facts is None:
+        return model
+    return model.in_closed_form(MomentHead(model.extractor.width, num_outputs, **facts))
+
+
+def _described(
+    description: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    image_shape: tuple[int, int, int],
+    num_outputs: int,
+) -> FeatureModel:
     kind = description["kind"]
     if kind == "scattering":
         features = ScatteringFeatures.__new__(ScatteringFeatures)

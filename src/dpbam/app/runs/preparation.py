@@ -153,7 +153,7 @@ class Prepared:
         config = self.config
         return PrivateGradientOracle(
             self.model,
-            self.task,
+            build.make_loss(config, self.task),
             self.plan,
             build.make_method(config, self.plan.steps),
             augment=build.make_augment(config),
@@ -316,6 +316,8 @@ def prepare(
     task = build.task_of(config, train, model)
     on_phase("calibrating the noise")
     plan = config.plan(n, noise_multiplier=noise_multiplier, unit=unit)
+    if config.in_closed_form:
+        build.set_moment_noise(model, plan)
     return Prepared(config, train, test, plan, model, task, cache, resolved.lines)
 
 

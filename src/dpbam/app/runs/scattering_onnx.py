@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpbam.features import HEAD_SCALE, ScatteringFeatures
+from dpbam.features import ScatteringFeatures
+from dpbam.heads import LinearHead
 
 _Pair = tuple[Tensor, Tensor]  # real and imaginary part
 _LEAST = 1e-12
@@ -25,7 +26,7 @@ class RealScattering(nn.Module):
 
     Args:
         features: of the model.
-        head: its linear layer.
+        head: its linear scores of features of norm 1.
     """
 
     rows: Tensor
@@ -36,7 +37,7 @@ class RealScattering(nn.Module):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, features: ScatteringFeatures, head: nn.Linear) -> None:
+    def __init__(self, features: ScatteringFeatures, head: LinearHead) -> None:
         super().__init__()
         scattering = features._scattering
         self.scales, self.paths, self.mirror = features.scales, scattering.paths, features.mirror
@@ -45,8 +46,8 @@ class RealScattering(nn.Module):
             "rows": _reflected(features._rows, cell),
             "columns": _reflected(features._columns, cell),
             "mean": features.axes.mean, "project": features.axes.project,
-            "sign": features.axes.sign, "weight": HEAD_SCALE * head.weight.detach(),
-            "bias": head.bias.detach(),
+            "sign": features.axes.sign, "weight": head.weight,
+            "bias": head.bias,
         }  # fmt: skip
         sizes = constants["rows"].shape[0], constants["columns"].shape[0]
         for k in range(self.scales):

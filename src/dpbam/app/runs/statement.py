@@ -66,6 +66,7 @@ _SHARED = (
     ". The operator allowed units of privacy to be in both the training and the test set: for "
     "those the published accuracy is a further release, and it is not an accuracy on new ones"
 )
+_CLOSED_FORM = "a linear head in closed form, solved from second moments that were released once"
 _MODES = {"standard": _FRESH, "secure": _SECURE}
 _WHO_SEES_WHAT = {
     "the operator, who trains": "the data, and everything in the run folder: trusted",
@@ -142,7 +143,7 @@ def settled(config: RunConfig, plan: PrivacyPlan, public_weights: PublicWeights 
         beyond_max_records=_beyond(plan),
         units=plan.n,
         neighbouring_relation=f"{RELATION} of privacy",
-        method=config.method,
+        method=_CLOSED_FORM if config.in_closed_form else config.method,
         sampling="Poisson: at each step every unit enters on its own with probability q",
         sampling_rate=plan.sampling_rate,
         expected_batch_size=plan.batch_size,
